@@ -1,0 +1,9 @@
+"""`python -m quackmq` is `quackmq`, also where the script is not on the path."""
+
+from __future__ import annotations
+
+import sys
+
+from quackmq.cli.main import main
+
+sys.exit(main())

@@ -1,0 +1,287 @@
+"""Record batches as Arrow columns and back: the way to Parquet and to Spark.
+
+The columns have the names and types of Spark's Kafka source, then those of the producer. Null where
+there is nothing: a null key or value, no headers, no producer, no sequence number. A record without
+a timestamp has -1 ms. Microseconds reach 292,000 years either way; a timestamp beyond is set to the
+last that they can tell.
+
+Promised: what `to_arrow` gives, `from_arrow` turns into batches with the same records at the same
+offsets. Not promised: that these are the batches it was made of.
+
+pyarrow takes 40 MB and a fifth of a second to load, so that nothing but this module imports it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from quackmq import limits
+from quackmq.codec import NO_EPOCH, BatchWriter, open_batch
+from quackmq.errors import InvalidRequest
+from quackmq.record import (
+    NO_PRODUCER_ID,
+    NO_SEQUENCE,
+    NO_TIMESTAMP,
+    Batch,
+    Headers,
+)
+
+HEADERS_TYPE: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+TIMESTAMP_TYPE: Final = pa.timestamp("us", tz="UTC")
+SCHEMA: Final = pa.schema(
+    [
+        ("offset", pa.int64()),
+        ("timestamp", TIMESTAMP_TYPE),
+        ("timestampType", pa.int32()),
+        ("key", pa.binary()),
+        ("value", pa.binary()),
+        ("headers", HEADERS_TYPE),
+        ("producer_id", pa.int64()),
+        ("producer_epoch", pa.int16()),
+        ("sequence", pa.int32()),
+    ]
+)
+
+_MILLISECONDS: Final = pa.timestamp("ms", tz="UTC")
+_GREATEST_MS: Final = (2**63 - 1) // 1000
+_GREATEST_SEQUENCE: Final = 2**31 - 1
+#: Rows turned into columns at one go: with fewer the calls weigh, with more the objects that wait
+#: for theirs; over one list of a million records the same takes three times as long.
+_CHUNK_ROWS: Final = 8_192
+
+
+def to_arrow(
+    batches: Iterable[Batch], *, max_bytes: int = limits.DECODED_BATCH_BYTES
+) -> pa.RecordBatch:
+    """The records of all batches, in order, as SCHEMA has them; control batches are left out.
+
+    CorruptBatch as `codec.decode` raises it, for the first batch that cannot be opened. More than
+    `limits.ARROW_BYTES` at once is an InvalidRequest: the caller takes fewer batches at a time."""
+    chunks: list[list[pa.Array]] = []
+    size = 0
+    for rows in _row_chunks(batches, max_bytes):
+        chunk = rows.columns()
+        size += sum(column.nbytes for column in chunk)
+        if size > limits.ARROW_BYTES:
+            raise InvalidRequest(
+                f"these batches hold more than {limits.ARROW_BYTES} bytes: convert fewer at a time"
+            )
+        chunks.append(chunk)
+    if not chunks:
+        return pa.RecordBatch.from_pylist([], schema=SCHEMA)
+    columns = [pa.concat_arrays(parts) for parts in zip(*chunks, strict=True)]
+    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+
+
+def from_arrow(
+    rows: pa.RecordBatch,
+    *,
+    compression: str = "none",
+    base_offset: int = 0,
+    default_timestamp_ms: int = NO_TIMESTAMP,
+    producer_id: int = NO_PRODUCER_ID,
+    producer_epoch: int = NO_EPOCH,
+    base_sequence: int = NO_SEQUENCE,
+    batch_bytes: int = limits.ENCODED_BATCH_BYTES,
+) -> list[bytes]:
+    """Batches of about `batch_bytes` before compression, a larger record in one of its own.
+
+    Needed is `value`; `key`, `headers`, `timestamp`, `timestampType` and `offset` are used where
+    they are there, other columns are not looked at: the producer is the one of the arguments. With
+    `offset` the records keep theirs, holes and all; else they are numbered from `base_offset`.
+    RecordTooLarge for a record that no batch can hold; InvalidRequest for columns of other types,
+    or offsets that do not grow."""
+    batches: list[bytes] = []
+    writer: BatchWriter | None = None
+    first = last = count = 0
+    append_time: int | None = None
+    sequence = base_sequence
+    for offset, timestamp_ms, kind, key, value, headers in _read_rows(
+        rows, base_offset, default_timestamp_ms
+    ):
+        if writer is not None and offset <= last:
+            raise InvalidRequest(f"offset {offset} follows on {last}: rows go by offset")
+        # A batch has one kind of time, and where it is the broker's, one time.
+        time = timestamp_ms if kind == 1 else None
+        if (
+            writer is None
+            or time != append_time
+            or not writer.add(offset - first, timestamp_ms, key, value, headers)
+        ):
+            if writer is not None:
+                batches.append(writer.finish(first))
+                if sequence != NO_SEQUENCE:
+                    sequence = (sequence + count) & _GREATEST_SEQUENCE
+            writer = BatchWriter(
+                compression=compression,
+                producer_id=producer_id,
+                producer_epoch=producer_epoch,
+                base_sequence=sequence,
+                append_time=time is not None,
+                batch_bytes=batch_bytes,
+            )
+            writer.add(0, timestamp_ms, key, value, headers)
+            first, append_time, count = offset, time, 0
+        last = offset
+        count += 1
+    if writer is not None:
+        batches.append(writer.finish(first))
+    return batches
+
+
+class _Rows:
+    """Rows on their way to columns: what differs by record in lists, what by batch in runs."""
+
+    __slots__ = ("headers", "keys", "offsets", "run_ends", "runs", "size", "timestamps", "values")
+
+    def __init__(self) -> None:
+        self.size = 0
+        self.offsets: list[int] = []
+        self.timestamps: list[int] = []
+        self.keys: list[bytes | None] = []
+        self.values: list[bytes | None] = []
+        self.headers: list[list[tuple[str, bytes | None]]] = []
+        self.run_ends: list[int] = []
+        self.runs: list[Batch] = []
+
+    def add(self, batch: Batch, records: list[Any]) -> None:
+        """Records of one batch, as `codec.open_batch` gives them."""
+        keys = [record.key for record in records]
+        values = [record.value for record in records]
+        headers = [record.headers for record in records]
+        self.offsets += [record.offset for record in records]
+        self.timestamps += [record.timestamp for record in records]
+        self.keys += keys
+        self.values += values
+        self.headers += headers
+        self.size += sum(map(len, filter(None, keys))) + sum(map(len, filter(None, values)))
+        if any(headers):
+            self.size += sum(len(value) for some in headers for _, value in some if value)
+        self.run_ends.append(len(self.offsets))
+        self.runs.append(batch)
+
+    def columns(self) -> list[pa.Array]:
+        offsets = pa.array(self.offsets, pa.int64())
+        known = [batch.producer_id != NO_PRODUCER_ID for batch in self.runs]
+        return [
+            offsets,
+            _timestamps(self.timestamps),
+            self._spread([batch.timestamp_type for batch in self.runs], pa.int32()),
+            pa.array(self.keys, pa.binary()),
+            pa.array(self.values, pa.binary()),
+            _headers(self.headers),
+            self._spread([batch.producer_id for batch in self.runs], pa.int64(), known),
+            self._spread([batch.producer_epoch for batch in self.runs], pa.int16(), known),
+            self._sequences(offsets),
+        ]
+
+    def _spread(
+        self, values: list[int], kind: pa.DataType, known: list[bool] | None = None
+    ) -> pa.Array:
+        """A value a batch, over all of its records; null where it is not `known`."""
+        mask = None if known is None else [not is_known for is_known in known]
+        runs = pa.array(values, kind, mask=mask)
+        ends = pa.array(self.run_ends, pa.int32())
+        return pc.run_end_decode(pa.RunEndEncodedArray.from_arrays(ends, runs))
+
+    def _sequences(self, offsets: pa.Array) -> pa.Array:
+        """Offset and sequence run side by side through a batch; the sequence wraps."""
+        ahead = self._spread(
+            [batch.base_sequence - batch.base_offset for batch in self.runs],
+            pa.int64(),
+            [batch.base_sequence != NO_SEQUENCE for batch in self.runs],
+        )
+        return pc.bit_wise_and(pc.add(offsets, ahead), _GREATEST_SEQUENCE).cast(pa.int32())
+
+
+def _row_chunks(batches: Iterable[Batch], max_bytes: int) -> Iterator[_Rows]:
+    rows = _Rows()
+    for batch in batches:
+        if batch.is_control:
+            continue
+        for part in open_batch(batch, max_bytes=max_bytes):
+            for start in range(0, len(part), _CHUNK_ROWS):
+                rows.add(batch, part[start : start + _CHUNK_ROWS])
+                if len(rows.offsets) >= _CHUNK_ROWS or rows.size >= limits.PARSED_BYTES:
+                    yield rows
+                    rows = _Rows()
+    if rows.offsets:
+        yield rows
+
+
+def _timestamps(milliseconds: list[int]) -> pa.Array:
+    try:
+        return pa.array(milliseconds, _MILLISECONDS).cast(TIMESTAMP_TYPE)
+    except pa.ArrowInvalid:
+        within = [min(max(time, -_GREATEST_MS), _GREATEST_MS) for time in milliseconds]
+        return pa.array(within, _MILLISECONDS).cast(TIMESTAMP_TYPE)
+
+
+def _headers(headers: list[list[tuple[str, bytes | None]]]) -> pa.Array:
+    if not any(headers):
+        return pa.nulls(len(headers), HEADERS_TYPE)
+    return pa.array([some or None for some in headers], HEADERS_TYPE)
+
+
+def _read_rows(
+    rows: pa.RecordBatch, base_offset: int, default_timestamp_ms: int
+) -> Iterator[tuple[int, int, int, bytes | None, bytes | None, Headers]]:
+    """Offset, timestamp, its type, key, value and headers of every row."""
+    count = rows.num_rows
+    if rows.schema.get_field_index("value") < 0:
+        raise InvalidRequest("the rows have no column `value`")
+    offsets: Iterable[int] = range(base_offset, base_offset + count)
+    if (column := _column(rows, "offset", pa.int64())) is not None:
+        if column.null_count:
+            raise InvalidRequest("a row has no offset")
+        offsets = column.to_pylist()
+    times: list[int] = [default_timestamp_ms] * count
+    if (column := _column(rows, "timestamp", _MILLISECONDS)) is not None:
+        times = [
+            default_timestamp_ms if time is None else time
+            for time in column.cast(pa.int64()).to_pylist()
+        ]
+    kinds = _column(rows, "timestampType", pa.int32())
+    keys = _column(rows, "key", pa.binary())
+    values = _column(rows, "value", pa.binary())
+    return zip(
+        offsets,
+        times,
+        [0] * count if kinds is None else kinds.to_pylist(),
+        [None] * count if keys is None else keys.to_pylist(),
+        values.to_pylist(),
+        _read_headers(_column(rows, "headers", HEADERS_TYPE), count),
+        strict=True,
+    )
+
+
+def _column(rows: pa.RecordBatch, name: str, wanted: pa.DataType) -> Any:
+    index = rows.schema.get_field_index(name)
+    if index < 0:
+        return None
+    column = rows.column(index)
+    if column.type == wanted:
+        return column
+    try:
+        # Not safe: microseconds are cut to milliseconds.
+        return column.cast(wanted, safe=wanted != _MILLISECONDS)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise InvalidRequest(f"column `{name}` is {column.type} and no {wanted}: {error}") from (
+            error
+        )
+
+
+def _read_headers(column: Any, count: int) -> Iterable[Headers]:
+    if column is None or column.null_count == count:
+        return [()] * count
+    names, values = column.flatten().flatten()
+    if names.null_count:
+        raise InvalidRequest("a header has no name")
+    pairs = zip(names.to_pylist(), values.to_pylist(), strict=True)
+    lengths = column.value_lengths().to_pylist()
+    return [tuple(islice(pairs, length)) if length else () for length in lengths]

@@ -1,0 +1,409 @@
+"""Opens record batches and builds them: the only code, with `quackmq.arrow`, that sees a record.
+
+The records behind a batch's header, after decompression, one after the other:
+
+    +--------+------------+-----------+--------+-----+-----+---------------------------------+
+    | length | attributes | timestamp | offset | key | val | number of headers, then for each|
+    | varint | i8, 0      | delta     | delta  |     | ue  | name, value                     |
+    +--------+------------+-----------+--------+-----+-----+---------------------------------+
+
+Numbers are zigzag varints. Keys, values, names and header values are a length and the bytes; a
+length of -1 is null. `length` counts from `attributes` on.
+
+Promised: `decode` of any batch gives its records or raises CorruptBatch, and no more is inflated
+than `max_bytes` allows, whatever the batch claims; what `encode` gives, `decode` takes. A header's
+name that is not UTF-8 is given with replacement characters, as Kafka's Java client does.
+Not promised: speed where a batch was made to be slow. Opening one costs time in step with the bytes
+it inflates to, so whoever runs a loop opens large ones in a thread. All here is thread-safe.
+
+aiokafka's parser does the work, in C. It trusts its input in four ways, found by reading and by
+fuzzing, and each is met here:
+- it decompresses without a bound: it is only given bytes that are already inflated;
+- a varint at the end is read past it: there is padding behind all that it is given;
+- a length close to 2^63 ends in a MemoryError: what it stumbles over is judged by `_careful`;
+- two bytes make a header of 60 in memory: it is given pieces of bounded size.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from itertools import chain, islice
+from typing import Any, Final
+
+from aiokafka.errors import CorruptRecordException
+from aiokafka.record._crecords import (
+    DefaultRecord,
+    DefaultRecordBatch,
+    DefaultRecordBatchBuilder,
+)
+from crc32c import crc32c
+
+from quackmq import limits
+from quackmq.errors import CorruptBatch, InvalidRequest, RecordTooLarge
+from quackmq.inflate import inflate
+from quackmq.record import (
+    COMPRESSION_MASK,
+    COMPRESSIONS,
+    CONTROL_FLAG,
+    CRC_START,
+    HEADER,
+    HEADER_BYTES,
+    NO_PRODUCER_ID,
+    NO_SEQUENCE,
+    NO_TIMESTAMP,
+    TIMESTAMP_TYPE_FLAG,
+    Batch,
+    Headers,
+    Record,
+    stamp,
+)
+
+NO_EPOCH: Final = -1
+
+#: More than aiokafka's parser can read past the end: two varints of ten bytes.
+_PADDING: Final = bytes(32)
+_CRC: Final = struct.Struct(">I")
+_ATTRIBUTES: Final = struct.Struct(">h")
+_TIMESTAMPS: Final = struct.Struct(">qq")
+_CRC_POSITION: Final = 17
+_TIMESTAMPS_POSITION: Final = 27
+#: Records made at one go: few enough that they are still in the processor's cache when used.
+_PART_RECORDS: Final = 1_024
+#: A NamedTuple from an iterable, without the Python function that is its constructor.
+_record_from: Final[Callable[[Iterable[Any]], Record]] = partial(tuple.__new__, Record)
+
+
+def encode(
+    records: Iterable[Record],
+    *,
+    compression: str = "none",
+    base_offset: int = 0,
+    leader_epoch: int = NO_EPOCH,
+    producer_id: int = NO_PRODUCER_ID,
+    producer_epoch: int = NO_EPOCH,
+    base_sequence: int = NO_SEQUENCE,
+    transactional: bool = False,
+    control: bool = False,
+) -> bytes:
+    """One batch of `records`, which lie one after the other from `base_offset` on: their own
+    offsets do not count. RecordTooLarge beyond the bounds of `limits`; InvalidRequest for no
+    records at all, and for what cannot be written."""
+    writer = BatchWriter(
+        compression=compression,
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        base_sequence=base_sequence,
+        transactional=transactional,
+        control=control,
+    )
+    delta = -1
+    for delta, (_, timestamp_ms, key, value, headers) in enumerate(records):
+        if not writer.add(delta, timestamp_ms, key, value, headers):
+            raise RecordTooLarge(f"{delta + 1} records or more are too much for one batch")
+    if delta < 0:
+        raise InvalidRequest("a batch needs a record")
+    return writer.finish(base_offset, leader_epoch)
+
+
+def single(
+    value: bytes | None,
+    *,
+    timestamp_ms: int,
+    key: bytes | None = None,
+    headers: Headers = (),
+    producer_id: int = NO_PRODUCER_ID,
+    producer_epoch: int = NO_EPOCH,
+    base_sequence: int = NO_SEQUENCE,
+) -> bytes:
+    """A batch of one message, uncompressed: what doors of single messages publish."""
+    writer = BatchWriter(
+        producer_id=producer_id, producer_epoch=producer_epoch, base_sequence=base_sequence
+    )
+    writer.add(0, timestamp_ms, key, value, headers)
+    return writer.finish()
+
+
+def decode(batch: Batch, *, max_bytes: int = limits.DECODED_BATCH_BYTES) -> list[Record]:
+    """Every record of a batch; of a control batch its markers. CorruptBatch, and nothing else,
+    for content that is none, or that inflates to more than `max_bytes`."""
+    records: list[Record] = []
+    for part in open_batch(batch, max_bytes=max_bytes):
+        columns = zip(
+            [record.offset for record in part],
+            [record.timestamp for record in part],
+            [record.key for record in part],
+            [record.value for record in part],
+            [tuple(record.headers) if record.headers else () for record in part],
+            strict=True,
+        )
+        records.extend(map(_record_from, columns))
+    return records
+
+
+def open_batch(
+    batch: Batch, *, max_bytes: int = limits.DECODED_BATCH_BYTES
+) -> Iterator[list[DefaultRecord]]:
+    """The records of a batch as aiokafka has them, in parts of bounded size: for those who turn
+    many into something else. They have `offset`, `timestamp`, `key`, `value` and `headers`."""
+    if batch.record_count > batch.last_offset_delta + 1:
+        raise CorruptBatch(
+            f"the batch says {batch.record_count} records and a last offset delta of "
+            f"{batch.last_offset_delta}"
+        )
+    data = inflate(batch.compression, batch.view[HEADER_BYTES:], max_bytes)
+    fields = [*batch[1:]]
+    fields[5] &= ~COMPRESSION_MASK
+    expected = batch.base_offset
+    headers = 0
+    for start, end, count in _parts(data, batch.record_count):
+        fields[12] = count
+        for part in _parse(fields, data, start, end):
+            expected = _check_offsets(part, expected, batch.next_offset)
+            headers += sum([len(record.headers) for record in part if record.headers])
+            if headers > limits.HEADERS_PER_BATCH:
+                raise CorruptBatch(
+                    f"the batch has {headers} headers; {limits.HEADERS_PER_BATCH} is the most"
+                )
+            yield part
+
+
+class BatchWriter:
+    """A batch in the making. Used once, by one thread."""
+
+    __slots__ = ("_attributes", "_builder", "_count", "_headers", "_shift")
+
+    def __init__(
+        self,
+        *,
+        compression: str = "none",
+        producer_id: int = NO_PRODUCER_ID,
+        producer_epoch: int = NO_EPOCH,
+        base_sequence: int = NO_SEQUENCE,
+        transactional: bool = False,
+        control: bool = False,
+        append_time: bool = False,
+        batch_bytes: int | None = None,
+    ) -> None:
+        """`append_time`: the times are the broker's, one for all records. `batch_bytes`: a batch
+        that is larger before compression is full; without it, one that `limits` do not allow."""
+        if compression not in COMPRESSIONS:
+            raise InvalidRequest(f"unknown compression {compression!r}")
+        most = limits.BATCH_BYTES
+        if compression != "none":
+            most = limits.DECODED_BATCH_BYTES + HEADER_BYTES
+        if batch_bytes is not None:
+            most = min(most, batch_bytes)
+        # aiokafka's bound is the first size that it refuses.
+        self._builder = DefaultRecordBatchBuilder(
+            2,
+            COMPRESSIONS.index(compression),
+            transactional,
+            producer_id,
+            producer_epoch,
+            base_sequence,
+            most + 1,
+        )
+        self._attributes = CONTROL_FLAG * control | TIMESTAMP_TYPE_FLAG * append_time
+        self._count = 0
+        self._headers = 0
+        self._shift = 0
+
+    def add(
+        self,
+        offset_delta: int,
+        timestamp_ms: int,
+        key: bytes | None,
+        value: bytes | None,
+        headers: Headers = (),
+    ) -> bool:
+        """False if the batch is full. Deltas grow, and the first is 0."""
+        if not self._count:
+            # To aiokafka a first timestamp of -1 means that none was given yet, so that the next
+            # record would move it: such a batch is built a millisecond late and set back at last.
+            self._shift = 1 if timestamp_ms == NO_TIMESTAMP else 0
+        elif offset_delta >= limits.RECORDS_PER_BATCH:
+            return False
+        elif headers and self._headers + len(headers) > limits.HEADERS_PER_BATCH:
+            return False
+        try:
+            added = self._builder.append(
+                offset_delta, timestamp_ms + self._shift, key, value, list(headers)
+            )
+        except UnicodeEncodeError as error:
+            raise InvalidRequest(f"a header's name is no text: {error}") from error
+        except OverflowError as error:
+            raise InvalidRequest(f"a timestamp of {timestamp_ms} ms does not fit") from error
+        if added is None:
+            return False
+        self._count += 1
+        self._headers += len(headers)
+        return True
+
+    def finish(self, base_offset: int = 0, leader_epoch: int = NO_EPOCH) -> bytes:
+        """The batch. RecordTooLarge if a first record alone is more than `limits` allow."""
+        inflated = self._builder.size() - HEADER_BYTES
+        if inflated > limits.DECODED_BATCH_BYTES:
+            raise RecordTooLarge(
+                f"records of {inflated} bytes; {limits.DECODED_BATCH_BYTES} is the most in a batch"
+            )
+        if self._headers > limits.HEADERS_PER_BATCH:
+            raise RecordTooLarge(
+                f"a record with {self._headers} headers; {limits.HEADERS_PER_BATCH} is the most"
+            )
+        batch = self._builder.build()
+        if len(batch) > limits.BATCH_BYTES:
+            raise RecordTooLarge(f"a batch of {len(batch)} bytes; {limits.BATCH_BYTES} is the most")
+        if self._shift or self._attributes:
+            self._amend(batch)
+        if base_offset != 0 or leader_epoch != NO_EPOCH:
+            stamp(batch, 0, base_offset, leader_epoch)
+        return bytes(batch)
+
+    def _amend(self, batch: bytearray) -> None:
+        """What aiokafka's builder cannot write, as it builds for producers only."""
+        (attributes,) = _ATTRIBUTES.unpack_from(batch, CRC_START)
+        _ATTRIBUTES.pack_into(batch, CRC_START, attributes | self._attributes)
+        first, greatest = _TIMESTAMPS.unpack_from(batch, _TIMESTAMPS_POSITION)
+        _TIMESTAMPS.pack_into(
+            batch, _TIMESTAMPS_POSITION, first - self._shift, greatest - self._shift
+        )
+        _CRC.pack_into(batch, _CRC_POSITION, crc32c(memoryview(batch)[CRC_START:]))
+
+
+# --- parsing --------------------------------------------------------------------------------
+
+
+def _parts(data: memoryview, count: int) -> Iterator[tuple[int, int, int]]:
+    """Start, end and number of records of pieces that are safe to parse at once: all of it, or
+    as many records as fit. A record above the bound is a piece of its own."""
+    end = len(data)
+    if end <= limits.PARSED_BYTES:
+        yield 0, end, count
+        return
+    start = position = held = 0
+    for _ in range(count):
+        # Most lengths take two bytes; the short cut saves a third of the walk.
+        if position + 2 <= end and data[position] >= 0x80 > data[position + 1]:
+            zigzag = data[position] & 0x7F | data[position + 1] << 7
+            length, body = (zigzag >> 1) ^ -(zigzag & 1), position + 2
+        else:
+            length, body = _varint(data, position, end)
+        if not 0 <= length <= end - body:
+            raise CorruptBatch(f"the record at byte {position} says {length} bytes")
+        if held and body + length - start > limits.PARSED_BYTES:
+            yield start, position, held
+            start, held = position, 0
+        position = body + length
+        held += 1
+    if position != end:
+        raise CorruptBatch(f"{end - position} bytes lie behind the batch's {count} records")
+    yield start, end, held
+
+
+def _parse(
+    fields: list[int], data: memoryview, start: int, end: int
+) -> Iterator[list[DefaultRecord]]:
+    """`fields` are a header's that fits the piece: its number of records, and no compression."""
+    if end - start > limits.PARSED_BYTES:
+        yield _careful(fields, data, start, end)
+        return
+    padded = b"".join((HEADER.pack(*fields), data[start:end], _PADDING))
+    # aiokafka's batch wants to be iterated over once only; a chain can be taken up again.
+    parser = chain(DefaultRecordBatch(memoryview(padded)[: -len(_PADDING)]))
+    done = 0
+    try:
+        while part := list(islice(parser, _PART_RECORDS)):
+            done += len(part)
+            yield part
+    except (CorruptRecordException, UnicodeDecodeError, MemoryError, OverflowError):
+        yield _careful(fields, data, start, end)[done:]
+
+
+def _careful(fields: list[int], data: memoryview, start: int, end: int) -> list[DefaultRecord]:
+    """The same in Python, every length checked before it is believed. Its word is final."""
+    records = []
+    batch = Batch(data, *fields)
+    kind = batch.timestamp_type
+    position = start
+    for number in range(batch.record_count):
+        try:
+            length, position = _varint(data, position, end)
+            if not 0 <= length <= end - position:
+                raise CorruptBatch(f"it says {length} bytes, {end - position} are there")
+            stop = position + length
+            _attributes, position = _varint(data, position, stop)
+            timestamp_delta, position = _varint(data, position, stop)
+            offset_delta, position = _varint(data, position, stop)
+            key, position = _nullable(data, position, stop)
+            value, position = _nullable(data, position, stop)
+            headers, position = _headers(data, position, stop)
+            if position != stop:
+                raise CorruptBatch(f"{stop - position} bytes are left over")
+        except CorruptBatch as error:
+            raise CorruptBatch(f"record {number} from byte {start} on: {error}") from None
+        timestamp = batch.max_timestamp if kind else batch.base_timestamp + timestamp_delta
+        offset = batch.base_offset + offset_delta
+        records.append(DefaultRecord(_int64(offset), _int64(timestamp), kind, key, value, headers))
+    if position != end:
+        raise CorruptBatch(f"{end - position} bytes lie behind the batch's records")
+    return records
+
+
+def _headers(
+    data: memoryview, position: int, end: int
+) -> tuple[list[tuple[str, bytes | None]], int]:
+    count, position = _varint(data, position, end)
+    if not 0 <= count <= limits.HEADERS_PER_BATCH:
+        raise CorruptBatch(f"it says {count} headers")
+    headers = []
+    for _ in range(count):
+        name, position = _nullable(data, position, end)
+        if name is None:
+            raise CorruptBatch("a header without a name")
+        value, position = _nullable(data, position, end)
+        headers.append((name.decode("utf-8", "replace"), value))
+    return headers, position
+
+
+def _nullable(data: memoryview, position: int, end: int) -> tuple[bytes | None, int]:
+    length, position = _varint(data, position, end)
+    if length < 0:
+        return None, position
+    if length > end - position:
+        raise CorruptBatch(f"a field says {length} bytes, {end - position} are there")
+    return bytes(data[position : position + length]), position + length
+
+
+def _varint(data: memoryview, position: int, end: int) -> tuple[int, int]:
+    result = shift = 0
+    while position < end and shift < 64:
+        byte = data[position]
+        position += 1
+        result |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            result &= 0xFFFF_FFFF_FFFF_FFFF
+            return (result >> 1) ^ -(result & 1), position
+        shift += 7
+    raise CorruptBatch(f"a number does not end at byte {position}")
+
+
+def _int64(number: int) -> int:
+    """As C adds: Kafka's clients wrap around, too."""
+    return (number + (1 << 63)) % (1 << 64) - (1 << 63)
+
+
+def _check_offsets(part: list[DefaultRecord], expected: int, bound: int) -> int:
+    """Offsets grow from `expected` on and stay below `bound`; the next one expected."""
+    offsets = [record.offset for record in part]
+    after = expected + len(part)
+    if after <= bound and offsets == list(range(expected, after)):
+        return after
+    for offset in offsets:
+        if not expected <= offset < bound:
+            raise CorruptBatch(
+                f"a record has offset {offset} where {expected} to {bound - 1} can be"
+            )
+        expected = offset + 1
+    return expected

@@ -1,0 +1,201 @@
+"""Every error that QuackMQ raises on purpose, in one tree.
+
+    QuackError
+    ├── InvalidRequest            what was asked for cannot be, whenever it is asked
+    │   ├── IllegalTopicName
+    │   ├── InvalidPolicy
+    │   ├── InvalidMessageId
+    │   ├── InvalidSetting
+    │   ├── ProtocolError         bytes from a peer that make no sense in the protocol they came by
+    │   ├── CorruptBatch          bytes that are no record batch, or whose checksum is wrong
+    │   ├── UnsupportedBatch      a sound batch of a kind that this broker does not take
+    │   └── RecordTooLarge
+    ├── NotFound
+    │   ├── UnknownTopic
+    │   ├── UnknownPartition
+    │   └── UnknownSubscription
+    ├── Conflict                  the request disagrees with the state it meets
+    │   ├── TopicExists
+    │   ├── StateChanged          compare-and-set met another version
+    │   ├── NameInOtherMode       a subscription's name is in use in another way
+    │   ├── OutOfOrderSequence
+    │   ├── RepeatForgotten       a repeated batch, too old to be answered like the first
+    │   ├── UnknownProducer
+    │   └── ProducerFenced
+    ├── OffsetOutOfRange
+    ├── Refused                   right, but not now
+    │   ├── TopicFull
+    │   ├── NoSubscriber
+    │   ├── LimitReached
+    │   └── NotAllowed
+    ├── QuackTimeout
+    ├── BrokerClosing
+    └── StorageError
+        ├── StoreReadOnly         a full disk or a failed sync: reads go on, writes do not
+        ├── DamagedData           bytes at rest that fail their checksum; never served
+        ├── DamagedStore          damage that forbids opening the directory at all
+        ├── StoreLocked
+        ├── NewerFormat
+        └── UnusableDirectory
+
+A message says what happened and, where the reader can do something about it, what to do.
+Each class has a `code`, the same word in every door that can show one.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class QuackError(Exception):
+    code: ClassVar[str] = "error"
+
+
+class InvalidRequest(QuackError):
+    code = "invalid_request"
+
+
+class IllegalTopicName(InvalidRequest):
+    code = "illegal_topic_name"
+
+
+class InvalidPolicy(InvalidRequest):
+    code = "invalid_policy"
+
+
+class InvalidMessageId(InvalidRequest):
+    code = "invalid_message_id"
+
+
+class InvalidSetting(InvalidRequest):
+    code = "invalid_setting"
+
+
+class ProtocolError(InvalidRequest):
+    code = "protocol_error"
+
+
+class CorruptBatch(InvalidRequest):
+    code = "corrupt_batch"
+
+
+class UnsupportedBatch(InvalidRequest):
+    code = "unsupported_batch"
+
+
+class RecordTooLarge(InvalidRequest):
+    code = "record_too_large"
+
+
+class NotFound(QuackError):
+    code = "not_found"
+
+
+class UnknownTopic(NotFound):
+    code = "unknown_topic"
+
+
+class UnknownPartition(NotFound):
+    code = "unknown_partition"
+
+
+class UnknownSubscription(NotFound):
+    code = "unknown_subscription"
+
+
+class Conflict(QuackError):
+    code = "conflict"
+
+
+class TopicExists(Conflict):
+    code = "topic_exists"
+
+
+class StateChanged(Conflict):
+    code = "state_changed"
+
+
+class NameInOtherMode(Conflict):
+    code = "name_in_other_mode"
+
+
+class OutOfOrderSequence(Conflict):
+    code = "out_of_order_sequence"
+
+
+class RepeatForgotten(Conflict):
+    code = "repeat_forgotten"
+
+
+class UnknownProducer(Conflict):
+    code = "unknown_producer"
+
+
+class ProducerFenced(Conflict):
+    code = "producer_fenced"
+
+
+class OffsetOutOfRange(QuackError):
+    code = "offset_out_of_range"
+
+
+class Refused(QuackError):
+    code = "refused"
+
+
+class TopicFull(Refused):
+    code = "topic_full"
+
+
+class NoSubscriber(Refused):
+    code = "no_subscriber"
+
+
+class LimitReached(Refused):
+    code = "limit_reached"
+
+
+class NotAllowed(Refused):
+    code = "not_allowed"
+
+
+class QuackTimeout(QuackError):
+    code = "timeout"
+
+
+class BrokerClosing(QuackError):
+    code = "closing"
+
+
+class StorageError(QuackError):
+    code = "storage_error"
+
+
+class StoreReadOnly(StorageError):
+    code = "store_read_only"
+
+
+class DamagedData(StorageError):
+    """`next_offset` is where reading can go on, if that is known."""
+
+    code = "damaged_data"
+
+    def __init__(self, message: str, next_offset: int | None = None) -> None:
+        super().__init__(message)
+        self.next_offset = next_offset
+
+
+class DamagedStore(StorageError):
+    code = "damaged_store"
+
+
+class StoreLocked(StorageError):
+    code = "store_locked"
+
+
+class NewerFormat(StorageError):
+    code = "newer_format"
+
+
+class UnusableDirectory(StorageError):
+    code = "unusable_directory"

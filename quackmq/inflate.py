@@ -1,0 +1,129 @@
+"""Decompression with a bound on what comes out: a batch of 33 kB can inflate to 1 GiB.
+
+Promised: `inflate` gives the whole of what was compressed, or raises CorruptBatch; it never makes
+more than `max_bytes` of output, whatever the compressed bytes say of their size, and holds no more
+than a small multiple of that at any time (zstd keeps a window of up to 128 MiB besides).
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+import zlib
+from collections.abc import Callable
+from typing import Any, Final
+
+import cramjam
+
+from quackmq import limits
+from quackmq.errors import CorruptBatch
+
+_XERIAL_MAGIC: Final = b"\x82SNAPPY\x00"
+_XERIAL_HEADER_BYTES: Final = 16
+_BLOCK_LENGTH: Final = struct.Struct(">i")
+
+
+def inflate(compression: str, data: memoryview, max_bytes: int) -> memoryview:
+    """`compression` is one of `quackmq.record.COMPRESSIONS`."""
+    try:
+        output = _INFLATERS[compression](data, max_bytes)
+    except (zlib.error, cramjam.DecompressionError) as error:
+        raise CorruptBatch(
+            f"the batch cannot be decompressed from {compression} to {max_bytes} bytes or less: "
+            f"{error}"
+        ) from error
+    if len(output) > max_bytes:
+        raise _too_much(max_bytes)
+    return output
+
+
+def _as_it_is(data: memoryview, max_bytes: int) -> memoryview:
+    return data
+
+
+def _gunzip(data: memoryview, max_bytes: int) -> memoryview:
+    """One member, as every producer writes it: looking for more would take time in squares."""
+    inflater = zlib.decompressobj(wbits=31)
+    output = inflater.decompress(data, max_bytes + 1)
+    if len(output) > max_bytes:
+        raise _too_much(max_bytes)
+    if not inflater.eof or inflater.unused_data:
+        raise CorruptBatch("the batch's gzip stream does not end where the batch ends")
+    return memoryview(output)
+
+
+def _unsnappy(data: memoryview, max_bytes: int) -> memoryview:
+    """Plain as librdkafka writes it, or in blocks behind a header as the Java client does:
+
+    +---------------+---------+------------+--------+-----------+--------+------
+    | 82 SNAPPY 00  | version | compatible | length | a block   | length | ...
+    | 8 bytes       | i32     | i32        | i32    | of snappy | i32    |
+    +---------------+---------+------------+--------+-----------+--------+------
+    """
+    if bytes(data[: len(_XERIAL_MAGIC)]) != _XERIAL_MAGIC:
+        return _unsnappy_block(data, 0, max_bytes)
+    output = bytearray()
+    position = _XERIAL_HEADER_BYTES
+    while position < len(data):
+        if position + _BLOCK_LENGTH.size > len(data):
+            raise CorruptBatch("the batch's last snappy block is cut off")
+        (length,) = _BLOCK_LENGTH.unpack_from(data, position)
+        position += _BLOCK_LENGTH.size
+        if not 0 < length <= len(data) - position:
+            raise CorruptBatch(f"a snappy block says {length} bytes")
+        output += _unsnappy_block(data[position : position + length], len(output), max_bytes)
+        position += length
+    return memoryview(output)
+
+
+def _unsnappy_block(block: memoryview, held: int, max_bytes: int) -> memoryview:
+    # The length in front is what the decoder allocates, and it gives no more.
+    if held + cramjam.snappy.decompress_raw_len(block) > max_bytes:
+        raise _too_much(max_bytes)
+    return memoryview(cramjam.snappy.decompress_raw(block))
+
+
+def _unlz4(data: memoryview, max_bytes: int) -> memoryview:
+    return _into_growing_room(cramjam.lz4.decompress_into, data, max_bytes)
+
+
+def _unzstd(data: memoryview, max_bytes: int) -> memoryview:
+    return _into_growing_room(cramjam.zstd.decompress_into, data, max_bytes)
+
+
+def _into_growing_room(
+    into: Callable[[Any, Any], int], data: memoryview, max_bytes: int
+) -> memoryview:
+    """What a frame says of its size may lie or be missing, so it is not asked. Room grows fourfold:
+    all failed attempts together cost a third of the last one."""
+    room = min(max(4 * len(data), limits.KIB), max_bytes)
+    while True:
+        output = _room(room)
+        try:
+            return memoryview(output)[: into(data, output)]
+        except cramjam.DecompressionError:
+            # Too little room and bad bytes look alike; bad bytes fail again and soon.
+            if room == max_bytes:
+                raise
+        room = min(4 * room, max_bytes)
+
+
+def _room(size: int) -> bytearray | mmap.mmap:
+    """Large rooms are mapped: a page that nothing is written to costs nothing, and so a few bad
+    bytes cannot cost the clearing of 128 MiB."""
+    if size <= limits.MIB:
+        return bytearray(size)
+    return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+
+
+def _too_much(max_bytes: int) -> CorruptBatch:
+    return CorruptBatch(f"the batch inflates to more than the {max_bytes} bytes allowed")
+
+
+_INFLATERS: Final[dict[str, Callable[[memoryview, int], memoryview]]] = {
+    "none": _as_it_is,
+    "gzip": _gunzip,
+    "snappy": _unsnappy,
+    "lz4": _unlz4,
+    "zstd": _unzstd,
+}

@@ -1,0 +1,200 @@
+"""Every bound of the system, each with its reason. Sizes are bytes unless the name says otherwise.
+
+A bound that a user may want to move is a setting whose default stands here.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+KIB: Final = 1024
+MIB: Final = 1024 * KIB
+
+# --- names and the catalog -----------------------------------------------------------------
+
+#: Kafka's own limit; clients check it too.
+TOPIC_NAME_CHARS: Final = 249
+#: Names of subscriptions, producers and clients travel in every request and cursor.
+NAME_BYTES: Final = 255
+#: One request can ask for this many partitions at the most; each costs memory for good.
+PARTITIONS_PER_TOPIC: Final = 10_000
+#: The catalog is in memory and in every checkpoint.
+TOPICS: Final = 50_000
+#: Over all topics; a partition costs about 1 KiB of memory.
+PARTITIONS: Final = 100_000
+#: A key of small state holds a name and an id or two, with words between them.
+STATE_KEY_BYTES: Final = 1 * KIB
+#: A value kept by compare-and-set is small state, not data.
+STATE_VALUE_BYTES: Final = 256 * KIB
+#: Number of keys kept by compare-and-set.
+STATE_KEYS: Final = 1_000_000
+#: Number of cursors over all names, topics and partitions.
+CURSORS: Final = 1_000_000
+#: What a client may store beside a committed offset; Kafka's default.
+CURSOR_METADATA_BYTES: Final = 4 * KIB
+
+# --- batches -------------------------------------------------------------------------------
+
+#: The largest batch taken; Kafka's default is 1 MiB, generous producers use up to 8.
+BATCH_BYTES: Final = 16 * MIB
+#: What one batch may inflate to when a decoder opens it: a batch of 33 kB can claim 1 GiB.
+DECODED_BATCH_BYTES: Final = 128 * MIB
+#: Records in one batch; a header that claims more is refused before anything is decoded.
+RECORDS_PER_BATCH: Final = 1_000_000
+#: Headers over all records of a batch: two bytes make one, which takes 60 and more in memory.
+HEADERS_PER_BATCH: Final = 1_000_000
+#: Records parsed at one go, so that the bound on headers is seen in time.
+PARSED_BYTES: Final = 4 * MIB
+#: What is made of single records or rows aims at this; consumers fetch 1 MiB of a partition.
+ENCODED_BATCH_BYTES: Final = MIB
+#: Columns made at one go; Arrow's own limit is 2 GiB a column.
+ARROW_BYTES: Final = 1024 * MIB
+
+# --- producers -----------------------------------------------------------------------------
+
+#: Kafka's clients keep five requests in flight, so a repeat is among the last five batches.
+REMEMBERED_BATCHES: Final = 5
+#: Producer states kept a partition; beyond it the one longest silent goes.
+PRODUCERS_PER_PARTITION: Final = 10_000
+#: A producer silent for so long is forgotten (Kafka: one day; ours also outlives a weekend).
+PRODUCER_EXPIRY_MS: Final = 7 * 24 * 3600 * 1000
+
+# --- the local store -----------------------------------------------------------------------
+
+#: A journal slot; four of them are a ring. A slot is reused only after a checkpoint covers it.
+JOURNAL_SLOT_BYTES: Final = 64 * MIB
+JOURNAL_SLOTS: Final = 4
+#: Frames start on sector boundaries, so that writing one never rewrites another's bytes.
+JOURNAL_ALIGNMENT: Final = 512
+#: A partition's share of a cycle above this is synced in its segment and only named in the
+#: journal: beyond it the second write costs more than the second sync saves.
+JOURNAL_INLINE_BYTES: Final = 128 * KIB
+#: Bytes carried inline by one frame, over all partitions; what is more goes by reference.
+JOURNAL_FRAME_INLINE_BYTES: Final = 8 * MIB
+#: The largest frame that recovery believes in.
+JOURNAL_FRAME_BYTES: Final = 32 * MIB
+#: Appended bytes after which a checkpoint is made: it bounds what recovery has to read.
+CHECKPOINT_BYTES: Final = 256 * MIB
+#: A segment is closed at this size; retention and damage have this grain.
+SEGMENT_BYTES: Final = 256 * MIB
+#: One index entry covers at least this many bytes, or this much time.
+REGION_BYTES: Final = 64 * KIB
+REGION_MS: Final = 1_000
+#: A chunk, one partition's share of a flush cycle, takes no further batch at this size: a region is
+#: read as a whole, so its chunks must not be large.
+CHUNK_BYTES: Final = 1 * MIB
+#: Open files of segments; beyond it the one longest unused is closed.
+OPEN_SEGMENT_FILES: Final = 512
+#: Decoded indexes of closed segments held in memory.
+CACHED_INDEXES: Final = 64
+#: Files of trimmed segments and deleted topics are removed behind a checkpoint, made for that
+#: purpose at most so often.
+GARBAGE_INTERVAL_MS: Final = 1_000
+#: Changes of the catalog in one frame; whoever brings more waits for the next.
+CHANGE_BYTES: Final = 8 * MIB
+#: Appended and not yet written; publishers wait above it.
+PENDING_BYTES: Final = 64 * MIB
+#: Chunks that only journal and tail hold; half of it starts their write-back to the segments.
+WRITE_BACK_BYTES: Final = 16 * MIB
+#: Memory for recent batches, over all partitions.
+TAIL_BYTES: Final = 64 * MIB
+#: Marks (append time, offset) a partition keeps to tell what is live, merged beyond this.
+LIVE_MARKS: Final = 4_096
+#: With sync = interval: a sync at least so often.
+SYNC_INTERVAL_MS: Final = 100
+#: The longest interval that may be set; who wants it longer means sync = os.
+LONGEST_SYNC_INTERVAL_MS: Final = 60_000
+#: In the weak sync modes a power cut may lose this many offsets of a partition at the most: a
+#: sync is forced before more are un-synced, and recovery skips so many, so none is given twice.
+UNSYNCED_OFFSETS: Final = 16_000_000
+
+# --- reading -------------------------------------------------------------------------------
+
+#: One read's answer, over all partitions asked for.
+READ_BYTES: Final = 64 * MIB
+#: A read waits this long for new data at the most, whatever it asks for.
+READ_WAIT_MS: Final = 60_000
+#: Partitions in one read.
+READ_PARTITIONS: Final = 10_000
+#: Readers waiting at once, over all doors.
+WAITING_READERS: Final = 50_000
+
+#: Pieces read ahead at once for readers that go through old data, and the largest such piece.
+READS_AHEAD: Final = 16
+READ_AHEAD_BYTES: Final = 4 * MIB
+
+# --- the broker ----------------------------------------------------------------------------
+
+#: A broker told to stop leaves without having closed after this time: service managers kill after
+#: 10 s or later, and a recovery at the next start is no loss.
+DRAIN_MS: Final = 9_000
+#: How often retention, δ and expired producers are looked at.
+CLEAN_INTERVAL_MS: Final = 250
+#: A publisher to a full topic with when_full = wait waits this long at the most.
+FULL_TOPIC_WAIT_MS: Final = 5_000
+#: Publishers waiting for room at once.
+WAITING_PUBLISHERS: Final = 10_000
+#: Bytes of publishers waiting for room, which are held meanwhile.
+WAITING_PUBLISH_BYTES: Final = 64 * MIB
+#: Decoded batches held for readers of single messages.
+DECODED_BATCHES: Final = 64
+#: Their bytes; one batch may inflate to DECODED_BATCH_BYTES and is then held alone.
+DECODED_CACHE_BYTES: Final = 64 * MIB
+#: Changes that one job of the broker (the cleaner's, say) asks of the store at once: they share
+#: its flush cycles.
+CHANGES_AT_ONCE: Final = 64
+#: What the cleaner reads of a partition at a time to find out which batches are a surplus.
+CLEAN_READ_BYTES: Final = 16 * MIB
+#: Producer ids taken from the store at a time; the rest of a block is lost with the process.
+PRODUCER_ID_BLOCK: Final = 1_000
+#: Subscriptions over all topics.
+SUBSCRIPTIONS: Final = 100_000
+
+# --- tools ---------------------------------------------------------------------------------
+
+#: Of a key, a value or a header that `quackmq log dump` shows; how long it really is, is said.
+SHOWN_BYTES: Final = 200
+
+# --- the Kafka door ------------------------------------------------------------------------
+
+#: Connections at once; one that is idle costs about 2 KiB.
+KAFKA_CONNECTIONS: Final = 10_000
+#: Connections that the system holds for us before we have taken them.
+KAFKA_BACKLOG: Final = 1_024
+#: The largest Produce request: several of the largest batches fit.
+KAFKA_PRODUCE_BYTES: Final = 64 * MIB
+#: The largest request of any other kind: 10,000 topics by name fit. Reading one takes time of the
+#: loop that all connections share.
+KAFKA_REQUEST_BYTES: Final = 4 * MIB
+#: Array elements in one request, over all its arrays: each becomes a Python object.
+KAFKA_REQUEST_ELEMENTS: Final = 50_000
+#: A string of the protocol; what its signed 16-bit length can say.
+KAFKA_STRING_BYTES: Final = 32_767
+#: Read and not yet answered, a connection; beyond it we stop reading from that connection.
+KAFKA_REQUESTS_IN_FLIGHT: Final = 128
+#: The one buffer into which all connections receive; a request that comes whole is read there.
+KAFKA_SCRATCH_BYTES: Final = 256 * KIB
+#: A connection keeps so much of a request that has begun without asking anybody.
+KAFKA_UNRESERVED_BYTES: Final = 64 * KIB
+#: All larger requests on their way at once, over all connections; those beyond it wait their turn.
+KAFKA_RECEIVE_BYTES: Final = 512 * MIB
+#: The memory given to a large request is at most so many times what has come of it.
+KAFKA_RECEIVE_GROWTH: Final = 8
+#: Receive buffers kept for the next large request.
+KAFKA_POOLED_BYTES: Final = 8 * MIB
+#: A request that has begun must have come whole after this time.
+KAFKA_REQUEST_WAIT_MS: Final = 120_000
+#: One fetch's answer (beyond its first batch); asking again costs little, memory for slow
+#: readers much.
+KAFKA_FETCH_BYTES: Final = 8 * MIB
+#: The same while answers that slow readers have not taken fill KAFKA_SEND_BYTES.
+KAFKA_SCARCE_FETCH_BYTES: Final = 64 * KIB
+KAFKA_SEND_BYTES: Final = 256 * MIB
+#: Written and not yet taken by the peer; above it nothing more is begun for that connection.
+KAFKA_WRITE_BUFFER_BYTES: Final = 256 * KIB
+#: Answers up to this size together are copied into one buffer; larger ones are sent in pieces.
+KAFKA_JOINED_BYTES: Final = 16 * KIB
+#: A door that closes waits so long for its last answers to be durable and taken.
+KAFKA_DRAIN_MS: Final = 5_000
+#: After the last answer the peer has so long to hang up itself.
+KAFKA_LINGER_MS: Final = 1_000

@@ -1,0 +1,236 @@
+"""Topic policies: what a topic keeps, for how long, and what it does when it is full. Pure.
+
+One spelling everywhere. As Kafka topic configs the names carry the prefix `quackmq.`;
+`retention.ms` and `retention.bytes` are Kafka's names for `keep_for_ms` and `keep_bytes`.
+None means "for ever" or "without bound"; Kafka's word for it is -1.
+
+A `Policy` that exists is a sound one: whatever makes one raises InvalidPolicy otherwise. What a
+policy means is said by the functions at the end, each a function of facts about one partition:
+
+    first          old_before, surplus_before      expired_before              next
+      |------------------|------------------------------|-----------------------|
+      | may be trimmed   | kept, no longer live         | live                  |
+
+Nothing but age by `keep_for_ms`, size by `keep_bytes`, consumption by `keep_until_consumed` and
+`drop_oldest` ever lets go of an entry. The first two stop at `held_from`, the least cursor of the
+topic's subscriptions; `drop_oldest` does not.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final, NamedTuple
+
+from quackmq.errors import InvalidPolicy
+
+CONFIG_PREFIX: Final = "quackmq."
+#: Kafka's names for two of ours.
+CONFIG_ALIASES: Final = {"retention.ms": "keep_for_ms", "retention.bytes": "keep_bytes"}
+#: How a Kafka config says "for ever" or "without bound".
+_UNBOUNDED: Final = "-1"
+#: The least that each number may be; 0 ms or 0 bytes kept means: gone at the next cleaning.
+_LEAST: Final = {
+    "live_for_ms": 1,
+    "live_entries": 1,
+    "keep_for_ms": 0,
+    "keep_bytes": 0,
+    "archive_after_ms": 0,
+    "archive_bytes": 1,
+}
+#: What 64 bits with a sign hold: numbers go through Kafka's protocol and into files.
+_MOST: Final = 2**63 - 1
+_BOOLEANS: Final = {"true": True, "false": False}
+
+
+class WhenFull(StrEnum):
+    """What happens to a publisher that meets `live_entries` live entries."""
+
+    ARCHIVE = "archive"  # the oldest leave the live tail and stay in the history
+    WAIT = "wait"
+    REFUSE = "refuse"
+    DROP_OLDEST = "drop_oldest"
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    live_for_ms: int | None = None
+    live_entries: int | None = None
+    when_full: WhenFull = WhenFull.ARCHIVE
+    keep_for_ms: int | None = None
+    keep_bytes: int | None = None
+    keep_until_consumed: bool = False
+    archive_after_ms: int | None = None
+    archive_bytes: int | None = None
+    needs_subscriber: bool = False
+    ephemeral: bool = False
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            _check(field.name, field.default, getattr(self, field.name))
+
+    @classmethod
+    def from_configs(cls, configs: Mapping[str, str | None], base: Policy | None = None) -> Policy:
+        """`base` (the default policy, unless given) with these configs set; a value of None sets
+        one back to its default. InvalidPolicy for a name or a value that is none, and for two
+        names of one thing that disagree."""
+        changes: dict[str, Any] = {}
+        for name, text in configs.items():
+            field = _field_of(name)
+            value = field.default if text is None else _parse(name, field.default, text)
+            if changes.setdefault(field.name, value) != value:
+                raise InvalidPolicy(
+                    f"{name} is given twice, by two names with different values: give one of them"
+                )
+        return dataclasses.replace(base if base is not None else cls(), **changes)
+
+    def to_configs(self) -> dict[str, str]:
+        """Every config that there is, with its value; Kafka's two names beside our own."""
+        configs = {
+            CONFIG_PREFIX + field.name: _text(getattr(self, field.name))
+            for field in dataclasses.fields(self)
+        }
+        for alias, name in CONFIG_ALIASES.items():
+            configs[alias] = _text(getattr(self, name))
+        return configs
+
+    # --- what has to be watched ----------------------------------------------------------------
+
+    @property
+    def refuses_or_waits(self) -> bool:
+        """Whether a publish has to be asked in for room before it is done."""
+        return self.live_entries is not None and self.when_full in (WhenFull.WAIT, WhenFull.REFUSE)
+
+    @property
+    def drops_oldest(self) -> bool:
+        return self.live_entries is not None and self.when_full is WhenFull.DROP_OLDEST
+
+    @property
+    def lets_go(self) -> bool:
+        """Whether anything of the topic ever goes by itself."""
+        return (
+            self.keep_for_ms is not None
+            or self.keep_bytes is not None
+            or self.keep_until_consumed
+            or self.drops_oldest
+        )
+
+    @property
+    def counts_entries(self) -> bool:
+        """Whether what is published has to be counted; if not, publishing costs nothing extra."""
+        return self.refuses_or_waits or self.lets_go
+
+
+class Facts(NamedTuple):
+    """What a policy decides by: the state of one partition at one moment."""
+
+    first: int
+    next: int
+    #: Entries before it are at least `live_for_ms` old.
+    expired_before: int = 0
+    #: Entries before it are at least `keep_for_ms` old.
+    old_before: int = 0
+    #: Without the entries before it there are still `keep_bytes`.
+    surplus_before: int = 0
+    #: The least cursor of the topic's subscriptions; None while there is none.
+    held_from: int | None = None
+
+
+def trim_before(policy: Policy, facts: Facts) -> int:
+    """The offset up to which the log may be let go of; `facts.first` if nothing may go."""
+    before = max(
+        facts.old_before if policy.keep_for_ms is not None else 0,
+        facts.surplus_before if policy.keep_bytes is not None else 0,
+    )
+    if facts.held_from is not None:
+        before = min(before, facts.held_from)
+        if policy.keep_until_consumed:
+            before = facts.held_from
+    return min(max(before, _drop_before(policy, facts), facts.first), facts.next)
+
+
+def live_entries(policy: Policy, facts: Facts) -> int:
+    """How many entries are live, as far as being full is concerned: young enough, and not such
+    as may be let go of at any moment."""
+    start = trim_before(policy, facts)
+    if policy.live_for_ms is not None:
+        start = max(start, facts.expired_before)
+    return max(0, facts.next - start)
+
+
+def has_room(policy: Policy, facts: Facts, entries: int) -> bool:
+    """Whether so many more entries can be live."""
+    if policy.live_entries is None:
+        return True
+    return live_entries(policy, facts) + entries <= policy.live_entries
+
+
+def _drop_before(policy: Policy, facts: Facts) -> int:
+    """Where the log has to begin so that no more than `live_entries` are live. Entries that are
+    no longer live by age do not make a topic full, and stay."""
+    if not policy.drops_oldest or policy.live_entries is None:
+        return 0
+    start = facts.next - policy.live_entries
+    if policy.live_for_ms is not None and start <= facts.expired_before:
+        return 0
+    return max(0, start)
+
+
+# --- values and their text -----------------------------------------------------------------------
+
+
+def _check(name: str, default: object, value: object) -> None:
+    if isinstance(default, WhenFull):
+        if not isinstance(value, WhenFull):
+            raise InvalidPolicy(f"{name} cannot be {value!r}: it is one of {', '.join(WhenFull)}")
+    elif isinstance(default, bool):
+        if not isinstance(value, bool):
+            raise InvalidPolicy(f"{name} cannot be {value!r}: it is true or false")
+    elif value is not None:
+        least = _LEAST[name]
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _MOST:
+            raise InvalidPolicy(
+                f"{name} cannot be {value!r}: it is a whole number from {least} to {_MOST}, "
+                f"or nothing (as a config: {_UNBOUNDED}) for no bound"
+            )
+
+
+def _field_of(config: str) -> dataclasses.Field[Any]:
+    fields = {field.name: field for field in dataclasses.fields(Policy)}
+    name = CONFIG_ALIASES.get(config)
+    if name is None and config.startswith(CONFIG_PREFIX):
+        name = config.removeprefix(CONFIG_PREFIX)
+    if name is None or name not in fields:
+        known = [*(CONFIG_PREFIX + name for name in fields), *CONFIG_ALIASES]
+        raise InvalidPolicy(f"there is no config {config[:100]!r}; there are {', '.join(known)}")
+    return fields[name]
+
+
+def _parse(name: str, default: object, text: str) -> object:
+    """The value that a config's text stands for; `_check` says whether it is within its bounds."""
+    if isinstance(default, WhenFull):
+        if text not in list(WhenFull):
+            raise InvalidPolicy(
+                f"{name} cannot be {text[:100]!r}: it is one of {', '.join(WhenFull)}"
+            )
+        return WhenFull(text)
+    if isinstance(default, bool):
+        if text.lower() not in _BOOLEANS:
+            raise InvalidPolicy(f"{name} cannot be {text[:100]!r}: it is true or false")
+        return _BOOLEANS[text.lower()]
+    if text == _UNBOUNDED:
+        return None
+    # 20 digits are more than 64 bits hold, and int() of many more takes its time.
+    if not (text.isascii() and text.isdigit() and len(text) < 20):
+        raise InvalidPolicy(
+            f"{name} cannot be {text[:100]!r}: it is a whole number, or {_UNBOUNDED} for no bound"
+        )
+    return int(text)
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return _UNBOUNDED
+    return str(value).lower() if isinstance(value, bool) else str(value)
