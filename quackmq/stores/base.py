@@ -1,0 +1,160 @@
+"""The contract between the broker and whatever keeps its data.
+
+A store keeps topics, their partitions' batches, cursors and small state. It promises:
+
+- **Durable on return.** When a call that changes something has returned, the change survives a
+  crash (in a store that survives one at all, and in the sync mode that was chosen for it). What has
+  not returned may or may not have happened after a crash, but never in part: one call is one unit.
+- **Readable means durable.** Nothing is shown to any reader before it is durable.
+- **Offsets are the store's to give**: without gaps within a run, growing, and an offset that was
+  once readable is never given to another record.
+- **A repeat is appended once.** A batch with a producer id is checked against what its partition
+  remembers of that producer (`quackmq.producers`) in the same step that gives it an offset.
+- **Errors harm nobody else.** A call that raises has changed nothing. A store that can no longer
+  write raises StoreReadOnly from every change and goes on reading.
+
+All calls come from one event loop. Topics are named by id here: names belong to the broker, which
+asks `topics()` once and follows its own changes.
+"""
+
+from __future__ import annotations
+
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Mapping, Sequence
+
+from quackmq.policy import Policy
+from quackmq.topic import (
+    Append,
+    Appended,
+    Cursor,
+    CursorKey,
+    Offsets,
+    OffsetTime,
+    PartitionKey,
+    Read,
+    Slice,
+    State,
+    TimeKind,
+    Topic,
+)
+
+
+class Store(ABC):
+    """Who may call: the loop that opened it. `cluster_id` is made once and lasts."""
+
+    cluster_id: str
+
+    # --- topics -----------------------------------------------------------------------------
+
+    @abstractmethod
+    async def create_topic(self, name: str, partitions: int, policy: Policy) -> Topic:
+        """A new topic with a new id. TopicExists if the name is taken, also by a creation that is
+        still on its way to disk; LimitReached beyond the bounds of `limits`."""
+
+    @abstractmethod
+    async def alter_topic(
+        self, topic_id: uuid.UUID, *, partitions: int | None = None, policy: Policy | None = None
+    ) -> Topic:
+        """More partitions (never fewer: InvalidRequest) or another policy. UnknownTopic."""
+
+    @abstractmethod
+    async def delete_topic(self, topic_id: uuid.UUID) -> None:
+        """Its batches and cursors go with it; waiting reads of it end with an UnknownTopic slice.
+        UnknownTopic if it is not there."""
+
+    @abstractmethod
+    async def topics(self) -> Mapping[str, Topic]:
+        """Every topic by name."""
+
+    # --- batches ----------------------------------------------------------------------------
+
+    @abstractmethod
+    def append(
+        self, appends: Sequence[Append], cursors: Sequence[Cursor] = ()
+    ) -> Awaitable[list[Appended]]:
+        """Append each batch to its partition and set the cursors, all of it or nothing.
+
+        The order of calls is the order in each partition. The bytes are copied before this returns
+        (the awaitable only waits for the disk), so the caller may reuse its buffer at once. Errors
+        may be raised here or by the awaitable: UnknownTopic, UnknownPartition, the errors of
+        `producers.advance`, StoreReadOnly. Batches must have passed `Batch.parse`. A repeat is
+        answered, as `repeated`, when its first is durable.
+        """
+
+    @abstractmethod
+    def is_repeat(self, append: Append) -> bool:
+        """Whether appending this batch now would take nothing, because the partition has it."""
+
+    @property
+    @abstractmethod
+    def pending_bytes(self) -> int:
+        """Appended and not yet durable. Callers that go on past `limits.PENDING_BYTES` must
+        await `room()` first."""
+
+    @abstractmethod
+    async def room(self) -> None:
+        """Returns when `pending_bytes` is within its bound (also when the store has failed)."""
+
+    @abstractmethod
+    async def read(
+        self, reads: Sequence[Read], *, max_bytes: int, min_bytes: int = 1, wait_ms: int = 0
+    ) -> list[Slice]:
+        """A slice for each read, in order; `max_bytes` bounds them together (the first batch of
+        the first non-empty slice is always whole). Answers at once if `min_bytes` are there or any
+        slice has an error; else waits for appends, `wait_ms` at the most, without polling. Errors
+        are in the slices: UnknownTopic, UnknownPartition, OffsetOutOfRange, DamagedData.
+        An offset equal to the partition's end is in range and empty. A read whose bounds hold no
+        more does not wait for more, and one that waits at an offset that is trimmed is told so."""
+
+    @abstractmethod
+    async def offsets(self, key: PartitionKey) -> Offsets:
+        """The size may count up to `limits.SEGMENT_BYTES` that were trimmed and are not gone yet.
+        UnknownTopic, UnknownPartition."""
+
+    @abstractmethod
+    async def offset_for_time(
+        self, key: PartitionKey, time_ms: int, kind: TimeKind = "timestamp"
+    ) -> OffsetTime | None:
+        """The first batch that may hold a record at or after `time_ms`: its base offset and its
+        time (greatest timestamp, or append time); None if there is none. With "append" the answer
+        may lie up to `limits.REGION_MS` early for entries that are no longer in the tail, never
+        late. Never below the partition's first offset. Damaged ranges are skipped."""
+
+    @abstractmethod
+    async def trim(self, key: PartitionKey, before: int) -> int:
+        """Let go of what lies before an offset; readers never see it again. Whole batches go, so
+        the new first offset, which is returned, is `before` itself: a batch that straddles it is
+        kept and read, but the range starts at `before`. An offset beyond the end: OffsetOutOfRange;
+        one before the beginning: no change."""
+
+    # --- cursors and small state ------------------------------------------------------------
+
+    @abstractmethod
+    async def set_cursors(self, cursors: Sequence[Cursor]) -> None:
+        """All or none. UnknownTopic, UnknownPartition; InvalidRequest for a negative offset;
+        LimitReached for names, metadata and numbers beyond the bounds of `limits`."""
+
+    @abstractmethod
+    async def cursors(
+        self, name: str | None = None, topic_id: uuid.UUID | None = None
+    ) -> Mapping[CursorKey, Cursor]:
+        """The cursors of a name, of a topic, of both, or all."""
+
+    @abstractmethod
+    async def state(self, key: str) -> State: ...
+
+    @abstractmethod
+    async def states(self, prefix: str) -> Mapping[str, State]: ...
+
+    @abstractmethod
+    async def put_state(self, key: str, value: bytes | None, expected_version: int) -> State:
+        """Compare-and-set: StateChanged unless the version is as expected (0: there is none). None
+        removes the key. LimitReached beyond `STATE_VALUE_BYTES` or `STATE_KEYS`."""
+
+    # --- the end ----------------------------------------------------------------------------
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Finish what was begun, then let go of everything. Every later call but this one raises
+        BrokerClosing."""

@@ -1,0 +1,421 @@
+"""The catalog: topics, cursors and small state, as every store keeps them in memory.
+
+The catalog changes in one way only: `apply` of a change, which is a frozen value and has a form of
+bytes for a journal. Every change is made by a method here that checks the request against the
+catalog, raises what the store contract says and changes nothing; so a store asks for a change,
+writes it down where it has to, and applies it.
+
+Promised: a change that a catalog made can be applied to it; the same changes in the same order make
+equal catalogs; a catalog made from a snapshot equals the one that it was taken of. Bytes, snapshots
+and changes that make no sense raise DamagedStore. Not promised: anything about durability, or about
+batches. Pure but for its own dictionaries; to be used from one thread.
+
+A change is a JSON array, its first element the kind:
+
+    ["topic", id, name, partitions, {policy field: value, where not the default}, created_ms]
+    ["topic-deleted", id]
+    ["cursor", name, topic id, partition, offset | null, metadata, updated_ms]
+    ["state", key, base64 value | null, version]
+
+A snapshot is the array of changes that make the catalog out of an empty one.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import re
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Final, TypeVar
+
+import orjson
+
+from quackmq import limits
+from quackmq.errors import (
+    DamagedStore,
+    IllegalTopicName,
+    InvalidPolicy,
+    InvalidRequest,
+    LimitReached,
+    StateChanged,
+    TopicExists,
+    UnknownPartition,
+    UnknownTopic,
+)
+from quackmq.policy import Policy, WhenFull
+from quackmq.topic import Cursor, CursorKey, PartitionKey, State, Topic
+
+NO_STATE: Final = State(None, 0)
+_TOPIC_NAME: Final = re.compile(rf"[A-Za-z0-9._-]{{1,{limits.TOPIC_NAME_CHARS}}}")
+_OFFSET_MAX: Final = 2**63 - 1
+_Of = TypeVar("_Of")
+
+
+@dataclass(frozen=True, slots=True)
+class TopicPut:
+    """A topic is there, new or altered."""
+
+    topic: Topic
+
+
+@dataclass(frozen=True, slots=True)
+class TopicDeleted:
+    """A topic is gone, and its cursors with it."""
+
+    topic_id: uuid.UUID
+
+
+@dataclass(frozen=True, slots=True)
+class CursorSet:
+    """A cursor is set, or removed if its offset is None."""
+
+    cursor: Cursor
+
+
+@dataclass(frozen=True, slots=True)
+class StatePut:
+    """A small value is kept, or removed if it is None."""
+
+    key: str
+    state: State
+
+
+Change = TopicPut | TopicDeleted | CursorSet | StatePut
+
+
+class Catalog:
+    """Who may call: one thread. What it gives out is frozen, or a view that must not be kept
+    across a change."""
+
+    def __init__(self) -> None:
+        self._topics: dict[uuid.UUID, Topic] = {}
+        self._topics_by_name: dict[str, Topic] = {}
+        self._partition_count = 0
+        # Cursors are asked for by name (every fetch of a subscription) and dropped by topic.
+        self._cursors: dict[CursorKey, Cursor] = {}
+        self._cursors_by_name: dict[str, dict[CursorKey, Cursor]] = {}
+        self._cursors_by_topic: dict[uuid.UUID, dict[CursorKey, Cursor]] = {}
+        self._states: dict[str, State] = {}
+
+    @classmethod
+    def from_snapshot(cls, snapshot: object) -> Catalog:
+        if not isinstance(snapshot, list):
+            raise DamagedStore("the catalog's snapshot is not a list of changes")
+        catalog = cls()
+        for row in snapshot:
+            catalog.apply(_change_of_row(row))
+        return catalog
+
+    def snapshot(self) -> list[list[Any]]:
+        """The whole catalog as something that JSON can hold; `from_snapshot` takes it back."""
+        rows = [_row_of_change(TopicPut(topic)) for topic in self._topics.values()]
+        rows.extend(_row_of_change(CursorSet(cursor)) for cursor in self._cursors.values())
+        rows.extend(_row_of_change(StatePut(key, state)) for key, state in self._states.items())
+        return rows
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Catalog):
+            return NotImplemented
+        return (
+            self._topics == other._topics
+            and self._cursors == other._cursors
+            and self._states == other._states
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+    # --- what is there ----------------------------------------------------------------------
+
+    @property
+    def topics(self) -> Mapping[str, Topic]:
+        """Every topic by name."""
+        return MappingProxyType(self._topics_by_name)
+
+    @property
+    def topics_by_id(self) -> Mapping[uuid.UUID, Topic]:
+        return MappingProxyType(self._topics)
+
+    def topic(self, topic_id: uuid.UUID) -> Topic:
+        topic = self._topics.get(topic_id)
+        if topic is None:
+            raise UnknownTopic(f"there is no topic with id {topic_id}")
+        return topic
+
+    def topic_of(self, key: PartitionKey) -> Topic:
+        """The topic of a partition that is there. UnknownTopic, UnknownPartition."""
+        topic = self.topic(key.topic_id)
+        if not 0 <= key.partition < topic.partitions:
+            raise UnknownPartition(
+                f"topic {topic.name} has no partition {key.partition}: "
+                f"it has {topic.partitions}, counted from 0"
+            )
+        return topic
+
+    def cursors(
+        self, name: str | None = None, topic_id: uuid.UUID | None = None
+    ) -> dict[CursorKey, Cursor]:
+        """The cursors of a name, of a topic, of both, or all."""
+        if name is None:
+            if topic_id is None:
+                return dict(self._cursors)
+            return dict(self._cursors_by_topic.get(topic_id, {}))
+        of_name = self._cursors_by_name.get(name, {})
+        if topic_id is None:
+            return dict(of_name)
+        return {key: cursor for key, cursor in of_name.items() if key.topic_id == topic_id}
+
+    def state(self, key: str) -> State:
+        return self._states.get(key, NO_STATE)
+
+    def states(self, prefix: str) -> dict[str, State]:
+        return {key: state for key, state in self._states.items() if key.startswith(prefix)}
+
+    # --- requests, checked and made into changes --------------------------------------------
+
+    def new_topic(
+        self, name: str, partitions: int, policy: Policy, topic_id: uuid.UUID, created_ms: int
+    ) -> TopicPut:
+        """IllegalTopicName, TopicExists, InvalidRequest, LimitReached."""
+        check_topic_name(name)
+        if name in self._topics_by_name:
+            raise TopicExists(f"topic {name} exists already")
+        if len(self._topics) >= limits.TOPICS:
+            raise LimitReached(f"there are {limits.TOPICS} topics: delete one to make another")
+        self._check_partitions(partitions, 0)
+        return TopicPut(Topic(topic_id, name, partitions, policy, created_ms))
+
+    def altered_topic(
+        self, topic_id: uuid.UUID, partitions: int | None, policy: Policy | None
+    ) -> TopicPut:
+        """UnknownTopic, InvalidRequest, LimitReached. None leaves a thing as it is."""
+        topic = self.topic(topic_id)
+        if partitions is None:
+            partitions = topic.partitions
+        if partitions < topic.partitions:
+            raise InvalidRequest(
+                f"topic {topic.name} has {topic.partitions} partitions; "
+                f"it can get more, never fewer ({partitions} were asked for)"
+            )
+        self._check_partitions(partitions, topic.partitions)
+        policy = topic.policy if policy is None else policy
+        return TopicPut(dataclasses.replace(topic, partitions=partitions, policy=policy))
+
+    def deleted_topic(self, topic_id: uuid.UUID) -> TopicDeleted:
+        """UnknownTopic."""
+        return TopicDeleted(self.topic(topic_id).id)
+
+    def cursor_changes(self, cursors: Sequence[Cursor]) -> list[CursorSet]:
+        """UnknownTopic, UnknownPartition, InvalidRequest, LimitReached; for all or for none."""
+        for cursor in cursors:
+            self.topic_of(PartitionKey(cursor.key.topic_id, cursor.key.partition))
+            if cursor.offset is not None and not 0 <= cursor.offset <= _OFFSET_MAX:
+                raise InvalidRequest(f"a cursor cannot stand at offset {cursor.offset}")
+            _check_text("a cursor's name", cursor.key.name, limits.NAME_BYTES)
+            _check_text("a cursor's metadata", cursor.metadata, limits.CURSOR_METADATA_BYTES)
+        if len(self._cursors) + len(cursors) > limits.CURSORS:
+            self._check_cursor_count(cursors)
+        return [CursorSet(cursor) for cursor in cursors]
+
+    def state_change(self, key: str, value: bytes | None, expected_version: int) -> StatePut:
+        """StateChanged, InvalidRequest, LimitReached. The new version is in the change."""
+        _check_text("a state's key", key, limits.STATE_KEY_BYTES)
+        if value is not None and len(value) > limits.STATE_VALUE_BYTES:
+            raise LimitReached(
+                f"the state {key} would take {len(value)} bytes; "
+                f"{limits.STATE_VALUE_BYTES} is the most"
+            )
+        present = self.state(key)
+        if present.version != expected_version:
+            raise StateChanged(
+                f"the state {key} is at version {present.version}, not {expected_version}: "
+                "read it again and decide anew"
+            )
+        if value is None:
+            return StatePut(key, NO_STATE)
+        if present is NO_STATE and len(self._states) >= limits.STATE_KEYS:
+            raise LimitReached(f"there are {limits.STATE_KEYS} states: remove one to add another")
+        return StatePut(key, State(bytes(value), present.version + 1))
+
+    # --- the one way to change --------------------------------------------------------------
+
+    def apply(self, change: Change) -> None:
+        """DamagedStore, and no change, for one that was not made for this catalog."""
+        match change:
+            case TopicPut(topic):
+                self._put_topic(topic)
+            case TopicDeleted(topic_id):
+                self._delete_topic(topic_id)
+            case CursorSet(cursor):
+                self._set_cursor(cursor)
+            case StatePut(key, state) if state.value is None:
+                self._states.pop(key, None)
+            case StatePut(key, state):
+                self._states[key] = state
+
+    def apply_all(self, changes: Iterable[Change]) -> None:
+        for change in changes:
+            self.apply(change)
+
+    def _put_topic(self, topic: Topic) -> None:
+        named = self._topics_by_name.get(topic.name)
+        if named is not None and named.id != topic.id:
+            raise DamagedStore(f"two topics are named {topic.name}: {named.id} and {topic.id}")
+        old = self._topics.get(topic.id)
+        if old is not None and old.name != topic.name:
+            raise DamagedStore(f"topic {topic.id} is named {old.name} and {topic.name}")
+        self._topics[topic.id] = topic
+        self._topics_by_name[topic.name] = topic
+        self._partition_count += topic.partitions - (0 if old is None else old.partitions)
+
+    def _delete_topic(self, topic_id: uuid.UUID) -> None:
+        topic = self._topics.pop(topic_id, None)
+        if topic is None:
+            raise DamagedStore(f"topic {topic_id} is deleted and was never there")
+        del self._topics_by_name[topic.name]
+        self._partition_count -= topic.partitions
+        for key in self._cursors_by_topic.pop(topic_id, {}):
+            del self._cursors[key]
+            _remove(self._cursors_by_name, key.name, key)
+
+    def _set_cursor(self, cursor: Cursor) -> None:
+        key = cursor.key
+        topic = self._topics.get(key.topic_id)
+        if topic is None or not 0 <= key.partition < topic.partitions:
+            raise DamagedStore(f"{key.name} has a cursor in a partition that is not there: {key}")
+        if cursor.offset is not None:
+            self._cursors[key] = cursor
+            self._cursors_by_name.setdefault(key.name, {})[key] = cursor
+            self._cursors_by_topic.setdefault(key.topic_id, {})[key] = cursor
+        elif key in self._cursors:
+            del self._cursors[key]
+            _remove(self._cursors_by_name, key.name, key)
+            _remove(self._cursors_by_topic, key.topic_id, key)
+
+    # --- checks -----------------------------------------------------------------------------
+
+    def _check_partitions(self, partitions: int, present: int) -> None:
+        if partitions < 1:
+            raise InvalidRequest(f"a topic has at least one partition, not {partitions}")
+        if partitions > limits.PARTITIONS_PER_TOPIC:
+            raise LimitReached(
+                f"{partitions} partitions; a topic has {limits.PARTITIONS_PER_TOPIC} at the most"
+            )
+        if self._partition_count + partitions - present > limits.PARTITIONS:
+            raise LimitReached(
+                f"{partitions - present} more partitions would be over {limits.PARTITIONS} in all"
+            )
+
+    def _check_cursor_count(self, cursors: Sequence[Cursor]) -> None:
+        added = {cursor.key for cursor in cursors if cursor.offset is not None}
+        added.difference_update(self._cursors)
+        if added and len(self._cursors) + len(added) > limits.CURSORS:
+            raise LimitReached(f"{len(added)} more cursors would be over {limits.CURSORS} in all")
+
+
+def check_topic_name(name: str) -> None:
+    """Kafka's rule. The two names that mean directories are refused, as Kafka does."""
+    if _TOPIC_NAME.fullmatch(name) is None or name in (".", ".."):
+        raise IllegalTopicName(
+            f"{name[: limits.TOPIC_NAME_CHARS]!r} is no topic name: take 1 to "
+            f"{limits.TOPIC_NAME_CHARS} of the characters A-Z a-z 0-9 . _ - (not '.' or '..')"
+        )
+
+
+def encode_change(change: Change) -> bytes:
+    return orjson.dumps(_row_of_change(change))
+
+
+def decode_change(data: bytes | bytearray | memoryview) -> Change:
+    """The change that `encode_change` made these bytes of; DamagedStore if none did."""
+    try:
+        row = orjson.loads(data)
+    except orjson.JSONDecodeError as error:
+        raise DamagedStore(f"a change of the catalog is not JSON: {error}") from error
+    return _change_of_row(row)
+
+
+def _row_of_change(change: Change) -> list[Any]:
+    match change:
+        case TopicPut(Topic(topic_id, name, partitions, policy, created_ms)):
+            return ["topic", topic_id.hex, name, partitions, _policy_dict(policy), created_ms]
+        case TopicDeleted(topic_id):
+            return ["topic-deleted", topic_id.hex]
+        case CursorSet(Cursor((name, topic_id, partition), offset, metadata, updated_ms)):
+            return ["cursor", name, topic_id.hex, partition, offset, metadata, updated_ms]
+        case StatePut(key, State(value, version)):
+            text = None if value is None else base64.b64encode(value).decode("ascii")
+            return ["state", key, text, version]
+
+
+def _change_of_row(row: object) -> Change:
+    try:
+        match row:
+            case ["topic", str(id_), str(name), int(partitions), dict(fields), int(created_ms)]:
+                policy = _policy_of_dict(fields)
+                return TopicPut(Topic(uuid.UUID(id_), name, partitions, policy, created_ms))
+            case ["topic-deleted", str(id_)]:
+                return TopicDeleted(uuid.UUID(id_))
+            case [
+                "cursor",
+                str(name),
+                str(id_),
+                int(partition),
+                int() | None as offset,
+                str(metadata),
+                int(updated_ms),
+            ]:
+                key = CursorKey(name, uuid.UUID(id_), partition)
+                return CursorSet(Cursor(key, offset, metadata, updated_ms))
+            case ["state", str(key), str() | None as text, int(version)]:
+                value = None if text is None else base64.b64decode(text, validate=True)
+                return StatePut(key, State(value, version))
+    except (ValueError, InvalidPolicy) as error:
+        raise DamagedStore(f"a change of the catalog makes no sense: {error}") from error
+    raise DamagedStore(f"a change of the catalog is of no known kind: {str(row)[:200]}")
+
+
+def _policy_dict(policy: Policy) -> dict[str, Any]:
+    """The fields that differ from the default; an enum stands as its word."""
+    values = ((field, getattr(policy, field.name)) for field in dataclasses.fields(policy))
+    return {field.name: value for field, value in values if value != field.default}
+
+
+def _policy_of_dict(values: dict[str, Any]) -> Policy:
+    fields = {field.name: field for field in dataclasses.fields(Policy)}
+    unknown = values.keys() - fields.keys()
+    if unknown:
+        raise ValueError(f"unknown policy fields {sorted(unknown)}")
+    return Policy(**{name: _policy_value(fields[name], value) for name, value in values.items()})
+
+
+def _policy_value(field: dataclasses.Field[Any], value: Any) -> Any:
+    default = field.default
+    if isinstance(default, WhenFull):
+        return WhenFull(value)
+    if isinstance(default, bool):
+        expected = type(value) is bool
+    else:
+        expected = value is None or type(value) is int
+    if not expected:
+        raise ValueError(f"the policy field {field.name} cannot be {value!r}")
+    return value
+
+
+def _check_text(what: str, text: str, most_bytes: int) -> None:
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(f"{what} is not text that UTF-8 can hold") from error
+    if size > most_bytes:
+        raise LimitReached(f"{what} takes {size} bytes; {most_bytes} is the most")
+
+
+def _remove(index: dict[_Of, dict[CursorKey, Cursor]], of: _Of, key: CursorKey) -> None:
+    """Take a cursor out of an index; nothing empty is kept, or names would pile up for ever."""
+    cursors = index[of]
+    del cursors[key]
+    if not cursors:
+        del index[of]

@@ -1,0 +1,152 @@
+"""The checkpoint: all that is known of the store at one frame, in one file that is replaced whole.
+
+Recovery starts from it and replays the frames behind it, so a journal slot may be written over
+once a checkpoint covers it, and a file that no checkpoint names any more may be removed. What a
+checkpoint says of segments is on disk before it is: the segments and their indexes are synced
+first. One JSON object behind a checksum (format.py):
+
+    run, epoch, clean, sync, boot_id      whose it is, and how the store was left
+    frame, slot, position                 the first frame to replay, and where it lies
+    catalog                               the changes that make the catalog (catalog.py)
+    partitions                            [topic id, partition, first, next, segments, producers]
+      segments    [base offset, size, index entries, last append, max timestamp, open region | null]
+      producers   [id, epoch, last append, [[first, last, base, next, append time], …]]
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from quackmq.errors import DamagedStore
+from quackmq.producers import Producer, Remembered
+from quackmq.stores.catalog import Catalog
+from quackmq.stores.local.format import (
+    REGION_ENTRY_BYTES,
+    Region,
+    decode_checkpoint,
+    encode_checkpoint,
+)
+from quackmq.stores.local.journal import Place
+from quackmq.stores.local.log import PartitionLog
+from quackmq.stores.local.options import LocalOptions, SyncMode
+from quackmq.stores.local.segment import Segment
+from quackmq.topic import PartitionKey
+
+PATH: Final = "checkpoint"
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where a store stands: everything in a checkpoint but topics and partitions."""
+
+    run: int
+    epoch: int
+    clean: bool
+    sync: SyncMode
+    boot_id: str
+    frame: int
+    place: Place
+
+
+def encode(standing: Standing, catalog: Catalog, logs: Iterable[PartitionLog]) -> bytes:
+    return encode_checkpoint(
+        {
+            "run": standing.run,
+            "epoch": standing.epoch,
+            "clean": standing.clean,
+            "sync": standing.sync,
+            "boot_id": standing.boot_id,
+            "frame": standing.frame,
+            "slot": standing.place.slot,
+            "position": standing.place.position,
+            "catalog": catalog.snapshot(),
+            "partitions": [_partition_row(log) for log in logs if log.readable],
+        }
+    )
+
+
+def decode(
+    data: bytes, options: LocalOptions
+) -> tuple[Standing, Catalog, dict[PartitionKey, PartitionLog]]:
+    """DamagedStore if any of it makes no sense."""
+    content = decode_checkpoint(data)
+    try:
+        standing = Standing(
+            content["run"],
+            content["epoch"],
+            content["clean"],
+            content["sync"],
+            content["boot_id"],
+            content["frame"],
+            Place(content["slot"], content["position"]),
+        )
+        catalog = Catalog.from_snapshot(content["catalog"])
+        logs = new_logs(catalog, options, standing.epoch)
+        for row in content["partitions"]:
+            _restore_partition(row, logs)
+    except (KeyError, TypeError, ValueError) as error:
+        raise DamagedStore(f"its content makes no sense: {error!r}") from error
+    return standing, catalog, logs
+
+
+def new_logs(
+    catalog: Catalog, options: LocalOptions, epoch: int
+) -> dict[PartitionKey, PartitionLog]:
+    keys = (
+        PartitionKey(topic.id, partition)
+        for topic in catalog.topics.values()
+        for partition in range(topic.partitions)
+    )
+    return {key: PartitionLog(key, options, epoch) for key in keys}
+
+
+def _partition_row(log: PartitionLog) -> list[Any]:
+    return [
+        log.key.topic_id.hex,
+        log.key.partition,
+        log.first_offset,
+        log.readable,
+        [_segment_row(segment) for segment in log.segments if segment.size],
+        [_producer_row(producer) for producer in log.producers.values()],
+    ]
+
+
+def _segment_row(segment: Segment) -> list[Any]:
+    return [
+        segment.base_offset,
+        segment.size,
+        segment.indexed + len(segment.pending) // REGION_ENTRY_BYTES,
+        segment.last_append_ms,
+        segment.max_timestamp_ms,
+        None if segment.open is None else list(segment.open),
+    ]
+
+
+def _producer_row(producer: Producer) -> list[Any]:
+    return [
+        producer.producer_id,
+        producer.epoch,
+        producer.last_append_ms,
+        [list(batch) for batch in producer.batches],
+    ]
+
+
+def _restore_partition(row: list[Any], logs: Mapping[PartitionKey, PartitionLog]) -> None:
+    topic_id, partition, first_offset, next_offset, segments, producers = row
+    log = logs[PartitionKey(uuid.UUID(topic_id), partition)]
+    log.first_offset = first_offset
+    log.readable = log.end = next_offset
+    for base_offset, size, indexed, last_append_ms, max_timestamp_ms, open_region in segments:
+        segment = Segment(log.key, base_offset)
+        segment.size = segment.planned = size
+        segment.indexed = indexed
+        segment.last_append_ms = last_append_ms
+        segment.max_timestamp_ms = max_timestamp_ms
+        segment.open = None if open_region is None else Region(*open_region)
+        log.segments.append(segment)
+    for producer_id, epoch, last_append_ms, batches in producers:
+        remembered = tuple(Remembered(*batch) for batch in batches)
+        log.producers[producer_id] = Producer(producer_id, epoch, remembered, last_append_ms)

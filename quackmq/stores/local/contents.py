@@ -1,0 +1,272 @@
+"""The segments of a directory that no broker has open, as they would be after recovery.
+
+Recovery writes into the segments what only the journal holds for sure; a reader that changes
+nothing lays the same bytes over what the files have. Damage is told and passed by: a bad index
+entry costs nothing but itself, since the batches that it covered still prove themselves.
+
+Promised: every batch given is proved by a checksum; no more than a region, an index and the largest
+batch are in memory. Not promised: anything about bytes behind the committed end of a segment.
+"""
+
+from __future__ import annotations
+
+import bisect
+import errno
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from crc32c import crc32c
+
+from quackmq import limits
+from quackmq.errors import CorruptBatch, QuackError
+from quackmq.record import Batch, Span, spans
+from quackmq.stores.local.disk import Disk, read_all
+from quackmq.stores.local.files import OpenFiles
+from quackmq.stores.local.findings import Finding, Kind, merged
+from quackmq.stores.local.format import REGION_ENTRY_BYTES, Descriptor, Region, parse_region
+from quackmq.stores.local.log import PartitionLog
+from quackmq.stores.local.recovery import SegmentWrite
+from quackmq.stores.local.segment import Segment, inspect
+
+_NOTHING = memoryview(b"")
+#: What a device or a file system says of bytes that it has lost.
+_BROKEN_DEVICE = (errno.EIO, errno.EBADMSG, errno.EUCLEAN)
+_BAD_BATCHES = "what lies there fails its checksum"
+
+
+class Stretch(NamedTuple):
+    """A part of a segment that was read at one go: the batches in it that are proved, by their
+    place in `content`, and what is wrong with the rest."""
+
+    path: str
+    position: int
+    content: memoryview
+    good: tuple[Span, ...]
+    bad: tuple[Finding, ...] = ()
+
+
+class Held(NamedTuple):
+    """A batch and where it lies."""
+
+    path: str
+    position: int
+    batch: Batch
+
+
+class Contents:
+    """Who may call: one thread."""
+
+    def __init__(self, disk: Disk) -> None:
+        self._files = OpenFiles(disk, limits.OPEN_SEGMENT_FILES)
+        #: What recovery would write, by path, in the order of the bytes.
+        self._writes: dict[str, list[SegmentWrite]] = {}
+
+    def overlay(self, write: SegmentWrite) -> None:
+        """To be told of in the order of the journal, in which positions grow."""
+        self._writes.setdefault(write.path, []).append(write)
+
+    def close(self) -> None:
+        self._files.close()
+
+    # --- partitions ---------------------------------------------------------------------------
+
+    def batches(self, log: PartitionLog, offset: int = 0) -> Iterator[Held | Finding]:
+        """A partition's batches from the one with `offset` on, and in their place what is damaged
+        among them."""
+        return merged(self._batches(log, offset))
+
+    def _batches(self, log: PartitionLog, offset: int) -> Iterator[Held | Finding]:
+        for path, position, content, good, bad in self.stretches(log, offset):
+            lost = sorted(bad, key=lambda finding: finding.start or 0)
+            for span in good:
+                while lost and (lost[0].start or 0) < position + span.position:
+                    yield lost.pop(0)
+                if span.next_offset > offset:
+                    batch = Batch.peek(content[span.position : span.position + span.size])
+                    yield Held(path, position + span.position, batch)
+            yield from lost
+
+    def stretches(self, log: PartitionLog, offset: int = 0) -> Iterator[Stretch]:
+        """All that a partition's segments hold from the region with `offset` on."""
+        for segment, end_offset in zip(log.segments, _end_offsets(log), strict=False):
+            if segment.size and end_offset > offset:
+                yield from self.of_segment(segment, end_offset, offset)
+
+    # --- one segment --------------------------------------------------------------------------
+
+    def of_segment(self, segment: Segment, end_offset: int, offset: int = 0) -> Iterator[Stretch]:
+        """Region by region; batch by batch where no index entry tells of a region."""
+        path, position, expected = segment.path, 0, segment.base_offset
+        entry_missing = False
+        for region in self._regions(segment):
+            if isinstance(region, Finding):
+                yield Stretch(path, position, _NOTHING, (), (region,))
+                entry_missing = True
+                continue
+            gap = region.position > position
+            if region.position < position or region.base_offset < expected:
+                yield Stretch(path, position, _NOTHING, (), (_astray(segment, region),))
+            elif gap and not entry_missing:
+                yield Stretch(path, position, _NOTHING, (), (_astray(segment, region),))
+            if gap:
+                yield from self._unindexed(
+                    path, position, region.position, expected, region.base_offset
+                )
+            if region.next_offset > offset:
+                yield self._of_region(path, region)
+            position, expected, entry_missing = region.end, region.next_offset, False
+        yield from self._unindexed(path, position, segment.size, expected, end_offset)
+
+    def _regions(self, segment: Segment) -> Iterator[Region | Finding]:
+        """Those of the index file that the checkpoint vouches for, then those that the journal and
+        the checkpoint itself tell of."""
+        yield from merged(self._index_entries(segment))
+        yield from segment.regions(0, b"")
+
+    def _index_entries(self, segment: Segment) -> Iterable[Region | Finding]:
+        if not segment.indexed:
+            return
+        path = segment.index_path
+        index, problem = self._read(path, 0, segment.indexed * REGION_ENTRY_BYTES)
+        for number in range(segment.indexed):
+            start, end = number * REGION_ENTRY_BYTES, (number + 1) * REGION_ENTRY_BYTES
+            what = problem or "index entries fail their checksum"
+            yield parse_region(index, number) or Finding(Kind.DAMAGE, path, what, start, end)
+
+    def _of_region(self, path: str, region: Region) -> Stretch:
+        content, problem = self._read(path, region.position, region.length)
+        if crc32c(content) == region.data_crc:
+            good = _whole_run(content, region)
+            if good is not None:
+                return Stretch(path, region.position, content, good)
+            problem = "the bytes are as they were written, but offsets do not follow each other"
+        stretch = _taken_apart(path, region, content, problem)
+        if stretch.bad:
+            return stretch
+        what = problem or "every batch is sound, but the checksum of them all is wrong"
+        whole = Finding(Kind.DAMAGE, path, what, region.position, region.end)
+        return stretch._replace(bad=(whole,))
+
+    def _unindexed(
+        self, path: str, start: int, end: int, expected: int, end_offset: int
+    ) -> Iterator[Stretch]:
+        """Bytes of which only the batches themselves tell. They are believed one after the other;
+        behind the first that is not sound nothing says where the next one begins."""
+        while start < end:
+            # The largest batch fits, so that one is found unless it is damaged.
+            content, problem = self._read(path, start, min(limits.BATCH_BYTES, end - start))
+            good = tuple(_sound_batches(content, expected, end_offset))
+            if not good:
+                what = problem or _BAD_BATCHES
+                lost = Finding(Kind.DAMAGE, path, what, start, end, expected, end_offset)
+                yield Stretch(path, start, _NOTHING, (), (lost,))
+                return
+            yield Stretch(path, start, content, good)
+            start += good[-1].position + good[-1].size
+            expected = good[-1].next_offset
+
+    def of_chunk(self, chunk: Descriptor) -> Stretch:
+        """Batches that a frame refers to, where the region that they belong to is not known."""
+        region = Region(
+            chunk.base_offset,
+            chunk.next_offset,
+            chunk.position,
+            chunk.length,
+            chunk.region_crc,
+            chunk.append_time_ms,
+            chunk.append_time_ms,
+            chunk.max_timestamp_ms,
+            chunk.epoch,
+        )
+        path = Segment(chunk.key, chunk.segment_base).path
+        content, problem = self._read(path, region.position, region.length)
+        return _taken_apart(path, region, content, problem)
+
+    def _read(self, path: str, position: int, length: int) -> tuple[memoryview, str]:
+        """Bytes as they would be after recovery, zeros where there are none; and why, if so."""
+        content = bytearray(length)
+        problem = ""
+        try:
+            with self._files.borrow(path) as file:
+                data = read_all(file, length, position)
+                if len(data) < length:
+                    problem = f"the file ends at byte {file.size()}"
+            content[: len(data)] = data
+        except FileNotFoundError:
+            problem = "the file is missing"
+        except OSError as error:
+            if error.errno not in _BROKEN_DEVICE:
+                raise
+            problem = f"it cannot be read ({error.strerror})"
+        _lay_over(content, position, self._writes.get(path, []))
+        return memoryview(content).toreadonly(), problem
+
+
+def _lay_over(content: bytearray, start: int, writes: list[SegmentWrite]) -> None:
+    end = start + len(content)
+    first = max(0, bisect.bisect_right(writes, start, key=lambda write: write.position) - 1)
+    for at in range(first, len(writes)):
+        _, position, data = writes[at]
+        if position >= end:
+            break
+        low, high = max(position, start), min(position + len(data), end)
+        if low < high:
+            content[low - start : high - start] = data[low - position : high - position]
+
+
+def _taken_apart(path: str, region: Region, content: memoryview, problem: str) -> Stretch:
+    good, lost = inspect(region, content)
+    bad = (
+        Finding(
+            Kind.DAMAGE,
+            path,
+            problem or _BAD_BATCHES,
+            each.start,
+            each.end,
+            each.first_offset,
+            each.next_offset,
+        )
+        for each in lost
+    )
+    return Stretch(path, region.position, content, tuple(good), tuple(bad))
+
+
+def _whole_run(content: memoryview, region: Region) -> tuple[Span, ...] | None:
+    """The batches of a region, if they follow each other from its beginning to its end."""
+    try:
+        run = tuple(spans(content))
+    except CorruptBatch:
+        return None
+    position, expected = 0, region.base_offset
+    for span in run:
+        if span.base_offset != expected:
+            return None
+        position, expected = span.position + span.size, span.next_offset
+    return run if (position, expected) == (region.length, region.next_offset) else None
+
+
+def _sound_batches(content: memoryview, expected: int, end_offset: int) -> Iterator[Span]:
+    position = 0
+    while position < len(content):
+        try:
+            batch = Batch.parse(content[position:])
+        except QuackError:
+            return
+        if batch.base_offset < expected or batch.next_offset > end_offset:
+            return
+        yield Span(position, batch.size, batch.base_offset, batch.next_offset)
+        position, expected = position + batch.size, batch.next_offset
+
+
+def _end_offsets(log: PartitionLog) -> Iterator[int]:
+    """For each segment, the offset that nothing in it reaches."""
+    yield from (segment.base_offset for segment in log.segments[1:])
+    yield log.readable
+
+
+def _astray(segment: Segment, region: Region) -> Finding:
+    what = (
+        f"the entry for offsets {region.base_offset} to {region.next_offset - 1} at byte "
+        f"{region.position} does not follow from the one before it"
+    )
+    return Finding(Kind.DAMAGE, segment.index_path, what)

@@ -1,0 +1,138 @@
+"""A flush cycle: everything that came in while the last one was on its way, committed by one frame.
+
+Gathered on the loop, written in the flush lane, and then committed on the loop again. The order of
+writing is the promise: what a frame refers to is synced first, then the frame is written and
+synced, and only then is anybody told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from typing import Any, Final, NamedTuple
+
+from crc32c import crc32c
+
+from quackmq import limits
+from quackmq.checksum import joined
+from quackmq.record import CRC_POSITION, CRC_START, Buffer, spans
+from quackmq.stores.catalog import Change
+from quackmq.stores.local import format
+from quackmq.stores.local.files import OpenFiles
+from quackmq.stores.local.format import Descriptor
+from quackmq.stores.local.journal import Journal, Place
+from quackmq.stores.local.log import PartitionLog
+from quackmq.stores.local.tail import Chunk
+from quackmq.stores.local.writeback import write_chunks
+
+_CRC: Final = struct.Struct(">I")
+#: From here on joining checksums costs less than reading the bytes again.
+_LARGE_BATCH_BYTES: Final = 128 * limits.KIB
+
+
+class Share(NamedTuple):
+    """One partition's part of a cycle. `inline`: the frame carries its bytes."""
+
+    log: PartitionLog
+    chunks: list[Chunk]
+    inline: bool
+
+
+class Gathered:
+    """What waits for the next cycle. Who may call: the loop."""
+
+    def __init__(self) -> None:
+        self.logs: dict[PartitionLog, None] = {}
+        self.changes: list[tuple[Change, bytes]] = []
+        self.trims: list[tuple[PartitionLog, int]] = []
+        self.units: list[tuple[asyncio.Future[Any], Any]] = []
+        self.append_bytes = 0
+        self.change_bytes = 0
+
+    def add_change(self, change: Change, encoded: bytes) -> None:
+        self.changes.append((change, encoded))
+        self.change_bytes += len(encoded)
+
+
+class Cycle:
+    def __init__(self, gathered: Gathered, inline_bytes: int, frame_inline_bytes: int) -> None:
+        self.gathered = gathered
+        self.shares: list[Share] = []
+        self.offsets = 0
+        room = frame_inline_bytes
+        payload = len(gathered.trims) * format.TRIM_BYTES
+        payload += sum(format.change_bytes(len(encoded)) for _, encoded in gathered.changes)
+        for log in gathered.logs:
+            chunks = log.plan()
+            size = sum(len(chunk.data) for chunk in chunks)
+            inline = size <= min(inline_bytes, room)
+            if inline:
+                room -= size
+            for chunk in chunks:
+                in_frame = len(chunk.data) if inline else 0
+                payload += format.append_bytes(len(chunk.producer_batches), in_frame)
+                self.offsets += chunk.next_offset - chunk.base_offset
+            self.shares.append(Share(log, chunks, inline))
+        self.frame_bytes = format.frame_bytes(payload) if payload else 0
+        #: Set by `write`, for the commit.
+        self.descriptors: list[list[Descriptor]] = []
+
+    @property
+    def empty(self) -> bool:
+        """Only repeats of what an earlier cycle wrote: nothing to write."""
+        return self.frame_bytes == 0
+
+    @property
+    def referenced_paths(self) -> set[str]:
+        return {
+            chunk.segment.path
+            for share in self.shares
+            if not share.inline
+            for chunk in share.chunks
+        }
+
+    # --- in the flush lane --------------------------------------------------------------------
+
+    def write_segments(self, files: OpenFiles) -> None:
+        for log, chunks, inline in self.shares:
+            if not inline:
+                write_chunks(files, chunks)
+            for chunk in chunks:
+                checksum = _checksum(chunk, log.flushed_crc if chunk.continues else 0)
+                log.flushed_crc = chunk.region_crc = checksum
+            self.descriptors.append([log.descriptor(chunk) for chunk in chunks])
+
+    def write_frame(
+        self,
+        journal: Journal,
+        place: Place,
+        sync: format.Sync,
+        run: int,
+        synced_through: int,
+        salt: int,
+    ) -> None:
+        payload: list[Buffer] = []
+        for share, descriptors in zip(self.shares, self.descriptors, strict=True):
+            for chunk, descriptor in zip(share.chunks, descriptors, strict=True):
+                data = chunk.data if share.inline else None
+                payload += format.encode_append(descriptor, data)
+        for _, encoded in self.gathered.changes:
+            payload += format.encode_change(encoded)
+        for log, first_offset in self.gathered.trims:
+            payload += format.encode_trim(log.key, first_offset)
+        frame = format.encode_frame(sync, run, journal.number, synced_through, payload, salt)
+        assert len(frame) == self.frame_bytes <= limits.JOURNAL_FRAME_BYTES
+        journal.write(place, frame)
+
+
+def _checksum(chunk: Chunk, start: int) -> int:
+    """The checksum of a region behind this chunk. A large batch was read through once, when its own
+    checksum was checked; that one is made use of."""
+    if len(chunk.data) < chunk.batches * _LARGE_BATCH_BYTES:
+        return crc32c(chunk.data, start)
+    checksum = start
+    for position, size, _, _ in spans(chunk.data):
+        head = chunk.data[position : position + CRC_START]
+        (own,) = _CRC.unpack_from(head, CRC_POSITION)
+        checksum = joined(crc32c(head, checksum), own, size - CRC_START)
+    return checksum

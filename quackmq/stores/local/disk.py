@@ -1,0 +1,332 @@
+"""The disk as the local store sees it: passed in, so that a simulated one can take its place.
+
+Two halves. `File` and `Disk` are the few blocking operations that the store stands on, with the
+semantics of POSIX and nothing more: a write may be short, is in no order with other writes, and
+lasts only after `sync`; a new, renamed or removed name lasts only after `sync_directory` of the
+directory that holds it. `Disk.run` takes a blocking function to a side thread (a *lane*; functions
+of one lane run one after the other, but for "read", which has several threads).
+
+Any operation may raise OSError. Paths are relative to the store's directory, with "/".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import fcntl
+import os
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Literal, Protocol, TypeVar
+
+from quackmq.errors import StoreLocked
+from quackmq.record import Buffer
+
+T = TypeVar("T")
+Lane = Literal["flush", "checkpoint", "read"]
+
+_READ_THREADS = 2
+#: writev takes at most this many buffers at once on Linux.
+_IOV_MAX = 1024
+
+
+class File(Protocol):
+    """An open file. Any thread may call; the caller sees to it that nobody closes it meanwhile."""
+
+    def write_some(self, buffers: Sequence[Buffer], position: int) -> int:
+        """Write the buffers one behind the other, or a first part of them; how many bytes."""
+
+    def read_some(self, length: int, position: int) -> bytes:
+        """At most `length` bytes; none at all only at the end of the file."""
+
+    def cached(self, length: int, position: int) -> bool:
+        """Whether reading this range now would very likely not wait for the device."""
+
+    def sync(self) -> None:
+        """Returns when every completed write, and the length, will survive a power cut."""
+
+    def size(self) -> int: ...
+
+    def truncate(self, size: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Disk(Protocol):
+    def open(self, path: str, *, create: bool = False) -> File:
+        """For reading and writing; FileNotFoundError unless it is there or to be created."""
+
+    def make_directory(self, path: str) -> None:
+        """One level; nothing happens if it is there."""
+
+    def sync_directory(self, path: str) -> None: ...
+
+    def rename(self, old: str, new: str) -> None:
+        """Atomically, replacing `new`."""
+
+    def remove(self, path: str) -> None:
+        """A file, or an empty directory; FileNotFoundError if it is not there."""
+
+    def list(self, path: str) -> list[str]:
+        """The names in a directory, sorted; none if it is not there."""
+
+    def lock(self, path: str) -> None:
+        """Hold a lock file until `close`; StoreLocked if another process has it."""
+
+    def boot_id(self) -> str:
+        """Changes whenever what was not synced may have been lost: when the machine starts."""
+
+    async def run(self, function: Callable[[], T], lane: Lane) -> T: ...
+
+    def close(self) -> None: ...
+
+
+def write_all(file: File, buffers: Sequence[Buffer], position: int) -> None:
+    """Write everything, however short the single writes are."""
+    pending = [memoryview(buffer) for buffer in buffers]
+    while pending:
+        written = file.write_some(pending, position)
+        if written <= 0:
+            raise OSError(f"a write of {sum(map(len, pending))} bytes wrote {written}")
+        position += written
+        while pending and written >= len(pending[0]):
+            written -= len(pending[0])
+            del pending[0]
+        if written:
+            pending[0] = pending[0][written:]
+
+
+def read_all(file: File, length: int, position: int) -> bytes:
+    """`length` bytes, or fewer only where the file ends."""
+    data = file.read_some(length, position)
+    if len(data) == length or not data:
+        return data
+    parts = [data]
+    got = len(data)
+    while got < length:
+        data = file.read_some(length - got, position + got)
+        if not data:
+            break
+        parts.append(data)
+        got += len(data)
+    return b"".join(parts)
+
+
+def replace_file(disk: Disk, path: str, data: Sequence[Buffer]) -> None:
+    """Put a file in place whole and durable, or not at all."""
+    temporary = f"{path}.new"
+    file = disk.open(temporary, create=True)
+    try:
+        file.truncate(0)
+        write_all(file, data, 0)
+        file.sync()
+    finally:
+        file.close()
+    disk.rename(temporary, path)
+    disk.sync_directory(path.rpartition("/")[0])
+
+
+def read_file(disk: Disk, path: str) -> bytes:
+    file = disk.open(path)
+    try:
+        return read_all(file, file.size(), 0)
+    finally:
+        file.close()
+
+
+class RealFile:
+    __slots__ = ("_descriptor", "_probe")
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._probe = bytearray(1)
+
+    def write_some(self, buffers: Sequence[Buffer], position: int) -> int:
+        if len(buffers) == 1:
+            return os.pwrite(self._descriptor, buffers[0], position)
+        return os.pwritev(self._descriptor, buffers[:_IOV_MAX], position)
+
+    def read_some(self, length: int, position: int) -> bytes:
+        return os.pread(self._descriptor, length, position)
+
+    def cached(self, length: int, position: int) -> bool:
+        return self._byte_cached(position) and self._byte_cached(position + length - 1)
+
+    def _byte_cached(self, position: int) -> bool:
+        try:
+            os.preadv(self._descriptor, [self._probe], position, os.RWF_NOWAIT)
+        except OSError:  # BlockingIOError, or a file system that does not know the flag
+            return False
+        return True
+
+    def sync(self) -> None:
+        os.fdatasync(self._descriptor)
+
+    def size(self) -> int:
+        return os.fstat(self._descriptor).st_size
+
+    def truncate(self, size: int) -> None:
+        os.ftruncate(self._descriptor, size)
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+
+class RealDisk:
+    """The operating system's files below one directory. One that is `read_only` changes nothing
+    there, and shares its lock with others of its kind."""
+
+    def __init__(self, root: Path, *, read_only: bool = False) -> None:
+        self._root = root
+        self._read_only = read_only
+        self._lanes: dict[Lane, _Worker] = {}
+        self._locks: list[int] = []
+
+    def _path(self, path: str) -> str:
+        return f"{self._root}/{path}" if path else str(self._root)
+
+    def open(self, path: str, *, create: bool = False) -> RealFile:
+        if create:
+            self._check_writable(path)
+        mode = os.O_RDONLY if self._read_only else os.O_RDWR
+        flags = mode | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+        return RealFile(os.open(self._path(path), flags, 0o640))
+
+    def make_directory(self, path: str) -> None:
+        self._check_writable(path)
+        try:
+            os.mkdir(self._path(path), 0o750)
+        except FileExistsError:
+            if not os.path.isdir(self._path(path)):
+                raise
+
+    def sync_directory(self, path: str) -> None:
+        descriptor = os.open(self._path(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def rename(self, old: str, new: str) -> None:
+        self._check_writable(new)
+        os.rename(self._path(old), self._path(new))
+
+    def remove(self, path: str) -> None:
+        self._check_writable(path)
+        try:
+            os.unlink(self._path(path))
+        except IsADirectoryError:
+            os.rmdir(self._path(path))
+
+    def list(self, path: str) -> list[str]:
+        try:
+            return sorted(os.listdir(self._path(path)))
+        except FileNotFoundError:
+            return []
+
+    def lock(self, path: str) -> None:
+        if self._read_only:
+            self._lock_shared(path)
+            return
+        descriptor = os.open(self._path(path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        # Who reads the directory holds the lock too, and leaves the last broker's number in it.
+        self._flock(
+            descriptor,
+            fcntl.LOCK_EX,
+            "in use by another process (a tool that reads it, or broker {holder}): wait for it or "
+            "stop it, or choose another directory",
+        )
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+
+    def _lock_shared(self, path: str) -> None:
+        """Nobody writes meanwhile. Without a lock file there never was anybody who could."""
+        try:
+            descriptor = os.open(self._path(path), os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return
+        self._flock(
+            descriptor, fcntl.LOCK_SH, "in use by a broker (process {holder}): stop it first"
+        )
+
+    def _flock(self, descriptor: int, operation: int, complaint: str) -> None:
+        try:
+            fcntl.flock(descriptor, operation | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
+            os.close(descriptor)
+            reason = complaint.format(holder=holder or "unknown")
+            raise StoreLocked(f"{self._root} is {reason}") from None
+        self._locks.append(descriptor)
+
+    def _check_writable(self, path: str) -> None:
+        if self._read_only:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), self._path(path))
+
+    def boot_id(self) -> str:
+        try:
+            return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        except OSError:  # not Linux: every start counts as one of the machine
+            return os.urandom(16).hex()
+
+    async def run(self, function: Callable[[], T], lane: Lane) -> T:
+        worker = self._lanes.get(lane)
+        if worker is None:
+            threads = _READ_THREADS if lane == "read" else 1
+            worker = self._lanes[lane] = _Worker(lane, threads)
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        worker.submit(function, future)
+        return await future
+
+    def close(self) -> None:
+        for worker in self._lanes.values():
+            worker.stop()
+        self._lanes.clear()
+        for descriptor in self._locks:
+            os.close(descriptor)
+        self._locks.clear()
+
+
+class _Worker:
+    """Threads that take functions from one queue. Leaner than concurrent.futures, whose hand-over
+    costs as much as a small sync. The queue is bounded by its callers, who await each function."""
+
+    def __init__(self, name: str, threads: int) -> None:
+        self._queue: queue.SimpleQueue[tuple[Callable[[], object], asyncio.Future[object]] | None]
+        self._queue = queue.SimpleQueue()
+        self._threads = [
+            threading.Thread(target=self._work, name=f"quackmq-{name}-{number}", daemon=True)
+            for number in range(threads)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, function: Callable[[], T], future: asyncio.Future[T]) -> None:
+        self._queue.put((function, future))  # type: ignore[arg-type]
+
+    def stop(self) -> None:
+        for _ in self._threads:
+            self._queue.put(None)
+        for thread in self._threads:
+            thread.join()
+
+    def _work(self) -> None:
+        while (job := self._queue.get()) is not None:
+            function, future = job
+            try:
+                result, error = function(), None
+            except BaseException as raised:  # handed to whoever awaits the future
+                result, error = None, raised
+            future.get_loop().call_soon_threadsafe(_finish, future, result, error)
+            del job, function, future, result, error  # an idle thread keeps no buffers alive
+
+
+def _finish(future: asyncio.Future[object], result: object, error: BaseException | None) -> None:
+    if future.cancelled():
+        return
+    if error is not None:
+        future.set_exception(error)
+    else:
+        future.set_result(result)

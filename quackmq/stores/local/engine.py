@@ -1,0 +1,465 @@
+"""The engine of the local store: it gathers changes, commits them cycle by cycle, and checkpoints.
+
+While one cycle is being written the next one gathers, so the more publishers there are, the more
+share one sync. Two catalogs are kept: of all that was submitted, against which requests are
+checked, and of all that is durable, which is what anybody sees.
+
+When a write or a sync fails (the disk is full, the device is broken), nobody knows what the disk
+holds. From then on the store only reads; what it holds is sorted out when it is opened again.
+
+Who may call: the loop. Blocking work is handed to the disk's lanes: segments and journal to
+"flush", checkpoints and removals to "checkpoint".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
+
+from quackmq import limits
+from quackmq.errors import BrokerClosing, QuackError, StoreReadOnly
+from quackmq.stores.catalog import Catalog, Change, TopicDeleted, TopicPut, encode_change
+from quackmq.stores.local import checkpoint
+from quackmq.stores.local.checkpoint import Standing
+from quackmq.stores.local.cycle import Cycle, Gathered
+from quackmq.stores.local.disk import Disk, replace_file, write_all
+from quackmq.stores.local.files import OpenFiles
+from quackmq.stores.local.format import REGION_ENTRY_BYTES, Sync
+from quackmq.stores.local.journal import Journal, Place
+from quackmq.stores.local.log import PartitionLog
+from quackmq.stores.local.options import LocalOptions
+from quackmq.stores.local.reader import Reader
+from quackmq.stores.local.recovery import Recovered
+from quackmq.stores.local.segment import DIRECTORY as LOG_DIRECTORY
+from quackmq.stores.local.segment import Segment
+from quackmq.stores.local.tail import Tail
+from quackmq.stores.local.writeback import Waiting, WriteBack, write_chunks
+from quackmq.topic import PartitionKey
+
+_logger = logging.getLogger("quackmq.store")
+_T = TypeVar("_T")
+_SYNC = {"always": Sync.ALWAYS, "interval": Sync.INTERVAL, "os": Sync.OS}
+
+
+class Engine:
+    def __init__(
+        self, disk: Disk, options: LocalOptions, now_ms: Callable[[], int], recovered: Recovered
+    ) -> None:
+        standing = recovered.standing
+        self.disk = disk
+        self.options = options
+        self.durable = recovered.catalog
+        self.latest = Catalog.from_snapshot(recovered.catalog.snapshot())
+        self.logs = recovered.logs
+        self.files = OpenFiles(disk, options.open_files)
+        self.reader = Reader(disk, self.files)
+        self.run = standing.run
+        self.epoch = standing.epoch
+        #: Why nothing is taken any more, if so.
+        self.failure: QuackError | None = None
+        self.pending_bytes = 0
+        self._now_ms = now_ms
+        self._last_ms = max(
+            (segment.last_append_ms for log in self.logs.values() for segment in log.segments),
+            default=0,
+        )
+        self._salt = recovered.meta.salt
+        self._sync = _SYNC[options.sync]
+        self._tail = Tail(options.tail_bytes)
+        self._waiting = WriteBack()
+        self._writing_back: asyncio.Task[None] | None = None
+        self._journal = Journal(
+            disk,
+            slot_bytes=recovered.meta.slot_bytes,
+            slots=recovered.meta.slots,
+            start=standing.place,
+            number=standing.frame,
+        )
+        self._gathered = Gathered()
+        self._work = asyncio.Event()
+        self._room = asyncio.Event()
+        self._room.set()
+        self._closing = False
+        self._flusher: asyncio.Task[None] | None = None
+        # What is written and not synced; used by the weak sync modes.
+        self._synced_through = standing.frame - 1
+        self._unsynced_offsets = 0
+        self._unsynced_paths: set[str] = set()
+        self._last_sync_s = 0.0
+        # Checkpoints.
+        self._checkpointing: asyncio.Task[None] | None = None
+        self._checkpoint_place = standing.place
+        self._since_checkpoint = 0
+        self._removal: asyncio.TimerHandle | None = None
+        self._touched: set[PartitionLog] = set()
+        self._garbage: list[Segment] = []
+        self._deleted_topics: list[str] = []
+
+    # --- the store's side ---------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Make the recovered state the first checkpoint of a new run, and begin."""
+        await self._checkpoint(clean=False)
+        self._flusher = asyncio.create_task(self._flush_forever(), name="quackmq-flusher")
+
+    def index_all(self) -> None:
+        """Every log may have regions that its index file does not hold yet."""
+        self._touched.update(self.logs.values())
+
+    def now_ms(self) -> int:
+        """The wall clock, but never backwards: append times tell ages and must not fall."""
+        self._last_ms = max(self._last_ms, self._now_ms())
+        return self._last_ms
+
+    def check_writable(self) -> None:
+        if self.failure is not None:
+            raise self.failure
+        if self._closing:
+            raise BrokerClosing("the store is closing: nothing more is taken")
+
+    def submit(self, result: _T) -> asyncio.Future[_T]:
+        """Resolved with `result` when everything submitted so far is durable."""
+        future: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
+        self._gathered.units.append((future, result))
+        self._work.set()
+        return future
+
+    def submit_changes(self, changes: Iterable[Change]) -> None:
+        for change in changes:
+            self.latest.apply(change)
+            self._gathered.add_change(change, encode_change(change))
+
+    def submit_log(self, log: PartitionLog, appended_bytes: int) -> None:
+        self._gathered.logs[log] = None
+        self._gathered.append_bytes += appended_bytes
+        self.pending_bytes += appended_bytes
+        if self.pending_bytes > limits.PENDING_BYTES:
+            self._room.clear()
+
+    def submit_trim(self, log: PartitionLog, first_offset: int) -> None:
+        self._gathered.trims.append((log, first_offset))
+
+    async def room(self) -> None:
+        await self._room.wait()
+
+    async def room_for_changes(self) -> None:
+        """Changes are bounded a frame; whoever brings more waits until this one is taken."""
+        while self._gathered.change_bytes > limits.CHANGE_BYTES and self.failure is None:
+            await self.submit(None)
+
+    async def close(self) -> None:
+        """Finish what was submitted, and leave a checkpoint that says so."""
+        self._closing = True
+        self._work.set()
+        if self._removal is not None:
+            self._removal.cancel()
+        if self._flusher is not None:
+            await self._flusher
+        for task in (self._checkpointing, self._writing_back):
+            if task is not None:
+                await task
+        for log in self.logs.values():
+            log.wake_all()
+        try:
+            if self.failure is None:
+                await self._checkpoint(clean=True)
+        finally:
+            await self.reader.close()
+            self.files.close()
+            self._journal.close()
+            self.disk.close()
+
+    # --- flush cycles -------------------------------------------------------------------------
+
+    async def _flush_forever(self) -> None:
+        try:
+            while await self._work_to_do():
+                gathered, self._gathered = self._gathered, Gathered()
+                try:
+                    await self._flush(gathered)
+                except Exception as error:
+                    self._answer(gathered, self._fail(error))
+                    return
+        except Exception as error:
+            self._fail(error)
+
+    async def _work_to_do(self) -> bool:
+        """Waits for the next cycle's work; False when the store closes and none is left."""
+        while not self._gathered.units:
+            if self._closing:
+                return False
+            self._work.clear()
+            await self._wait_for_work()
+        return True
+
+    async def _wait_for_work(self) -> None:
+        if self._sync is not Sync.INTERVAL or self._synced_through == self._journal.number - 1:
+            await self._work.wait()
+            return
+        try:
+            async with asyncio.timeout(self._sync_due_s()):
+                await self._work.wait()
+        except TimeoutError:
+            paths = frozenset(self._unsynced_paths)
+            await self.disk.run(lambda: self._sync_written(paths), "flush")
+            self._note_sync()
+
+    def _sync_due_s(self) -> float:
+        due = self._last_sync_s + self.options.sync_interval_ms / 1000
+        return max(0.0, due - asyncio.get_running_loop().time())
+
+    async def _flush(self, gathered: Gathered) -> None:
+        slot_bytes = self._journal.slot_bytes
+        cycle = Cycle(
+            gathered,
+            self.options.journal_inline_bytes,
+            min(limits.JOURNAL_FRAME_INLINE_BYTES, slot_bytes // 4),
+        )
+        if not cycle.empty:
+            place = await self._reserve(cycle.frame_bytes)
+            sync = self._sync is Sync.ALWAYS or self._must_sync(cycle)
+            paths = frozenset(self._unsynced_paths | cycle.referenced_paths)
+            await self.disk.run(lambda: self._write(cycle, place, paths, sync), "flush")
+            self._journal.advance(place, cycle.frame_bytes)
+            self._unsynced_paths |= paths
+            self._unsynced_offsets += cycle.offsets
+            if sync:
+                self._note_sync()
+        self._commit(cycle)
+        await self._write_back_if_due()
+
+    async def _write_back_if_due(self) -> None:
+        """Begun when enough waits; waited for only when it cannot keep up."""
+        if self._waiting.bytes < limits.WRITE_BACK_BYTES // 2:
+            return
+        if self._writing_back is None or self._writing_back.done():
+            self._writing_back = asyncio.create_task(
+                self._write_back_or_fail(), name="quackmq-write-back"
+            )
+        if self._waiting.bytes >= limits.WRITE_BACK_BYTES:
+            await self._writing_back
+
+    async def _write_back_or_fail(self) -> None:
+        waiting = self._waiting.waiting()
+        try:
+            await self.disk.run(lambda: self._write_waiting(waiting), "checkpoint")
+        except Exception as error:
+            self._fail(error)
+            return
+        self._waiting.done(waiting)
+        self._tail.shrink()
+
+    def _write_waiting(self, waiting: list[Waiting]) -> None:
+        """In the checkpoint lane."""
+        for _, chunks in waiting:
+            write_chunks(self.files, [chunk for chunk in chunks if not chunk.written])
+
+    async def _reserve(self, frame_bytes: int) -> Place:
+        while (place := self._journal.reserve(frame_bytes)) is None:
+            await self._start_checkpoint()
+            if self.failure is not None:
+                raise self.failure
+        return place
+
+    def _must_sync(self, cycle: Cycle) -> bool:
+        if self._unsynced_offsets + cycle.offsets >= limits.UNSYNCED_OFFSETS:
+            return True
+        return self._sync is Sync.INTERVAL and self._sync_due_s() == 0.0
+
+    def _write(self, cycle: Cycle, place: Place, paths: frozenset[str], sync: bool) -> None:
+        """In the flush lane. What the frame refers to is synced first, then the frame is written
+        and synced: the frame is the commit point."""
+        cycle.write_segments(self.files)
+        if sync:
+            for path in paths:
+                self.files.sync(path)
+        cycle.write_frame(
+            self._journal, place, self._sync, self.run, self._synced_through, self._salt
+        )
+        if sync:
+            self._journal.sync()
+
+    def _sync_written(self, paths: frozenset[str]) -> None:
+        """In the flush lane."""
+        for path in paths:
+            self.files.sync(path)
+        self._journal.sync()
+
+    def _note_sync(self) -> None:
+        self._synced_through = self._journal.number - 1
+        self._unsynced_offsets = 0
+        self._unsynced_paths.clear()
+        self._last_sync_s = asyncio.get_running_loop().time()
+
+    def _commit(self, cycle: Cycle) -> None:
+        """A cycle is durable: show it, and answer whoever waits."""
+        for share, descriptors in zip(cycle.shares, cycle.descriptors, strict=True):
+            size = 0
+            for chunk, descriptor in zip(share.chunks, descriptors, strict=True):
+                share.log.commit(descriptor)
+                chunk.producers.clear()
+                self._tail.add(share.log, chunk)
+                size += len(chunk.data)
+                if share.inline:
+                    self._waiting.add(share.log, chunk)
+                else:
+                    chunk.written = True
+            share.log.flying = []
+            self._touched.add(share.log)
+            share.log.notify(size)
+        for change, _ in cycle.gathered.changes:
+            self.durable.apply(change)
+            self._follow(change)
+        for log, first_offset in cycle.gathered.trims:
+            self._drop(log, log.trim(first_offset))
+            log.wake_all()
+        self.pending_bytes -= cycle.gathered.append_bytes
+        if self.pending_bytes <= limits.PENDING_BYTES:
+            self._room.set()
+        for future, result in cycle.gathered.units:
+            if not future.done():
+                future.set_result(result)
+        self._tail.shrink()
+        self._since_checkpoint += cycle.frame_bytes + cycle.gathered.append_bytes
+        self._checkpoint_if_due()
+
+    def _follow(self, change: Change) -> None:
+        match change:
+            case TopicPut(topic):
+                for partition in range(topic.partitions):
+                    key = PartitionKey(topic.id, partition)
+                    if key not in self.logs:
+                        self.logs[key] = PartitionLog(key, self.options, self.epoch)
+            case TopicDeleted(topic_id):
+                self._delete_logs(topic_id)
+
+    def _delete_logs(self, topic_id: uuid.UUID) -> None:
+        for key in [key for key in self.logs if key.topic_id == topic_id]:
+            log = self.logs.pop(key)
+            log.deleted = True
+            log.wake_all()
+            self._touched.discard(log)
+            self._drop(log, log.segments)
+        self._deleted_topics.append(f"{LOG_DIRECTORY}/{topic_id.hex}")
+
+    def _drop(self, log: PartitionLog, segments: Sequence[Segment]) -> None:
+        self._waiting.forget(log, segments)
+        for segment in segments:
+            self.reader.forget(segment)
+            self._garbage.append(segment)
+
+    def _fail(self, error: Exception) -> QuackError:
+        """No further write: nobody knows what of the last one is on disk."""
+        if self.failure is None:
+            self.failure = StoreReadOnly(
+                f"the store takes no further writes, because one failed ({error}); it can still "
+                "be read. Make room or mend the disk, then restart the broker"
+            )
+            self.failure.__cause__ = error
+            _logger.error("%s", self.failure, exc_info=error)
+            self._answer(self._gathered, self.failure)
+            self._gathered = Gathered()
+            self._room.set()
+        return self.failure
+
+    @staticmethod
+    def _answer(gathered: Gathered, error: QuackError) -> None:
+        for future, _ in gathered.units:
+            if not future.done():
+                future.set_exception(error)
+                future.exception()  # whoever no longer waits for it must not be warned of it
+
+    # --- checkpoints --------------------------------------------------------------------------
+
+    def _checkpoint_if_due(self) -> None:
+        moved_on = self._journal.place.slot != self._checkpoint_place.slot
+        if moved_on or self._since_checkpoint >= self.options.checkpoint_bytes:
+            self._start_checkpoint()
+        elif self._garbage or self._deleted_topics:
+            self._remove_soon()
+
+    def _remove_soon(self) -> None:
+        """Files go behind a checkpoint, so one is made for them, but not for each."""
+        if self._removal is None:
+            self._removal = asyncio.get_running_loop().call_later(
+                limits.GARBAGE_INTERVAL_MS / 1000, self._start_checkpoint
+            )
+
+    def _start_checkpoint(self) -> asyncio.Task[None]:
+        if self._checkpointing is None or self._checkpointing.done():
+            self._checkpointing = asyncio.create_task(
+                self._checkpoint_or_fail(), name="quackmq-checkpoint"
+            )
+        return self._checkpointing
+
+    async def _checkpoint_or_fail(self) -> None:
+        try:
+            await self._checkpoint(clean=False)
+        except Exception as error:
+            self._fail(error)
+
+    async def _checkpoint(self, *, clean: bool) -> None:
+        """What is captured here, without waiting, is the state behind the last committed frame."""
+        place, frame = self._journal.place, self._journal.number
+        indexes = [
+            (segment, segment.indexed, bytes(segment.pending))
+            for log in self._touched
+            for segment in log.segments
+            if segment.pending
+        ]
+        waiting = self._waiting.waiting()
+        standing = Standing(
+            self.run, self.epoch, clean, self.options.sync, self.disk.boot_id(), frame, place
+        )
+        content = checkpoint.encode(standing, self.durable, self.logs.values())
+        garbage, self._garbage = self._garbage, []
+        topics, self._deleted_topics = self._deleted_topics, []
+        self._touched.clear()
+        self._since_checkpoint = 0
+        if self._removal is not None:
+            self._removal.cancel()
+            self._removal = None
+        await self.disk.run(lambda: self._write_checkpoint(waiting, indexes, content), "checkpoint")
+        self._waiting.done(waiting)
+        self._tail.shrink()
+        for segment, _, entries in indexes:
+            segment.indexed += len(entries) // REGION_ENTRY_BYTES
+            del segment.pending[: len(entries)]
+        self._checkpoint_place = place
+        self._journal.release(place)
+        await self.disk.run(lambda: self._remove(garbage, topics), "checkpoint")
+
+    def _write_checkpoint(
+        self, waiting: list[Waiting], indexes: list[tuple[Segment, int, bytes]], content: bytes
+    ) -> None:
+        """In the checkpoint lane."""
+        self._write_waiting(waiting)
+        for segment, indexed, entries in indexes:
+            with self.files.borrow(segment.index_path, create=True) as file:
+                write_all(file, [entries], indexed * REGION_ENTRY_BYTES)
+            self.files.wrote(segment.index_path)
+        for path in self.files.dirty():
+            self.files.sync(path)
+        replace_file(self.disk, checkpoint.PATH, [content])
+
+    def _remove(self, segments: list[Segment], topics: list[str]) -> None:
+        """In the checkpoint lane: files that no checkpoint speaks of any more."""
+        for segment in segments:
+            for path in (segment.path, segment.index_path):
+                self.files.forget(path)
+                _remove_if_there(self.disk, path)
+        for directory in topics:
+            for name in self.disk.list(directory):
+                self.files.forget(f"{directory}/{name}")
+                _remove_if_there(self.disk, f"{directory}/{name}")
+            _remove_if_there(self.disk, directory)
+
+
+def _remove_if_there(disk: Disk, path: str) -> None:
+    try:
+        disk.remove(path)
+    except FileNotFoundError:
+        return

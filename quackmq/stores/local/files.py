@@ -1,0 +1,162 @@
+"""Open segment files: as many as the bound allows, closed only when nobody uses them, and never
+with un-synced bytes in them, because an error of writing them back may only be told to a
+descriptor that was open when it happened. Such an error is told once, to whoever syncs next,
+perhaps to a reader; so it is kept here, and every later sync fails with it.
+
+Any thread may call.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from quackmq.stores.local.disk import Disk, File
+
+
+class _Entry:
+    __slots__ = ("file", "forgotten", "users")
+
+    def __init__(self, file: File) -> None:
+        self.file = file
+        self.users = 0
+        self.forgotten = False
+
+
+class OpenFiles:
+    def __init__(self, disk: Disk, most: int) -> None:
+        self._disk = disk
+        self._most = most
+        self._lock = threading.Lock()
+        self._entries: OrderedDict[str, _Entry] = OrderedDict()
+        #: Paths with un-synced bytes, and the number of the last write to each.
+        self._dirty: dict[str, int] = {}
+        self._writes = 0
+        self._new_names: set[str] = set()
+        self._failure: OSError | None = None
+
+    @contextmanager
+    def borrow(self, path: str, *, create: bool = False) -> Iterator[File]:
+        """The file, open at least until the block ends. FileNotFoundError."""
+        entry = self._take(path, create)
+        try:
+            yield entry.file
+        finally:
+            self._give_back(path, entry)
+
+    def wrote(self, path: str) -> None:
+        """To be called after a write, not before it: a sync in between would not cover it."""
+        with self._lock:
+            self._writes += 1
+            self._dirty[path] = self._writes
+
+    def sync(self, path: str) -> None:
+        """Make a file and its name durable. Nothing to do if they are.
+
+        Whoever asks meanwhile is still told that it is not, and waits for a sync of its own."""
+        with self._lock:
+            covered = self._dirty.get(path)
+            new = path in self._new_names
+            failure = self._failure
+        if failure is not None:
+            raise failure
+        try:
+            if covered is not None:
+                with self.borrow(path) as file:
+                    file.sync()
+            if new:
+                self._disk.sync_directory(path.rpartition("/")[0])
+        except FileNotFoundError:  # removed meanwhile, with its topic or by a trim
+            self.forget(path)
+            return
+        except OSError as error:
+            self._failure = error
+            raise
+        with self._lock:
+            if self._dirty.get(path) == covered:
+                self._dirty.pop(path, None)
+            if new:
+                self._new_names.discard(path)
+
+    def dirty(self) -> list[str]:
+        with self._lock:
+            return sorted(self._dirty.keys() | self._new_names)
+
+    def forget(self, path: str) -> None:
+        """The file is about to be removed."""
+        with self._lock:
+            self._dirty.pop(path, None)
+            self._new_names.discard(path)
+            entry = self._entries.pop(path, None)
+            if entry is None:
+                return
+            entry.forgotten = True
+            if entry.users:
+                return
+        entry.file.close()
+
+    def close(self) -> None:
+        with self._lock:
+            entries = list(self._entries.values())
+            self._entries.clear()
+        for entry in entries:
+            entry.file.close()
+
+    def _take(self, path: str, create: bool) -> _Entry:
+        with self._lock:
+            entry = self._entries.get(path)
+            if entry is not None:
+                entry.users += 1
+                self._entries.move_to_end(path)
+                return entry
+        opened = _Entry(self._open(path, create))
+        with self._lock:
+            entry = self._entries.setdefault(path, opened)
+            entry.users += 1
+        if entry is not opened:  # another thread opened it at the same time
+            opened.file.close()
+        self._close_some()
+        return entry
+
+    def _open(self, path: str, create: bool) -> File:
+        try:
+            return self._disk.open(path)
+        except FileNotFoundError:
+            if not create:
+                raise
+        directory = path.rpartition("/")[0]
+        self._disk.make_directory(directory)
+        self._disk.sync_directory(directory.rpartition("/")[0])
+        file = self._disk.open(path, create=True)
+        with self._lock:
+            self._new_names.add(path)
+        return file
+
+    def _give_back(self, path: str, entry: _Entry) -> None:
+        with self._lock:
+            entry.users -= 1
+            last = entry.forgotten and not entry.users
+        if last:
+            entry.file.close()
+
+    def _close_some(self) -> None:
+        """Close the longest unused above the bound. One with un-synced bytes only if there is no
+        other, and synced first; if that fails, it stays, and the next who needs a sync is told."""
+        while True:
+            with self._lock:
+                if len(self._entries) <= self._most:
+                    return
+                unused = [path for path, entry in self._entries.items() if not entry.users]
+                path = next((path for path in unused if path not in self._dirty), None)
+                entry = None if path is None else self._entries.pop(path)
+            if entry is not None:
+                entry.file.close()
+                continue
+            if not unused:
+                return
+            try:
+                self.sync(unused[0])
+            except OSError:
+                return

@@ -1,0 +1,66 @@
+"""What a look into a data directory finds: values, and how those side by side become one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import TypeVar
+
+_Other = TypeVar("_Other")
+
+
+class Kind(StrEnum):
+    DAMAGE = "damage"  # bytes that were written, and are not as they were
+    POISON = "poison"  # a batch as its producer sent it, which nobody can decode
+    NOTE = "note"  # strange, and harmless
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something about bytes [start, end) of a file, or about the whole file."""
+
+    kind: Kind
+    path: str
+    what: str
+    start: int | None = None
+    end: int | None = None
+    #: Which offsets of a partition lie there, [first, next).
+    first_offset: int | None = None
+    next_offset: int | None = None
+
+    def __str__(self) -> str:
+        where = self.path
+        if self.start is not None:
+            where += f", bytes {self.start} to {self.end}"
+        if self.first_offset is not None and self.next_offset is not None:
+            where += f", offsets {self.first_offset} to {self.next_offset - 1}"
+        return f"{self.kind}: {where}: {self.what}"
+
+
+def merged(found: Iterable[_Other | Finding]) -> Iterator[_Other | Finding]:
+    """The same, but findings that lie side by side and say the same made one."""
+    last: Finding | None = None
+    for each in found:
+        if not isinstance(each, Finding):
+            if last is not None:
+                yield last
+            last = None
+            yield each
+        elif last is not None and _adjoin(last, each):
+            last = replace(last, end=each.end, next_offset=each.next_offset)
+        else:
+            if last is not None:
+                yield last
+            last = each
+    if last is not None:
+        yield last
+
+
+def _adjoin(first: Finding, second: Finding) -> bool:
+    return (
+        (first.kind, first.path, first.what) == (second.kind, second.path, second.what)
+        and first.end is not None
+        and first.end == second.start
+        and first.next_offset == second.first_offset
+    )

@@ -1,0 +1,323 @@
+"""The bytes of the local store's files. No I/O here, and no state.
+
+Frame: what one flush cycle commits, in a journal slot, on a 512-byte boundary (little endian).
+
+     0        4     5      6       8      16       24               32       36      40
+     +--------+-----+------+-------+------+--------+----------------+--------+-------+---------+
+     | "QJF1" | ver | sync | zero  | run  | number | synced through | length | crc   | payload |
+     |        | u8  | u8   | u16   | u64  | u64    | u64            | u32    | 32c   |         |
+     +--------+-----+------+-------+------+--------+----------------+--------+-------+---------+
+
+`number` grows by one from frame to frame; `run` grows each time the store is opened, so that a
+frame left over from an earlier life of the slot is never taken for a new one. `synced through` is
+the last frame that was known to be on disk when this one was written: if that frame is bad now, it
+was damaged afterwards and not torn by a crash. The checksum covers the header before it and the
+payload, and starts from the store's own salt, so that no published bytes can pass for a frame.
+
+The payload is a run of entries, each `kind u8, length u32`, then
+
+    APPEND     the descriptor below, its producers' batches, then the batches themselves
+    REFERENCE  the same, but the batches lie in the segment only, synced before the frame
+    CHANGE     a change of the catalog, as JSON (see catalog.py)
+    TRIM       topic id 16, partition u32, first offset u64
+
+Descriptor: where a chunk of whole batches lies. `CONTINUES` says that it extends the region that
+the partition's last chunk belongs to; `region crc` is the region's checksum up to its end.
+
+     topic id 16 | partition u32 | flags u32 | segment base u64 | position u64 | base offset u64
+     | next offset u64 | append time i64 | max timestamp i64 | length u32 | region crc u32
+     | leader epoch i32 | producer batches u32
+
+Region: one entry of a segment's index. A region is a run of whole batches of one leader epoch with
+offsets that follow each other; its checksum is checked whenever it is read.
+
+     base offset u64 | next offset u64 | position u64 | length u32 | data crc u32
+     | first append i64 | last append i64 | max timestamp i64 | leader epoch i32 | entry crc u32
+"""
+
+from __future__ import annotations
+
+import struct
+import uuid
+from collections.abc import Iterator, Sequence
+from enum import IntEnum
+from typing import Any, Final, NamedTuple
+
+import orjson
+from crc32c import crc32c
+
+from quackmq import limits
+from quackmq.errors import DamagedStore
+from quackmq.producers import Remembered
+from quackmq.record import Buffer
+from quackmq.topic import PartitionKey
+
+#: The version of everything in the directory. A newer one is refused.
+FORMAT_VERSION: Final = 1
+
+_FRAME: Final = struct.Struct("<4sBBHQQQII")
+FRAME_MAGIC: Final = b"QJF1"
+_CRC: Final = struct.Struct("<I")
+FRAME_HEADER_BYTES: Final = _FRAME.size
+_FRAME_CRC_POSITION: Final = _FRAME.size - _CRC.size
+_ENTRY: Final = struct.Struct("<BI")
+_DESCRIPTOR: Final = struct.Struct("<16sIIQQQQqqIIiI")
+_PRODUCER_BATCH: Final = struct.Struct("<qhiiQQq")
+_TRIM: Final = struct.Struct("<16sIQ")
+_REGION: Final = struct.Struct("<QQQIIqqqi")
+REGION_ENTRY_BYTES: Final = _REGION.size + _CRC.size
+_BASE_OFFSET: Final = struct.Struct("<Q")
+
+CONTINUES: Final = 1
+
+
+class Sync(IntEnum):
+    ALWAYS = 0
+    INTERVAL = 1
+    OS = 2
+
+
+class Kind(IntEnum):
+    APPEND = 1
+    REFERENCE = 2
+    CHANGE = 3
+    TRIM = 4
+
+
+class ProducerBatch(NamedTuple):
+    producer_id: int
+    epoch: int
+    batch: Remembered
+
+
+class Descriptor(NamedTuple):
+    key: PartitionKey
+    flags: int
+    segment_base: int
+    position: int
+    base_offset: int
+    next_offset: int
+    append_time_ms: int
+    max_timestamp_ms: int
+    length: int
+    region_crc: int
+    epoch: int
+    producers: tuple[ProducerBatch, ...]
+
+
+class AppendEntry(NamedTuple):
+    """`data` is None where the batches lie in the segment only."""
+
+    descriptor: Descriptor
+    data: memoryview | None
+
+
+class ChangeEntry(NamedTuple):
+    change: bytes
+
+
+class TrimEntry(NamedTuple):
+    key: PartitionKey
+    first_offset: int
+
+
+Entry = AppendEntry | ChangeEntry | TrimEntry
+
+
+class Frame(NamedTuple):
+    sync: Sync
+    run: int
+    number: int
+    synced_through: int
+    payload: memoryview
+    #: With its padding: where the next frame starts.
+    size: int
+
+
+class Region(NamedTuple):
+    base_offset: int
+    next_offset: int
+    position: int
+    length: int
+    data_crc: int
+    first_append_ms: int
+    last_append_ms: int
+    max_timestamp_ms: int
+    epoch: int
+
+    @property
+    def end(self) -> int:
+        return self.position + self.length
+
+
+# --- frames ----------------------------------------------------------------------------------
+
+
+def encode_frame(
+    sync: Sync, run: int, number: int, synced_through: int, payload: Sequence[Buffer], salt: int
+) -> bytes:
+    """A frame with its padding."""
+    body = b"".join(payload)
+    header = bytearray(
+        _FRAME.pack(FRAME_MAGIC, FORMAT_VERSION, sync, 0, run, number, synced_through, len(body), 0)
+    )
+    checksum = crc32c(body, crc32c(header[:_FRAME_CRC_POSITION], salt))
+    _CRC.pack_into(header, _FRAME_CRC_POSITION, checksum)
+    padding = frame_bytes(len(body)) - len(header) - len(body)
+    return b"".join((header, body, bytes(padding)))
+
+
+def parse_frame(data: Buffer, position: int, salt: int) -> Frame | None:
+    """The frame at `position`, or None if there is no good one."""
+    view = memoryview(data)
+    if position + FRAME_HEADER_BYTES > len(view):
+        return None
+    magic, version, sync, _, run, number, synced, length, checksum = _FRAME.unpack_from(
+        view, position
+    )
+    body = position + FRAME_HEADER_BYTES
+    if magic != FRAME_MAGIC or version != FORMAT_VERSION or sync not in tuple(Sync):
+        return None
+    if length > limits.JOURNAL_FRAME_BYTES or body + length > len(view):
+        return None
+    payload = view[body : body + length]
+    head = view[position : position + _FRAME_CRC_POSITION]
+    if crc32c(payload, crc32c(head, salt)) != checksum:
+        return None
+    return Frame(Sync(sync), run, number, synced, payload, frame_bytes(length))
+
+
+def append_bytes(producer_batches: int, data: int) -> int:
+    """The size of an entry of batches, `data` being 0 for a reference."""
+    producers = producer_batches * _PRODUCER_BATCH.size
+    return _ENTRY.size + _DESCRIPTOR.size + producers + data
+
+
+def change_bytes(change: int) -> int:
+    return _ENTRY.size + change
+
+
+TRIM_BYTES: Final = _ENTRY.size + _TRIM.size
+
+
+def frame_bytes(payload: int) -> int:
+    """The size of a frame with its padding."""
+    size = FRAME_HEADER_BYTES + payload
+    return size + -size % limits.JOURNAL_ALIGNMENT
+
+
+def encode_append(descriptor: Descriptor, data: Buffer | None) -> list[Buffer]:
+    producers = b"".join(
+        _PRODUCER_BATCH.pack(each.producer_id, each.epoch, *each.batch)
+        for each in descriptor.producers
+    )
+    head = _DESCRIPTOR.pack(
+        descriptor.key.topic_id.bytes,
+        descriptor.key.partition,
+        *descriptor[1:-1],
+        len(descriptor.producers),
+    )
+    kind = Kind.REFERENCE if data is None else Kind.APPEND
+    length = len(head) + len(producers) + (0 if data is None else len(data))
+    parts: list[Buffer] = [_ENTRY.pack(kind, length), head, producers]
+    if data is not None:
+        parts.append(data)
+    return parts
+
+
+def encode_change(change: bytes) -> list[Buffer]:
+    return [_ENTRY.pack(Kind.CHANGE, len(change)), change]
+
+
+def encode_trim(key: PartitionKey, first_offset: int) -> list[Buffer]:
+    body = _TRIM.pack(key.topic_id.bytes, key.partition, first_offset)
+    return [_ENTRY.pack(Kind.TRIM, len(body)), body]
+
+
+def entries(payload: memoryview) -> Iterator[Entry]:
+    """The entries of a frame whose checksum was good; DamagedStore if they are not whole."""
+    position = 0
+    while position < len(payload):
+        try:
+            kind, length = _ENTRY.unpack_from(payload, position)
+            position += _ENTRY.size
+            body = payload[position : position + length]
+            if len(body) != length:
+                raise ValueError(f"an entry of {length} bytes is cut off")
+            yield _parse_entry(kind, body)
+        except (struct.error, ValueError) as error:
+            raise DamagedStore(f"a journal frame's payload makes no sense: {error}") from error
+        position += length
+
+
+def _parse_entry(kind: int, body: memoryview) -> Entry:
+    if kind == Kind.CHANGE:
+        return ChangeEntry(bytes(body))
+    if kind == Kind.TRIM:
+        topic_id, partition, first_offset = _TRIM.unpack(body)
+        return TrimEntry(PartitionKey(uuid.UUID(bytes=topic_id), partition), first_offset)
+    if kind not in (Kind.APPEND, Kind.REFERENCE):
+        raise ValueError(f"unknown kind of entry {kind}")
+    topic_id, partition, *fields, count = _DESCRIPTOR.unpack_from(body)
+    position = _DESCRIPTOR.size
+    producers = []
+    for _ in range(count):
+        producer_id, epoch, *batch = _PRODUCER_BATCH.unpack_from(body, position)
+        producers.append(ProducerBatch(producer_id, epoch, Remembered(*batch)))
+        position += _PRODUCER_BATCH.size
+    key = PartitionKey(uuid.UUID(bytes=topic_id), partition)
+    descriptor = Descriptor._make((key, *fields, tuple(producers)))
+    if kind == Kind.REFERENCE:
+        return AppendEntry(descriptor, None)
+    data = body[position:]
+    if len(data) != descriptor.length:
+        raise ValueError(f"{len(data)} bytes of batches where {descriptor.length} were announced")
+    return AppendEntry(descriptor, data)
+
+
+# --- the index of a segment ------------------------------------------------------------------
+
+
+def encode_region(region: Region) -> bytes:
+    head = _REGION.pack(*region)
+    return head + _CRC.pack(crc32c(head))
+
+
+def parse_region(index: Buffer, number: int) -> Region | None:
+    """Entry `number` of an index, or None if its checksum is wrong."""
+    position = number * REGION_ENTRY_BYTES
+    head = memoryview(index)[position : position + _REGION.size]
+    (checksum,) = _CRC.unpack_from(index, position + _REGION.size)
+    return Region(*_REGION.unpack(head)) if crc32c(head) == checksum else None
+
+
+def base_offset_at(index: Buffer, number: int) -> int:
+    """The base offset of an entry that was checked before."""
+    offset: int = _BASE_OFFSET.unpack_from(index, number * REGION_ENTRY_BYTES)[0]
+    return offset
+
+
+# --- the checkpoint and the store's own file -------------------------------------------------
+
+_CHECKPOINT: Final = struct.Struct("<4sBxxxII")
+_CHECKPOINT_MAGIC: Final = b"QCP1"
+
+
+def encode_checkpoint(content: Any) -> bytes:
+    body = orjson.dumps(content)
+    return _CHECKPOINT.pack(_CHECKPOINT_MAGIC, FORMAT_VERSION, len(body), crc32c(body)) + body
+
+
+def decode_checkpoint(data: Buffer) -> Any:
+    """DamagedStore unless it is whole."""
+    view = memoryview(data)
+    try:
+        magic, version, length, checksum = _CHECKPOINT.unpack_from(view)
+    except struct.error:
+        raise DamagedStore(f"{len(view)} bytes are too few for a checkpoint") from None
+    body = view[_CHECKPOINT.size :]
+    if magic != _CHECKPOINT_MAGIC or version != FORMAT_VERSION:
+        raise DamagedStore("it does not begin like a checkpoint")
+    if len(body) != length or crc32c(body) != checksum:
+        raise DamagedStore(f"the checksum of its bytes {_CHECKPOINT.size} to {len(view)} is wrong")
+    return orjson.loads(body)

@@ -1,0 +1,245 @@
+"""Looking into a data directory as it lies there, without a broker and without changing a byte.
+
+An `Inspection` sees what recovery would see: the checkpoint, the journal behind it up to its end or
+up to damage in it, and segments as they would be after recovery (contents.py). Damage does not end
+it: what cannot be believed becomes a finding, and the rest is looked at all the same.
+
+Promised: nothing is written. StoreLocked, NewerFormat, UnusableDirectory and OSError say that the
+directory could not be looked at. Not promised: that bytes are sound for which nothing vouches;
+`verification` looks at all the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from quackmq import limits
+from quackmq.errors import DamagedStore, UnusableDirectory
+from quackmq.stores.catalog import Catalog
+from quackmq.stores.local import checkpoint
+from quackmq.stores.local.checkpoint import Standing
+from quackmq.stores.local.contents import Contents
+from quackmq.stores.local.disk import Disk, read_all
+from quackmq.stores.local.findings import Finding, Kind
+from quackmq.stores.local.format import (
+    FRAME_HEADER_BYTES,
+    FRAME_MAGIC,
+    AppendEntry,
+    Descriptor,
+    Frame,
+    entries,
+    parse_frame,
+)
+from quackmq.stores.local.journal import Damage, Place, Scan, good_frames, read_slot, slot_path
+from quackmq.stores.local.log import PartitionLog
+from quackmq.stores.local.opening import LOCK_PATH, holds_data
+from quackmq.stores.local.options import LocalOptions
+from quackmq.stores.local.recovery import (
+    META_PATH,
+    Meta,
+    Recovered,
+    read_checkpoint,
+    read_meta,
+    replay,
+)
+from quackmq.topic import PartitionKey
+
+
+class FrameAt(NamedTuple):
+    place: Place
+    frame: Frame
+    #: Whether the checkpoint does not cover it: recovery would replay it.
+    behind_checkpoint: bool
+
+
+class Inspection:
+    """Who may call: one thread. Takes the directory's lock, shared with others that only read; it
+    is held until the disk is closed."""
+
+    def __init__(self, disk: Disk) -> None:
+        """StoreLocked, NewerFormat, UnusableDirectory, OSError."""
+        self.disk = disk
+        self.findings: list[Finding] = []
+        #: None where the file is damaged.
+        self.meta: Meta | None = None
+        self.checkpoint: Standing | None = None
+        self.catalog = Catalog()
+        self.logs: dict[PartitionKey, PartitionLog] = {}
+        #: Frames that recovery would replay.
+        self.frames = 0
+        #: From frames behind damage: where batches lie in segments.
+        self.stranded: list[Descriptor] = []
+        self.contents = Contents(disk)
+        disk.lock(LOCK_PATH)
+        self._look()
+
+    def close(self) -> None:
+        self.contents.close()
+
+    @property
+    def damaged(self) -> bool:
+        return any(finding.kind is Kind.DAMAGE for finding in self.findings)
+
+    def _look(self) -> None:
+        try:
+            self.meta = read_meta(self.disk)
+            if self.meta is None:
+                self._miss_meta()
+        except DamagedStore as error:
+            self._damage(META_PATH, str(error))
+        options = LocalOptions()
+        try:
+            self.checkpoint, self.catalog, self.logs = read_checkpoint(self.disk, options)
+        except DamagedStore as error:
+            self._damage(checkpoint.PATH, str(error))
+            return
+        if not self.checkpoint.clean:
+            self._replay(self.checkpoint, options)
+
+    def _miss_meta(self) -> None:
+        if not holds_data(self.disk):
+            raise UnusableDirectory(
+                f"there is no {META_PATH}: this is no QuackMQ directory, or one whose making was "
+                "cut short and that holds no data yet"
+            )
+        self._damage(META_PATH, "the file is missing: restore it from a copy")
+
+    def _damage(self, path: str, what: str, start: int = 0) -> None:
+        """From `start` to the end of a file."""
+        what = what.removeprefix(f"{path}: ").removeprefix(f"{path} is damaged: ")
+        size = self.size(path)
+        if size is None:
+            self.findings.append(Finding(Kind.DAMAGE, path, what))
+        else:
+            self.findings.append(Finding(Kind.DAMAGE, path, what, start, size))
+
+    def size(self, path: str) -> int | None:
+        """None if the file is missing."""
+        try:
+            file = self.disk.open(path)
+        except FileNotFoundError:
+            return None
+        try:
+            return file.size()
+        finally:
+            file.close()
+
+    # --- the journal --------------------------------------------------------------------------
+
+    def _replay(self, standing: Standing, options: LocalOptions) -> None:
+        path, position = slot_path(standing.place.slot), standing.place.position
+        if self.meta is None:
+            what = f"which frames are there cannot be told without {META_PATH}"
+            self.findings.append(Finding(Kind.NOTE, path, what, position, self.size(path)))
+            return
+        recovered = Recovered(self.meta, standing, self.catalog, self.logs)
+        damage = None
+        try:
+            damage = replay(self.disk, options, recovered)
+        except DamagedStore as error:
+            self._damage(path, str(error), position)
+        self.frames = recovered.frames
+        for write in recovered.writes:
+            self.contents.overlay(write)
+        if damage is not None:
+            self._go_on_behind(damage, self.meta, standing.run)
+        elif not self.damaged:
+            self._look_at_the_end(recovered, self.meta)
+
+    def _go_on_behind(self, damage: Damage, meta: Meta, run: int) -> None:
+        """Frames behind damage cannot be replayed, but they can be damaged too, and so can what
+        they refer to."""
+        following: Damage | None = damage
+        while following is not None:
+            self._name(following)
+            scan = Scan(
+                self.disk,
+                slots=meta.slots,
+                start=following.resumes,
+                run=run,
+                number=following.last_number + 1,
+                salt=meta.salt,
+            )
+            for frame in scan.frames():
+                self._strand(frame, scan.place)
+            following = scan.damage
+
+    def _name(self, damage: Damage) -> None:
+        what = (
+            f"frames {damage.first_number} to {damage.last_number} of the journal were on disk "
+            "and are damaged now; they held acknowledged data"
+        )
+        for slot, start, end in damage.ranges:
+            path = slot_path(slot)
+            if end:
+                self.findings.append(Finding(Kind.DAMAGE, path, what, start, end))
+            else:
+                self.findings.append(Finding(Kind.DAMAGE, path, f"the file is missing: {what}"))
+
+    def _strand(self, frame: Frame, place: Place) -> None:
+        try:
+            self.stranded += [
+                entry.descriptor
+                for entry in entries(frame.payload)
+                if isinstance(entry, AppendEntry) and entry.data is None
+            ]
+        except DamagedStore as error:
+            path, start = slot_path(place.slot), place.position
+            finding = Finding(Kind.DAMAGE, path, str(error), start, start + frame.size)
+            self.findings.append(finding)
+
+    def _look_at_the_end(self, recovered: Recovered, meta: Meta) -> None:
+        end = recovered.standing
+        path = slot_path(end.place.slot)
+        if recovered.abandoned:
+            what = (
+                f"{recovered.abandoned} frames from number {end.frame} on were never known to be "
+                f"on disk (sync = {end.sync}), and will be cut off"
+            )
+            finding = Finding(Kind.NOTE, path, what, end.place.position, self.size(path))
+            self.findings.append(finding)
+            return
+        for place in (end.place, Place((end.place.slot + 1) % meta.slots, 0)):
+            if _begins_frame(self.disk, place, meta.salt):
+                path, position = slot_path(place.slot), place.position
+                what = (
+                    f"frame {end.frame}, the last one, is not whole: a crash while it was being "
+                    "written leaves this. It was not acknowledged, and will be cut off"
+                )
+                self.findings.append(Finding(Kind.NOTE, path, what, position, self.size(path)))
+
+    def journal(self) -> Iterator[FrameAt | Finding]:
+        """Every good frame in the journal's slots, in the order of their bytes, and between them
+        what is wrong there."""
+        for slot in range(self.meta.slots if self.meta is not None else 0):
+            path = slot_path(slot)
+            wrong = [finding for finding in self.findings if finding.path == path]
+            wrong.sort(key=lambda finding: finding.start or 0)
+            assert self.meta is not None
+            for position, frame in good_frames(read_slot(self.disk, slot), 0, self.meta.salt):
+                while wrong and (wrong[0].start or 0) <= position:
+                    yield wrong.pop(0)
+                yield FrameAt(Place(slot, position), frame, self._is_behind(frame))
+            yield from wrong
+
+    def _is_behind(self, frame: Frame) -> bool:
+        standing = self.checkpoint
+        if standing is None or standing.clean:
+            return False
+        return frame.run == standing.run and frame.number >= standing.frame
+
+
+def _begins_frame(disk: Disk, place: Place, salt: int) -> bool:
+    """Whether something that is no frame begins like one."""
+    try:
+        file = disk.open(slot_path(place.slot))
+    except FileNotFoundError:
+        return False
+    try:
+        if read_all(file, len(FRAME_MAGIC), place.position) != FRAME_MAGIC:
+            return False
+        length = FRAME_HEADER_BYTES + limits.JOURNAL_FRAME_BYTES
+        return parse_frame(read_all(file, length, place.position), 0, salt) is None
+    finally:
+        file.close()

@@ -1,0 +1,225 @@
+"""The journal: a ring of slots into which every flush cycle writes one frame. The commit point.
+
+Slots are files that are written over again and again: writing over old bytes costs a fraction of
+growing a file, because only data has to reach the disk. A slot is used again only after a
+checkpoint covers all that it holds. A frame that does not fit behind the last one starts the next
+slot; a reader that finds no good frame looks there before it believes in the end.
+
+`Journal` is the writing side. The loop reserves a place for a frame and counts frames; the flush
+lane writes and syncs; one frame is on its way at a time. `scan` is the reading side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from quackmq import limits
+from quackmq.stores.local.disk import Disk, File, read_all, write_all
+from quackmq.stores.local.format import FRAME_MAGIC, Frame, parse_frame
+
+DIRECTORY = "journal"
+
+
+class Place(NamedTuple):
+    slot: int
+    position: int
+
+
+class Journal:
+    def __init__(self, disk: Disk, *, slot_bytes: int, slots: int, start: Place, number: int):
+        self._disk = disk
+        self.slot_bytes = slot_bytes
+        self._slots = slots
+        self._files: dict[int, File] = {}
+        self._unsynced: set[int] = set()
+        #: Where the next frame goes unless it must move on to the next slot.
+        self.place = start
+        #: The number of the next frame.
+        self.number = number
+        #: The slot where recovery would start; not to be written over.
+        self._oldest_slot = start.slot
+
+    # --- on the loop ------------------------------------------------------------------------
+
+    def reserve(self, size: int) -> Place | None:
+        """The place for a frame of `size` bytes; None until a checkpoint frees a slot."""
+        assert size <= self.slot_bytes, f"a frame of {size} bytes"
+        if self.place.position + size <= self.slot_bytes:
+            return self.place
+        slot = (self.place.slot + 1) % self._slots
+        return None if slot == self._oldest_slot else Place(slot, 0)
+
+    def advance(self, place: Place, size: int) -> None:
+        """The frame at `place` is committed."""
+        self.place = Place(place.slot, place.position + size)
+        self.number += 1
+
+    def release(self, before: Place) -> None:
+        """A checkpoint says that recovery starts at `before`: older slots may be written over."""
+        self._oldest_slot = before.slot
+
+    # --- in the flush lane ------------------------------------------------------------------
+
+    def write(self, place: Place, frame: bytes) -> None:
+        file = self._files.get(place.slot)
+        if file is None:
+            file = self._files[place.slot] = self._disk.open(slot_path(place.slot), create=True)
+            self._disk.sync_directory(DIRECTORY)
+        write_all(file, [frame], place.position)
+        self._unsynced.add(place.slot)
+
+    def sync(self) -> None:
+        for slot in tuple(self._unsynced):
+            self._files[slot].sync()
+            self._unsynced.discard(slot)
+
+    def close(self) -> None:
+        for file in self._files.values():
+            file.close()
+        self._files.clear()
+
+
+def slot_path(slot: int) -> str:
+    return f"{DIRECTORY}/{slot}"
+
+
+class SlotRange(NamedTuple):
+    slot: int
+    start: int
+    end: int
+
+    def __str__(self) -> str:
+        if not self.end:
+            return f"{slot_path(self.slot)}, which is missing or empty,"
+        return f"{slot_path(self.slot)}, bytes {self.start} to {self.end}"
+
+
+class Damage(NamedTuple):
+    """Bytes that held frames which were synced, and hold none now; behind them, the next good one.
+
+    The ranges are exact as far as can be told: where a frame that is gone began or ended, nothing
+    says but its neighbours."""
+
+    ranges: tuple[SlotRange, ...]
+    first_number: int
+    last_number: int
+    resumes: Place
+
+    def __str__(self) -> str:
+        frames = (
+            f"frame {self.first_number}"
+            if self.first_number == self.last_number
+            else f"frames {self.first_number} to {self.last_number}"
+        )
+        return f"{' and '.join(map(str, self.ranges))} ({frames})"
+
+
+class Scan:
+    """The frames from a place on, in order. When they are at an end, `place` and `number` say
+    where the next one goes, and `damage` names what lies before a frame that is still good."""
+
+    def __init__(
+        self, disk: Disk, *, slots: int, start: Place, run: int, number: int, salt: int
+    ) -> None:
+        self._disk = disk
+        self._slots = slots
+        self._run = run
+        self._salt = salt
+        self._data: dict[int, bytes] = {}
+        self.place = start
+        self.number = number
+        self.damage: Damage | None = None
+        #: Frames after the end that were written but not all synced (weak modes only).
+        self.abandoned = 0
+
+    def frames(self) -> Iterator[Frame]:
+        moved = 0
+        while True:
+            frame = self._frame_at(self.place, self.number)
+            if frame is None and moved < self._slots:
+                following = Place((self.place.slot + 1) % self._slots, 0)
+                frame = self._frame_at(following, self.number)
+                if frame is not None:
+                    self._data.pop(self.place.slot, None)
+                    self.place = following
+                    moved += 1
+            if frame is None:
+                break
+            yield frame
+            self.place = Place(self.place.slot, self.place.position + frame.size)
+            self.number += 1
+        self._look_behind_the_end()
+        self._data.clear()
+
+    def _frame_at(self, place: Place, number: int) -> Frame | None:
+        frame = parse_frame(self._slot(place.slot), place.position, self._salt)
+        if frame is None or frame.run != self._run or frame.number != number:
+            return None
+        return frame
+
+    def _slot(self, slot: int) -> bytes:
+        if slot not in self._data:
+            self._data[slot] = read_slot(self._disk, slot)
+        return self._data[slot]
+
+    def _look_behind_the_end(self) -> None:
+        """A later frame of this run that was written after the missing one was synced proves that
+        the missing one was there. Without such a witness, the end is the end."""
+        later: list[tuple[int, Place]] = []
+        synced_through = 0
+        for step in range(self._slots):
+            slot = (self.place.slot + step) % self._slots
+            start = 0 if step else self.place.position
+            empty = True
+            for position, frame in good_frames(self._slot(slot), start, self._salt):
+                empty = False
+                if frame.run == self._run and frame.number > self.number:
+                    later.append((frame.number, Place(slot, position)))
+                    synced_through = max(synced_through, frame.synced_through)
+            if step and not empty:
+                break  # only a slot that is lost as a whole can hide the next one
+        self.abandoned = len(later)
+        if later and synced_through >= self.number:
+            number, resumes = min(later)
+            ranges = tuple(self._ranges_before(number, resumes))
+            self.damage = Damage(ranges, self.number, number - 1, resumes)
+
+    def _ranges_before(self, number: int, resumes: Place) -> Iterator[SlotRange]:
+        """From the end to the next good frame."""
+        slot, start = self.place
+        if slot == resumes.slot:
+            yield SlotRange(slot, start, resumes.position)
+            return
+        # One frame that is missing from the beginning of the slot with the good one lay there.
+        if number > self.number + 1 or not resumes.position:
+            if start < len(self._slot(slot)):
+                yield SlotRange(slot, start, len(self._slot(slot)))
+            while (slot := (slot + 1) % self._slots) != resumes.slot:
+                yield SlotRange(slot, 0, len(self._slot(slot)))
+        if resumes.position:
+            yield SlotRange(resumes.slot, 0, resumes.position)
+
+
+def good_frames(data: bytes, start: int, salt: int) -> Iterator[tuple[int, Frame]]:
+    """Every good frame of a slot from a position on, of whatever run, and where it lies."""
+    position = data.find(FRAME_MAGIC, start)
+    while position >= 0:
+        frame = None
+        if position % limits.JOURNAL_ALIGNMENT == 0:
+            frame = parse_frame(data, position, salt)
+        if frame is not None:
+            yield position, frame
+        position = data.find(FRAME_MAGIC, position + (1 if frame is None else frame.size))
+
+
+def read_slot(disk: Disk, slot: int) -> bytes:
+    """The whole content; nothing if the slot was never used."""
+    try:
+        file = disk.open(slot_path(slot))
+    except FileNotFoundError:
+        return b""
+    try:
+        return read_all(file, file.size(), 0)
+    finally:
+        file.close()

@@ -1,0 +1,320 @@
+"""A partition's log: it owns its segments, gives out offsets and places, and knows what is durable.
+
+A batch goes through three steps. `accept` gives it an offset and copies it into a chunk that waits
+for the next flush cycle. `plan` gives the chunks of a cycle their places in the segments. `commit`
+says that a chunk is durable: only then can readers see it. Reading is planned here, from what is
+committed, and carried out in segment.py.
+
+Who may call: the loop. No I/O happens here.
+"""
+
+from __future__ import annotations
+
+import bisect
+from typing import NamedTuple
+
+from quackmq import limits, producers
+from quackmq.producers import Producer, Remembered
+from quackmq.record import NO_PRODUCER_ID, Batch, stamp
+from quackmq.stores.local.format import CONTINUES, Descriptor, ProducerBatch, Region
+from quackmq.stores.local.options import LocalOptions
+from quackmq.stores.local.segment import Plan, Segment
+from quackmq.stores.local.tail import Chunk, PartitionTail
+from quackmq.stores.local.waiting import Waiter
+from quackmq.topic import Appended, PartitionKey
+
+
+class PlannedRegion(NamedTuple):
+    base_offset: int
+    length: int
+    started_ms: int
+
+
+class PartitionLog:
+    __slots__ = (
+        "_options",
+        "deleted",
+        "end",
+        "epoch",
+        "first_offset",
+        "flushed_crc",
+        "flying",
+        "key",
+        "pending",
+        "planned_region",
+        "producers",
+        "readable",
+        "segments",
+        "submitted",
+        "tail",
+        "unwritten",
+        "waiters",
+    )
+
+    def __init__(self, key: PartitionKey, options: LocalOptions, epoch: int) -> None:
+        self.key = key
+        self._options = options
+        self.epoch = epoch
+        #: Readers see [first_offset, readable); offsets are given out from `end` on.
+        self.first_offset = 0
+        self.readable = 0
+        self.end = 0
+        self.segments: list[Segment] = []
+        self.pending: list[Chunk] = []
+        self.tail = PartitionTail()
+        #: Chunks that have a place and are not committed yet.
+        self.flying: list[Chunk] = []
+        #: Committed chunks that are not in their segments yet (writeback.py).
+        self.unwritten: list[Chunk] = []
+        #: Producers by id, the longest silent first: of what is durable, and of what is ahead.
+        self.producers: dict[int, Producer] = {}
+        self.submitted: dict[int, Producer] = {}
+        self.waiters: set[Waiter] = set()
+        self.deleted = False
+        #: The region that the last planned chunk belongs to.
+        self.planned_region: PlannedRegion | None = None
+        #: The checksum of that region so far. Belongs to the flush lane.
+        self.flushed_crc = 0
+
+    # --- taking batches -----------------------------------------------------------------------
+
+    def check(
+        self, batch: Batch, base_offset: int, now_ms: int, ahead: dict[int, Producer]
+    ) -> Producer | Remembered | None:
+        """What `producers.advance` says of a batch; None for one without a producer.
+
+        `ahead` are states that batches of the same unit made, which are not taken yet.
+        """
+        if batch.producer_id == NO_PRODUCER_ID:
+            return None
+        state = ahead.get(batch.producer_id) or self._producer(batch)
+        return producers.advance(state, batch, base_offset, now_ms)
+
+    def is_repeat(self, batch: Batch) -> bool:
+        return producers.is_repeat(self._producer(batch), batch)
+
+    def _producer(self, batch: Batch) -> Producer | None:
+        known = self.submitted.get(batch.producer_id)
+        return known or self.producers.get(batch.producer_id)
+
+    def accept(self, batch: Batch, now_ms: int, producer: Producer | None) -> Appended:
+        """Give a batch its offset and copy it. It must have been checked."""
+        base_offset = self.end
+        chunk = self.pending[-1] if self.pending else None
+        if (
+            chunk is None
+            or len(chunk.data) >= self._options.chunk_bytes
+            or chunk.append_time_ms != now_ms
+            or len(chunk.data) + batch.size > self._options.segment_bytes
+        ):
+            chunk = Chunk(bytearray(batch.view), base_offset, now_ms)
+            self.pending.append(chunk)
+            position = 0
+        else:
+            position = len(chunk.data)
+            chunk.data += batch.view
+        stamp(chunk.data, position, base_offset, self.epoch)
+        self.end = base_offset + batch.last_offset_delta + 1
+        chunk.next_offset = self.end
+        chunk.batches += 1
+        if batch.max_timestamp > chunk.max_timestamp_ms:
+            chunk.max_timestamp_ms = batch.max_timestamp
+        if producer is not None:
+            self.submitted[producer.producer_id] = producer
+            chunk.producers[producer.producer_id] = producer
+        return Appended(base_offset, self.end, now_ms, self.first_offset)
+
+    # --- flush cycles -------------------------------------------------------------------------
+
+    def plan(self) -> list[Chunk]:
+        """The chunks that wait, each with its place. They will be committed in this order."""
+        self.flying, self.pending = self.pending, []
+        for chunk in self.flying:
+            self._place(chunk)
+            chunk.producer_batches = tuple(
+                ProducerBatch(producer.producer_id, producer.epoch, batch)
+                for producer in chunk.producers.values()
+                for batch in producer.batches
+                if batch.base_offset >= chunk.base_offset
+            )
+        return self.flying
+
+    def _place(self, chunk: Chunk) -> None:
+        size = len(chunk.data)
+        segment = self.segments[-1] if self.segments else None
+        if segment is None or (
+            segment.planned and segment.planned + size > self._options.segment_bytes
+        ):
+            segment = Segment(self.key, chunk.base_offset)
+            self.segments.append(segment)
+            self.planned_region = None
+        chunk.segment = segment
+        chunk.position = segment.planned
+        segment.planned += size
+        region = self.planned_region
+        if region is not None:
+            chunk.continues = (
+                region.length < self._options.region_bytes
+                and chunk.append_time_ms - region.started_ms < limits.REGION_MS
+            )
+        if region is not None and chunk.continues:
+            self.planned_region = PlannedRegion(
+                region.base_offset, region.length + size, region.started_ms
+            )
+        else:
+            self.planned_region = PlannedRegion(chunk.base_offset, size, chunk.append_time_ms)
+        chunk.region_base = self.planned_region.base_offset
+
+    def descriptor(self, chunk: Chunk) -> Descriptor:
+        return Descriptor(
+            self.key,
+            CONTINUES if chunk.continues else 0,
+            chunk.segment.base_offset,
+            chunk.position,
+            chunk.base_offset,
+            chunk.next_offset,
+            chunk.append_time_ms,
+            chunk.max_timestamp_ms,
+            len(chunk.data),
+            chunk.region_crc,
+            self.epoch,
+            chunk.producer_batches,
+        )
+
+    def commit(self, chunk: Descriptor) -> None:
+        """A chunk is durable: from now on it is read, and its producers' repeats are known."""
+        segment = self.segment_with_base(chunk.segment_base)
+        if segment is not self.segments[0] and not segment.size:
+            self.segments[self.segments.index(segment) - 1].seal()
+        segment.extend(
+            Region(
+                chunk.base_offset,
+                chunk.next_offset,
+                chunk.position,
+                chunk.length,
+                chunk.region_crc,
+                chunk.append_time_ms,
+                chunk.append_time_ms,
+                chunk.max_timestamp_ms,
+                chunk.epoch,
+            ),
+            bool(chunk.flags & CONTINUES),
+        )
+        self.readable = chunk.next_offset
+        for each in chunk.producers:
+            self._remember(each)
+
+    def _remember(self, each: ProducerBatch) -> None:
+        state = producers.replay(
+            self.producers.pop(each.producer_id, None), each.producer_id, each.epoch, each.batch
+        )
+        self.producers[each.producer_id] = state
+        ahead = self.submitted.get(each.producer_id)
+        if ahead is not None and ahead.batches[-1] == each.batch:
+            del self.submitted[each.producer_id]
+        for forgotten in producers.expired(self.producers, each.batch.append_time_ms):
+            del self.producers[forgotten]
+
+    def segment_with_base(self, base_offset: int) -> Segment:
+        """The segment with this base offset: nearly always the last one. A new one if there is
+        none yet, which happens in recovery."""
+        for segment in reversed(self.segments):
+            if segment.base_offset == base_offset:
+                return segment
+            if segment.base_offset < base_offset:
+                break
+        segment = Segment(self.key, base_offset)
+        bisect.insort(self.segments, segment, key=_base_offset)
+        return segment
+
+    # --- reading ------------------------------------------------------------------------------
+
+    def segment_for(self, offset: int) -> Segment | None:
+        """The segment that holds `offset`, or the next one behind a gap; None if there is none."""
+        at = bisect.bisect_right(self.segments, offset, key=_base_offset) - 1
+        for number in range(max(at, 0), len(self.segments)):
+            following = self.segments[number + 1 : number + 2]
+            if self.segments[number].size and (not following or offset < following[0].base_offset):
+                return self.segments[number]
+        return None
+
+    def needs_index(self, segment: Segment, offset: int) -> bool:
+        if not segment.indexed:
+            return False
+        pending_base = segment.pending_base
+        return pending_base is None or offset < pending_base
+
+    def plan_read(
+        self, segment: Segment, index: bytes, offset: int, max_bytes: int, first_max_bytes: int
+    ) -> Plan | None:
+        """The regions to read, all of one segment; None if the segment has none from `offset` on.
+        The first one may not be written yet if there is a gap before it."""
+        regions: list[Region] = []
+        size = 0
+        for region in segment.regions(offset, index):
+            if regions and (region.position != regions[-1].end or not self.is_written(region)):
+                break
+            length = _bytes_from(region, offset)
+            if regions and size >= max_bytes // 2 and size + length > max_bytes:
+                break  # most of it would be read for nothing
+            regions.append(region)
+            size += length
+        if not regions:
+            return None
+        return Plan(segment.path, tuple(regions), offset, max_bytes, first_max_bytes)
+
+    def is_written(self, region: Region) -> bool:
+        """Whether the segment holds all of a region."""
+        return not self.unwritten or region.next_offset <= self.unwritten[0].base_offset
+
+    def can_spare(self, chunk: Chunk) -> bool:
+        """Whether the tail may let go of its oldest chunk here. A segment is read in whole regions,
+        so it must hold all of the chunk's region; and the region must not grow any more, since what
+        is added to it would be in the tail only."""
+        if not chunk.written:
+            return False
+        for absent in (self.unwritten, self.flying):
+            if absent and absent[0].region_base <= chunk.base_offset:
+                return False
+        if self.planned_region is not None:
+            if self.planned_region.base_offset <= chunk.base_offset:
+                self.planned_region = None
+        return True
+
+    def notify(self, appended_bytes: int) -> None:
+        for waiter in tuple(self.waiters):
+            waiter.notify(appended_bytes)
+
+    def wake_all(self) -> None:
+        for waiter in tuple(self.waiters):
+            waiter.wake()
+
+    # --- trimming -----------------------------------------------------------------------------
+
+    def trim(self, first_offset: int) -> list[Segment]:
+        """Move the beginning; the segments that are no longer part of the log."""
+        self.first_offset = max(self.first_offset, first_offset)
+        gone: list[Segment] = []
+        while len(self.segments) > 1 and self.segments[1].base_offset <= self.first_offset:
+            if not self.segments[1].size:
+                break  # its first chunk is still on its way
+            gone.append(self.segments.pop(0))
+        return gone
+
+    @property
+    def size(self) -> int:
+        """Bytes at rest, of whole segments."""
+        return sum(segment.size for segment in self.segments)
+
+
+def _bytes_from(region: Region, offset: int) -> int:
+    """About how many bytes of a region lie behind an offset."""
+    if offset <= region.base_offset:
+        return region.length
+    return (
+        region.length * (region.next_offset - offset) // (region.next_offset - region.base_offset)
+    )
+
+
+def _base_offset(segment: Segment) -> int:
+    return segment.base_offset

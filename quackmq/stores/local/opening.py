@@ -1,0 +1,147 @@
+"""Opening a directory: make it if it is new, recover what it holds, begin a new run.
+
+A crash while a directory is being made leaves one without `quackmq.json`, which is made again from
+the start. A crash while one is being opened leaves the old checkpoint or the new one; both are
+right, because until the new one is in place nothing is written but bytes that the journal holds.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import uuid
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final
+
+from quackmq import limits
+from quackmq.errors import DamagedStore, UnusableDirectory
+from quackmq.stores.catalog import Catalog
+from quackmq.stores.local import checkpoint, recovery
+from quackmq.stores.local.checkpoint import Standing
+from quackmq.stores.local.disk import Disk, read_file, replace_file, write_all
+from quackmq.stores.local.engine import Engine
+from quackmq.stores.local.journal import DIRECTORY as JOURNAL_DIRECTORY
+from quackmq.stores.local.journal import Place, slot_path
+from quackmq.stores.local.options import LocalOptions
+from quackmq.stores.local.recovery import META_PATH, Meta, Recovered
+from quackmq.stores.local.segment import DIRECTORY as LOG_DIRECTORY
+
+_logger = logging.getLogger("quackmq.store")
+LOCK_PATH: Final = "lock"
+#: What may lie in a directory whose making was cut short.
+_BEGINNINGS: Final = {
+    LOCK_PATH,
+    JOURNAL_DIRECTORY,
+    LOG_DIRECTORY,
+    checkpoint.PATH,
+    f"{checkpoint.PATH}.new",
+    f"{META_PATH}.new",
+}
+
+
+async def open_engine(
+    disk: Disk, options: LocalOptions, now_ms: Callable[[], int]
+) -> tuple[Engine, Meta]:
+    if recovery.read_meta(disk) is None:
+        _check_new(disk)
+    disk.lock(LOCK_PATH)
+    if recovery.read_meta(disk) is None:
+        _make(disk, options)
+    recovered = recovery.recover(disk, options)
+    clean = recovered.standing.clean
+    if not clean:
+        _logger.info(
+            "the store was not closed: %d frames replayed, %d cut off",
+            recovered.frames,
+            recovered.abandoned,
+        )
+    _begin_run(disk, recovered)
+    engine = Engine(disk, options, now_ms, recovered)
+    _write_recovered(engine, recovered)
+    await engine.start()
+    if not clean:
+        _sweep(disk, engine)
+    return engine, recovered.meta
+
+
+def _check_new(disk: Disk) -> None:
+    strange = set(disk.list("")) - _BEGINNINGS
+    if strange:
+        raise UnusableDirectory(
+            f"the directory is not empty and holds no QuackMQ data (there is {min(strange)!r}): "
+            "name an empty or a new one"
+        )
+    if holds_data(disk):
+        raise DamagedStore(
+            f"{META_PATH} is missing, and there is data that it belongs to: restore it from a copy"
+        )
+
+
+def holds_data(disk: Disk) -> bool:
+    """Whether anything was ever written here: not by the making of a directory."""
+    slots = (f"{JOURNAL_DIRECTORY}/{name}" for name in disk.list(JOURNAL_DIRECTORY))
+    return bool(disk.list(LOG_DIRECTORY)) or any(read_file(disk, slot) for slot in slots)
+
+
+def _make(disk: Disk, options: LocalOptions) -> None:
+    """The file with the format version comes last: without it there is no store."""
+    disk.make_directory(JOURNAL_DIRECTORY)
+    disk.make_directory(LOG_DIRECTORY)
+    disk.sync_directory("")
+    start = Place(0, 0)
+    # The slot that a checkpoint names is always there, so that one that is missing is noticed.
+    disk.open(slot_path(start.slot), create=True).close()
+    disk.sync_directory(JOURNAL_DIRECTORY)
+    standing = Standing(0, 0, True, options.sync, disk.boot_id(), 1, start)
+    replace_file(disk, checkpoint.PATH, [checkpoint.encode(standing, Catalog(), ())])
+    meta = Meta(
+        str(uuid.uuid4()),
+        int.from_bytes(os.urandom(4), "little"),
+        options.journal_slots,
+        options.journal_slot_bytes,
+    )
+    replace_file(disk, META_PATH, [meta.encode()])
+
+
+def _begin_run(disk: Disk, recovered: Recovered) -> None:
+    """A new run, so that nothing written before is taken for new; a new leader epoch if the end may
+    have been cut; and offsets that a power cut may have taken are not given out again."""
+    old = recovered.standing
+    epoch = old.epoch if old.clean and old.run else old.epoch + 1
+    recovered.standing = replace(old, run=old.run + 1, epoch=epoch, clean=False)
+    lost = not old.clean and old.sync != "always" and old.boot_id != disk.boot_id()
+    for log in recovered.logs.values():
+        log.epoch = epoch
+        if lost:
+            log.readable += limits.UNSYNCED_OFFSETS
+            log.end = log.readable
+
+
+def _write_recovered(engine: Engine, recovered: Recovered) -> None:
+    """Put into the segments what only the journal held for sure."""
+    for path, position, data in recovered.writes:
+        with engine.files.borrow(path, create=True) as file:
+            write_all(file, [data], position)
+        engine.files.wrote(path)
+    recovered.writes.clear()
+    engine.index_all()
+
+
+def _sweep(disk: Disk, engine: Engine) -> None:
+    """Remove files that belong to nothing: their topic or segment went before the crash."""
+    known: dict[str, set[str]] = {
+        f"{LOG_DIRECTORY}/{topic.id.hex}": set() for topic in engine.durable.topics.values()
+    }
+    for log in engine.logs.values():
+        for segment in log.segments:
+            directory, _, name = segment.path.rpartition("/")
+            known[directory] |= {name, segment.index_path.rpartition("/")[2]}
+    for topic in disk.list(LOG_DIRECTORY):
+        directory = f"{LOG_DIRECTORY}/{topic}"
+        for name in disk.list(directory):
+            if name not in known.get(directory, ()):
+                engine.files.forget(f"{directory}/{name}")
+                disk.remove(f"{directory}/{name}")
+        if directory not in known:
+            disk.remove(directory)

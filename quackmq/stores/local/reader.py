@@ -1,0 +1,243 @@
+"""Reading a partition: from the tail if it reaches back far enough, else from the segments.
+
+What the page cache holds is read at once, on the loop; what must come from the device is read in
+a side thread, so that old news never delays new news.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import AsyncIterator
+from functools import partial
+
+from quackmq import limits
+from quackmq.errors import DamagedData, OffsetOutOfRange
+from quackmq.record import batches
+from quackmq.stores.local.disk import Disk
+from quackmq.stores.local.files import OpenFiles
+from quackmq.stores.local.format import Region
+from quackmq.stores.local.log import PartitionLog
+from quackmq.stores.local.segment import Got, Plan, Segment, load_index, read_plan
+from quackmq.topic import OffsetTime
+
+Pieces = tuple[memoryview, ...]
+
+
+class Reader:
+    """Who may call: the loop."""
+
+    def __init__(self, disk: Disk, files: OpenFiles) -> None:
+        self._disk = disk
+        self._files = files
+        #: By path, with the number of entries, which grows while the segment is the last one.
+        self._indexes: OrderedDict[str, tuple[int, bytes]] = OrderedDict()
+        #: Where readers stopped, and what is being read for those who read on.
+        self._ends: OrderedDict[tuple[PartitionLog, int], bool] = OrderedDict()
+        self._ahead: OrderedDict[Plan, asyncio.Future[Got]] = OrderedDict()
+
+    async def read(
+        self, log: PartitionLog, offset: int, max_bytes: int, first_max_bytes: int
+    ) -> Pieces:
+        """Whole batches from the one with `offset` on, `max_bytes` in all, but the first one even
+        if it alone has up to `first_max_bytes`; none at the end. OffsetOutOfRange, DamagedData."""
+        while True:
+            if not log.first_offset <= offset <= log.readable:
+                raise OffsetOutOfRange(
+                    f"offset {offset} is not between {log.first_offset} and {log.readable}"
+                )
+            if offset == log.readable:
+                return ()
+            first_offset = log.first_offset
+            try:
+                pieces = await self._gather(log, offset, max_bytes, first_max_bytes)
+            except FileNotFoundError as error:
+                if log.deleted or log.first_offset > first_offset:
+                    continue  # trimmed while the file was being opened
+                raise DamagedData(
+                    f"{error.filename}: the file is missing, and with it offset {offset} and what "
+                    "follows; restore it from a copy"
+                ) from error
+            if pieces or log.first_offset <= offset:
+                return pieces
+
+    async def _gather(
+        self, log: PartitionLog, offset: int, max_bytes: int, first_max_bytes: int
+    ) -> Pieces:
+        """From one segment after the other, then from the tail, until enough is there or something
+        is in the way."""
+        pieces: Pieces = ()
+        room = max_bytes
+        sequential = self._ends.pop((log, offset), False)
+        while (room > max_bytes // 2 or not pieces) and offset < log.readable:
+            if log.tail.reaches(offset):
+                return pieces + log.tail.read(offset, room, first_max_bytes)
+            segment = log.segment_for(offset)
+            if segment is None:
+                break
+            try:
+                index = await self._index(log, segment, offset)
+                plan = log.plan_read(segment, index, offset, room, first_max_bytes)
+                if plan is not None and not log.is_written(plan.regions[0]):
+                    # Behind a gap in the offsets: the tail does not reach `offset`, but this.
+                    assert log.tail.reaches(plan.regions[0].base_offset)
+                    offset = plan.regions[0].base_offset
+                    continue
+                got = Got((), True) if plan is None else await self._carry_out(plan)
+            except (DamagedData, FileNotFoundError):
+                if pieces:
+                    break  # the next read starts here, and is told
+                raise
+            pieces += got.pieces
+            if not got.complete:
+                break
+            room -= sum(map(len, got.pieces))
+            first_max_bytes = 0 if pieces else first_max_bytes
+            offset = self._beyond(log, segment) if plan is None else plan.regions[-1].next_offset
+            if plan is not None and room <= max_bytes // 2:
+                self._look_ahead(log, offset, max_bytes if sequential else 0)
+        return pieces
+
+    async def _carry_out(self, plan: Plan) -> Got:
+        ahead = self._ahead.pop(plan, None)
+        if ahead is not None:
+            return await ahead
+        with self._files.borrow(plan.path) as file:
+            if file.cached(plan.length, plan.position):
+                return read_plan(self._files, plan)
+        return await self._disk.run(lambda: read_plan(self._files, plan), "read")
+
+    def _look_ahead(self, log: PartitionLog, offset: int, max_bytes: int) -> None:
+        """Remember where a reader stopped; whoever goes on there reads one after the other, and
+        from then on finds the next piece already read and checked."""
+        self._ends[log, offset] = True
+        if len(self._ends) > limits.READS_AHEAD:
+            self._ends.popitem(last=False)
+        plan = self._plan_ahead(log, offset, max_bytes) if max_bytes else None
+        if plan is None or plan in self._ahead or plan.length > limits.READ_AHEAD_BYTES:
+            return
+        task = asyncio.ensure_future(self._disk.run(lambda: read_plan(self._files, plan), "read"))
+        task.add_done_callback(_look_at_error)
+        self._ahead[plan] = task
+        if len(self._ahead) > limits.READS_AHEAD:
+            self._ahead.popitem(last=False)
+
+    def _plan_ahead(self, log: PartitionLog, offset: int, max_bytes: int) -> Plan | None:
+        """The plan that the next read will make, if that can be told without waiting."""
+        segment = log.segment_for(offset)
+        if segment is None or log.tail.reaches(offset):
+            return None
+        indexed, index = self._indexes.get(segment.index_path, (0, b""))
+        if log.needs_index(segment, offset) and indexed != segment.indexed:
+            return None
+        if not log.needs_index(segment, offset):
+            index = b""
+        return log.plan_read(segment, index, offset, max_bytes, limits.BATCH_BYTES)
+
+    async def close(self) -> None:
+        """Ends what is being read ahead."""
+        await asyncio.gather(*self._ahead.values(), return_exceptions=True)
+        self._ahead.clear()
+
+    @staticmethod
+    def _beyond(log: PartitionLog, segment: Segment) -> int:
+        """The first offset of the segment behind this one, or the end."""
+        following = log.segments.index(segment) + 1
+        if following < len(log.segments) and log.segments[following].size:
+            return log.segments[following].base_offset
+        return log.readable
+
+    async def _index(self, log: PartitionLog, segment: Segment, offset: int) -> bytes:
+        if not log.needs_index(segment, offset):
+            return b""
+        known = self._indexes.get(segment.index_path)
+        if known is not None and known[0] == segment.indexed:
+            self._indexes.move_to_end(segment.index_path)
+            return known[1]
+        while True:
+            indexed = segment.indexed
+            load = partial(load_index, self._files, segment, indexed)
+            index = await self._disk.run(load, "read")
+            if segment.indexed == indexed:
+                break  # no checkpoint has moved entries into the file meanwhile
+        self._indexes[segment.index_path] = (indexed, index)
+        while len(self._indexes) > limits.CACHED_INDEXES:
+            self._indexes.popitem(last=False)
+        return index
+
+    def forget(self, segment: Segment) -> None:
+        self._indexes.pop(segment.index_path, None)
+
+    # --- by time and by size ------------------------------------------------------------------
+
+    async def offset_for_timestamp(self, log: PartitionLog, time_ms: int) -> OffsetTime | None:
+        """The first batch whose greatest timestamp is at or after `time_ms`."""
+        async for region in self._regions(log):
+            if region.max_timestamp_ms < time_ms or region.next_offset <= log.first_offset:
+                continue
+            found = await self._batch_since(log, region, time_ms)
+            if found is not None:
+                return found
+        return None
+
+    async def offset_for_append(self, log: PartitionLog, time_ms: int) -> OffsetTime | None:
+        """What was appended at `time_ms` or later: exactly where the tail reaches back beyond that,
+        else from the beginning of a region."""
+        tail_since_ms = log.tail.first_append_ms
+        if tail_since_ms is not None and tail_since_ms < time_ms:
+            chunk = log.tail.first_appended_since(time_ms)
+            if chunk is None:
+                return None
+            return OffsetTime(max(chunk.base_offset, log.first_offset), chunk.append_time_ms)
+        async for region in self._regions(log, append_since=time_ms):
+            if region.last_append_ms >= time_ms and region.next_offset > log.first_offset:
+                return OffsetTime(
+                    max(region.base_offset, log.first_offset), max(region.first_append_ms, time_ms)
+                )
+        return None
+
+    async def offset_for_size(self, log: PartitionLog, keep_bytes: int) -> int:
+        """The least offset such that what is kept from it on is `keep_bytes` or less, in whole
+        regions; never beyond the last region's beginning."""
+        surplus = log.size - keep_bytes
+        async for region in self._regions(log):
+            if surplus <= 0:
+                return max(region.base_offset, log.first_offset)
+            surplus -= region.length
+        return log.first_offset
+
+    async def _regions(
+        self, log: PartitionLog, append_since: int | None = None
+    ) -> AsyncIterator[Region]:
+        for segment in tuple(log.segments):
+            if not segment.size:
+                continue
+            if append_since is not None and segment.last_append_ms < append_since:
+                continue
+            index = await self._index(log, segment, segment.base_offset)
+            for region in tuple(segment.regions(segment.base_offset, index)):
+                yield region
+
+    async def _batch_since(
+        self, log: PartitionLog, region: Region, time_ms: int
+    ) -> OffsetTime | None:
+        offset = max(region.base_offset, log.first_offset)
+        while offset < region.next_offset:
+            try:
+                pieces = await self.read(log, offset, region.length, limits.BATCH_BYTES)
+            except DamagedData as damage:
+                offset = damage.next_offset or region.next_offset
+                continue
+            for piece in pieces:
+                for batch in batches(piece):
+                    offset = batch.next_offset
+                    if batch.max_timestamp >= time_ms:
+                        first = max(batch.base_offset, log.first_offset)
+                        return OffsetTime(first, batch.max_timestamp)
+        return None
+
+
+def _look_at_error(task: asyncio.Future[Got]) -> None:
+    """What went wrong while reading ahead is told to whoever takes it, and to nobody else."""
+    if not task.cancelled():
+        task.exception()

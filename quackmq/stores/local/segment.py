@@ -1,0 +1,312 @@
+"""A segment: one file of whole batches, and the index of its regions.
+
+The index file is a row of fixed entries (format.py). Entries reach it at checkpoints only; those
+made since stand in `pending`, and the region that is still growing in `open`. What the last
+checkpoint says of a segment (`indexed` entries, `size` bytes) is all that recovery believes.
+
+A reader takes whole regions, because only a whole region has a checksum, and cuts out of them the
+batches that were asked for. A region that fails its checksum is taken apart batch by batch: the
+batches that can be proved whole are still given, the others are named and never served.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from crc32c import crc32c
+
+from quackmq.errors import CorruptBatch, DamagedData, QuackError
+from quackmq.record import Batch, Span, spans
+from quackmq.stores.local.disk import read_all
+from quackmq.stores.local.files import OpenFiles
+from quackmq.stores.local.format import (
+    REGION_ENTRY_BYTES,
+    Region,
+    base_offset_at,
+    encode_region,
+    parse_region,
+)
+from quackmq.topic import PartitionKey
+
+DIRECTORY = "log"
+
+
+class Segment:
+    """Who may call: the loop (recovery, before there is one)."""
+
+    __slots__ = (
+        "base_offset",
+        "index_path",
+        "indexed",
+        "last_append_ms",
+        "max_timestamp_ms",
+        "open",
+        "path",
+        "pending",
+        "planned",
+        "size",
+    )
+
+    def __init__(self, key: PartitionKey, base_offset: int) -> None:
+        self.base_offset = base_offset
+        stem = segment_stem(key, base_offset)
+        self.path = f"{stem}.log"
+        self.index_path = f"{stem}.index"
+        #: Bytes that are committed, and bytes that have been given a place.
+        self.size = 0
+        self.planned = 0
+        self.indexed = 0
+        self.pending = bytearray()
+        self.open: Region | None = None
+        self.last_append_ms = 0
+        self.max_timestamp_ms = -1
+
+    def extend(self, addition: Region, continues: bool) -> None:
+        """Add a committed chunk, given as the region that it would make alone but for its
+        checksum, which is that of the whole region up to its end."""
+        if continues and self.open is not None:
+            self.open = self.open._replace(
+                next_offset=addition.next_offset,
+                length=self.open.length + addition.length,
+                data_crc=addition.data_crc,
+                last_append_ms=addition.last_append_ms,
+                max_timestamp_ms=max(self.open.max_timestamp_ms, addition.max_timestamp_ms),
+            )
+        else:
+            self.seal()
+            self.open = addition
+        self.size = addition.end
+        self.planned = max(self.planned, self.size)
+        self.last_append_ms = addition.last_append_ms
+        self.max_timestamp_ms = max(self.max_timestamp_ms, addition.max_timestamp_ms)
+
+    def seal(self) -> None:
+        """The region that was growing is at an end."""
+        if self.open is not None:
+            self.pending += encode_region(self.open)
+            self.open = None
+
+    @property
+    def pending_base(self) -> int | None:
+        """The first offset that the index file does not cover."""
+        if self.pending:
+            return base_offset_at(self.pending, 0)
+        return self.open.base_offset if self.open is not None else None
+
+    def regions(self, offset: int, index: bytes) -> Iterator[Region]:
+        """The regions from the one that holds `offset` on. `index` is the index file's content,
+        which may be empty where `offset` is not before `pending_base`."""
+        for entries in (index, self.pending):
+            count = len(entries) // REGION_ENTRY_BYTES
+            for number in range(_entry_before(entries, count, offset), count):
+                region = parse_region(entries, number)
+                assert region is not None  # checked when it was loaded or made
+                if region.next_offset > offset:
+                    yield region
+        if self.open is not None and self.open.next_offset > offset:
+            yield self.open
+
+
+def segment_stem(key: PartitionKey, base_offset: int) -> str:
+    return f"{topic_directory(key)}/{key.partition}-{base_offset:020}"
+
+
+def topic_directory(key: PartitionKey) -> str:
+    return f"{DIRECTORY}/{key.topic_id.hex}"
+
+
+def _entry_before(entries: bytes | bytearray, count: int, offset: int) -> int:
+    found = bisect.bisect_right(range(count), offset, key=lambda at: base_offset_at(entries, at))
+    return max(0, found - 1)
+
+
+def load_index(files: OpenFiles, segment: Segment, indexed: int) -> bytes:
+    """The entries of the index file that the last checkpoint vouches for, all checked.
+
+    Any thread may call. DamagedData names the first that is not as it was written.
+    """
+    with files.borrow(segment.index_path) as file:
+        index = read_all(file, indexed * REGION_ENTRY_BYTES, 0)
+    for number in range(indexed):
+        if len(index) < (number + 1) * REGION_ENTRY_BYTES or parse_region(index, number) is None:
+            start = number * REGION_ENTRY_BYTES
+            raise DamagedData(
+                f"{segment.index_path}, bytes {start} to {start + REGION_ENTRY_BYTES}: "
+                "an index entry fails its checksum; `quackmq log verify` says what else does"
+            )
+    return index
+
+
+# --- reading ---------------------------------------------------------------------------------
+
+
+class Plan(NamedTuple):
+    """Regions of one segment that lie behind each other, to be read in one go."""
+
+    path: str
+    regions: tuple[Region, ...]
+    offset: int
+    max_bytes: int
+    first_max_bytes: int
+
+    @property
+    def position(self) -> int:
+        return self.regions[0].position
+
+    @property
+    def length(self) -> int:
+        return self.regions[-1].end - self.regions[0].position
+
+
+class Got(NamedTuple):
+    pieces: tuple[memoryview, ...]
+    #: Whether everything of the plan from its offset on is there.
+    complete: bool
+
+
+def read_plan(files: OpenFiles, plan: Plan) -> Got:
+    """The whole batches of a plan's regions from its offset on, within its bytes. Any thread may
+    call. DamagedData if the batch with the offset is damaged."""
+    with files.borrow(plan.path) as file:
+        data = memoryview(read_all(file, plan.length, plan.position))
+    pieces: list[memoryview] = []
+    room = plan.max_bytes
+    for region in plan.regions:
+        start = region.position - plan.position
+        content = data[start : start + region.length]
+        if len(content) != region.length or crc32c(content) != region.data_crc:
+            if not pieces:
+                pieces.append(_salvage(plan, region, content))
+            return Got(tuple(pieces), False)  # the next read starts at the damage, and is told
+        first_max_bytes = 0 if pieces else plan.first_max_bytes
+        piece, complete = cut(content, plan.offset, room, first_max_bytes)
+        if len(piece):
+            pieces.append(piece)
+            room -= len(piece)
+        if not complete:
+            return Got(tuple(pieces), False)
+    return Got(tuple(pieces), True)
+
+
+def cut(
+    content: memoryview, offset: int, max_bytes: int, first_max_bytes: int
+) -> tuple[memoryview, bool]:
+    """Of a run of whole batches, those from the one with `offset` on that fit into `max_bytes`, and
+    the first of them if it fits into `first_max_bytes`; and whether they reach the run's end."""
+    start = end = None
+    for span in spans(content):
+        if span.next_offset <= offset:
+            continue
+        if start is None:
+            start = end = span.position
+            if len(content) - start <= max_bytes:
+                return content[start:], True
+            if span.size <= first_max_bytes:
+                end = span.position + span.size
+                continue
+        if span.position + span.size - start > max_bytes:
+            break
+        end = span.position + span.size
+    if start is None:
+        return content[:0], True
+    return content[start:end], end == len(content)
+
+
+class BadRange(NamedTuple):
+    """Bytes of a segment that hold no provable batch, and the offsets that they held."""
+
+    start: int
+    end: int
+    first_offset: int
+    next_offset: int
+
+
+def inspect(region: Region, content: memoryview) -> tuple[list[Span], list[BadRange]]:
+    """Take a damaged region apart: the batches that can be proved whole, and the rest.
+
+    A batch's own checksum does not cover its offset and its leader epoch. The first must follow
+    from the batch before, or at least lie within what is left; the second is the region's.
+    """
+    good: list[Span] = []
+    bad: list[BadRange] = []
+    position, expected = 0, region.base_offset
+    while position < region.length:
+        span = _provable(region, content, position, expected)
+        if span is None:
+            end, following = _next_provable(region, content, position, expected)
+            start = region.position + position
+            bad.append(BadRange(start, region.position + end, expected, following))
+            position, expected = end, following
+        else:
+            good.append(span)
+            position, expected = position + span.size, span.next_offset
+    return good, bad
+
+
+def _provable(region: Region, content: memoryview, position: int, expected: int) -> Span | None:
+    try:
+        batch = Batch.parse(content[position:])
+    except QuackError:
+        return None
+    if batch.base_offset != expected or batch.leader_epoch != region.epoch:
+        return None
+    if batch.next_offset > region.next_offset:
+        return None
+    return Span(position, batch.size, batch.base_offset, batch.next_offset)
+
+
+def _next_provable(
+    region: Region, content: memoryview, position: int, expected: int
+) -> tuple[int, int]:
+    """Where the next whole batch begins behind damaged ones, and its offset: by the lengths that
+    the damaged ones say, as far as these make sense, else nowhere in this region."""
+    while True:
+        try:
+            span = next(spans(content, position), None)
+        except CorruptBatch:
+            span = None
+        if span is None or position + span.size >= region.length:
+            return region.length, region.next_offset
+        position += span.size
+        try:
+            batch = Batch.parse(content[position:])
+        except QuackError:
+            continue
+        if (
+            expected < batch.base_offset
+            and batch.next_offset <= region.next_offset
+            and batch.leader_epoch == region.epoch
+        ):
+            return position, batch.base_offset
+
+
+def _salvage(plan: Plan, region: Region, content: memoryview) -> memoryview:
+    """The run of provable batches that begins with the one that holds `offset`."""
+    good, bad = inspect(region, content)
+    run = _run_from(good, plan.offset)
+    lost = next((each for each in bad if each.next_offset > plan.offset), None)
+    if lost is not None and (not run or lost.first_offset < run[0].base_offset):
+        raise DamagedData(describe_damage(plan.path, lost), lost.next_offset)
+    whole = content[run[0].position : run[-1].position + run[-1].size]
+    return cut(whole, plan.offset, plan.max_bytes, plan.first_max_bytes)[0]
+
+
+def describe_damage(path: str, lost: BadRange) -> str:
+    return (
+        f"{path}, bytes {lost.start} to {lost.end}: offsets {lost.first_offset} to "
+        f"{lost.next_offset - 1} are damaged on disk and not served; go on at offset "
+        f"{lost.next_offset}, or restore the file from a copy"
+    )
+
+
+def _run_from(good: Sequence[Span], offset: int) -> list[Span]:
+    run: list[Span] = []
+    for span in good:
+        if span.next_offset <= offset:
+            continue
+        if run and span.position != run[-1].position + run[-1].size:
+            break
+        run.append(span)
+    return run

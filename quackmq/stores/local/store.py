@@ -1,0 +1,336 @@
+"""The local store: the contract of stores/base.py over one directory, for one broker at a time.
+
+    quackmq.json            what the directory is: format, cluster id, the journal's shape
+    lock                    held while a broker has it open
+    checkpoint              all that is known at one frame (checkpoint.py)
+    journal/0 … 3           the ring of slots with the frames behind it (journal.py)
+    log/TOPIC/P-OFFSET.log  segments of whole batches, .index beside them (segment.py)
+
+Requests are checked here and handed to the engine (engine.py), which makes them durable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+
+from quackmq import limits
+from quackmq.errors import (
+    BrokerClosing,
+    DamagedData,
+    LimitReached,
+    OffsetOutOfRange,
+    UnknownPartition,
+    UnknownTopic,
+    UnusableDirectory,
+)
+from quackmq.policy import Policy
+from quackmq.producers import Producer, Remembered
+from quackmq.stores.base import Store
+from quackmq.stores.local.disk import Disk, RealDisk
+from quackmq.stores.local.engine import Engine
+from quackmq.stores.local.log import PartitionLog
+from quackmq.stores.local.opening import open_engine
+from quackmq.stores.local.options import LocalOptions
+from quackmq.stores.local.waiting import Waiter
+from quackmq.topic import (
+    Append,
+    Appended,
+    Cursor,
+    CursorKey,
+    Offsets,
+    OffsetTime,
+    PartitionKey,
+    Read,
+    Slice,
+    State,
+    TimeKind,
+    Topic,
+)
+
+
+def wall_clock_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+class LocalStore(Store):
+    def __init__(self, engine: Engine, cluster_id: str) -> None:
+        self._engine = engine
+        self.cluster_id = cluster_id
+        self._waiting = 0
+        self._closed = False
+
+    @classmethod
+    async def open(cls, directory: Path, options: LocalOptions | None = None) -> LocalStore:
+        """StoreLocked, NewerFormat, DamagedStore, UnusableDirectory."""
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            os.listdir(directory)
+        except OSError as error:
+            raise UnusableDirectory(
+                f"{directory} cannot be used as a data directory: {error.strerror or error}"
+            ) from error
+        return await cls.open_on(RealDisk(directory), options=options)
+
+    @classmethod
+    async def open_on(
+        cls,
+        disk: Disk,
+        *,
+        options: LocalOptions | None = None,
+        now_ms: Callable[[], int] = wall_clock_ms,
+    ) -> LocalStore:
+        """The same on a disk and a clock that are passed in."""
+        try:
+            engine, meta = await open_engine(disk, options or LocalOptions(), now_ms)
+        except OSError as error:
+            disk.close()
+            raise UnusableDirectory(
+                f"the data directory cannot be used: {error.strerror or error}: {error.filename}"
+            ) from error
+        except BaseException:
+            disk.close()
+            raise
+        return cls(engine, meta.cluster_id)
+
+    # --- topics -----------------------------------------------------------------------------
+
+    async def create_topic(self, name: str, partitions: int, policy: Policy) -> Topic:
+        await self._room_for_changes()
+        now_ms = self._engine.now_ms()
+        change = self._engine.latest.new_topic(name, partitions, policy, uuid.uuid4(), now_ms)
+        self._engine.submit_changes([change])
+        return await self._engine.submit(change.topic)
+
+    async def alter_topic(
+        self, topic_id: uuid.UUID, *, partitions: int | None = None, policy: Policy | None = None
+    ) -> Topic:
+        await self._room_for_changes()
+        change = self._engine.latest.altered_topic(topic_id, partitions, policy)
+        self._engine.submit_changes([change])
+        return await self._engine.submit(change.topic)
+
+    async def delete_topic(self, topic_id: uuid.UUID) -> None:
+        await self._room_for_changes()
+        change = self._engine.latest.deleted_topic(topic_id)
+        self._engine.submit_changes([change])
+        await self._engine.submit(None)
+
+    async def topics(self) -> Mapping[str, Topic]:
+        self._check_open()
+        return dict(self._engine.durable.topics)
+
+    # --- batches ----------------------------------------------------------------------------
+
+    def append(
+        self, appends: Sequence[Append], cursors: Sequence[Cursor] = ()
+    ) -> Awaitable[list[Appended]]:
+        engine = self._engine
+        engine.check_writable()
+        now_ms = engine.now_ms()
+        changes = engine.latest.cursor_changes(cursors) if cursors else ()
+        checked = self._check_appends(appends, now_ms)
+        if changes:
+            engine.submit_changes(changes)
+        results: list[Appended] = []
+        durable = not changes
+        for (_, batch), (log, verdict) in zip(appends, checked, strict=True):
+            if isinstance(verdict, Remembered):
+                results.append(_repeated(log, verdict))
+                durable = durable and verdict.next_offset <= log.readable
+                continue
+            results.append(log.accept(batch, now_ms, verdict))
+            engine.submit_log(log, batch.size)
+            durable = False
+        if durable:  # nothing but repeats of what lies on disk
+            return _done(results)
+        return engine.submit(results)
+
+    def _check_appends(
+        self, appends: Sequence[Append], now_ms: int
+    ) -> list[tuple[PartitionLog, Producer | Remembered | None]]:
+        """What is to become of each batch; raises before anything is taken."""
+        checked: list[tuple[PartitionLog, Producer | Remembered | None]] = []
+        ends: dict[PartitionKey, int] = {}
+        ahead: dict[PartitionKey, dict[int, Producer]] = {}
+        for key, batch in appends:
+            log = self._writable_log(key)
+            base_offset = ends.get(key, log.end)
+            states = ahead.setdefault(key, {})
+            verdict = log.check(batch, base_offset, now_ms, states)
+            checked.append((log, verdict))
+            if isinstance(verdict, Remembered):
+                continue
+            ends[key] = base_offset + batch.last_offset_delta + 1
+            if verdict is not None:
+                states[batch.producer_id] = verdict
+        return checked
+
+    def is_repeat(self, append: Append) -> bool:
+        return self._log(append.key).is_repeat(append.batch)
+
+    @property
+    def pending_bytes(self) -> int:
+        return self._engine.pending_bytes
+
+    async def room(self) -> None:
+        self._check_open()
+        await self._engine.room()
+
+    async def read(
+        self, reads: Sequence[Read], *, max_bytes: int, min_bytes: int = 1, wait_ms: int = 0
+    ) -> list[Slice]:
+        if len(reads) > limits.READ_PARTITIONS:
+            raise LimitReached(
+                f"{len(reads)} partitions in one read; {limits.READ_PARTITIONS} is the most"
+            )
+        max_bytes = min(max_bytes, limits.READ_BYTES)
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + min(wait_ms, limits.READ_WAIT_MS) / 1000
+        while True:
+            self._check_open()
+            ends = [log.readable for log in self._logs_of(reads)]
+            slices = await self._read_now(reads, max_bytes)
+            size = sum(each.size for each in slices)
+            remaining_s = deadline - loop.time()
+            if size >= min(min_bytes, max_bytes) or remaining_s <= 0:
+                return slices
+            if any(each.error is not None for each in slices):
+                return slices
+            logs = self._logs_of(reads)
+            if ends == [log.readable for log in logs]:
+                await self._wait(logs, min_bytes - size, remaining_s)
+
+    def _logs_of(self, reads: Sequence[Read]) -> list[PartitionLog]:
+        logs = (self._engine.logs.get(read.key) for read in reads)
+        return [log for log in logs if log is not None]
+
+    async def _wait(self, logs: list[PartitionLog], missing: int, remaining_s: float) -> None:
+        if self._waiting >= limits.WAITING_READERS:
+            raise LimitReached(f"{self._waiting} reads are waiting already: try again later")
+        self._waiting += 1
+        try:
+            await Waiter(missing).wait(logs, remaining_s)
+        finally:
+            self._waiting -= 1
+
+    async def _read_now(self, reads: Sequence[Read], max_bytes: int) -> list[Slice]:
+        slices: list[Slice] = []
+        room = max_bytes
+        for key, offset, most in reads:
+            chunks: tuple[memoryview, ...] = ()
+            first_offset = next_offset = -1
+            error: Exception | None = None
+            try:
+                log = self._log(key)
+                first_room = limits.BATCH_BYTES if room == max_bytes else room
+                chunks = await self._engine.reader.read(log, offset, min(most, room), first_room)
+                first_offset, next_offset = log.first_offset, log.readable
+            except (UnknownTopic, UnknownPartition) as unknown:
+                error = unknown
+            except (OffsetOutOfRange, DamagedData) as out_of_reach:
+                error = out_of_reach
+                first_offset, next_offset = log.first_offset, log.readable
+            size = sum(map(len, chunks))
+            room -= size
+            slices.append(Slice(key, chunks, size, first_offset, next_offset, error))
+        return slices
+
+    async def offsets(self, key: PartitionKey) -> Offsets:
+        log = self._log(key)
+        return Offsets(log.first_offset, log.readable, log.size, log.epoch)
+
+    async def offset_for_time(
+        self, key: PartitionKey, time_ms: int, kind: TimeKind = "timestamp"
+    ) -> OffsetTime | None:
+        log = self._log(key)
+        if kind == "append":
+            return await self._engine.reader.offset_for_append(log, time_ms)
+        return await self._engine.reader.offset_for_timestamp(log, time_ms)
+
+    async def trim(self, key: PartitionKey, before: int) -> int:
+        self._engine.check_writable()
+        log = self._writable_log(key)
+        if before > log.readable:
+            raise OffsetOutOfRange(
+                f"cannot trim before offset {before}: the partition ends at {log.readable}"
+            )
+        if before > log.first_offset:
+            self._engine.submit_trim(log, before)
+        await self._engine.submit(None)
+        return log.first_offset
+
+    # --- cursors and small state ------------------------------------------------------------
+
+    async def set_cursors(self, cursors: Sequence[Cursor]) -> None:
+        await self._room_for_changes()
+        self._engine.submit_changes(self._engine.latest.cursor_changes(cursors))
+        await self._engine.submit(None)
+
+    async def cursors(
+        self, name: str | None = None, topic_id: uuid.UUID | None = None
+    ) -> Mapping[CursorKey, Cursor]:
+        self._check_open()
+        return self._engine.durable.cursors(name, topic_id)
+
+    async def state(self, key: str) -> State:
+        self._check_open()
+        return self._engine.durable.state(key)
+
+    async def states(self, prefix: str) -> Mapping[str, State]:
+        self._check_open()
+        return self._engine.durable.states(prefix)
+
+    async def put_state(self, key: str, value: bytes | None, expected_version: int) -> State:
+        await self._room_for_changes()
+        change = self._engine.latest.state_change(key, value, expected_version)
+        self._engine.submit_changes([change])
+        return await self._engine.submit(change.state)
+
+    # --- the end ----------------------------------------------------------------------------
+
+    async def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            await self._engine.close()
+
+    # --- helpers ----------------------------------------------------------------------------
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise BrokerClosing("the store is closed")
+
+    async def _room_for_changes(self) -> None:
+        self._engine.check_writable()
+        await self._engine.room_for_changes()
+        self._engine.check_writable()
+
+    def _log(self, key: PartitionKey) -> PartitionLog:
+        self._check_open()
+        log = self._engine.logs.get(key)
+        if log is None:
+            self._engine.durable.topic_of(key)  # raises what is wrong with it
+            raise UnknownPartition(f"partition {key.partition} is not there yet")
+        return log
+
+    def _writable_log(self, key: PartitionKey) -> PartitionLog:
+        """Not of a topic whose deletion is on its way."""
+        if key.topic_id not in self._engine.latest.topics_by_id:
+            raise UnknownTopic(f"there is no topic with id {key.topic_id}")
+        return self._log(key)
+
+
+def _repeated(log: PartitionLog, first: Remembered) -> Appended:
+    return Appended(
+        first.base_offset, first.next_offset, first.append_time_ms, log.first_offset, True
+    )
+
+
+def _done(results: list[Appended]) -> asyncio.Future[list[Appended]]:
+    future: asyncio.Future[list[Appended]] = asyncio.get_running_loop().create_future()
+    future.set_result(results)
+    return future

@@ -1,0 +1,164 @@
+"""Checking every byte of a data directory that something vouches for.
+
+What vouches: `quackmq.json` and the checkpoint for themselves, a frame's checksum for the frame,
+the checkpoint for the number of entries in an index, and each entry's checksum for the entry; an
+entry, the checkpoint or a frame for a region of a segment; a batch's checksum for the batch. A
+region that is damaged is taken apart, so that what is named is the batch and not the region.
+
+Promised: every damaged range is named once, and nothing sound is called damaged. One thing nobody
+can tell: whether the last frame of a directory that was not closed was torn by the crash or damaged
+later. It is noted.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from quackmq import codec
+from quackmq.errors import CorruptBatch
+from quackmq.record import Batch
+from quackmq.stores.local import checkpoint
+from quackmq.stores.local.contents import Stretch
+from quackmq.stores.local.findings import Finding, Kind, merged
+from quackmq.stores.local.format import REGION_ENTRY_BYTES
+from quackmq.stores.local.inspection import Inspection
+from quackmq.stores.local.journal import DIRECTORY as JOURNAL_DIRECTORY
+from quackmq.stores.local.journal import slot_path
+from quackmq.stores.local.opening import LOCK_PATH
+from quackmq.stores.local.recovery import META_PATH
+from quackmq.stores.local.segment import DIRECTORY as LOG_DIRECTORY
+from quackmq.stores.local.segment import Segment
+from quackmq.topic import PartitionKey
+
+_INDEX_NAME: Final = re.compile(r"(\d+)-(\d{20})\.index")
+_TOPIC_DIRECTORY: Final = re.compile(r"[0-9a-f]{32}")
+_ORPHAN: Final = "it belongs to nothing that is known"
+#: No offset is as large.
+_NO_END: Final = 2**63
+
+
+@dataclass(slots=True)
+class Tally:
+    """What was looked at so far, and what was found."""
+
+    partitions: int = 0
+    segments: int = 0
+    batches: int = 0
+    bytes: int = 0
+    frames: int = 0
+    damage: int = 0
+    poison: int = 0
+    notes: int = 0
+
+
+class Verification:
+    """Used once. `progress` is told bytes looked at and bytes in all, after each piece."""
+
+    def __init__(
+        self,
+        inspection: Inspection,
+        *,
+        deep: bool = False,
+        progress: Callable[[int, int], None] = lambda done, total: None,
+    ) -> None:
+        self.tally = Tally(frames=inspection.frames)
+        self._inspection = inspection
+        self._deep = deep
+        self._progress = progress
+        self._total = sum(log.size for log in inspection.logs.values())
+
+    def findings(self) -> Iterator[Finding]:
+        """All there are, each as soon as it is known."""
+        for finding in merged(self._findings()):
+            match finding.kind:
+                case Kind.DAMAGE:
+                    self.tally.damage += 1
+                case Kind.POISON:
+                    self.tally.poison += 1
+                case Kind.NOTE:
+                    self.tally.notes += 1
+            yield finding
+
+    def _findings(self) -> Iterator[Finding]:
+        inspection = self._inspection
+        yield from inspection.findings
+        for log in inspection.logs.values():
+            self.tally.partitions += 1
+            self.tally.segments += len(log.segments)
+            for stretch in inspection.contents.stretches(log):
+                yield from self._of_stretch(stretch)
+        for chunk in inspection.stranded:
+            yield from self._of_stretch(inspection.contents.of_chunk(chunk))
+        if inspection.checkpoint is None:
+            yield from self._without_checkpoint()
+        elif not inspection.damaged:
+            yield from self._orphans()
+
+    def _of_stretch(self, stretch: Stretch) -> Iterator[Finding]:
+        self.tally.batches += len(stretch.good)
+        self.tally.bytes += len(stretch.content)
+        self._progress(self.tally.bytes, self._total)
+        yield from stretch.bad
+        if self._deep:
+            yield from _poison(stretch)
+
+    # --- what nothing vouches for ---------------------------------------------------------------
+
+    def _without_checkpoint(self) -> Iterator[Finding]:
+        """Nothing says where an index ends: damage is only what has something good behind it."""
+        disk = self._inspection.disk
+        for directory in filter(_TOPIC_DIRECTORY.fullmatch, disk.list(LOG_DIRECTORY)):
+            for name in disk.list(f"{LOG_DIRECTORY}/{directory}"):
+                found = _INDEX_NAME.fullmatch(name)
+                if found is not None:
+                    key = PartitionKey(uuid.UUID(directory), int(found[1]))
+                    yield from self._unvouched(Segment(key, int(found[2])))
+
+    def _unvouched(self, segment: Segment) -> Iterator[Finding]:
+        self.tally.segments += 1
+        size = self._inspection.size(segment.index_path)
+        segment.indexed = (size or 0) // REGION_ENTRY_BYTES
+        doubtful: list[Finding] = []
+        for stretch in self._inspection.contents.of_segment(segment, _NO_END):
+            doubtful += self._of_stretch(stretch)
+            if stretch.good:
+                yield from doubtful
+                doubtful.clear()
+
+    def _orphans(self) -> Iterator[Finding]:
+        inspection = self._inspection
+        slots = inspection.meta.slots if inspection.meta is not None else 0
+        topics = {f"{LOG_DIRECTORY}/{topic_id.hex}" for topic_id in inspection.catalog.topics_by_id}
+        segments = [segment for log in inspection.logs.values() for segment in log.segments]
+        known = {META_PATH, LOCK_PATH, checkpoint.PATH, JOURNAL_DIRECTORY, LOG_DIRECTORY}
+        known |= {slot_path(slot) for slot in range(slots)} | topics
+        known |= {segment.path for segment in segments}
+        known |= {segment.index_path for segment in segments}
+        for directory in ("", JOURNAL_DIRECTORY, LOG_DIRECTORY, *sorted(topics)):
+            for name in inspection.disk.list(directory):
+                path = f"{directory}/{name}" if directory else name
+                if path not in known:
+                    yield Finding(Kind.NOTE, path, _ORPHAN)
+
+
+def _poison(stretch: Stretch) -> Iterator[Finding]:
+    for span in stretch.good:
+        start, end = stretch.position + span.position, stretch.position + span.position + span.size
+        batch = Batch.peek(stretch.content[span.position : span.position + span.size])
+        try:
+            for _ in codec.open_batch(batch):
+                pass
+        except CorruptBatch as error:
+            yield Finding(
+                Kind.POISON,
+                stretch.path,
+                f"the batch is as it was published, and cannot be decoded: {error}",
+                start,
+                end,
+                span.base_offset,
+                span.next_offset,
+            )

@@ -1,0 +1,411 @@
+"""A store in memory: the contract of `stores.base` in its simplest form.
+
+For tests, and for brokers whose news need not outlive them. It keeps every promise of the contract
+but one: nothing survives the process, so "durable" means "in this object" and everything is
+readable at once. Every change is a single step between two awaits, so no call ever sees half of
+another. How much it holds is bounded by the topics' policies alone.
+
+Each partition is a list of whole batches, stamped with offset and epoch, beside a list of where
+they end, which a binary search finds an offset in. Readers that wait stand in the partitions that
+they wait for and say how many bytes they miss; an append counts that down and wakes whom it serves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import time
+import uuid
+from bisect import bisect_right
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from quackmq import limits
+from quackmq.errors import BrokerClosing, LimitReached, NotFound, OffsetOutOfRange
+from quackmq.policy import Policy
+from quackmq.producers import Producer, Remembered, advance, expired, is_repeat
+from quackmq.record import Batch, stamp
+from quackmq.stores.base import Store
+from quackmq.stores.catalog import Catalog
+from quackmq.topic import (
+    Append,
+    Appended,
+    Cursor,
+    CursorKey,
+    Offsets,
+    OffsetTime,
+    PartitionKey,
+    Read,
+    Slice,
+    State,
+    TimeKind,
+    Topic,
+)
+
+#: Nobody else ever led these partitions.
+_LEADER_EPOCH: Final = 0
+#: Stands for the offsets of a partition that is not there.
+_NO_OFFSET: Final = -1
+
+
+def wall_clock_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+class MemoryStore(Store):
+    """Who may call: one event loop."""
+
+    def __init__(self, now_ms: Callable[[], int] = wall_clock_ms) -> None:
+        self.cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+        self._now_ms = now_ms
+        self._catalog = Catalog()
+        self._partitions: dict[PartitionKey, _Partition] = {}
+        self._waiting: set[_Waiter] = set()
+        self._closed = False
+
+    # --- topics -----------------------------------------------------------------------------
+
+    async def create_topic(self, name: str, partitions: int, policy: Policy) -> Topic:
+        self._check_open()
+        change = self._catalog.new_topic(name, partitions, policy, uuid.uuid4(), self._now_ms())
+        self._catalog.apply(change)
+        self._add_partitions(change.topic, 0)
+        return change.topic
+
+    async def alter_topic(
+        self, topic_id: uuid.UUID, *, partitions: int | None = None, policy: Policy | None = None
+    ) -> Topic:
+        self._check_open()
+        change = self._catalog.altered_topic(topic_id, partitions, policy)
+        present = self._catalog.topic(topic_id).partitions
+        self._catalog.apply(change)
+        self._add_partitions(change.topic, present)
+        return change.topic
+
+    async def delete_topic(self, topic_id: uuid.UUID) -> None:
+        self._check_open()
+        change = self._catalog.deleted_topic(topic_id)
+        partitions = self._catalog.topic(topic_id).partitions
+        self._catalog.apply(change)
+        for partition in range(partitions):
+            self._partitions.pop(PartitionKey(topic_id, partition)).wake()
+
+    async def topics(self) -> Mapping[str, Topic]:
+        self._check_open()
+        return dict(self._catalog.topics)
+
+    # --- batches ----------------------------------------------------------------------------
+
+    def append(
+        self, appends: Sequence[Append], cursors: Sequence[Cursor] = ()
+    ) -> Awaitable[list[Appended]]:
+        self._check_open()
+        changes = self._catalog.cursor_changes(cursors)
+        plans = {key: _Plan(self._partition(key)) for key, _ in appends}
+        now_ms = self._now_ms()
+        answers = [plans[key].add(batch, now_ms) for key, batch in appends]
+        # From here on nothing can fail: all of it happens.
+        for plan in plans.values():
+            plan.carry_out(now_ms)
+        self._catalog.apply_all(changes)
+        done: asyncio.Future[list[Appended]] = asyncio.get_running_loop().create_future()
+        done.set_result(answers)
+        return done
+
+    def is_repeat(self, append: Append) -> bool:
+        self._check_open()
+        producers = self._partition(append.key).producers
+        return is_repeat(producers.get(append.batch.producer_id), append.batch)
+
+    @property
+    def pending_bytes(self) -> int:
+        return 0
+
+    async def room(self) -> None:
+        self._check_open()
+
+    async def read(
+        self, reads: Sequence[Read], *, max_bytes: int, min_bytes: int = 1, wait_ms: int = 0
+    ) -> list[Slice]:
+        self._check_open()
+        if len(reads) > limits.READ_PARTITIONS:
+            raise LimitReached(
+                f"one read asks for {len(reads)} partitions; {limits.READ_PARTITIONS} is the most"
+            )
+        max_bytes = min(max_bytes, limits.READ_BYTES)
+        found = self._find(reads, max_bytes)
+        if found.missing_bytes(min_bytes) <= 0 or wait_ms <= 0:
+            return found.slices
+        if len(self._waiting) >= limits.WAITING_READERS:
+            raise LimitReached(f"{limits.WAITING_READERS} readers are waiting: ask again later")
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + min(wait_ms, limits.READ_WAIT_MS) / 1000
+        waiter = _Waiter()
+        self._waiting.add(waiter)
+        try:
+            while found.missing_bytes(min_bytes) > 0 and loop.time() < deadline:
+                await self._wait(waiter, reads, found.missing_bytes(min_bytes), deadline)
+                self._check_open()
+                found = self._find(reads, max_bytes)
+        finally:
+            self._waiting.discard(waiter)
+        return found.slices
+
+    async def offsets(self, key: PartitionKey) -> Offsets:
+        self._check_open()
+        partition = self._partition(key)
+        return Offsets(partition.first_offset, partition.next_offset, partition.size, _LEADER_EPOCH)
+
+    async def offset_for_time(
+        self, key: PartitionKey, time_ms: int, kind: TimeKind = "timestamp"
+    ) -> OffsetTime | None:
+        self._check_open()
+        partition = self._partition(key)
+        for held in partition.batches:
+            held_ms = held.max_timestamp_ms if kind == "timestamp" else held.append_time_ms
+            if held_ms >= time_ms:
+                return OffsetTime(max(held.base_offset, partition.first_offset), held_ms)
+        return None
+
+    async def trim(self, key: PartitionKey, before: int) -> int:
+        self._check_open()
+        return self._partition(key).trim(before)
+
+    # --- cursors and small state ------------------------------------------------------------
+
+    async def set_cursors(self, cursors: Sequence[Cursor]) -> None:
+        self._check_open()
+        self._catalog.apply_all(self._catalog.cursor_changes(cursors))
+
+    async def cursors(
+        self, name: str | None = None, topic_id: uuid.UUID | None = None
+    ) -> Mapping[CursorKey, Cursor]:
+        self._check_open()
+        return self._catalog.cursors(name, topic_id)
+
+    async def state(self, key: str) -> State:
+        self._check_open()
+        return self._catalog.state(key)
+
+    async def states(self, prefix: str) -> Mapping[str, State]:
+        self._check_open()
+        return self._catalog.states(prefix)
+
+    async def put_state(self, key: str, value: bytes | None, expected_version: int) -> State:
+        self._check_open()
+        change = self._catalog.state_change(key, value, expected_version)
+        self._catalog.apply(change)
+        return change.state
+
+    # --- the end ----------------------------------------------------------------------------
+
+    async def close(self) -> None:
+        self._closed = True
+        for waiter in self._waiting:
+            waiter.wake()
+        self._partitions.clear()
+        self._catalog = Catalog()
+
+    # --- helpers ----------------------------------------------------------------------------
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise BrokerClosing("the store is closed")
+
+    def _partition(self, key: PartitionKey) -> _Partition:
+        partition = self._partitions.get(key)
+        if partition is None:
+            self._catalog.topic_of(key)  # raises what the key is wrong in
+            raise AssertionError(f"the catalog knows {key}, the store does not")
+        return partition
+
+    def _add_partitions(self, topic: Topic, present: int) -> None:
+        for partition in range(present, topic.partitions):
+            self._partitions[PartitionKey(topic.id, partition)] = _Partition()
+
+    def _find(self, reads: Sequence[Read], max_bytes: int) -> _Found:
+        """What is there for a read now, within its bounds."""
+        slices: list[Slice] = []
+        size, is_full = 0, False
+        for read in reads:
+            try:
+                partition = self._partition(read.key)
+            except NotFound as error:
+                slices.append(Slice(read.key, (), 0, _NO_OFFSET, _NO_OFFSET, error))
+                continue
+            part, is_cut = partition.find(read, max_bytes - size, whole=size == 0)
+            slices.append(part)
+            size += part.size
+            is_full = is_full or is_cut
+        return _Found(slices, size, is_full)
+
+    async def _wait(
+        self, waiter: _Waiter, reads: Sequence[Read], missing_bytes: int, deadline: float
+    ) -> None:
+        """Until so many bytes were appended to the partitions, something else happened to them,
+        or the deadline has passed."""
+        woken = waiter.begin(missing_bytes)
+        partitions = {self._partition(read.key) for read in reads}
+        timer = asyncio.get_running_loop().call_at(deadline, waiter.wake)
+        for partition in partitions:
+            partition.waiters.add(waiter)
+        try:
+            await woken
+        finally:
+            timer.cancel()
+            for partition in partitions:
+                partition.waiters.discard(waiter)
+
+
+class _Found(NamedTuple):
+    slices: list[Slice]
+    size: int
+    is_full: bool
+
+    def missing_bytes(self, min_bytes: int) -> int:
+        """How many more make the answer worth giving; none are missed where something is wrong, or
+        where more is there already than the answer may hold."""
+        if self.is_full or any(part.error is not None for part in self.slices):
+            return 0
+        return min_bytes - self.size
+
+
+class _Waiter:
+    """A read that waits; it stands in all its partitions, and the first to serve it wakes it."""
+
+    def __init__(self) -> None:
+        self._woken: asyncio.Future[None] | None = None
+        self._missing_bytes = 0
+
+    def begin(self, missing_bytes: int) -> asyncio.Future[None]:
+        self._missing_bytes = missing_bytes
+        self._woken = asyncio.get_running_loop().create_future()
+        return self._woken
+
+    def appended(self, size: int) -> None:
+        self._missing_bytes -= size
+        if self._missing_bytes <= 0:
+            self.wake()
+
+    def wake(self) -> None:
+        if self._woken is not None and not self._woken.done():
+            self._woken.set_result(None)
+
+
+class _Held(NamedTuple):
+    """A batch in a partition, its bytes stamped."""
+
+    data: memoryview
+    base_offset: int
+    next_offset: int
+    max_timestamp_ms: int
+    append_time_ms: int
+
+
+class _Partition:
+    def __init__(self) -> None:
+        self.first_offset = 0
+        self.next_offset = 0
+        self.size = 0
+        self.batches: list[_Held] = []
+        self.producers: dict[int, Producer] = {}
+        self.waiters: set[_Waiter] = set()
+        self._ends: list[int] = []
+
+    def add(self, held: _Held) -> None:
+        self.batches.append(held)
+        self._ends.append(held.next_offset)
+        self.next_offset = held.next_offset
+        self.size += len(held.data)
+
+    def trim(self, before: int) -> int:
+        if before > self.next_offset:
+            raise OffsetOutOfRange(
+                f"cannot trim before {before}: the partition ends at {self.next_offset}"
+            )
+        if before <= self.first_offset:
+            return self.first_offset
+        self.first_offset = before
+        gone = bisect_right(self._ends, before)
+        self.size -= sum(len(held.data) for held in self.batches[:gone])
+        del self.batches[:gone]
+        del self._ends[:gone]
+        self.wake()
+        return before
+
+    def find(self, read: Read, room_bytes: int, whole: bool) -> tuple[Slice, bool]:
+        """The batches from an offset on, and whether a bound left any out. With `whole` the first
+        is given even if there is no room for it."""
+        if not self.first_offset <= read.offset <= self.next_offset:
+            error = OffsetOutOfRange(
+                f"offset {read.offset} is not in the partition: it holds "
+                f"{self.first_offset} up to, and without, {self.next_offset}"
+            )
+            return self._slice(read.key, [], 0, error), False
+        chunks: list[memoryview] = []
+        size = 0
+        for index in range(bisect_right(self._ends, read.offset), len(self.batches)):
+            data = self.batches[index].data
+            fits = size + len(data) <= (min(room_bytes, read.max_bytes) if chunks else room_bytes)
+            if not fits and (chunks or not whole):
+                return self._slice(read.key, chunks, size), True
+            chunks.append(data)
+            size += len(data)
+        return self._slice(read.key, chunks, size), False
+
+    def wake(self) -> None:
+        for waiter in self.waiters:
+            waiter.wake()
+
+    def _slice(
+        self, key: PartitionKey, chunks: list[memoryview], size: int, error: Exception | None = None
+    ) -> Slice:
+        return Slice(key, tuple(chunks), size, self.first_offset, self.next_offset, error)
+
+
+class _Plan:
+    """What one append does to one partition: worked out first, so that an error changes nothing."""
+
+    def __init__(self, partition: _Partition) -> None:
+        self._partition = partition
+        self._next_offset = partition.next_offset
+        self._held: list[_Held] = []
+        self._producers: dict[int, Producer] = {}
+
+    def add(self, batch: Batch, now_ms: int) -> Appended:
+        base_offset = self._next_offset
+        first_offset = self._partition.first_offset
+        if batch.producer_id >= 0:
+            state = self._producers.get(batch.producer_id)
+            if state is None:
+                state = self._partition.producers.get(batch.producer_id)
+            outcome = advance(state, batch, base_offset, now_ms)
+            if isinstance(outcome, Remembered):
+                return Appended(
+                    outcome.base_offset,
+                    outcome.next_offset,
+                    outcome.append_time_ms,
+                    first_offset,
+                    repeated=True,
+                )
+            self._producers.pop(batch.producer_id, None)
+            self._producers[batch.producer_id] = outcome
+        data = bytearray(batch.view)
+        stamp(data, 0, base_offset, _LEADER_EPOCH)
+        self._next_offset = base_offset + batch.last_offset_delta + 1
+        view = memoryview(data).toreadonly()
+        self._held.append(_Held(view, base_offset, self._next_offset, batch.max_timestamp, now_ms))
+        return Appended(base_offset, self._next_offset, now_ms, first_offset)
+
+    def carry_out(self, now_ms: int) -> None:
+        partition = self._partition
+        for producer_id, state in self._producers.items():
+            partition.producers.pop(producer_id, None)  # to stand at the end, as `expired` wants
+            partition.producers[producer_id] = state
+        for producer_id in expired(partition.producers, now_ms):
+            del partition.producers[producer_id]
+        for held in self._held:
+            partition.add(held)
+        size = sum(len(held.data) for held in self._held)
+        for waiter in partition.waiters:
+            waiter.appended(size)

@@ -1,0 +1,92 @@
+"""The store's calls in the short forms that the contract suite uses."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Awaitable
+from typing import TypeVar
+
+from quackmq.policy import Policy
+from quackmq.record import Batch
+from quackmq.stores.base import Store
+from quackmq.topic import Append, Appended, Cursor, CursorKey, PartitionKey, Read, Slice
+from tests.support import batch_of, offsets_and_values
+
+T = TypeVar("T")
+
+#: More than any test writes.
+PLENTY_BYTES = 2**30
+#: A wait that only ends because something happened...
+LONG_MS = 60_000
+#: ...unless it does not end, which is a failure after so long.
+DEADLINE_S = 20.0
+
+
+async def soon(call: Awaitable[T]) -> T:
+    """The answer to a call that must be woken by something, and not by its own time-out."""
+    async with asyncio.timeout(DEADLINE_S):
+        return await call
+
+
+async def new_partition(store: Store, name: str = "news") -> PartitionKey:
+    """The one partition of a new topic."""
+    return PartitionKey((await store.create_topic(name, 1, Policy())).id, 0)
+
+
+async def new_partitions(store: Store, count: int, name: str = "news") -> list[PartitionKey]:
+    topic = await store.create_topic(name, count, Policy())
+    return [PartitionKey(topic.id, partition) for partition in range(count)]
+
+
+def no_such_topic() -> PartitionKey:
+    return PartitionKey(uuid.uuid4(), 0)
+
+
+async def append(store: Store, key: PartitionKey, batch: Batch) -> Appended:
+    (appended,) = await store.append([Append(key, batch)])
+    return appended
+
+
+async def append_values(store: Store, key: PartitionKey, *values: bytes) -> Appended:
+    """All the values in one batch."""
+    return await append(store, key, batch_of(*values))
+
+
+async def read_one(
+    store: Store,
+    key: PartitionKey,
+    offset: int,
+    *,
+    max_bytes: int = PLENTY_BYTES,
+    min_bytes: int = 1,
+    wait_ms: int = 0,
+) -> Slice:
+    (part,) = await store.read(
+        [Read(key, offset, max_bytes)],
+        max_bytes=PLENTY_BYTES,
+        min_bytes=min_bytes,
+        wait_ms=wait_ms,
+    )
+    return part
+
+
+async def read_all(store: Store, key: PartitionKey) -> list[tuple[int, bytes]]:
+    """Every record of a partition, read on from answer to answer as a consumer does."""
+    first, end, _, _ = await store.offsets(key)
+    records: list[tuple[int, bytes]] = []
+    offset = first
+    while offset < end:
+        part = await read_one(store, key, offset)
+        assert part.error is None
+        new = [record for record in offsets_and_values(part) if record[0] >= offset]
+        assert new, f"a read at {offset} of {end} gave nothing"
+        records.extend(new)
+        offset = new[-1][0] + 1
+    return records
+
+
+def cursor(
+    name: str, key: PartitionKey, offset: int | None, metadata: str = "", updated_ms: int = 0
+) -> Cursor:
+    return Cursor(CursorKey(name, *key), offset, metadata, updated_ms)

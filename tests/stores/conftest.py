@@ -1,0 +1,118 @@
+"""The stores that the contract suite runs over.
+
+To add one: write its opener and name it in STORES; in DURABLE too if it survives a restart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from quackmq.stores.base import Store
+from quackmq.stores.local import LocalOptions, LocalStore
+from quackmq.stores.local.disk import RealDisk
+from quackmq.stores.memory import MemoryStore
+from tests.stores.reopening import ReopeningStore
+from tests.support import Clock
+
+#: Opens a store over a directory; a durable one finds there what the last one left.
+Opener = Callable[[Path, Clock], Awaitable[Store]]
+
+
+async def open_memory(directory: Path, clock: Clock) -> Store:
+    return MemoryStore(now_ms=clock)
+
+
+def reopened(opener: Opener) -> Opener:
+    """The same store, opened anew after each change."""
+
+    async def open_reopening(directory: Path, clock: Clock) -> Store:
+        return ReopeningStore(await opener(directory, clock), lambda: opener(directory, clock))
+
+    return open_reopening
+
+
+#: Everything so small that segments roll, slots wrap and the tail is too short all the time.
+SMALL = LocalOptions(
+    segment_bytes=512,
+    region_bytes=128,
+    chunk_bytes=256,
+    journal_slot_bytes=512 * 1024,
+    journal_slots=3,
+    journal_inline_bytes=150,
+    checkpoint_bytes=1024,
+    tail_bytes=1,
+    open_files=2,
+)
+
+
+def local(options: LocalOptions) -> Opener:
+    async def open_local(directory: Path, clock: Clock) -> Store:
+        directory.mkdir(exist_ok=True)
+        return await LocalStore.open_on(RealDisk(directory), options=options, now_ms=clock)
+
+    return open_local
+
+
+DURABLE: dict[str, Opener] = {
+    "local": local(LocalOptions()),
+    "local small": local(SMALL),
+    "local interval": local(LocalOptions(sync="interval", sync_interval_ms=1)),
+    "local os": local(LocalOptions(sync="os")),
+}
+STORES: dict[str, Opener] = {"memory": open_memory, **DURABLE}
+VARIANTS: dict[str, Opener] = STORES | {
+    f"{name} reopened": reopened(DURABLE[name]) for name in ("local", "local small")
+}
+
+
+class Restarting:
+    """A durable store and the means to open it again, for tests of exactly that."""
+
+    def __init__(self, opener: Opener, directory: Path, clock: Clock) -> None:
+        self._opener = opener
+        self._directory = directory
+        self._clock = clock
+        self._store: Store | None = None
+
+    async def open(self) -> Store:
+        assert self._store is None
+        self._store = await self._opener(self._directory, self._clock)
+        return self._store
+
+    async def close(self) -> None:
+        if self._store is not None:
+            await self._store.close()
+            self._store = None
+
+    async def reopen(self) -> Store:
+        await self.close()
+        return await self.open()
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest_asyncio.fixture(params=VARIANTS)
+async def store(
+    request: pytest.FixtureRequest, tmp_path: Path, clock: Clock
+) -> AsyncIterator[Store]:
+    """Every kind of store in turn, open and empty."""
+    opened = await VARIANTS[request.param](tmp_path / "data", clock)
+    yield opened
+    await opened.close()
+
+
+@pytest_asyncio.fixture(params=DURABLE)
+async def restarting(
+    request: pytest.FixtureRequest, tmp_path: Path, clock: Clock
+) -> AsyncIterator[Restarting]:
+    """Every kind of store that survives a restart, to be opened by the test."""
+    restarting = Restarting(DURABLE[request.param], tmp_path / "data", clock)
+    yield restarting
+    await restarting.close()

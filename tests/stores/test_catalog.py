@@ -1,0 +1,247 @@
+"""The catalog by itself: its changes as bytes, its snapshots, and what it refuses to apply.
+
+What it refuses of requests is part of the store contract and tested there, over every store.
+"""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import replace
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quackmq import limits
+from quackmq.errors import DamagedStore, IllegalTopicName, InvalidRequest, LimitReached
+from quackmq.policy import Policy, WhenFull
+from quackmq.stores.catalog import (
+    Catalog,
+    Change,
+    CursorSet,
+    StatePut,
+    TopicDeleted,
+    TopicPut,
+    check_topic_name,
+    decode_change,
+    encode_change,
+)
+from quackmq.topic import Cursor, CursorKey, PartitionKey, State, Topic
+
+NEWS = Topic(uuid.UUID(int=1), "news", 3, Policy(), 17)
+SPORT = Topic(uuid.UUID(int=2), "sport", 1, Policy(live_entries=5), 18)
+
+counts = st.integers(0, 2**63 - 1)
+texts = st.text(max_size=20)
+policies = st.builds(
+    Policy,
+    live_for_ms=st.none() | st.integers(1, 2**53),
+    live_entries=st.none() | st.integers(1, 2**53),
+    when_full=st.sampled_from(WhenFull),
+    keep_for_ms=st.none() | st.integers(1, 2**53),
+    keep_until_consumed=st.booleans(),
+    ephemeral=st.booleans(),
+)
+topics = st.builds(Topic, st.uuids(), texts, st.integers(1, 100), policies, counts)
+cursors = st.builds(
+    Cursor,
+    st.builds(CursorKey, texts, st.uuids(), st.integers(0, 99)),
+    st.none() | counts,
+    texts,
+    counts,
+)
+changes = st.one_of(
+    st.builds(TopicPut, topics),
+    st.builds(TopicDeleted, st.uuids()),
+    st.builds(CursorSet, cursors),
+    st.builds(StatePut, texts, st.builds(State, st.none() | st.binary(max_size=50), counts)),
+)
+
+
+def catalog_of(*made: Change) -> Catalog:
+    catalog = Catalog()
+    catalog.apply_all(made)
+    return catalog
+
+
+def cursor(name: str, topic: Topic, partition: int, offset: int | None = 5) -> Cursor:
+    return Cursor(CursorKey(name, topic.id, partition), offset, "note", 99)
+
+
+# --- bytes -----------------------------------------------------------------------------------
+
+
+@given(changes)
+def test_a_change_comes_back_from_its_bytes(change: Change) -> None:
+    assert decode_change(encode_change(change)) == change
+
+
+def test_a_change_is_compact_json() -> None:
+    topic = replace(NEWS, policy=Policy(live_for_ms=5, when_full=WhenFull.WAIT, ephemeral=True))
+    assert encode_change(TopicPut(topic)) == (
+        b'["topic","00000000000000000000000000000001","news",3,'
+        b'{"live_for_ms":5,"when_full":"wait","ephemeral":true},17]'
+    )
+    assert encode_change(StatePut("key", State(b"\xff", 2))) == b'["state","key","/w==",2]'
+
+
+NONSENSE: list[Any] = [
+    None,
+    [],
+    ["unknown"],
+    ["topic", "no id", "news", 1, {}, 0],
+    ["topic", NEWS.id.hex, "news", 1, {"unknown": 1}, 0],
+    ["topic", NEWS.id.hex, "news", 1, {"live_for_ms": "5"}, 0],
+    ["topic", NEWS.id.hex, "news", 1, {"live_for_ms": True}, 0],
+    ["topic", NEWS.id.hex, "news", 1, {"ephemeral": 1}, 0],
+    ["topic", NEWS.id.hex, "news", 1, {"when_full": "explode"}, 0],
+    ["topic", NEWS.id.hex, "news", 1, {"when_full": []}, 0],
+    ["topic-deleted", 5],
+    ["cursor", "name", NEWS.id.hex, 0, 5, "note"],
+    ["cursor", "name", NEWS.id.hex, 0, "5", "note", 0],
+    ["state", "key", "not base64!", 1],
+    ["state", "key", "/w==", 1.5],
+]
+
+
+@pytest.mark.parametrize("row", NONSENSE, ids=str)
+def test_nonsense_is_damage(row: Any) -> None:
+    with pytest.raises(DamagedStore):
+        decode_change(orjson.dumps(row))
+    with pytest.raises(DamagedStore):
+        Catalog.from_snapshot([row])
+
+
+@given(st.binary(max_size=60))
+def test_any_bytes_are_a_change_or_damage(data: bytes) -> None:
+    with pytest.raises(DamagedStore):
+        decode_change(data)
+
+
+@pytest.mark.parametrize("snapshot", [None, {}, "text", 5], ids=str)
+def test_a_snapshot_that_is_no_list_is_damage(snapshot: object) -> None:
+    with pytest.raises(DamagedStore):
+        Catalog.from_snapshot(snapshot)
+
+
+# --- snapshots -------------------------------------------------------------------------------
+
+
+def test_a_catalog_comes_back_from_its_snapshot_as_json() -> None:
+    catalog = catalog_of(
+        TopicPut(NEWS),
+        TopicPut(SPORT),
+        CursorSet(cursor("reader", NEWS, 2)),
+        CursorSet(cursor("reader", SPORT, 0)),
+        StatePut("key", State(b"\x00value", 4)),
+    )
+    again = Catalog.from_snapshot(orjson.loads(orjson.dumps(catalog.snapshot())))
+    assert again == catalog
+    assert again.topics == {"news": NEWS, "sport": SPORT}
+    assert again.cursors("reader") == catalog.cursors("reader")
+    assert again.state("key") == State(b"\x00value", 4)
+
+
+def test_what_is_gone_is_not_in_the_snapshot() -> None:
+    catalog = catalog_of(
+        TopicPut(NEWS),
+        TopicPut(SPORT),
+        CursorSet(cursor("reader", NEWS, 0)),
+        CursorSet(cursor("reader", SPORT, 0)),
+        CursorSet(cursor("reader", SPORT, 0, offset=None)),
+        StatePut("key", State(b"value", 1)),
+        StatePut("key", State(None, 0)),
+        TopicDeleted(NEWS.id),
+    )
+    assert catalog == catalog_of(TopicPut(SPORT))
+    assert catalog.snapshot() == catalog_of(TopicPut(SPORT)).snapshot()
+
+
+def test_an_empty_catalog_has_an_empty_snapshot() -> None:
+    assert Catalog().snapshot() == []
+    assert Catalog.from_snapshot([]) == Catalog()
+
+
+# --- applying --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        TopicPut(replace(NEWS, id=SPORT.id)),
+        TopicPut(replace(NEWS, name="renamed")),
+        TopicDeleted(SPORT.id),
+        CursorSet(cursor("reader", SPORT, 0)),
+        CursorSet(cursor("reader", NEWS, 3)),
+        CursorSet(cursor("reader", NEWS, -1)),
+    ],
+    ids=["name taken", "renamed", "never there", "no topic", "no partition", "negative"],
+)
+def test_a_change_made_for_another_catalog_is_damage_and_changes_nothing(change: Change) -> None:
+    catalog = catalog_of(TopicPut(NEWS))
+    with pytest.raises(DamagedStore):
+        catalog.apply(change)
+    assert catalog == catalog_of(TopicPut(NEWS))
+
+
+def test_asking_for_a_change_changes_nothing() -> None:
+    catalog = catalog_of(TopicPut(NEWS), StatePut("key", State(b"value", 1)))
+    before = catalog_of(TopicPut(NEWS), StatePut("key", State(b"value", 1)))
+    catalog.new_topic("sport", 1, Policy(), SPORT.id, 18)
+    catalog.altered_topic(NEWS.id, 7, Policy(ephemeral=True))
+    catalog.deleted_topic(NEWS.id)
+    catalog.cursor_changes([cursor("reader", NEWS, 0)])
+    catalog.state_change("key", None, 1)
+    assert catalog == before
+
+
+def test_a_deletion_takes_its_partitions_out_of_the_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "PARTITIONS", 4)
+    catalog = catalog_of(TopicPut(NEWS))
+    with pytest.raises(LimitReached):
+        catalog.new_topic("sport", 2, Policy(), SPORT.id, 18)
+    catalog.apply(catalog.deleted_topic(NEWS.id))
+    catalog.apply(catalog.new_topic("sport", 4, Policy(), SPORT.id, 18))
+    assert catalog.topic_of(PartitionKey(SPORT.id, 3)).name == "sport"
+
+
+def test_cursors_are_found_by_name_and_topic_and_counted_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(limits, "CURSORS", 2)
+    catalog = catalog_of(TopicPut(NEWS))
+    first, second = cursor("reader", NEWS, 0), cursor("reader", NEWS, 1)
+    catalog.apply_all(catalog.cursor_changes([first, second, first]))
+    catalog.apply_all(catalog.cursor_changes([first, second]))
+    with pytest.raises(LimitReached):
+        catalog.cursor_changes([cursor("other", NEWS, 0)])
+    catalog.apply_all(catalog.cursor_changes([cursor("reader", NEWS, 0, offset=None)]))
+    catalog.apply_all(catalog.cursor_changes([cursor("other", NEWS, 0)]))
+    assert set(catalog.cursors("reader")) == {second.key}
+    assert set(catalog.cursors(topic_id=NEWS.id)) == {second.key, cursor("other", NEWS, 0).key}
+
+
+def test_text_that_utf8_cannot_hold_is_refused() -> None:
+    catalog = catalog_of(TopicPut(NEWS))
+    with pytest.raises(InvalidRequest):
+        catalog.cursor_changes([cursor("half a pair \ud800", NEWS, 0)])
+    with pytest.raises(InvalidRequest):
+        catalog.state_change("half a pair \ud800", b"", 0)
+
+
+# --- names -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["a", "A-b_c.9", "...", "x" * limits.TOPIC_NAME_CHARS])
+def test_a_legal_topic_name_passes(name: str) -> None:
+    check_topic_name(name)
+
+
+@pytest.mark.parametrize(
+    "name", ["", ".", "..", "a b", "a/b", "ä", "a\n", "\x00", "x" * (limits.TOPIC_NAME_CHARS + 1)]
+)
+def test_an_illegal_topic_name_is_refused(name: str) -> None:
+    with pytest.raises(IllegalTopicName):
+        check_topic_name(name)
