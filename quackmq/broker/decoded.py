@@ -1,0 +1,106 @@
+"""Batches opened for those who want single records: a small cache, so that a subscriber who goes
+through a batch of 10,000 records opens it once.
+
+A batch that cannot be opened (`CorruptBatch` from the codec: a bomb, wrong counts, compression
+that is none) is poison. It is named in the log, remembered as having no records, and whoever asked
+goes on behind it. Its bytes stay where they are; readers of whole batches still get them.
+
+Who may call: one event loop. A batch is opened there and then, which takes time in step with the
+bytes that it inflates to, at most `limits.DECODED_BATCH_BYTES`.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from bisect import bisect_left
+from collections import OrderedDict
+from typing import Final, NamedTuple
+
+from quackmq import codec, limits
+from quackmq.errors import CorruptBatch
+from quackmq.record import Batch, Record
+from quackmq.topic import PartitionKey
+
+log = logging.getLogger(__name__)
+
+#: What a record takes in memory beside its key and value, about.
+_RECORD_BYTES: Final = 256
+
+
+class Decoded(NamedTuple):
+    """A batch with its records; without any if it is poison."""
+
+    base_offset: int
+    next_offset: int
+    records: list[Record]
+    size: int
+
+    @property
+    def is_poison(self) -> bool:
+        return not self.records
+
+    def from_offset(self, offset: int) -> Record | None:
+        """The first record at or after an offset."""
+        index = bisect_left(self.records, offset, key=lambda record: record.offset)
+        return self.records[index] if index < len(self.records) else None
+
+
+class DecodedBatches:
+    def __init__(self) -> None:
+        self._decoded: OrderedDict[tuple[PartitionKey, int], Decoded] = OrderedDict()
+        self._size = 0
+
+    def find(self, key: PartitionKey, offset: int) -> Decoded | None:
+        """The batch that holds an offset, if it is here."""
+        for (held_key, base_offset), decoded in self._decoded.items():
+            if held_key == key and base_offset <= offset < decoded.next_offset:
+                self._decoded.move_to_end((held_key, base_offset))
+                return decoded
+        return None
+
+    def open(self, key: PartitionKey, batch: Batch, topic_name: str) -> Decoded:
+        """A batch, opened now or before. Its offsets are those of the log."""
+        decoded = self._decoded.get((key, batch.base_offset))
+        if decoded is not None:
+            return decoded
+        try:
+            records = codec.decode(batch)
+        except CorruptBatch as error:
+            return self.quarantine(key, batch.base_offset, batch.next_offset, topic_name, error)
+        size = sum(len(record.key or b"") + len(record.value or b"") for record in records)
+        size += _RECORD_BYTES * len(records)
+        return self._hold(key, Decoded(batch.base_offset, batch.next_offset, records, size))
+
+    def quarantine(
+        self, key: PartitionKey, base_offset: int, next_offset: int, topic_name: str, why: Exception
+    ) -> Decoded:
+        """Name what cannot be read, unless that was done a short while ago."""
+        decoded = self._decoded.get((key, base_offset))
+        if decoded is not None:
+            return decoded
+        log.error(
+            "topic %s, partition %d, offsets %d to %d cannot be read and are skipped: %s",
+            topic_name,
+            key.partition,
+            base_offset,
+            next_offset - 1,
+            why,
+        )
+        return self._hold(key, Decoded(base_offset, next_offset, [], 0))
+
+    def forget(self, topic_id: uuid.UUID) -> None:
+        """A topic is gone."""
+        for held in [held for held in self._decoded if held[0].topic_id == topic_id]:
+            self._size -= self._decoded.pop(held).size
+
+    def _hold(self, key: PartitionKey, decoded: Decoded) -> Decoded:
+        self._decoded[key, decoded.base_offset] = decoded
+        self._size += decoded.size
+        # The one just opened stays, however large: somebody is about to go through it.
+        while len(self._decoded) > 1 and (
+            len(self._decoded) > limits.DECODED_BATCHES or self._size > limits.DECODED_CACHE_BYTES
+        ):
+            _, oldest = self._decoded.popitem(last=False)
+            self._size -= oldest.size
+        return decoded

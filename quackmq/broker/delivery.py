@@ -1,0 +1,398 @@
+"""Subscriptions carried out: kept in the store, delivered message by message.
+
+The rules are `quackmq.subscriptions`'s. What lasts of a subscription is a small state (that it is
+there) and its cursors; both are held in memory too, and a cursor moves here only after it has moved
+in the store, so that after a crash the message that a subscriber names is still the head.
+
+Calls for one subscription are done one after the other, but none waits for messages while it keeps
+others out: two `get`s at once are both answered with the same head.
+
+Who may call: the broker's loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import uuid
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Protocol
+
+from quackmq import limits
+from quackmq.broker.decoded import DecodedBatches
+from quackmq.broker.heads import Head, find_head
+from quackmq.broker.times import first_at
+from quackmq.broker.waits import Waits
+from quackmq.errors import (
+    InvalidMessageId,
+    InvalidRequest,
+    LimitReached,
+    OffsetOutOfRange,
+    QuackError,
+    StoreReadOnly,
+    UnknownSubscription,
+    UnknownTopic,
+)
+from quackmq.stores.base import Store
+from quackmq.subscriptions import (
+    STATE_PREFIX,
+    Kept,
+    Message,
+    Offset,
+    Place,
+    Progress,
+    Start,
+    Subscription,
+    Time,
+    check_name,
+    committed,
+    decode_kept,
+    encode_kept,
+    grown,
+    in_turn,
+    may_be_named,
+    message_id,
+    moved,
+    named,
+    parse_state_key,
+    place_of,
+    sent,
+    state_key,
+)
+from quackmq.topic import Cursor, CursorKey, PartitionKey, Read, Slice, Topic
+
+log = logging.getLogger(__name__)
+
+
+class Reader(Protocol):
+    """The broker's way of reading: as the store's, but ended when the broker closes."""
+
+    def __call__(
+        self, reads: Sequence[Read], *, max_bytes: int, min_bytes: int = 1, wait_ms: int = 0
+    ) -> Awaitable[list[Slice]]: ...
+
+
+class Delivery:
+    def __init__(
+        self,
+        store: Store,
+        decoded: DecodedBatches,
+        now_ms: Callable[[], int],
+        read: Reader,
+        topics: Mapping[uuid.UUID, Topic],
+        cursor_moved: Callable[[PartitionKey], None],
+    ) -> None:
+        """`topics` is the broker's own view of what is there. `cursor_moved` is told of every
+        cursor that moved, came or went."""
+        self._store = store
+        self._decoded = decoded
+        self._now_ms = now_ms
+        self._read = read
+        self._topics = topics
+        self._cursor_moved = cursor_moved
+        self._held: dict[uuid.UUID, dict[str, _Held]] = {}
+        self._count = 0
+
+    async def load(self) -> None:
+        """Take up what the store has. What is left of topics that are gone (a crash can come
+        between a topic's end and that of its subscriptions) is removed."""
+        cursors: dict[tuple[uuid.UUID, str], dict[int, int]] = {}
+        for cursor in (await self._store.cursors()).values():
+            if cursor.offset is not None:
+                of_name = cursors.setdefault((cursor.key.topic_id, cursor.key.name), {})
+                of_name[cursor.key.partition] = cursor.offset
+        for key, state in (await self._store.states(STATE_PREFIX)).items():
+            topic_id, name = parse_state_key(key)
+            topic = self._topics.get(topic_id)
+            if topic is None or state.value is None:
+                await self._remove_remains(key, state.version)
+                continue
+            kept = decode_kept(state.value)
+            own = cursors.get((topic_id, name), {})
+            offsets = tuple(own.get(partition, 0) for partition in range(topic.partitions))
+            progress = Progress(offsets, remembers=False)
+            self._add(_Held(topic, name, kept, state.version, progress))
+
+    async def _remove_remains(self, key: str, version: int) -> None:
+        try:
+            await self._store.put_state(key, None, version)
+        except StoreReadOnly as error:
+            # They do no harm, and a store that can only be read should be.
+            log.warning("what is left of a subscription, %s, stays: %s", key, error)
+
+    # --- what others want to know -----------------------------------------------------------
+
+    def count(self, topic_id: uuid.UUID) -> int:
+        """How many subscriptions a topic has."""
+        return len(self._held.get(topic_id, ()))
+
+    def held_from(self, key: PartitionKey) -> int | None:
+        """The least cursor of a partition's subscriptions."""
+        held = self._held.get(key.topic_id, {}).values()
+        return min((each.progress.cursors[key.partition] for each in held), default=None)
+
+    def subscriptions(self, name: str | None, topic_id: uuid.UUID | None) -> list[Subscription]:
+        topics = self._held.values() if topic_id is None else [self._held.get(topic_id, {})]
+        found = (held for of_topic in topics for held in of_topic.values())
+        return [held.subscription() for held in found if name is None or held.name == name]
+
+    def is_subscribed(self, topic: Topic, name: str) -> bool:
+        return name in self._held.get(topic.id, ())
+
+    # --- coming and going -------------------------------------------------------------------
+
+    async def subscribe(self, topic: Topic, name: str, start: Start) -> None:
+        """A new subscription. One of this name must not be there, nor on its way."""
+        check_name(name)
+        if self._count >= limits.SUBSCRIPTIONS:
+            raise LimitReached(f"there are {limits.SUBSCRIPTIONS} subscriptions: unsubscribe some")
+        kept = Kept("last_id", start, self._now_ms())
+        cursors = await self._starts(topic, start)
+        # The state last: with it the subscription is there, and its cursors have to be.
+        await self._set_cursors(topic, name, dict(enumerate(cursors)))
+        key = state_key(topic.id, name)
+        state = await self._store.put_state(key, encode_kept(kept), 0)
+        now = self._topics.get(topic.id)
+        if now is None:
+            await self._store.put_state(key, None, state.version)
+            raise UnknownTopic(f"topic {topic.name} was deleted")
+        progress = grown(Progress(cursors), now.partitions)
+        self._add(_Held(now, name, kept, state.version, progress))
+
+    async def unsubscribe(self, topic: Topic, name: str) -> None:
+        held = self._find_held(topic, name)
+        async with held.lock:
+            held.check_there()
+            await self._store.put_state(state_key(topic.id, name), None, held.version)
+            self._remove(held, UnknownSubscription(f"{name} has unsubscribed from {topic.name}"))
+            partitions = range(len(held.progress.cursors))
+            await self._set_cursors(topic, name, dict.fromkeys(partitions))
+
+    def follow(self, topic: Topic) -> None:
+        """A topic was altered."""
+        for held in self._held.get(topic.id, {}).values():
+            held.topic = topic
+            held.progress = grown(held.progress, topic.partitions)
+            # Who waits for messages does not wait in the new partitions.
+            held.waits.end(_Moved())
+
+    async def forget(self, topic: Topic) -> None:
+        """A topic is gone, its subscriptions with it."""
+        self._decoded.forget(topic.id)
+        gone = list(self._held.get(topic.id, {}).values())
+        for held in gone:
+            self._remove(held, UnknownTopic(f"topic {topic.name} was deleted"))
+        for start in range(0, len(gone), limits.CHANGES_AT_ONCE):
+            some = gone[start : start + limits.CHANGES_AT_ONCE]
+            await asyncio.gather(
+                *(
+                    self._store.put_state(state_key(topic.id, held.name), None, held.version)
+                    for held in some
+                )
+            )
+
+    # --- messages ---------------------------------------------------------------------------
+
+    async def get(
+        self, topic: Topic, name: str, last_id: str | None, wait_ms: int
+    ) -> Message | None:
+        held = self._find_held(topic, name)
+        last = None if last_id is None else _place_in(topic, last_id)
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + min(wait_ms, limits.READ_WAIT_MS) / 1000
+        while True:
+            async with held.lock:
+                held.check_there()
+                if last is not None:
+                    await self._acknowledge(held, last)
+                    last = None
+                found = await self._find(held, in_turn(held.progress))
+                if isinstance(found, Head):
+                    held.progress = sent(held.progress, found.place)
+                    return held.message(found)
+            left_ms = math.ceil((deadline - loop.time()) * 1000)
+            if left_ms <= 0:
+                return None
+            try:
+                await held.waits.wait(self._read(found, max_bytes=1, wait_ms=left_ms))
+            except _Moved:
+                continue
+
+    async def commit(self, topic: Topic, name: str, token: str) -> None:
+        """Everything of the message's partition up to and including it is done with."""
+        held = self._find_held(topic, name)
+        place = _place_in(topic, token)
+        async with held.lock:
+            held.check_there()
+            offsets = await self._store.offsets(PartitionKey(topic.id, place.partition))
+            if place.offset >= offsets.next:
+                raise InvalidMessageId(f"there is no message {token} yet in topic {topic.name}")
+            if place.offset < held.progress.cursors[place.partition]:
+                return
+            await self._move(held, place)
+            held.progress = committed(held.progress, place)
+            self._cursor_moved(PartitionKey(topic.id, place.partition))
+
+    async def seek(self, topic: Topic, name: str, to: Start) -> None:
+        held = self._find_held(topic, name)
+        async with held.lock:
+            held.check_there()
+            cursors = await self._starts(topic, to)
+            await self._set_cursors(topic, name, dict(enumerate(cursors)))
+            held.progress = grown(moved(held.progress, cursors), held.topic.partitions)
+            # Who waits for messages waits at the old place.
+            held.waits.end(_Moved())
+        for partition in range(len(cursors)):
+            self._cursor_moved(PartitionKey(topic.id, partition))
+
+    async def lag(self, topic: Topic, name: str) -> int:
+        """How many records are still to come."""
+        held = self._find_held(topic, name)
+        lag = 0
+        for partition, cursor in enumerate(held.progress.cursors):
+            offsets = await self._store.offsets(PartitionKey(topic.id, partition))
+            lag += max(0, offsets.next - max(offsets.first, cursor))
+        return lag
+
+    async def _acknowledge(self, held: _Held, place: Place) -> None:
+        """Move the cursor if the subscriber names the message that is its to name."""
+        if not may_be_named(held.progress, place):
+            return
+        if not held.progress.remembers and not await self._was_head(held, place):
+            return
+        await self._move(held, place)
+        held.progress = named(held.progress, place)
+        self._cursor_moved(PartitionKey(held.topic.id, place.partition))
+
+    async def _was_head(self, held: _Held, place: Place) -> bool:
+        """Whether a place not before the cursor is the head of its partition, or is gone: then it
+        was the head, or nobody could name it, and nothing that is left is skipped."""
+        offsets = await self._store.offsets(PartitionKey(held.topic.id, place.partition))
+        if place.offset < offsets.first:
+            return True
+        head = await self._find(held, [place.partition])
+        return isinstance(head, Head) and head.place == place
+
+    async def _move(self, held: _Held, place: Place) -> None:
+        await self._set_cursors(held.topic, held.name, {place.partition: place.offset + 1})
+
+    async def _find(self, held: _Held, partitions: Sequence[int]) -> Head | list[Read]:
+        cursors = {each: held.progress.cursors[each] for each in partitions}
+        return await find_head(self._store, self._decoded, held.topic, cursors)
+
+    # --- cursors ----------------------------------------------------------------------------
+
+    async def _starts(self, topic: Topic, start: Start) -> tuple[int, ...]:
+        """The offset in each partition that a start stands for."""
+        keys = [PartitionKey(topic.id, partition) for partition in range(topic.partitions)]
+        ranges = [await self._store.offsets(key) for key in keys]
+        if start == "beginning":
+            return tuple(each.first for each in ranges)
+        if start == "end":
+            return tuple(each.next for each in ranges)
+        if isinstance(start, Time):
+            found = [
+                await first_at(self._store, self._decoded, key, topic.name, start.timestamp_ms)
+                for key in keys
+            ]
+            return tuple(
+                each.next if at is None else at.offset
+                for each, at in zip(ranges, found, strict=True)
+            )
+        if isinstance(start, Offset):
+            if not 0 <= start.value <= max(each.next for each in ranges):
+                raise OffsetOutOfRange(
+                    f"offset {start.value} is in no partition of topic {topic.name}, "
+                    f"which ends at {max(each.next for each in ranges)}"
+                )
+            return tuple(min(max(start.value, each.first), each.next) for each in ranges)
+        raise InvalidRequest(f"a subscription cannot start at {start!r}")
+
+    async def _set_cursors(
+        self, topic: Topic, name: str, offsets: Mapping[int, int | None]
+    ) -> None:
+        now_ms = self._now_ms()
+        await self._store.set_cursors(
+            [
+                Cursor(CursorKey(name, topic.id, partition), offset, "", now_ms)
+                for partition, offset in offsets.items()
+            ]
+        )
+
+    # --- who is there -----------------------------------------------------------------------
+
+    def _find_held(self, topic: Topic, name: str) -> _Held:
+        held = self._held.get(topic.id, {}).get(name)
+        if held is None:
+            who = repr(name[: limits.NAME_BYTES])
+            raise UnknownSubscription(f"{who} has not subscribed to topic {topic.name}")
+        return held
+
+    def _add(self, held: _Held) -> None:
+        self._held.setdefault(held.topic.id, {})[held.name] = held
+        self._count += 1
+        self._moved_all(held)
+
+    def _remove(self, held: _Held, reason: QuackError) -> None:
+        of_topic = self._held[held.topic.id]
+        del of_topic[held.name]
+        if not of_topic:
+            del self._held[held.topic.id]
+        self._count -= 1
+        held.gone = reason
+        held.waits.end(reason)
+        self._moved_all(held)
+
+    def _moved_all(self, held: _Held) -> None:
+        for partition in range(len(held.progress.cursors)):
+            self._cursor_moved(PartitionKey(held.topic.id, partition))
+
+
+class _Held:
+    """A subscription in memory."""
+
+    __slots__ = ("gone", "kept", "lock", "name", "progress", "topic", "version", "waits")
+
+    def __init__(
+        self, topic: Topic, name: str, kept: Kept, version: int, progress: Progress
+    ) -> None:
+        self.topic = topic
+        self.name = name
+        self.kept = kept
+        self.version = version
+        self.progress = progress
+        self.lock = asyncio.Lock()
+        self.waits = Waits()
+        #: Why it is no longer there.
+        self.gone: QuackError | None = None
+
+    def check_there(self) -> None:
+        if self.gone is not None:
+            raise self.gone
+
+    def subscription(self) -> Subscription:
+        return Subscription(
+            name=self.name,
+            topic_name=self.topic.name,
+            topic_id=self.topic.id,
+            mode=self.kept.mode,
+            start=self.kept.start,
+            created_ms=self.kept.created_ms,
+            cursors=self.progress.cursors,
+        )
+
+    def message(self, head: Head) -> Message:
+        token = message_id(self.topic.id, head.place)
+        return Message(token, self.topic.name, head.partition, head.record, head.lost)
+
+
+class _Moved(Exception):
+    """A subscription was moved while somebody waited for its messages."""
+
+
+def _place_in(topic: Topic, token: str) -> Place:
+    place = place_of(token, topic.id)
+    if place.partition >= topic.partitions:
+        raise InvalidMessageId(f"the message id {token} is of no partition of {topic.name}")
+    return place

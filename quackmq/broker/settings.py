@@ -1,0 +1,28 @@
+"""What a broker is told once: its settings. What it is told with every call: the caller."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from quackmq import limits
+from quackmq.policy import Policy
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """On whose behalf a call is made."""
+
+    principal: str = "anonymous"
+    address: str = ""
+    client: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerSettings:
+    """Topics come to life by their first use, unless told otherwise, with these defaults."""
+
+    auto_create_topics: bool = True
+    default_partitions: int = 1
+    default_policy: Policy = Policy()
+    clean_interval_ms: int = limits.CLEAN_INTERVAL_MS
+    full_topic_wait_ms: int = limits.FULL_TOPIC_WAIT_MS

@@ -1,0 +1,64 @@
+"""Which record is the first of a time: the store says near which batch, here that one is opened.
+
+A batch that cannot be read or opened, or whose header promises a time that none of its records has,
+stands for itself: the answer is then its first offset, which is early and never late.
+"""
+
+from __future__ import annotations
+
+from quackmq import limits
+from quackmq.broker.decoded import DecodedBatches
+from quackmq.errors import DamagedData, OffsetOutOfRange
+from quackmq.record import Batch, batches
+from quackmq.stores.base import Store
+from quackmq.topic import OffsetTime, PartitionKey, Read
+
+
+async def first_at(
+    store: Store, decoded: DecodedBatches, key: PartitionKey, topic_name: str, timestamp_ms: int
+) -> OffsetTime | None:
+    """The first record whose timestamp is this or later; None if there is none."""
+    found = await store.offset_for_time(key, timestamp_ms)
+    if found is None:
+        return None
+    position = found.offset
+    while True:
+        read = Read(key, position, limits.REGION_BYTES)
+        (part,) = await store.read([read], max_bytes=limits.REGION_BYTES)
+        if isinstance(part.error, OffsetOutOfRange) and position < part.first_offset:
+            position = part.first_offset  # trimmed in the meantime
+            continue
+        if isinstance(part.error, DamagedData):
+            return OffsetTime(position, found.timestamp_ms)
+        if part.error is not None:
+            raise part.error
+        if not part.chunks:
+            return None
+        for chunk in part.chunks:
+            for batch in batches(chunk):
+                answer = _first_in(decoded, key, batch, topic_name, timestamp_ms, part.first_offset)
+                if answer is not None:
+                    return answer
+                position = batch.next_offset
+
+
+def _first_in(
+    decoded: DecodedBatches,
+    key: PartitionKey,
+    batch: Batch,
+    topic_name: str,
+    timestamp_ms: int,
+    first_offset: int,
+) -> OffsetTime | None:
+    """The first record of the time in one batch. `first_offset` is where the partition begins: a
+    batch that straddles it holds records that are gone."""
+    if batch.max_timestamp < timestamp_ms:
+        return None
+    records = decoded.open(key, batch, topic_name).records
+    of_time = [record for record in records if record.timestamp_ms >= timestamp_ms]
+    if not of_time:
+        return OffsetTime(max(batch.base_offset, first_offset), batch.max_timestamp)
+    for record in of_time:
+        if record.offset >= first_offset:
+            return OffsetTime(record.offset, record.timestamp_ms)
+    return None

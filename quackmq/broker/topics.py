@@ -1,0 +1,151 @@
+"""The broker's view of its topics, and how they come, change and go.
+
+The view follows the store: a topic is here when it is durable there, and gone when it is gone
+there. Changes to one name are made one after the other.
+
+Who may call: the broker's loop. A change must not be cancelled half-way (see `waits.Changes`): the
+store would know of it, and the view not.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from quackmq import limits
+from quackmq.broker.settings import BrokerSettings
+from quackmq.broker.waits import NamedLocks
+from quackmq.errors import (
+    IllegalTopicName,
+    InvalidRequest,
+    LimitReached,
+    TopicExists,
+    UnknownPartition,
+    UnknownTopic,
+)
+from quackmq.policy import Policy
+from quackmq.stores.base import Store
+from quackmq.topic import PartitionKey, Topic
+
+#: Kafka's rule, which Kafka's clients check too.
+_TOPIC_NAME: Final = re.compile(rf"[A-Za-z0-9._-]{{1,{limits.TOPIC_NAME_CHARS}}}")
+
+
+class Topics:
+    def __init__(
+        self,
+        store: Store,
+        settings: BrokerSettings,
+        on_put: Callable[[Topic], None],
+        on_deleted: Callable[[Topic], Awaitable[None]],
+    ) -> None:
+        """`on_put` is told of every topic that is there, new or altered; `on_deleted` of every one
+        that is gone."""
+        self.by_name: dict[str, Topic] = {}
+        self.by_id: dict[uuid.UUID, Topic] = {}
+        self._store = store
+        self._settings = settings
+        self._on_put = on_put
+        self._on_deleted = on_deleted
+        self._locks = NamedLocks()
+
+    async def load(self) -> None:
+        for topic in (await self._store.topics()).values():
+            self._put(topic)
+
+    # --- what is there ----------------------------------------------------------------------
+
+    def named(self, name: str) -> Topic:
+        topic = self.by_name.get(name)
+        if topic is None:
+            raise UnknownTopic(f"there is no topic {_shown(name)}")
+        return topic
+
+    def with_id(self, topic_id: uuid.UUID) -> Topic:
+        topic = self.by_id.get(topic_id)
+        if topic is None:
+            raise UnknownTopic(f"there is no topic with id {topic_id}")
+        return topic
+
+    def of(self, key: PartitionKey) -> Topic:
+        """The topic of a partition that is there."""
+        topic = self.with_id(key.topic_id)
+        if not 0 <= key.partition < topic.partitions:
+            raise UnknownPartition(
+                f"topic {topic.name} has no partition {key.partition}: "
+                f"it has {topic.partitions}, counted from 0"
+            )
+        return topic
+
+    # --- coming, changing, going --------------------------------------------------------------
+
+    def check_new(self, name: str, partitions: int) -> None:
+        """What `create` would refuse, as far as it can be told without trying."""
+        if _TOPIC_NAME.fullmatch(name) is None or name in (".", ".."):
+            raise IllegalTopicName(
+                f"{_shown(name)} is no topic name: take 1 to {limits.TOPIC_NAME_CHARS} of the "
+                "characters A-Z a-z 0-9 . _ - (not '.' or '..')"
+            )
+        if name in self.by_name:
+            raise TopicExists(f"topic {name} exists already")
+        if partitions < 1:
+            raise InvalidRequest(f"a topic has at least one partition, not {partitions}")
+        if partitions > limits.PARTITIONS_PER_TOPIC:
+            raise LimitReached(
+                f"{partitions} partitions; a topic has {limits.PARTITIONS_PER_TOPIC} at the most"
+            )
+
+    async def create(self, name: str, partitions: int, policy: Policy) -> Topic:
+        async with self._locks.hold(name):
+            self.check_new(name, partitions)
+            return self._put(await self._store.create_topic(name, partitions, policy))
+
+    async def ensure(self, name: str, *, subscribing: bool) -> Topic:
+        """The topic of this name, created if that is how topics come to life here: an ephemeral one
+        by a subscription, others by any use."""
+        settings = self._settings
+        async with self._locks.hold(name):
+            topic = self.by_name.get(name)
+            if topic is not None:
+                return topic
+            if not settings.auto_create_topics:
+                raise UnknownTopic(
+                    f"there is no topic {_shown(name)}, and none is created by its first use here"
+                )
+            if settings.default_policy.ephemeral and not subscribing:
+                raise UnknownTopic(
+                    f"there is no topic {_shown(name)}: its first subscription brings it to life"
+                )
+            self.check_new(name, settings.default_partitions)
+            return self._put(
+                await self._store.create_topic(
+                    name, settings.default_partitions, settings.default_policy
+                )
+            )
+
+    async def alter(self, name: str, partitions: int | None, policy: Policy | None) -> Topic:
+        async with self._locks.hold(name):
+            topic_id = self.named(name).id
+            return self._put(
+                await self._store.alter_topic(topic_id, partitions=partitions, policy=policy)
+            )
+
+    async def delete(self, name: str) -> None:
+        async with self._locks.hold(name):
+            topic = self.named(name)
+            await self._store.delete_topic(topic.id)
+            del self.by_name[name]
+            del self.by_id[topic.id]
+            await self._on_deleted(topic)
+
+    def _put(self, topic: Topic) -> Topic:
+        self.by_name[topic.name] = topic
+        self.by_id[topic.id] = topic
+        self._on_put(topic)
+        return topic
+
+
+def _shown(name: str) -> str:
+    return repr(name[: limits.TOPIC_NAME_CHARS])

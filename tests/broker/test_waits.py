@@ -1,0 +1,157 @@
+"""Waits that others can end, changes that cannot be cancelled, locks by name, single answers."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from quackmq.broker.waits import Changes, NamedLocks, Waits, only
+from tests.support import let_others_run
+
+
+class Ended(Exception):
+    pass
+
+
+@pytest.mark.asyncio
+async def test_a_wait_is_ended_with_an_error_and_its_task_goes_on() -> None:
+    waits = Waits()
+
+    async def wait() -> str:
+        with pytest.raises(Ended):
+            await waits.wait(asyncio.Event().wait())
+        await asyncio.sleep(0)
+        return "went on"
+
+    task = asyncio.create_task(wait())
+    await let_others_run()
+    assert len(waits) == 1
+    waits.end(Ended())
+    waits.end(Ended())
+    assert await task == "went on"
+    assert len(waits) == 0
+    assert task.cancelling() == 0
+
+
+@pytest.mark.asyncio
+async def test_a_cancellation_by_somebody_else_stays_one() -> None:
+    waits = Waits()
+    task = asyncio.create_task(waits.wait(asyncio.Event().wait()))
+    await let_others_run()
+    waits.end(Ended())
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+@pytest.mark.asyncio
+async def test_a_wait_that_ends_by_itself_gives_what_it_waited_for() -> None:
+    assert await Waits().wait(asyncio.sleep(0, "result")) == "result"
+
+
+@pytest.mark.asyncio
+async def test_one_wait_in_another_is_ended_by_either() -> None:
+    for ended in (0, 1):
+        waits = [Waits(), Waits()]
+        task = asyncio.create_task(waits[0].wait(waits[1].wait(asyncio.Event().wait())))
+        await let_others_run()
+        waits[ended].end(Ended())
+        with pytest.raises(Ended):
+            await task
+
+
+@pytest.mark.asyncio
+async def test_a_change_is_carried_through_without_its_caller() -> None:
+    changes = Changes()
+    go_on = asyncio.Event()
+    done = []
+
+    async def change() -> None:
+        await go_on.wait()
+        done.append(True)
+
+    caller = asyncio.create_task(changes.carry_through(change()))
+    await let_others_run()
+    caller.cancel()
+    await let_others_run()
+    assert not done
+    go_on.set()
+    await changes.finish()
+    assert done
+
+
+@pytest.mark.asyncio
+async def test_a_lock_keeps_out_those_of_its_name_only() -> None:
+    locks = NamedLocks()
+    log: list[str] = []
+
+    async def hold(name: str, text: str) -> None:
+        async with locks.hold(name):
+            log.append(f"{text} in")
+            await asyncio.sleep(0)
+            log.append(f"{text} out")
+
+    await asyncio.gather(hold("a", "first"), hold("a", "second"), hold("b", "other"))
+    assert log.index("first out") < log.index("second in")
+    assert log.index("other in") < log.index("first out")
+
+
+@pytest.mark.asyncio
+async def test_a_lock_is_passed_on_when_its_holder_fails_or_a_waiter_leaves() -> None:
+    locks = NamedLocks()
+
+    async def fail() -> None:
+        async with locks.hold("a"):
+            await asyncio.sleep(0)
+            raise Ended
+
+    failing = asyncio.create_task(fail())
+    leaving = asyncio.create_task(fail())
+    await asyncio.sleep(0)
+    leaving.cancel()
+    await asyncio.gather(failing, leaving, return_exceptions=True)
+    async with asyncio.timeout(10), locks.hold("a"):
+        pass
+
+
+@pytest.mark.asyncio
+async def test_the_only_answer_of_a_future_is_a_future() -> None:
+    loop = asyncio.get_running_loop()
+    many: asyncio.Future[list[int]] = loop.create_future()
+    one = only(many)
+    assert isinstance(one, asyncio.Future)
+    many.set_result([7])
+    assert await one == 7
+
+
+@pytest.mark.asyncio
+async def test_an_error_and_a_cancellation_are_passed_on() -> None:
+    loop = asyncio.get_running_loop()
+    failing: asyncio.Future[list[int]] = loop.create_future()
+    one = only(failing)
+    failing.set_exception(Ended())
+    with pytest.raises(Ended):
+        await one
+    cancelled: asyncio.Future[list[int]] = loop.create_future()
+    one = only(cancelled)
+    cancelled.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await one
+
+
+@pytest.mark.asyncio
+async def test_who_leaves_takes_nothing_along_and_its_error_is_nobodys() -> None:
+    loop = asyncio.get_running_loop()
+    many: asyncio.Future[list[int]] = loop.create_future()
+    one = only(many)
+    assert isinstance(one, asyncio.Future)
+    one.cancel()
+    assert not many.cancelled()
+    many.set_exception(Ended())
+    await let_others_run()
+
+
+@pytest.mark.asyncio
+async def test_anything_awaitable_has_an_only_answer() -> None:
+    assert await only(asyncio.sleep(0, [7])) == 7

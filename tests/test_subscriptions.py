@@ -1,0 +1,186 @@
+"""Subscriptions as values: when cursors move, whose turn it is, what ids say."""
+
+from __future__ import annotations
+
+import uuid
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quackmq import limits
+from quackmq.errors import DamagedStore, InvalidMessageId, InvalidRequest
+from quackmq.subscriptions import (
+    Kept,
+    Offset,
+    Place,
+    Progress,
+    Start,
+    Time,
+    check_name,
+    committed,
+    decode_kept,
+    encode_kept,
+    grown,
+    in_turn,
+    may_be_named,
+    message_id,
+    moved,
+    named,
+    parse_state_key,
+    place_of,
+    sent,
+    state_key,
+)
+
+TOPIC_ID = uuid.UUID("12345678-1234-5678-1234-567812345678")
+PLACES = st.builds(Place, st.integers(0, 2**32 - 1), st.integers(0, 2**63 - 1))
+
+
+# --- cursors ------------------------------------------------------------------------------------
+
+
+def test_naming_the_outstanding_message_moves_its_cursor_and_the_turn() -> None:
+    progress = sent(Progress((5, 8)), Place(0, 5))
+    assert may_be_named(progress, Place(0, 5))
+    assert named(progress, Place(0, 5)) == Progress((6, 8), turn=1)
+
+
+@pytest.mark.parametrize("place", [Place(0, 4), Place(0, 6), Place(1, 8), Place(2, 0)])
+def test_naming_anything_else_moves_nothing(place: Place) -> None:
+    assert not may_be_named(sent(Progress((5, 8)), Place(0, 5)), place)
+
+
+def test_nothing_can_be_named_before_something_was_sent() -> None:
+    assert not may_be_named(Progress((5,)), Place(0, 5))
+
+
+def test_after_a_restart_the_head_of_any_partition_can_be_named() -> None:
+    progress = Progress((5, 8), remembers=False)
+    assert may_be_named(progress, Place(0, 5))
+    assert may_be_named(progress, Place(1, 8))
+    assert may_be_named(progress, Place(1, 20)), "it is the head if all between is gone"
+    assert not may_be_named(progress, Place(1, 7))
+    assert not may_be_named(progress, Place(2, 0))
+    assert not may_be_named(sent(progress, Place(0, 5)), Place(1, 8))
+
+
+def test_a_message_behind_a_gap_takes_the_cursor_over_the_gap() -> None:
+    progress = sent(Progress((5,)), Place(0, 20))
+    assert named(progress, Place(0, 20)).cursors == (21,)
+
+
+def test_a_commit_moves_forward_only() -> None:
+    assert committed(Progress((5, 8)), Place(1, 20)).cursors == (5, 21)
+    assert committed(Progress((5, 8)), Place(1, 7)) == Progress((5, 8))
+
+
+def test_a_commit_past_the_outstanding_message_settles_it() -> None:
+    progress = sent(Progress((5, 8)), Place(0, 5))
+    assert committed(progress, Place(0, 5)).outstanding is None
+    assert committed(progress, Place(1, 9)).outstanding == Place(0, 5)
+
+
+def test_after_a_move_nothing_that_was_sent_before_counts() -> None:
+    progress = moved(sent(Progress((5, 8)), Place(0, 5)), (0, 0))
+    assert progress.cursors == (0, 0)
+    assert not may_be_named(progress, Place(0, 0))
+    assert not may_be_named(progress, Place(0, 5))
+
+
+def test_new_partitions_are_wanted_from_their_beginning() -> None:
+    assert grown(Progress((5,), turn=0), 3) == Progress((5, 0, 0))
+    assert grown(Progress((5, 6)), 1) == Progress((5, 6))
+
+
+def test_partitions_take_turns_but_the_outstanding_one_comes_first() -> None:
+    progress = Progress((0, 0, 0), turn=1)
+    assert in_turn(progress) == [1, 2, 0]
+    assert in_turn(sent(progress, Place(2, 0))) == [2, 0, 1]
+    assert named(sent(progress, Place(2, 0)), Place(2, 0)).turn == 0
+
+
+# --- ids ----------------------------------------------------------------------------------------
+
+
+@given(PLACES)
+def test_an_id_comes_back_as_the_place_it_was_made_of(place: Place) -> None:
+    token = message_id(TOPIC_ID, place)
+    assert token.isascii() and not any(char in token for char in " /+=%&?")
+    assert place_of(token, TOPIC_ID) == place
+
+
+@given(PLACES)
+def test_an_id_of_another_topic_is_refused(place: Place) -> None:
+    with pytest.raises(InvalidMessageId, match="another topic"):
+        place_of(message_id(uuid.uuid4(), place), TOPIC_ID)
+
+
+@given(st.text() | st.text("AQEjRWeJ-_", min_size=39, max_size=39))
+def test_nonsense_is_no_id(token: str) -> None:
+    with pytest.raises(InvalidMessageId):
+        place_of(token, TOPIC_ID)
+
+
+def test_a_second_spelling_of_an_id_is_none() -> None:
+    token = message_id(TOPIC_ID, Place(0, 0))
+    twin = token[:-1] + chr(ord(token[-1]) + 1)  # the last bits, which stand for nothing
+    assert len({token, twin}) == 2
+    with pytest.raises(InvalidMessageId):
+        place_of(twin, TOPIC_ID)
+
+
+def test_an_id_with_a_negative_offset_is_none() -> None:
+    with pytest.raises(InvalidMessageId):
+        place_of(message_id(TOPIC_ID, Place(0, -1)), TOPIC_ID)
+
+
+# --- names --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["a", "duck-7", "ä/ö", "x" * limits.NAME_BYTES])
+def test_a_name_is_a_printable_word(name: str) -> None:
+    check_name(name)
+
+
+@pytest.mark.parametrize(
+    "name", ["", "two words", "tab\t", "nul\0", "line\n", "\u00a0", "\u2028", "\ud800", "ä" * 128]
+)
+def test_other_names_are_refused(name: str) -> None:
+    with pytest.raises(InvalidRequest):
+        check_name(name)
+
+
+# --- as kept in the store -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("start", ["beginning", "end", Offset(7), Time(1_700_000_000_000)])
+def test_what_is_kept_comes_back(start: Start) -> None:
+    kept = Kept("last_id", start, 42)
+    assert decode_kept(encode_kept(kept)) == kept
+
+
+def test_a_key_names_topic_and_subscriber_also_with_slashes() -> None:
+    assert parse_state_key(state_key(TOPIC_ID, "a/b")) == (TOPIC_ID, "a/b")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"",
+        b"[]",
+        b"\xff",
+        b'{"mode": "psychic", "start": "end", "created_ms": 0}',
+        b'{"mode": "last_id", "start": "middle", "created_ms": 0}',
+        b'{"mode": "last_id", "start": {"offset": "x"}, "created_ms": 0}',
+        b'{"mode": "last_id", "start": "end"}',
+    ],
+)
+def test_what_was_never_kept_is_damage(value: bytes) -> None:
+    with pytest.raises(DamagedStore):
+        decode_kept(value)
+
+
+def test_a_key_that_was_never_given_is_damage() -> None:
+    with pytest.raises(DamagedStore):
+        parse_state_key("subscription/nobody/x")
