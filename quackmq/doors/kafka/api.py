@@ -1,0 +1,136 @@
+"""What an API is to the door, and what its handler gets to work with.
+
+Most APIs are a coroutine from kio's request entity to plain fields (`schema_api`). Produce and
+Fetch, whose bytes are read and written by hand, fill in an `Api` themselves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+from kio.schema.errors import ErrorCode
+
+from quackmq.broker import Broker, Caller
+from quackmq.doors.kafka.errors import code_of
+from quackmq.errors import UnknownTopic
+from quackmq.record import Buffer
+from quackmq.topic import Topic
+from quackmq.wire.kafka.reader import read_request
+from quackmq.wire.kafka.writer import Fields, write_response
+
+T = TypeVar("T")
+
+
+class Node(NamedTuple):
+    """This broker as a peer is told of it: the one node of its cluster."""
+
+    id: int
+    host: str
+    port: int
+
+
+class Peer(Protocol):
+    """Who sent a request, as far as that changes from moment to moment."""
+
+    @property
+    def may_wait(self) -> bool:
+        """Not when the door closes: then the answer is wanted at once."""
+
+    @property
+    def answer_bytes(self) -> int:
+        """An answer should not be much larger now."""
+
+
+class Call(NamedTuple):
+    """One request's surroundings."""
+
+    broker: Broker
+    caller: Caller
+    node: Node
+    version: int
+    peer: Peer
+
+
+class Reply(Protocol):
+    """The place of one answer among its connection's. Just one of these is called, once."""
+
+    def send(self, body: Sequence[Buffer]) -> None:
+        """The body as buffers, which must not change from now on."""
+
+    def skip(self) -> None:
+        """There is no answer to this request."""
+
+    def disconnect(self, reason: str) -> None: ...
+
+
+class Api(NamedTuple):
+    """An API with the versions that are advertised.
+
+    `read` turns a body into a request and keeps nothing of the bytes but what `submit` may use
+    before it returns. Then either `handle` answers it, begun when all earlier answers of the
+    connection have been sent; or `submit` begins at once and answers through the reply.
+    """
+
+    key: int
+    first_version: int
+    last_version: int
+    #: From this version on, the request's header and lengths are of the flexible kind.
+    flexible_from: int
+    read: Callable[[int, memoryview], Any]
+    handle: Callable[[Call, Any], Coroutine[Any, Any, Sequence[Buffer]]] | None = None
+    submit: Callable[[Call, Any, Reply], None] | None = None
+    #: Whether `handle` may wait for something to happen: then it is woken when the door closes.
+    waits: bool = False
+    flexible_response: bool = True
+
+
+def schema_api(
+    key: int,
+    first_version: int,
+    last_version: int,
+    flexible_from: int,
+    answer: Callable[[Call, Any], Awaitable[Fields]],
+    *,
+    flexible_response: bool = True,
+) -> Api:
+    """An API by kio's schemas: `answer` gives the fields of the response, whatever the version."""
+
+    def read(version: int, body: memoryview) -> Any:
+        return read_request(key, version, body)
+
+    async def handle(call: Call, request: Any) -> Sequence[Buffer]:
+        return [write_response(key, call.version, await answer(call, request))]
+
+    return Api(
+        key,
+        first_version,
+        last_version,
+        flexible_from,
+        read,
+        handle,
+        flexible_response=flexible_response,
+    )
+
+
+async def unhurried(items: Iterable[T], every: int) -> AsyncIterator[T]:
+    """Let others run after every so many items: lists of clients can be long."""
+    for number, item in enumerate(items, start=1):
+        yield item
+        if number % every == 0:
+            await asyncio.sleep(0)
+
+
+def find_topic(broker: Broker, wanted: str | uuid.UUID | None) -> Topic | ErrorCode:
+    """A topic by the name or, in versions that have them, the id that a request gives."""
+    try:
+        if isinstance(wanted, str):
+            return broker.topic(wanted)
+        if wanted is not None:
+            return broker.topic_by_id(wanted)
+    except UnknownTopic as error:
+        if isinstance(wanted, str):
+            return code_of(error)
+    return ErrorCode.unknown_topic_id

@@ -1,0 +1,148 @@
+"""ApiVersions and Metadata: what this broker can do, who it is, and which topics it has."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Sequence
+from typing import Any, Final
+
+from kio.schema.errors import ErrorCode
+
+from quackmq.doors.kafka.api import Api, Call, schema_api, unhurried
+from quackmq.doors.kafka.errors import code_of
+from quackmq.errors import QuackError, UnknownTopic
+from quackmq.topic import PartitionKey, Topic
+from quackmq.wire.kafka.writer import Fields, write_response
+
+API_VERSIONS: Final = 18
+METADATA: Final = 3
+
+#: As KIP-511 has it.
+_SOFTWARE_NAME: Final = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
+_FIRST_WITH_SOFTWARE_NAME: Final = 3
+#: Up to version 0 an empty list of topics means all of them; null does from 1 on.
+_FIRST_WITH_NULL_FOR_ALL: Final = 1
+_FIRST_WITH_NULL_NAME: Final = 12
+
+
+def api_versions_api(apis: Sequence[Api]) -> Api:
+    """ApiVersions over the other APIs, and itself."""
+
+    async def api_versions(call: Call, request: Any) -> Fields:
+        if call.version >= _FIRST_WITH_SOFTWARE_NAME and not (
+            _SOFTWARE_NAME.fullmatch(request.client_software_name)
+            and _SOFTWARE_NAME.fullmatch(request.client_software_version)
+        ):
+            return {"error_code": ErrorCode.invalid_request, "api_keys": []}
+        return {"error_code": ErrorCode.none, "api_keys": _ranges([*apis, own])}
+
+    # The response's header is never flexible: a client that guessed the version must read it.
+    own = schema_api(API_VERSIONS, 0, 4, 3, api_versions, flexible_response=False)
+    return own
+
+
+def unsupported_api_versions(own: Api) -> bytearray:
+    """The answer to a version of ApiVersions that we do not know, in the oldest form, with the
+    versions that the client may try instead."""
+    answer = {"error_code": ErrorCode.unsupported_version, "api_keys": _ranges([own])}
+    return write_response(API_VERSIONS, 0, answer)
+
+
+def _ranges(apis: Sequence[Api]) -> list[Fields]:
+    return [
+        {"api_key": api.key, "min_version": api.first_version, "max_version": api.last_version}
+        for api in sorted(apis, key=lambda api: api.key)
+    ]
+
+
+async def metadata(call: Call, request: Any) -> Fields:
+    node = call.node
+    return {
+        "brokers": [{"node_id": node.id, "host": node.host, "port": node.port, "rack": None}],
+        "cluster_id": call.broker.cluster_id,
+        "controller_id": node.id,
+        "topics": await _wanted_topics(call, request),
+        "error_code": ErrorCode.none,
+    }
+
+
+METADATA_API: Final = schema_api(METADATA, 0, 13, 9, metadata)
+
+
+async def _wanted_topics(call: Call, request: Any) -> list[Fields]:
+    wanted = request.topics
+    if wanted is None or (not wanted and call.version < _FIRST_WITH_NULL_FOR_ALL):
+        every_topic = unhurried(list(call.broker.topics().values()), every=100)
+        found = [await _described(call, topic) async for topic in every_topic]
+        # A topic may go while the others are described.
+        return [fields for fields in found if fields["error_code"] == ErrorCode.none]
+    create = getattr(request, "allow_auto_topic_creation", True)
+    # Each topic once, however often it is asked for.
+    asked = {(getattr(topic, "topic_id", None), topic.name): None for topic in wanted}
+    return [
+        await _find(call, topic_id, name, create)
+        async for topic_id, name in unhurried(asked, every=100)
+    ]
+
+
+async def _find(call: Call, topic_id: uuid.UUID | None, name: str | None, create: bool) -> Fields:
+    try:
+        if name is None:
+            topic = _by_id(call, topic_id)
+        elif create:
+            topic = await call.broker.ensure_topic(call.caller, name)
+        else:
+            topic = call.broker.topic(name)
+    except QuackError as error:
+        unknown_id = name is None and isinstance(error, UnknownTopic)
+        code = ErrorCode.unknown_topic_id if unknown_id else code_of(error)
+        if name is None and call.version < _FIRST_WITH_NULL_NAME:
+            name = ""
+        return _without_partitions(code, name, topic_id)
+    return await _described(call, topic)
+
+
+def _by_id(call: Call, topic_id: uuid.UUID | None) -> Topic:
+    if topic_id is None:
+        raise UnknownTopic("neither a name nor an id of a topic")
+    return call.broker.topic_by_id(topic_id)
+
+
+async def _described(call: Call, topic: Topic) -> Fields:
+    try:
+        epochs = [
+            (await call.broker.offsets(call.caller, PartitionKey(topic.id, partition))).epoch
+            for partition in range(topic.partitions)
+        ]
+    except QuackError as error:
+        return _without_partitions(code_of(error), topic.name, topic.id)
+    only_node = [call.node.id]
+    return {
+        "error_code": ErrorCode.none,
+        "name": topic.name,
+        "topic_id": topic.id,
+        "is_internal": False,
+        "partitions": [
+            {
+                "error_code": ErrorCode.none,
+                "partition_index": partition,
+                "leader_id": call.node.id,
+                "leader_epoch": epoch,
+                "replica_nodes": only_node,
+                "isr_nodes": only_node,
+                "offline_replicas": [],
+            }
+            for partition, epoch in enumerate(epochs)
+        ],
+    }
+
+
+def _without_partitions(code: ErrorCode, name: str | None, topic_id: uuid.UUID | None) -> Fields:
+    return {
+        "error_code": code,
+        "name": name,
+        "topic_id": topic_id,
+        "is_internal": False,
+        "partitions": [],
+    }

@@ -1,0 +1,65 @@
+"""Every error of ours in Kafka's numbers.
+
+Clients act on them: on a retriable one they ask again, on others they tell their user. So an error
+that asking again cannot mend must not become a retriable one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from kio.schema.errors import ErrorCode
+
+from quackmq import errors
+
+CODES: Final[Mapping[type[errors.QuackError], ErrorCode]] = {
+    errors.QuackError: ErrorCode.unknown_server_error,
+    errors.InvalidRequest: ErrorCode.invalid_request,
+    errors.IllegalTopicName: ErrorCode.invalid_topic_exception,
+    errors.InvalidPolicy: ErrorCode.invalid_config,
+    errors.InvalidMessageId: ErrorCode.invalid_request,
+    errors.InvalidSetting: ErrorCode.invalid_config,
+    errors.ProtocolError: ErrorCode.invalid_request,
+    errors.CorruptBatch: ErrorCode.corrupt_message,
+    errors.UnsupportedBatch: ErrorCode.unsupported_for_message_format,
+    errors.RecordTooLarge: ErrorCode.message_too_large,
+    errors.NotFound: ErrorCode.unknown_topic_or_partition,
+    errors.UnknownTopic: ErrorCode.unknown_topic_or_partition,
+    errors.UnknownPartition: ErrorCode.unknown_topic_or_partition,
+    errors.UnknownSubscription: ErrorCode.group_id_not_found,
+    errors.Conflict: ErrorCode.invalid_request,
+    errors.TopicExists: ErrorCode.topic_already_exists,
+    errors.StateChanged: ErrorCode.invalid_update_version,
+    errors.NameInOtherMode: ErrorCode.inconsistent_group_protocol,
+    errors.OutOfOrderSequence: ErrorCode.out_of_order_sequence_number,
+    errors.RepeatForgotten: ErrorCode.duplicate_sequence_number,
+    errors.UnknownProducer: ErrorCode.unknown_producer_id,
+    errors.ProducerFenced: ErrorCode.invalid_producer_epoch,
+    errors.OffsetOutOfRange: ErrorCode.offset_out_of_range,
+    # A policy says no: the user must hear of it, not the client's retries.
+    errors.Refused: ErrorCode.policy_violation,
+    errors.TopicFull: ErrorCode.policy_violation,
+    errors.NoSubscriber: ErrorCode.policy_violation,
+    errors.LimitReached: ErrorCode.policy_violation,
+    errors.NotAllowed: ErrorCode.topic_authorization_failed,
+    errors.QuackTimeout: ErrorCode.request_timed_out,
+    # What a Kafka broker that shuts down says: look for the leader again, then retry.
+    errors.BrokerClosing: ErrorCode.not_leader_or_follower,
+    errors.StorageError: ErrorCode.kafka_storage_error,
+    errors.StoreReadOnly: ErrorCode.kafka_storage_error,
+    # Not retriable for a consumer, which must step over it: reading again finds the same bytes.
+    errors.DamagedData: ErrorCode.corrupt_message,
+    errors.DamagedStore: ErrorCode.kafka_storage_error,
+    errors.StoreLocked: ErrorCode.kafka_storage_error,
+    errors.NewerFormat: ErrorCode.kafka_storage_error,
+    errors.UnusableDirectory: ErrorCode.kafka_storage_error,
+}
+
+
+def code_of(error: BaseException) -> ErrorCode:
+    """The code of an error; of one that is not ours, that something is wrong with the server."""
+    return next(
+        (CODES[kind] for kind in type(error).__mro__ if kind in CODES),
+        ErrorCode.unknown_server_error,
+    )

@@ -1,0 +1,227 @@
+"""The primitive types of Kafka's protocol, read from bytes that nobody has checked.
+
+Two spellings of lengths exist. Up to some version of each API, lengths are signed integers of 16
+bits (strings) or 32 bits (bytes, arrays), -1 meaning null; later, "flexible" versions write an
+unsigned varint of the length plus one, 0 meaning null, and end each structure with tagged fields:
+
+    legacy   string  | i16 length | utf-8 |         bytes, array  | i32 length | … |
+    compact  string, bytes, array  | uvarint length + 1 | … |
+             tagged fields  | uvarint count |  then each  | uvarint tag | uvarint size | … |
+
+Promised: a length is held against the bytes that are left before anything is allocated by it, and
+arrays share one budget of elements. Beyond the end, `struct.error` or IndexError is raised; callers
+of a whole parse turn them into ProtocolError with `malformed`. Everything else raises
+ProtocolError itself.
+"""
+
+from __future__ import annotations
+
+import struct
+import uuid
+from typing import Final
+
+from quackmq import limits
+from quackmq.errors import ProtocolError
+
+INT8: Final = struct.Struct(">b")
+INT16: Final = struct.Struct(">h")
+UINT16: Final = struct.Struct(">H")
+INT32: Final = struct.Struct(">i")
+UINT32: Final = struct.Struct(">I")
+INT64: Final = struct.Struct(">q")
+UINT64: Final = struct.Struct(">Q")
+FLOAT64: Final = struct.Struct(">d")
+_unpack_int32: Final = INT32.unpack_from
+UUID_BYTES: Final = 16
+#: 35 bits in groups of seven, of which 32 may be used.
+UVARINT_BYTES: Final = 5
+UVARINT_MAX: Final = 2**32 - 1
+
+#: What reading past the end raises.
+ENDS_EARLY: Final = (struct.error, IndexError)
+
+
+def malformed(what: str) -> ProtocolError:
+    return ProtocolError(f"the {what} ends before its last field")
+
+
+class Cursor:
+    """A position in one request, in the legacy spelling. Each method reads one value and moves."""
+
+    __slots__ = ("data", "elements_left", "position")
+
+    #: Least bytes that a value of variable size takes.
+    STRING_BYTES = 2
+    BYTES_BYTES = 4
+    ARRAY_BYTES = 4
+    TAGS_BYTES = 0
+
+    def __init__(
+        self,
+        data: memoryview,
+        position: int = 0,
+        elements_left: int = limits.KAFKA_REQUEST_ELEMENTS,
+    ) -> None:
+        self.data = data
+        self.position = position
+        self.elements_left = elements_left
+
+    def number(self, form: struct.Struct) -> int:
+        position = self.position
+        self.position = position + form.size
+        value: int = form.unpack_from(self.data, position)[0]
+        return value
+
+    def int8(self) -> int:
+        return self.number(INT8)
+
+    def int16(self) -> int:
+        return self.number(INT16)
+
+    def int32(self) -> int:
+        # The most frequent of all, so without another call.
+        position = self.position
+        self.position = position + 4
+        value: int = _unpack_int32(self.data, position)[0]
+        return value
+
+    def int64(self) -> int:
+        return self.number(INT64)
+
+    def float64(self) -> float:
+        position = self.position
+        self.position = position + FLOAT64.size
+        value: float = FLOAT64.unpack_from(self.data, position)[0]
+        return value
+
+    def boolean(self) -> bool:
+        return self.number(INT8) != 0
+
+    def uuid(self) -> uuid.UUID | None:
+        """None for the id of zeros, which stands for no id."""
+        data = bytes(self.take(UUID_BYTES))
+        return uuid.UUID(bytes=data) if any(data) else None
+
+    def string(self) -> str:
+        value = self.nullable_string()
+        if value is None:
+            raise ProtocolError("a string that must be there is null")
+        return value
+
+    def nullable_string(self) -> str | None:
+        size = self._string_length()
+        if size < 0:
+            return None
+        if size > limits.KAFKA_STRING_BYTES:
+            raise ProtocolError(f"a string of {size} bytes, over {limits.KAFKA_STRING_BYTES}")
+        try:
+            return str(self.take(size), "utf-8")
+        except UnicodeDecodeError as error:
+            raise ProtocolError(f"a string that is not UTF-8: {error.reason}") from None
+
+    def nullable_bytes(self) -> memoryview | None:
+        """Bytes of any size, as a part of the request: nothing is copied."""
+        size = self._bytes_length()
+        return None if size < 0 else self.take(size)
+
+    def array_length(self, element_bytes: int) -> int:
+        """How many elements follow, each of at least `element_bytes`; -1 for a null array."""
+        length = self._array_length()
+        if length <= 0:
+            return length
+        if length * element_bytes > len(self.data) - self.position:
+            raise ProtocolError(f"an array says {length} elements, more than bytes are left")
+        self.elements_left -= length
+        if self.elements_left < 0:
+            raise ProtocolError(f"more than {limits.KAFKA_REQUEST_ELEMENTS} elements in a request")
+        return length
+
+    def present_array_length(self, element_bytes: int) -> int:
+        length = self.array_length(element_bytes)
+        if length < 0:
+            raise ProtocolError("an array that must be there is null")
+        return length
+
+    def take(self, size: int) -> memoryview:
+        position = self.position
+        end = position + size
+        if size < 0 or end > len(self.data):
+            raise ProtocolError(
+                f"a length says {size} bytes, {len(self.data) - position} are there"
+            )
+        self.position = end
+        return self.data[position:end]
+
+    def uvarint(self) -> int:
+        value = self.data[self.position]
+        self.position += 1
+        # Most lengths are small, and every one of a flexible request comes by here.
+        if value < 0x80:
+            return value
+        value &= 0x7F
+        for index in range(1, UVARINT_BYTES):
+            byte = self.data[self.position]
+            self.position += 1
+            value |= (byte & 0x7F) << (7 * index)
+            if byte < 0x80 and value <= UVARINT_MAX:
+                return value
+        raise ProtocolError("a variable-length integer of more than 32 bits")
+
+    def skip_tags(self) -> None:
+        """Step over the tagged fields that end a structure. This spelling has none."""
+
+    def _string_length(self) -> int:
+        return self._checked(self.number(INT16))
+
+    def _bytes_length(self) -> int:
+        return self._checked(self.number(INT32))
+
+    def _array_length(self) -> int:
+        return self._checked(self.number(INT32))
+
+    @staticmethod
+    def _checked(length: int) -> int:
+        if length < -1:
+            raise ProtocolError(f"a length of {length}")
+        return length
+
+
+class CompactCursor(Cursor):
+    """The same in the compact spelling of flexible versions."""
+
+    __slots__ = ()
+
+    STRING_BYTES = 1
+    BYTES_BYTES = 1
+    ARRAY_BYTES = 1
+    TAGS_BYTES = 1
+
+    def skip_tags(self) -> None:
+        if self.data[self.position] == 0:
+            self.position += 1
+            return
+        for _ in range(self.tag_count()):
+            self.uvarint()
+            self.take(self.uvarint())
+
+    def tag_count(self) -> int:
+        count = self.uvarint()
+        if count:
+            # A tag and its size are a byte each at least.
+            if 2 * count > len(self.data) - self.position:
+                raise ProtocolError(f"{count} tagged fields, more than bytes are left")
+            self.elements_left -= count
+            if self.elements_left < 0:
+                raise ProtocolError(
+                    f"more than {limits.KAFKA_REQUEST_ELEMENTS} elements in a request"
+                )
+        return count
+
+    def _string_length(self) -> int:
+        return self.uvarint() - 1
+
+    def _bytes_length(self) -> int:
+        return self.uvarint() - 1
+
+    def _array_length(self) -> int:
+        return self.uvarint() - 1

@@ -1,0 +1,146 @@
+"""Metadata through the door: which topics there are, and where the broker is said to be."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+import pytest
+from kio.schema.errors import ErrorCode
+
+from quackmq.broker import BrokerSettings
+from tests.doors.kafka.client import FIND_COORDINATOR, METADATA, TESTER, Client, served
+
+NEWEST = 13
+
+
+async def metadata(client: Client, version: int, topics: Any, create: bool = False) -> Any:
+    if topics is not None:
+        topics = [
+            {"topic_id": None, "name": topic} if not isinstance(topic, dict) else topic
+            for topic in topics
+        ]
+    return await client.ask(
+        METADATA,
+        version,
+        topics=topics,
+        allow_auto_topic_creation=create,
+        include_topic_authorized_operations=False,
+        include_cluster_authorized_operations=False,
+    )
+
+
+@pytest.mark.asyncio
+async def test_clients_are_sent_to_the_address_that_is_advertised() -> None:
+    async with served(advertise=("broker.example", 19092)) as running:
+        answer = await metadata(await running.client(), NEWEST, [])
+        (node,) = answer.brokers
+        assert (node.host, node.port) == ("broker.example", 19092)
+        assert (answer.controller_id, answer.cluster_id) == (
+            node.node_id,
+            running.broker.cluster_id,
+        )
+
+
+@pytest.mark.asyncio
+async def test_without_an_advertised_address_it_is_the_one_at_which_they_came() -> None:
+    async with served() as running:
+        (node,) = (await metadata(await running.client(), NEWEST, [])).brokers
+        assert (node.host, node.port) == running.address
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(("version", "every"), [(0, []), (1, None), (NEWEST, None)])
+async def test_all_topics_are_told(version: int, every: Any) -> None:
+    async with served() as running:
+        client = await running.client()
+        await running.broker.create_topic(TESTER, "first", partitions=3)
+        await running.broker.create_topic(TESTER, "second")
+        answer = await metadata(client, version, every)
+        assert {topic.name: len(topic.partitions) for topic in answer.topics} == {
+            "first": 3,
+            "second": 1,
+        }
+        (node,) = answer.brokers
+        for topic in answer.topics:
+            for index, partition in enumerate(topic.partitions):
+                assert partition.error_code == ErrorCode.none
+                assert (partition.partition_index, partition.leader_id) == (index, node.node_id)
+                assert partition.replica_nodes == partition.isr_nodes == (node.node_id,)
+
+
+@pytest.mark.asyncio
+async def test_no_topic_is_told_to_whom_none_is_asked_for() -> None:
+    async with served() as running:
+        await running.broker.create_topic(TESTER, "first")
+        assert (await metadata(await running.client(), NEWEST, [])).topics == ()
+
+
+@pytest.mark.asyncio
+async def test_a_topic_is_told_by_name_or_by_id() -> None:
+    async with served() as running:
+        topic = await running.broker.create_topic(TESTER, "news")
+        client = await running.client()
+        for wanted in ("news", {"name": None, "topic_id": topic.id}):
+            (told,) = (await metadata(client, NEWEST, [wanted])).topics
+            assert (told.error_code, told.name, told.topic_id) == (0, "news", topic.id)
+            assert told.partitions[0].leader_epoch >= 0
+
+
+@pytest.mark.asyncio
+async def test_an_unknown_topic_has_its_code() -> None:
+    async with served() as running:
+        client = await running.client()
+        for wanted, code in (
+            ("none", ErrorCode.unknown_topic_or_partition),
+            ({"name": None, "topic_id": uuid.uuid4()}, ErrorCode.unknown_topic_id),
+            ({"name": None, "topic_id": None}, ErrorCode.unknown_topic_id),
+        ):
+            (told,) = (await metadata(client, NEWEST, [wanted])).topics
+            assert (told.error_code, told.partitions) == (code, ())
+        assert dict(running.broker.topics()) == {}
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("version", [3, 4, NEWEST])
+async def test_a_topic_comes_to_life_by_being_asked_for(version: int) -> None:
+    async with served(settings=BrokerSettings(default_partitions=2)) as running:
+        client = await running.client()
+        (told,) = (await metadata(client, version, ["news", "news"], create=True)).topics
+        assert (told.error_code, len(told.partitions)) == (ErrorCode.none, 2)
+        assert list(running.broker.topics()) == ["news"]
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [
+        ("a/b", ErrorCode.invalid_topic_exception),
+        ("", ErrorCode.invalid_topic_exception),
+        ("x" * 250, ErrorCode.invalid_topic_exception),
+    ],
+)
+async def test_an_illegal_name_is_refused(name: str, code: int) -> None:
+    async with served() as running:
+        (told,) = (await metadata(await running.client(), NEWEST, [name], create=True)).topics
+        assert (told.error_code, told.name) == (code, name)
+
+
+@pytest.mark.asyncio
+async def test_where_topics_are_not_created_by_use_an_unknown_one_stays_unknown() -> None:
+    async with served(settings=BrokerSettings(auto_create_topics=False)) as running:
+        (told,) = (await metadata(await running.client(), NEWEST, ["news"], create=True)).topics
+        assert told.error_code == ErrorCode.unknown_topic_or_partition
+
+
+@pytest.mark.asyncio
+async def test_the_coordinator_of_every_group_is_this_node() -> None:
+    async with served() as running:
+        client = await running.client()
+        one = await client.ask(FIND_COORDINATOR, 2, key="group", key_type=0)
+        assert (one.error_code, one.host, one.port) == (0, *running.address)
+        several = await client.ask(FIND_COORDINATOR, 4, key_type=0, coordinator_keys=["one", "two"])
+        assert [(node.key, node.port) for node in several.coordinators] == [
+            ("one", running.address[1]),
+            ("two", running.address[1]),
+        ]

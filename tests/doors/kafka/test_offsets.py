@@ -1,0 +1,178 @@
+"""ListOffsets and InitProducerId through the door."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kio.schema.errors import ErrorCode
+
+from quackmq.broker import Broker, Caller
+from quackmq.doors.kafka.api import Call, Node
+from quackmq.doors.kafka.offsets import list_offsets
+from quackmq.record import Batch
+from quackmq.stores.memory import MemoryStore
+from quackmq.topic import PartitionKey
+from tests.doors.kafka.client import (
+    INIT_PRODUCER_ID,
+    LIST_OFFSETS,
+    TESTER,
+    Client,
+    Served,
+    news,
+    only_partition,
+    served,
+)
+
+NEWEST = 10
+LATEST, EARLIEST, MAX_TIMESTAMP, EARLIEST_LOCAL, LATEST_TIERED = -1, -2, -3, -4, -5
+
+
+async def with_timestamps(running: Served, *timestamps: int) -> PartitionKey:
+    topic = await running.broker.create_topic(TESTER, "news")
+    for timestamp in timestamps:
+        batch = Batch.parse(news(b"a", timestamp_ms=timestamp))
+        await running.broker.publish(TESTER, topic, 0, batch)
+    return PartitionKey(topic.id, 0)
+
+
+async def ask(client: Client, timestamp: int, version: int = NEWEST, **more: Any) -> Any:
+    partition = {"partition_index": 0, "timestamp": timestamp} | more
+    answer = await client.ask(
+        LIST_OFFSETS,
+        version,
+        replica_id=-1,
+        isolation_level=0,
+        timeout=0,
+        topics=[{"name": "news", "partitions": [partition]}],
+    )
+    return only_partition(answer)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("version", [1, 4, NEWEST])
+async def test_the_ends_of_a_partition_are_told(version: int) -> None:
+    async with served() as running:
+        key = await with_timestamps(running, 100, 200, 300, 400)
+        await running.broker.trim(TESTER, key, 1)
+        client = await running.client()
+        told = {at: await ask(client, at, version) for at in (LATEST, EARLIEST, EARLIEST_LOCAL)}
+        assert [told[at].offset for at in (EARLIEST, EARLIEST_LOCAL, LATEST)] == [1, 1, 4]
+        assert {part.timestamp for part in told.values()} == {-1}
+        if version >= 4:
+            assert told[LATEST].leader_epoch >= 0
+
+
+@pytest.mark.asyncio
+async def test_the_first_record_at_or_after_a_time_is_told() -> None:
+    async with served() as running:
+        await with_timestamps(running, 100, 200, 300)
+        client = await running.client()
+        found = {at: await ask(client, at) for at in (0, 100, 101, 300, 301)}
+        assert {at: (part.offset, part.timestamp) for at, part in found.items()} == {
+            0: (0, 100),
+            100: (0, 100),
+            101: (1, 200),
+            300: (2, 300),
+            301: (-1, -1),
+        }
+        assert {part.error_code for part in found.values()} == {ErrorCode.none}
+
+
+@pytest.mark.asyncio
+async def test_the_record_with_the_greatest_timestamp_is_told() -> None:
+    async with served() as running:
+        await with_timestamps(running, 100, 900, 50, 900, 899)
+        part = await ask(await running.client(), MAX_TIMESTAMP)
+        assert (part.offset, part.timestamp) == (1, 900)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.integers(0, 2**62), max_size=10))
+def test_the_greatest_timestamp_is_found_wherever_it_is(timestamps: list[int]) -> None:
+    async def found() -> tuple[int, int]:
+        broker = Broker(MemoryStore())
+        topic = await broker.create_topic(TESTER, "news")
+        for timestamp in timestamps:
+            batch = Batch.parse(news(b"a", timestamp_ms=timestamp))
+            await broker.publish(TESTER, topic, 0, batch)
+        call = Call(broker, Caller(), Node(1, "", 0), NEWEST, None)  # type: ignore[arg-type]
+        answer = await list_offsets(call, MAX_TIMESTAMP_REQUEST)
+        ((part,),) = (topic["partitions"] for topic in answer["topics"])
+        return part["offset"], part["timestamp"]
+
+    greatest = max(timestamps, default=-1)
+    offset = timestamps.index(greatest) if timestamps else -1
+    assert asyncio.run(found()) == (offset, greatest)
+
+
+MAX_TIMESTAMP_REQUEST = SimpleNamespace(
+    topics=[
+        SimpleNamespace(
+            name="news", partitions=[SimpleNamespace(partition_index=0, timestamp=MAX_TIMESTAMP)]
+        )
+    ]
+)
+
+
+@pytest.mark.asyncio
+async def test_an_empty_partition_has_its_ends_and_no_times() -> None:
+    async with served() as running:
+        await with_timestamps(running)
+        client = await running.client()
+        for at, offset in ((LATEST, 0), (EARLIEST, 0), (MAX_TIMESTAMP, -1), (5, -1)):
+            assert (await ask(client, at)).offset == offset
+
+
+@pytest.mark.asyncio
+async def test_nothing_is_tiered_and_unknown_times_are_refused() -> None:
+    async with served() as running:
+        await with_timestamps(running, 100)
+        client = await running.client()
+        assert (await ask(client, LATEST_TIERED)).offset == -1
+        assert (await ask(client, -99)).error_code == ErrorCode.unsupported_version
+
+
+@pytest.mark.asyncio
+async def test_unknown_topics_and_partitions_have_their_code() -> None:
+    async with served() as running:
+        client = await running.client()
+        assert (await ask(client, LATEST)).error_code == ErrorCode.unknown_topic_or_partition
+        await with_timestamps(running)
+        for partition in (1, -1):
+            part = await ask(client, LATEST, partition_index=partition)
+            assert part.error_code == ErrorCode.unknown_topic_or_partition
+
+
+# --- producer ids ----------------------------------------------------------------------------
+
+
+@pytest.mark.asyncio
+async def test_every_producer_gets_an_id_of_its_own() -> None:
+    async with served() as running:
+        client, other = await running.client(), await running.client()
+        got = [
+            await asking.ask(
+                INIT_PRODUCER_ID, version, transactional_id=None, transaction_timeout=1000
+            )
+            for asking in (client, other)
+            for version in (0, 2, 5)
+        ]
+        assert {answer.error_code for answer in got} == {ErrorCode.none}
+        assert {answer.producer_epoch for answer in got} == {0}
+        assert len({answer.producer_id for answer in got}) == len(got)
+
+
+@pytest.mark.asyncio
+async def test_a_transactional_producer_gets_none() -> None:
+    async with served() as running:
+        client = await running.client()
+        answer = await client.ask(
+            INIT_PRODUCER_ID, 4, transactional_id="t", transaction_timeout=1000
+        )
+        assert answer.error_code == ErrorCode.transactional_id_authorization_failed
+        assert (answer.producer_id, answer.producer_epoch) == (-1, -1)

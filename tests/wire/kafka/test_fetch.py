@@ -1,0 +1,133 @@
+"""Fetch by hand against kio's schemas, and against bytes that nobody would write."""
+
+from __future__ import annotations
+
+import struct
+import uuid
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kio.index import load_request_schema, load_response_schema
+
+from quackmq.errors import ProtocolError
+from quackmq.wire.kafka import fetch
+from quackmq.wire.kafka.fetch import PartitionData, TopicData, read_request, write_response
+from tests.wire.kafka.schemas import entities, read_by_kio, written
+
+VERSIONS = range(4, 19)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@settings(max_examples=5, deadline=None)
+@given(st.data())
+def test_what_kio_writes_is_read_as_it_was(version: int, data: st.DataObject) -> None:
+    sent = data.draw(entities(load_request_schema(fetch.API_KEY, version)))
+    got = read_request(version, memoryview(written(sent)))
+    assert got.max_wait_ms == round(sent.max_wait.total_seconds() * 1000)
+    assert (got.min_bytes, got.max_bytes) == (sent.min_bytes, sent.max_bytes)
+    assert got.isolation == sent.isolation_level
+    if version >= fetch.FIRST_WITH_SESSIONS:
+        assert (got.session_id, got.session_epoch) == (sent.session_id, sent.session_epoch)
+    assert [(topic.topic, list(topic.partitions)) for topic in got.topics] == [
+        (
+            name_or_id(topic),
+            [
+                (part.partition, part.fetch_offset, part.partition_max_bytes)
+                for part in topic.partitions
+            ],
+        )
+        for topic in sent.topics
+    ]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@settings(max_examples=1, deadline=None)
+@given(st.data())
+def test_a_request_cut_off_anywhere_is_a_protocol_error_and_bytes_after_it_do_not_matter(
+    version: int, data: st.DataObject
+) -> None:
+    whole = written(data.draw(entities(load_request_schema(fetch.API_KEY, version))))
+    for size in range(len(whole)):
+        with pytest.raises(ProtocolError):
+            read_request(version, memoryview(whole[:size]))
+    followed = read_request(version, memoryview(whole + b"more"))
+    assert followed == read_request(version, memoryview(whole))
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@settings(max_examples=30, deadline=None)
+@given(data=st.binary(max_size=100))
+def test_any_bytes_are_a_request_or_a_protocol_error(version: int, data: bytes) -> None:
+    try:
+        read_request(version, memoryview(data))
+    except ProtocolError:
+        return
+
+
+@pytest.mark.parametrize("length", [2**31 - 1, 100_000])
+def test_a_length_is_held_against_the_bytes_that_are_left(length: int) -> None:
+    with pytest.raises(ProtocolError, match=f"{length} elements"):
+        read_request(4, memoryview(struct.pack(">iiiibi", -1, 0, 0, 0, 0, length) + bytes(20)))
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_kio_reads_the_answer(version: int) -> None:
+    topic = name_for(version)
+    chunks = (b"first batch", bytearray(b"second"), memoryview(b"and a third"))
+    data = [
+        TopicData(
+            topic,
+            [
+                PartitionData(0, 0, 500, 100, chunks, sum(map(len, chunks))),
+                PartitionData(1, 0, 7, 0),
+                PartitionData(2, 1, 9, 3),
+            ],
+        ),
+        TopicData(name_for(version), [PartitionData(0, 3)]),
+    ]
+    buffers = write_response(version, data)
+    whole = b"".join(buffers)
+    full, empty = read_by_kio(load_response_schema(fetch.API_KEY, version), whole).responses
+    assert name_or_id(full) == topic
+    first, second, third = full.partitions
+    assert (first.error_code, first.high_watermark, first.last_stable_offset) == (0, 500, 500)
+    assert first.records == b"first batchsecondand a third"
+    assert (second.high_watermark, second.records) == (7, b"")
+    assert (third.partition_index, third.error_code, third.records) == (2, 1, b"")
+    assert empty.partitions[0].error_code == 3
+    if version >= 5:
+        assert first.log_start_offset == 100
+    if version >= 11:
+        assert first.preferred_read_replica == -1
+
+
+def test_the_pieces_of_a_store_are_sent_as_they_are() -> None:
+    chunks = (bytes(1000), bytes(2000))
+    buffers = write_response(12, [TopicData("t", [PartitionData(0, 0, 9, 0, chunks, 3000)])])
+    assert [buffer for buffer in buffers if buffer is chunks[0] or buffer is chunks[1]] == [*chunks]
+
+
+@pytest.mark.parametrize(("isolation", "aborted"), [(0, None), (1, ())])
+def test_who_reads_what_is_committed_is_told_that_nothing_was_aborted(
+    isolation: int, aborted: Any
+) -> None:
+    topics = [TopicData("t", [PartitionData(0, 0)])]
+    whole = b"".join(write_response(12, topics, isolation=isolation))
+    (topic,) = read_by_kio(load_response_schema(fetch.API_KEY, 12), whole).responses
+    assert topic.partitions[0].aborted_transactions == aborted
+
+
+def test_an_error_of_the_whole_request_has_its_place_from_version_7_on() -> None:
+    whole = b"".join(write_response(7, (), error=70))
+    answer = read_by_kio(load_response_schema(fetch.API_KEY, 7), whole)
+    assert (answer.error_code, answer.session_id, answer.responses) == (70, 0, ())
+
+
+def name_for(version: int) -> str | uuid.UUID:
+    return uuid.uuid4() if version >= fetch.FIRST_WITH_TOPIC_IDS else "news"
+
+
+def name_or_id(topic: Any) -> str | uuid.UUID:
+    return topic.topic if hasattr(topic, "topic") else topic.topic_id
