@@ -83,9 +83,9 @@ class Cycle:
         return self.frame_bytes == 0
 
     @property
-    def referenced_paths(self) -> set[str]:
+    def referenced_paths(self) -> dict[str, None]:
         return {
-            chunk.segment.path
+            chunk.segment.path: None
             for share in self.shares
             if not share.inline
             for chunk in share.chunks

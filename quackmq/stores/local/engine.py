@@ -87,14 +87,14 @@ class Engine:
         # What is written and not synced; used by the weak sync modes.
         self._synced_through = standing.frame - 1
         self._unsynced_offsets = 0
-        self._unsynced_paths: set[str] = set()
+        self._unsynced_paths: dict[str, None] = {}
         self._last_sync_s = 0.0
         # Checkpoints.
         self._checkpointing: asyncio.Task[None] | None = None
         self._checkpoint_place = standing.place
         self._since_checkpoint = 0
         self._removal: asyncio.TimerHandle | None = None
-        self._touched: set[PartitionLog] = set()
+        self._touched: dict[PartitionLog, None] = {}
         self._garbage: list[Segment] = []
         self._deleted_topics: list[str] = []
 
@@ -107,7 +107,7 @@ class Engine:
 
     def index_all(self) -> None:
         """Every log may have regions that its index file does not hold yet."""
-        self._touched.update(self.logs.values())
+        self._touched.update(dict.fromkeys(self.logs.values()))
 
     def now_ms(self) -> int:
         """The wall clock, but never backwards: append times tell ages and must not fall."""
@@ -151,7 +151,8 @@ class Engine:
             await self.submit(None)
 
     async def close(self) -> None:
-        """Finish what was submitted, and leave a checkpoint that says so."""
+        """Finish what was submitted, and leave a checkpoint that says so; if that fails, the next
+        opening finds everything in the journal."""
         self._closing = True
         self._work.set()
         if self._removal is not None:
@@ -164,8 +165,7 @@ class Engine:
         for log in self.logs.values():
             log.wake_all()
         try:
-            if self.failure is None:
-                await self._checkpoint(clean=True)
+            await self._checkpoint_or_fail(clean=True)
         finally:
             await self.reader.close()
             self.files.close()
@@ -203,7 +203,7 @@ class Engine:
             async with asyncio.timeout(self._sync_due_s()):
                 await self._work.wait()
         except TimeoutError:
-            paths = frozenset(self._unsynced_paths)
+            paths = tuple(self._unsynced_paths)
             await self.disk.run(lambda: self._sync_written(paths), "flush")
             self._note_sync()
 
@@ -221,10 +221,10 @@ class Engine:
         if not cycle.empty:
             place = await self._reserve(cycle.frame_bytes)
             sync = self._sync is Sync.ALWAYS or self._must_sync(cycle)
-            paths = frozenset(self._unsynced_paths | cycle.referenced_paths)
+            paths = tuple(self._unsynced_paths | cycle.referenced_paths)
             await self.disk.run(lambda: self._write(cycle, place, paths, sync), "flush")
             self._journal.advance(place, cycle.frame_bytes)
-            self._unsynced_paths |= paths
+            self._unsynced_paths |= dict.fromkeys(paths)
             self._unsynced_offsets += cycle.offsets
             if sync:
                 self._note_sync()
@@ -253,9 +253,10 @@ class Engine:
         self._tail.shrink()
 
     def _write_waiting(self, waiting: list[Waiting]) -> None:
-        """In the checkpoint lane."""
+        """In the checkpoint lane. All that was captured: a chunk that was let go of meanwhile, with
+        its topic, is still part of a checkpoint that speaks of the topic."""
         for _, chunks in waiting:
-            write_chunks(self.files, [chunk for chunk in chunks if not chunk.written])
+            write_chunks(self.files, chunks)
 
     async def _reserve(self, frame_bytes: int) -> Place:
         while (place := self._journal.reserve(frame_bytes)) is None:
@@ -269,12 +270,12 @@ class Engine:
             return True
         return self._sync is Sync.INTERVAL and self._sync_due_s() == 0.0
 
-    def _write(self, cycle: Cycle, place: Place, paths: frozenset[str], sync: bool) -> None:
+    def _write(self, cycle: Cycle, place: Place, paths: tuple[str, ...], sync: bool) -> None:
         """In the flush lane. What the frame refers to is synced first, then the frame is written
         and synced: the frame is the commit point."""
         cycle.write_segments(self.files)
         if sync:
-            for path in paths:
+            for path in sorted(paths):
                 self.files.sync(path)
         cycle.write_frame(
             self._journal, place, self._sync, self.run, self._synced_through, self._salt
@@ -282,9 +283,9 @@ class Engine:
         if sync:
             self._journal.sync()
 
-    def _sync_written(self, paths: frozenset[str]) -> None:
+    def _sync_written(self, paths: tuple[str, ...]) -> None:
         """In the flush lane."""
-        for path in paths:
+        for path in sorted(paths):
             self.files.sync(path)
         self._journal.sync()
 
@@ -308,7 +309,7 @@ class Engine:
                 else:
                     chunk.written = True
             share.log.flying = []
-            self._touched.add(share.log)
+            self._touched[share.log] = None
             share.log.notify(size)
         for change, _ in cycle.gathered.changes:
             self.durable.apply(change)
@@ -341,7 +342,7 @@ class Engine:
             log = self.logs.pop(key)
             log.deleted = True
             log.wake_all()
-            self._touched.discard(log)
+            self._touched.pop(log, None)
             self._drop(log, log.segments)
         self._deleted_topics.append(f"{LOG_DIRECTORY}/{topic_id.hex}")
 
@@ -391,13 +392,15 @@ class Engine:
     def _start_checkpoint(self) -> asyncio.Task[None]:
         if self._checkpointing is None or self._checkpointing.done():
             self._checkpointing = asyncio.create_task(
-                self._checkpoint_or_fail(), name="quackmq-checkpoint"
+                self._checkpoint_or_fail(clean=False), name="quackmq-checkpoint"
             )
         return self._checkpointing
 
-    async def _checkpoint_or_fail(self) -> None:
+    async def _checkpoint_or_fail(self, *, clean: bool) -> None:
+        if self.failure is not None:
+            return  # what one that failed had in hand is not known to be on disk
         try:
-            await self._checkpoint(clean=False)
+            await self._checkpoint(clean=clean)
         except Exception as error:
             self._fail(error)
 
@@ -406,7 +409,7 @@ class Engine:
         place, frame = self._journal.place, self._journal.number
         indexes = [
             (segment, segment.indexed, bytes(segment.pending))
-            for log in self._touched
+            for log in sorted(self._touched, key=lambda log: log.key)
             for segment in log.segments
             if segment.pending
         ]
@@ -440,7 +443,7 @@ class Engine:
         for segment, indexed, entries in indexes:
             with self.files.borrow(segment.index_path, create=True) as file:
                 write_all(file, [entries], indexed * REGION_ENTRY_BYTES)
-            self.files.wrote(segment.index_path)
+                self.files.wrote(segment.index_path)
         for path in self.files.dirty():
             self.files.sync(path)
         replace_file(self.disk, checkpoint.PATH, [content])

@@ -47,7 +47,8 @@ class OpenFiles:
             self._give_back(path, entry)
 
     def wrote(self, path: str) -> None:
-        """To be called after a write, not before it: a sync in between would not cover it."""
+        """To be called after a write, since a sync before it would not cover it, and while the file
+        is borrowed, since it could be closed."""
         with self._lock:
             self._writes += 1
             self._dirty[path] = self._writes

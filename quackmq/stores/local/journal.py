@@ -70,7 +70,7 @@ class Journal:
         self._unsynced.add(place.slot)
 
     def sync(self) -> None:
-        for slot in tuple(self._unsynced):
+        for slot in sorted(self._unsynced):
             self._files[slot].sync()
             self._unsynced.discard(slot)
 

@@ -69,7 +69,7 @@ class PartitionLog:
         #: Producers by id, the longest silent first: of what is durable, and of what is ahead.
         self.producers: dict[int, Producer] = {}
         self.submitted: dict[int, Producer] = {}
-        self.waiters: set[Waiter] = set()
+        self.waiters: dict[Waiter, None] = {}
         self.deleted = False
         #: The region that the last planned chunk belongs to.
         self.planned_region: PlannedRegion | None = None

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
@@ -19,7 +21,7 @@ from quackmq.errors import DamagedStore, UnusableDirectory
 from quackmq.stores.catalog import Catalog
 from quackmq.stores.local import checkpoint, recovery
 from quackmq.stores.local.checkpoint import Standing
-from quackmq.stores.local.disk import Disk, read_file, replace_file, write_all
+from quackmq.stores.local.disk import Disk, read_all, read_file, replace_file, write_all
 from quackmq.stores.local.engine import Engine
 from quackmq.stores.local.journal import DIRECTORY as JOURNAL_DIRECTORY
 from quackmq.stores.local.journal import Place, slot_path
@@ -29,6 +31,7 @@ from quackmq.stores.local.segment import DIRECTORY as LOG_DIRECTORY
 
 _logger = logging.getLogger("quackmq.store")
 LOCK_PATH: Final = "lock"
+_TOPIC_DIRECTORY: Final = re.compile("[0-9a-f]{32}")
 #: What may lie in a directory whose making was cut short.
 _BEGINNINGS: Final = {
     LOCK_PATH,
@@ -119,12 +122,24 @@ def _begin_run(disk: Disk, recovered: Recovered) -> None:
 
 
 def _write_recovered(engine: Engine, recovered: Recovered) -> None:
-    """Put into the segments what only the journal held for sure."""
+    """Put into the segments what only the journal held for sure, and see to it that the checkpoint
+    does not rely on anything there that was never synced."""
     for path, position, data in recovered.writes:
         with engine.files.borrow(path, create=True) as file:
             write_all(file, [data], position)
+    for path in sorted(recovered.touched):
         engine.files.wrote(path)
+    for directory in sorted({path.rpartition("/")[0] for path in recovered.touched}):
+        with suppress(FileNotFoundError):  # missing, and named as damage when it is read
+            engine.disk.sync_directory(directory)
     recovered.writes.clear()
+    known = {segment.path for log in engine.logs.values() for segment in log.segments}
+    for path, position, length in recovered.doubtful:
+        if path not in known:
+            continue
+        with engine.files.borrow(path) as file:
+            write_all(file, [read_all(file, length, position)], position)
+            engine.files.wrote(path)
     engine.index_all()
 
 
@@ -138,6 +153,8 @@ def _sweep(disk: Disk, engine: Engine) -> None:
             directory, _, name = segment.path.rpartition("/")
             known[directory] |= {name, segment.index_path.rpartition("/")[2]}
     for topic in disk.list(LOG_DIRECTORY):
+        if _TOPIC_DIRECTORY.fullmatch(topic) is None:
+            continue  # not ours
         directory = f"{LOG_DIRECTORY}/{topic}"
         for name in disk.list(directory):
             if name not in known.get(directory, ()):

@@ -54,9 +54,11 @@ class Reader:
             except FileNotFoundError as error:
                 if log.deleted or log.first_offset > first_offset:
                     continue  # trimmed while the file was being opened
+                segment = log.segment_for(offset)
                 raise DamagedData(
                     f"{error.filename}: the file is missing, and with it offset {offset} and what "
-                    "follows; restore it from a copy"
+                    "follows; restore it from a copy",
+                    None if segment is None else self._beyond(log, segment),
                 ) from error
             if pieces or log.first_offset <= offset:
                 return pieces
@@ -139,6 +141,11 @@ class Reader:
         await asyncio.gather(*self._ahead.values(), return_exceptions=True)
         self._ahead.clear()
 
+    def _beyond_index(self, log: PartitionLog, segment: Segment) -> int:
+        """The first offset that can be found without the segment's index file."""
+        pending = segment.pending_base
+        return self._beyond(log, segment) if pending is None else pending
+
     @staticmethod
     def _beyond(log: PartitionLog, segment: Segment) -> int:
         """The first offset of the segment behind this one, or the end."""
@@ -157,7 +164,10 @@ class Reader:
         while True:
             indexed = segment.indexed
             load = partial(load_index, self._files, segment, indexed)
-            index = await self._disk.run(load, "read")
+            try:
+                index = await self._disk.run(load, "read")
+            except DamagedData as damage:
+                raise DamagedData(str(damage), self._beyond_index(log, segment)) from damage
             if segment.indexed == indexed:
                 break  # no checkpoint has moved entries into the file meanwhile
         self._indexes[segment.index_path] = (indexed, index)

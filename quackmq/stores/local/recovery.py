@@ -77,6 +77,12 @@ class SegmentWrite(NamedTuple):
     data: memoryview
 
 
+class Reference(NamedTuple):
+    path: str
+    position: int
+    length: int
+
+
 @dataclass(slots=True)
 class Recovered:
     meta: Meta
@@ -85,6 +91,12 @@ class Recovered:
     catalog: Catalog
     logs: dict[PartitionKey, PartitionLog]
     writes: list[SegmentWrite] = field(default_factory=list)
+    #: What the segments hold, but perhaps only in memory: if a sync failed before the broker
+    #: stopped, the system may call it written although it is not. To be written once more.
+    doubtful: list[Reference] = field(default_factory=list)
+    #: Segments that the replayed frames speak of: a process that was killed may not have synced
+    #: what it wrote there, nor the names that it gave.
+    touched: set[str] = field(default_factory=set)
     frames: int = 0
     #: Frames behind the end that were never acknowledged as synced.
     abandoned: int = 0
@@ -180,6 +192,8 @@ def replay(disk: Disk, options: LocalOptions, recovered: Recovered) -> Damage | 
             recovered.abandoned += scan.number - frame.number
             break
         _apply(frame, options, recovered)
+        if doubtful:
+            recovered.doubtful += _references(frame)
         recovered.frames += 1
     recovered.standing = Standing(
         standing.run, standing.epoch, False, standing.sync, standing.boot_id, number, end
@@ -194,8 +208,9 @@ def _apply(frame: Frame, options: LocalOptions, recovered: Recovered) -> None:
                 log = _log(recovered, descriptor.key)
                 log.commit(descriptor)
                 log.end = log.readable
+                path = log.segment_with_base(descriptor.segment_base).path
+                recovered.touched.add(path)
                 if data is not None:
-                    path = log.segment_with_base(descriptor.segment_base).path
                     recovered.writes.append(SegmentWrite(path, descriptor.position, data))
             case ChangeEntry(change):
                 _change(change, options, recovered)
@@ -224,6 +239,7 @@ def _forget_topic(topic_id: uuid.UUID, recovered: Recovered) -> None:
     for key in gone:
         del recovered.logs[key]
     recovered.writes = [write for write in recovered.writes if write.path not in paths]
+    recovered.touched -= paths
 
 
 def _log(recovered: Recovered, key: PartitionKey) -> PartitionLog:
@@ -253,6 +269,19 @@ def _references_hold(disk: Disk, frame: Frame, recovered: Recovered) -> bool:
             return False
         checksums[descriptor.key] = descriptor.region_crc
     return True
+
+
+def _references(frame: Frame) -> list[Reference]:
+    return [
+        Reference(
+            Segment(descriptor.key, descriptor.segment_base).path,
+            descriptor.position,
+            descriptor.length,
+        )
+        for entry in entries(frame.payload)
+        if isinstance(entry, AppendEntry) and entry.data is None
+        for descriptor in [entry.descriptor]
+    ]
 
 
 def _checksum_so_far(recovered: Recovered, descriptor: Descriptor) -> int:

@@ -31,11 +31,11 @@ class Waiter:
     async def wait(self, logs: Iterable[PartitionLog], wait_s: float) -> None:
         """Returns when enough was appended to the logs, or after `wait_s`."""
         for log in logs:
-            log.waiters.add(self)
+            log.waiters[self] = None
         timer = asyncio.get_running_loop().call_later(wait_s, self.wake)
         try:
             await self._future
         finally:
             timer.cancel()
             for log in logs:
-                log.waiters.discard(self)
+                log.waiters.pop(self, None)

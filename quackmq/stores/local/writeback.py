@@ -63,7 +63,7 @@ def write_chunks(files: OpenFiles, chunks: Sequence[Chunk]) -> None:
         data = [run[0].data] if len(run) == 1 else [b"".join(chunk.data for chunk in run)]
         with files.borrow(path, create=True) as file:
             write_all(file, data, run[0].position)
-        files.wrote(path)
+            files.wrote(path)
 
 
 def _runs(chunks: Sequence[Chunk]) -> list[list[Chunk]]:

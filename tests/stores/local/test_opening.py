@@ -4,6 +4,8 @@ middle of making a store or of deleting a topic leaves nothing half done."""
 from __future__ import annotations
 
 import asyncio
+import os
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,12 +22,14 @@ from quackmq.errors import (
 )
 from quackmq.policy import Policy
 from quackmq.stores.local import LocalOptions, LocalStore
-from quackmq.stores.local.disk import RealDisk
+from quackmq.stores.local.disk import RealDisk, RealFile
+from quackmq.stores.local.options import SyncMode
 from quackmq.topic import PartitionKey, Slice
 from tests.stores.calls import append_values, read_all, read_one
 from tests.stores.local.directories import (
     SMALL,
     FailingDisk,
+    QuickDisk,
     closed,
     content_of,
     crashed,
@@ -183,6 +187,52 @@ async def test_a_torn_end_of_the_journal_is_cut_and_writing_goes_on(tmp_path: Pa
     assert (await append_values(store, key, b"new")).base_offset == 3
     assert (await read_all(store, key))[3] == (3, b"new")
     await store.close()
+
+
+@pytest.mark.parametrize("sync", ["always", "os"])
+async def test_what_a_killed_process_left_unsynced_is_synced_before_a_checkpoint_relies_on_it(
+    tmp_path: Path, sync: SyncMode
+) -> None:
+    options = LocalOptions(sync=sync, journal_inline_bytes=200)
+    await crashed(tmp_path / "data", 10, options)
+    disk = RecordingDisk(tmp_path / "data")
+    store = await LocalStore.open_on(disk, options=options, now_ms=Clock())
+    before = disk.record[: disk.record.index("rename checkpoint.new")]
+    await store.close()
+    segments = [str(path.relative_to(tmp_path / "data")) for path in segments_of(tmp_path / "data")]
+    assert segments
+    for path in segments:
+        assert f"sync {path}" in before
+        assert f"sync {path.rpartition('/')[0]}" in before
+
+
+class RecordingDisk(QuickDisk):
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.record: list[str] = []
+
+    def open(self, path: str, *, create: bool = False) -> RealFile:
+        flags = os.O_RDWR | (os.O_CREAT if create else 0)
+        descriptor = os.open(self._path(path), flags, 0o640)
+        return RecordingFile(descriptor, lambda: self.record.append(f"sync {path}"))
+
+    def sync_directory(self, path: str) -> None:
+        self.record.append(f"sync {path}")
+
+    def rename(self, old: str, new: str) -> None:
+        super().rename(old, new)
+        self.record.append(f"rename {old}")
+
+
+class RecordingFile(RealFile):
+    __slots__ = ("_synced",)
+
+    def __init__(self, descriptor: int, synced: Callable[[], None]) -> None:
+        super().__init__(descriptor)
+        self._synced = synced
+
+    def sync(self) -> None:
+        self._synced()
 
 
 # --- crashes half-way ------------------------------------------------------------------------

@@ -1,0 +1,391 @@
+"""What `quackmq log` prints: tables, lines of batches and records, lines of findings.
+
+What peers have sent never reaches the terminal as it is: text is quoted, with everything escaped
+that a terminal might obey, and other bytes are shown as hexadecimal digits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import fields
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import orjson
+
+from quackmq import codec, limits
+from quackmq.errors import (
+    CorruptBatch,
+    DamagedStore,
+    InvalidRequest,
+    UnknownPartition,
+    UnknownTopic,
+)
+from quackmq.policy import Policy
+from quackmq.record import NO_PRODUCER_ID, NO_TIMESTAMP, Batch, Record
+from quackmq.stores.local.contents import Held
+from quackmq.stores.local.disk import RealDisk
+from quackmq.stores.local.findings import Finding, Kind
+from quackmq.stores.local.format import FORMAT_VERSION, AppendEntry, ChangeEntry, Entry, TrimEntry
+from quackmq.stores.local.format import entries as entries_of
+from quackmq.stores.local.inspection import FrameAt, Inspection
+from quackmq.stores.local.journal import DIRECTORY as JOURNAL_DIRECTORY
+from quackmq.stores.local.journal import slot_path
+from quackmq.stores.local.log import PartitionLog
+from quackmq.stores.local.segment import Segment
+from quackmq.stores.local.verification import Tally, Verification
+from quackmq.topic import PartitionKey, Topic
+
+#: Whoever waits longer than this is told how far it has got.
+PROGRESS_EVERY_S: Final = 5.0
+_LONGEST_CHARACTER_BYTES: Final = 4
+
+
+def look(args: argparse.Namespace) -> bool:
+    """Do one of the three; whether there is damage. StoreLocked, NewerFormat, UnusableDirectory,
+    NotFound, InvalidRequest, OSError."""
+    with ExitStack() as opened:
+        disk = RealDisk(args.directory, read_only=True)
+        opened.callback(disk.close)
+        inspection = Inspection(disk)
+        opened.callback(inspection.close)
+        match args.action:
+            case "ls":
+                return list_topics(inspection, as_json=args.json)
+            case "verify":
+                return verify(inspection, deep=args.deep)
+        if args.journal:
+            if args.topic is not None or args.start or args.records:
+                raise InvalidRequest("--journal goes with --limit alone")
+            return dump_journal(inspection, args.limit)
+        return dump(inspection, args.topic, args.start, args.limit, with_records=args.records)
+
+
+# --- ls ------------------------------------------------------------------------------------------
+
+
+def list_topics(inspection: Inspection, *, as_json: bool) -> bool:
+    if as_json:
+        print(orjson.dumps(_as_json(inspection), option=orjson.OPT_INDENT_2).decode())
+    else:
+        print("\n".join(_standing_lines(inspection)))
+        print("\n".join(_table(list(_topic_rows(inspection)))))
+        for finding in inspection.findings:
+            print(finding)
+    return inspection.damaged
+
+
+def _standing_lines(inspection: Inspection) -> Iterator[str]:
+    meta, standing = inspection.meta, inspection.checkpoint
+    cluster_id = "unknown" if meta is None else meta.cluster_id
+    yield f"format {FORMAT_VERSION}, cluster {cluster_id}"
+    if standing is None:
+        return
+    yield f"run {standing.run}, leader epoch {standing.epoch}, sync {standing.sync}"
+    if standing.clean:
+        yield "closed in good order"
+    else:
+        yield f"not closed: {inspection.frames} frames of the journal behind the checkpoint"
+
+
+def _topic_rows(inspection: Inspection) -> Iterator[Sequence[str]]:
+    yield ("TOPIC", "PARTITION", "FIRST", "NEXT", "BYTES", "SEGMENTS", "ID", "POLICY")
+    for topic in _topics(inspection):
+        policy = " ".join(f"{name}={value}" for name, value in _policy(topic.policy).items())
+        for log in _logs(inspection, topic):
+            first = log.key.partition == 0
+            yield (
+                topic.name,
+                str(log.key.partition),
+                str(log.first_offset),
+                str(log.readable),
+                str(log.size),
+                str(len(log.segments)),
+                str(topic.id) if first else "",
+                policy if first else "",
+            )
+
+
+def _table(rows: list[Sequence[str]]) -> Iterator[str]:
+    """Numbers to the right, words to the left."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = [
+            cell.rjust(width) if 1 <= number <= 5 else cell.ljust(width)
+            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        yield "  ".join(cells).rstrip()
+
+
+def _as_json(inspection: Inspection) -> dict[str, Any]:
+    meta, standing = inspection.meta, inspection.checkpoint
+    return {
+        "format": FORMAT_VERSION,
+        "cluster_id": None if meta is None else meta.cluster_id,
+        "run": None if standing is None else standing.run,
+        "leader_epoch": None if standing is None else standing.epoch,
+        "sync": None if standing is None else standing.sync,
+        "closed": None if standing is None else standing.clean,
+        "frames_behind_checkpoint": inspection.frames,
+        "topics": [
+            {
+                "name": topic.name,
+                "id": str(topic.id),
+                "created_ms": topic.created_ms,
+                "policy": _policy(topic.policy),
+                "partitions": [
+                    {
+                        "partition": log.key.partition,
+                        "first_offset": log.first_offset,
+                        "next_offset": log.readable,
+                        "bytes": log.size,
+                        "segments": len(log.segments),
+                    }
+                    for log in _logs(inspection, topic)
+                ],
+            }
+            for topic in _topics(inspection)
+        ],
+        "findings": inspection.findings,
+    }
+
+
+def _topics(inspection: Inspection) -> list[Topic]:
+    return [topic for _, topic in sorted(inspection.catalog.topics.items())]
+
+
+def _logs(inspection: Inspection, topic: Topic) -> Iterator[PartitionLog]:
+    for partition in range(topic.partitions):
+        yield inspection.logs[PartitionKey(topic.id, partition)]
+
+
+def _policy(policy: Policy) -> dict[str, Any]:
+    """What differs from the default."""
+    values = ((each, getattr(policy, each.name)) for each in fields(policy))
+    return {each.name: value for each, value in values if value != each.default}
+
+
+# --- dump ----------------------------------------------------------------------------------------
+
+
+def dump(
+    inspection: Inspection,
+    wanted: str | None,
+    start: int,
+    limit: int | None,
+    *,
+    with_records: bool,
+) -> bool:
+    damaged = _tell_all(inspection)
+    left = limit
+    for topic, log in _wanted(inspection, wanted):
+        name = f"{topic.name}:{log.key.partition}"
+        for found in inspection.contents.batches(log, start):
+            if left == 0:
+                return damaged
+            if isinstance(found, Finding):
+                damaged = True
+                print(f"{name} {found}")
+                continue
+            print(f"{name} {_batch_line(found)}")
+            shown = 1
+            if with_records:
+                shown = _print_records(found.batch, start, left)
+            left = None if left is None else left - shown
+    return damaged
+
+
+def _wanted(inspection: Inspection, text: str | None) -> Iterator[tuple[Topic, PartitionLog]]:
+    """UnknownTopic, UnknownPartition."""
+    if text is None:
+        for topic in _topics(inspection):
+            yield from ((topic, log) for log in _logs(inspection, topic))
+        return
+    name, colon, number = text.partition(":")
+    found = inspection.catalog.topics.get(name)
+    if found is None:
+        raise UnknownTopic(f"there is no topic {name!r} in the directory")
+    if not colon:
+        yield from ((found, log) for log in _logs(inspection, found))
+        return
+    if not (number.isascii() and number.isdigit() and int(number) < found.partitions):
+        raise UnknownPartition(f"topic {name} has {found.partitions} partitions and no {number!r}")
+    yield found, inspection.logs[PartitionKey(found.id, int(number))]
+
+
+def _batch_line(held: Held) -> str:
+    batch = held.batch
+    parts = [
+        f"offsets {batch.base_offset} to {batch.next_offset - 1}",
+        f"{batch.size} bytes at {held.path}:{held.position}",
+        f"compression {batch.compression}",
+        f"leader epoch {batch.leader_epoch}",
+    ]
+    if batch.producer_id != NO_PRODUCER_ID:
+        parts.append(
+            f"producer {batch.producer_id} epoch {batch.producer_epoch} "
+            f"sequence {batch.base_sequence}"
+        )
+    parts.append(f"{_moment(batch.base_timestamp)} to {_moment(batch.max_timestamp)}")
+    if batch.is_transactional:
+        parts.append("transactional")
+    if batch.is_control:
+        parts.append("control")
+    return ", ".join(parts)
+
+
+def _print_records(batch: Batch, start: int, limit: int | None) -> int:
+    """How many there were."""
+    count = 0
+    try:
+        for record in codec.decode(batch):
+            if record.offset < start:
+                continue
+            if count == limit:
+                break
+            print(f"    {_record_line(record)}")
+            count += 1
+    except CorruptBatch as error:
+        print(f"    {Kind.POISON}: it cannot be decoded: {error}")
+    return count
+
+
+def _record_line(record: Record) -> str:
+    line = f"{record.offset} {_moment(record.timestamp_ms)} {_shown(record.key)} "
+    line += _shown(record.value)
+    for name, value in record.headers:
+        line += f" {_shown(name.encode())}: {_shown(value)}"
+    return line
+
+
+def dump_journal(inspection: Inspection, limit: int | None) -> bool:
+    damaged = _tell_all(inspection, but_journal=True)
+    left = limit
+    for found in inspection.journal():
+        if left == 0:
+            return damaged
+        if isinstance(found, Finding):
+            damaged = damaged or found.kind is Kind.DAMAGE
+            print(found)
+            continue
+        _print_frame(inspection, found)
+        left = None if left is None else left - 1
+    return damaged
+
+
+def _print_frame(inspection: Inspection, found: FrameAt) -> None:
+    (slot, position), frame, behind = found
+    print(
+        f"{slot_path(slot)}:{position} frame {frame.number}, run {frame.run}, {frame.size} bytes, "
+        f"sync {frame.sync.name.lower()}, synced through {frame.synced_through}, "
+        f"{'behind' if behind else 'covered by'} the checkpoint"
+    )
+    try:
+        for entry in entries_of(frame.payload):
+            print(f"    {_entry_line(inspection, entry)}")
+    except DamagedStore as error:
+        print(f"    {Kind.DAMAGE}: {error}")
+
+
+def _entry_line(inspection: Inspection, entry: Entry) -> str:
+    match entry:
+        case ChangeEntry(change):
+            return f"change {_shown(change)}"
+        case TrimEntry(key, first_offset):
+            return f"trim {_partition(inspection, key)} before offset {first_offset}"
+        case AppendEntry(descriptor, data):
+            path = Segment(descriptor.key, descriptor.segment_base).path
+            return (
+                f"{'refer to' if data is None else 'append'} "
+                f"{_partition(inspection, descriptor.key)} offsets {descriptor.base_offset} to "
+                f"{descriptor.next_offset - 1}, {descriptor.length} bytes for "
+                f"{path}:{descriptor.position}, at {_moment(descriptor.append_time_ms)}"
+            )
+
+
+def _partition(inspection: Inspection, key: PartitionKey) -> str:
+    topic = inspection.catalog.topics_by_id.get(key.topic_id)
+    return f"{key.topic_id if topic is None else topic.name}:{key.partition}"
+
+
+def _tell_all(inspection: Inspection, *, but_journal: bool = False) -> bool:
+    """Print what is known from the start; whether any of it is damage."""
+    for finding in inspection.findings:
+        if not (but_journal and finding.path.startswith(JOURNAL_DIRECTORY)):
+            print(finding)
+    return inspection.damaged
+
+
+# --- verify --------------------------------------------------------------------------------------
+
+
+def verify(inspection: Inspection, *, deep: bool) -> bool:
+    verification = Verification(inspection, deep=deep, progress=_progress_on_stderr())
+    for finding in verification.findings():
+        print(finding, flush=True)
+    print(_closing_line(verification.tally))
+    return verification.tally.damage > 0
+
+
+def _closing_line(tally: Tally) -> str:
+    found = [
+        _counted(tally.damage, "damaged range") if tally.damage else "no damage",
+        *([_counted(tally.poison, "undecodable batch", "es")] if tally.poison else []),
+        *([_counted(tally.notes, "note")] if tally.notes else []),
+    ]
+    looked_at = [
+        _counted(tally.partitions, "partition"),
+        _counted(tally.segments, "segment"),
+        _counted(tally.batches, "batch", "es"),
+        _counted(tally.bytes, "byte"),
+        _counted(tally.frames, "frame"),
+    ]
+    return f"{', '.join(found)} in {', '.join(looked_at)}"
+
+
+def _counted(number: int, thing: str, plural: str = "s") -> str:
+    return f"{number} {thing}{'' if number == 1 else plural}"
+
+
+def _progress_on_stderr() -> Callable[[int, int], None]:
+    told = time.monotonic()
+
+    def tell(done: int, total: int) -> None:
+        nonlocal told
+        if time.monotonic() - told >= PROGRESS_EVERY_S:
+            told = time.monotonic()
+            share = f" ({done * 100 // total} %)" if total else ""
+            print(f"{done} of {total} bytes{share}", file=sys.stderr, flush=True)
+
+    return tell
+
+
+# --- values as text ------------------------------------------------------------------------------
+
+
+def _shown(data: bytes | None) -> str:
+    """Text in quotes where it is any, else hexadecimal digits; the beginning of what is long."""
+    if data is None:
+        return "null"
+    part = data[: limits.SHOWN_BYTES]
+    rest = f"… ({len(data)} bytes)" if len(data) > len(part) else ""
+    try:
+        return repr(part.decode()) + rest
+    except UnicodeDecodeError as error:
+        if rest and len(part) - error.start < _LONGEST_CHARACTER_BYTES:  # cut within a character
+            return repr(part[: error.start].decode()) + rest
+    return f"0x{part.hex()}{rest}"
+
+
+def _moment(timestamp_ms: int) -> str:
+    if timestamp_ms == NO_TIMESTAMP:
+        return "no time"
+    try:
+        moment = datetime.fromtimestamp(timestamp_ms / 1000, UTC)
+    except (OverflowError, ValueError, OSError):
+        return f"{timestamp_ms} ms"
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,0 +1,134 @@
+"""A broker put together: the store at the bottom, the broker on it, the doors in front.
+
+On stdout, and nothing else there: a line `NAME listening on HOST:PORT` for each door once it is
+open, then `ready`. SIGTERM or SIGINT drain: doors close first, so that whatever was accepted is
+answered, then the broker, then the store. A SIGINT during that does not wait for it. Leaving
+without having closed is safe at any instant: it costs the next start a recovery, no data.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack
+from typing import Final, NoReturn, Protocol
+
+from quackmq import __version__, limits
+from quackmq.broker import Broker, BrokerSettings
+from quackmq.cli.address import Address
+from quackmq.cli.settings import MEMORY_STORE, Settings
+from quackmq.doors.kafka import KafkaDoor
+from quackmq.stores.base import Store
+from quackmq.stores.local import LocalOptions, LocalStore
+from quackmq.stores.memory import MemoryStore
+
+log = logging.getLogger(__name__)
+
+GAVE_UP: Final = 1
+INTERRUPTED: Final = 130
+
+
+class Door(Protocol):
+    """What a server needs of a door. `start` answers where it really listens."""
+
+    async def start(self) -> tuple[str, int]: ...
+
+    async def close(self) -> None: ...
+
+
+def _kafka_door(broker: Broker, address: Address, settings: Settings) -> Door:
+    return KafkaDoor(broker, address.host, address.port, advertise=settings.advertise)
+
+
+#: What makes each door that this version has; `serve.DOORS` says where they listen.
+DOOR_MAKERS: Final[Mapping[str, Callable[[Broker, Address, Settings], Door]]] = {
+    "kafka": _kafka_door,
+}
+
+
+async def serve(settings: Settings, doors: Mapping[str, Address]) -> int:
+    """Open everything, say so, wait for a signal, close everything in the opposite order."""
+    stopping = _catch_signals()
+    async with AsyncExitStack() as opened:
+        store = await _open_store(settings)
+        opened.push_async_callback(store.close)
+        broker = Broker(
+            store,
+            BrokerSettings(
+                auto_create_topics=settings.auto_create_topics,
+                default_partitions=settings.default_partitions,
+            ),
+        )
+        await broker.open()
+        opened.push_async_callback(broker.close)
+        log.info("quackmq %s with %d topics", __version__, len(broker.topics()))
+        for name, address in doors.items():
+            door = DOOR_MAKERS[name](broker, address, settings)
+            opened.push_async_callback(door.close)
+            print(f"{name} listening on {await _start(name, door, address)}", flush=True)
+        print("ready", flush=True)
+
+        await stopping.wait()
+        log.info("closing")
+        asyncio.get_running_loop().call_later(limits.DRAIN_MS / 1000, _give_up)
+    log.info("closed")
+    return 0
+
+
+def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """uvloop's where there is one, else asyncio's own."""
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
+
+
+async def _open_store(settings: Settings) -> Store:
+    if settings.store == MEMORY_STORE:
+        if settings.data is not None:
+            log.warning("with store = memory: nothing is kept; %s is not used", settings.data)
+        return MemoryStore()
+    assert settings.data is not None, "settings were checked before"
+    if settings.sync != "always":
+        log.warning("sync = %s: a power cut can lose acknowledged messages", settings.sync)
+    options = LocalOptions(sync=settings.sync, sync_interval_ms=settings.sync_interval_ms)
+    return await LocalStore.open(settings.data, options)
+
+
+async def _start(name: str, door: Door, address: Address) -> Address:
+    try:
+        return Address(*await door.start())
+    except OSError as error:
+        # The loop's own text repeats the address; a failed look-up of a name has no system's error.
+        known = error.errno is not None and error.errno > 0
+        reason = os.strerror(error.errno or 0) if known else error.strerror or str(error)
+        raise OSError(f"cannot open the {name} door on {address}: {reason.lower()}") from error
+
+
+def _catch_signals() -> asyncio.Event:
+    """An event that the first SIGTERM or SIGINT sets; a SIGINT after that ends the process."""
+    loop = asyncio.get_running_loop()
+    stopping = asyncio.Event()
+
+    def interrupt() -> None:
+        if stopping.is_set():
+            _leave(INTERRUPTED)
+        stopping.set()
+
+    loop.add_signal_handler(signal.SIGTERM, stopping.set)
+    loop.add_signal_handler(signal.SIGINT, interrupt)
+    return stopping
+
+
+def _give_up() -> None:
+    log.error("not closed after %d s; the next start will recover", limits.DRAIN_MS // 1000)
+    _leave(GAVE_UP)
+
+
+def _leave(exit_code: int) -> NoReturn:
+    logging.shutdown()
+    os._exit(exit_code)

@@ -1,0 +1,95 @@
+"""`quackmq` as a user runs it: the installed script, in a process of its own."""
+
+from __future__ import annotations
+
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+
+#: For anything that takes milliseconds when all is well. Long, since machines can be busy.
+DEADLINE_S = 30
+
+SCRIPT = [str(Path(sys.executable).with_name("quackmq"))]
+
+
+class Server:
+    """A process that announces its doors on stdout. Killed on leaving the block, whatever happens.
+
+    `environment` is all the environment that it has.
+    """
+
+    def __init__(
+        self,
+        *arguments: str | Path,
+        environment: dict[str, str] | None = None,
+        command: Sequence[str] = SCRIPT,
+    ) -> None:
+        self.process = subprocess.Popen(
+            [*command, *map(str, arguments)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment or {},
+        )
+        self._lines: queue.Queue[str] = queue.Queue()
+        self._errors: list[str] = []
+        self._readers = [
+            threading.Thread(target=self._read_lines),
+            threading.Thread(target=self._read_errors),
+        ]
+        for reader in self._readers:
+            reader.start()
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.process.kill()
+        with self.process:
+            for reader in self._readers:
+                reader.join()
+
+    def line(self) -> str:
+        """The next line on stdout, or "" at its end."""
+        return self._lines.get(timeout=DEADLINE_S)
+
+    def ready(self) -> str:
+        """Wait until the broker is ready; where its Kafka door listens."""
+        address = ""
+        while (line := self.line()) != "ready\n":
+            assert line, f"it ended before it was ready: {self.errors()}"
+            assert line.startswith("kafka listening on ")
+            address = line.split()[-1]
+        return address
+
+    def send(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def exit_code(self) -> int:
+        return self.process.wait(timeout=DEADLINE_S)
+
+    def errors(self) -> str:
+        """All of stderr, once the process has ended."""
+        self.exit_code()
+        self._readers[1].join()
+        return "".join(self._errors)
+
+    def _read_lines(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self._lines.put(line)
+        self._lines.put("")
+
+    def _read_errors(self) -> None:
+        assert self.process.stderr is not None
+        self._errors.extend(self.process.stderr)

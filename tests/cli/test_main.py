@@ -1,0 +1,83 @@
+"""The command line itself: help, version, and what is answered to a slip."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from quackmq import __version__
+from quackmq.cli.main import COMMANDS, main
+from quackmq.cli.settings import setting_fields, variable_name
+from tests.cli.process import SCRIPT
+
+
+def answer(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of a command that needs no process of its own."""
+    try:
+        exit_code: object = main(arguments)
+    except SystemExit as ending:
+        exit_code = ending.code
+    assert isinstance(exit_code, int)
+    captured = capsys.readouterr()
+    return exit_code, captured.out, captured.err
+
+
+def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
+    assert answer(capsys, "--version") == (0, f"quackmq {__version__}\n", "")
+
+
+@pytest.mark.parametrize("command", [SCRIPT, [sys.executable, "-m", "quackmq"]])
+def test_the_script_and_the_module_are_the_same_command(command: list[str]) -> None:
+    result = subprocess.run([*command, "--version"], capture_output=True, text=True, check=True)
+    assert result.stdout == f"quackmq {__version__}\n"
+
+
+def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    exit_code, out, err = answer(capsys, "--help")
+    assert (exit_code, err) == (0, "")
+    for command in COMMANDS:
+        assert re.search(rf"^    {command} ", out, re.MULTILINE)
+
+
+def test_help_of_serve_names_every_setting_and_its_variable(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    exit_code, out, _ = answer(capsys, "serve", "--help")
+    assert exit_code == 0
+    for schema in setting_fields():
+        assert f"--{schema.name.replace('_', '-')} " in out
+        assert variable_name(schema.name) in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ([], "arguments are required: COMMAND"),
+        (["serv"], "there is no command 'serv': did you mean 'serve'?"),
+        (["paint"], "there is no command 'paint' (see quackmq --help)"),
+        (["serve", "--dat", "x"], "unrecognized arguments: --dat x"),
+        (["serve", "--data"], "--data: expected one argument"),
+        (["serve"], "serve needs a directory for its data"),
+        (["serve", "--sync", "never"], "the option --sync: 'never' is not one of"),
+        (
+            ["serve", "--store", "memory:", "--http", "127.0.0.1:0"],
+            "no http door yet; it has kafka",
+        ),
+        (["serve", "--store", "memory:", "--line", "unix:quack"], "no line door yet; it has kafka"),
+        (["serve", "--config", "no-such-file.toml"], "no-such-file.toml: No such file"),
+    ],
+)
+def test_a_slip_is_answered_in_one_sentence_with_exit_code_2(
+    arguments: list[str],
+    complaint: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("QUACKMQ_DATA", raising=False)
+    exit_code, out, err = answer(capsys, *arguments)
+    assert (exit_code, out) == (2, "")
+    assert complaint in err
+    assert err.startswith("quackmq") and err.count("\n") == 1

@@ -1,0 +1,150 @@
+"""One schema of settings, filled from three places."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from quackmq.cli.address import Address, UnixPath
+from quackmq.cli.settings import Settings, load, option_name, setting_fields, variable_name
+from quackmq.errors import InvalidSetting
+
+#: A value other than the default for every setting, as text and as it is in the end.
+EXAMPLES: dict[str, tuple[str, object]] = {
+    "data": ("pond", Path("pond")),
+    "store": ("memory:", "memory:"),
+    "kafka": ("[::1]:1", Address("::1", 1)),
+    "http": ("localhost:2", Address("localhost", 2)),
+    "zmq": ("localhost:3", Address("localhost", 3)),
+    "line": ("unix:quack", UnixPath("quack")),
+    "advertise": ("broker.example:4", Address("broker.example", 4)),
+    "sync": ("interval", "interval"),
+    "sync_interval_ms": ("250", 250),
+    "auto_create_topics": ("false", False),
+    "default_partitions": ("12", 12),
+    "log_level": ("debug", "debug"),
+    "log_format": ("json", "json"),
+}
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "quackmq.toml"
+
+
+def test_the_examples_cover_every_setting() -> None:
+    assert list(EXAMPLES) == [schema.name for schema in setting_fields()]
+
+
+def test_without_any_source_all_is_default() -> None:
+    loaded = load({}, {})
+    assert loaded.settings == Settings()
+    assert loaded.origins == {}
+    assert loaded.doubts == ()
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_every_setting_can_come_from_every_source(name: str, file: Path) -> None:
+    text, value = EXAMPLES[name]
+    is_plain = isinstance(value, (bool, int))
+    file.write_text(f"{name} = {text}" if is_plain else f'{name} = "{text}"')
+    for loaded in (
+        load({name: text}, {}),
+        load({}, {variable_name(name): text}),
+        load({}, {}, file),
+    ):
+        assert getattr(loaded.settings, name) == value
+        assert list(loaded.origins) == [name]
+
+
+def test_an_option_goes_before_the_environment_and_that_before_the_file(file: Path) -> None:
+    file.write_text("default_partitions = 1\nsync_interval_ms = 1\nsync = 'os'")
+    environment = {"QUACKMQ_DEFAULT_PARTITIONS": "2", "QUACKMQ_SYNC_INTERVAL_MS": "2"}
+    loaded = load({"default_partitions": "3"}, environment, file)
+    assert loaded.settings == Settings(default_partitions=3, sync_interval_ms=2, sync="os")
+    assert loaded.origins == {
+        "default_partitions": "the option --default-partitions",
+        "sync_interval_ms": "the environment variable QUACKMQ_SYNC_INTERVAL_MS",
+        "sync": f"sync in {file}",
+    }
+
+
+def test_the_environment_can_name_the_file_and_an_option_goes_before_it(
+    file: Path, tmp_path: Path
+) -> None:
+    file.write_text("default_partitions = 7")
+    other = tmp_path / "other.toml"
+    other.write_text("default_partitions = 8")
+    environment = {"QUACKMQ_CONFIG": str(file)}
+    assert load({}, environment).settings.default_partitions == 7
+    assert load({}, environment, other).settings.default_partitions == 8
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "complaint"),
+    [
+        ("data", "", "'' is empty"),
+        ("store", "disk", "'disk' is not one of local, memory:"),
+        ("kafka", "nine", "'nine' is not HOST:PORT"),
+        ("advertise", "broker:0", "'broker:0' has port 0"),
+        ("sync", "never", "'never' is not one of always, interval, os"),
+        ("sync_interval_ms", "0", "'0' is not a whole number from 1 to 60000"),
+        ("sync_interval_ms", "1.5", "'1.5' is not a whole number"),
+        ("default_partitions", "10001", "from 1 to 10000"),
+        ("auto_create_topics", "yes", "'yes' is neither true nor false"),
+        ("log_level", "loud", "'loud' is not one of debug"),
+    ],
+)
+def test_a_bad_value_is_told_with_where_it_came_from(name: str, text: str, complaint: str) -> None:
+    with pytest.raises(InvalidSetting) as by_option:
+        load({name: text}, {})
+    assert str(by_option.value).startswith(f"the option {option_name(name)}: ")
+    assert complaint in str(by_option.value)
+
+    with pytest.raises(InvalidSetting) as by_variable:
+        load({}, {variable_name(name): text})
+    assert str(by_variable.value).startswith(f"the environment variable {variable_name(name)}: ")
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        ("default_partitions = '3'", "default_partitions in {file}: '3' is not a whole number"),
+        ("default_partitions = true", "default_partitions in {file}: True is not a whole number"),
+        ("auto_create_topics = 1", "auto_create_topics in {file}: 1 is not true or false"),
+        ("kafka = 9092", "kafka in {file}: 9092 is not a string"),
+        ("sync = 'never'", "sync in {file}: 'never' is not one of"),
+        ("default_partition = 3", "'default_partition' in {file} is no setting: did you mean"),
+        ("[quack]\nsync = 'os'", "'quack' in {file} is no setting"),
+        ("sync = ", "{file} is not TOML"),
+    ],
+)
+def test_a_bad_file_is_told_with_its_name(file: Path, content: str, complaint: str) -> None:
+    file.write_text(content)
+    with pytest.raises(InvalidSetting) as caught:
+        load({}, {}, file)
+    assert complaint.format(file=file) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_is_not_text_is_told_so(file: Path) -> None:
+    file.write_bytes(b"\xff\xfe")
+    with pytest.raises(InvalidSetting, match="is not TOML"):
+        load({}, {}, file)
+
+
+def test_a_file_that_cannot_be_read_is_told_so(file: Path, tmp_path: Path) -> None:
+    with pytest.raises(InvalidSetting, match="No such file"):
+        load({}, {}, file)
+    with pytest.raises(InvalidSetting, match="Is a directory"):
+        load({}, {}, tmp_path)
+
+
+def test_a_misspelt_variable_is_doubted_and_a_foreign_one_left_alone() -> None:
+    environment = {"QUACKMQ_SYNK": "os", "QUACKMQ_PORT_9092_TCP_ADDR": "10.0.0.1", "SYNC": "os"}
+    loaded = load({}, environment)
+    assert loaded.settings == Settings()
+    assert loaded.doubts == (
+        "the environment variable QUACKMQ_SYNK is no setting: did you mean 'SYNC'?",
+    )
