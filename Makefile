@@ -1,0 +1,55 @@
+# Every target creates the virtual environment on first use; nothing needs to be set up by hand.
+
+VENV := .venv
+PYTHON_IN_VENV := $(VENV)/bin/python
+READY := $(VENV)/.ready
+
+# make soak SECONDS=3600, or SEED=17 to replay one; make test PYTEST="-k journal"; make bench BENCH=...
+SEED ?=
+SECONDS ?= $(if $(SEED),,600)
+PYTEST ?=
+BENCH ?=
+
+.PHONY: help demo test lint format bench soak programs clean
+
+help:
+	@echo "make demo     the whole story: publish, kill the broker, go on, count"
+	@echo "make test     ruff, mypy and all tests (PYTEST=\"-k name\" for some)"
+	@echo "make lint     ruff and mypy alone"
+	@echo "make format   let ruff format the code and sort its imports"
+	@echo "make bench    how fast, as ratios to the bare machine"
+	@echo "make soak     the simulation for SECONDS=$(SECONDS); SEED=N replays a failure"
+	@echo "make clean    remove the environment and all that tools left behind"
+
+demo: $(READY)
+	@$(PYTHON_IN_VENV) examples/demo.py
+
+test: lint programs
+	$(PYTHON_IN_VENV) -m pytest --numprocesses auto --maxprocesses 4 $(PYTEST)
+
+lint: $(READY)
+	$(PYTHON_IN_VENV) -m ruff check .
+	$(PYTHON_IN_VENV) -m ruff format --check .
+	$(PYTHON_IN_VENV) -m mypy
+
+format: $(READY)
+	$(PYTHON_IN_VENV) -m ruff check --fix .
+	$(PYTHON_IN_VENV) -m ruff format .
+
+bench: $(READY)
+	$(PYTHON_IN_VENV) -m benchmarks.engine $(BENCH)
+
+soak: $(READY) programs
+	$(PYTHON_IN_VENV) -m tests.simulation.soak $(if $(SECONDS),--seconds $(SECONDS)) \
+		$(if $(SEED),--seed $(SEED))
+
+programs:
+	@tools/programs.sh
+
+$(READY): pyproject.toml tools/venv.sh
+	@tools/venv.sh $(VENV) test,bench
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,73 @@
+"""Tests that need a program from outside Python say so: `@pytest.mark.needs("kcat")`.
+
+`make test` fetches such programs; where one cannot be had, the tests that need it are left out and
+named at the end of the run. With CI=true, where nothing may go missing unnoticed, the run fails.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from functools import cache
+from typing import Any
+
+import pytest
+
+#: How to tell that a program is there and works: a container may have strace and forbid tracing.
+PROBES = {
+    "kcat": ("kcat", "-V"),
+    "strace": ("strace", "-o", os.devnull, "true"),
+}
+
+#: By the test's id, what it misses.
+LEFT_OUT = pytest.StashKey[dict[str, str]]()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    missing = {item.nodeid: missing_for(item) for item in items}
+    left_out = {test: ", ".join(names) for test, names in missing.items() if names}
+    config.stash[LEFT_OUT] = left_out
+    if left_out:
+        config.hook.pytest_deselected(items=[item for item in items if item.nodeid in left_out])
+        items[:] = [item for item in items if item.nodeid not in left_out]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """A worker of xdist ended; what it left out, all left out."""
+    node.config.stash[LEFT_OUT] = getattr(node, "workeroutput", {}).get("left_out", {})
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    left_out = session.config.stash.get(LEFT_OUT, {})
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["left_out"] = left_out
+    elif left_out and in_continuous_integration():
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    left_out = terminalreporter.config.stash.get(LEFT_OUT, {})
+    for test, missing in left_out.items():
+        terminalreporter.write_line(f"LEFT OUT {test}: no working {missing} here")
+    if left_out and in_continuous_integration():
+        terminalreporter.write_line("FAILED, because CI=true and tests were left out", red=True)
+
+
+def in_continuous_integration() -> bool:
+    return os.environ.get("CI") == "true"
+
+
+def missing_for(item: pytest.Item) -> list[str]:
+    needed = [name for mark in item.iter_markers("needs") for name in mark.args]
+    return [name for name in needed if not works(name)]
+
+
+@cache
+def works(program: str) -> bool:
+    probe = PROBES[program]
+    if shutil.which(probe[0]) is None:
+        return False
+    return subprocess.run(probe, capture_output=True, timeout=30, check=False).returncode == 0

@@ -1,0 +1,145 @@
+"""An event loop whose time is virtual, for runs that replay.
+
+Time stands still while anything is ready and jumps to the next timer when nothing is, so a run of
+hours takes as long as its work. Callbacks run in the order that asyncio promises (first in, first
+out); what is random, from the seed, is when timers fire: each is late by a hair, so that timers
+set for one instant fire in any order.
+
+Promised: the same seed and the same code give the same run; an exception that nobody took is kept
+in `unhandled`, so that a task that dies in silence is noticed. A loop without a timer and without
+anything ready would wait for ever: that is `Deadlock`.
+
+There is no network and no real thread here. The loop can be killed in the middle of a callback (see
+`kill`), as a process can.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar, TypeVarTuple, Unpack
+
+Ts = TypeVarTuple("Ts")
+T = TypeVar("T")
+
+#: Later than asked for by at most this: smaller than any time that a test gives.
+_LATENESS_SECONDS = 1e-5
+
+
+class Crash(SystemExit):
+    """The process ends here. Of SystemExit's kind because asyncio lets only that, and a keyboard's
+    interrupt, out of the loop at once; nothing of the dead process runs after it."""
+
+
+class Deadlock(Exception):
+    """Every task waits for something that will never come."""
+
+
+@dataclass
+class Clock:
+    """The one time of a world; it outlives the processes in it. Wall time begins in 2023."""
+
+    seconds: float = 0.0
+    wall_start_ms: int = 1_700_000_000_000
+
+    def now_ms(self) -> int:
+        return self.wall_start_ms + int(self.seconds * 1000)
+
+
+@dataclass
+class _Selector:
+    """Stands where asyncio waits for sockets; here waiting is adding to a number."""
+
+    clock: Clock
+    closed: bool = field(default=False)
+
+    def select(self, timeout: float | None) -> list[object]:
+        if timeout is None:
+            raise Deadlock("nothing is ready and nothing is scheduled")
+        self.clock.seconds += timeout
+        return []
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class VirtualLoop(asyncio.BaseEventLoop):
+    """One life of a process. Not for use from another thread, except in lock-step (see `side`)."""
+
+    def __init__(self, clock: Clock, source: random.Random) -> None:
+        super().__init__()
+        self._clock = clock
+        self._source = source
+        self._selector = _Selector(clock)
+        # Two timers less than this apart fire together; asyncio takes the real clock's.
+        self._clock_resolution = 1e-9
+        self._dead = False
+        self.unhandled: list[dict[str, Any]] = []
+        self.set_exception_handler(None)
+
+    def time(self) -> float:
+        return self._clock.seconds
+
+    def call_at(
+        self,
+        when: float,
+        callback: Callable[[Unpack[Ts]], object],
+        *args: *Ts,
+        context: contextvars.Context | None = None,
+    ) -> asyncio.TimerHandle:
+        late = self._source.random() * _LATENESS_SECONDS
+        return super().call_at(when + late, callback, *args, context=context)
+
+    def call_soon(
+        self,
+        callback: Callable[[Unpack[Ts]], object],
+        *args: *Ts,
+        context: contextvars.Context | None = None,
+    ) -> asyncio.Handle:
+        if self._dead:  # what the dead still want to do is not done
+            return asyncio.Handle(callback, args, self, context)
+        return super().call_soon(callback, *args, context=context)
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        if not self._dead and not isinstance(context.get("exception"), Crash):
+            self.unhandled.append(context)
+
+    def end_now(self) -> None:
+        """Raise Crash in the very next callback, should the code that meets it now hold it back."""
+        handle = asyncio.Handle(_crash, (), self)
+        self._ready.appendleft(handle)  # type: ignore[attr-defined]
+
+    def kill(self) -> None:
+        """End this life: no task goes on, their `finally` blocks run with nothing to act on."""
+        self._dead = True
+        for task in asyncio.all_tasks(self):
+            task._log_destroy_pending = False  # type: ignore[attr-defined]
+            coroutine = task.get_coro()
+            assert coroutine is not None
+            with contextlib.suppress(Exception, Crash):  # however it dies, it is dead
+                coroutine.close()
+        self._ready.clear()  # type: ignore[attr-defined]
+        self._scheduled.clear()  # type: ignore[attr-defined]
+        self.close()
+
+    def _process_events(self, event_list: list[object]) -> None:
+        assert not event_list
+
+    def _write_to_self(self) -> None:
+        """Wakes a waiting selector; this one never waits."""
+
+
+def _crash() -> None:
+    raise Crash
+
+
+def run(loop: VirtualLoop, main: asyncio._CoroutineLike[T]) -> T:
+    """Run to the end of `main`. A Crash comes out at once and leaves the loop to `kill`."""
+    task = loop.create_task(main, name="main")
+    task.add_done_callback(lambda _: loop.stop())
+    loop.run_forever()
+    return task.result()

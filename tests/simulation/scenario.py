@@ -1,0 +1,298 @@
+"""One seed: a machine, a broker that lives on it several times over, and clients that remember.
+
+Each life opens the store, has the checker look at it, lets the clients do their steps, and ends: by
+a power cut, by a crash of the process, or by closing. The seed decides everything: the sizes of
+segments and slots, the sync mode, the faults of the disk, the clients' steps and every delay.
+
+`Failure` names the seed and how to see it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from unittest import mock
+
+from quackmq.broker import Broker, BrokerSettings
+from quackmq.errors import StorageError, UnusableDirectory
+from quackmq.policy import Policy, WhenFull
+from quackmq.stores.local import LocalOptions, LocalStore
+from quackmq.stores.local.options import SyncMode
+from tests.simulation import clients
+from tests.simulation.checker import Checker
+from tests.simulation.damage import check_flips
+from tests.simulation.disk import Faults, Machine, SimulatedDisk
+from tests.simulation.life import Client, Life, run_client
+from tests.simulation.loop import Clock, Crash, VirtualLoop, run
+from tests.simulation.model import Model, Violation
+from tests.simulation.platter import Counts
+from tests.simulation.subscriber import Subscriber, check_subscriptions
+
+Trace = Callable[[str], None]
+
+_SYNC_MODES: tuple[SyncMode, ...] = ("always",) * 6 + ("interval", "os")
+_TOPIC_NAMES = ["ducks", "geese", "swans", "teals"]
+
+
+class Failure(AssertionError):
+    """A seed that broke a promise."""
+
+    def __init__(self, seed: int, error: BaseException) -> None:
+        super().__init__(
+            f"seed {seed}: {type(error).__name__}: {error}\n"
+            f"replay it with: python -m tests.simulation.soak --seed {seed}"
+        )
+
+
+def simulate(seed: int, trace: Trace | None = None) -> Counts:
+    """Run a seed to its end; what happened, counted. Failure if a promise was broken."""
+    world = World(seed, trace)
+    try:
+        with _determined(seed):
+            world.run()
+    except (Exception, Crash) as error:
+        raise Failure(seed, _innermost(error)) from error
+    return world.counts
+
+
+@dataclass
+class _Memory:
+    """What the world knows of the store between lives."""
+
+    #: The store was certainly closed, or certainly open and not closed; neither if a close failed.
+    clean: bool = False
+    unclean: bool = False
+    #: A weak mode was in force since the store was last certainly on disk.
+    at_risk: bool = False
+    #: A weak mode was in force ever, if only while the store was being opened.
+    gaps: bool = False
+    lossy: bool = False
+
+
+class World:
+    def __init__(self, seed: int, trace: Trace | None) -> None:
+        self._source = random.Random(f"{seed}/world")
+        self._seed = seed
+        self._trace = trace
+        self._clock = Clock()
+        self._machine = Machine(random.Random(f"{seed}/disk"))
+        self._model = Model()
+        self._memory = _Memory()
+        self._clients = _make_clients(self._source)
+        self._options = _make_options(self._source)
+        self._changes_options = self._source.random() < 0.3
+        self.counts: Counts = self._machine.counts
+
+    def run(self) -> None:
+        lives = self._source.randint(2, 5)
+        for number in range(lives):
+            self._live(number, last=False)
+        before = self._machine.copy_at_rest(self._source)
+        clean, at_risk = self._memory.clean, self._memory.at_risk
+        self._live(lives, last=True)
+        # A weak mode may leave frames of which nobody could say that they were there.
+        if (clean or not at_risk) and before.holds("quackmq.json"):
+            self._check_flips(before, clean=clean)
+        self._check_flips(self._machine, clean=True)
+
+    def _check_flips(self, machine: Machine, *, clean: bool) -> None:
+        self.counts += check_flips(
+            machine,
+            self._model,
+            self._options,
+            self._clock,
+            random.Random(f"{self._seed}/flips/{clean}"),
+            clean=clean,
+            times=3,
+        )
+
+    def _live(self, number: int, *, last: bool) -> None:
+        """One process from start to end, and what the machine makes of its end."""
+        if self._changes_options:  # a restart is when people change settings
+            self._options = _make_options(self._source)
+        if self._source.random() < 0.1:  # and when clocks are set
+            self._clock.wall_start_ms += self._source.randint(-3_600_000, 3_600_000)
+        faults = Faults() if last else _make_faults(self._source, self._options)
+        power = self._source.random() < 0.6
+        loop = VirtualLoop(self._clock, random.Random(f"{self._seed}/loop/{number}"))
+        disk = SimulatedDisk(self._machine, loop, faults, self._trace)
+        self._say(f"--- life {number}: {self._options.sync}, {faults}")
+        crashed = True
+        try:
+            crashed = run(loop, self._life(disk, number, last))
+        except Crash:
+            pass
+        finally:
+            disk.crash()
+            loop.kill()
+        if loop.unhandled:
+            raise Violation(f"nobody took {loop.unhandled[0]}")
+        if disk.misuses:
+            raise Violation(disk.misuses[0])
+        if crashed:
+            self._crash(power)
+
+    def _crash(self, power: bool) -> None:
+        if not power:
+            self._machine.process_crash(evictions=self._options.sync == "always")
+            self._say("=== the process is gone")
+            return
+        self._machine.power_cut()
+        self._say("=== the power was cut")
+        if self._memory.at_risk:
+            self._memory.lossy = self._model.lossy = True
+            for client in self._clients:
+                if isinstance(client, clients.IdempotentProducer):
+                    client.power_was_cut_in_a_weak_mode()
+
+    async def _life(self, disk: SimulatedDisk, number: int, last: bool) -> bool:
+        """Whether it ends as a crash."""
+        self._model.read_only = False
+        self._memory.gaps = self._memory.gaps or self._options.sync != "always"
+        store = await self._open(disk)
+        if store is None:
+            return True
+        source = random.Random(f"{self._seed}/life/{number}")
+        memory = self._memory
+        checker = Checker(
+            store, self._model, source, self.counts, memory.unclean, memory.lossy, memory.gaps
+        )
+        memory.unclean, memory.clean = True, False
+        always = self._options.sync == "always"
+        memory.at_risk = memory.at_risk or not always
+        await checker.check()
+        broker = Broker(store, BrokerSettings(), self._clock.now_ms)
+        await broker.open()
+        await check_subscriptions(broker, self._model, lossy=memory.lossy)
+        memory.lossy = False
+        memory.at_risk = not always
+        life = Life(
+            store, broker, disk, self._model, source, self.counts, self._clock.now_ms, always
+        )
+        if not last:
+            steps = source.choice((3, 10, 25))
+            async with asyncio.TaskGroup() as group:
+                for client in self._clients:
+                    group.create_task(run_client(client, life, steps), name=client.name)
+        if not last and source.random() < 0.6:
+            return True
+        memory.unclean = False
+        await broker.close()
+        try:
+            await store.close()
+        except StorageError as error:
+            if not disk.failed:
+                raise Violation(f"a sound store does not close: {error!r}") from error
+            return True
+        if disk.failed:
+            return True
+        memory.at_risk, memory.clean = False, True
+        if disk.open_files:
+            raise Violation(f"{disk.open_files} files were left open")
+        return False
+
+    async def _open(self, disk: SimulatedDisk) -> LocalStore | None:
+        try:
+            return await LocalStore.open_on(disk, options=self._options, now_ms=self._clock.now_ms)
+        except UnusableDirectory as error:
+            if not disk.failed:
+                raise Violation(f"a sound directory does not open: {error}") from error
+            self.counts["failures while opening"] += 1
+            return None
+        except StorageError as error:
+            raise Violation(f"a sound directory does not open: {error!r}") from error
+
+    def _say(self, line: str) -> None:
+        if self._trace is not None:
+            self._trace(line)
+
+
+def _make_clients(source: random.Random) -> list[Client]:
+    policies = [Policy()] * 6 + [
+        Policy(keep_bytes=4_000),
+        Policy(keep_for_ms=500),
+        Policy(live_entries=20, when_full=WhenFull.DROP_OLDEST),
+        Policy(live_entries=40, when_full=WhenFull.REFUSE),
+        Policy(live_entries=40, live_for_ms=200, when_full=WhenFull.WAIT),
+    ]
+    everyone: list[Client] = [
+        clients.Administrator("administrator", _TOPIC_NAMES, policies),
+        clients.IdempotentProducer("producer-0"),
+        clients.IdempotentProducer("producer-1"),
+        clients.PlainPublisher("publisher-0"),
+        clients.PlainPublisher("publisher-1"),
+        clients.AtomicWriter("atomic"),
+        clients.CursorKeeper("cursors"),
+        clients.StateKeeper("state-0"),
+        Subscriber("subscriber-0"),
+        Subscriber("subscriber-1"),
+        clients.Reader("reader-0"),
+        clients.Reader("reader-1"),
+    ]
+    return everyone
+
+
+def _make_options(source: random.Random) -> LocalOptions:
+    """Small, so that slots, segments and regions end often."""
+    return LocalOptions(
+        sync=source.choice(_SYNC_MODES),
+        sync_interval_ms=source.choice((1, 20)),
+        segment_bytes=source.choice((2_000, 8_192, 30_000)),
+        region_bytes=source.choice((300, 1_024, 4_096)),
+        chunk_bytes=source.choice((500, 4_096)),
+        journal_slot_bytes=source.choice((16_384, 32_768)),
+        journal_slots=source.choice((2, 3, 4)),
+        journal_inline_bytes=source.choice((0, 600, 2_000)),
+        checkpoint_bytes=source.choice((5_000, 20_000, 100_000)),
+        tail_bytes=source.choice((0, 3_000, 50_000)),
+        open_files=source.choice((2, 5, 100)),
+    )
+
+
+def _make_faults(source: random.Random, options: LocalOptions) -> Faults:
+    crash_at = source.choice((source.randint(1, 60), source.randint(1, 600), None))
+    trouble = source.random()
+    return Faults(
+        crash_at=crash_at,
+        crash_in_rename=source.choice((0.0, 0.05)),
+        short_writes=source.choice((0.0, 0.05, 0.3)),
+        short_reads=source.choice((0.0, 0.05)),
+        write_errors=0.01 if trouble < 0.1 else 0.0,
+        sync_failures=0.02 if 0.1 < trouble < 0.25 else 0.0,
+        evictions=options.sync == "always",
+        room_bytes=source.randint(0, 120_000) if 0.25 < trouble < 0.35 else None,
+        pauses=source.choice((0.2, 0.7)),
+        write_backs=source.choice((0.0, 0.02)),
+    )
+
+
+@contextmanager
+def _determined(seed: int) -> Iterator[None]:
+    """What the code under test takes from the system's chance comes from the seed, and its log
+    stays silent: it reports faults that are wanted here."""
+    source = random.Random(f"{seed}/urandom")
+    logger = logging.getLogger("quackmq")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL + 1)
+    try:
+        with mock.patch.object(os, "urandom", source.randbytes):
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+def _innermost(error: BaseException) -> BaseException:
+    """What went wrong first; a group of tasks wraps it."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def total(counts: list[Counts]) -> Counts:
+    return sum(counts, Counter())

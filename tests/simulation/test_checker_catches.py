@@ -1,0 +1,85 @@
+"""The checker is not blind: bugs planted in the store are caught, each by the promise it breaks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from unittest import mock
+
+import pytest
+
+from quackmq.stores.local import opening, segment
+from quackmq.stores.local.format import Frame, ProducerBatch
+from quackmq.stores.local.journal import Journal, Scan
+from quackmq.stores.local.log import PartitionLog
+from quackmq.stores.local.recovery import Recovered
+from tests.simulation.scenario import Failure, simulate
+
+#: Seeds in which a bug may show itself.
+_SEEDS = range(60)
+
+
+def assert_caught(*promises: str) -> None:
+    """Some seed must fail, and for the reason that was planted."""
+    others: list[str] = []
+    for seed in _SEEDS:
+        try:
+            simulate(seed)
+        except Failure as failure:
+            if any(promise in str(failure) for promise in promises):
+                return
+            others.append(str(failure))
+    pytest.fail(f"nothing like {promises} in {len(_SEEDS)} seeds, only {others}")
+
+
+def test_an_acknowledgement_before_the_sync_is_caught() -> None:
+    def no_sync(journal: Journal) -> None:
+        """Returns at once, and the caller believes that the frame is on disk."""
+
+    with mock.patch.object(Journal, "sync", no_sync):
+        assert_caught("has lost its end", "lost: ")
+
+
+def test_a_journal_frame_missed_at_recovery_is_caught() -> None:
+    frames = Scan.frames
+
+    def all_but_the_last(scan: Scan) -> Iterator[Frame]:
+        yield from list(frames(scan))[:-1]
+
+    with mock.patch.object(Scan, "frames", all_but_the_last):
+        assert_caught("has lost its end", "lost: ")
+
+
+def test_an_offset_given_out_twice_is_caught() -> None:
+    begin = opening._begin_run
+
+    def begin_one_too_low(*arguments: object) -> None:
+        begin(*arguments)  # type: ignore[arg-type]
+        [recovered] = [each for each in arguments if isinstance(each, Recovered)]
+        for log in recovered.logs.values():
+            if log.end > log.first_offset + 1:
+                log.end -= 1
+
+    with mock.patch.object(opening, "_begin_run", begin_one_too_low):
+        assert_caught("had batch")
+
+
+def test_a_producer_forgotten_by_recovery_is_caught() -> None:
+    def forget(log: PartitionLog, batch: ProducerBatch) -> None:
+        """What is durable of a producer is not remembered."""
+
+    with mock.patch.object(PartitionLog, "_remember", forget):
+        assert_caught("it is there twice", "was refused: UnknownProducer")
+
+
+def test_damage_that_is_served_is_caught() -> None:
+    class Agreeable(int):
+        """A checksum that is always right."""
+
+        def __ne__(self, other: object) -> bool:
+            return False
+
+    def checksum(data: object, start: int = 0) -> int:
+        return Agreeable(0)
+
+    with mock.patch.object(segment, "crc32c", checksum):
+        assert_caught("nobody sent the batch", "where", "read up to")

@@ -1,0 +1,330 @@
+"""The rules that keep the code base one piece, checked on its source.
+
+Layers: who may import whom. Style: docstrings, file sizes, no paths of somebody's machine. Prose
+that could rot: the drawn tree of errors, the reasons of the limits, the public names.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import sys
+import tomllib
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import quackmq
+from quackmq import errors
+
+ROOT = Path(__file__).resolve().parent.parent
+MODULES = sorted((ROOT / "quackmq").rglob("*.py"))
+PROGRAMS = sorted(
+    path for directory in ("benchmarks", "examples") for path in (ROOT / directory).rglob("*.py")
+)
+
+BASE = {"quackmq.errors", "quackmq.limits"}
+CODECS = {"quackmq.codec", "quackmq.inflate", "quackmq.arrow"}
+VALUES = BASE | CODECS | {f"quackmq.{name}" for name in ("checksum", "record", "policy", "topic")}
+PURE = {"quackmq.producers", "quackmq.subscriptions", "quackmq.groups"}
+
+#: Package or module, and what of ours it may import beside itself. The longest name that fits a
+#: module counts; a name covers what lies below it.
+MAY_IMPORT: dict[str, set[str]] = {
+    "quackmq.errors": set(),
+    "quackmq.limits": set(),
+    "quackmq.checksum": set(),
+    "quackmq.record": BASE,
+    "quackmq.inflate": BASE,
+    "quackmq.codec": BASE | {"quackmq.record", "quackmq.inflate"},
+    "quackmq.arrow": BASE | CODECS | {"quackmq.record"},
+    "quackmq.policy": BASE,
+    "quackmq.topic": BASE | {"quackmq.record", "quackmq.policy"},
+    "quackmq.producers": VALUES,
+    "quackmq.subscriptions": VALUES,
+    "quackmq.groups": VALUES,
+    "quackmq.stores": VALUES | {"quackmq.producers"},
+    "quackmq.archive": VALUES,
+    "quackmq.broker": VALUES | PURE | {"quackmq.stores.base", "quackmq.archive"},
+    "quackmq.wire": BASE | {"quackmq.record"},
+    "quackmq.doors": VALUES | {"quackmq.broker", "quackmq.wire"},
+    "quackmq.client": VALUES | {"quackmq.wire"},
+    "quackmq.spark": VALUES | {"quackmq.client", "quackmq.wire", "quackmq.archive"},
+    "quackmq.cli": VALUES
+    | {"quackmq", "quackmq.broker", "quackmq.doors", "quackmq.stores", "quackmq.archive"},
+    "quackmq.__main__": {"quackmq.cli"},
+    "quackmq": {"quackmq.errors"},
+}
+
+#: Each of these is alone: none sees another inside the same package.
+APART = ("quackmq.doors.",)
+
+#: Clock, disk and network are passed in to what is pure; a codec has no sockets.
+WORLD = {"asyncio", "http", "os", "random", "select", "selectors", "signal", "socket", "ssl"} | {
+    "subprocess",
+    "tempfile",
+    "threading",
+    "time",
+    "uvloop",
+}
+WORLDLESS = VALUES | PURE | {"quackmq.wire"}
+
+#: Files above 600 lines, each with the reason why it is not two.
+LONG_FILES: dict[str, str] = {}
+LONG_FILE_LINES = 600
+
+PUBLIC_NAMES = ["QuackError", "__version__"]
+
+#: Units, which need no reason.
+UNITS = {"KIB", "MIB"}
+
+
+def test_a_module_imports_only_from_the_layers_below_it() -> None:
+    wrong = [
+        f"{module} imports {imported}"
+        for path in MODULES
+        for module in [module_name(path)]
+        for imported in our_imports(path)
+        if not may_import(module, imported)
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    ("module", "imported", "allowed"),
+    [
+        ("quackmq.doors.kafka.server", "quackmq.broker", True),
+        ("quackmq.doors.kafka.server", "quackmq.doors.kafka.produce", True),
+        ("quackmq.doors.kafka.server", "quackmq.doors.http", False),
+        ("quackmq.doors.kafka.server", "quackmq.stores.base", False),
+        ("quackmq.wire.kafka.codec", "quackmq.topic", False),
+        ("quackmq.broker", "quackmq.stores.base", True),
+        ("quackmq.broker", "quackmq.stores.local", False),
+        ("quackmq.stores.local.log", "quackmq.stores.base", True),
+        ("quackmq.stores.local.log", "quackmq.broker", False),
+        ("quackmq.client.producer", "quackmq.broker", False),
+        ("quackmq.errors", "quackmq.limits", False),
+        ("quackmq.cli.serve", "quackmq.stores.local", True),
+    ],
+)
+def test_the_layers_are_those_of_the_architecture(
+    module: str, imported: str, allowed: bool
+) -> None:
+    assert may_import(module, imported) is allowed
+
+
+def test_every_layer_that_is_named_has_a_rule_that_fits_it() -> None:
+    unruled = [module_name(path) for path in MODULES if ruled_by(module_name(path)) == "quackmq"]
+    assert unruled == ["quackmq"], "give a new module or package its line in MAY_IMPORT"
+
+
+def test_values_pure_code_and_codecs_touch_no_clock_disk_or_network() -> None:
+    wrong = [
+        f"{module_name(path)} imports {imported}"
+        for path in MODULES
+        if any(covers(name, module_name(path)) for name in WORLDLESS)
+        for imported in imports(path)
+        if imported.split(".")[0] in WORLD
+    ]
+    assert wrong == []
+
+
+def test_nobody_reaches_for_another_modules_private_names() -> None:
+    wrong = [
+        f"{module_name(path)} imports {node.module}.{alias.name}"
+        for path in MODULES
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("quackmq")
+        for alias in node.names
+        if alias.name.startswith("_") and not alias.name.endswith("__")
+    ]
+    assert wrong == []
+
+
+def test_every_package_from_outside_is_a_declared_dependency() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    requirements = project["dependencies"] + project["optional-dependencies"]["spark"]
+    declared = {re.split(r"[^\w-]", line)[0].replace("-", "_") for line in requirements}
+    wrong = [
+        f"{module_name(path)} imports {top}"
+        for path in MODULES
+        for top in {imported.split(".")[0] for imported in imports(path)}
+        if top not in declared | sys.stdlib_module_names | {"quackmq"}
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    "path", [*MODULES, *PROGRAMS], ids=lambda path: str(path.relative_to(ROOT))
+)
+def test_a_module_opens_by_saying_why_it_exists(path: Path) -> None:
+    if path.name == "__init__.py" and not path.read_text().strip():
+        return  # the mark of a package, with nothing to explain
+    assert ast.get_docstring(tree(path)), f"{path.name} has no docstring"
+
+
+def test_long_files_are_named_with_their_reason() -> None:
+    long = {
+        str(path.relative_to(ROOT))
+        for path in [*MODULES, *PROGRAMS, *(ROOT / "tests").rglob("*.py")]
+        if len(path.read_text().splitlines()) > LONG_FILE_LINES
+    }
+    assert long == set(LONG_FILES)
+
+
+def test_no_file_names_a_path_of_somebodys_machine() -> None:
+    machine_path = re.compile(r"(?<![\w.$}])/(?:home|root|Users|work|tmp|mnt|opt)/\w+")
+    wrong = [
+        f"{path.relative_to(ROOT)}:{number}: {found.group()}"
+        for path in text_files()
+        for number, line in enumerate(path.read_text().splitlines(), start=1)
+        for found in machine_path.finditer(line)
+    ]
+    assert wrong == []
+
+
+def test_the_public_names_are_pinned() -> None:
+    assert sorted(quackmq.__all__) == sorted(PUBLIC_NAMES)
+    assert all(hasattr(quackmq, name) for name in PUBLIC_NAMES)
+
+
+def test_the_drawn_tree_of_errors_is_the_real_one() -> None:
+    real = {
+        (name, cls.__bases__[0].__name__)
+        for name, cls in inspect.getmembers(errors, inspect.isclass)
+        if cls.__module__ == errors.__name__
+    }
+    assert set(drawn_errors(errors.__doc__ or "")) == real
+
+
+def test_every_error_has_a_code_of_its_own() -> None:
+    codes = [
+        cls.__dict__.get("code")
+        for _, cls in inspect.getmembers(errors, inspect.isclass)
+        if cls.__module__ == errors.__name__
+    ]
+    assert None not in codes
+    assert len(set(codes)) == len(codes)
+
+
+def test_every_limit_has_a_reason() -> None:
+    lines = (ROOT / "quackmq" / "limits.py").read_text().splitlines()
+    without = [name for name, line in limit_lines() if not has_reason(lines, line)]
+    assert set(without) - UNITS == set()
+
+
+def test_every_limit_is_used() -> None:
+    limits_path = ROOT / "quackmq" / "limits.py"
+    used = {
+        name
+        for path in MODULES
+        for node in ast.walk(tree(path))
+        for name in limit_uses(node, inside_limits=path == limits_path)
+    }
+    assert {name for name, _ in limit_lines()} - used == set()
+
+
+# --- helpers ---------------------------------------------------------------------------------
+
+
+@cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(), filename=str(path))
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Every module that a file imports, wherever in it the import stands."""
+    known = {module_name(module) for module in MODULES}
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path} imports relatively: write the whole name"
+            for alias in node.names:
+                whole = f"{node.module}.{alias.name}"
+                yield whole if whole in known else str(node.module)
+
+
+def our_imports(path: Path) -> Iterator[str]:
+    return (name for name in imports(path) if covers("quackmq", name))
+
+
+def covers(name: str, module: str) -> bool:
+    return module == name or module.startswith(name + ".")
+
+
+def ruled_by(module: str) -> str:
+    return max((name for name in MAY_IMPORT if covers(name, module)), key=len)
+
+
+def may_import(module: str, imported: str) -> bool:
+    rule = ruled_by(module)
+    if rule != "quackmq" and covers(rule, imported):
+        return together(module, imported)
+    return any(
+        imported == name or (name != "quackmq" and covers(name, imported))
+        for name in MAY_IMPORT[rule]
+    )
+
+
+def together(module: str, imported: str) -> bool:
+    """Whether two modules of one layer may see each other: not when they stand apart."""
+    for prefix in APART:
+        if module.startswith(prefix) and imported.startswith(prefix):
+            return module.split(".")[2] == imported.split(".")[2]
+    return True
+
+
+def text_files() -> Iterator[Path]:
+    """What people wrote: not what git, the environment and the tools keep beside it."""
+    kept = [path for path in ROOT.iterdir() if path.name in {".ci", ".gitignore"}]
+    kept += [path for path in ROOT.iterdir() if not path.name.startswith((".", "build", "dist"))]
+    for top in sorted(kept):
+        for path in [top, *sorted(top.rglob("*"))]:
+            if path.is_file() and "__pycache__" not in path.parts and path.suffix != ".bin":
+                yield path
+
+
+def drawn_errors(docstring: str) -> Iterator[tuple[str, str]]:
+    """(class, base) of each line of the drawing; depth is told by the column of the name."""
+    stack: list[str] = []
+    for line in docstring.splitlines():
+        found = re.match(r"^    ((?:[│ ]   )*(?:[├└]── )?)([A-Z]\w+)", line)
+        if found is None:
+            continue
+        depth = len(found.group(1)) // 4
+        del stack[depth:]
+        yield found.group(2), stack[-1] if stack else "Exception"
+        stack.append(found.group(2))
+
+
+def limit_lines() -> Iterator[tuple[str, int]]:
+    """Each constant of limits.py and the index of its line."""
+    for node in tree(ROOT / "quackmq" / "limits.py").body:
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            yield node.target.id, node.lineno - 1
+
+
+def has_reason(lines: list[str], index: int) -> bool:
+    """Whether a `#:` comment stands above, perhaps shared with the constants in between."""
+    above = reversed(lines[:index])
+    line = next((line for line in above if not line or line.startswith("#")), "")
+    return line.startswith("#:")
+
+
+def limit_uses(node: ast.AST, inside_limits: bool) -> Iterator[str]:
+    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+        if node.value.id == "limits":
+            yield node.attr
+    elif isinstance(node, ast.ImportFrom) and node.module == "quackmq.limits":
+        yield from (alias.name for alias in node.names)
+    elif inside_limits and isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+        yield node.id

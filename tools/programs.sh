@@ -1,0 +1,29 @@
+#!/bin/sh
+# Fetch the programs from outside Python that some tests need.
+#
+# Tries only what is missing, and never fails: a test that needs a program which is still not there
+# is left out by tests/conftest.py, by name, and with CI=true that is a failure.
+set -u
+
+programs="kcat strace"
+
+missing=
+for program in $programs; do
+    command -v "$program" >/dev/null 2>&1 || missing="$missing $program"
+done
+[ -n "$missing" ] || exit 0
+
+if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null 2>&1; then
+    echo "not here, and not ours to install:$missing" >&2
+    exit 0
+fi
+echo "installing$missing" >&2
+export DEBIAN_FRONTEND=noninteractive
+# Lists may be old or missing, so ask for them only when a first try fails.
+# shellcheck disable=SC2086
+{
+    apt-get install --yes --quiet --no-install-recommends $missing ||
+        { apt-get update --quiet &&
+            apt-get install --yes --quiet --no-install-recommends $missing; }
+} >/dev/null 2>&1 || echo "could not be installed:$missing" >&2
+exit 0
