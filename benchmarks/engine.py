@@ -17,6 +17,7 @@ import shutil
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -33,7 +34,7 @@ from quackmq.topic import Append, PartitionKey, Read
 
 MIB = 1024 * 1024
 ROUNDS = 3
-IN_FLIGHT = 4
+IN_FLIGHT = 16
 
 
 class Row(NamedTuple):
@@ -114,15 +115,16 @@ async def append_large(root: Path, scale: float, sync: str) -> Row:
 
 
 async def _in_flight(count: int, call: Callable[[], Awaitable[object]], width: int) -> None:
-    remaining = count
-
-    async def worker() -> None:
-        nonlocal remaining
-        while remaining > 0:
-            remaining -= 1
-            await call()
-
-    await asyncio.gather(*(worker() for _ in range(width)))
+    """Like requests that come in one after the other, `width` of them unanswered at the most."""
+    waiting: deque[Awaitable[object]] = deque()
+    for _ in range(count):
+        waiting.append(call())
+        if len(waiting) < width:
+            await asyncio.sleep(0)  # as between two requests: the loop has other things to do
+        else:
+            await waiting.popleft()
+    for each in waiting:
+        await each
 
 
 async def read_sequentially(root: Path, scale: float) -> Row:
@@ -223,11 +225,11 @@ async def opening(root: Path, scale: float) -> list[Row]:
     keys = [PartitionKey(topic.id, n) for n in range(partitions)]
     written = 0
 
-    async def append() -> None:
+    def append() -> Awaitable[object]:
         nonlocal written
         key = keys[(written // batch.size) % partitions]
         written += batch.size
-        await store.append([Append(key, batch)])
+        return store.append([Append(key, batch)])
 
     await _in_flight(total // batch.size, append, IN_FLIGHT)
     await store.close()

@@ -80,8 +80,8 @@ SEGMENT_BYTES: Final = 256 * MIB
 #: One index entry covers at least this many bytes, or this much time.
 REGION_BYTES: Final = 64 * KIB
 REGION_MS: Final = 1_000
-#: A chunk, one partition's share of a flush cycle, takes no further batch at this size: a region is
-#: read as a whole, so its chunks must not be large.
+#: A chunk, one partition's share of a flush cycle, takes no batch beyond this size but its first: a
+#: region is read as a whole, so its chunks must not be large.
 CHUNK_BYTES: Final = 1 * MIB
 #: Open files of segments; beyond it the one longest unused is closed.
 OPEN_SEGMENT_FILES: Final = 512

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Message, Producer
+from confluent_kafka import Consumer, KafkaError, Message, Producer
 from confluent_kafka import TopicPartition as Partition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
@@ -115,7 +115,7 @@ class Publisher:
     def finish(self) -> Account:
         """Publish nothing more and wait until everything is answered."""
         self._finish.set()
-        self._thread.join(DEADLINE_S)
+        self._thread.join(2 * DEADLINE_S)  # the thread has a deadline of its own
         assert not self._thread.is_alive(), f"{self.account.publisher} does not come to an end"
         assert not self._errors, f"{self.account.publisher}: {self._errors}"
         return self.account
@@ -147,7 +147,7 @@ class Publisher:
             self._producer.poll(0)
 
     def _wait_for_answers(self) -> None:
-        deadline = time.monotonic() + DEADLINE_S / 2
+        deadline = time.monotonic() + DEADLINE_S
         while len(self._producer) and not self._abandoned:
             self._producer.poll(0.1)
             if time.monotonic() > deadline:
@@ -245,12 +245,14 @@ def consumer(address: str, places: Iterable[Place]) -> Consumer:
             "group.id": "real",
             "enable.auto.commit": False,
             "enable.partition.eof": True,
+            "fetch.wait.max.ms": 50,
             # An offset that is gone is a finding, not something to step over.
             "auto.offset.reset": "error",
             **QUIET,
         }
     )
-    made.assign([Partition(*place, OFFSET_BEGINNING) for place in places])
+    # Not OFFSET_BEGINNING: nothing is ever trimmed here, and a log begins where it began.
+    made.assign([Partition(*place, 0) for place in places])
     return made
 
 

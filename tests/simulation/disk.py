@@ -73,9 +73,9 @@ class Machine:
         self._frame_before: list[tuple[str, range]] = []
 
     def power_cut(self) -> None:
-        """What was not synced survives in part. Half of the cuts are extreme: all or nothing."""
+        """What was not synced survives in part; a third of the cuts are extreme, all or nothing."""
         self.boots += 1
-        survival = self.source.choice((0.0, 0.1, 0.5, 0.9, 1.0))
+        survival = self.source.choice((0.0, 0.1, 0.5, 0.5, 0.9, 1.0))
         self.root.power_cut(survival, self.source, self.counts)
         self.counts["power cuts"] += 1
         self.locked_by = None

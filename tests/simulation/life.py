@@ -30,8 +30,6 @@ class Life:
     source: random.Random
     counts: Counts
     now_ms: Callable[[], int]
-    #: The weak sync modes owe less after a power cut.
-    always: bool
 
     def some_topic(self) -> Topic | None:
         topics = self.model.live_topics()

@@ -78,6 +78,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         # Two timers less than this apart fire together; asyncio takes the real clock's.
         self._clock_resolution = 1e-9
         self._dead = False
+        self._late: list[asyncio.Handle] = []
         self.unhandled: list[dict[str, Any]] = []
         self.set_exception_handler(None)
 
@@ -101,7 +102,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
         context: contextvars.Context | None = None,
     ) -> asyncio.Handle:
         if self._dead:  # what the dead still want to do is not done
-            return asyncio.Handle(callback, args, self, context)
+            handle = asyncio.Handle(callback, args, self, context)
+            self._late.append(handle)
+            return handle
         return super().call_soon(callback, *args, context=context)
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
@@ -114,14 +117,19 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._ready.appendleft(handle)  # type: ignore[attr-defined]
 
     def kill(self) -> None:
-        """End this life: no task goes on, their `finally` blocks run with nothing to act on."""
+        """End this life: no task goes on, their `finally` blocks run with nothing to act on. What
+        those begin in turn is ended, too."""
         self._dead = True
-        for task in asyncio.all_tasks(self):
-            task._log_destroy_pending = False  # type: ignore[attr-defined]
-            coroutine = task.get_coro()
-            assert coroutine is not None
-            with contextlib.suppress(Exception, Crash):  # however it dies, it is dead
-                coroutine.close()
+        buried: set[asyncio.Task[Any]] = set()
+        asyncio._set_running_loop(self)
+        try:
+            while dying := asyncio.all_tasks(self) - buried:
+                buried |= dying
+                for task in dying:
+                    _bury(task)
+        finally:
+            asyncio._set_running_loop(None)
+        self._late.clear()
         self._ready.clear()  # type: ignore[attr-defined]
         self._scheduled.clear()  # type: ignore[attr-defined]
         self.close()
@@ -131,6 +139,14 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def _write_to_self(self) -> None:
         """Wakes a waiting selector; this one never waits."""
+
+
+def _bury(task: asyncio.Task[Any]) -> None:
+    task._log_destroy_pending = False  # type: ignore[attr-defined]
+    coroutine = task.get_coro()
+    assert coroutine is not None
+    with contextlib.suppress(Exception, Crash):  # however it dies, it is dead
+        coroutine.close()
 
 
 def _crash() -> None:

@@ -223,14 +223,19 @@ class Model:
     # --- cursors and state --------------------------------------------------------------------
 
     @contextmanager
-    def changing(self, register: Register[V], value: V) -> Iterator[None]:
-        """Around the call that sets `value`. What ends the block tells the outcome."""
+    def changing(
+        self, register: Register[V], value: V, *, unsure: tuple[type[QuackError], ...] = ()
+    ) -> Iterator[None]:
+        """Around the call that sets `value`. What ends the block tells the outcome; `unsure` are
+        errors that tell nothing, because the call is more than one change of the store."""
         definite = self.read_only
         register.maybe.append(value)
         try:
             yield
         except QuackError as error:
-            if definite or not isinstance(error, UNKNOWN_OUTCOMES):
+            if not isinstance(error, unsure) and (
+                definite or not isinstance(error, UNKNOWN_OUTCOMES)
+            ):
                 register.maybe.remove(value)
             raise
         register.settle(value)

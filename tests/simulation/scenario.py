@@ -32,11 +32,12 @@ from tests.simulation.life import Client, Life, run_client
 from tests.simulation.loop import Clock, Crash, VirtualLoop, run
 from tests.simulation.model import Model, Violation
 from tests.simulation.platter import Counts
+from tests.simulation.publishers import IdempotentProducer, PlainPublisher
 from tests.simulation.subscriber import Subscriber, check_subscriptions
 
 Trace = Callable[[str], None]
 
-_SYNC_MODES: tuple[SyncMode, ...] = ("always",) * 6 + ("interval", "os")
+_SYNC_MODES: tuple[SyncMode, ...] = ("always",) * 5 + ("interval", "os")
 _TOPIC_NAMES = ["ducks", "geese", "swans", "teals"]
 
 
@@ -84,7 +85,7 @@ class World:
         self._machine = Machine(random.Random(f"{seed}/disk"))
         self._model = Model()
         self._memory = _Memory()
-        self._clients = _make_clients(self._source)
+        self._clients = _make_clients()
         self._options = _make_options(self._source)
         self._changes_options = self._source.random() < 0.3
         self.counts: Counts = self._machine.counts
@@ -148,7 +149,7 @@ class World:
         if self._memory.at_risk:
             self._memory.lossy = self._model.lossy = True
             for client in self._clients:
-                if isinstance(client, clients.IdempotentProducer):
+                if isinstance(client, IdempotentProducer):
                     client.power_was_cut_in_a_weak_mode()
 
     async def _life(self, disk: SimulatedDisk, number: int, last: bool) -> bool:
@@ -172,9 +173,7 @@ class World:
         await check_subscriptions(broker, self._model, lossy=memory.lossy)
         memory.lossy = False
         memory.at_risk = not always
-        life = Life(
-            store, broker, disk, self._model, source, self.counts, self._clock.now_ms, always
-        )
+        life = Life(store, broker, disk, self._model, source, self.counts, self._clock.now_ms)
         if not last:
             steps = source.choice((3, 10, 25))
             async with asyncio.TaskGroup() as group:
@@ -213,7 +212,7 @@ class World:
             self._trace(line)
 
 
-def _make_clients(source: random.Random) -> list[Client]:
+def _make_clients() -> list[Client]:
     policies = [Policy()] * 6 + [
         Policy(keep_bytes=4_000),
         Policy(keep_for_ms=500),
@@ -223,10 +222,10 @@ def _make_clients(source: random.Random) -> list[Client]:
     ]
     everyone: list[Client] = [
         clients.Administrator("administrator", _TOPIC_NAMES, policies),
-        clients.IdempotentProducer("producer-0"),
-        clients.IdempotentProducer("producer-1"),
-        clients.PlainPublisher("publisher-0"),
-        clients.PlainPublisher("publisher-1"),
+        IdempotentProducer("producer-0"),
+        IdempotentProducer("producer-1"),
+        PlainPublisher("publisher-0"),
+        PlainPublisher("publisher-1"),
         clients.AtomicWriter("atomic"),
         clients.CursorKeeper("cursors"),
         clients.StateKeeper("state-0"),
@@ -260,13 +259,13 @@ def _make_faults(source: random.Random, options: LocalOptions) -> Faults:
     trouble = source.random()
     return Faults(
         crash_at=crash_at,
-        crash_in_rename=source.choice((0.0, 0.05)),
+        crash_in_rename=source.choice((0.0, 0.25)),
         short_writes=source.choice((0.0, 0.05, 0.3)),
         short_reads=source.choice((0.0, 0.05)),
-        write_errors=0.01 if trouble < 0.1 else 0.0,
-        sync_failures=0.02 if 0.1 < trouble < 0.25 else 0.0,
+        write_errors=0.02 if trouble < 0.12 else 0.0,
+        sync_failures=0.04 if 0.12 < trouble < 0.27 else 0.0,
         evictions=options.sync == "always",
-        room_bytes=source.randint(0, 120_000) if 0.25 < trouble < 0.35 else None,
+        room_bytes=source.randint(0, 120_000) if 0.27 < trouble < 0.37 else None,
         pauses=source.choice((0.2, 0.7)),
         write_backs=source.choice((0.0, 0.02)),
     )

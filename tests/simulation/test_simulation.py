@@ -12,8 +12,8 @@ import pytest
 from tests.simulation.platter import Counts
 from tests.simulation.scenario import simulate
 
-_CHUNKS = 8
-_SEEDS_PER_CHUNK = 35
+_CHUNKS = 4
+_SEEDS_PER_CHUNK = 80
 
 #: Each must have happened, or the simulation proves less than it says.
 _MUST_HAPPEN = (

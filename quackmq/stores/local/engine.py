@@ -49,6 +49,7 @@ class Engine:
         self, disk: Disk, options: LocalOptions, now_ms: Callable[[], int], recovered: Recovered
     ) -> None:
         standing = recovered.standing
+        self._loop = asyncio.get_running_loop()
         self.disk = disk
         self.options = options
         self.durable = recovered.catalog
@@ -122,7 +123,7 @@ class Engine:
 
     def submit(self, result: _T) -> asyncio.Future[_T]:
         """Resolved with `result` when everything submitted so far is durable."""
-        future: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[_T] = self._loop.create_future()
         self._gathered.units.append((future, result))
         self._work.set()
         return future
@@ -209,7 +210,7 @@ class Engine:
 
     def _sync_due_s(self) -> float:
         due = self._last_sync_s + self.options.sync_interval_ms / 1000
-        return max(0.0, due - asyncio.get_running_loop().time())
+        return max(0.0, due - self._loop.time())
 
     async def _flush(self, gathered: Gathered) -> None:
         slot_bytes = self._journal.slot_bytes
@@ -293,24 +294,23 @@ class Engine:
         self._synced_through = self._journal.number - 1
         self._unsynced_offsets = 0
         self._unsynced_paths.clear()
-        self._last_sync_s = asyncio.get_running_loop().time()
+        self._last_sync_s = self._loop.time()
 
     def _commit(self, cycle: Cycle) -> None:
         """A cycle is durable: show it, and answer whoever waits."""
-        for share, descriptors in zip(cycle.shares, cycle.descriptors, strict=True):
-            size = 0
-            for chunk, descriptor in zip(share.chunks, descriptors, strict=True):
-                share.log.commit(descriptor)
-                chunk.producers.clear()
-                self._tail.add(share.log, chunk)
-                size += len(chunk.data)
-                if share.inline:
-                    self._waiting.add(share.log, chunk)
-                else:
+        for (log, chunks, inline), descriptors in zip(cycle.shares, cycle.descriptors, strict=True):
+            for descriptor in descriptors:
+                log.commit(descriptor)
+            log.flying = []
+            self._tail.add(log, chunks)
+            if inline:
+                self._waiting.add(log, chunks)
+            else:
+                for chunk in chunks:
                     chunk.written = True
-            share.log.flying = []
-            self._touched[share.log] = None
-            share.log.notify(size)
+            self._touched[log] = None
+            if log.waiters:
+                log.notify(sum(len(chunk.data) for chunk in chunks))
         for change, _ in cycle.gathered.changes:
             self.durable.apply(change)
             self._follow(change)
@@ -385,7 +385,7 @@ class Engine:
     def _remove_soon(self) -> None:
         """Files go behind a checkpoint, so one is made for them, but not for each."""
         if self._removal is None:
-            self._removal = asyncio.get_running_loop().call_later(
+            self._removal = self._loop.call_later(
                 limits.GARBAGE_INTERVAL_MS / 1000, self._start_checkpoint
             )
 

@@ -62,6 +62,7 @@ FRAME_HEADER_BYTES: Final = _FRAME.size
 _FRAME_CRC_POSITION: Final = _FRAME.size - _CRC.size
 _ENTRY: Final = struct.Struct("<BI")
 _DESCRIPTOR: Final = struct.Struct("<16sIIQQQQqqIIiI")
+_ENTRY_AND_DESCRIPTOR: Final = struct.Struct(_ENTRY.format + _DESCRIPTOR.format[1:])
 _PRODUCER_BATCH: Final = struct.Struct("<qhiiQQq")
 _TRIM: Final = struct.Struct("<16sIQ")
 _REGION: Final = struct.Struct("<QQQIIqqqi")
@@ -207,22 +208,22 @@ def frame_bytes(payload: int) -> int:
 
 
 def encode_append(descriptor: Descriptor, data: Buffer | None) -> list[Buffer]:
-    producers = b"".join(
-        _PRODUCER_BATCH.pack(each.producer_id, each.epoch, *each.batch)
-        for each in descriptor.producers
-    )
-    head = _DESCRIPTOR.pack(
+    producers = b""
+    if descriptor.producers:
+        producers = b"".join(
+            _PRODUCER_BATCH.pack(each.producer_id, each.epoch, *each.batch)
+            for each in descriptor.producers
+        )
+    length = _DESCRIPTOR.size + len(producers) + (0 if data is None else len(data))
+    head = _ENTRY_AND_DESCRIPTOR.pack(
+        Kind.REFERENCE if data is None else Kind.APPEND,
+        length,
         descriptor.key.topic_id.bytes,
         descriptor.key.partition,
         *descriptor[1:-1],
         len(descriptor.producers),
     )
-    kind = Kind.REFERENCE if data is None else Kind.APPEND
-    length = len(head) + len(producers) + (0 if data is None else len(data))
-    parts: list[Buffer] = [_ENTRY.pack(kind, length), head, producers]
-    if data is not None:
-        parts.append(data)
-    return parts
+    return [head, producers] if data is None else [head, producers, data]
 
 
 def encode_change(change: bytes) -> list[Buffer]:

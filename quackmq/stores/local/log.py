@@ -34,6 +34,7 @@ class PartitionLog:
     __slots__ = (
         "_options",
         "deleted",
+        "doomed",
         "end",
         "epoch",
         "first_offset",
@@ -71,6 +72,8 @@ class PartitionLog:
         self.submitted: dict[int, Producer] = {}
         self.waiters: dict[Waiter, None] = {}
         self.deleted = False
+        #: Its topic's deletion is on its way: nothing more is taken.
+        self.doomed = False
         #: The region that the last planned chunk belongs to.
         self.planned_region: PlannedRegion | None = None
         #: The checksum of that region so far. Belongs to the flush lane.
@@ -103,9 +106,8 @@ class PartitionLog:
         chunk = self.pending[-1] if self.pending else None
         if (
             chunk is None
-            or len(chunk.data) >= self._options.chunk_bytes
+            or len(chunk.data) + batch.size > self._options.chunk_bytes
             or chunk.append_time_ms != now_ms
-            or len(chunk.data) + batch.size > self._options.segment_bytes
         ):
             chunk = Chunk(bytearray(batch.view), base_offset, now_ms)
             self.pending.append(chunk)
@@ -121,6 +123,8 @@ class PartitionLog:
             chunk.max_timestamp_ms = batch.max_timestamp
         if producer is not None:
             self.submitted[producer.producer_id] = producer
+            if chunk.producers is None:
+                chunk.producers = {}
             chunk.producers[producer.producer_id] = producer
         return Appended(base_offset, self.end, now_ms, self.first_offset)
 
@@ -131,12 +135,14 @@ class PartitionLog:
         self.flying, self.pending = self.pending, []
         for chunk in self.flying:
             self._place(chunk)
-            chunk.producer_batches = tuple(
-                ProducerBatch(producer.producer_id, producer.epoch, batch)
-                for producer in chunk.producers.values()
-                for batch in producer.batches
-                if batch.base_offset >= chunk.base_offset
-            )
+            if chunk.producers:
+                chunk.producer_batches = tuple(
+                    ProducerBatch(producer.producer_id, producer.epoch, batch)
+                    for producer in chunk.producers.values()
+                    for batch in producer.batches
+                    if batch.base_offset >= chunk.base_offset
+                )
+                chunk.producers = None
         return self.flying
 
     def _place(self, chunk: Chunk) -> None:
@@ -186,20 +192,7 @@ class PartitionLog:
         segment = self.segment_with_base(chunk.segment_base)
         if segment is not self.segments[0] and not segment.size:
             self.segments[self.segments.index(segment) - 1].seal()
-        segment.extend(
-            Region(
-                chunk.base_offset,
-                chunk.next_offset,
-                chunk.position,
-                chunk.length,
-                chunk.region_crc,
-                chunk.append_time_ms,
-                chunk.append_time_ms,
-                chunk.max_timestamp_ms,
-                chunk.epoch,
-            ),
-            bool(chunk.flags & CONTINUES),
-        )
+        segment.extend(chunk)
         self.readable = chunk.next_offset
         for each in chunk.producers:
             self._remember(each)
@@ -218,6 +211,8 @@ class PartitionLog:
     def segment_with_base(self, base_offset: int) -> Segment:
         """The segment with this base offset: nearly always the last one. A new one if there is
         none yet, which happens in recovery."""
+        if self.segments and self.segments[-1].base_offset == base_offset:
+            return self.segments[-1]
         for segment in reversed(self.segments):
             if segment.base_offset == base_offset:
                 return segment

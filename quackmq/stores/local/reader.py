@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 from functools import partial
 
 from quackmq import limits
-from quackmq.errors import DamagedData, OffsetOutOfRange
+from quackmq.errors import DamagedData, OffsetOutOfRange, UnknownTopic
 from quackmq.record import batches
 from quackmq.stores.local.disk import Disk
 from quackmq.stores.local.files import OpenFiles
@@ -40,7 +40,8 @@ class Reader:
         self, log: PartitionLog, offset: int, max_bytes: int, first_max_bytes: int
     ) -> Pieces:
         """Whole batches from the one with `offset` on, `max_bytes` in all, but the first one even
-        if it alone has up to `first_max_bytes`; none at the end. OffsetOutOfRange, DamagedData."""
+        if it alone has up to `first_max_bytes`; none at the end. OffsetOutOfRange, DamagedData,
+        UnknownTopic if it is deleted meanwhile."""
         while True:
             if not log.first_offset <= offset <= log.readable:
                 raise OffsetOutOfRange(
@@ -52,7 +53,9 @@ class Reader:
             try:
                 pieces = await self._gather(log, offset, max_bytes, first_max_bytes)
             except FileNotFoundError as error:
-                if log.deleted or log.first_offset > first_offset:
+                if log.deleted:
+                    raise UnknownTopic(f"topic {log.key.topic_id} was deleted") from None
+                if log.first_offset > first_offset:
                     continue  # trimmed while the file was being opened
                 segment = log.segment_for(offset)
                 raise DamagedData(

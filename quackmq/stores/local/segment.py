@@ -22,7 +22,9 @@ from quackmq.record import Batch, Span, spans
 from quackmq.stores.local.disk import read_all
 from quackmq.stores.local.files import OpenFiles
 from quackmq.stores.local.format import (
+    CONTINUES,
     REGION_ENTRY_BYTES,
+    Descriptor,
     Region,
     base_offset_at,
     encode_region,
@@ -63,24 +65,41 @@ class Segment:
         self.last_append_ms = 0
         self.max_timestamp_ms = -1
 
-    def extend(self, addition: Region, continues: bool) -> None:
-        """Add a committed chunk, given as the region that it would make alone but for its
-        checksum, which is that of the whole region up to its end."""
-        if continues and self.open is not None:
-            self.open = self.open._replace(
-                next_offset=addition.next_offset,
-                length=self.open.length + addition.length,
-                data_crc=addition.data_crc,
-                last_append_ms=addition.last_append_ms,
-                max_timestamp_ms=max(self.open.max_timestamp_ms, addition.max_timestamp_ms),
+    def extend(self, chunk: Descriptor) -> None:
+        """Add a committed chunk."""
+        region = self.open
+        latest_ms = chunk.max_timestamp_ms
+        if region is not None and chunk.flags & CONTINUES:
+            self.open = Region(
+                region.base_offset,
+                chunk.next_offset,
+                region.position,
+                region.length + chunk.length,
+                chunk.region_crc,
+                region.first_append_ms,
+                chunk.append_time_ms,
+                max(region.max_timestamp_ms, latest_ms),
+                region.epoch,
             )
         else:
             self.seal()
-            self.open = addition
-        self.size = addition.end
-        self.planned = max(self.planned, self.size)
-        self.last_append_ms = addition.last_append_ms
-        self.max_timestamp_ms = max(self.max_timestamp_ms, addition.max_timestamp_ms)
+            self.open = Region(
+                chunk.base_offset,
+                chunk.next_offset,
+                chunk.position,
+                chunk.length,
+                chunk.region_crc,
+                chunk.append_time_ms,
+                chunk.append_time_ms,
+                latest_ms,
+                chunk.epoch,
+            )
+        self.size = chunk.position + chunk.length
+        if self.planned < self.size:
+            self.planned = self.size
+        self.last_append_ms = chunk.append_time_ms
+        if self.max_timestamp_ms < latest_ms:
+            self.max_timestamp_ms = latest_ms
 
     def seal(self) -> None:
         """The region that was growing is at an end."""

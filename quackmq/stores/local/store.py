@@ -30,6 +30,7 @@ from quackmq.errors import (
 )
 from quackmq.policy import Policy
 from quackmq.producers import Producer, Remembered
+from quackmq.record import NO_PRODUCER_ID
 from quackmq.stores.base import Store
 from quackmq.stores.local.disk import Disk, RealDisk
 from quackmq.stores.local.engine import Engine
@@ -117,6 +118,10 @@ class LocalStore(Store):
     async def delete_topic(self, topic_id: uuid.UUID) -> None:
         await self._room_for_changes()
         change = self._engine.latest.deleted_topic(topic_id)
+        for partition in range(self._engine.latest.topic(topic_id).partitions):
+            log = self._engine.logs.get(PartitionKey(topic_id, partition))
+            if log is not None:
+                log.doomed = True
         self._engine.submit_changes([change])
         await self._engine.submit(None)
 
@@ -132,6 +137,12 @@ class LocalStore(Store):
         engine = self._engine
         engine.check_writable()
         now_ms = engine.now_ms()
+        if len(appends) == 1 and not cursors and appends[0].batch.producer_id == NO_PRODUCER_ID:
+            ((key, batch),) = appends  # what most publishers of single messages send
+            log = self._writable_log(key)
+            appended = log.accept(batch, now_ms, None)
+            engine.submit_log(log, batch.size)
+            return engine.submit([appended])
         changes = engine.latest.cursor_changes(cursors) if cursors else ()
         checked = self._check_appends(appends, now_ms)
         if changes:
@@ -318,10 +329,11 @@ class LocalStore(Store):
         return log
 
     def _writable_log(self, key: PartitionKey) -> PartitionLog:
-        """Not of a topic whose deletion is on its way."""
-        if key.topic_id not in self._engine.latest.topics_by_id:
-            raise UnknownTopic(f"there is no topic with id {key.topic_id}")
-        return self._log(key)
+        log = self._engine.logs.get(key)
+        if log is None or log.doomed:
+            self._engine.latest.topic_of(key)  # raises what is wrong with it
+            raise UnknownPartition(f"partition {key.partition} is not there yet")
+        return log
 
 
 def _repeated(log: PartitionLog, first: Remembered) -> Appended:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bisect
 from collections import deque
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from quackmq.producers import Producer
@@ -50,7 +51,7 @@ class Chunk:
         self.max_timestamp_ms = -1
         self.batches = 0
         #: The standing of producers behind this chunk, and what of it the chunk's batches made.
-        self.producers: dict[int, Producer] = {}
+        self.producers: dict[int, Producer] | None = None
         self.producer_batches: tuple[ProducerBatch, ...] = ()
         # The place, given when the flush cycle takes the chunk.
         self.segment: Segment
@@ -71,8 +72,8 @@ class PartitionTail:
         self._chunks: list[Chunk] = []
         self._head = 0
 
-    def add(self, chunk: Chunk) -> None:
-        self._chunks.append(chunk)
+    def add(self, chunks: Sequence[Chunk]) -> None:
+        self._chunks += chunks
 
     def drop_oldest(self) -> None:
         self._head += 1
@@ -129,10 +130,11 @@ class Tail:
         self._bytes = 0
         self._order: deque[tuple[PartitionLog, Chunk]] = deque()
 
-    def add(self, log: PartitionLog, chunk: Chunk) -> None:
-        log.tail.add(chunk)
-        self._order.append((log, chunk))
-        self._bytes += len(chunk.data) + CHUNK_OVERHEAD
+    def add(self, log: PartitionLog, chunks: Sequence[Chunk]) -> None:
+        log.tail.add(chunks)
+        for chunk in chunks:
+            self._order.append((log, chunk))
+            self._bytes += len(chunk.data) + CHUNK_OVERHEAD
 
     def shrink(self) -> None:
         """Let the oldest go until the bound holds, or one comes that cannot be read elsewhere

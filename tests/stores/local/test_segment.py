@@ -13,7 +13,7 @@ from quackmq.errors import DamagedData
 from quackmq.record import batches, spans, stamp
 from quackmq.stores.local.disk import RealDisk, write_all
 from quackmq.stores.local.files import OpenFiles
-from quackmq.stores.local.format import REGION_ENTRY_BYTES, Region
+from quackmq.stores.local.format import CONTINUES, REGION_ENTRY_BYTES, Descriptor, Region
 from quackmq.stores.local.segment import (
     BadRange,
     Plan,
@@ -57,22 +57,26 @@ def inspected(content: bytearray, region: Region) -> tuple[list[int], list[BadRa
 # --- regions and their index -----------------------------------------------------------------
 
 
-def chunk(base: int, next_: int, position: int, length: int, crc: int = 0) -> Region:
-    return Region(base, next_, position, length, crc, base, base, base, EPOCH)
+def chunk(
+    base: int, next_: int, position: int, length: int, crc: int = 0, flags: int = 0
+) -> Descriptor:
+    return Descriptor(
+        KEY, flags, 0, position, base, next_, base, base, length, crc, EPOCH, producers=()
+    )
 
 
 def test_chunks_that_continue_make_one_region() -> None:
     segment = Segment(KEY, 100)
-    segment.extend(chunk(100, 110, 0, 50, crc=1), continues=False)
-    segment.extend(chunk(110, 130, 50, 70, crc=2), continues=True)
+    segment.extend(chunk(100, 110, 0, 50, crc=1))
+    segment.extend(chunk(110, 130, 50, 70, crc=2, flags=CONTINUES))
     assert segment.open == Region(100, 130, 0, 120, 2, 100, 110, 110, EPOCH)
     assert (segment.size, segment.last_append_ms, segment.max_timestamp_ms) == (120, 110, 110)
 
 
 def test_a_region_that_ended_stands_in_the_pending_entries() -> None:
     segment = Segment(KEY, 100)
-    segment.extend(chunk(100, 110, 0, 50), continues=False)
-    segment.extend(chunk(110, 130, 50, 70), continues=False)
+    segment.extend(chunk(100, 110, 0, 50))
+    segment.extend(chunk(110, 130, 50, 70))
     assert len(segment.pending) == REGION_ENTRY_BYTES
     assert segment.pending_base == 100
     assert [region.base_offset for region in segment.regions(0, b"")] == [100, 110]
@@ -82,7 +86,7 @@ def test_regions_are_found_from_the_one_that_holds_an_offset() -> None:
     segment = Segment(KEY, 0)
     for number in range(5):
         start = number * 10
-        segment.extend(chunk(start, start + 10, start, 10), continues=False)
+        segment.extend(chunk(start, start + 10, start, 10))
     index = bytes(segment.pending[: 2 * REGION_ENTRY_BYTES])
     del segment.pending[: 2 * REGION_ENTRY_BYTES]
     for offset in range(50):
@@ -207,7 +211,7 @@ class OnDisk:
         self.regions = (first, second)
         self._write(self.segment.path, content)
         for region in self.regions:
-            self.segment.extend(region, continues=False)
+            self.segment.extend(chunk(*region[:5]))
         self.segment.seal()
         self._write(self.segment.index_path, self.segment.pending)
 
