@@ -7,6 +7,7 @@ READY := $(VENV)/.ready
 # make soak SECONDS=3600, or SEED=17 to replay one; make test PYTEST="-k journal"; make bench BENCH=...
 SEED ?=
 SECONDS ?= $(if $(SEED),,600)
+KILLS ?= 1000
 PYTEST ?=
 BENCH ?=
 
@@ -18,7 +19,7 @@ help:
 	@echo "make lint     ruff and mypy alone"
 	@echo "make format   let ruff format the code and sort its imports"
 	@echo "make bench    how fast, as ratios to the bare machine"
-	@echo "make soak     the simulation for SECONDS=$(SECONDS); SEED=N replays a failure"
+	@echo "make soak     the simulation for SECONDS=$(SECONDS), then KILLS=$(KILLS) real kills; SEED=N replays"
 	@echo "make clean    remove the environment and all that tools left behind"
 
 demo: $(READY)
@@ -42,6 +43,7 @@ bench: $(READY)
 soak: $(READY) programs
 	$(PYTHON_IN_VENV) -m tests.simulation.soak $(if $(SECONDS),--seconds $(SECONDS)) \
 		$(if $(SEED),--seed $(SEED))
+	$(if $(SEED),,$(PYTHON_IN_VENV) -m tests.real.soak --kills $(KILLS))
 
 programs:
 	@tools/programs.sh

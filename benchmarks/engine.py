@@ -84,9 +84,7 @@ async def append_large(root: Path, scale: float, sync: str) -> Row:
         key = PartitionKey(topic.id, 0)
         data = bytes(batch.view)
         started = time.perf_counter()
-        await _in_flight(
-            count, lambda: store.append([Append(key, Batch.parse(data))]), IN_FLIGHT
-        )
+        await _in_flight(count, lambda: store.append([Append(key, Batch.parse(data))]), IN_FLIGHT)
         seconds = time.perf_counter() - started
         await store.close()
         shutil.rmtree(directory)
@@ -109,7 +107,11 @@ async def append_large(root: Path, scale: float, sync: str) -> Row:
     what = "crc32c + write" + (" + fdatasync" if sync == "always" else "")
     fast, limit = await best(ours, bare)
     return Row(
-        f"append 1 MB batches, sync={sync} / {what}", fast, limit, "MiB/s", "≥ 0.8",
+        f"append 1 MB batches, sync={sync} / {what}",
+        fast,
+        limit,
+        "MiB/s",
+        "≥ 0.8",
         fast / limit >= 0.8,
     )
 
@@ -119,9 +121,8 @@ async def _in_flight(count: int, call: Callable[[], Awaitable[object]], width: i
     waiting: deque[Awaitable[object]] = deque()
     for _ in range(count):
         waiting.append(call())
-        if len(waiting) < width:
-            await asyncio.sleep(0)  # as between two requests: the loop has other things to do
-        else:
+        await asyncio.sleep(0)  # as between two requests: the loop has other things to do
+        if len(waiting) >= width:
             await waiting.popleft()
     for each in waiting:
         await each
@@ -204,9 +205,15 @@ async def publishers(root: Path, scale: float) -> list[Row]:
     many, one = await best(lambda: rate(64, 1), lambda: rate(1, 1))
     spread, together = await best(lambda: rate(64, 64), lambda: rate(64, 1))
     return [
-        Row("64 publishers / one, 100 B, sync=always", many, one, "msg/s", "≥ 20", many / one >= 20),
         Row(
-            "64 publishers on 64 topics / on one", spread, together, "msg/s", "≥ 0.5",
+            "64 publishers / one, 100 B, sync=always", many, one, "msg/s", "≥ 20", many / one >= 20
+        ),
+        Row(
+            "64 publishers on 64 topics / on one",
+            spread,
+            together,
+            "msg/s",
+            "≥ 0.5",
             spread / together >= 0.5,
         ),
     ]
@@ -256,7 +263,11 @@ async def opening(root: Path, scale: float) -> list[Row]:
     shutil.rmtree(directory)
     row = Row(
         f"opening {total // MIB} MiB, {partitions} partitions / reading them (time)",
-        1 / ours, 1 / bare, "s", "< 0.1", bare / ours < 0.1,
+        1 / ours,
+        1 / bare,
+        "s",
+        "< 0.1",
+        bare / ours < 0.1,
     )
     return [row]
 
@@ -288,7 +299,11 @@ async def memory_through(root: Path, scale: float) -> Row:
     shutil.rmtree(directory)
     return Row(
         f"memory after {total // MIB} MiB through one partition / after a tenth",
-        after / MIB, before / MIB, "MiB", "≤ 1.2", after <= 1.2 * before,
+        after / MIB,
+        before / MIB,
+        "MiB",
+        "≤ 1.2",
+        after <= 1.2 * before,
     )
 
 
@@ -317,7 +332,11 @@ async def memory_partitions(root: Path, scale: float) -> Row:
     shutil.rmtree(directory)
     return Row(
         f"memory with {partitions} partitions after 5 rounds / after 1",
-        after / MIB, before / MIB, "MiB", "≤ 1.2", after <= 1.2 * before,
+        after / MIB,
+        before / MIB,
+        "MiB",
+        "≤ 1.2",
+        after <= 1.2 * before,
     )
 
 

@@ -119,10 +119,6 @@ READ_PARTITIONS: Final = 10_000
 #: Readers waiting at once, over all doors.
 WAITING_READERS: Final = 50_000
 
-#: Pieces read ahead at once for readers that go through old data, and the largest such piece.
-READS_AHEAD: Final = 16
-READ_AHEAD_BYTES: Final = 4 * MIB
-
 # --- the broker ----------------------------------------------------------------------------
 
 #: A broker told to stop leaves without having closed after this time: service managers kill after

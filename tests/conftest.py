@@ -14,10 +14,14 @@ from typing import Any
 
 import pytest
 
+#: Who is not root needs to be it in a user namespace first.
+_NEW_MOUNTS = ("--mount",) if os.geteuid() == 0 else ("--mount", "--user", "--map-root-user")
+
 #: How to tell that a program is there and works: a container may have strace and forbid tracing.
 PROBES = {
     "kcat": ("kcat", "-V"),
     "strace": ("strace", "-o", os.devnull, "true"),
+    "tmpfs": ("unshare", *_NEW_MOUNTS, "mount", "-t", "tmpfs", "tmpfs", "/mnt"),
 }
 
 #: By the test's id, what it misses.

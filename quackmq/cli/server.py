@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import resource
 import signal
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
@@ -51,6 +52,7 @@ DOOR_MAKERS: Final[Mapping[str, Callable[[Broker, Address, Settings], Door]]] = 
 
 async def serve(settings: Settings, doors: Mapping[str, Address]) -> int:
     """Open everything, say so, wait for a signal, close everything in the opposite order."""
+    _allow_open_files()
     stopping = _catch_signals()
     async with AsyncExitStack() as opened:
         store = await _open_store(settings)
@@ -107,6 +109,15 @@ async def _start(name: str, door: Door, address: Address) -> Address:
         known = error.errno is not None and error.errno > 0
         reason = os.strerror(error.errno or 0) if known else error.strerror or str(error)
         raise OSError(f"cannot open the {name} door on {address}: {reason.lower()}") from error
+
+
+def _allow_open_files() -> None:
+    """As many as this user may have: each connection is one, and each segment in use."""
+    present, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    except (OSError, ValueError) as error:  # some systems name a limit that they do not grant
+        log.warning("at most %d files and connections can be open: %s", present, error)
 
 
 def _catch_signals() -> asyncio.Event:

@@ -2,7 +2,7 @@
 
 The first works everywhere. The second is a tmpfs in a mount namespace of its own, held by a process
 that ends with us, so that nothing is ever left mounted. Whoever is not root needs a user namespace
-for that too; where the system allows neither, it cannot be had (`tmpfs_works`).
+for that too; where the system allows neither, it cannot be had (`needs("tmpfs")`).
 """
 
 from __future__ import annotations
@@ -11,9 +11,7 @@ import os
 import subprocess
 import sys
 from contextlib import AbstractContextManager
-from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Final, Protocol
 
@@ -121,13 +119,3 @@ class SmallFileSystem(AbstractContextManager["SmallFileSystem"]):
     def _inside(self) -> list[str]:
         user = [] if _IS_ROOT else ["--user", "--preserve-credentials"]
         return ["nsenter", "--target", str(self._holder.pid), "--mount", *user, "--wd", "--"]
-
-
-@cache
-def tmpfs_works() -> bool:
-    with TemporaryDirectory() as directory:
-        try:
-            with SmallFileSystem(Path(directory)) as disk:
-                return disk.mounted
-        except FileNotFoundError:  # not even the programs for it
-            return False

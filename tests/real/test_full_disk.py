@@ -1,8 +1,4 @@
-"""A disk that fills up: publishers are told, nothing acknowledged is lost, reads go on.
-
-Where the system does not let us mount a small file system, the bound on the size of files has to
-do.
-"""
+"""A disk that fills up: publishers are told, nothing acknowledged is lost, reads go on."""
 
 from __future__ import annotations
 
@@ -17,15 +13,13 @@ from confluent_kafka import KafkaError, KafkaException
 from tests.cli.process import DEADLINE_S
 from tests.real.broker import Broker
 from tests.real.clients import Kind, Progress, Publisher, create_topics, read_back
-from tests.real.disks import BoundedFiles, FullDisk, SmallFileSystem, tmpfs_works
+from tests.real.disks import BoundedFiles, FullDisk, SmallFileSystem
 from tests.real.ledger import Place, check, lost
 
 TOPICS = {"ducks": 1, "geese": 2}
 PLACES = [Place(topic, number) for topic, count in TOPICS.items() for number in range(count)]
 
-DISKS: list[Callable[[Path], AbstractContextManager[FullDisk]]] = (
-    [BoundedFiles, SmallFileSystem] if tmpfs_works() else [BoundedFiles]
-)
+DISKS = [BoundedFiles, pytest.param(SmallFileSystem, marks=pytest.mark.needs("tmpfs"))]
 
 
 @pytest.fixture

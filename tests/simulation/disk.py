@@ -26,7 +26,7 @@ from quackmq.record import Buffer
 from quackmq.stores.local.disk import Lane
 from tests.simulation.loop import Crash, VirtualLoop
 from tests.simulation.platter import PAGE, Counts, DirectoryNode, FileNode
-from tests.simulation.side import Side
+from tests.simulation.side import Side, running
 
 T = TypeVar("T")
 CrashKind = Literal["power", "process"]
@@ -137,7 +137,6 @@ class SimulatedDisk:
         self._trace = trace
         self._dead = False
         self._closed = False
-        self._running: Side | None = None
         self._lanes: dict[Lane, _Lane] = {lane: _Lane() for lane in _LANE_THREADS}
 
     # --- the Disk protocol -----------------------------------------------------------------
@@ -238,10 +237,11 @@ class SimulatedDisk:
     def crash(self) -> None:
         """End this process now, from outside of it: nothing of it touches the machine again."""
         self._dead = True
-        for lane in self._lanes.values():
-            for job in lane.running:
-                while job.side.begun and not job.side.ended:
-                    job.side.resume()
+        begun = [job.side for lane in self._lanes.values() for job in lane.running]
+        # In turns, since one may wait for what another holds.
+        while begun := [side for side in begun if side.begun and not side.ended]:
+            for side in begun:
+                side.resume()
 
     def _check_alive(self) -> None:
         if self._dead:
@@ -284,16 +284,15 @@ class SimulatedDisk:
             raise self._end_here(f"{kind} {path}, after it")
 
     def pause_here(self, chance: float) -> None:
-        side = self._running
+        side = running()
         if side is not None and self._source.random() < chance:
-            self._running = None
             side.pause()
             if self._dead:
                 raise Crash
 
     def note(self, line: str) -> None:
         if self._trace is not None:
-            where = "loop" if self._running is None else "side"
+            where = "loop" if running() is None else "side"
             self._trace(f"{self._loop.time():10.6f} {self.operations:5} {where} {line}")
 
     def _fail(self, count: str, number: int, path: str) -> None:
@@ -339,17 +338,15 @@ class SimulatedDisk:
 
     def _turn(self, lane_name: Lane, job: _Job) -> None:
         """Let a side thread go on to its next stop, then the loop goes on."""
-        if job.side.ended or self._dead:
+        lane = self._lanes[lane_name]
+        if job not in lane.running or self._dead:
             return
-        self._running = job.side
-        ended = job.side.resume()
-        self._running = None
-        if not ended:
+        if not job.side.ended and not job.side.resume():
             self._loop.call_later(self._delay(), self._turn, lane_name, job)
             return
         if isinstance(job.side.error, Crash):
             raise job.side.error
-        self._lanes[lane_name].running.remove(job)
+        lane.running.remove(job)
         self._start(lane_name)
         self._loop.call_later(self._delay(), job.finish)
 

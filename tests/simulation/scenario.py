@@ -22,7 +22,7 @@ from unittest import mock
 from quackmq.broker import Broker, BrokerSettings
 from quackmq.errors import StorageError, UnusableDirectory
 from quackmq.policy import Policy, WhenFull
-from quackmq.stores.local import LocalOptions, LocalStore
+from quackmq.stores.local import LocalOptions, LocalStore, files
 from quackmq.stores.local.options import SyncMode
 from tests.simulation import clients
 from tests.simulation.checker import Checker
@@ -33,6 +33,7 @@ from tests.simulation.loop import Clock, Crash, VirtualLoop, run
 from tests.simulation.model import Model, Violation
 from tests.simulation.platter import Counts
 from tests.simulation.publishers import IdempotentProducer, PlainPublisher
+from tests.simulation.side import Lock
 from tests.simulation.subscriber import Subscriber, check_subscriptions
 
 Trace = Callable[[str], None]
@@ -273,14 +274,17 @@ def _make_faults(source: random.Random, options: LocalOptions) -> Faults:
 
 @contextmanager
 def _determined(seed: int) -> Iterator[None]:
-    """What the code under test takes from the system's chance comes from the seed, and its log
-    stays silent: it reports faults that are wanted here."""
+    """What the code under test takes from the system's chance comes from the seed, its locks know
+    of lock-step, and its log stays silent: it reports faults that are wanted here."""
     source = random.Random(f"{seed}/urandom")
     logger = logging.getLogger("quackmq")
     level = logger.level
     logger.setLevel(logging.CRITICAL + 1)
     try:
-        with mock.patch.object(os, "urandom", source.randbytes):
+        with (
+            mock.patch.object(os, "urandom", source.randbytes),
+            mock.patch.object(files, "threading", mock.NonCallableMock(Lock=Lock)),
+        ):
             yield
     finally:
         logger.setLevel(level)

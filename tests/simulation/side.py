@@ -5,6 +5,10 @@ moves only while the loop waits for it: `resume` lets it go until it pauses (at 
 ends, and only then goes on. So there are threads, but never two that run; which of them runs next
 is decided by the loop's timers, and those by the seed.
 
+A lock that is held over a disk operation would stop the one thread that runs, and with it all of
+them. `Lock` takes the place of `threading.Lock` in the code under test: who cannot have it lets
+others go on.
+
 Threads are kept and used again, because starting one costs as much as a whole disk operation.
 """
 
@@ -16,6 +20,12 @@ from collections.abc import Callable
 from tests.simulation.loop import Crash
 
 _idle: list[_Thread] = []
+_running: Side | None = None
+
+
+def running() -> Side | None:
+    """The side thread whose turn it is; None if it is the loop's."""
+    return _running
 
 
 class Side:
@@ -30,11 +40,15 @@ class Side:
 
     def resume(self) -> bool:
         """Let it go on until it pauses or ends; whether it has ended."""
+        global _running
+        assert _running is None, "only the loop resumes a side thread"
         if self._thread is None:
             self._thread = _idle.pop() if _idle else _Thread()
             self._thread.side = self
+        _running = self
         self._thread.go.release()
         self._thread.back.acquire()
+        _running = None
         if self.ended:
             _idle.append(self._thread)
             self._thread = None
@@ -56,6 +70,27 @@ class Side:
         except (Exception, Crash) as error:  # handed to whoever awaits the function
             self.error = error
         self.ended = True
+
+
+class Lock:
+    """Like `threading.Lock`, as far as `with` uses it."""
+
+    def __init__(self) -> None:
+        self._held = False
+        self._holder: Side | None = None
+
+    def __enter__(self) -> None:
+        while self._held:
+            if _running is not None:
+                _running.pause()
+            else:
+                # The loop stands still until the holder, which must be a side thread, is done.
+                assert self._holder is not None, "the loop waits for itself"
+                self._holder.resume()
+        self._held, self._holder = True, _running
+
+    def __exit__(self, *error: object) -> None:
+        self._held, self._holder = False, None
 
 
 class _Thread:

@@ -168,7 +168,6 @@ class Engine:
         try:
             await self._checkpoint_or_fail(clean=True)
         finally:
-            await self.reader.close()
             self.files.close()
             self._journal.close()
             self.disk.close()

@@ -6,7 +6,6 @@ a side thread, so that old news never delays new news.
 
 from __future__ import annotations
 
-import asyncio
 from collections import OrderedDict
 from collections.abc import AsyncIterator
 from functools import partial
@@ -32,9 +31,6 @@ class Reader:
         self._files = files
         #: By path, with the number of entries, which grows while the segment is the last one.
         self._indexes: OrderedDict[str, tuple[int, bytes]] = OrderedDict()
-        #: Where readers stopped, and what is being read for those who read on.
-        self._ends: OrderedDict[tuple[PartitionLog, int], bool] = OrderedDict()
-        self._ahead: OrderedDict[Plan, asyncio.Future[Got]] = OrderedDict()
 
     async def read(
         self, log: PartitionLog, offset: int, max_bytes: int, first_max_bytes: int
@@ -73,7 +69,6 @@ class Reader:
         is in the way."""
         pieces: Pieces = ()
         room = max_bytes
-        sequential = self._ends.pop((log, offset), False)
         while (room > max_bytes // 2 or not pieces) and offset < log.readable:
             if log.tail.reaches(offset):
                 return pieces + log.tail.read(offset, room, first_max_bytes)
@@ -99,50 +94,13 @@ class Reader:
             room -= sum(map(len, got.pieces))
             first_max_bytes = 0 if pieces else first_max_bytes
             offset = self._beyond(log, segment) if plan is None else plan.regions[-1].next_offset
-            if plan is not None and room <= max_bytes // 2:
-                self._look_ahead(log, offset, max_bytes if sequential else 0)
         return pieces
 
     async def _carry_out(self, plan: Plan) -> Got:
-        ahead = self._ahead.pop(plan, None)
-        if ahead is not None:
-            return await ahead
         with self._files.borrow(plan.path) as file:
             if file.cached(plan.length, plan.position):
                 return read_plan(self._files, plan)
         return await self._disk.run(lambda: read_plan(self._files, plan), "read")
-
-    def _look_ahead(self, log: PartitionLog, offset: int, max_bytes: int) -> None:
-        """Remember where a reader stopped; whoever goes on there reads one after the other, and
-        from then on finds the next piece already read and checked."""
-        self._ends[log, offset] = True
-        if len(self._ends) > limits.READS_AHEAD:
-            self._ends.popitem(last=False)
-        plan = self._plan_ahead(log, offset, max_bytes) if max_bytes else None
-        if plan is None or plan in self._ahead or plan.length > limits.READ_AHEAD_BYTES:
-            return
-        task = asyncio.ensure_future(self._disk.run(lambda: read_plan(self._files, plan), "read"))
-        task.add_done_callback(_look_at_error)
-        self._ahead[plan] = task
-        if len(self._ahead) > limits.READS_AHEAD:
-            self._ahead.popitem(last=False)
-
-    def _plan_ahead(self, log: PartitionLog, offset: int, max_bytes: int) -> Plan | None:
-        """The plan that the next read will make, if that can be told without waiting."""
-        segment = log.segment_for(offset)
-        if segment is None or log.tail.reaches(offset):
-            return None
-        indexed, index = self._indexes.get(segment.index_path, (0, b""))
-        if log.needs_index(segment, offset) and indexed != segment.indexed:
-            return None
-        if not log.needs_index(segment, offset):
-            index = b""
-        return log.plan_read(segment, index, offset, max_bytes, limits.BATCH_BYTES)
-
-    async def close(self) -> None:
-        """Ends what is being read ahead."""
-        await asyncio.gather(*self._ahead.values(), return_exceptions=True)
-        self._ahead.clear()
 
     def _beyond_index(self, log: PartitionLog, segment: Segment) -> int:
         """The first offset that can be found without the segment's index file."""
@@ -151,11 +109,11 @@ class Reader:
 
     @staticmethod
     def _beyond(log: PartitionLog, segment: Segment) -> int:
-        """The first offset of the segment behind this one, or the end."""
-        following = log.segments.index(segment) + 1
-        if following < len(log.segments) and log.segments[following].size:
-            return log.segments[following].base_offset
-        return log.readable
+        """The first offset of the segment behind this one, or the end. The segment itself may have
+        been trimmed while it was read."""
+        behind = (each for each in log.segments if each.base_offset > segment.base_offset)
+        following = next(behind, None)
+        return log.readable if following is None or not following.size else following.base_offset
 
     async def _index(self, log: PartitionLog, segment: Segment, offset: int) -> bytes:
         if not log.needs_index(segment, offset):
@@ -248,9 +206,3 @@ class Reader:
                         first = max(batch.base_offset, log.first_offset)
                         return OffsetTime(first, batch.max_timestamp)
         return None
-
-
-def _look_at_error(task: asyncio.Future[Got]) -> None:
-    """What went wrong while reading ahead is told to whoever takes it, and to nobody else."""
-    if not task.cancelled():
-        task.exception()

@@ -12,11 +12,13 @@ Requests are checked here and handed to the engine (engine.py), which makes them
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Final
 
 from quackmq import limits
 from quackmq.errors import (
@@ -53,6 +55,9 @@ from quackmq.topic import (
     Topic,
 )
 
+#: What the system says where a disk, a quota or a bound on files is exhausted.
+_NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
 
 def wall_clock_ms() -> int:
     return time.time_ns() // 1_000_000
@@ -69,7 +74,7 @@ class LocalStore(Store):
     async def open(cls, directory: Path, options: LocalOptions | None = None) -> LocalStore:
         """StoreLocked, NewerFormat, DamagedStore, UnusableDirectory."""
         try:
-            directory.mkdir(parents=True, exist_ok=True)
+            _make_directory(directory)
             os.listdir(directory)
         except OSError as error:
             raise UnusableDirectory(
@@ -90,8 +95,10 @@ class LocalStore(Store):
             engine, meta = await open_engine(disk, options or LocalOptions(), now_ms)
         except OSError as error:
             disk.close()
+            where = f" ({error.filename})" if error.filename else ""
+            what_to_do = ": make room there" if error.errno in _NO_ROOM else ""
             raise UnusableDirectory(
-                f"the data directory cannot be used: {error.strerror or error}: {error.filename}"
+                f"the data directory cannot be used: {error.strerror or error}{where}{what_to_do}"
             ) from error
         except BaseException:
             disk.close()
@@ -208,7 +215,8 @@ class LocalStore(Store):
             slices = await self._read_now(reads, max_bytes)
             size = sum(each.size for each in slices)
             remaining_s = deadline - loop.time()
-            if size >= min(min_bytes, max_bytes) or remaining_s <= 0:
+            # A read from segments may stop at half of its bytes rather than read more for nothing.
+            if size >= min(min_bytes, max_bytes // 2) or remaining_s <= 0:
                 return slices
             if any(each.error is not None for each in slices):
                 return slices
@@ -334,6 +342,19 @@ class LocalStore(Store):
             self._engine.latest.topic_of(key)  # raises what is wrong with it
             raise UnknownPartition(f"partition {key.partition} is not there yet")
         return log
+
+
+def _make_directory(directory: Path) -> None:
+    """With its parents, and so that their names last."""
+    if directory.is_dir():
+        return
+    _make_directory(directory.parent)
+    directory.mkdir(exist_ok=True)
+    descriptor = os.open(directory.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _repeated(log: PartitionLog, first: Remembered) -> Appended:
