@@ -14,6 +14,7 @@ from quackmq.stores.local.disk import Disk, read_file, replace_file, write_all
 from tests.simulation.disk import Faults, Machine, SimulatedDisk
 from tests.simulation.loop import Clock, Crash, Deadlock, VirtualLoop, run
 from tests.simulation.platter import SECTOR
+from tests.simulation.side import Lock
 
 SEEDS = range(60)
 Life = Callable[[SimulatedDisk], Awaitable[None]]
@@ -294,6 +295,31 @@ def test_functions_of_one_lane_run_one_after_the_other() -> None:
 
     live(machine_of(3), life)
     assert "".join(trail) == "aaabbbccc"
+
+
+def test_a_lock_held_over_an_operation_stops_only_who_wants_it() -> None:
+    def work(disk: SimulatedDisk, lock: Lock, name: str) -> None:
+        with lock:
+            trail.append(name)
+            for _ in range(3):
+                disk.list("")
+            trail.append(name)
+
+    async def life(disk: SimulatedDisk) -> None:
+        lock = Lock()
+        both = asyncio.gather(
+            disk.run(lambda: work(disk, lock, "a"), "flush"),
+            disk.run(lambda: work(disk, lock, "b"), "checkpoint"),
+        )
+        await asyncio.sleep(0.001)
+        work(disk, lock, "loop")
+        await both
+
+    for seed in SEEDS:
+        trail: list[str] = []
+        live(machine_of(seed), life)
+        assert len(trail) == 6 and trail[::2] == trail[1::2]
+        live(machine_of(seed), life, Faults(crash_at=seed % 9 + 1))
 
 
 def test_an_hour_passes_at_once_and_waiting_for_nothing_is_a_deadlock() -> None:

@@ -318,6 +318,20 @@ async def test_a_waiting_read_ends_when_its_topic_is_deleted(store: Store) -> No
     assert isinstance(deleted.error, UnknownTopic)
 
 
+@pytest.mark.parametrize("max_bytes", [0, 1])
+async def test_a_read_that_wants_next_to_nothing_waits_for_it_too(
+    store: Store, max_bytes: int
+) -> None:
+    key = await new_partition(store)
+    waiting = store.read([Read(key, 0, max_bytes)], max_bytes=max_bytes, wait_ms=LONG_MS)
+    read = asyncio.create_task(waiting)
+    await let_others_run()
+    assert not read.done()
+    await append_values(store, key, b"news")
+    (part,) = await soon(read)
+    assert offsets(part) == [0]
+
+
 async def test_a_waiting_read_ends_when_what_it_waits_at_is_trimmed(store: Store) -> None:
     key = await partition_of(store, 2)
     read = await waiting_read(store, Read(key, 0, PLENTY_BYTES), min_bytes=10**6)

@@ -216,7 +216,7 @@ class LocalStore(Store):
             size = sum(each.size for each in slices)
             remaining_s = deadline - loop.time()
             # A read from segments may stop at half of its bytes rather than read more for nothing.
-            if size >= min(min_bytes, max_bytes // 2) or remaining_s <= 0:
+            if size >= min(min_bytes, max(1, max_bytes // 2)) or remaining_s <= 0:
                 return slices
             if any(each.error is not None for each in slices):
                 return slices
