@@ -75,6 +75,8 @@ JOURNAL_FRAME_INLINE_BYTES: Final = 8 * MIB
 JOURNAL_FRAME_BYTES: Final = 32 * MIB
 #: Appended bytes after which a checkpoint is made: it bounds what recovery has to read.
 CHECKPOINT_BYTES: Final = 256 * MIB
+#: With sync = os so many times as much: recovery reads more, and less is synced meanwhile.
+RARER_CHECKPOINTS: Final = 16
 #: A segment is closed at this size; retention and damage have this grain.
 SEGMENT_BYTES: Final = 256 * MIB
 #: One index entry covers at least this many bytes, or this much time.

@@ -13,10 +13,14 @@ import asyncio
 import logging
 import os
 import random
+import signal
+import threading
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import FrameType
 from unittest import mock
 
 from quackmq.broker import Broker, BrokerSettings
@@ -39,6 +43,7 @@ from tests.simulation.subscriber import Subscriber, check_subscriptions
 Trace = Callable[[str], None]
 
 _SYNC_MODES: tuple[SyncMode, ...] = ("always",) * 5 + ("interval", "os")
+_MOST_CPU_SECONDS = 15.0
 _TOPIC_NAMES = ["ducks", "geese", "swans", "teals"]
 
 
@@ -52,11 +57,15 @@ class Failure(AssertionError):
         )
 
 
+class Endless(Crash):
+    """Something goes round in circles without ever giving up its turn."""
+
+
 def simulate(seed: int, trace: Trace | None = None) -> Counts:
     """Run a seed to its end; what happened, counted. Failure if a promise was broken."""
     world = World(seed, trace)
     try:
-        with _determined(seed):
+        with _determined(seed), _watched():
             world.run()
     except (Exception, Crash) as error:
         raise Failure(seed, _innermost(error)) from error
@@ -128,6 +137,8 @@ class World:
         crashed = True
         try:
             crashed = run(loop, self._life(disk, number, last))
+        except Endless:
+            raise
         except Crash:
             pass
         finally:
@@ -288,6 +299,27 @@ def _determined(seed: int) -> Iterator[None]:
             yield
     finally:
         logger.setLevel(level)
+
+
+@contextmanager
+def _watched() -> Iterator[None]:
+    """Raise Endless after far more work than any seed needs: virtual time stands still while code
+    runs, so no virtual clock would notice. Counts the processor's time, not the wall's."""
+
+    def give_up(number: int, frame: FrameType | None) -> None:
+        where = "".join(traceback.format_stack(frame)[-6:])
+        raise Endless(f"{_MOST_CPU_SECONDS} s of work without an end, at last in\n{where}")
+
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals are the main thread's
+        return
+    before = signal.signal(signal.SIGVTALRM, give_up)
+    signal.setitimer(signal.ITIMER_VIRTUAL, _MOST_CPU_SECONDS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
 
 
 def _innermost(error: BaseException) -> BaseException:

@@ -94,6 +94,9 @@ class Engine:
         self._checkpointing: asyncio.Task[None] | None = None
         self._checkpoint_place = standing.place
         self._since_checkpoint = 0
+        # A checkpoint syncs, which "os" wants to leave to the system as far as can be.
+        rarely = limits.RARER_CHECKPOINTS if self._sync is Sync.OS else 1
+        self._checkpoint_bytes = options.checkpoint_bytes * rarely
         self._removal: asyncio.TimerHandle | None = None
         self._touched: dict[PartitionLog, None] = {}
         self._garbage: list[Segment] = []
@@ -376,7 +379,7 @@ class Engine:
 
     def _checkpoint_if_due(self) -> None:
         moved_on = self._journal.place.slot != self._checkpoint_place.slot
-        if moved_on or self._since_checkpoint >= self.options.checkpoint_bytes:
+        if moved_on or self._since_checkpoint >= self._checkpoint_bytes:
             self._start_checkpoint()
         elif self._garbage or self._deleted_topics:
             self._remove_soon()

@@ -211,7 +211,7 @@ class LocalStore(Store):
         deadline = loop.time() + min(wait_ms, limits.READ_WAIT_MS) / 1000
         while True:
             self._check_open()
-            ends = [log.readable for log in self._logs_of(reads)]
+            ranges = [(log.first_offset, log.readable) for log in self._logs_of(reads)]
             slices = await self._read_now(reads, max_bytes)
             size = sum(each.size for each in slices)
             remaining_s = deadline - loop.time()
@@ -221,7 +221,7 @@ class LocalStore(Store):
             if any(each.error is not None for each in slices):
                 return slices
             logs = self._logs_of(reads)
-            if ends == [log.readable for log in logs]:
+            if ranges == [(log.first_offset, log.readable) for log in logs]:
                 await self._wait(logs, min_bytes - size, remaining_s)
 
     def _logs_of(self, reads: Sequence[Read]) -> list[PartitionLog]:
