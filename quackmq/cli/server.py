@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import resource
 import signal
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
@@ -19,6 +18,7 @@ from typing import Final, NoReturn, Protocol
 
 from quackmq import __version__, limits
 from quackmq.broker import Broker, BrokerSettings
+from quackmq.cli import process
 from quackmq.cli.address import Address
 from quackmq.cli.settings import MEMORY_STORE, Settings
 from quackmq.doors.kafka import KafkaDoor
@@ -52,7 +52,7 @@ DOOR_MAKERS: Final[Mapping[str, Callable[[Broker, Address, Settings], Door]]] = 
 
 async def serve(settings: Settings, doors: Mapping[str, Address]) -> int:
     """Open everything, say so, wait for a signal, close everything in the opposite order."""
-    _allow_open_files()
+    process.prepare()
     stopping = _catch_signals()
     async with AsyncExitStack() as opened:
         store = await _open_store(settings)
@@ -109,15 +109,6 @@ async def _start(name: str, door: Door, address: Address) -> Address:
         known = error.errno is not None and error.errno > 0
         reason = os.strerror(error.errno or 0) if known else error.strerror or str(error)
         raise OSError(f"cannot open the {name} door on {address}: {reason.lower()}") from error
-
-
-def _allow_open_files() -> None:
-    """As many as this user may have: each connection is one, and each segment in use."""
-    present, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    except (OSError, ValueError) as error:  # some systems name a limit that they do not grant
-        log.warning("at most %d files and connections can be open: %s", present, error)
 
 
 def _catch_signals() -> asyncio.Event:
