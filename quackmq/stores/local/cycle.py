@@ -64,14 +64,16 @@ class Cycle:
         payload += sum(format.change_bytes(len(encoded)) for _, encoded in gathered.changes)
         for log in gathered.logs:
             chunks = log.plan()
-            size = sum(len(chunk.data) for chunk in chunks)
-            inline = size <= min(inline_bytes, room)
+            size = producer_batches = 0
+            for chunk in chunks:
+                size += len(chunk.data)
+                producer_batches += len(chunk.producer_batches)
+                self.offsets += chunk.next_offset - chunk.base_offset
+            inline = size <= inline_bytes and size <= room
             if inline:
                 room -= size
-            for chunk in chunks:
-                in_frame = len(chunk.data) if inline else 0
-                payload += format.append_bytes(len(chunk.producer_batches), in_frame)
-                self.offsets += chunk.next_offset - chunk.base_offset
+            in_frame = size if inline else 0
+            payload += format.append_bytes(len(chunks), producer_batches, in_frame)
             self.shares.append(Share(log, chunks, inline))
         self.frame_bytes = format.frame_bytes(payload) if payload else 0
         #: Set by `write`, for the commit.

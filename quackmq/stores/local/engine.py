@@ -271,6 +271,8 @@ class Engine:
     def _must_sync(self, cycle: Cycle) -> bool:
         if self._unsynced_offsets + cycle.offsets >= limits.UNSYNCED_OFFSETS:
             return True
+        if any(isinstance(change, TopicPut) for change, _ in cycle.gathered.changes):
+            return True  # a partition made anew after a power cut would give its offsets again
         return self._sync is Sync.INTERVAL and self._sync_due_s() == 0.0
 
     def _write(self, cycle: Cycle, place: Place, paths: tuple[str, ...], sync: bool) -> None:

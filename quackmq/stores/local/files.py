@@ -17,10 +17,13 @@ from quackmq.stores.local.disk import Disk, File
 
 
 class _Entry:
-    __slots__ = ("file", "forgotten", "users")
+    __slots__ = ("file", "forgotten", "syncing", "users")
 
     def __init__(self, file: File) -> None:
         self.file = file
+        #: The operating system tells of an error once: of two syncs at once, one would fail and the
+        #: other go well, with nothing written. So they come one after the other.
+        self.syncing = threading.Lock()
         self.users = 0
         self.forgotten = False
 
@@ -65,8 +68,7 @@ class OpenFiles:
             raise failure
         try:
             if covered is not None:
-                with self.borrow(path) as file:
-                    file.sync()
+                self._sync_file(path)
             if new:
                 self._disk.sync_directory(path.rpartition("/")[0])
         except FileNotFoundError:  # removed meanwhile, with its topic or by a trim
@@ -80,6 +82,20 @@ class OpenFiles:
                 self._dirty.pop(path, None)
             if new:
                 self._new_names.discard(path)
+
+    def _sync_file(self, path: str) -> None:
+        entry = self._take(path, create=False)
+        try:
+            with entry.syncing:
+                if self._failure is not None:
+                    raise self._failure
+                try:
+                    entry.file.sync()
+                except OSError as error:
+                    self._failure = error
+                    raise
+        finally:
+            self._give_back(path, entry)
 
     def dirty(self) -> list[str]:
         with self._lock:

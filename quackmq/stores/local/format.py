@@ -188,10 +188,10 @@ def parse_frame(data: Buffer, position: int, salt: int) -> Frame | None:
     return Frame(Sync(sync), run, number, synced, payload, frame_bytes(length))
 
 
-def append_bytes(producer_batches: int, data: int) -> int:
-    """The size of an entry of batches, `data` being 0 for a reference."""
-    producers = producer_batches * _PRODUCER_BATCH.size
-    return _ENTRY.size + _DESCRIPTOR.size + producers + data
+def append_bytes(chunks: int, producer_batches: int, data: int) -> int:
+    """The size of so many entries of batches, `data` being 0 for references."""
+    heads = chunks * _ENTRY_AND_DESCRIPTOR.size
+    return heads + producer_batches * _PRODUCER_BATCH.size + data
 
 
 def change_bytes(change: int) -> int:

@@ -123,8 +123,8 @@ def test_entries_of_all_kinds_lie_behind_each_other() -> None:
 def test_the_size_of_an_entry_is_known_beforehand() -> None:
     sizes = [len(b"".join(as_payload(entry))) for entry in ENTRIES]
     assert sizes == [
-        format.append_bytes(2, 5),
-        format.append_bytes(0, 0),
+        format.append_bytes(1, 2, 5),
+        format.append_bytes(1, 0, 0),
         format.change_bytes(22),
         format.TRIM_BYTES,
     ]
