@@ -172,26 +172,51 @@ def test_a_clean_file_is_closed_rather_than_an_unsynced_one(
     assert disk.synced[A] == 0
 
 
-def test_who_syncs_while_another_does_goes_on_only_when_it_is_synced(
-    disk: WatchedDisk, files: OpenFiles
-) -> None:
-    write(files, A)
+def two_syncs_at_once(
+    disk: WatchedDisk, files: OpenFiles, at_last: Callable[[], None]
+) -> list[str]:
+    """How each ended; the first is held up until the second is under way, then does `at_last`."""
     begun, go_on = threading.Event(), threading.Event()
+    ends: list[str] = []
 
     def hold_up_the_first(path: str) -> None:
         if not begun.is_set():
             begun.set()
             assert go_on.wait(DEADLINE_S)
+            at_last()
+
+    def sync() -> None:
+        try:
+            files.sync(A)
+            ends.append("synced" if disk.synced[A] else "not synced")
+        except OSError:
+            ends.append("failed")
 
     disk.on_sync = hold_up_the_first
-    other = threading.Thread(target=files.sync, args=[A])
-    other.start()
+    first, second = threading.Thread(target=sync), threading.Thread(target=sync)
+    first.start()
     assert begun.wait(DEADLINE_S)
-    files.sync(A)
-    assert disk.synced[A] == 1, "it went on, and nothing was synced yet"
+    second.start()
     go_on.set()
-    other.join()
+    first.join(DEADLINE_S)
+    second.join(DEADLINE_S)
+    return ends
+
+
+def test_who_syncs_while_another_does_goes_on_only_when_it_is_synced(
+    disk: WatchedDisk, files: OpenFiles
+) -> None:
+    write(files, A)
+    assert two_syncs_at_once(disk, files, lambda: None) == ["synced", "synced"]
     assert files.dirty() == []
+
+
+def test_who_syncs_while_another_fails_fails_too(disk: WatchedDisk, files: OpenFiles) -> None:
+    def fail() -> None:
+        raise OSError("told once")
+
+    write(files, A)
+    assert two_syncs_at_once(disk, files, fail) == ["failed", "failed"]
 
 
 def test_what_is_written_during_a_sync_is_not_taken_for_synced(
