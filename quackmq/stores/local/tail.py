@@ -9,7 +9,7 @@ from __future__ import annotations
 import bisect
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from quackmq.producers import Producer
 from quackmq.stores.local.format import ProducerBatch
@@ -63,6 +63,9 @@ class Chunk:
         self.written = False
 
 
+_GONE: Final = Chunk(bytearray(), 0, 0)
+
+
 class PartitionTail:
     """One partition's part of the tail, in offset order."""
 
@@ -76,6 +79,7 @@ class PartitionTail:
         self._chunks += chunks
 
     def drop_oldest(self) -> None:
+        self._chunks[self._head] = _GONE  # its bytes go now, its place later
         self._head += 1
         if self._head > 64 and self._head * 2 > len(self._chunks):
             del self._chunks[: self._head]
