@@ -11,7 +11,6 @@ Who may call: the loop. No I/O happens here.
 from __future__ import annotations
 
 import bisect
-from typing import NamedTuple
 
 from quackmq import limits, producers
 from quackmq.producers import Producer, Remembered
@@ -22,12 +21,6 @@ from quackmq.stores.local.segment import Plan, Segment
 from quackmq.stores.local.tail import Chunk, PartitionTail
 from quackmq.stores.local.waiting import Waiter
 from quackmq.topic import Appended, PartitionKey
-
-
-class PlannedRegion(NamedTuple):
-    base_offset: int
-    length: int
-    started_ms: int
 
 
 class PartitionLog:
@@ -42,9 +35,11 @@ class PartitionLog:
         "flying",
         "key",
         "pending",
-        "planned_region",
         "producers",
         "readable",
+        "region_base",
+        "region_bytes",
+        "region_since_ms",
         "segments",
         "submitted",
         "tail",
@@ -74,8 +69,11 @@ class PartitionLog:
         self.deleted = False
         #: Its topic's deletion is on its way: nothing more is taken.
         self.doomed = False
-        #: The region that the last planned chunk belongs to.
-        self.planned_region: PlannedRegion | None = None
+        #: The region that the last planned chunk belongs to, if another may still follow: where it
+        #: begins, its size, and since when.
+        self.region_base: int | None = None
+        self.region_bytes = 0
+        self.region_since_ms = 0
         #: The checksum of that region so far. Belongs to the flush lane.
         self.flushed_crc = 0
 
@@ -153,23 +151,22 @@ class PartitionLog:
         ):
             segment = Segment(self.key, chunk.base_offset)
             self.segments.append(segment)
-            self.planned_region = None
+            self.region_base = None
         chunk.segment = segment
         chunk.position = segment.planned
         segment.planned += size
-        region = self.planned_region
-        if region is not None:
-            chunk.continues = (
-                region.length < self._options.region_bytes
-                and chunk.append_time_ms - region.started_ms < limits.REGION_MS
-            )
-        if region is not None and chunk.continues:
-            self.planned_region = PlannedRegion(
-                region.base_offset, region.length + size, region.started_ms
-            )
+        if (
+            self.region_base is not None
+            and self.region_bytes < self._options.region_bytes
+            and chunk.append_time_ms - self.region_since_ms < limits.REGION_MS
+        ):
+            chunk.continues = True
+            chunk.region_base = self.region_base
+            self.region_bytes += size
         else:
-            self.planned_region = PlannedRegion(chunk.base_offset, size, chunk.append_time_ms)
-        chunk.region_base = self.planned_region.base_offset
+            self.region_base = chunk.region_base
+            self.region_bytes = size
+            self.region_since_ms = chunk.append_time_ms
 
     def descriptor(self, chunk: Chunk) -> Descriptor:
         return Descriptor(
@@ -266,14 +263,15 @@ class PartitionLog:
         """Whether the tail may let go of its oldest chunk here. A segment is read in whole regions,
         so it must hold all of the chunk's region; and the region must not grow any more, since what
         is added to it would be in the tail only."""
+        offset = chunk.base_offset
         if not chunk.written:
             return False
-        for absent in (self.unwritten, self.flying):
-            if absent and absent[0].region_base <= chunk.base_offset:
-                return False
-        if self.planned_region is not None:
-            if self.planned_region.base_offset <= chunk.base_offset:
-                self.planned_region = None
+        if self.unwritten and self.unwritten[0].region_base <= offset:
+            return False
+        if self.flying and self.flying[0].region_base <= offset:
+            return False
+        if self.region_base is not None and self.region_base <= offset:
+            self.region_base = None
         return True
 
     def notify(self, appended_bytes: int) -> None:
