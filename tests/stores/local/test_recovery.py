@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,10 +14,11 @@ import pytest
 
 from quackmq.errors import DamagedStore, NewerFormat, UnusableDirectory
 from quackmq.policy import Policy
-from quackmq.stores.local import LocalOptions
-from quackmq.stores.local.disk import RealDisk
+from quackmq.stores.local import LocalOptions, LocalStore
+from quackmq.stores.local.disk import RealDisk, RealFile
 from quackmq.stores.local.format import FRAME_HEADER_BYTES
 from quackmq.stores.local.journal import good_frames
+from quackmq.stores.local.options import SyncMode
 from quackmq.stores.local.recovery import META_PATH, Meta, Recovered, read_meta, recover
 from quackmq.topic import Append, PartitionKey
 from tests.stores.local.directories import (
@@ -28,7 +31,7 @@ from tests.stores.local.directories import (
     leave_crashed,
     open_store,
 )
-from tests.support import batch_of
+from tests.support import Clock, batch_of
 
 pytestmark = pytest.mark.asyncio
 META = Meta("a cluster", 4711, 3, 8192)
@@ -202,3 +205,51 @@ async def test_a_missing_checkpoint_is_named(tmp_path: Path) -> None:
     (tmp_path / "data" / "checkpoint").unlink()
     with pytest.raises(DamagedStore, match="checkpoint is missing"):
         recovered_from(tmp_path / "data")
+
+
+# --- how much is read ------------------------------------------------------------------------
+
+
+class CountingFile(RealFile):
+    __slots__ = ("_counts", "_path")
+
+    def __init__(self, descriptor: int, path: str, counts: Counter[str]) -> None:
+        super().__init__(descriptor)
+        self._path = path
+        self._counts = counts
+
+    def read_some(self, length: int, position: int) -> bytes:
+        data = super().read_some(length, position)
+        self._counts[self._path] += len(data)
+        return data
+
+
+class CountingDisk(RealDisk):
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.read_bytes: Counter[str] = Counter()
+
+    def open(self, path: str, *, create: bool = False) -> CountingFile:
+        file = super().open(path, create=create)
+        descriptor = os.dup(file._descriptor)
+        file.close()
+        return CountingFile(descriptor, path, self.read_bytes)
+
+
+@pytest.mark.parametrize("sync", ["always", "os"])
+async def test_after_a_crash_only_what_lies_behind_the_last_checkpoint_is_read(
+    tmp_path: Path, sync: SyncMode
+) -> None:
+    directory = tmp_path / "data"
+    options = replace(SMALL, sync=sync, journal_slot_bytes=4096, checkpoint_bytes=2000)
+    await crashed(directory, 200, options)
+    behind = recover(RealDisk(directory, read_only=True), options)
+    segments = {path.name for path in directory.glob("log/*/*.log")}
+    assert behind.frames < 30 and len(segments) > 20
+    disk = CountingDisk(directory)
+    store = await LocalStore.open_on(disk, options=options, now_ms=Clock())
+    read = {path.rpartition("/")[2] for path in disk.read_bytes if path.endswith(".log")}
+    touched = {path.rpartition("/")[2] for path in behind.touched}
+    assert read <= (touched if sync == "os" else set())
+    assert not [path for path in disk.read_bytes if path.endswith(".index")]
+    await store.close()
