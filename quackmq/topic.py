@@ -1,4 +1,5 @@
-"""What the broker, its stores and its doors say to each other about topics: frozen values only.
+"""What the broker, its stores and its doors say to each other about topics: frozen values, and
+what a topic may be called.
 
 A topic is known by name to people and by id to everything durable, so that a topic made anew
 under an old name inherits nothing.
@@ -6,12 +7,17 @@ under an old name inherits nothing.
 
 from __future__ import annotations
 
+import re
 import uuid
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
+from quackmq import limits
+from quackmq.errors import IllegalTopicName
 from quackmq.policy import Policy
 from quackmq.record import Batch
+
+_NAME: Final = re.compile(rf"[A-Za-z0-9._-]{{1,{limits.TOPIC_NAME_CHARS}}}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,3 +113,12 @@ class State(NamedTuple):
 
     value: bytes | None
     version: int
+
+
+def check_topic_name(name: str) -> None:
+    """Kafka's rule. The two names that mean directories are refused, as Kafka does."""
+    if _NAME.fullmatch(name) is None or name in (".", ".."):
+        raise IllegalTopicName(
+            f"{name[: limits.TOPIC_NAME_CHARS]!r} is no topic name: take 1 to "
+            f"{limits.TOPIC_NAME_CHARS} of the characters A-Z a-z 0-9 . _ - (not '.' or '..')"
+        )

@@ -9,16 +9,13 @@ store would know of it, and the view not.
 
 from __future__ import annotations
 
-import re
 import uuid
 from collections.abc import Awaitable, Callable
-from typing import Final
 
 from quackmq import limits
 from quackmq.broker.settings import BrokerSettings
 from quackmq.broker.waits import NamedLocks
 from quackmq.errors import (
-    IllegalTopicName,
     InvalidRequest,
     LimitReached,
     TopicExists,
@@ -27,10 +24,7 @@ from quackmq.errors import (
 )
 from quackmq.policy import Policy
 from quackmq.stores.base import Store
-from quackmq.topic import PartitionKey, Topic
-
-#: Kafka's rule, which Kafka's clients check too.
-_TOPIC_NAME: Final = re.compile(rf"[A-Za-z0-9._-]{{1,{limits.TOPIC_NAME_CHARS}}}")
+from quackmq.topic import PartitionKey, Topic, check_topic_name
 
 
 class Topics:
@@ -83,11 +77,7 @@ class Topics:
 
     def check_new(self, name: str, partitions: int) -> None:
         """What `create` would refuse, as far as it can be told without trying."""
-        if _TOPIC_NAME.fullmatch(name) is None or name in (".", ".."):
-            raise IllegalTopicName(
-                f"{_shown(name)} is no topic name: take 1 to {limits.TOPIC_NAME_CHARS} of the "
-                "characters A-Z a-z 0-9 . _ - (not '.' or '..')"
-            )
+        check_topic_name(name)
         if name in self.by_name:
             raise TopicExists(f"topic {name} exists already")
         if partitions < 1:

@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import base64
 import dataclasses
-import re
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,7 +35,6 @@ import orjson
 from quackmq import limits
 from quackmq.errors import (
     DamagedStore,
-    IllegalTopicName,
     InvalidPolicy,
     InvalidRequest,
     LimitReached,
@@ -46,10 +44,9 @@ from quackmq.errors import (
     UnknownTopic,
 )
 from quackmq.policy import Policy, WhenFull
-from quackmq.topic import Cursor, CursorKey, PartitionKey, State, Topic
+from quackmq.topic import Cursor, CursorKey, PartitionKey, State, Topic, check_topic_name
 
 NO_STATE: Final = State(None, 0)
-_TOPIC_NAME: Final = re.compile(rf"[A-Za-z0-9._-]{{1,{limits.TOPIC_NAME_CHARS}}}")
 _OFFSET_MAX: Final = 2**63 - 1
 _Of = TypeVar("_Of")
 
@@ -313,15 +310,6 @@ class Catalog:
         added.difference_update(self._cursors)
         if added and len(self._cursors) + len(added) > limits.CURSORS:
             raise LimitReached(f"{len(added)} more cursors would be over {limits.CURSORS} in all")
-
-
-def check_topic_name(name: str) -> None:
-    """Kafka's rule. The two names that mean directories are refused, as Kafka does."""
-    if _TOPIC_NAME.fullmatch(name) is None or name in (".", ".."):
-        raise IllegalTopicName(
-            f"{name[: limits.TOPIC_NAME_CHARS]!r} is no topic name: take 1 to "
-            f"{limits.TOPIC_NAME_CHARS} of the characters A-Z a-z 0-9 . _ - (not '.' or '..')"
-        )
 
 
 def encode_change(change: Change) -> bytes:

@@ -24,11 +24,10 @@ from quackmq.stores.catalog import (
     StatePut,
     TopicDeleted,
     TopicPut,
-    check_topic_name,
     decode_change,
     encode_change,
 )
-from quackmq.topic import Cursor, CursorKey, PartitionKey, State, Topic
+from quackmq.topic import Cursor, CursorKey, PartitionKey, State, Topic, check_topic_name
 
 NEWS = Topic(uuid.UUID(int=1), "news", 3, Policy(), 17)
 SPORT = Topic(uuid.UUID(int=2), "sport", 1, Policy(live_entries=5), 18)
