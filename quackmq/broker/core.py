@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 import uuid
 import zlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -34,6 +33,7 @@ from quackmq.broker.settings import BrokerSettings, Caller
 from quackmq.broker.times import first_at
 from quackmq.broker.topics import Topics
 from quackmq.broker.waits import Changes, NamedLocks, Waits, only
+from quackmq.clock import wall_clock_ms
 from quackmq.errors import (
     BrokerClosing,
     CorruptBatch,
@@ -59,10 +59,6 @@ from quackmq.topic import (
 log = logging.getLogger(__name__)
 
 _NOT_FROM_CLIENTS: Final = CONTROL_FLAG | TRANSACTIONAL_FLAG
-
-
-def wall_clock_ms() -> int:
-    return time.time_ns() // 1_000_000
 
 
 class Broker:

@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import time
 import uuid
 from bisect import bisect_right
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from quackmq import limits
+from quackmq.clock import wall_clock_ms
 from quackmq.errors import BrokerClosing, LimitReached, NotFound, OffsetOutOfRange
 from quackmq.policy import Policy
 from quackmq.producers import Producer, Remembered, advance, expired, is_repeat
@@ -46,10 +46,6 @@ from quackmq.topic import (
 _LEADER_EPOCH: Final = 0
 #: Stands for the offsets of a partition that is not there.
 _NO_OFFSET: Final = -1
-
-
-def wall_clock_ms() -> int:
-    return time.time_ns() // 1_000_000
 
 
 class MemoryStore(Store):

@@ -139,7 +139,7 @@ class Reader:
     def forget(self, segment: Segment) -> None:
         self._indexes.pop(segment.index_path, None)
 
-    # --- by time and by size ------------------------------------------------------------------
+    # --- by time ---------------------------------------------------------------------------
 
     async def offset_for_timestamp(self, log: PartitionLog, time_ms: int) -> OffsetTime | None:
         """The first batch whose greatest timestamp is at or after `time_ms`."""
@@ -166,16 +166,6 @@ class Reader:
                     max(region.base_offset, log.first_offset), max(region.first_append_ms, time_ms)
                 )
         return None
-
-    async def offset_for_size(self, log: PartitionLog, keep_bytes: int) -> int:
-        """The least offset such that what is kept from it on is `keep_bytes` or less, in whole
-        regions; never beyond the last region's beginning."""
-        surplus = log.size - keep_bytes
-        async for region in self._regions(log):
-            if surplus <= 0:
-                return max(region.base_offset, log.first_offset)
-            surplus -= region.length
-        return log.first_offset
 
     async def _regions(
         self, log: PartitionLog, append_since: int | None = None

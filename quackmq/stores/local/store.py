@@ -14,13 +14,13 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 from quackmq import limits
+from quackmq.clock import wall_clock_ms
 from quackmq.errors import (
     BrokerClosing,
     DamagedData,
@@ -57,10 +57,6 @@ from quackmq.topic import (
 
 #: What the system says where a disk, a quota or a bound on files is exhausted.
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-
-
-def wall_clock_ms() -> int:
-    return time.time_ns() // 1_000_000
 
 
 class LocalStore(Store):
