@@ -5,6 +5,8 @@
     │   ├── IllegalTopicName
     │   ├── InvalidPolicy
     │   ├── InvalidMessageId
+    │   ├── InvalidGroup          a group's name, or what a member says of itself, cannot be
+    │   ├── InvalidSessionTimeout
     │   ├── InvalidSetting
     │   ├── ProtocolError         bytes from a peer that make no sense in the protocol they came by
     │   ├── CorruptBatch          bytes that are no record batch, or whose checksum is wrong
@@ -13,7 +15,9 @@
     ├── NotFound
     │   ├── UnknownTopic
     │   ├── UnknownPartition
-    │   └── UnknownSubscription
+    │   ├── UnknownSubscription
+    │   ├── UnknownGroup
+    │   └── UnknownMember         of a group: never there, or gone for being silent too long
     ├── Conflict                  the request disagrees with the state it meets
     │   ├── TopicExists
     │   ├── StateChanged          compare-and-set met another version
@@ -21,7 +25,15 @@
     │   ├── OutOfOrderSequence
     │   ├── RepeatForgotten       a repeated batch, too old to be answered like the first
     │   ├── UnknownProducer
-    │   └── ProducerFenced
+    │   ├── ProducerFenced
+    │   ├── OtherGroupProtocol    no way of assigning partitions that all members know
+    │   ├── MemberIdRequired      join again, with the id that comes with this
+    │   ├── MemberFenced          another instance of a static member has taken its place
+    │   ├── IllegalGeneration     of a rebalance that is over
+    │   ├── RebalanceInProgress
+    │   ├── GroupNotEmpty
+    │   ├── GroupReadsTopic       its offsets are in use
+    │   └── UnknownLeaderEpoch    of a future that has not begun
     ├── OffsetOutOfRange
     ├── Refused                   right, but not now
     │   ├── TopicFull
@@ -67,6 +79,14 @@ class InvalidMessageId(InvalidRequest):
     code = "invalid_message_id"
 
 
+class InvalidGroup(InvalidRequest):
+    code = "invalid_group"
+
+
+class InvalidSessionTimeout(InvalidRequest):
+    code = "invalid_session_timeout"
+
+
 class InvalidSetting(InvalidRequest):
     code = "invalid_setting"
 
@@ -103,6 +123,14 @@ class UnknownSubscription(NotFound):
     code = "unknown_subscription"
 
 
+class UnknownGroup(NotFound):
+    code = "unknown_group"
+
+
+class UnknownMember(NotFound):
+    code = "unknown_member"
+
+
 class Conflict(QuackError):
     code = "conflict"
 
@@ -133,6 +161,42 @@ class UnknownProducer(Conflict):
 
 class ProducerFenced(Conflict):
     code = "producer_fenced"
+
+
+class OtherGroupProtocol(Conflict):
+    code = "other_group_protocol"
+
+
+class MemberIdRequired(Conflict):
+    code = "member_id_required"
+
+    def __init__(self, message: str, member_id: str) -> None:
+        super().__init__(message)
+        self.member_id = member_id
+
+
+class MemberFenced(Conflict):
+    code = "member_fenced"
+
+
+class IllegalGeneration(Conflict):
+    code = "illegal_generation"
+
+
+class RebalanceInProgress(Conflict):
+    code = "rebalance_in_progress"
+
+
+class GroupNotEmpty(Conflict):
+    code = "group_not_empty"
+
+
+class GroupReadsTopic(Conflict):
+    code = "group_reads_topic"
+
+
+class UnknownLeaderEpoch(Conflict):
+    code = "unknown_leader_epoch"
 
 
 class OffsetOutOfRange(QuackError):
