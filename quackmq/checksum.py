@@ -7,34 +7,34 @@ tables, four of 256 entries each, so that one application is four look-ups.
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Final
 
 _POLYNOMIAL: Final = 0x82F63B78
 _Tables = tuple[list[int], list[int], list[int], list[int]]
 
+#: What 1, 2, 4, … bytes of zeros do to a checksum, as far as anybody asked.
+_powers: Final[list[_Tables]] = []
+
 
 def joined(first: int, second: int, second_bytes: int) -> int:
     """The checksum of A and B together, of those of A and of B and the length of B."""
-    power = 0
-    while second_bytes:
+    while len(_powers) < second_bytes.bit_length():
+        _powers.append(_tables(len(_powers)))
+    # One look at a time: a call a step would take most of the time.
+    for lowest, low, high, highest in _powers:
+        if not second_bytes:
+            break
         if second_bytes & 1:
-            first = _apply(_tables(power), first)
+            first = (
+                lowest[first & 0xFF]
+                ^ low[first >> 8 & 0xFF]
+                ^ high[first >> 16 & 0xFF]
+                ^ highest[first >> 24]
+            )
         second_bytes >>= 1
-        power += 1
     return first ^ second
 
 
-def _apply(tables: _Tables, value: int) -> int:
-    return (
-        tables[0][value & 0xFF]
-        ^ tables[1][value >> 8 & 0xFF]
-        ^ tables[2][value >> 16 & 0xFF]
-        ^ tables[3][value >> 24]
-    )
-
-
-@cache
 def _tables(power: int) -> _Tables:
     """What 2^power bytes of zeros do to a checksum."""
     columns = [_behind_bytes(1 << bit, power) for bit in range(32)]
@@ -48,8 +48,8 @@ def _tables(power: int) -> _Tables:
 
 def _behind_bytes(value: int, power: int) -> int:
     if power:
-        half = _tables(power - 1)
-        return _apply(half, _apply(half, value))
+        half = 1 << power - 1
+        return joined(joined(value, 0, half), 0, half)
     for _ in range(8):
         value = value >> 1 ^ (_POLYNOMIAL if value & 1 else 0)
     return value

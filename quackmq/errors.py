@@ -7,6 +7,10 @@
     │   ├── InvalidMessageId
     │   ├── InvalidGroup          a group's name, or what a member says of itself, cannot be
     │   ├── InvalidSessionTimeout
+    │   ├── InvalidPattern        no regular expression, or one that takes too long
+    │   ├── UnsupportedAssignor   no way of sharing partitions that is known here
+    │   ├── InvalidTransactionTimeout
+    │   ├── MetadataTooLarge      noted beside an offset
     │   ├── InvalidSetting
     │   ├── ProtocolError         bytes from a peer that make no sense in the protocol they came by
     │   ├── CorruptBatch          bytes that are no record batch, or whose checksum is wrong
@@ -17,7 +21,9 @@
     │   ├── UnknownPartition
     │   ├── UnknownSubscription
     │   ├── UnknownGroup
-    │   └── UnknownMember         of a group: never there, or gone for being silent too long
+    │   ├── UnknownMember         of a group: never there, or gone for being silent too long
+    │   ├── UnknownTransactionalId
+    │   └── UnknownStage
     ├── Conflict                  the request disagrees with the state it meets
     │   ├── TopicExists
     │   ├── StateChanged          compare-and-set met another version
@@ -26,13 +32,21 @@
     │   ├── RepeatForgotten       a repeated batch, too old to be answered like the first
     │   ├── UnknownProducer
     │   ├── ProducerFenced
+    │   ├── InvalidTransactionState   not what the transaction, or its absence, allows now
+    │   ├── InvalidProducerIdMapping  a transactional id that is not, or no longer, that producer's
+    │   ├── ConcurrentTransactions    what was asked before is still on its way: ask again
+    │   ├── StageConflict         a key that was committed with, or holds, other contents
     │   ├── OtherGroupProtocol    no way of assigning partitions that all members know
     │   ├── MemberIdRequired      join again, with the id that comes with this
     │   ├── MemberFenced          another instance of a static member has taken its place
     │   ├── IllegalGeneration     of a rebalance that is over
+    │   ├── FencedMemberEpoch     a member that has fallen behind: let go of everything, join again
+    │   ├── StaleMemberEpoch      told with an epoch that is over: ask with the present one
+    │   ├── InstanceInUse         a static member of that name is there, and has not gone
     │   ├── RebalanceInProgress
     │   ├── GroupNotEmpty
     │   ├── GroupReadsTopic       its offsets are in use
+    │   ├── FencedLeaderEpoch     of a past that is over
     │   └── UnknownLeaderEpoch    of a future that has not begun
     ├── OffsetOutOfRange
     ├── Refused                   right, but not now
@@ -87,6 +101,22 @@ class InvalidSessionTimeout(InvalidRequest):
     code = "invalid_session_timeout"
 
 
+class InvalidPattern(InvalidRequest):
+    code = "invalid_pattern"
+
+
+class UnsupportedAssignor(InvalidRequest):
+    code = "unsupported_assignor"
+
+
+class InvalidTransactionTimeout(InvalidRequest):
+    code = "invalid_transaction_timeout"
+
+
+class MetadataTooLarge(InvalidRequest):
+    code = "metadata_too_large"
+
+
 class InvalidSetting(InvalidRequest):
     code = "invalid_setting"
 
@@ -131,6 +161,14 @@ class UnknownMember(NotFound):
     code = "unknown_member"
 
 
+class UnknownTransactionalId(NotFound):
+    code = "unknown_transactional_id"
+
+
+class UnknownStage(NotFound):
+    code = "unknown_stage"
+
+
 class Conflict(QuackError):
     code = "conflict"
 
@@ -163,6 +201,22 @@ class ProducerFenced(Conflict):
     code = "producer_fenced"
 
 
+class InvalidTransactionState(Conflict):
+    code = "invalid_transaction_state"
+
+
+class InvalidProducerIdMapping(Conflict):
+    code = "invalid_producer_id_mapping"
+
+
+class ConcurrentTransactions(Conflict):
+    code = "concurrent_transactions"
+
+
+class StageConflict(Conflict):
+    code = "stage_conflict"
+
+
 class OtherGroupProtocol(Conflict):
     code = "other_group_protocol"
 
@@ -183,6 +237,18 @@ class IllegalGeneration(Conflict):
     code = "illegal_generation"
 
 
+class FencedMemberEpoch(Conflict):
+    code = "fenced_member_epoch"
+
+
+class StaleMemberEpoch(Conflict):
+    code = "stale_member_epoch"
+
+
+class InstanceInUse(Conflict):
+    code = "instance_in_use"
+
+
 class RebalanceInProgress(Conflict):
     code = "rebalance_in_progress"
 
@@ -193,6 +259,10 @@ class GroupNotEmpty(Conflict):
 
 class GroupReadsTopic(Conflict):
     code = "group_reads_topic"
+
+
+class FencedLeaderEpoch(Conflict):
+    code = "fenced_leader_epoch"
 
 
 class UnknownLeaderEpoch(Conflict):

@@ -58,6 +58,9 @@ REMEMBERED_BATCHES: Final = 5
 PRODUCERS_PER_PARTITION: Final = 10_000
 #: A producer silent for so long is forgotten (Kafka: one day; ours also outlives a weekend).
 PRODUCER_EXPIRY_MS: Final = 7 * 24 * 3600 * 1000
+#: Open transactions a partition: their producers are never forgotten, so they must leave room for
+#: others among PRODUCERS_PER_PARTITION.
+OPEN_TRANSACTIONS: Final = 5_000
 
 # --- the local store -----------------------------------------------------------------------
 
@@ -71,6 +74,12 @@ JOURNAL_ALIGNMENT: Final = 512
 JOURNAL_INLINE_BYTES: Final = 128 * KIB
 #: Bytes carried inline by one frame, over all partitions; what is more goes by reference.
 JOURNAL_FRAME_INLINE_BYTES: Final = 8 * MIB
+#: A slot grows by so much at a time, zeros behind the frame: a sync that must also make a new
+#: length durable takes half as long again, and so only one in some two thousand does.
+JOURNAL_GROWTH_BYTES: Final = 1 * MIB
+#: A frame up to this size is written on the loop: copying it to the system's memory takes less time
+#: than handing it to a thread.
+JOURNAL_LOOP_BYTES: Final = 64 * KIB
 #: The largest frame that recovery believes in.
 JOURNAL_FRAME_BYTES: Final = 32 * MIB
 #: Appended bytes after which a checkpoint is made: it bounds what recovery has to read.
@@ -85,10 +94,23 @@ REGION_MS: Final = 1_000
 #: A chunk, one partition's share of a flush cycle, takes no batch beyond this size but its first: a
 #: region is read as a whole, so its chunks must not be large.
 CHUNK_BYTES: Final = 1 * MIB
+#: A batch from this size on is not copied if its buffer is handed over: smaller ones lie better
+#: together, and a buffer of their own would cost more than the copy.
+KEPT_BATCH_BYTES: Final = 128 * KIB
 #: Open files of segments; beyond it the one longest unused is closed.
 OPEN_SEGMENT_FILES: Final = 512
+#: Reads of so many bytes and more that the system holds in memory are not copied out of there:
+#: below that the copy costs less.
+VIEWED_BYTES: Final = 256 * KIB
+#: The longest such read; the piece of a file that is mapped for it is up to twice as long, so that
+#: the next one finds it.
+WINDOW_BYTES: Final = 4 * MIB
+#: Pieces mapped at once: what is looked at in them counts as the process's memory.
+WINDOWS: Final = 16
 #: Decoded indexes of closed segments held in memory.
 CACHED_INDEXES: Final = 64
+#: Indexes of aborted transactions held in memory; each of half a million fits.
+CACHED_ABORTED_BYTES: Final = 16 * MIB
 #: Files of trimmed segments and deleted topics are removed behind a checkpoint, made for that
 #: purpose at most so often.
 GARBAGE_INTERVAL_MS: Final = 1_000
@@ -148,6 +170,117 @@ PRODUCER_ID_BLOCK: Final = 1_000
 #: Subscriptions over all topics.
 SUBSCRIPTIONS: Final = 100_000
 
+# --- consumer groups -----------------------------------------------------------------------
+
+#: How long the first members of an empty group wait for others that start with them; it is added
+#: again while more come. Kafka waits 3 s, which is long for one that starts alone.
+GROUP_INITIAL_DELAY_MS: Final = 250
+#: The longest that may be set: clients take a broker that is silent for longer to be gone.
+LONGEST_GROUP_INITIAL_DELAY_MS: Final = 60_000
+#: Members of a group, with those that only hold an id: its leader is told of all of them at once.
+GROUP_MEMBERS: Final = 5_000
+#: Metadata of all members of a group; its leader is sent it in one answer.
+GROUP_METADATA_BYTES: Final = 32 * MIB
+#: Topic names read out of the subscriptions of a group, all members added up, before giving up.
+GROUP_SUBSCRIBED_TOPICS: Final = 200_000
+#: Ways of assigning partitions that a member may offer; clients know of five.
+MEMBER_PROTOCOLS: Final = 64
+#: Instance ids and member ids of a group's static members, which are kept as one small state.
+STATIC_MEMBER_BYTES: Final = 128 * KIB
+#: What a session may last: Kafka allows 6 s to 30 min; shorter ones cost little in one process.
+SESSION_MIN_MS: Final = 1_000
+SESSION_MAX_MS: Final = 30 * 60_000
+#: A new member waits so long for its first rebalance to end, and then has to ask again; Kafka's.
+NEW_MEMBER_WAIT_MS: Final = 5 * 60_000
+#: A rebalance waits so long for busy members, whatever they ask for: some ask for ever.
+REBALANCE_MAX_MS: Final = 24 * 3_600_000
+#: How long a member of the newer protocol (KIP-848) may be silent, and how often it is to be heard,
+#: unless a group's configs say otherwise. Kafka's defaults.
+CONSUMER_SESSION_MS: Final = 45_000
+CONSUMER_HEARTBEAT_MS: Final = 5_000
+#: Members that wait for partitions, or are to let go of some, are asked to be heard so often.
+RECONCILING_HEARTBEAT_MS: Final = 500
+#: The shortest interval that may be set: each heartbeat costs about a tenth of a millisecond.
+CONSUMER_HEARTBEAT_MIN_MS: Final = 50
+#: Times that partitions are moved between pools of members until their loads are even: each moves
+#: at least one nearer, and after a few there is next to nothing left to move.
+ASSIGNMENT_PASSES: Final = 10
+#: Partitions of a group that are dealt out again in a millisecond at the most, over time: a group of
+#: 10,000 that members keep joining gets a new target every 100 ms, and that takes 30.
+ASSIGNED_PER_MS: Final = 100
+#: Regular expressions among the subscriptions of one group: each is tried on every topic.
+GROUP_PATTERNS: Final = 8
+#: A regular expression of a subscription, in characters.
+PATTERN_CHARS: Final = 1_000
+#: Memory for a regular expression that has been compiled, and for its states while it is tried.
+PATTERN_BYTES: Final = 256 * KIB
+#: Processor time for trying one on the names of all topics: 50,000 take half a second.
+PATTERN_CPU_MS: Final = 2_000
+#: They are tried again so often at the most while topics come and go.
+PATTERN_REFRESH_MS: Final = 2_000
+#: Requests that wait for that; one is tried at a time.
+PATTERN_WAITERS: Final = 100
+#: Groups that are known, most of them without members: each costs about 2 KiB until it expires.
+GROUPS: Final = 100_000
+#: What the members of all groups say and are assigned, which is held in memory.
+GROUPS_BYTES: Final = 256 * MIB
+#: Members waiting for a rebalance to end, over all groups.
+GROUP_WAITERS: Final = 50_000
+#: A group without members and commits is forgotten after so long, with its offsets; Kafka's.
+GROUP_EXPIRY_MS: Final = 7 * 24 * 3_600_000
+#: How often groups are looked at for that; nothing waits for it.
+GROUP_EXPIRY_INTERVAL_MS: Final = 60_000
+#: Groups looked at before others have a turn.
+CLEANED_GROUPS: Final = 1_000
+#: Offsets of one commit that are made durable at once; well within a frame of the journal.
+COMMIT_BYTES: Final = 4 * MIB
+#: Who uses a name by last id holds it for so long after a call: a message is worked on meanwhile.
+MODE_LEASE_MS: Final = 30_000
+
+# --- transactions --------------------------------------------------------------------------
+
+#: The longest that a transaction may last: what was published behind its beginning waits for it,
+#: for readers of committed records. Kafka's.
+TRANSACTION_MAX_MS: Final = 15 * 60_000
+#: A transaction whose time is up and that cannot be aborted (the disk is full, say) is tried again.
+TRANSACTION_ABORT_AGAIN_MS: Final = 10_000
+#: Transactional ids that are known: each costs about 1 KiB until it expires.
+TRANSACTIONAL_IDS: Final = 100_000
+#: Partitions of one transaction: each gets a marker, all of them in one frame of the journal.
+TRANSACTION_PARTITIONS: Final = 10_000
+#: Groups whose offsets one transaction commits, each a small state that its end removes.
+TRANSACTION_GROUPS: Final = 16
+#: A transactional id that nothing has happened to for so long is forgotten; Kafka's.
+TRANSACTIONAL_ID_EXPIRY_MS: Final = 7 * 24 * 3_600_000
+#: How often they are looked at for that; nothing waits for it.
+TRANSACTIONAL_ID_EXPIRY_INTERVAL_MS: Final = 60_000
+
+# --- staging -------------------------------------------------------------------------------
+
+#: Stages at once; each is a hidden topic, and most writers have one or two.
+STAGES: Final = 1_000
+#: Bytes of all stages: they lie on disk beside the log until they are committed, aborted or old.
+STAGED_BYTES: Final = 16 * 1024 * MIB
+#: Batches of all stages: each costs about 250 bytes of memory.
+STAGED_BATCHES: Final = 200_000
+#: Writers of one stage: a commit names each of them.
+STAGE_PARTS: Final = 10_000
+#: Batches and bytes of one call, which is one unit in the log.
+STAGE_CALL_BATCHES: Final = 1_000
+STAGE_CALL_BYTES: Final = 32 * MIB
+#: What a commit copies at a time: it is in memory twice.
+STAGE_COPY_BYTES: Final = 4 * MIB
+#: Commits that copy at the same time; others wait for their turn.
+STAGE_COMMITS_AT_ONCE: Final = 4
+#: A stage to which nobody has added for so long is aborted.
+STAGE_EXPIRY_MS: Final = 24 * 3_600_000
+#: That a key was committed is remembered for so long, so that a repeat is known as one.
+STAGE_REMEMBERED_MS: Final = 7 * 24 * 3_600_000
+#: Committed keys that are remembered; beyond it nothing more is staged.
+COMMITTED_STAGES: Final = 200_000
+#: How often stages are looked at for that; nothing waits for it.
+STAGE_EXPIRY_INTERVAL_MS: Final = 60_000
+
 # --- tools ---------------------------------------------------------------------------------
 
 #: Of a key, a value or a header that `quackmq log dump` shows; how long it really is, is said.
@@ -180,8 +313,18 @@ KAFKA_RECEIVE_BYTES: Final = 512 * MIB
 KAFKA_RECEIVE_GROWTH: Final = 8
 #: Receive buffers kept for the next large request.
 KAFKA_POOLED_BYTES: Final = 8 * MIB
+#: The largest memory for a request that is used again after its batch has been let go of: nearly
+#: all producers send requests of 1 MiB at the most.
+KAFKA_LENT_BYTES: Final = 2 * MIB
+#: Number of those that wait for the next request: what one flush cycle lets go of.
+KAFKA_IDLE_LENT: Final = 16
+#: Topics for which the beginning of a Produce answer is kept ready.
+KAFKA_ANSWER_HEADS: Final = 1_024
 #: A request that has begun must have come whole after this time.
 KAFKA_REQUEST_WAIT_MS: Final = 120_000
+#: While others wait for memory, a large request that comes too slowly to be whole in that time is
+#: given up, after so long at the earliest: any network can be slow for a moment.
+KAFKA_PACE_MS: Final = 2_000
 #: One fetch's answer (beyond its first batch); asking again costs little, memory for slow
 #: readers much.
 KAFKA_FETCH_BYTES: Final = 8 * MIB
@@ -192,6 +335,15 @@ KAFKA_SEND_BYTES: Final = 256 * MIB
 KAFKA_WRITE_BUFFER_BYTES: Final = 256 * KIB
 #: Answers up to this size together are copied into one buffer; larger ones are sent in pieces.
 KAFKA_JOINED_BYTES: Final = 16 * KIB
+#: Members described, or offsets given, by one answer: the largest group fits. Beyond it, groups are
+#: refused by name: a small request could ask for the same large thing many times.
+KAFKA_GROUPS_ANSWER_BYTES: Final = 64 * MIB
+#: Configs in one answer: those of 2,500 topics. To write it takes time of the loop that all
+#: connections share, 4 µs each with everything that can be said of it.
+KAFKA_CONFIGS_ANSWER: Final = 50_000
+#: Partitions of transactions, or producers of partitions, in one answer: those of five of the
+#: largest. Beyond it, the rest is refused by name: a small request could ask for much many times.
+KAFKA_TRANSACTIONS_ANSWER: Final = 50_000
 #: A door that closes waits so long for its last answers to be durable and taken.
 KAFKA_DRAIN_MS: Final = 5_000
 #: After the last answer the peer has so long to hang up itself.

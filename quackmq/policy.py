@@ -1,8 +1,9 @@
 """Topic policies: what a topic keeps, for how long, and what it does when it is full. Pure.
 
-One spelling everywhere. As Kafka topic configs the names carry the prefix `quackmq.`;
-`retention.ms` and `retention.bytes` are Kafka's names for `keep_for_ms` and `keep_bytes`.
-None means "for ever" or "without bound"; Kafka's word for it is -1.
+One spelling everywhere. As Kafka topic configs the names carry the prefix `quackmq.`; three of them
+have a name of Kafka's as well: `keep_for_ms` is `retention.ms`, `keep_bytes` is `retention.bytes`,
+and `batch_bytes`, the largest batch that is taken, is `max.message.bytes`.
+None means "for ever" or "without bound"; as a config that is -1.
 
 A `Policy` that exists is a sound one: whatever makes one raises InvalidPolicy otherwise. What a
 policy means is said by the functions at the end, each a function of facts about one partition:
@@ -24,11 +25,16 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
+from quackmq import limits
 from quackmq.errors import InvalidPolicy
 
 CONFIG_PREFIX: Final = "quackmq."
-#: Kafka's names for two of ours.
-CONFIG_ALIASES: Final = {"retention.ms": "keep_for_ms", "retention.bytes": "keep_bytes"}
+#: Kafka's names for some of ours.
+CONFIG_ALIASES: Final = {
+    "retention.ms": "keep_for_ms",
+    "retention.bytes": "keep_bytes",
+    "max.message.bytes": "batch_bytes",
+}
 #: How a Kafka config says "for ever" or "without bound".
 _UNBOUNDED: Final = "-1"
 #: The least that each number may be; 0 ms or 0 bytes kept means: gone at the next cleaning.
@@ -39,9 +45,12 @@ _LEAST: Final = {
     "keep_bytes": 0,
     "archive_after_ms": 0,
     "archive_bytes": 1,
+    "batch_bytes": 1,
 }
 #: What 64 bits with a sign hold: numbers go through Kafka's protocol and into files.
 _MOST: Final = 2**63 - 1
+#: No topic takes more than the broker does.
+_MOST_OF: Final = {"batch_bytes": limits.BATCH_BYTES}
 _BOOLEANS: Final = {"true": True, "false": False}
 
 
@@ -66,10 +75,11 @@ class Policy:
     archive_bytes: int | None = None
     needs_subscriber: bool = False
     ephemeral: bool = False
+    batch_bytes: int | None = None
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            _check(field.name, field.default, getattr(self, field.name))
+            _check(field, getattr(self, field.name), field.name)
 
     @classmethod
     def from_configs(cls, configs: Mapping[str, str | None], base: Policy | None = None) -> Policy:
@@ -80,6 +90,7 @@ class Policy:
         for name, text in configs.items():
             field = _field_of(name)
             value = field.default if text is None else _parse(name, field.default, text)
+            _check(field, value, name)
             if changes.setdefault(field.name, value) != value:
                 raise InvalidPolicy(
                     f"{name} is given twice, by two names with different values: give one of them"
@@ -87,7 +98,7 @@ class Policy:
         return dataclasses.replace(base if base is not None else cls(), **changes)
 
     def to_configs(self) -> dict[str, str]:
-        """Every config that there is, with its value; Kafka's two names beside our own."""
+        """Every config that there is, with its value; Kafka's names beside our own."""
         configs = {
             CONFIG_PREFIX + field.name: _text(getattr(self, field.name))
             for field in dataclasses.fields(self)
@@ -181,7 +192,9 @@ def _drop_before(policy: Policy, facts: Facts) -> int:
 # --- values and their text -----------------------------------------------------------------------
 
 
-def _check(name: str, default: object, value: object) -> None:
+def _check(field: dataclasses.Field[Any], value: object, name: str) -> None:
+    """InvalidPolicy, under the name that was used, for a value that a field cannot have."""
+    default = field.default
     if isinstance(default, WhenFull):
         if not isinstance(value, WhenFull):
             raise InvalidPolicy(f"{name} cannot be {value!r}: it is one of {', '.join(WhenFull)}")
@@ -189,10 +202,10 @@ def _check(name: str, default: object, value: object) -> None:
         if not isinstance(value, bool):
             raise InvalidPolicy(f"{name} cannot be {value!r}: it is true or false")
     elif value is not None:
-        least = _LEAST[name]
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _MOST:
+        least, most = _LEAST[field.name], _MOST_OF.get(field.name, _MOST)
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
             raise InvalidPolicy(
-                f"{name} cannot be {value!r}: it is a whole number from {least} to {_MOST}, "
+                f"{name} cannot be {value!r}: it is a whole number from {least} to {most}, "
                 f"or nothing (as a config: {_UNBOUNDED}) for no bound"
             )
 

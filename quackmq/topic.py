@@ -35,10 +35,13 @@ class PartitionKey(NamedTuple):
 
 
 class Append(NamedTuple):
-    """One batch for one partition. The batch's bytes are copied before `append` returns control."""
+    """One batch for one partition. Its bytes are copied before `append` returns control, unless the
+    buffer is handed over: `owned` says that nobody else will read or write there any more, and that
+    it holds little beside the batch. The store may then stamp the batch in place and keep it."""
 
     key: PartitionKey
     batch: Batch
+    owned: bool = False
 
 
 class Appended(NamedTuple):
@@ -55,17 +58,34 @@ class Read(NamedTuple):
     """Batches of one partition from `offset` on, at most `max_bytes` of them.
 
     The first batch is given whole even when it alone is larger, so that a reader always moves on.
+    With `committed` the read ends where the first open transaction begins (`Offsets.stable`).
     """
 
     key: PartitionKey
     offset: int
     max_bytes: int
+    committed: bool = False
+
+
+class Aborted(NamedTuple):
+    """A transaction of one producer in one partition that came to nothing: its records lie from
+    `first_offset` on, and its marker at `last_offset`. Others' records lie in between."""
+
+    producer_id: int
+    first_offset: int
+    last_offset: int
 
 
 class Slice(NamedTuple):
     """What a read found: whole batches in `chunks`, the first of which holds the offset asked for
     (and may begin before it), or nothing yet. `next_offset` is the partition's end as readers see
-    it, `first_offset` its beginning. `error` stands for the bytes where they cannot be had."""
+    it, `first_offset` its beginning. `error` stands for the bytes where they cannot be had.
+
+    `stable_offset` is where the first open transaction begins, else the end. A committed read also
+    gets, by first offset, the aborted transactions that touch the slice's offsets: its reader is to
+    leave out their records, and the markers, which are in the batches like any others.
+
+    The bytes in `chunks` never change: whoever holds them may send them as they are, whenever."""
 
     key: PartitionKey
     chunks: tuple[bytes | bytearray | memoryview, ...]
@@ -73,15 +93,20 @@ class Slice(NamedTuple):
     first_offset: int
     next_offset: int
     error: Exception | None = None
+    stable_offset: int = -1
+    aborted: tuple[Aborted, ...] = ()
 
 
 class Offsets(NamedTuple):
-    """A partition's readable range [first, next), its bytes at rest, and the leader's epoch."""
+    """A partition's readable range [first, next), its bytes at rest, the leader's epoch, and the
+    last stable offset: where the first open transaction begins, else `next`. A store always says
+    it; -1 is for values made elsewhere that are not about it."""
 
     first: int
     next: int
     size: int
     epoch: int
+    stable: int = -1
 
 
 class OffsetTime(NamedTuple):
@@ -113,6 +138,15 @@ class State(NamedTuple):
 
     value: bytes | None
     version: int
+
+
+class StatePut(NamedTuple):
+    """A small value to be kept if `key` is at `expected_version` (0: there is none); it is at the
+    next one then. None removes the key."""
+
+    key: str
+    value: bytes | None
+    expected_version: int
 
 
 def check_topic_name(name: str) -> None:

@@ -1,7 +1,8 @@
-"""Tests that need a program from outside Python say so: `@pytest.mark.needs("kcat")`.
+"""Tests that need something from outside Python say so: `@pytest.mark.needs("kcat")`.
 
-`make test` fetches such programs; where one cannot be had, the tests that need it are left out and
-named at the end of the run. With CI=true, where nothing may go missing unnoticed, the run fails.
+`make test` fetches such programs and clients; where one cannot be had, the tests that need it are
+left out and named at the end of the run. With CI=true, where nothing may go missing unnoticed, the
+run fails.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import os
 import shutil
 import subprocess
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,10 +19,18 @@ import pytest
 #: Who is not root needs to be it in a user namespace first.
 _NEW_MOUNTS = ("--mount",) if os.geteuid() == 0 else ("--mount", "--user", "--map-root-user")
 
+#: Where tools/clients.sh makes clients of other languages ready.
+_INTEROP = Path(__file__).with_name("interop")
+_TARGET = _INTEROP / "java" / "target"
+
 #: How to tell that a program is there and works: a container may have strace and forbid tracing.
 PROBES = {
     "kcat": ("kcat", "-V"),
     "strace": ("strace", "-o", os.devnull, "true"),
+    # These end with their input, which is empty here.
+    "kafkajs": ("node", f"{_INTEROP}/javascript/kafkajs.mjs"),
+    "@platformatic/kafka": ("node", f"{_INTEROP}/javascript/platformatic.mjs"),
+    "kafka-clients": ("java", "-cp", f"{_TARGET}/classes:{_TARGET}/lib/*", "quackmq.Driver"),
     "tmpfs": ("unshare", *_NEW_MOUNTS, "mount", "-t", "tmpfs", "tmpfs", "/mnt"),
 }
 
@@ -74,4 +84,7 @@ def works(program: str) -> bool:
     probe = PROBES[program]
     if shutil.which(probe[0]) is None:
         return False
-    return subprocess.run(probe, capture_output=True, timeout=30, check=False).returncode == 0
+    tried = subprocess.run(
+        probe, stdin=subprocess.DEVNULL, capture_output=True, timeout=30, check=False
+    )
+    return tried.returncode == 0

@@ -37,12 +37,13 @@ def batch_of(
     producer_epoch: int = -1,
     base_sequence: int = -1,
     timestamp_ms: int = START_MS,
+    transactional: bool = False,
 ) -> Batch:
     """A batch of one record for each value, all at the same time, not compressed."""
     builder = DefaultRecordBatchBuilder(
         magic=2,
         compression_type=0,
-        is_transactional=0,
+        is_transactional=int(transactional),
         producer_id=producer_id,
         producer_epoch=producer_epoch,
         base_sequence=base_sequence,

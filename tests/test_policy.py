@@ -24,6 +24,7 @@ POLICIES = st.builds(
     archive_bytes=NUMBERS,
     needs_subscriber=st.booleans(),
     ephemeral=st.booleans(),
+    batch_bytes=st.none() | st.integers(1, 2**24),
 )
 
 
@@ -40,6 +41,8 @@ POLICIES = st.builds(
         {"keep_bytes": 2**63},
         {"archive_after_ms": -1},
         {"archive_bytes": 0},
+        {"batch_bytes": 0},
+        {"batch_bytes": 16 * 1024 * 1024 + 1},
         {"live_for_ms": 1.5},
         {"live_for_ms": True},
         {"live_entries": "5"},
@@ -70,12 +73,14 @@ def test_the_default_is_spelled_out() -> None:
     assert configs["quackmq.when_full"] == "archive"
     assert configs["quackmq.keep_for_ms"] == configs["retention.ms"] == "-1"
     assert configs["quackmq.keep_until_consumed"] == "false"
-    assert len(configs) == 12
+    assert len(configs) == 14
 
 
-def test_kafkas_two_names_mean_ours() -> None:
-    policy = Policy.from_configs({"retention.ms": "1000", "retention.bytes": "-1"})
-    assert policy == Policy(keep_for_ms=1000, keep_bytes=None)
+def test_kafkas_names_mean_ours() -> None:
+    policy = Policy.from_configs(
+        {"retention.ms": "1000", "retention.bytes": "-1", "max.message.bytes": "500"}
+    )
+    assert policy == Policy(keep_for_ms=1000, keep_bytes=None, batch_bytes=500)
 
 
 def test_configs_change_a_policy_and_leave_the_rest() -> None:

@@ -11,14 +11,26 @@ from hypothesis import strategies as st
 from quackmq import limits
 from quackmq.errors import (
     InvalidRequest,
+    InvalidTransactionState,
     OutOfOrderSequence,
     ProducerFenced,
     QuackError,
     RepeatForgotten,
     UnknownProducer,
 )
-from quackmq.producers import SEQUENCES, Producer, Remembered, advance, expired, replay
-from quackmq.record import Batch
+from quackmq.producers import (
+    NO_TRANSACTION,
+    SEQUENCES,
+    Producer,
+    Remembered,
+    advance,
+    expired,
+    has_producer,
+    is_repeat,
+    replay,
+)
+from quackmq.record import TRANSACTIONAL_FLAG, Batch
+from quackmq.transactions import Marker, marker_batch
 from tests.support import batch_of
 
 PRODUCER_ID = 7
@@ -160,6 +172,77 @@ def test_a_producer_without_number_or_epoch_is_refused(sequence: int, epoch: int
             advance(state, batch(sequence, epoch=epoch), 1, 0)
 
 
+# --- transactions ----------------------------------------------------------------------------
+
+
+def part(sequence: int, count: int = 1, epoch: int = 0) -> Batch:
+    """A batch of a transaction."""
+    return batch(sequence, count, epoch)._replace(attributes=TRANSACTIONAL_FLAG)
+
+
+def marker(epoch: int = 0) -> Batch:
+    return Batch.parse(marker_batch(PRODUCER_ID, epoch, Marker.COMMIT, 0))
+
+
+def test_the_first_transactional_batch_opens_a_transaction_at_its_offset() -> None:
+    state = appended(appended(None, part(0), 40), part(1), 41)
+    assert state.transaction_offset == 40
+    assert appended(None, batch(0), 40).transaction_offset == NO_TRANSACTION
+
+
+def test_a_marker_ends_the_transaction_and_keeps_what_is_remembered_of_its_epoch() -> None:
+    before = after([part(0), part(1)])
+    state = appended(before, marker(), 2, 2000)
+    assert state == before._replace(transaction_offset=NO_TRANSACTION, last_append_ms=2000)
+    assert advance(state, part(1), 3, 0) == before.batches[1]
+    assert appended(state, part(2), 3).transaction_offset == 3
+
+
+def test_a_marker_of_a_newer_epoch_forgets_the_older_ones_batches() -> None:
+    state = appended(after([part(0), part(1)]), marker(epoch=4), 2, 77)
+    assert state == Producer(PRODUCER_ID, 4, (), 77)
+    for late in (part(1), batch(2), marker(epoch=3)):
+        with pytest.raises(ProducerFenced):
+            advance(state, late, 3, 0)
+    with pytest.raises(OutOfOrderSequence):
+        advance(state, part(2, epoch=4), 3, 0)
+    assert appended(state, part(0, epoch=4), 3).transaction_offset == 3
+
+
+def test_a_marker_makes_a_producer_known_that_was_not() -> None:
+    state = appended(None, marker(epoch=2), 0, 5)
+    assert state == Producer(PRODUCER_ID, 2, (), 5)
+    assert not is_repeat(state, marker(epoch=2))
+
+
+def test_an_open_transaction_takes_batches_of_its_kind_and_epoch_only() -> None:
+    state = after([part(0)])
+    for wrong in (batch(1), part(0, epoch=1), batch(0, epoch=1)):
+        with pytest.raises(InvalidTransactionState):
+            advance(state, wrong, 1, 0)
+    assert advance(state, part(0), 1, 0) == state.batches[0]
+    assert advance(state, batch(0), 1, 0) == state.batches[0]
+
+
+def test_plain_and_transactional_batches_follow_each_other_between_transactions() -> None:
+    state = appended(after([batch(0), part(1)]), marker(), 2)
+    assert appended(state, batch(2), 3).transaction_offset == NO_TRANSACTION
+
+
+@pytest.mark.parametrize(("producer_id", "epoch"), [(-1, 0), (7, -1)])
+def test_a_marker_without_producer_or_epoch_is_refused(producer_id: int, epoch: int) -> None:
+    with pytest.raises(InvalidRequest):
+        advance(None, marker()._replace(producer_id=producer_id, producer_epoch=epoch), 0, 0)
+
+
+def test_a_batch_of_a_transaction_has_a_producer() -> None:
+    assert has_producer(batch(0))
+    assert not has_producer(batch(0)._replace(producer_id=-1))
+    for nobodys in (part(0), marker()):
+        with pytest.raises(InvalidRequest):
+            has_producer(nobodys._replace(producer_id=-1))
+
+
 # --- forgetting ------------------------------------------------------------------------------
 
 
@@ -178,6 +261,16 @@ def test_beyond_the_bound_the_longest_silent_are_forgotten(monkeypatch: pytest.M
     monkeypatch.setattr(limits, "PRODUCERS_PER_PARTITION", 3)
     assert expired(silent_since([10, 20, 30]), 40) == []
     assert expired(silent_since([10, 20, 30, 40, 50]), 60) == [0, 1]
+
+
+def test_a_producer_with_an_open_transaction_is_never_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    states = silent_since([0, 1, 2])
+    states[0] = states[0]._replace(transaction_offset=5)
+    assert expired(states, limits.PRODUCER_EXPIRY_MS + 1) == [1]
+    monkeypatch.setattr(limits, "PRODUCERS_PER_PARTITION", 2)
+    assert expired(states, 3) == [1]
 
 
 # --- against a model -------------------------------------------------------------------------

@@ -1,16 +1,71 @@
 """The broker: all that a door sees. See `quackmq.broker.core`."""
 
 from quackmq.broker.core import Broker
+from quackmq.broker.group_state import GroupSettings
+from quackmq.broker.groups import Commit, Groups
 from quackmq.broker.settings import BrokerSettings, Caller
+from quackmq.broker.stage import CommittedStage, Receipt, StageDescription
+from quackmq.broker.stage_log import StagedBatch
+from quackmq.broker.staging import Staging
+from quackmq.broker.transaction_known import ProducerEpoch, TransactionDescription
+from quackmq.broker.transactions import Transactions
+from quackmq.groups import (
+    ConsumerGroupDescription,
+    ConsumerMemberDescription,
+    GroupDescription,
+    GroupKind,
+    GroupState,
+    Heartbeat,
+    HeartbeatAnswer,
+    Join,
+    Joined,
+    JoinedMember,
+    Leaving,
+    MemberDescription,
+    MemberRef,
+    Sync,
+    Synced,
+)
+from quackmq.producers import Producer
 from quackmq.subscriptions import Message, Offset, Start, Subscription, Time
+from quackmq.transaction_states import ProducerRef, TransactionState
 
 __all__ = [
     "Broker",
     "BrokerSettings",
     "Caller",
+    "Commit",
+    "CommittedStage",
+    "ConsumerGroupDescription",
+    "ConsumerMemberDescription",
+    "GroupDescription",
+    "GroupKind",
+    "GroupSettings",
+    "GroupState",
+    "Groups",
+    "Heartbeat",
+    "HeartbeatAnswer",
+    "Join",
+    "Joined",
+    "JoinedMember",
+    "Leaving",
+    "MemberDescription",
+    "MemberRef",
     "Message",
     "Offset",
+    "Producer",
+    "ProducerEpoch",
+    "ProducerRef",
+    "Receipt",
+    "StageDescription",
+    "StagedBatch",
+    "Staging",
     "Start",
     "Subscription",
+    "Sync",
+    "Synced",
     "Time",
+    "TransactionDescription",
+    "TransactionState",
+    "Transactions",
 ]

@@ -3,7 +3,8 @@
 A topic is a partitioned, append-only log of record batches. Doors that speak in batches publish and
 read them whole; for doors of single messages there are `publish_records` and subscriptions. The
 broker keeps nothing durable itself: that is the store's. Beside it stand `Retention`, which carries
-out topic policies, and `Delivery`, which carries out subscriptions.
+out topic policies, `Delivery`, which carries out subscriptions, and what doors find as
+`broker.groups`, `broker.transactions` and `broker.staging`.
 
 Promised: what a call has answered is durable, as the store promises it; a topic whose policy counts
 nothing costs a publish nothing; nobody waits by asking again and again. A change that has begun is
@@ -21,28 +22,38 @@ import logging
 import uuid
 import zlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
 from types import MappingProxyType
-from typing import Final
 
 from quackmq import codec, limits
+from quackmq.broker.coordinator import Coordinator
+from quackmq.broker.cursors import Cursors
 from quackmq.broker.decoded import DecodedBatches
 from quackmq.broker.delivery import Delivery
+from quackmq.broker.epochs import EpochEnd, epoch_end
+from quackmq.broker.groups import Groups
+from quackmq.broker.modes import Modes
 from quackmq.broker.producer_ids import ProducerIds
 from quackmq.broker.retention import Retention
 from quackmq.broker.settings import BrokerSettings, Caller
-from quackmq.broker.times import first_at
+from quackmq.broker.staging import Staging
+from quackmq.broker.times import first_at, latest
 from quackmq.broker.topics import Topics
+from quackmq.broker.transactions import Transactions
 from quackmq.broker.waits import Changes, NamedLocks, Waits, only
 from quackmq.clock import wall_clock_ms
 from quackmq.errors import (
     BrokerClosing,
     CorruptBatch,
     NoSubscriber,
+    RecordTooLarge,
     UnknownTopic,
     UnsupportedBatch,
 )
 from quackmq.policy import Policy
-from quackmq.record import CONTROL_FLAG, NO_TIMESTAMP, TRANSACTIONAL_FLAG, Batch, Record
+from quackmq.producers import Producer
+from quackmq.record import NO_TIMESTAMP, Batch, Record
 from quackmq.stores.base import Store
 from quackmq.subscriptions import Message, Start, Subscription, check_name
 from quackmq.topic import (
@@ -55,10 +66,9 @@ from quackmq.topic import (
     Slice,
     Topic,
 )
+from quackmq.transactions import TRANSACTION_FLAGS
 
 log = logging.getLogger(__name__)
-
-_NOT_FROM_CLIENTS: Final = CONTROL_FLAG | TRANSACTIONAL_FLAG
 
 
 class Broker:
@@ -73,15 +83,45 @@ class Broker:
         self._now_ms = now_ms
         self._topics = Topics(store, settings, self._on_topic_put, self._on_topic_deleted)
         self._decoded = DecodedBatches()
-        self._delivery = Delivery(
-            store, self._decoded, now_ms, self._read, self._topics.by_id, self._on_cursor_moved
+        self._cursors = Cursors(store, self._topics.by_id)
+        self._coordinator = Coordinator(
+            store, self._topics, now_ms, settings.group_initial_delay_ms
         )
-        self._retention = Retention(
-            store, now_ms, self._delivery.held_from, settings.full_topic_wait_ms
+        self._modes = Modes(self._coordinator.holder)
+        self._delivery = Delivery(
+            store,
+            self._decoded,
+            now_ms,
+            self._read,
+            self._topics.by_id,
+            self._cursors,
+            self._on_cursor_moved,
+            self._coordinator,
+        )
+        self.groups = Groups(
+            self._coordinator,
+            self._cursors,
+            self._delivery,
+            self._modes,
+            self._topics,
+            now_ms,
+            self._on_cursor_moved,
+        )
+        self._retention = Retention(store, now_ms, self._held_from, settings.full_topic_wait_ms)
+        self._producer_ids = ProducerIds(store)
+        self.transactions = Transactions(
+            store, self._topics, self.groups, self._producer_ids, now_ms, self._retention.note
+        )
+        self.staging = Staging(
+            store,
+            self._topics,
+            self._producer_ids,
+            now_ms,
+            self._retention.note,
+            self._delivery.count,
         )
         #: The names of topics that publishing to goes through retention.
         self._counted: set[str] = set()
-        self._producer_ids = ProducerIds(store)
         self._locks = NamedLocks()
         self._waits = Waits()
         self._changes = Changes()
@@ -93,7 +133,12 @@ class Broker:
         """Take up what the store holds, and begin to clean."""
         assert self._cleaner is None, "a broker is opened once"
         await self._topics.load()
+        await self._cursors.load()
+        await self._coordinator.load()
         await self._delivery.load()
+        self.groups.load()
+        await self.transactions.load()
+        await self.staging.load()
         self._cleaner = asyncio.get_running_loop().create_task(self._clean_again_and_again())
 
     async def close(self) -> None:
@@ -103,6 +148,9 @@ class Broker:
             self._cleaner.cancel()
             await asyncio.wait([self._cleaner])
         self._waits.end(_closing())
+        await self.staging.close()
+        await self.transactions.close()
+        await self.groups.close()
         await self._retention.close()
         await self._changes.finish()
 
@@ -151,9 +199,10 @@ class Broker:
         name: str,
         *,
         partitions: int | None = None,
-        policy: Policy | None = None,
+        policy: Policy | Callable[[Policy], Policy] | None = None,
     ) -> Topic:
-        """More partitions, or another policy. UnknownTopic, InvalidRequest, LimitReached."""
+        """More partitions, or another policy: a function makes it of the one that is there, which
+        nobody changes meanwhile. UnknownTopic, InvalidRequest, LimitReached."""
         self._check_open()
         return await self._changes.carry_through(self._topics.alter(name, partitions, policy))
 
@@ -165,14 +214,17 @@ class Broker:
     # --- batches ----------------------------------------------------------------------------
 
     def publish(
-        self, caller: Caller, topic: Topic, partition: int, batch: Batch
+        self, caller: Caller, topic: Topic, partition: int, batch: Batch, *, owned: bool = False
     ) -> Awaitable[Appended]:
         """Append a batch that has passed `Batch.parse`, under the topic's policy.
 
-        The order of calls is the order in the partition. The bytes are copied before this returns.
+        The order of calls is the order in the partition. The bytes are copied before this returns,
+        or kept where their buffer is handed over (`owned`, see `Append`).
         Errors are raised here or by the awaitable: UnknownTopic, UnknownPartition, CorruptBatch,
-        UnsupportedBatch, NoSubscriber, TopicFull, RecordTooLarge (more records than the topic ever
-        holds), and what `Store.append` raises. Callers mind `pending_bytes` as there.
+        UnsupportedBatch, NoSubscriber, TopicFull, RecordTooLarge (more bytes than the topic takes,
+        more records than it ever holds), and what `Store.append` raises. Callers mind
+        `pending_bytes` as there. A transactional batch is taken when `transactions.admit` has let
+        it in, else InvalidTransactionState.
         """
         if self._is_closing:
             raise _closing()
@@ -183,18 +235,29 @@ class Broker:
             or not 0 <= partition < topic.partitions
         ):
             topic = self._topics.of(key)
-        if batch.attributes & _NOT_FROM_CLIENTS:
-            raise UnsupportedBatch("transactional and control batches are not taken")
+        transaction = None
+        if batch.attributes & TRANSACTION_FLAGS:
+            if batch.is_control:
+                raise UnsupportedBatch("control batches are the broker's own")
+            transaction = self.transactions.check_admitted(key, batch)
         if batch.record_count < 1 or batch.record_count != batch.last_offset_delta + 1:
             raise CorruptBatch(
                 f"the batch says {batch.record_count} records and a last offset delta of "
                 f"{batch.last_offset_delta}"
             )
-        if topic.policy.needs_subscriber and not self._delivery.count(topic.id):
+        policy = topic.policy
+        if policy.batch_bytes is not None and batch.size > policy.batch_bytes:
+            raise RecordTooLarge(
+                f"a batch of {batch.size} bytes; topic {topic.name} takes {policy.batch_bytes}"
+            )
+        if policy.needs_subscriber and not self._delivery.count(topic.id):
             raise NoSubscriber(f"topic {topic.name} takes nothing while nobody subscribes to it")
         if topic.name in self._counted:
-            return self._retention.publish(key, batch)
-        return only(self._store.append((Append(key, batch),)))
+            if transaction is None:
+                return self._retention.publish(key, batch)
+            may_still = partial(self.transactions.check_admitted, key, serial=transaction)
+            return self._retention.publish(key, batch, may_still)
+        return only(self._store.append((Append(key, batch, owned),)))
 
     async def publish_records(
         self,
@@ -228,8 +291,12 @@ class Broker:
         max_bytes: int,
         min_bytes: int = 1,
         wait_ms: int = 0,
+        committed: bool = False,
     ) -> list[Slice]:
-        """As `Store.read`: whole batches, errors in the slices."""
+        """As `Store.read`: whole batches, errors in the slices. With `committed` every read is a
+        committed one; what is to be left out of it stands in the slices (see `committed`)."""
+        if committed:
+            reads = [read._replace(committed=True) for read in reads]
         return await self._read(reads, max_bytes=max_bytes, min_bytes=min_bytes, wait_ms=wait_ms)
 
     @property
@@ -254,6 +321,24 @@ class Broker:
         topic = self._topics.of(key)
         return await first_at(self._store, self._decoded, key, topic.name, timestamp_ms)
 
+    async def max_timestamp(self, caller: Caller, key: PartitionKey) -> OffsetTime | None:
+        """The first of the records with the greatest timestamp; None if no record has one."""
+        self._check_open()
+        topic = self._topics.of(key)
+        return await latest(self._store, self._decoded, key, topic.name)
+
+    async def epoch_end(self, caller: Caller, key: PartitionKey, epoch: int) -> EpochEnd | None:
+        """Where a leader's epoch ended; None for one that has not begun."""
+        self._check_open()
+        self._topics.of(key)
+        return await epoch_end(self._store, key, epoch)
+
+    async def producers(self, caller: Caller, key: PartitionKey) -> Mapping[int, Producer]:
+        """What a partition remembers of its producers, by id."""
+        self._check_open()
+        self._topics.of(key)
+        return await self._store.producers(key)
+
     async def trim(self, caller: Caller, key: PartitionKey, before: int) -> int:
         """Let go of what lies before an offset; the first offset that is left. OffsetOutOfRange
         beyond the end. Subscriptions do not hold what is trimmed so."""
@@ -270,6 +355,9 @@ class Broker:
         """What the cleaner does at its intervals, now."""
         self._check_open()
         await self._retention.clean()
+        await self.groups.clean()
+        await self.transactions.clean()
+        await self.staging.clean()
 
     # --- subscriptions ----------------------------------------------------------------------
 
@@ -297,20 +385,26 @@ class Broker:
         wait_ms: int = 0,
     ) -> Message | None:
         """The next message, if `last_id` is the id of the last one sent; otherwise that one again.
-        None if there is nothing, after waiting so long. InvalidMessageId, UnknownSubscription."""
+        None if there is nothing, after waiting so long. InvalidMessageId, UnknownSubscription,
+        NameInOtherMode."""
         self._check_open()
-        return await self._delivery.get(self.topic(topic_name), name, last_id, wait_ms)
+        topic = self.topic(topic_name)
+        with self._by_last_id(caller, name, topic):
+            return await self._delivery.get(topic, name, last_id, wait_ms)
 
     async def commit(self, caller: Caller, name: str, topic_name: str, message_id: str) -> None:
         """Everything of the message's partition up to and including it is done with."""
         self._check_open()
         topic = self.topic(topic_name)
-        await self._changes.carry_through(self._delivery.commit(topic, name, message_id))
+        with self._by_last_id(caller, name, topic):
+            await self._changes.carry_through(self._delivery.commit(topic, name, message_id))
 
     async def seek(self, caller: Caller, name: str, topic_name: str, to: Start) -> None:
         """Go on from somewhere else, further on or back."""
         self._check_open()
-        await self._changes.carry_through(self._delivery.seek(self.topic(topic_name), name, to))
+        topic = self.topic(topic_name)
+        with self._by_last_id(caller, name, topic):
+            await self._changes.carry_through(self._delivery.seek(topic, name, to))
 
     async def lag(self, caller: Caller, name: str, topic_name: str) -> int:
         """How many records are still to come, the outstanding one included."""
@@ -353,6 +447,10 @@ class Broker:
             return "subscriptions", topic_name
         return "subscriptions", topic_name, name
 
+    def _by_last_id(self, caller: Caller, name: str, topic: Topic) -> AbstractContextManager[None]:
+        self._delivery.check_subscribed(topic, name)
+        return self._modes.by_last_id(caller, name)
+
     # --- helpers ----------------------------------------------------------------------------
 
     def _check_open(self) -> None:
@@ -393,7 +491,12 @@ class Broker:
     async def _on_topic_deleted(self, topic: Topic) -> None:
         self._counted.discard(topic.name)
         self._retention.forget(topic.id, UnknownTopic(f"topic {topic.name} was deleted"))
+        self._cursors.forget(topic.id)
         await self._delivery.forget(topic)
+
+    def _held_from(self, key: PartitionKey) -> int | None:
+        held = (self._delivery.held_from(key), self.groups.held_from(key))
+        return min((each for each in held if each is not None), default=None)
 
     def _on_cursor_moved(self, key: PartitionKey) -> None:
         self._retention.cursor_moved(key)
@@ -401,10 +504,16 @@ class Broker:
     async def _clean_again_and_again(self) -> None:
         while True:
             await asyncio.sleep(self.settings.clean_interval_ms / 1000)
-            try:
-                await self._retention.clean()
-            except Exception:
-                log.exception("cleaning failed; it is tried again")
+            for clean in (
+                self._retention.clean,
+                self.groups.clean,
+                self.transactions.clean,
+                self.staging.clean,
+            ):
+                try:
+                    await clean()
+                except Exception:
+                    log.exception("cleaning failed; it is tried again")
 
 
 def _closing() -> BrokerClosing:

@@ -29,12 +29,14 @@ _RECORD_BYTES: Final = 256
 
 
 class Decoded(NamedTuple):
-    """A batch with its records; without any if it is poison."""
+    """A batch with its records; without any if it is poison. `is_committed` is said of batches
+    whose transaction is known to be committed, and of those that are in none."""
 
     base_offset: int
     next_offset: int
     records: list[Record]
     size: int
+    is_committed: bool = True
 
     @property
     def is_poison(self) -> bool:
@@ -52,17 +54,26 @@ class DecodedBatches:
         self._size = 0
 
     def find(self, key: PartitionKey, offset: int) -> Decoded | None:
-        """The batch that holds an offset, if it is here."""
+        """The batch that holds an offset, if it is here and known to be committed."""
         for (held_key, base_offset), decoded in self._decoded.items():
-            if held_key == key and base_offset <= offset < decoded.next_offset:
+            if held_key != key or not base_offset <= offset < decoded.next_offset:
+                continue
+            if decoded.is_committed:
                 self._decoded.move_to_end((held_key, base_offset))
                 return decoded
         return None
 
-    def open(self, key: PartitionKey, batch: Batch, topic_name: str) -> Decoded:
-        """A batch, opened now or before. Its offsets are those of the log."""
+    def open(
+        self, key: PartitionKey, batch: Batch, topic_name: str, *, is_committed: bool = False
+    ) -> Decoded:
+        """A batch, opened now or before. Its offsets are those of the log. Who knows that it is
+        committed says so."""
+        is_committed = is_committed or not (batch.is_transactional or batch.is_control)
         decoded = self._decoded.get((key, batch.base_offset))
         if decoded is not None:
+            if is_committed and not decoded.is_committed:
+                decoded = decoded._replace(is_committed=True)
+                self._decoded[key, batch.base_offset] = decoded
             return decoded
         try:
             records = codec.decode(batch)
@@ -70,7 +81,8 @@ class DecodedBatches:
             return self.quarantine(key, batch.base_offset, batch.next_offset, topic_name, error)
         size = sum(len(record.key or b"") + len(record.value or b"") for record in records)
         size += _RECORD_BYTES * len(records)
-        return self._hold(key, Decoded(batch.base_offset, batch.next_offset, records, size))
+        begin, end = batch.base_offset, batch.next_offset
+        return self._hold(key, Decoded(begin, end, records, size, is_committed))
 
     def quarantine(
         self, key: PartitionKey, base_offset: int, next_offset: int, topic_name: str, why: Exception

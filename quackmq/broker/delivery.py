@@ -16,10 +16,13 @@ import asyncio
 import logging
 import math
 import uuid
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Protocol
 
 from quackmq import limits
+from quackmq.broker.coordinator import Coordinator
+from quackmq.broker.cursors import Cursors, partition_of
 from quackmq.broker.decoded import DecodedBatches
 from quackmq.broker.heads import Head, find_head
 from quackmq.broker.times import first_at
@@ -30,6 +33,7 @@ from quackmq.errors import (
     LimitReached,
     OffsetOutOfRange,
     QuackError,
+    StateChanged,
     StoreReadOnly,
     UnknownSubscription,
     UnknownTopic,
@@ -81,27 +85,27 @@ class Delivery:
         now_ms: Callable[[], int],
         read: Reader,
         topics: Mapping[uuid.UUID, Topic],
+        cursors: Cursors,
         cursor_moved: Callable[[PartitionKey], None],
+        groups: Coordinator,
     ) -> None:
         """`topics` is the broker's own view of what is there. `cursor_moved` is told of every
-        cursor that moved, came or went."""
+        cursor of a subscription that moved, came or went. `groups` share names and cursors."""
         self._store = store
         self._decoded = decoded
         self._now_ms = now_ms
         self._read = read
         self._topics = topics
+        self._cursors = cursors
         self._cursor_moved = cursor_moved
+        self._groups = groups
         self._held: dict[uuid.UUID, dict[str, _Held]] = {}
+        self._by_name: dict[str, dict[uuid.UUID, _Held]] = {}
         self._count = 0
 
     async def load(self) -> None:
-        """Take up what the store has. What is left of topics that are gone (a crash can come
-        between a topic's end and that of its subscriptions) is removed."""
-        cursors: dict[tuple[uuid.UUID, str], dict[int, int]] = {}
-        for cursor in (await self._store.cursors()).values():
-            if cursor.offset is not None:
-                of_name = cursors.setdefault((cursor.key.topic_id, cursor.key.name), {})
-                of_name[cursor.key.partition] = cursor.offset
+        """Take up what the store has; cursors are there already. What is left of topics that are
+        gone (a crash can come between a topic's end and that of its subscriptions) is removed."""
         for key, state in (await self._store.states(STATE_PREFIX)).items():
             topic_id, name = parse_state_key(key)
             topic = self._topics.get(topic_id)
@@ -109,7 +113,7 @@ class Delivery:
                 await self._remove_remains(key, state.version)
                 continue
             kept = decode_kept(state.value)
-            own = cursors.get((topic_id, name), {})
+            own = self._own_cursors(name, topic_id)
             offsets = tuple(own.get(partition, 0) for partition in range(topic.partitions))
             progress = Progress(offsets, remembers=False)
             self._add(_Held(topic, name, kept, state.version, progress))
@@ -140,17 +144,45 @@ class Delivery:
     def is_subscribed(self, topic: Topic, name: str) -> bool:
         return name in self._held.get(topic.id, ())
 
+    def check_subscribed(self, topic: Topic, name: str) -> None:
+        """UnknownSubscription."""
+        self._find_held(topic, name)
+
+    def names(self) -> list[str]:
+        return list(self._by_name)
+
+    def has_name(self, name: str) -> bool:
+        """Whether a name has subscribed to any topic."""
+        return name in self._by_name
+
+    def wanted(self, name: str) -> dict[PartitionKey, int]:
+        """The next offset that a name's subscriptions want of each of their partitions."""
+        return {
+            PartitionKey(topic_id, partition): offset
+            for topic_id, held in self._by_name.get(name, {}).items()
+            for partition, offset in enumerate(held.progress.cursors)
+        }
+
     # --- coming and going -------------------------------------------------------------------
 
     async def subscribe(self, topic: Topic, name: str, start: Start) -> None:
-        """A new subscription. One of this name must not be there, nor on its way."""
+        """A new subscription. One of this name must not be there, nor on its way. Where a group of
+        this name has committed before, it goes on from there."""
         check_name(name)
         if self._count >= limits.SUBSCRIPTIONS:
             raise LimitReached(f"there are {limits.SUBSCRIPTIONS} subscriptions: unsubscribe some")
+        async with self._cursors.changing(name):
+            await self._subscribe(topic, name, start)
+
+    async def _subscribe(self, topic: Topic, name: str, start: Start) -> None:
         kept = Kept("last_id", start, self._now_ms())
-        cursors = await self._starts(topic, start)
+        offsets = dict(enumerate(await self._starts(topic, start)))
+        of_group = self._own_cursors(name, topic.id) if self._groups.keeps_offsets(name) else {}
         # The state last: with it the subscription is there, and its cursors have to be.
-        await self._set_cursors(topic, name, dict(enumerate(cursors)))
+        new = {partition: offsets[partition] for partition in offsets if partition not in of_group}
+        await self._set_cursors(topic, name, new)
+        offsets |= of_group
+        cursors = tuple(offsets.get(partition, 0) for partition in range(max(offsets) + 1))
         key = state_key(topic.id, name)
         state = await self._store.put_state(key, encode_kept(kept), 0)
         now = self._topics.get(topic.id)
@@ -161,13 +193,22 @@ class Delivery:
         self._add(_Held(now, name, kept, state.version, progress))
 
     async def unsubscribe(self, topic: Topic, name: str) -> None:
+        """With its cursors, unless members of a group of this name use them."""
         held = self._find_held(topic, name)
-        async with held.lock:
+        async with self._cursors.changing(name), held.lock:
             held.check_there()
             await self._store.put_state(state_key(topic.id, name), None, held.version)
-            self._remove(held, UnknownSubscription(f"{name} has unsubscribed from {topic.name}"))
-            partitions = range(len(held.progress.cursors))
-            await self._set_cursors(topic, name, dict.fromkeys(partitions))
+            if held.gone is None:  # else the topic went meanwhile, and took it along
+                reason = UnknownSubscription(f"{name} has unsubscribed from {topic.name}")
+                self._remove(held, reason)
+            if self._groups.is_live(name):
+                return
+            try:
+                partitions = range(len(held.progress.cursors))
+                await self._set_cursors(topic, name, dict.fromkeys(partitions))
+            except UnknownTopic:
+                # The subscription is gone; the topic, which is about to go, takes its cursors.
+                log.debug("topic %s went while %s unsubscribed", topic.name, name)
 
     def follow(self, topic: Topic) -> None:
         """A topic was altered."""
@@ -185,12 +226,14 @@ class Delivery:
             self._remove(held, UnknownTopic(f"topic {topic.name} was deleted"))
         for start in range(0, len(gone), limits.CHANGES_AT_ONCE):
             some = gone[start : start + limits.CHANGES_AT_ONCE]
-            await asyncio.gather(
-                *(
-                    self._store.put_state(state_key(topic.id, held.name), None, held.version)
-                    for held in some
-                )
-            )
+            await asyncio.gather(*(self._remove_state(held) for held in some))
+
+    async def _remove_state(self, held: _Held) -> None:
+        try:
+            await self._store.put_state(state_key(held.topic.id, held.name), None, held.version)
+        except StateChanged:
+            # Whoever unsubscribed at the same time has removed it.
+            log.debug("%s unsubscribed while topic %s went", held.name, held.topic.name)
 
     # --- messages ---------------------------------------------------------------------------
 
@@ -247,12 +290,13 @@ class Delivery:
             self._cursor_moved(PartitionKey(topic.id, partition))
 
     async def lag(self, topic: Topic, name: str) -> int:
-        """How many records are still to come."""
+        """How many records are still to come, as far as they are decided; markers and what was
+        aborted count."""
         held = self._find_held(topic, name)
         lag = 0
         for partition, cursor in enumerate(held.progress.cursors):
             offsets = await self._store.offsets(PartitionKey(topic.id, partition))
-            lag += max(0, offsets.next - max(offsets.first, cursor))
+            lag += max(0, offsets.stable - max(offsets.first, cursor))
         return lag
 
     async def _acknowledge(self, held: _Held, place: Place) -> None:
@@ -283,6 +327,40 @@ class Delivery:
 
     # --- cursors ----------------------------------------------------------------------------
 
+    async def move(self, name: str, cursors: Sequence[Cursor]) -> None:
+        """Set cursors for the group of a name; its subscriptions go on from there. To be called
+        within `Cursors.changing`. As `Store.set_cursors`."""
+        async with self.moving(cursors):
+            await self._cursors.set(cursors)
+
+    @asynccontextmanager
+    async def moving(self, cursors: Sequence[Cursor]) -> AsyncIterator[None]:
+        """Around a change that sets cursors for groups, within `Cursors.changing` of each: the
+        subscriptions of their names go on from there."""
+        names = dict.fromkeys((cursor.key.name, cursor.key.topic_id) for cursor in cursors)
+        moving = {
+            (name, topic_id): self._by_name[name][topic_id]
+            for name, topic_id in names
+            if topic_id in self._by_name.get(name, ())
+        }
+        async with AsyncExitStack() as locks:
+            for held in moving.values():
+                await locks.enter_async_context(held.lock)
+            yield
+            for held in moving.values():
+                held.go_on_from(self._own_cursors(held.name, held.topic.id))
+        for cursor in cursors:
+            if (cursor.key.name, cursor.key.topic_id) in moving:
+                self._cursor_moved(partition_of(cursor.key))
+
+    def _own_cursors(self, name: str, topic_id: uuid.UUID) -> dict[int, int]:
+        """The offsets of a name in a topic, by partition."""
+        return {
+            partition: cursor.offset
+            for partition, cursor in self._cursors.in_topic(name, topic_id).items()
+            if cursor.offset is not None
+        }
+
     async def _starts(self, topic: Topic, start: Start) -> tuple[int, ...]:
         """The offset in each partition that a start stands for."""
         keys = [PartitionKey(topic.id, partition) for partition in range(topic.partitions)]
@@ -290,7 +368,7 @@ class Delivery:
         if start == "beginning":
             return tuple(each.first for each in ranges)
         if start == "end":
-            return tuple(each.next for each in ranges)
+            return tuple(each.stable for each in ranges)  # what is undecided is yet to come
         if isinstance(start, Time):
             found = [
                 await first_at(self._store, self._decoded, key, topic.name, start.timestamp_ms)
@@ -313,7 +391,7 @@ class Delivery:
         self, topic: Topic, name: str, offsets: Mapping[int, int | None]
     ) -> None:
         now_ms = self._now_ms()
-        await self._store.set_cursors(
+        await self._cursors.set(
             [
                 Cursor(CursorKey(name, topic.id, partition), offset, "", now_ms)
                 for partition, offset in offsets.items()
@@ -331,6 +409,7 @@ class Delivery:
 
     def _add(self, held: _Held) -> None:
         self._held.setdefault(held.topic.id, {})[held.name] = held
+        self._by_name.setdefault(held.name, {})[held.topic.id] = held
         self._count += 1
         self._moved_all(held)
 
@@ -339,6 +418,9 @@ class Delivery:
         del of_topic[held.name]
         if not of_topic:
             del self._held[held.topic.id]
+        del self._by_name[held.name][held.topic.id]
+        if not self._by_name[held.name]:
+            del self._by_name[held.name]
         self._count -= 1
         held.gone = reason
         held.waits.end(reason)
@@ -370,6 +452,15 @@ class _Held:
     def check_there(self) -> None:
         if self.gone is not None:
             raise self.gone
+
+    def go_on_from(self, offsets: Mapping[int, int]) -> None:
+        """Moved by somebody else: nothing that was sent before counts, and who waits for messages
+        waits at the old place."""
+        cursors = tuple(
+            offsets.get(partition, cursor) for partition, cursor in enumerate(self.progress.cursors)
+        )
+        self.progress = moved(self.progress, cursors)
+        self.waits.end(_Moved())
 
     def subscription(self) -> Subscription:
         return Subscription(

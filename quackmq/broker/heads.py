@@ -1,7 +1,8 @@
-"""Finding the head of a subscription: the first record at or after its cursors.
+"""Finding the head of a subscription: the first committed record at or after its cursors.
 
 What cannot be had is gone over. A range that the topic dropped, a batch that cannot be opened and a
-range that the store knows to be damaged count as lost; offsets that no record has do not. Damage
+range that the store knows to be damaged count as lost; offsets that no record has do not, nor those
+of markers and of records whose transaction was aborted. What is undecided is waited for. Damage
 whose end is not known stops its partition, but not the others.
 
 Nothing is remembered from one search to the next but opened batches: the same cursors find the same
@@ -13,9 +14,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from quackmq import limits
+from quackmq.broker.committed import is_committed
 from quackmq.broker.decoded import DecodedBatches
 from quackmq.errors import DamagedData, OffsetOutOfRange
-from quackmq.record import Record, batches
+from quackmq.record import Batch, Record, batches
 from quackmq.stores.base import Store
 from quackmq.subscriptions import Place
 from quackmq.topic import PartitionKey, Read, Slice, Topic
@@ -44,7 +47,7 @@ async def find_head(
             return head
         break  # only the first, whose turn it is, may be answered without looking at the others
     search = _Search(decoded, topic, cursors)
-    while search.look(await store.read(search.reads(), max_bytes=1)):
+    while search.look(await store.read(search.reads(), max_bytes=search.max_bytes)):
         if search.head is not None:
             return search.head
     if search.error is not None:
@@ -57,7 +60,10 @@ async def _find_decoded(
 ) -> Head | None:
     """The head, if its batch was opened before."""
     batch = decoded.find(key, cursor)
-    if batch is None or (await store.offsets(key)).first > cursor:
+    if batch is None:
+        return None
+    offsets = await store.offsets(key)
+    if not offsets.first <= cursor < offsets.stable:
         return None
     record = batch.from_offset(cursor)
     return None if record is None else Head(key.partition, record, 0)
@@ -70,15 +76,16 @@ class _Search:
         self.head: Head | None = None
         #: What stopped the search in a partition, which it then left out.
         self.error: Exception | None = None
+        #: One batch is enough, which the store gives whole; where it is to be left out, more are.
+        self.max_bytes = 1
         self._decoded = decoded
         self._topic = topic
         self._positions = dict(cursors)
         self._lost = dict.fromkeys(cursors, 0)
 
     def reads(self) -> list[Read]:
-        """One batch of one partition is enough; the store gives a first batch whole."""
         return [
-            Read(PartitionKey(self._topic.id, partition), position, 1)
+            Read(PartitionKey(self._topic.id, partition), position, self.max_bytes, committed=True)
             for partition, position in self._positions.items()
         ]
 
@@ -111,17 +118,30 @@ class _Search:
 
     def _open(self, part: Slice) -> None:
         partition = part.key.partition
+        first = next(batches(part.chunks[0]))
+        assert first.next_offset > self._positions[partition], "it holds the offset that was asked"
+        for chunk in part.chunks:
+            for batch in batches(chunk):
+                if self._open_batch(part, batch):
+                    return
+        self.max_bytes = limits.REGION_BYTES
+
+    def _open_batch(self, part: Slice, batch: Batch) -> bool:
+        """Whether the head is in a batch; if not, the search goes on behind it."""
+        partition = part.key.partition
         position = self._positions[partition]
-        batch = self._decoded.open(part.key, next(batches(part.chunks[0])), self._topic.name)
-        assert batch.next_offset > position, "the store gives the batch that holds the offset"
-        record = batch.from_offset(position)
+        if not is_committed(batch, part.aborted):
+            self._skip(partition, batch.next_offset, 0)
+            return False
+        opened = self._decoded.open(part.key, batch, self._topic.name, is_committed=True)
+        record = opened.from_offset(position)
         if record is not None:
             self.head = Head(partition, record, self._lost[partition])
-            return
-        begin = max(position, batch.base_offset)
-        self._skip(
-            partition, batch.next_offset, batch.next_offset - begin if batch.is_poison else 0
-        )
+            return True
+        begin = max(position, opened.base_offset)
+        lost = opened.next_offset - begin if opened.is_poison else 0
+        self._skip(partition, opened.next_offset, lost)
+        return False
 
     def _skip(self, partition: int, to: int, lost: int) -> None:
         self._positions[partition] = to

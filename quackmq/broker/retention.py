@@ -87,20 +87,30 @@ class Retention:
 
     # --- publishing and trimming --------------------------------------------------------------
 
-    def publish(self, key: PartitionKey, batch: Batch) -> Awaitable[Appended]:
+    def publish(
+        self, key: PartitionKey, batch: Batch, check: Callable[[Batch], object] | None = None
+    ) -> Awaitable[Appended]:
         """Append when there is room. Raises, here or when awaited, TopicFull and RecordTooLarge
-        beside what the store raises. The bytes are copied before this returns."""
+        beside what the store raises. The bytes are copied before this returns. If it has to wait,
+        `check` is asked once more when its turn comes, and raises if it came too late."""
         partition = self._partitions[key.topic_id][key.partition]
         policy = partition.topic.policy
         _check_fits(partition, batch)
         if not partition.is_ready or key in self._queues:
-            return self._wait_for_turn(partition, batch)
+            return self._wait_for_turn(partition, batch, check)
         if self._has_room(partition, batch):
             # The append happens, whether or not its publisher stays to hear of it.
             return asyncio.shield(self._append(partition, batch))
         if policy.when_full is WhenFull.REFUSE:
             raise _full(partition)
-        return self._wait_for_turn(partition, batch)
+        return self._wait_for_turn(partition, batch, check)
+
+    def note(self, key: PartitionKey, answer: Appended, size: int) -> None:
+        """Something was appended that did not come this way: a marker."""
+        partitions = self._partitions.get(key.topic_id)
+        if partitions is not None and partitions[key.partition].is_ready:
+            partitions[key.partition].appended(answer, size)
+            partitions[key.partition].due_ms = 0
 
     def cursor_moved(self, key: PartitionKey) -> None:
         """A subscription moved or went: what it held may be let go of."""
@@ -296,7 +306,9 @@ class Retention:
 
     # --- who waits --------------------------------------------------------------------------
 
-    def _wait_for_turn(self, partition: Partition, batch: Batch) -> Awaitable[Appended]:
+    def _wait_for_turn(
+        self, partition: Partition, batch: Batch, check: Callable[[Batch], object] | None
+    ) -> Awaitable[Appended]:
         if (
             self._waiting >= limits.WAITING_PUBLISHERS
             or self._waiting_bytes + batch.size > limits.WAITING_PUBLISH_BYTES
@@ -305,7 +317,7 @@ class Retention:
                 f"{_full(partition)}; and {self._waiting} publishers of {self._waiting_bytes} "
                 "bytes are waiting for room already"
             )
-        waiter = _Waiter(partition, batch)
+        waiter = _Waiter(partition, batch, check)
         self._queues.setdefault(partition.key, deque()).append(waiter)
         self._waiting += 1
         self._waiting_bytes += batch.size
@@ -345,6 +357,8 @@ class Retention:
             if waiter.woken.cancelled():
                 return  # it is about to leave, and then the next is admitted
             try:
+                if waiter.check is not None:
+                    waiter.check(waiter.batch)
                 _check_fits(partition, waiter.batch)
                 if not self._has_room(partition, waiter.batch):
                     if partition.topic.policy.when_full is WhenFull.WAIT:
@@ -397,10 +411,13 @@ class _Waiter:
     """A publisher in a queue, with a copy of its batch. The outcome is there when it is woken: its
     append, which has begun, or why there is none."""
 
-    __slots__ = ("batch", "outcome", "partition", "woken")
+    __slots__ = ("batch", "check", "outcome", "partition", "woken")
 
-    def __init__(self, partition: Partition, batch: Batch) -> None:
+    def __init__(
+        self, partition: Partition, batch: Batch, check: Callable[[Batch], object] | None
+    ) -> None:
         self.partition = partition
+        self.check = check
         self.batch = Batch.peek(bytes(batch.view))
         self.outcome: asyncio.Task[Appended] | Exception | None = None
         self.woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()

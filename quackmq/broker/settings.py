@@ -26,3 +26,4 @@ class BrokerSettings:
     default_policy: Policy = Policy()
     clean_interval_ms: int = limits.CLEAN_INTERVAL_MS
     full_topic_wait_ms: int = limits.FULL_TOPIC_WAIT_MS
+    group_initial_delay_ms: int = limits.GROUP_INITIAL_DELAY_MS

@@ -1,4 +1,5 @@
-"""Which record is the first of a time: the store says near which batch, here that one is opened.
+"""Which record is the first of a time, and which the latest: the store says near which batch, here
+that one is opened.
 
 A batch that cannot be read or opened, or whose header promises a time that none of its records has,
 stands for itself: the answer is then its first offset, which is early and never late.
@@ -9,7 +10,7 @@ from __future__ import annotations
 from quackmq import limits
 from quackmq.broker.decoded import DecodedBatches
 from quackmq.errors import DamagedData, OffsetOutOfRange
-from quackmq.record import Batch, batches
+from quackmq.record import NO_TIMESTAMP, Batch, batches
 from quackmq.stores.base import Store
 from quackmq.topic import OffsetTime, PartitionKey, Read
 
@@ -40,6 +41,45 @@ async def first_at(
                 if answer is not None:
                     return answer
                 position = batch.next_offset
+
+
+async def latest(
+    store: Store, decoded: DecodedBatches, key: PartitionKey, topic_name: str
+) -> OffsetTime | None:
+    """The first of the records with the greatest timestamp; None if no record has one.
+
+    Asking for the first record of a time tells of each time whether it is too late. Times mostly
+    grow, so the last batch's is asked about first, and mostly nothing is later. Otherwise the
+    greatest lies further on, by steps that double as long as there is something, then by halves.
+    """
+    latest_ms = await _time_at_end(store, key)
+    found, too_late_ms, step_ms = None, None, 1
+    while too_late_ms is None or too_late_ms > latest_ms + 1:
+        if too_late_ms is None:
+            ask_ms = latest_ms + step_ms
+            step_ms *= 2
+        else:
+            ask_ms = (latest_ms + 1 + too_late_ms) // 2
+        later = await first_at(store, decoded, key, topic_name, ask_ms)
+        if later is None:
+            too_late_ms = ask_ms
+        else:
+            found, latest_ms = later, later.timestamp_ms
+    if found is None and latest_ms != NO_TIMESTAMP:
+        found = await first_at(store, decoded, key, topic_name, latest_ms)
+    return found
+
+
+async def _time_at_end(store: Store, key: PartitionKey) -> int:
+    """The greatest timestamp in the last batch, as far as that can be told by its header."""
+    offsets = await store.offsets(key)
+    if offsets.first == offsets.next:
+        return NO_TIMESTAMP
+    (part,) = await store.read([Read(key, offsets.next - 1, 1)], max_bytes=1)
+    if part.error is not None or not part.chunks:
+        return NO_TIMESTAMP  # damaged, trimmed, or a gap
+    batch = next(batches(part.chunks[0]))
+    return batch.max_timestamp if batch.base_offset >= part.first_offset else NO_TIMESTAMP
 
 
 def _first_in(

@@ -9,15 +9,19 @@ store would know of it, and the view not.
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import Awaitable, Callable
+from typing import Final
 
 from quackmq import limits
 from quackmq.broker.settings import BrokerSettings
 from quackmq.broker.waits import NamedLocks
 from quackmq.errors import (
+    IllegalTopicName,
     InvalidRequest,
     LimitReached,
+    NotFound,
     TopicExists,
     UnknownPartition,
     UnknownTopic,
@@ -25,6 +29,9 @@ from quackmq.errors import (
 from quackmq.policy import Policy
 from quackmq.stores.base import Store
 from quackmq.topic import PartitionKey, Topic, check_topic_name
+
+#: Topics whose names begin so are the broker's own: nobody sees them, nobody makes one.
+HIDDEN_PREFIX: Final = "__quackmq."
 
 
 class Topics:
@@ -39,15 +46,21 @@ class Topics:
         that is gone."""
         self.by_name: dict[str, Topic] = {}
         self.by_id: dict[uuid.UUID, Topic] = {}
+        #: Grows when a topic comes, changes or goes.
+        self.changes = 0
         self._store = store
         self._settings = settings
         self._on_put = on_put
         self._on_deleted = on_deleted
         self._locks = NamedLocks()
+        #: Deletions that are on their way, and how many there have been.
+        self._going: set[asyncio.Future[None]] = set()
+        self._gone = 0
 
     async def load(self) -> None:
         for topic in (await self._store.topics()).values():
-            self._put(topic)
+            if not topic.name.startswith(HIDDEN_PREFIX):
+                self._put(topic)
 
     # --- what is there ----------------------------------------------------------------------
 
@@ -78,6 +91,8 @@ class Topics:
     def check_new(self, name: str, partitions: int) -> None:
         """What `create` would refuse, as far as it can be told without trying."""
         check_topic_name(name)
+        if name.startswith(HIDDEN_PREFIX):
+            raise IllegalTopicName(f"names that begin with {HIDDEN_PREFIX} are the broker's own")
         if name in self.by_name:
             raise TopicExists(f"topic {name} exists already")
         if partitions < 1:
@@ -115,24 +130,54 @@ class Topics:
                 )
             )
 
-    async def alter(self, name: str, partitions: int | None, policy: Policy | None) -> Topic:
+    async def alter(
+        self,
+        name: str,
+        partitions: int | None,
+        policy: Policy | Callable[[Policy], Policy] | None,
+    ) -> Topic:
         async with self._locks.hold(name):
-            topic_id = self.named(name).id
+            topic = self.named(name)
+            if callable(policy):
+                policy = policy(topic.policy)
             return self._put(
-                await self._store.alter_topic(topic_id, partitions=partitions, policy=policy)
+                await self._store.alter_topic(topic.id, partitions=partitions, policy=policy)
             )
 
     async def delete(self, name: str) -> None:
         async with self._locks.hold(name):
             topic = self.named(name)
-            await self._store.delete_topic(topic.id)
-            del self.by_name[name]
-            del self.by_id[topic.id]
+            gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._going.add(gone)
+            try:
+                await self._store.delete_topic(topic.id)
+                del self.by_name[name]
+                del self.by_id[topic.id]
+                self.changes += 1
+                self._gone += 1
+            finally:
+                self._going.discard(gone)
+                gone.set_result(None)
             await self._on_deleted(topic)
+
+    async def despite_deletions(self, attempt: Callable[[], Awaitable[None]]) -> None:
+        """Carry out something that leaves out topics that are not there; again, if one goes
+        meanwhile. The store knows of a deletion before this view does."""
+        while True:
+            gone = self._gone
+            try:
+                await attempt()
+                return
+            except NotFound:
+                while self._going:
+                    await asyncio.wait(self._going)
+                if self._gone == gone:
+                    raise
 
     def _put(self, topic: Topic) -> Topic:
         self.by_name[topic.name] = topic
         self.by_id[topic.id] = topic
+        self.changes += 1
         self._on_put(topic)
         return topic
 

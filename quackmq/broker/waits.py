@@ -61,10 +61,14 @@ class Changes:
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def carry_through(self, change: Coroutine[Any, Any, T]) -> T:
+        return await asyncio.shield(self.start(change))
+
+    def start(self, change: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """The same for a change that nobody waits for; it sees to its own errors."""
         task = asyncio.get_running_loop().create_task(change)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        return await asyncio.shield(task)
+        return task
 
     async def finish(self) -> None:
         """Wait until none is on its way."""

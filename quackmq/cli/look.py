@@ -39,6 +39,7 @@ from quackmq.stores.local.log import PartitionLog
 from quackmq.stores.local.segment import Segment
 from quackmq.stores.local.verification import Tally, Verification
 from quackmq.topic import PartitionKey, Topic
+from quackmq.transactions import Step, read_marker
 
 #: Whoever waits longer than this is told how far it has got.
 PROGRESS_EVERY_S: Final = 5.0
@@ -93,7 +94,7 @@ def _standing_lines(inspection: Inspection) -> Iterator[str]:
 
 
 def _topic_rows(inspection: Inspection) -> Iterator[Sequence[str]]:
-    yield ("TOPIC", "PARTITION", "FIRST", "NEXT", "BYTES", "SEGMENTS", "ID", "POLICY")
+    yield ("TOPIC", "PARTITION", "FIRST", "STABLE", "NEXT", "BYTES", "SEGMENTS", "ID", "POLICY")
     for topic in _topics(inspection):
         policy = " ".join(f"{name}={value}" for name, value in _policy(topic.policy).items())
         for log in _logs(inspection, topic):
@@ -102,6 +103,7 @@ def _topic_rows(inspection: Inspection) -> Iterator[Sequence[str]]:
                 topic.name,
                 str(log.key.partition),
                 str(log.first_offset),
+                str(log.stable_offset),
                 str(log.readable),
                 str(log.size),
                 str(len(log.segments)),
@@ -115,7 +117,7 @@ def _table(rows: list[Sequence[str]]) -> Iterator[str]:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         cells = [
-            cell.rjust(width) if 1 <= number <= 5 else cell.ljust(width)
+            cell.rjust(width) if 1 <= number <= 6 else cell.ljust(width)
             for number, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
         yield "  ".join(cells).rstrip()
@@ -141,9 +143,14 @@ def _as_json(inspection: Inspection) -> dict[str, Any]:
                     {
                         "partition": log.key.partition,
                         "first_offset": log.first_offset,
+                        "stable_offset": log.stable_offset,
                         "next_offset": log.readable,
                         "bytes": log.size,
                         "segments": len(log.segments),
+                        "open_transactions": [
+                            {"producer_id": producer_id, "first_offset": first_offset}
+                            for producer_id, first_offset in log.transactions.open.items()
+                        ],
                     }
                     for log in _logs(inspection, topic)
                 ],
@@ -234,8 +241,15 @@ def _batch_line(held: Held) -> str:
     if batch.is_transactional:
         parts.append("transactional")
     if batch.is_control:
-        parts.append("control")
+        parts.append(_control(batch))
     return ", ".join(parts)
+
+
+def _control(batch: Batch) -> str:
+    try:
+        return f"marker: {read_marker(batch).name.lower()}"
+    except InvalidRequest:
+        return "control"
 
 
 def _print_records(batch: Batch, start: int, limit: int | None) -> int:
@@ -304,7 +318,13 @@ def _entry_line(inspection: Inspection, entry: Entry) -> str:
                 f"{_partition(inspection, descriptor.key)} offsets {descriptor.base_offset} to "
                 f"{descriptor.next_offset - 1}, {descriptor.length} bytes for "
                 f"{path}:{descriptor.position}, at {_moment(descriptor.append_time_ms)}"
+                f"{''.join(map(_step_text, descriptor.steps))}"
             )
+
+
+def _step_text(step: Step) -> str:
+    what = "begins" if step.marker is None else f"{step.marker.name.lower()}s"
+    return f", {step.offset} {what} a transaction of producer {step.producer_id}"
 
 
 def _partition(inspection: Inspection, key: PartitionKey) -> str:

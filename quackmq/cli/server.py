@@ -62,6 +62,7 @@ async def serve(settings: Settings, doors: Mapping[str, Address]) -> int:
             BrokerSettings(
                 auto_create_topics=settings.auto_create_topics,
                 default_partitions=settings.default_partitions,
+                group_initial_delay_ms=settings.group_initial_delay_ms,
             ),
         )
         await broker.open()

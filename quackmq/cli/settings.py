@@ -125,6 +125,11 @@ class Settings:
         whole_number(1, limits.PARTITIONS_PER_TOPIC),
         "partitions of a topic created without a number",
     )
+    group_initial_delay_ms: int = setting(
+        limits.GROUP_INITIAL_DELAY_MS,
+        whole_number(0, limits.LONGEST_GROUP_INITIAL_DELAY_MS),
+        "how long the first member of a Kafka group waits for others that start with it",
+    )
     log_level: str = setting(
         "info", choice("debug", "info", "warning", "error"), "the least that is logged, on stderr"
     )

@@ -10,6 +10,9 @@ A store keeps topics, their partitions' batches, cursors and small state. It pro
   once readable is never given to another record.
 - **A repeat is appended once.** A batch with a producer id is checked against what its partition
   remembers of that producer (`quackmq.producers`) in the same step that gives it an offset.
+- **What is open is known from the log.** A partition knows which producers have an open
+  transaction there and since which offset, and which transactions were aborted, as durably as the
+  batches themselves (`quackmq.transactions`). A control batch ends its producer's transaction.
 - **Errors harm nobody else.** A call that raises has changed nothing. A store that can no longer
   write raises StoreReadOnly from every change and goes on reading.
 
@@ -24,6 +27,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Mapping, Sequence
 
 from quackmq.policy import Policy
+from quackmq.producers import Producer
 from quackmq.topic import (
     Append,
     Appended,
@@ -35,6 +39,7 @@ from quackmq.topic import (
     Read,
     Slice,
     State,
+    StatePut,
     TimeKind,
     Topic,
 )
@@ -71,15 +76,21 @@ class Store(ABC):
 
     @abstractmethod
     def append(
-        self, appends: Sequence[Append], cursors: Sequence[Cursor] = ()
+        self,
+        appends: Sequence[Append],
+        cursors: Sequence[Cursor] = (),
+        states: Sequence[StatePut] = (),
     ) -> Awaitable[list[Appended]]:
-        """Append each batch to its partition and set the cursors, all of it or nothing.
+        """Append each batch to its partition, set the cursors and the states, all of it or nothing.
 
         The order of calls is the order in each partition. The bytes are copied before this returns
-        (the awaitable only waits for the disk), so the caller may reuse its buffer at once. Errors
+        (the awaitable only waits for the disk), so the caller may reuse its buffer at once; but not
+        one that it hands over (`Append.owned`), which spares the copy of a large batch. Errors
         may be raised here or by the awaitable: UnknownTopic, UnknownPartition, the errors of
-        `producers.advance`, StoreReadOnly. Batches must have passed `Batch.parse`. A repeat is
-        answered, as `repeated`, when its first is durable.
+        `producers.advance`, what `set_cursors` and `put_state` raise, LimitReached for one
+        transaction too many in a partition, StoreReadOnly. Batches must have passed `Batch.parse`.
+        A repeat is answered, as `repeated`, when its first is durable. Cursors and states are
+        bounded a call and on their way: await `room()` before one that brings many.
         """
 
     @abstractmethod
@@ -94,7 +105,8 @@ class Store(ABC):
 
     @abstractmethod
     async def room(self) -> None:
-        """Returns when `pending_bytes` is within its bound (also when the store has failed)."""
+        """Returns when `pending_bytes` is within its bound, and cursors and states on their way are
+        within theirs (also when the store has failed)."""
 
     @abstractmethod
     async def read(
@@ -105,7 +117,11 @@ class Store(ABC):
         slice has an error; else waits for appends, `wait_ms` at the most, without polling. Errors
         are in the slices: UnknownTopic, UnknownPartition, OffsetOutOfRange, DamagedData.
         An offset equal to the partition's end is in range and empty. A read whose bounds hold no
-        more does not wait for more, and one that waits at an offset that is trimmed is told so."""
+        more does not wait for more, and one that waits at an offset that is trimmed is told so.
+
+        A committed read is one of a partition that ends at its stable offset: it never shows what
+        is undecided, and waits for that offset to move. From there to the end it is in range and
+        empty."""
 
     @abstractmethod
     async def offsets(self, key: PartitionKey) -> Offsets:
@@ -127,6 +143,20 @@ class Store(ABC):
         the new first offset, which is returned, is `before` itself: a batch that straddles it is
         kept and read, but the range starts at `before`. An offset beyond the end: OffsetOutOfRange;
         one before the beginning: no change."""
+
+    # --- producers and transactions ---------------------------------------------------------
+
+    @abstractmethod
+    async def open_transactions(
+        self, producer_id: int | None = None
+    ) -> Mapping[PartitionKey, Mapping[int, int]]:
+        """Where transactions are open: by partition, producer id to first offset; of one producer
+        or of all. With what is on its way to disk, and without waiting: an append that is called
+        before anything else is awaited meets exactly these."""
+
+    @abstractmethod
+    async def producers(self, key: PartitionKey) -> Mapping[int, Producer]:
+        """What a partition remembers of its producers, by id. UnknownTopic, UnknownPartition."""
 
     # --- cursors and small state ------------------------------------------------------------
 

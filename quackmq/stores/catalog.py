@@ -44,7 +44,15 @@ from quackmq.errors import (
     UnknownTopic,
 )
 from quackmq.policy import Policy, WhenFull
-from quackmq.topic import Cursor, CursorKey, PartitionKey, State, Topic, check_topic_name
+from quackmq.topic import (
+    Cursor,
+    CursorKey,
+    PartitionKey,
+    State,
+    StatePut,
+    Topic,
+    check_topic_name,
+)
 
 NO_STATE: Final = State(None, 0)
 _OFFSET_MAX: Final = 2**63 - 1
@@ -73,14 +81,14 @@ class CursorSet:
 
 
 @dataclass(frozen=True, slots=True)
-class StatePut:
-    """A small value is kept, or removed if it is None."""
+class StateSet:
+    """A small value is kept, or removed if there is none."""
 
     key: str
     state: State
 
 
-Change = TopicPut | TopicDeleted | CursorSet | StatePut
+Change = TopicPut | TopicDeleted | CursorSet | StateSet
 
 
 class Catalog:
@@ -110,7 +118,7 @@ class Catalog:
         """The whole catalog as something that JSON can hold; `from_snapshot` takes it back."""
         rows = [_row_of_change(TopicPut(topic)) for topic in self._topics.values()]
         rows.extend(_row_of_change(CursorSet(cursor)) for cursor in self._cursors.values())
-        rows.extend(_row_of_change(StatePut(key, state)) for key, state in self._states.items())
+        rows.extend(_row_of_change(StateSet(key, state)) for key, state in self._states.items())
         return rows
 
     def __eq__(self, other: object) -> bool:
@@ -216,8 +224,18 @@ class Catalog:
             self._check_cursor_count(cursors)
         return [CursorSet(cursor) for cursor in cursors]
 
-    def state_change(self, key: str, value: bytes | None, expected_version: int) -> StatePut:
-        """StateChanged, InvalidRequest, LimitReached. The new version is in the change."""
+    def state_changes(self, states: Sequence[StatePut]) -> list[StateSet]:
+        """StateChanged, InvalidRequest, LimitReached; for all or for none. The new versions are in
+        the changes."""
+        changes = [self._state_change(*state) for state in states]
+        if len({change.key for change in changes}) < len(changes):
+            raise InvalidRequest("a state is put twice in one go")
+        added = sum(change.state.version == 1 for change in changes)
+        if added and len(self._states) + added > limits.STATE_KEYS:
+            raise LimitReached(f"there are {limits.STATE_KEYS} states: remove one to add another")
+        return changes
+
+    def _state_change(self, key: str, value: bytes | None, expected_version: int) -> StateSet:
         _check_text("a state's key", key, limits.STATE_KEY_BYTES)
         if value is not None and len(value) > limits.STATE_VALUE_BYTES:
             raise LimitReached(
@@ -231,10 +249,8 @@ class Catalog:
                 "read it again and decide anew"
             )
         if value is None:
-            return StatePut(key, NO_STATE)
-        if present is NO_STATE and len(self._states) >= limits.STATE_KEYS:
-            raise LimitReached(f"there are {limits.STATE_KEYS} states: remove one to add another")
-        return StatePut(key, State(bytes(value), present.version + 1))
+            return StateSet(key, NO_STATE)
+        return StateSet(key, State(bytes(value), present.version + 1))
 
     # --- the one way to change --------------------------------------------------------------
 
@@ -247,9 +263,9 @@ class Catalog:
                 self._delete_topic(topic_id)
             case CursorSet(cursor):
                 self._set_cursor(cursor)
-            case StatePut(key, state) if state.value is None:
+            case StateSet(key, state) if state.value is None:
                 self._states.pop(key, None)
-            case StatePut(key, state):
+            case StateSet(key, state):
                 self._states[key] = state
 
     def apply_all(self, changes: Iterable[Change]) -> None:
@@ -333,7 +349,7 @@ def _row_of_change(change: Change) -> list[Any]:
             return ["topic-deleted", topic_id.hex]
         case CursorSet(Cursor((name, topic_id, partition), offset, metadata, updated_ms)):
             return ["cursor", name, topic_id.hex, partition, offset, metadata, updated_ms]
-        case StatePut(key, State(value, version)):
+        case StateSet(key, State(value, version)):
             text = None if value is None else base64.b64encode(value).decode("ascii")
             return ["state", key, text, version]
 
@@ -359,7 +375,7 @@ def _change_of_row(row: object) -> Change:
                 return CursorSet(Cursor(key, offset, metadata, updated_ms))
             case ["state", str(key), str() | None as text, int(version)]:
                 value = None if text is None else base64.b64decode(text, validate=True)
-                return StatePut(key, State(value, version))
+                return StateSet(key, State(value, version))
     except (ValueError, InvalidPolicy) as error:
         raise DamagedStore(f"a change of the catalog makes no sense: {error}") from error
     raise DamagedStore(f"a change of the catalog is of no known kind: {str(row)[:200]}")

@@ -17,16 +17,17 @@ import base64
 import uuid
 from bisect import bisect_right
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from operator import attrgetter
 from typing import Final, NamedTuple
 
 from quackmq import limits
 from quackmq.clock import wall_clock_ms
 from quackmq.errors import BrokerClosing, LimitReached, NotFound, OffsetOutOfRange
 from quackmq.policy import Policy
-from quackmq.producers import Producer, Remembered, advance, expired, is_repeat
+from quackmq.producers import Producer, Remembered, advance, expired, has_producer, is_repeat
 from quackmq.record import Batch, stamp
 from quackmq.stores.base import Store
-from quackmq.stores.catalog import Catalog
+from quackmq.stores.catalog import Catalog, Change
 from quackmq.topic import (
     Append,
     Appended,
@@ -38,10 +39,22 @@ from quackmq.topic import (
     Read,
     Slice,
     State,
+    StatePut,
     TimeKind,
     Topic,
 )
+from quackmq.transactions import (
+    TRANSACTION_FLAGS,
+    OpenTransactions,
+    PartitionTransactions,
+    Step,
+    check_room,
+    find_aborted,
+    step_of,
+    trim_aborted,
+)
 
+_by_first_offset: Final = attrgetter("first_offset")
 #: Nobody else ever led these partitions.
 _LEADER_EPOCH: Final = 0
 #: Stands for the offsets of a partition that is not there.
@@ -56,6 +69,7 @@ class MemoryStore(Store):
         self._now_ms = now_ms
         self._catalog = Catalog()
         self._partitions: dict[PartitionKey, _Partition] = {}
+        self._open = OpenTransactions()
         self._waiting: set[_Waiter] = set()
         self._closed = False
 
@@ -83,8 +97,9 @@ class MemoryStore(Store):
         change = self._catalog.deleted_topic(topic_id)
         partitions = self._catalog.topic(topic_id).partitions
         self._catalog.apply(change)
-        for partition in range(partitions):
-            self._partitions.pop(PartitionKey(topic_id, partition)).wake()
+        for key in [PartitionKey(topic_id, partition) for partition in range(partitions)]:
+            self._open.forget(key)
+            self._partitions.pop(key).wake()
 
     async def topics(self) -> Mapping[str, Topic]:
         self._check_open()
@@ -93,16 +108,20 @@ class MemoryStore(Store):
     # --- batches ----------------------------------------------------------------------------
 
     def append(
-        self, appends: Sequence[Append], cursors: Sequence[Cursor] = ()
+        self,
+        appends: Sequence[Append],
+        cursors: Sequence[Cursor] = (),
+        states: Sequence[StatePut] = (),
     ) -> Awaitable[list[Appended]]:
         self._check_open()
-        changes = self._catalog.cursor_changes(cursors)
-        plans = {key: _Plan(self._partition(key)) for key, _ in appends}
+        changes: list[Change] = [*self._catalog.cursor_changes(cursors)]
+        changes += self._catalog.state_changes(states)
+        plans = {key: _Plan(key, self._partition(key)) for key, _, _ in appends}
         now_ms = self._now_ms()
-        answers = [plans[key].add(batch, now_ms) for key, batch in appends]
+        answers = [plans[key].add(batch, now_ms) for key, batch, _ in appends]
         # From here on nothing can fail: all of it happens.
         for plan in plans.values():
-            plan.carry_out(now_ms)
+            plan.carry_out(now_ms, self._open)
         self._catalog.apply_all(changes)
         done: asyncio.Future[list[Appended]] = asyncio.get_running_loop().create_future()
         done.set_result(answers)
@@ -150,7 +169,13 @@ class MemoryStore(Store):
     async def offsets(self, key: PartitionKey) -> Offsets:
         self._check_open()
         partition = self._partition(key)
-        return Offsets(partition.first_offset, partition.next_offset, partition.size, _LEADER_EPOCH)
+        return Offsets(
+            partition.first_offset,
+            partition.next_offset,
+            partition.size,
+            _LEADER_EPOCH,
+            partition.stable_offset,
+        )
 
     async def offset_for_time(
         self, key: PartitionKey, time_ms: int, kind: TimeKind = "timestamp"
@@ -166,6 +191,18 @@ class MemoryStore(Store):
     async def trim(self, key: PartitionKey, before: int) -> int:
         self._check_open()
         return self._partition(key).trim(before)
+
+    # --- producers and transactions ---------------------------------------------------------
+
+    async def open_transactions(
+        self, producer_id: int | None = None
+    ) -> Mapping[PartitionKey, Mapping[int, int]]:
+        self._check_open()
+        return self._open.find(producer_id)
+
+    async def producers(self, key: PartitionKey) -> Mapping[int, Producer]:
+        self._check_open()
+        return dict(self._partition(key).producers)
 
     # --- cursors and small state ------------------------------------------------------------
 
@@ -189,7 +226,7 @@ class MemoryStore(Store):
 
     async def put_state(self, key: str, value: bytes | None, expected_version: int) -> State:
         self._check_open()
-        change = self._catalog.state_change(key, value, expected_version)
+        (change,) = self._catalog.state_changes([StatePut(key, value, expected_version)])
         self._catalog.apply(change)
         return change.state
 
@@ -200,6 +237,7 @@ class MemoryStore(Store):
         for waiter in self._waiting:
             waiter.wake()
         self._partitions.clear()
+        self._open = OpenTransactions()
         self._catalog = Catalog()
 
     # --- helpers ----------------------------------------------------------------------------
@@ -241,16 +279,19 @@ class MemoryStore(Store):
         """Until so many bytes were appended to the partitions, something else happened to them,
         or the deadline has passed."""
         woken = waiter.begin(missing_bytes)
-        partitions = {self._partition(read.key) for read in reads}
+        partitions: dict[_Partition, bool] = {}
+        for read in reads:
+            partition = self._partition(read.key)
+            partitions[partition] = partitions.get(partition, True) and read.committed
         timer = asyncio.get_running_loop().call_at(deadline, waiter.wake)
-        for partition in partitions:
-            partition.waiters.add(waiter)
+        for partition, committed in partitions.items():
+            partition.waiters[waiter] = committed
         try:
             await woken
         finally:
             timer.cancel()
             for partition in partitions:
-                partition.waiters.discard(waiter)
+                partition.waiters.pop(waiter, None)
 
 
 class _Found(NamedTuple):
@@ -305,8 +346,15 @@ class _Partition:
         self.size = 0
         self.batches: list[_Held] = []
         self.producers: dict[int, Producer] = {}
-        self.waiters: set[_Waiter] = set()
+        self.transactions = PartitionTransactions()
+        self.aborted = bytearray()
+        #: With whether they wait for committed records only.
+        self.waiters: dict[_Waiter, bool] = {}
         self._ends: list[int] = []
+
+    @property
+    def stable_offset(self) -> int:
+        return max(self.first_offset, self.transactions.stable(self.next_offset))
 
     def add(self, held: _Held) -> None:
         self.batches.append(held)
@@ -326,6 +374,7 @@ class _Partition:
         self.size -= sum(len(held.data) for held in self.batches[:gone])
         del self.batches[:gone]
         del self._ends[:gone]
+        trim_aborted(self.aborted, before)
         self.wake()
         return before
 
@@ -338,16 +387,27 @@ class _Partition:
                 f"{self.first_offset} up to, and without, {self.next_offset}"
             )
             return self._slice(read.key, [], 0, error), False
+        end_offset = self.stable_offset if read.committed else self.next_offset
         chunks: list[memoryview] = []
         size = 0
+        last_offset = read.offset
+        is_cut = False
         for index in range(bisect_right(self._ends, read.offset), len(self.batches)):
-            data = self.batches[index].data
+            data, _, next_offset, _, _ = self.batches[index]
+            if next_offset > end_offset:
+                break
             fits = size + len(data) <= (min(room_bytes, read.max_bytes) if chunks else room_bytes)
             if not fits and (chunks or not whole):
-                return self._slice(read.key, chunks, size), True
+                is_cut = True
+                break
             chunks.append(data)
             size += len(data)
-        return self._slice(read.key, chunks, size), False
+            last_offset = next_offset - 1
+        part = self._slice(read.key, chunks, size)
+        if read.committed and chunks:
+            aborted, _ = find_aborted(self.aborted, read.offset, last_offset)
+            part = part._replace(aborted=tuple(sorted(aborted, key=_by_first_offset)))
+        return part, is_cut
 
     def wake(self) -> None:
         for waiter in self.waiters:
@@ -356,22 +416,32 @@ class _Partition:
     def _slice(
         self, key: PartitionKey, chunks: list[memoryview], size: int, error: Exception | None = None
     ) -> Slice:
-        return Slice(key, tuple(chunks), size, self.first_offset, self.next_offset, error)
+        return Slice(
+            key,
+            tuple(chunks),
+            size,
+            self.first_offset,
+            self.next_offset,
+            error,
+            self.stable_offset,
+        )
 
 
 class _Plan:
     """What one append does to one partition: worked out first, so that an error changes nothing."""
 
-    def __init__(self, partition: _Partition) -> None:
+    def __init__(self, key: PartitionKey, partition: _Partition) -> None:
+        self._key = key
         self._partition = partition
         self._next_offset = partition.next_offset
         self._held: list[_Held] = []
         self._producers: dict[int, Producer] = {}
+        self._steps: list[Step] = []
 
     def add(self, batch: Batch, now_ms: int) -> Appended:
         base_offset = self._next_offset
         first_offset = self._partition.first_offset
-        if batch.producer_id >= 0:
+        if has_producer(batch):
             state = self._producers.get(batch.producer_id)
             if state is None:
                 state = self._partition.producers.get(batch.producer_id)
@@ -384,6 +454,8 @@ class _Plan:
                     first_offset,
                     repeated=True,
                 )
+            if batch.attributes & TRANSACTION_FLAGS:
+                self._note_step(batch, outcome, base_offset, now_ms)
             self._producers.pop(batch.producer_id, None)
             self._producers[batch.producer_id] = outcome
         data = bytearray(batch.view)
@@ -393,8 +465,20 @@ class _Plan:
         self._held.append(_Held(view, base_offset, self._next_offset, batch.max_timestamp, now_ms))
         return Appended(base_offset, self._next_offset, now_ms, first_offset)
 
-    def carry_out(self, now_ms: int) -> None:
+    def _note_step(self, batch: Batch, state: Producer, base_offset: int, now_ms: int) -> None:
+        if not batch.is_control and state.transaction_offset != base_offset:
+            return  # it goes on with one that is open
+        if not batch.is_control:
+            opened = sum(step.marker is None for step in self._steps)
+            check_room(self._key, len(self._partition.transactions.open) + opened)
+        self._steps.append(step_of(batch, base_offset, now_ms))
+
+    def carry_out(self, now_ms: int, open_transactions: OpenTransactions) -> None:
         partition = self._partition
+        stable_offset, undecided = partition.stable_offset, bool(partition.transactions.open)
+        for step in self._steps:
+            partition.aborted += partition.transactions.note(step)
+            open_transactions.note(self._key, step)
         for producer_id, state in self._producers.items():
             partition.producers.pop(producer_id, None)  # to stand at the end, as `expired` wants
             partition.producers[producer_id] = state
@@ -403,5 +487,9 @@ class _Plan:
         for held in self._held:
             partition.add(held)
         size = sum(len(held.data) for held in self._held)
-        for waiter in partition.waiters:
-            waiter.appended(size)
+        undecided = undecided or bool(partition.transactions.open)
+        for waiter, committed in partition.waiters.items():
+            if not committed or not undecided:
+                waiter.appended(size)
+            elif partition.stable_offset > stable_offset:
+                waiter.wake()

@@ -13,7 +13,7 @@ from quackmq.policy import Policy
 from quackmq.record import Batch
 from quackmq.stores.base import Store
 from quackmq.stores.memory import MemoryStore
-from quackmq.topic import Append, Appended, Cursor, PartitionKey, Read, Topic
+from quackmq.topic import Append, Appended, Cursor, PartitionKey, Read, StatePut, Topic
 from tests.support import START_MS, Clock, batch_of, offsets_and_values
 
 CALLER = Caller("tester")
@@ -35,6 +35,7 @@ async def open_broker(
     auto_create_topics: bool = True,
     default_partitions: int = 1,
     default_policy: Policy | None = None,
+    group_initial_delay_ms: int = 0,
 ) -> AsyncIterator[Broker]:
     clock = clock or Clock()
     settings = BrokerSettings(
@@ -43,6 +44,7 @@ async def open_broker(
         default_policy=default_policy or Policy(),
         clean_interval_ms=clean_interval_ms,
         full_topic_wait_ms=full_topic_wait_ms,
+        group_initial_delay_ms=group_initial_delay_ms,
     )
     broker = Broker(store or MemoryStore(clock), settings, clock)
     await broker.open()
@@ -138,10 +140,13 @@ class SlowStore(MemoryStore):
         self.appends = 0
 
     def append(
-        self, appends: Sequence[Append], cursors: Sequence[Cursor] = ()
+        self,
+        appends: Sequence[Append],
+        cursors: Sequence[Cursor] = (),
+        states: Sequence[StatePut] = (),
     ) -> Awaitable[list[Appended]]:
         self.appends += 1
-        return self._answer_later(super().append(appends, cursors))
+        return self._answer_later(super().append(appends, cursors, states))
 
     async def _answer_later(self, appended: Awaitable[list[Appended]]) -> list[Appended]:
         await self.released.wait()
@@ -164,8 +169,11 @@ class FailingStore(MemoryStore):
         return await super().trim(key, before)
 
     def append(
-        self, appends: Sequence[Append], cursors: Sequence[Cursor] = ()
+        self,
+        appends: Sequence[Append],
+        cursors: Sequence[Cursor] = (),
+        states: Sequence[StatePut] = (),
     ) -> Awaitable[list[Appended]]:
         if self.append_error is not None:
             raise self.append_error
-        return super().append(appends, cursors)
+        return super().append(appends, cursors, states)

@@ -11,9 +11,12 @@ from quackmq.broker import Broker
 from quackmq.errors import (
     CorruptBatch,
     InvalidRequest,
+    InvalidTransactionState,
     NoSubscriber,
     OffsetOutOfRange,
     OutOfOrderSequence,
+    QuackError,
+    RecordTooLarge,
     StateChanged,
     UnknownPartition,
     UnsupportedBatch,
@@ -84,14 +87,18 @@ async def test_a_partition_that_is_not_there_is_refused(partition: int) -> None:
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("flag", ["control", "transactional"])
-async def test_control_and_transactional_batches_are_refused(flag: str) -> None:
+@pytest.mark.parametrize(
+    ("flag", "error"), [("control", UnsupportedBatch), ("transactional", InvalidTransactionState)]
+)
+async def test_control_batches_and_those_of_no_transaction_are_refused(
+    flag: str, error: type[QuackError]
+) -> None:
     records = [Record(0, START_MS, b"key", b"x")]
     is_control = flag == "control"
     batch = Batch.parse(codec.encode(records, control=is_control, transactional=not is_control))
     async with open_broker() as broker:
         topic = await broker.create_topic(CALLER, TOPIC)
-        with pytest.raises(UnsupportedBatch):
+        with pytest.raises(error):
             await broker.publish(CALLER, topic, 0, batch)
         assert await values_in(broker) == []
 
@@ -118,6 +125,18 @@ async def test_a_topic_that_needs_a_subscriber_refuses_while_there_is_none() -> 
         with pytest.raises(NoSubscriber):
             await publish(broker, b"z")
         assert await values_in(broker) == [b"y"]
+
+
+@pytest.mark.asyncio
+async def test_a_batch_beyond_what_the_topic_takes_is_refused() -> None:
+    async with open_broker() as broker:
+        small = batch_of(b"a" * 100)
+        policy = Policy(batch_bytes=small.size)
+        topic = await broker.create_topic(CALLER, TOPIC, policy=policy)
+        await broker.publish(CALLER, topic, 0, small)
+        with pytest.raises(RecordTooLarge, match=f"takes {small.size}"):
+            await broker.publish(CALLER, topic, 0, batch_of(b"a" * 101))
+        assert await values_in(broker) == [b"a" * 100]
 
 
 @pytest.mark.asyncio

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
+from collections.abc import Sequence
 
 import pytest
 
@@ -19,7 +21,7 @@ from quackmq.errors import (
 from quackmq.policy import Policy
 from quackmq.record import Batch, Record
 from quackmq.stores.memory import MemoryStore
-from quackmq.topic import State
+from quackmq.topic import Cursor, State
 from tests.broker.support import (
     CALLER,
     LONG_MS,
@@ -269,6 +271,64 @@ async def test_a_topic_deleted_under_a_new_subscription_takes_it_along() -> None
         with pytest.raises(UnknownTopic):
             await subscribing
         assert not await store.states("subscription/")
+
+
+class _Ordered(MemoryStore):
+    """Its changes are made when told so, in the order in which they are told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held: dict[str, asyncio.Event] = {}
+
+    def hold(self, *changes: str) -> None:
+        self.held = {change: asyncio.Event() for change in changes}
+
+    async def _turn(self, change: str) -> None:
+        if change in self.held:
+            await self.held[change].wait()
+
+    async def put_state(self, key: str, value: bytes | None, expected_version: int) -> State:
+        state = await super().put_state(key, value, expected_version)
+        await self._turn("state")
+        return state
+
+    async def set_cursors(self, cursors: Sequence[Cursor]) -> None:
+        await self._turn("cursors")
+        await super().set_cursors(cursors)
+
+    async def delete_topic(self, topic_id: uuid.UUID) -> None:
+        await super().delete_topic(topic_id)
+        await self._turn("topic")
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    "order",
+    [
+        ("state", "topic", "cursors"),
+        ("state", "cursors", "topic"),
+        ("topic", "state", "cursors"),
+        ("topic", "cursors", "state"),
+    ],
+)
+async def test_unsubscribing_while_the_topic_goes_is_done_when_the_subscription_is_gone(
+    order: tuple[str, ...],
+) -> None:
+    store = _Ordered()
+    async with open_broker(store) as broker:
+        await broker.subscribe(CALLER, NAME, TOPIC)
+        store.hold(*order)
+        leaving = asyncio.create_task(broker.unsubscribe(CALLER, NAME, TOPIC))
+        await let_others_run()
+        deleting = asyncio.create_task(broker.delete_topic(CALLER, TOPIC))
+        for change in order:
+            await let_others_run()
+            store.held[change].set()
+        await asyncio.gather(leaving, deleting)
+        assert await broker.subscriptions(CALLER) == []
+        assert not await store.states("subscription/")
+        assert not await store.cursors()
+        assert await broker.subscribe(CALLER, NAME, TOPIC)
 
 
 # --- ephemeral topics ---------------------------------------------------------------------------

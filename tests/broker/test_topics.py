@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from dataclasses import replace
 
 import pytest
 
@@ -124,6 +125,18 @@ async def test_a_topic_can_get_more_partitions_never_fewer() -> None:
         await broker.publish(CALLER, old, 1, batch_of(b"y"))
         with pytest.raises(InvalidRequest):
             await broker.alter_topic(CALLER, TOPIC, partitions=1)
+
+
+@pytest.mark.asyncio
+async def test_a_policy_can_be_made_of_the_one_that_is_there() -> None:
+    async with open_broker() as broker:
+        await broker.create_topic(CALLER, TOPIC)
+        # Both begin at once, and the second is made of what the first has left.
+        await asyncio.gather(
+            broker.alter_topic(CALLER, TOPIC, policy=lambda had: replace(had, keep_for_ms=1)),
+            broker.alter_topic(CALLER, TOPIC, policy=lambda had: replace(had, keep_bytes=2)),
+        )
+        assert broker.topic(TOPIC).policy == Policy(keep_for_ms=1, keep_bytes=2)
 
 
 @pytest.mark.asyncio

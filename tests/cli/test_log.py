@@ -16,6 +16,7 @@ from quackmq.policy import Policy
 from quackmq.record import Batch, Record
 from quackmq.stores.base import Store
 from quackmq.topic import PartitionKey
+from quackmq.transactions import Marker, marker_batch
 from tests.cli.process import DEADLINE_S, SCRIPT, Server
 from tests.stores.calls import append
 from tests.stores.local.directories import (
@@ -110,14 +111,15 @@ async def _append_to_a_new_store(directory: Path, *batches: Batch) -> PartitionK
 def test_ls_shows_topics_and_how_the_store_was_left(log: Log, directory: Path) -> None:
     output = log("ls", directory)
     assert (output.exit_code, output.err) == (0, "")
-    assert output.lines[0].startswith("format 1, cluster ")
+    assert output.lines[0].startswith("format 2, cluster ")
     assert output.lines[1:3] == ["run 1, leader epoch 1, sync always", "closed in good order"]
     rows = [line.split() for line in output.lines[3:]]
-    assert rows[0] == ["TOPIC", "PARTITION", "FIRST", "NEXT", "BYTES", "SEGMENTS", "ID", "POLICY"]
-    assert rows[1][:4] == ["ducks", "0", "0", "3"]
+    assert rows[0][:7] == ["TOPIC", "PARTITION", "FIRST", "STABLE", "NEXT", "BYTES", "SEGMENTS"]
+    assert rows[0][7:] == ["ID", "POLICY"]
+    assert rows[1][:5] == ["ducks", "0", "0", "3", "3"]
     assert rows[1][-2:] == ["keep_for_ms=1000", "ephemeral=True"]
-    assert rows[2] == ["ducks", "1", "0", "1", "73", "1"]
-    assert rows[3][:6] == ["empty", "0", "0", "0", "0", "0"]
+    assert rows[2] == ["ducks", "1", "0", "1", "1", "73", "1"]
+    assert rows[3][:7] == ["empty", "0", "0", "0", "0", "0", "0"]
 
 
 def test_ls_tells_of_a_store_that_was_not_closed(log: Log, crashed: Path) -> None:
@@ -128,16 +130,18 @@ def test_ls_tells_of_a_store_that_was_not_closed(log: Log, crashed: Path) -> Non
 
 def test_ls_as_json_says_the_same_to_programs(log: Log, directory: Path) -> None:
     content = orjson.loads(log("ls", "--json", directory).out)
-    assert (content["format"], content["closed"], content["findings"]) == (1, True, [])
+    assert (content["format"], content["closed"], content["findings"]) == (2, True, [])
     ducks, empty = content["topics"]
     assert (ducks["name"], empty["name"]) == ("ducks", "empty")
     assert ducks["policy"] == {"keep_for_ms": 1000, "ephemeral": True}
     assert ducks["partitions"][1] == {
         "partition": 1,
         "first_offset": 0,
+        "stable_offset": 1,
         "next_offset": 1,
         "bytes": 73,
         "segments": 1,
+        "open_transactions": [],
     }
 
 
@@ -150,6 +154,45 @@ def test_ls_of_a_damaged_directory_shows_what_is_left_and_names_the_rest(
     assert output.lines[-1].startswith("damage: journal/0, bytes 1024 to 1536: frames 3 to 3")
     assert orjson.loads(log("ls", "--json", crashed).out)["findings"][0]["start"] == 1024
     assert log("ls", "--json", crashed).exit_code == 1
+
+
+# --- transactions ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def deals(tmp_path: Path) -> Path:
+    """One transaction aborted, one open, as a crash left them."""
+    asyncio.run(_make_deals(tmp_path))
+    return tmp_path / "crashed"
+
+
+async def _make_deals(tmp_path: Path) -> None:
+    store = await open_store(tmp_path / "data")
+    key = PartitionKey((await store.create_topic("deals", 1, Policy())).id, 0)
+    for producer_id in (7, 8):
+        batch = batch_of(
+            b"", producer_id=producer_id, producer_epoch=0, base_sequence=0, transactional=True
+        )
+        await append(store, key, batch)
+    await append(store, key, Batch.parse(marker_batch(7, 1, Marker.ABORT, START_MS)))
+    leave_crashed(tmp_path / "data", tmp_path / "crashed")
+    await store.close()
+
+
+def test_ls_tells_what_is_open(log: Log, deals: Path) -> None:
+    assert log("ls", deals).lines[-1].split()[:5] == ["deals", "0", "0", "1", "3"]
+    (topic,) = orjson.loads(log("ls", "--json", deals).out)["topics"]
+    assert topic["partitions"][0]["stable_offset"] == 1
+    assert topic["partitions"][0]["open_transactions"] == [{"producer_id": 8, "first_offset": 1}]
+
+
+def test_dump_tells_what_begins_and_ends_transactions(log: Log, deals: Path) -> None:
+    first, _, last = log("dump", deals).lines
+    assert first.endswith(", transactional")
+    assert last.endswith(", transactional, marker: abort")
+    journal = log("dump", "--journal", deals).out
+    assert ", 0 begins a transaction of producer 7\n" in journal
+    assert ", 2 aborts a transaction of producer 7\n" in journal
 
 
 # --- dump ------------------------------------------------------------------------------------

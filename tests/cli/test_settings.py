@@ -23,6 +23,7 @@ EXAMPLES: dict[str, tuple[str, object]] = {
     "sync_interval_ms": ("250", 250),
     "auto_create_topics": ("false", False),
     "default_partitions": ("12", 12),
+    "group_initial_delay_ms": ("0", 0),
     "log_level": ("debug", "debug"),
     "log_format": ("json", "json"),
 }

@@ -40,6 +40,23 @@ def test_a_call_that_others_overtook_began_and_ended_on_lines_of_their_own() -> 
     ]
 
 
+def test_a_sync_that_the_system_does_on_its_own_lasts_until_it_says_so() -> None:
+    asked = f"[{{aio_data=0, aio_lio_opcode=IOCB_CMD_FDSYNC, aio_fildes=16<{SLOT}>}}]"
+    heard = "[{data=0, obj=0x7f51, res=0, res2=0}], {tv_sec=0, tv_nsec=0}"
+    lines = [
+        f"7 io_submit(0x7f53, 1, {asked} <unfinished ...>\n",
+        f'9 write(17<{SOCKET}>, "{QUACK}", 5) = 5\n',
+        "7 <... io_submit resumed>) = 1\n",
+        f"7 io_getevents(0x7f53, 1, 1, {heard}) = 1\n",
+        f"7 io_submit(0x7f53, 1, {asked}) = 1\n",
+        f"7 io_getevents(0x7f53, 1, 1, {heard.replace('res=0', 'res=-5')}) = 1\n",
+    ]
+    assert list(parse(lines)) == [
+        Call("write", "socket:[17]", 1, 1, b"quack"),
+        Call("fdatasync", "/data/journal/0", 0, 3),
+    ]
+
+
 def test_a_name_is_made_by_creating_a_file_or_a_directory() -> None:
     lines = [
         f'7 openat(AT_FDCWD<{hexed("/")}>, "{SLOT}", O_RDWR|O_CREAT, 0640) = 16<{SLOT}>\n',

@@ -183,7 +183,9 @@ class _Check:
             return set()
         key = PartitionKey(key_of[topic_hex].topic_id, int(number))
         held = self.model.held(key)
-        following = self._next_segment(path, int(base))
+        # A file that a life left behind which came to nothing begins with no batch of the log's.
+        offsets = {attempt.offset for attempt in held}
+        following = min((at for at in self._bases(path) & offsets if at > int(base)), default=None)
         in_segment = {
             attempt
             for attempt in held
@@ -206,15 +208,15 @@ class _Check:
             if attempt not in places or abs(places[attempt] - self.flip.position) <= reach
         }
 
-    def _next_segment(self, path: str, base: int) -> int | None:
+    def _bases(self, path: str) -> set[int]:
+        """Where the segments of the same partition begin, by their names."""
         directory, _, name = path.rpartition("/")
         number = name.partition("-")[0]
-        bases = [
+        return {
             int(other.rpartition("-")[2].removesuffix(".log"))
             for other, _ in self.machine.files()
             if other.startswith(f"{directory}/{number}-") and other.endswith(".log")
-        ]
-        return min((each for each in bases if each > base), default=None)
+        }
 
 
 def _position(file: FileNode, attempt: Attempt, flip: Flip) -> int | None:

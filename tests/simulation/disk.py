@@ -16,14 +16,15 @@ import asyncio
 import errno
 import random
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 from quackmq.errors import StoreLocked
 from quackmq.record import Buffer
-from quackmq.stores.local.disk import Lane
+from quackmq.stores.local.disk import File, Lane
+from quackmq.stores.local.kernel_sync import Synced
 from tests.simulation.loop import Crash, VirtualLoop
 from tests.simulation.platter import PAGE, Counts, DirectoryNode, FileNode
 from tests.simulation.side import Side, running
@@ -221,6 +222,13 @@ class SimulatedDisk:
         result: T = await job.future
         return result
 
+    def sync_soon(self, file: File, done: Synced) -> None:
+        self._check_alive()
+        future: asyncio.Future[None] = self._loop.create_future()
+        future.add_done_callback(lambda ended: done(ended.exception()))  # type: ignore[arg-type]
+        self._lanes["flush"].waiting.append(_Job(Side(file.sync), future))
+        self._start("flush")
+
     def close(self) -> None:
         """Like the real one, waits for its threads, and the loop stands still meanwhile."""
         self._check_alive()
@@ -367,9 +375,8 @@ class SimulatedFile:
         self._node = node
         self._open = True
 
-    def write_some(self, buffers: Sequence[Buffer], position: int) -> int:
+    def write_some(self, data: Buffer, position: int) -> int:
         disk, source, faults = self._disk, self._disk._source, self._disk._faults
-        data = b"".join(buffers)
         with self._operation(f"write {position}+{len(data)}") as doomed:
             wanted = len(data)
             if wanted > 1 and (doomed or source.random() < faults.short_writes):
@@ -399,6 +406,11 @@ class SimulatedFile:
     def cached(self, length: int, position: int) -> bool:
         self._disk._check_alive()
         return self._disk._source.random() < 0.5
+
+    def view(self, length: int, position: int) -> memoryview | None:
+        with self._operation(f"view {position}+{length}"):
+            data = bytes(self._node.cache[position : position + length])
+            return memoryview(data) if self._disk._source.random() < 0.5 else None
 
     def sync(self) -> None:
         disk = self._disk

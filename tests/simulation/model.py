@@ -223,19 +223,14 @@ class Model:
     # --- cursors and state --------------------------------------------------------------------
 
     @contextmanager
-    def changing(
-        self, register: Register[V], value: V, *, unsure: tuple[type[QuackError], ...] = ()
-    ) -> Iterator[None]:
-        """Around the call that sets `value`. What ends the block tells the outcome; `unsure` are
-        errors that tell nothing, because the call is more than one change of the store."""
+    def changing(self, register: Register[V], value: V) -> Iterator[None]:
+        """Around the call that sets `value`. What ends the block tells the outcome."""
         definite = self.read_only
         register.maybe.append(value)
         try:
             yield
         except QuackError as error:
-            if not isinstance(error, unsure) and (
-                definite or not isinstance(error, UNKNOWN_OUTCOMES)
-            ):
+            if definite or not isinstance(error, UNKNOWN_OUTCOMES):
                 register.maybe.remove(value)
             raise
         register.settle(value)
@@ -351,14 +346,22 @@ def attempt_number(value: bytes) -> int:
 
 
 def make_body(
-    values: tuple[bytes, ...], timestamp_ms: int, producer: tuple[int, int, int] | None
+    values: tuple[bytes, ...],
+    timestamp_ms: int,
+    producer: tuple[int, int, int] | None,
+    *,
+    transactional: bool = False,
 ) -> bytes:
     records = [Record(0, timestamp_ms + index, None, value) for index, value in enumerate(values)]
     if producer is None:
         return codec.encode(records)
     producer_id, epoch, sequence = producer
     return codec.encode(
-        records, producer_id=producer_id, producer_epoch=epoch, base_sequence=sequence
+        records,
+        producer_id=producer_id,
+        producer_epoch=epoch,
+        base_sequence=sequence,
+        transactional=transactional,
     )
 
 

@@ -30,6 +30,7 @@ from quackmq.stores.local import LocalOptions, LocalStore, files
 from quackmq.stores.local.options import SyncMode
 from tests.simulation import clients
 from tests.simulation.checker import Checker
+from tests.simulation.consumer import Consumer
 from tests.simulation.damage import check_flips
 from tests.simulation.disk import Faults, Machine, SimulatedDisk
 from tests.simulation.life import Client, Life, run_client
@@ -50,10 +51,10 @@ _TOPIC_NAMES = ["ducks", "geese", "swans", "teals"]
 class Failure(AssertionError):
     """A seed that broke a promise."""
 
-    def __init__(self, seed: int, error: BaseException) -> None:
+    def __init__(self, seed: int, error: BaseException, program: str = "soak") -> None:
         super().__init__(
             f"seed {seed}: {type(error).__name__}: {error}\n"
-            f"replay it with: python -m tests.simulation.soak --seed {seed}"
+            f"replay it with: python -m tests.simulation.{program} --seed {seed}"
         )
 
 
@@ -65,10 +66,10 @@ def simulate(seed: int, trace: Trace | None = None) -> Counts:
     """Run a seed to its end; what happened, counted. Failure if a promise was broken."""
     world = World(seed, trace)
     try:
-        with _determined(seed), _watched():
+        with determined(seed), watched():
             world.run()
     except (Exception, Crash) as error:
-        raise Failure(seed, _innermost(error)) from error
+        raise Failure(seed, innermost(error)) from error
     return world.counts
 
 
@@ -96,7 +97,7 @@ class World:
         self._model = Model()
         self._memory = _Memory()
         self._clients = _make_clients()
-        self._options = _make_options(self._source)
+        self._options = make_options(self._source)
         self._changes_options = self._source.random() < 0.3
         self.counts: Counts = self._machine.counts
 
@@ -126,10 +127,10 @@ class World:
     def _live(self, number: int, *, last: bool) -> None:
         """One process from start to end, and what the machine makes of its end."""
         if self._changes_options:  # a restart is when people change settings
-            self._options = _make_options(self._source)
+            self._options = make_options(self._source)
         if self._source.random() < 0.1:  # and when clocks are set
             self._clock.wall_start_ms += self._source.randint(-3_600_000, 3_600_000)
-        faults = Faults() if last else _make_faults(self._source, self._options)
+        faults = Faults() if last else make_faults(self._source, self._options)
         power = self._source.random() < 0.6
         loop = VirtualLoop(self._clock, random.Random(f"{self._seed}/loop/{number}"))
         disk = SimulatedDisk(self._machine, loop, faults, self._trace)
@@ -180,7 +181,7 @@ class World:
         always = self._options.sync == "always"
         memory.at_risk = memory.at_risk or not always
         await checker.check()
-        broker = Broker(store, BrokerSettings(), self._clock.now_ms)
+        broker = Broker(store, BrokerSettings(group_initial_delay_ms=3), self._clock.now_ms)
         await broker.open()
         await check_subscriptions(broker, self._model, lossy=memory.lossy)
         memory.lossy = False
@@ -241,6 +242,7 @@ def _make_clients() -> list[Client]:
         clients.AtomicWriter("atomic"),
         clients.CursorKeeper("cursors"),
         clients.StateKeeper("state-0"),
+        Consumer("group-0"),
         Subscriber("subscriber-0"),
         Subscriber("subscriber-1"),
         clients.Reader("reader-0"),
@@ -249,7 +251,7 @@ def _make_clients() -> list[Client]:
     return everyone
 
 
-def _make_options(source: random.Random) -> LocalOptions:
+def make_options(source: random.Random) -> LocalOptions:
     """Small, so that slots, segments and regions end often."""
     return LocalOptions(
         sync=source.choice(_SYNC_MODES),
@@ -266,7 +268,7 @@ def _make_options(source: random.Random) -> LocalOptions:
     )
 
 
-def _make_faults(source: random.Random, options: LocalOptions) -> Faults:
+def make_faults(source: random.Random, options: LocalOptions) -> Faults:
     crash_at = source.choice((source.randint(1, 60), source.randint(1, 600), None))
     trouble = source.random()
     return Faults(
@@ -284,7 +286,7 @@ def _make_faults(source: random.Random, options: LocalOptions) -> Faults:
 
 
 @contextmanager
-def _determined(seed: int) -> Iterator[None]:
+def determined(seed: int) -> Iterator[None]:
     """What the code under test takes from the system's chance comes from the seed, its locks know
     of lock-step, and its log stays silent: it reports faults that are wanted here."""
     source = random.Random(f"{seed}/urandom")
@@ -302,7 +304,7 @@ def _determined(seed: int) -> Iterator[None]:
 
 
 @contextmanager
-def _watched() -> Iterator[None]:
+def watched() -> Iterator[None]:
     """Raise Endless after far more work than any seed needs: virtual time stands still while code
     runs, so no virtual clock would notice. Counts the processor's time, not the wall's."""
 
@@ -322,7 +324,7 @@ def _watched() -> Iterator[None]:
         signal.signal(signal.SIGVTALRM, before)
 
 
-def _innermost(error: BaseException) -> BaseException:
+def innermost(error: BaseException) -> BaseException:
     """What went wrong first; a group of tasks wraps it."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]

@@ -14,9 +14,6 @@ from tests.simulation.model import Cursors, Model, Register, Violation
 
 #: A subscription that begins where the store was at that moment, which nobody can know before.
 SOMEWHERE: Final[Cursors] = (-1,)
-#: To come and to go takes two changes; a topic whose deletion is on its way can refuse the second,
-#: and be there again after a crash.
-_UNSURE: Final = (UnknownTopic,)
 
 
 class Subscriber:
@@ -65,7 +62,7 @@ class Subscriber:
         self, life: Life, topic: Topic, register: Register[Cursors | None]
     ) -> None:
         start = self._some_start(life, topic)
-        with life.model.changing(register, SOMEWHERE, unsure=_UNSURE):
+        with life.model.changing(register, SOMEWHERE):
             is_new = await life.broker.subscribe(CALLER, self.name, topic.name, start)
         if not is_new:
             raise Violation(f"{register.name} is new and was there")
@@ -150,7 +147,7 @@ class Subscriber:
         del self._received[register]
 
     async def _seek(self, life: Life, topic: Topic, register: Register[Cursors | None]) -> None:
-        with life.model.changing(register, SOMEWHERE, unsure=_UNSURE):
+        with life.model.changing(register, SOMEWHERE):
             await life.broker.seek(CALLER, self.name, topic.name, self._some_start(life, topic))
         self._received.pop(register, None)
         register.settle(await self._look(life, topic))
@@ -158,7 +155,7 @@ class Subscriber:
     async def _unsubscribe(
         self, life: Life, topic: Topic, register: Register[Cursors | None]
     ) -> None:
-        with life.model.changing(register, None, unsure=_UNSURE):
+        with life.model.changing(register, None):
             await life.broker.unsubscribe(CALLER, self.name, topic.name)
         self._received.pop(register, None)
 

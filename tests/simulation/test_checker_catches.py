@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Iterator, Sequence
 from unittest import mock
 
 import pytest
 
+from quackmq.broker import MemberRef
+from quackmq.broker.coordinator import Coordinator
+from quackmq.broker.cursors import Cursors
 from quackmq.stores.local import opening, segment
 from quackmq.stores.local.format import Frame, ProducerBatch
 from quackmq.stores.local.journal import Journal, Scan
+from quackmq.stores.local.kernel_sync import Synced
 from quackmq.stores.local.log import PartitionLog
 from quackmq.stores.local.recovery import Recovered
+from quackmq.topic import Cursor
 from tests.simulation.scenario import Failure, simulate
 
 #: Seeds in which a bug may show itself.
@@ -35,8 +41,15 @@ def test_an_acknowledgement_before_the_sync_is_caught() -> None:
     def no_sync(journal: Journal) -> None:
         """Returns at once, and the caller believes that the frame is on disk."""
 
-    with mock.patch.object(Journal, "sync", no_sync):
-        assert_caught("has lost its end", "lost: ")
+    def no_sync_soon(journal: Journal, done: Synced) -> None:
+        done(None)
+
+    with (
+        mock.patch.object(Journal, "sync", no_sync),
+        mock.patch.object(Journal, "sync_soon", no_sync_soon),
+    ):
+        # Of frames that were never synced, the disk may keep a later one and lose an earlier.
+        assert_caught("has lost its end", "lost: ", "held acknowledged data")
 
 
 def test_a_journal_frame_missed_at_recovery_is_caught() -> None:
@@ -69,6 +82,33 @@ def test_a_producer_forgotten_by_recovery_is_caught() -> None:
 
     with mock.patch.object(PartitionLog, "_remember", forget):
         assert_caught("it is there twice", "was refused: UnknownProducer")
+
+
+def test_a_commit_of_a_fenced_member_is_caught() -> None:
+    def let_pass(coordinator: Coordinator, name: str, member: MemberRef, **_: object) -> None:
+        """Whoever it is, may commit."""
+
+    with mock.patch.object(Coordinator, "check_commit", let_pass):
+        assert_caught("who has no right to, committed", "sees")
+
+
+def test_a_generation_that_is_told_before_it_is_durable_is_caught() -> None:
+    async def keep_later(coordinator: Coordinator, known: object, make: object) -> None:
+        known.durable_changes = known.group.durable_changes  # type: ignore[attr-defined]
+
+    with mock.patch.object(Coordinator, "_put", keep_later):
+        assert_caught("is told of")
+
+
+def test_a_commit_that_is_acknowledged_before_the_store_has_it_is_caught() -> None:
+    set_cursors = Cursors.set
+    on_their_way: set[asyncio.Task[None]] = set()
+
+    async def set_later(cursors: Cursors, changes: Sequence[Cursor]) -> None:
+        on_their_way.add(asyncio.create_task(set_cursors(cursors, changes)))
+
+    with mock.patch.object(Cursors, "set", set_later):
+        assert_caught("cursor CursorKey", "subscription subscriber", "nobody took")
 
 
 def test_damage_that_is_served_is_caught() -> None:

@@ -48,7 +48,7 @@ def content(machine: Machine, path: str) -> bytes | None:
 
 def write_file(disk: Disk, path: str, data: bytes, *, sync: bool) -> None:
     file = disk.open(path, create=True)
-    write_all(file, [data], 0)
+    write_all(file, data, 0)
     if sync:
         file.sync()
     file.close()
@@ -106,10 +106,10 @@ def test_a_synced_file_vanishes_with_a_name_that_was_not() -> None:
 
 def test_a_replaced_file_is_the_old_or_the_new_whatever_the_crash() -> None:
     async def first(disk: SimulatedDisk) -> None:
-        replace_file(disk, "a", [b"old" * 1000])
+        replace_file(disk, "a", b"old" * 1000)
 
     async def second(disk: SimulatedDisk) -> None:
-        await disk.run(lambda: replace_file(disk, "a", [b"new" * 2000]), "checkpoint")
+        await disk.run(lambda: replace_file(disk, "a", b"new" * 2000), "checkpoint")
 
     outcomes = set()
     for seed in SEEDS:
@@ -129,7 +129,7 @@ def test_removals_and_truncations_that_were_not_synced_may_be_undone() -> None:
         disk.remove("a")
         file = disk.open("b")
         file.truncate(0)
-        write_all(file, [b"y" * 700], 0)
+        write_all(file, b"y" * 700, 0)
         file.close()
 
     removed, truncated = set(), set()
@@ -147,7 +147,7 @@ def test_after_a_failed_sync_the_next_one_does_not_save_what_the_first_forgot() 
     async def life(disk: SimulatedDisk) -> None:
         disk._faults = Faults(sync_failures=1.0)
         file = disk.open("a", create=True)
-        write_all(file, [b"x" * 8192], 0)
+        write_all(file, b"x" * 8192, 0)
         with pytest.raises(OSError):
             file.sync()
         disk._faults = Faults()
@@ -197,10 +197,10 @@ def test_nothing_of_a_dead_process_touches_the_machine() -> None:
         file = disk.open("a", create=True)
         try:
             while True:
-                write_all(file, [b"x"], 0)
+                write_all(file, b"x", 0)
         finally:
             trail.append("unwound")
-            write_all(file, [b"dead"], 0)
+            write_all(file, b"dead", 0)
 
     async def life(disk: SimulatedDisk) -> None:
         await disk.run(lambda: work(disk), "flush")
@@ -231,10 +231,10 @@ def test_a_full_disk_takes_what_fits_and_then_refuses() -> None:
     async def life(disk: SimulatedDisk) -> None:
         file = disk.open("a", create=True)
         with pytest.raises(OSError) as raised:
-            write_all(file, [b"x" * 50_000], 0)
+            write_all(file, b"x" * 50_000, 0)
         assert raised.value.errno == errno.ENOSPC
         assert file.size() == 8192
-        write_all(file, [b"y" * 8192], 0)
+        write_all(file, b"y" * 8192, 0)
 
     machine = machine_of(1)
     live(machine, life, Faults(room_bytes=10_000))
@@ -248,7 +248,7 @@ def trace_of(seed: int) -> list[str]:
     def steps(disk: SimulatedDisk, name: str) -> Iterator[None]:
         file = disk.open(name, create=True)
         for step in range(5):
-            write_all(file, [b"x" * 600], step * 600)
+            write_all(file, b"x" * 600, step * 600)
             trail.append(f"{name}{step}")
             yield
         file.close()

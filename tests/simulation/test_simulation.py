@@ -42,6 +42,9 @@ _MUST_HAPPEN = (
     "batches lost in a weak mode",
     "topics deleted",
     "messages delivered",
+    "offsets committed by groups",
+    "members replaced while they committed",
+    "commits of fenced members refused",
     "flips named on opening",
     "flips named on reading",
 )

@@ -73,7 +73,7 @@ async def read_one(
 
 async def read_all(store: Store, key: PartitionKey) -> list[tuple[int, bytes]]:
     """Every record of a partition, read on from answer to answer as a consumer does."""
-    first, end, _, _ = await store.offsets(key)
+    first, end, *_ = await store.offsets(key)
     records: list[tuple[int, bytes]] = []
     offset = first
     while offset < end:

@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from quackmq.errors import BrokerClosing
 from quackmq.policy import Policy
+from quackmq.producers import Producer
 from quackmq.stores.base import Store
 from quackmq.topic import (
     Append,
@@ -26,6 +27,7 @@ from quackmq.topic import (
     Read,
     Slice,
     State,
+    StatePut,
     TimeKind,
     Topic,
 )
@@ -61,14 +63,17 @@ class ReopeningStore(Store):
         return await self._look(lambda: self._store.topics())
 
     def append(
-        self, appends: Sequence[Append], cursors: Sequence[Cursor] = ()
+        self,
+        appends: Sequence[Append],
+        cursors: Sequence[Cursor] = (),
+        states: Sequence[StatePut] = (),
     ) -> Awaitable[list[Appended]]:
         if not self._is_open.is_set():
-            return self._change(lambda: self._store.append(appends, cursors))
+            return self._change(lambda: self._store.append(appends, cursors, states))
         # The batches are copied before this returns, so the store is asked at once.
         self._calls += 1
         try:
-            answer = self._store.append(appends, cursors)
+            answer = self._store.append(appends, cursors, states)
         except BaseException:
             self._calls -= 1
             raise
@@ -103,6 +108,14 @@ class ReopeningStore(Store):
 
     async def trim(self, key: PartitionKey, before: int) -> int:
         return await self._change(lambda: self._store.trim(key, before))
+
+    async def open_transactions(
+        self, producer_id: int | None = None
+    ) -> Mapping[PartitionKey, Mapping[int, int]]:
+        return await self._look(lambda: self._store.open_transactions(producer_id))
+
+    async def producers(self, key: PartitionKey) -> Mapping[int, Producer]:
+        return await self._look(lambda: self._store.producers(key))
 
     async def set_cursors(self, cursors: Sequence[Cursor]) -> None:
         await self._change(lambda: self._store.set_cursors(cursors))

@@ -15,19 +15,33 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quackmq import limits
-from quackmq.errors import DamagedStore, IllegalTopicName, InvalidRequest, LimitReached
+from quackmq.errors import (
+    DamagedStore,
+    IllegalTopicName,
+    InvalidRequest,
+    LimitReached,
+    StateChanged,
+)
 from quackmq.policy import Policy, WhenFull
 from quackmq.stores.catalog import (
     Catalog,
     Change,
     CursorSet,
-    StatePut,
+    StateSet,
     TopicDeleted,
     TopicPut,
     decode_change,
     encode_change,
 )
-from quackmq.topic import Cursor, CursorKey, PartitionKey, State, Topic, check_topic_name
+from quackmq.topic import (
+    Cursor,
+    CursorKey,
+    PartitionKey,
+    State,
+    StatePut,
+    Topic,
+    check_topic_name,
+)
 
 NEWS = Topic(uuid.UUID(int=1), "news", 3, Policy(), 17)
 SPORT = Topic(uuid.UUID(int=2), "sport", 1, Policy(live_entries=5), 18)
@@ -55,7 +69,7 @@ changes = st.one_of(
     st.builds(TopicPut, topics),
     st.builds(TopicDeleted, st.uuids()),
     st.builds(CursorSet, cursors),
-    st.builds(StatePut, texts, st.builds(State, st.none() | st.binary(max_size=50), counts)),
+    st.builds(StateSet, texts, st.builds(State, st.none() | st.binary(max_size=50), counts)),
 )
 
 
@@ -83,7 +97,7 @@ def test_a_change_is_compact_json() -> None:
         b'["topic","00000000000000000000000000000001","news",3,'
         b'{"live_for_ms":5,"when_full":"wait","ephemeral":true},17]'
     )
-    assert encode_change(StatePut("key", State(b"\xff", 2))) == b'["state","key","/w==",2]'
+    assert encode_change(StateSet("key", State(b"\xff", 2))) == b'["state","key","/w==",2]'
 
 
 NONSENSE: list[Any] = [
@@ -134,7 +148,7 @@ def test_a_catalog_comes_back_from_its_snapshot_as_json() -> None:
         TopicPut(SPORT),
         CursorSet(cursor("reader", NEWS, 2)),
         CursorSet(cursor("reader", SPORT, 0)),
-        StatePut("key", State(b"\x00value", 4)),
+        StateSet("key", State(b"\x00value", 4)),
     )
     again = Catalog.from_snapshot(orjson.loads(orjson.dumps(catalog.snapshot())))
     assert again == catalog
@@ -150,8 +164,8 @@ def test_what_is_gone_is_not_in_the_snapshot() -> None:
         CursorSet(cursor("reader", NEWS, 0)),
         CursorSet(cursor("reader", SPORT, 0)),
         CursorSet(cursor("reader", SPORT, 0, offset=None)),
-        StatePut("key", State(b"value", 1)),
-        StatePut("key", State(None, 0)),
+        StateSet("key", State(b"value", 1)),
+        StateSet("key", State(None, 0)),
         TopicDeleted(NEWS.id),
     )
     assert catalog == catalog_of(TopicPut(SPORT))
@@ -186,13 +200,13 @@ def test_a_change_made_for_another_catalog_is_damage_and_changes_nothing(change:
 
 
 def test_asking_for_a_change_changes_nothing() -> None:
-    catalog = catalog_of(TopicPut(NEWS), StatePut("key", State(b"value", 1)))
-    before = catalog_of(TopicPut(NEWS), StatePut("key", State(b"value", 1)))
+    catalog = catalog_of(TopicPut(NEWS), StateSet("key", State(b"value", 1)))
+    before = catalog_of(TopicPut(NEWS), StateSet("key", State(b"value", 1)))
     catalog.new_topic("sport", 1, Policy(), SPORT.id, 18)
     catalog.altered_topic(NEWS.id, 7, Policy(ephemeral=True))
     catalog.deleted_topic(NEWS.id)
     catalog.cursor_changes([cursor("reader", NEWS, 0)])
-    catalog.state_change("key", None, 1)
+    catalog.state_changes([StatePut("key", None, 1)])
     assert catalog == before
 
 
@@ -227,7 +241,25 @@ def test_text_that_utf8_cannot_hold_is_refused() -> None:
     with pytest.raises(InvalidRequest):
         catalog.cursor_changes([cursor("half a pair \ud800", NEWS, 0)])
     with pytest.raises(InvalidRequest):
-        catalog.state_change("half a pair \ud800", b"", 0)
+        catalog.state_changes([StatePut("half a pair \ud800", b"", 0)])
+
+
+def test_states_are_put_together_or_not_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    catalog = catalog_of(StateSet("old", State(b"value", 4)))
+    both = [StatePut("old", b"newer", 4), StatePut("new", b"first", 0)]
+    assert catalog.state_changes(both) == [
+        StateSet("old", State(b"newer", 5)),
+        StateSet("new", State(b"first", 1)),
+    ]
+    assert catalog.state_changes([StatePut("old", None, 4)]) == [StateSet("old", State(None, 0))]
+    with pytest.raises(StateChanged):
+        catalog.state_changes([*both, StatePut("other", b"", 1)])
+    with pytest.raises(InvalidRequest, match="twice"):
+        catalog.state_changes([*both, StatePut("new", b"second", 0)])
+    monkeypatch.setattr(limits, "STATE_KEYS", 2)
+    assert len(catalog.state_changes(both)) == 2
+    with pytest.raises(LimitReached):
+        catalog.state_changes([*both, StatePut("other", b"", 0)])
 
 
 # --- names -----------------------------------------------------------------------------------

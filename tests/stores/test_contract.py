@@ -63,8 +63,8 @@ async def test_a_new_topic_is_listed_as_it_was_made(store: Store, clock: Clock) 
 
 async def test_every_partition_of_a_new_topic_is_there_and_empty(store: Store) -> None:
     for key in await new_partitions(store, 3):
-        first, end, size, epoch = await store.offsets(key)
-        assert (first, end, size) == (0, 0, 0)
+        first, end, size, epoch, stable = await store.offsets(key)
+        assert (first, end, size, stable) == (0, 0, 0, 0)
         assert epoch >= 0
 
 
@@ -184,6 +184,7 @@ UNKNOWN_TOPIC_CALLS: dict[str, Callable[[Store, PartitionKey], Awaitable[object]
     "offsets": lambda store, key: store.offsets(key),
     "offset_for_time": lambda store, key: store.offset_for_time(key, 0),
     "trim": lambda store, key: store.trim(key, 0),
+    "producers": lambda store, key: store.producers(key),
     "set_cursors": lambda store, key: store.set_cursors([cursor("reader", key, 0)]),
 }
 
@@ -200,7 +201,7 @@ async def test_a_topic_that_is_not_there_is_unknown_to_every_call(store: Store, 
 
 UNKNOWN_PARTITION_CALLS = {
     name: UNKNOWN_TOPIC_CALLS[name]
-    for name in ("append", "offsets", "offset_for_time", "trim", "set_cursors")
+    for name in ("append", "offsets", "offset_for_time", "trim", "producers", "set_cursors")
 }
 
 
@@ -409,6 +410,8 @@ CALLS: dict[str, Callable[[Store, PartitionKey], Awaitable[object]]] = {
     "offsets": lambda store, key: store.offsets(key),
     "offset_for_time": lambda store, key: store.offset_for_time(key, 0),
     "trim": lambda store, key: store.trim(key, 0),
+    "open_transactions": lambda store, key: store.open_transactions(),
+    "producers": lambda store, key: store.producers(key),
     "set_cursors": lambda store, key: store.set_cursors([cursor("reader", key, 0)]),
     "cursors": lambda store, key: store.cursors(),
     "state": lambda store, key: store.state("key"),

@@ -191,7 +191,7 @@ async def test_one_bad_append_keeps_the_others_out(store: Store) -> None:
                 await store.append(appends, [cursor("reader", key, 1)])
     await nothing_but_the_first_of(store, key, other)
     # The good one is not taken for a repeat: it was never there.
-    assert (await append(store, *good)).repeated is False
+    assert (await append(store, good.key, good.batch)).repeated is False
 
 
 async def test_a_bad_cursor_keeps_the_appends_out(store: Store) -> None:

@@ -80,8 +80,8 @@ async def test_a_read_from_the_middle_of_a_batch_gives_it_whole(store: Store) ->
 
 async def test_the_end_of_a_partition_is_in_range_and_empty(store: Store) -> None:
     empty, full = await new_partition(store), await partition_of(store, 2, "sport")
-    assert await read_one(store, empty, 0) == Slice(empty, (), 0, 0, 0, None)
-    assert await read_one(store, full, 2) == Slice(full, (), 0, 0, 2, None)
+    assert await read_one(store, empty, 0) == Slice(empty, (), 0, 0, 0, None, 0)
+    assert await read_one(store, full, 2) == Slice(full, (), 0, 0, 2, None, 2)
 
 
 @pytest.mark.parametrize("offset", [-1, 3, 2**62])

@@ -8,11 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Sequence,
+)
+from itertools import islice
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from kio.schema.errors import ErrorCode
 
+from quackmq import limits
 from quackmq.broker import Broker, Caller
 from quackmq.doors.kafka.errors import code_of
 from quackmq.errors import UnknownTopic
@@ -70,8 +80,9 @@ class Api(NamedTuple):
     """An API with the versions that are advertised.
 
     `read` turns a body into a request and keeps nothing of the bytes but what `submit` may use
-    before it returns. Then either `handle` answers it, begun when all earlier answers of the
-    connection have been sent; or `submit` begins at once and answers through the reply.
+    before it returns, or for good if it is told that they are its own. Then either `handle` answers
+    the request, begun when all earlier answers of the connection have been sent; or `submit` begins
+    at once and answers through the reply.
     """
 
     key: int
@@ -81,7 +92,7 @@ class Api(NamedTuple):
     flexible_from: int
     read: Callable[[int, memoryview], Any]
     handle: Callable[[Call, Any], Coroutine[Any, Any, Sequence[Buffer]]] | None = None
-    submit: Callable[[Call, Any, Reply], None] | None = None
+    submit: Callable[[Call, Any, Reply, bool], None] | None = None
     #: Whether `handle` may wait for something to happen: then it is woken when the door closes.
     waits: bool = False
     flexible_response: bool = True
@@ -94,6 +105,7 @@ def schema_api(
     flexible_from: int,
     answer: Callable[[Call, Any], Awaitable[Fields]],
     *,
+    waits: bool = False,
     flexible_response: bool = True,
 ) -> Api:
     """An API by kio's schemas: `answer` gives the fields of the response, whatever the version."""
@@ -111,6 +123,7 @@ def schema_api(
         flexible_from,
         read,
         handle,
+        waits=waits,
         flexible_response=flexible_response,
     )
 
@@ -121,6 +134,22 @@ async def unhurried(items: Iterable[T], every: int) -> AsyncIterator[T]:
         yield item
         if number % every == 0:
             await asyncio.sleep(0)
+
+
+def portions(items: Iterable[T], size: int) -> Iterator[list[T]]:
+    """The items in their order, so many at a time."""
+    left = iter(items)
+    while some := list(islice(left, size)):
+        yield some
+
+
+async def together(changes: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Many changes, some at once, so that they become durable together; between them it is the
+    others' turn."""
+    results: list[T] = []
+    for some in portions(changes, limits.CHANGES_AT_ONCE):
+        results += await asyncio.gather(*some)
+    return results
 
 
 def find_topic(broker: Broker, wanted: str | uuid.UUID | None) -> Topic | ErrorCode:

@@ -1,11 +1,14 @@
-"""ApiVersions and Metadata: what this broker can do, who it is, and which topics it has."""
+"""ApiVersions, Metadata, DescribeCluster: what this broker can do, who it is, which topics it has.
+
+Where a client asks what it may do, it is told: everything. Nobody is refused anything here yet.
+"""
 
 from __future__ import annotations
 
 import re
 import uuid
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from kio.schema.errors import ErrorCode
 
@@ -17,13 +20,44 @@ from quackmq.wire.kafka.writer import Fields, write_response
 
 API_VERSIONS: Final = 18
 METADATA: Final = 3
+DESCRIBE_CLUSTER: Final = 60
 
 #: As KIP-511 has it.
 _SOFTWARE_NAME: Final = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
 _FIRST_WITH_SOFTWARE_NAME: Final = 3
+#: Up to version 3, clients do not understand a feature whose least version is 0.
+_FIRST_WITH_ZERO_FEATURES: Final = 4
 #: Up to version 0 an empty list of topics means all of them; null does from 1 on.
 _FIRST_WITH_NULL_FOR_ALL: Final = 1
 _FIRST_WITH_NULL_NAME: Final = 12
+
+#: What a client of DescribeCluster can ask for.
+_BROKERS: Final = 1
+_CONTROLLERS: Final = 2
+#: Kafka's numbers of operations, as bits. On a topic: read, write, create, delete, alter, describe,
+#: describe and alter its configs. On the cluster: create, alter, describe, act as a node, describe
+#: and alter its configs, write with a producer id.
+_TOPIC_OPERATIONS: Final = sum(1 << number for number in (3, 4, 5, 6, 7, 8, 10, 11))
+_CLUSTER_OPERATIONS: Final = sum(1 << number for number in (5, 7, 8, 9, 10, 11, 12))
+#: How a client is told nothing about operations.
+_NOT_ASKED: Final = -(2**31)
+
+
+class Feature(NamedTuple):
+    """Something that a cluster of Kafka agrees on, and clients act on: the versions that there are,
+    and the one that holds."""
+
+    name: str
+    least: int
+    greatest: int
+    finalized: int
+
+
+#: By version 2 of transactions (KIP-890) clients add no partitions, and get an epoch with each end.
+#: By version 1 of groups there is the newer protocol (KIP-848) beside the classic one.
+FEATURES: Final = (Feature("group.version", 0, 1, 1), Feature("transaction.version", 0, 2, 2))
+#: Grows with each change of what is finalized; clients keep what comes with the greatest.
+_FEATURES_EPOCH: Final = 1
 
 
 def api_versions_api(apis: Sequence[Api]) -> Api:
@@ -35,7 +69,11 @@ def api_versions_api(apis: Sequence[Api]) -> Api:
             and _SOFTWARE_NAME.fullmatch(request.client_software_version)
         ):
             return {"error_code": ErrorCode.invalid_request, "api_keys": []}
-        return {"error_code": ErrorCode.none, "api_keys": _ranges([*apis, own])}
+        return {
+            "error_code": ErrorCode.none,
+            "api_keys": _ranges([*apis, own]),
+            **_features(call.version),
+        }
 
     # The response's header is never flexible: a client that guessed the version must read it.
     own = schema_api(API_VERSIONS, 0, 4, 3, api_versions, flexible_response=False)
@@ -56,6 +94,25 @@ def _ranges(apis: Sequence[Api]) -> list[Fields]:
     ]
 
 
+def _features(version: int) -> Fields:
+    return {
+        "supported_features": [
+            {"name": each.name, "min_version": each.least, "max_version": each.greatest}
+            for each in FEATURES
+            if each.least > 0 or version >= _FIRST_WITH_ZERO_FEATURES
+        ],
+        "finalized_features_epoch": _FEATURES_EPOCH,
+        "finalized_features": [
+            {
+                "name": each.name,
+                "max_version_level": each.finalized,
+                "min_version_level": each.finalized,
+            }
+            for each in FEATURES
+        ],
+    }
+
+
 async def metadata(call: Call, request: Any) -> Fields:
     node = call.node
     return {
@@ -64,13 +121,49 @@ async def metadata(call: Call, request: Any) -> Fields:
         "controller_id": node.id,
         "topics": await _wanted_topics(call, request),
         "error_code": ErrorCode.none,
+        "cluster_authorized_operations": _cluster_operations(request),
     }
 
 
 METADATA_API: Final = schema_api(METADATA, 0, 13, 9, metadata)
 
 
+async def describe_cluster(call: Call, request: Any) -> Fields:
+    node = call.node
+    asked_for = getattr(request, "endpoint_type", _BROKERS)
+    if asked_for == _BROKERS:
+        return {
+            "error_code": ErrorCode.none,
+            "cluster_id": call.broker.cluster_id,
+            "controller_id": node.id,
+            "brokers": [
+                {"broker_id": node.id, "host": node.host, "port": node.port, "is_fenced": False}
+            ],
+            "cluster_authorized_operations": _cluster_operations(request),
+        }
+    if asked_for == _CONTROLLERS:
+        code, message = ErrorCode.mismatched_endpoint_type, "this is a broker, not a controller"
+    else:
+        code, message = ErrorCode.unsupported_endpoint_type, f"no endpoint type {asked_for}"
+    return {"error_code": code, "error_message": message, "cluster_id": "", "brokers": []}
+
+
+DESCRIBE_CLUSTER_API: Final = schema_api(DESCRIBE_CLUSTER, 0, 2, 0, describe_cluster)
+
+
+def _cluster_operations(request: Any) -> int:
+    asked = getattr(request, "include_cluster_authorized_operations", False)
+    return _CLUSTER_OPERATIONS if asked else _NOT_ASKED
+
+
 async def _wanted_topics(call: Call, request: Any) -> list[Fields]:
+    topics = await _found_topics(call, request)
+    if not getattr(request, "include_topic_authorized_operations", False):
+        return topics
+    return [{**fields, "topic_authorized_operations": _TOPIC_OPERATIONS} for fields in topics]
+
+
+async def _found_topics(call: Call, request: Any) -> list[Fields]:
     wanted = request.topics
     if wanted is None or (not wanted and call.version < _FIRST_WITH_NULL_FOR_ALL):
         every_topic = unhurried(list(call.broker.topics().values()), every=100)

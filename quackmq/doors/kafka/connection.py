@@ -96,7 +96,7 @@ class Place:
     def _finish(self) -> None:
         assert not self.done, "a request has one answer"
         self.done = True
-        self._connection.flush_soon()
+        self._connection.answered()
 
 
 class Waiting(NamedTuple):
@@ -152,8 +152,7 @@ class Connection(asyncio.BufferedProtocol):
         return self._frames.buffer()
 
     def buffer_updated(self, nbytes: int) -> None:
-        if not self._has_ended:
-            self._frames.received(nbytes)
+        if not self._has_ended and self._frames.received(nbytes):
             self.pump()
 
     def pause_writing(self) -> None:
@@ -225,6 +224,16 @@ class Connection(asyncio.BufferedProtocol):
         if self._transport is not None:
             self._transport.abort()
 
+    def is_behind(self, now: float) -> bool:
+        """Whether memory is held for a request that comes too slowly to be whole in time."""
+        share = self._frames.share
+        if self.begun_at is None or share is None:
+            return False
+        passed_ms = (now - self.begun_at) * 1000
+        return (
+            passed_ms >= limits.KAFKA_PACE_MS and share < passed_ms / limits.KAFKA_REQUEST_WAIT_MS
+        )
+
     @property
     def may_wait(self) -> bool:
         return not self._draining
@@ -282,7 +291,7 @@ class Connection(asyncio.BufferedProtocol):
         reply = Place(self, header.correlation_id, flexible and api.flexible_response)
         self._replies.append(reply)
         if api.submit is not None:
-            api.submit(self._call(header), request, reply)
+            api.submit(self._call(header), request, reply, self._frames.hands_over)
             return
         self._queue.append(Waiting(api, header, request, reply))
         self._work_on()
@@ -306,6 +315,13 @@ class Connection(asyncio.BufferedProtocol):
         return call
 
     # --- answers ----------------------------------------------------------------------------
+
+    def answered(self) -> None:
+        """An answer is there. The only one that the peer waits for is sent at once."""
+        if len(self._replies) == 1 and not self._pumping:
+            self._flush()
+        else:
+            self.flush_soon()
 
     def flush_soon(self) -> None:
         """Send in the loop's next turn: what became durable together is answered in one write."""

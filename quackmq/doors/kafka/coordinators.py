@@ -1,8 +1,4 @@
-"""FindCoordinator: who looks after a group. It is this node, the only one.
-
-librdkafka takes a broker without this API for one too old for lz4, and would send what it should
-compress uncompressed.
-"""
+"""FindCoordinator: who looks after a group or a transactional id. It is this node, the only one."""
 
 from __future__ import annotations
 
@@ -15,18 +11,36 @@ from quackmq.wire.kafka.writer import Fields
 
 FIND_COORDINATOR: Final = 10
 
+#: What a key names.
+_GROUP: Final = 0
+_TRANSACTION: Final = 1
+
+_FIRST_WITH_SEVERAL: Final = 4
+
 
 async def find_coordinator(call: Call, request: Any) -> Fields:
-    here = {
-        "error_code": ErrorCode.none,
-        "error_message": None,
-        "node_id": call.node.id,
-        "host": call.node.host,
-        "port": call.node.port,
-    }
-    keys = getattr(request, "coordinator_keys", ())
-    # One key and one answer up to version 3, then a list of both.
-    return {**here, "coordinators": [{**here, "key": key} for key in keys]}
+    coordinator = _coordinator(call, getattr(request, "key_type", _GROUP))
+    if call.version < _FIRST_WITH_SEVERAL:
+        return coordinator
+    return {"coordinators": [{**coordinator, "key": key} for key in request.coordinator_keys]}
 
 
 FIND_COORDINATOR_API: Final = schema_api(FIND_COORDINATOR, 0, 6, 3, find_coordinator)
+
+
+def _coordinator(call: Call, key_type: int) -> Fields:
+    if key_type in (_GROUP, _TRANSACTION):
+        return {
+            "error_code": ErrorCode.none,
+            "error_message": None,
+            "node_id": call.node.id,
+            "host": call.node.host,
+            "port": call.node.port,
+        }
+    return {
+        "error_code": ErrorCode.invalid_request,
+        "error_message": f"nothing of the kind {key_type} is known here",
+        "node_id": -1,
+        "host": "",
+        "port": -1,
+    }

@@ -3,6 +3,9 @@
 Sessions are refused in the way that KIP-227 has for it: the answer says session 0, so clients name
 all their partitions each time. Answers are smaller than a client allows (`Peer.answer_bytes`), so
 that slow readers cost little; it asks again.
+
+Who wants committed records only gets no batch of an open transaction, nor any behind the first such
+one; which batches belong to aborted ones it is told, and leaves them out itself.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from kio.schema.errors import ErrorCode
 
 from quackmq import limits
 from quackmq.doors.kafka.api import Api, Call, find_topic
+from quackmq.doors.kafka.epochs import NO_EPOCH, offsets_in_epoch
 from quackmq.doors.kafka.errors import code_of
 from quackmq.errors import QuackError
 from quackmq.record import Buffer
@@ -22,11 +26,11 @@ from quackmq.wire.kafka.fetch import (
     API_KEY,
     FIRST_WITH_SESSIONS,
     FLEXIBLE_FROM,
+    READ_COMMITTED,
     FetchRequest,
     PartitionData,
     PartitionWish,
     TopicData,
-    TopicWish,
     read_request,
     write_response,
 )
@@ -41,20 +45,44 @@ async def handle(call: Call, request: FetchRequest) -> Sequence[Buffer]:
             return write_response(call.version, (), ErrorCode.fetch_session_id_not_found)
         if request.session_epoch not in _SESSIONLESS:
             return write_response(call.version, (), ErrorCode.invalid_fetch_session_epoch)
-    found = [(wish, find_topic(call.broker, wish.topic)) for wish in request.topics]
-    reads = [
-        Read(PartitionKey(topic.id, wish.partition), wish.offset, max(1, wish.max_bytes))
-        for topic_wish, topic in found
-        if isinstance(topic, Topic)
-        for wish in topic_wish.partitions
+    committed = request.isolation == READ_COMMITTED
+    planned: list[list[Read | ErrorCode]] = []
+    for wanted in request.topics:
+        topic = find_topic(call.broker, wanted.topic)
+        planned.append([await _plan(call, topic, wish, committed) for wish in wanted.partitions])
+    reads = [plan for plans in planned for plan in plans if isinstance(plan, Read)]
+    # Who asks for nothing, as a consumer does that closes, has nothing to wait for either.
+    may_wait = 0 < len(reads) == sum(map(len, planned)) and call.peer.may_wait
+    slices = iter(await _read(call, request, reads, may_wait))
+    topics = [
+        TopicData(
+            wanted.topic,
+            [
+                _data(wish.partition, plan, slices)
+                for wish, plan in zip(wanted.partitions, plans, strict=True)
+            ],
+        )
+        for wanted, plans in zip(request.topics, planned, strict=True)
     ]
-    all_found = all(isinstance(topic, Topic) for _, topic in found)
-    slices = iter(await _read(call, request, reads, may_wait=all_found and call.peer.may_wait))
-    topics = [_topic(wish, topic, slices) for wish, topic in found]
     return write_response(call.version, topics, isolation=request.isolation)
 
 
 FETCH_API: Final = Api(API_KEY, 4, 18, FLEXIBLE_FROM, read_request, handle, waits=True)
+
+
+async def _plan(
+    call: Call, topic: Topic | ErrorCode, wish: PartitionWish, committed: bool
+) -> Read | ErrorCode:
+    """What to read for a wish, or why it cannot be granted."""
+    if isinstance(topic, ErrorCode):
+        return topic
+    key = PartitionKey(topic.id, wish.partition)
+    if wish.leader_epoch != NO_EPOCH:
+        try:
+            await offsets_in_epoch(call.broker, call.caller, key, wish.leader_epoch)
+        except QuackError as error:
+            return code_of(error)
+    return Read(key, wish.offset, max(1, wish.max_bytes), committed)
 
 
 async def _read(
@@ -75,18 +103,19 @@ async def _read(
         return [Slice(read.key, (), 0, -1, -1, error) for read in reads]
 
 
-def _topic(wish: TopicWish, topic: Topic | ErrorCode, slices: Iterator[Slice]) -> TopicData:
-    if isinstance(topic, Topic):
-        partitions = [_data(partition, next(slices)) for partition in wish.partitions]
-    else:
-        partitions = [PartitionData(partition.partition, topic) for partition in wish.partitions]
-    return TopicData(wish.topic, partitions)
-
-
-def _data(wish: PartitionWish, part: Slice) -> PartitionData:
+def _data(partition: int, plan: Read | ErrorCode, slices: Iterator[Slice]) -> PartitionData:
+    if isinstance(plan, ErrorCode):
+        return PartitionData(partition, plan)
+    part = next(slices)
     if part.error is not None:
-        code = code_of(part.error)
-        return PartitionData(wish.partition, code, part.next_offset, part.first_offset)
+        return PartitionData(partition, code_of(part.error), part.next_offset, part.first_offset)
     return PartitionData(
-        wish.partition, 0, part.next_offset, part.first_offset, part.chunks, part.size
+        partition,
+        0,
+        part.next_offset,
+        part.first_offset,
+        part.chunks,
+        part.size,
+        part.stable_offset,
+        [(each.producer_id, each.first_offset) for each in part.aborted] if part.aborted else (),
     )

@@ -1,15 +1,21 @@
-"""ListOffsets: where a partition begins and ends, and which offset belongs to a time."""
+"""ListOffsets: where a partition begins and ends, and which offset belongs to a time.
+
+For who reads committed records only, a partition ends where its first open transaction begins.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
 from quackmq.doors.kafka.api import Call, schema_api, unhurried
+from quackmq.doors.kafka.epochs import NO_EPOCH, offsets_in_epoch
 from quackmq.doors.kafka.errors import code_of
 from quackmq.errors import QuackError
 from quackmq.topic import OffsetTime, PartitionKey
+from quackmq.wire.kafka.fetch import READ_COMMITTED
 from quackmq.wire.kafka.writer import Fields
 
 LIST_OFFSETS: Final = 2
@@ -20,19 +26,40 @@ EARLIEST: Final = -2
 MAX_TIMESTAMP: Final = -3
 EARLIEST_LOCAL: Final = -4
 LATEST_TIERED: Final = -5
+EARLIEST_PENDING_UPLOAD: Final = -6
+_FIRST_VERSION_WITH: Final = {
+    LATEST: 1,
+    EARLIEST: 1,
+    MAX_TIMESTAMP: 7,
+    EARLIEST_LOCAL: 8,
+    LATEST_TIERED: 9,
+    EARLIEST_PENDING_UPLOAD: 11,
+}
 
 #: No such record.
 _NOWHERE: Final = OffsetTime(-1, -1)
 
 
 async def list_offsets(call: Call, request: Any) -> Fields:
+    asked = Counter(
+        (topic.name, partition.partition_index)
+        for topic in request.topics
+        for partition in topic.partitions
+    )
+    committed = getattr(request, "isolation_level", 0) == READ_COMMITTED
     return {
         "topics": [
             {
                 "name": topic.name,
                 "partitions": [
-                    await _partition(call, topic.name, partition)
-                    async for partition in unhurried(topic.partitions, every=10)
+                    await _partition(
+                        call,
+                        topic.name,
+                        wanted,
+                        asked[topic.name, wanted.partition_index] > 1,
+                        committed,
+                    )
+                    async for wanted in unhurried(topic.partitions, every=10)
                 ],
             }
             for topic in request.topics
@@ -40,26 +67,22 @@ async def list_offsets(call: Call, request: Any) -> Fields:
     }
 
 
-LIST_OFFSETS_API: Final = schema_api(LIST_OFFSETS, 1, 10, 6, list_offsets)
+LIST_OFFSETS_API: Final = schema_api(LIST_OFFSETS, 1, 11, 6, list_offsets)
 
 
-async def _partition(call: Call, name: str, wanted: Any) -> Fields:
+async def _partition(call: Call, name: str, wanted: Any, repeated: bool, committed: bool) -> Fields:
+    if repeated:
+        return _error(wanted.partition_index, ErrorCode.invalid_request)
+    if wanted.timestamp < 0:
+        first_version = _FIRST_VERSION_WITH.get(wanted.timestamp)
+        if first_version is None or call.version < first_version:
+            return _error(wanted.partition_index, ErrorCode.unsupported_version)
+    leader_epoch = getattr(wanted, "current_leader_epoch", NO_EPOCH)
     try:
         key = PartitionKey(call.broker.topic(name).id, wanted.partition_index)
-        offsets = await call.broker.offsets(call.caller, key)
-        if wanted.timestamp == LATEST:
-            found = OffsetTime(offsets.next, -1)
-        elif wanted.timestamp in (EARLIEST, EARLIEST_LOCAL):
-            found = OffsetTime(offsets.first, -1)
-        elif wanted.timestamp == MAX_TIMESTAMP:
-            found = await _greatest_timestamp(call, key)
-        elif wanted.timestamp == LATEST_TIERED:
-            found = _NOWHERE
-        elif wanted.timestamp < 0:
-            return _error(wanted.partition_index, ErrorCode.unsupported_version)
-        else:
-            by_time = await call.broker.offset_for_time(call.caller, key, wanted.timestamp)
-            found = by_time or _NOWHERE
+        offsets = await offsets_in_epoch(call.broker, call.caller, key, leader_epoch)
+        end = offsets.stable if committed else offsets.next
+        found = await _find(call, key, offsets.first, end, wanted.timestamp) or _NOWHERE
     except QuackError as error:
         return _error(wanted.partition_index, code_of(error))
     return {
@@ -67,34 +90,25 @@ async def _partition(call: Call, name: str, wanted: Any) -> Fields:
         "error_code": ErrorCode.none,
         "timestamp": found.timestamp_ms,
         "offset": found.offset,
-        "leader_epoch": offsets.epoch,
+        "leader_epoch": NO_EPOCH if found is _NOWHERE else offsets.epoch,
     }
 
 
-async def _greatest_timestamp(call: Call, key: PartitionKey) -> OffsetTime:
-    """The first record of those with the greatest timestamp.
-
-    Asking for the first record at or after a time tells of each time whether it is too late, so
-    the greatest is found between the last that was not and the first that was: in steps that
-    double as long as there is something later, then by halves.
-    """
-    best = await call.broker.offset_for_time(call.caller, key, 0)
-    if best is None:
-        return _NOWHERE
-    too_late_ms = None
-    step_ms = 1
-    while too_late_ms is None or too_late_ms > best.timestamp_ms + 1:
-        if too_late_ms is None:
-            ask_ms = best.timestamp_ms + step_ms
-            step_ms *= 2
-        else:
-            ask_ms = (best.timestamp_ms + 1 + too_late_ms) // 2
-        found = await call.broker.offset_for_time(call.caller, key, ask_ms)
-        if found is None:
-            too_late_ms = ask_ms
-        else:
-            best = found
-    return best
+async def _find(
+    call: Call, key: PartitionKey, first: int, end: int, timestamp: int
+) -> OffsetTime | None:
+    """What lies behind the end that the client may read to is not found."""
+    if timestamp == LATEST:
+        return OffsetTime(end, -1)
+    if timestamp in (EARLIEST, EARLIEST_LOCAL):
+        return OffsetTime(first, -1)
+    if timestamp in (LATEST_TIERED, EARLIEST_PENDING_UPLOAD):
+        return None  # nothing is kept elsewhere
+    if timestamp == MAX_TIMESTAMP:
+        found = await call.broker.max_timestamp(call.caller, key)
+    else:
+        found = await call.broker.offset_for_time(call.caller, key, timestamp)
+    return found if found is not None and found.offset < end else None
 
 
 def _error(partition: int, code: ErrorCode) -> Fields:

@@ -5,6 +5,10 @@ a client has in flight becomes durable together; its answer is written when the 
 is. `acks` 1 and all mean the same here, durable; with 0 there is no answer, and since the client
 could not hear of an error otherwise, the connection is closed on one, as Kafka does. The request's
 timeout is not looked at: every wait inside the broker has a bound of its own.
+
+A batch of a transaction is let in by the coordinator first (`broker.transactions.admit`); newer
+clients do not tell it of the partition before (KIP-890). Where it is not let in, it is said in the
+words that the request's version has for it.
 """
 
 from __future__ import annotations
@@ -19,8 +23,13 @@ from kio.schema.errors import ErrorCode
 
 from quackmq.doors.kafka.api import Api, Call, Reply, find_topic
 from quackmq.doors.kafka.errors import code_of
-from quackmq.errors import BrokerClosing, QuackError
-from quackmq.record import Batch
+from quackmq.errors import (
+    BrokerClosing,
+    ConcurrentTransactions,
+    InvalidTransactionState,
+    QuackError,
+)
+from quackmq.record import CONTROL_FLAG, TRANSACTIONAL_FLAG, Batch
 from quackmq.topic import Appended, Topic
 from quackmq.wire.kafka.produce import (
     API_KEY,
@@ -37,6 +46,12 @@ log = logging.getLogger(__name__)
 
 _ACKS: Final = (-1, 0, 1)
 _NO_ANSWER: Final = 0
+_UNSETTLED: Final = ErrorCode.unknown_server_error
+_SPECIAL: Final = TRANSACTIONAL_FLAG | CONTROL_FLAG
+
+#: From these versions on a client knows of something.
+_WITH_ABORTABLE: Final = 11
+_WITHOUT_ADDING: Final = 12
 
 
 class Refusal(NamedTuple):
@@ -46,25 +61,24 @@ class Refusal(NamedTuple):
     message: str
 
 
-_NO_TRANSACTIONS: Final = Refusal(
-    ErrorCode.invalid_txn_state, "this broker does not take part in transactions"
-)
-
-
-def submit(call: Call, request: ProduceRequest, reply: Reply) -> None:
-    """Give every batch to the broker; the reply is made when the last of them is durable."""
+def submit(call: Call, request: ProduceRequest, reply: Reply, owned: bool) -> None:
+    """Give every batch to the broker; the reply is made when the last of them is durable. A batch
+    that is all of a request whose bytes are `owned` is handed over, and not copied again."""
     answer = _Answer(call.version, request.acks, reply)
+    owned = owned and sum(len(wanted.partitions) for wanted in request.topics) == 1
     refusal = _refusal(call.version, request)
     for wanted in request.topics:
         partitions = answer.begin_topic(wanted.topic)
         topic = find_topic(call.broker, wanted.topic)
         for partition, records in wanted.partitions:
-            appended = refusal or _publish(call, topic, partition, records)
+            appended = refusal or _publish(
+                call, topic, partition, records, request.transactional_id, owned
+            )
             if isinstance(appended, Refusal):
                 partitions.append(_refused(partition, appended))
             else:
                 answer.expect(appended, partitions, partition)
-    answer.all_submitted()
+    answer.one_less()
 
 
 PRODUCE_API: Final = Api(API_KEY, 0, 13, FLEXIBLE_FROM, read_request, submit=submit)
@@ -79,13 +93,13 @@ class _Answer:
         self._version = version
         self._acks = acks
         self._reply = reply
-        self._topics: list[tuple[str | uuid.UUID | None, list[PartitionAnswer]]] = []
+        self._topics: list[TopicAnswer] = []
         # One for the submitting itself, so that nothing is sent before that is over.
         self._missing = 1
 
     def begin_topic(self, topic: str | uuid.UUID | None) -> list[PartitionAnswer]:
         partitions: list[PartitionAnswer] = []
-        self._topics.append((topic, partitions))
+        self._topics.append(TopicAnswer(topic, partitions))
         return partitions
 
     def expect(
@@ -93,12 +107,9 @@ class _Answer:
     ) -> None:
         """Put the outcome where the partition's answer goes, when it is there."""
         place = len(partitions)
-        partitions.append(PartitionAnswer(partition, ErrorCode.unknown_server_error))
+        partitions.append(PartitionAnswer(partition, _UNSETTLED))
         self._missing += 1
         future.add_done_callback(partial(self._settle, partitions, place))
-
-    def all_submitted(self) -> None:
-        self._one_less()
 
     def _settle(
         self, partitions: list[PartitionAnswer], place: int, future: asyncio.Future[Appended]
@@ -108,23 +119,24 @@ class _Answer:
         if error is not None:
             if not isinstance(error, QuackError):
                 log.error("a publish failed", exc_info=error)
-            partitions[place] = _refused(partition, Refusal(code_of(error), str(error)))
+            code = _code_of(error, self._version)
+            partitions[place] = _refused(partition, Refusal(code, str(error)))
         else:
             appended = future.result()
             partitions[place] = PartitionAnswer(
                 partition, 0, appended.base_offset, appended.first_offset
             )
-        self._one_less()
+        self.one_less()
 
-    def _one_less(self) -> None:
+    def one_less(self) -> None:
+        """A batch is settled, or all are submitted; the last one sends the answer."""
         self._missing -= 1
         if self._missing:
             return
         if self._acks != _NO_ANSWER:
-            answers = [TopicAnswer(topic, partitions) for topic, partitions in self._topics]
-            self._reply.send([write_response(self._version, answers)])
+            self._reply.send([write_response(self._version, self._topics)])
             return
-        refused = [answer for _, answers in self._topics for answer in answers if answer.error]
+        refused = [each for topic in self._topics for each in topic.partitions if each.error]
         if refused:
             self._reply.disconnect(f"a batch sent with acks=0 was refused: {refused[0].message}")
         else:
@@ -140,13 +152,16 @@ def _refusal(version: int, request: ProduceRequest) -> Refusal | None:
         )
     if request.acks not in _ACKS:
         return Refusal(ErrorCode.invalid_required_acks, f"acks is -1, 0 or 1, not {request.acks}")
-    if request.transactional_id is not None:
-        return _NO_TRANSACTIONS
     return None
 
 
 def _publish(
-    call: Call, topic: Topic | ErrorCode, partition: int, records: memoryview | None
+    call: Call,
+    topic: Topic | ErrorCode,
+    partition: int,
+    records: memoryview | None,
+    transactional_id: str | None,
+    owned: bool,
 ) -> asyncio.Future[Appended] | Refusal:
     if isinstance(topic, ErrorCode):
         return Refusal(topic, "there is no such topic")
@@ -156,13 +171,50 @@ def _publish(
         batch = Batch.parse(records)
         if len(batch.view) != len(records):
             return Refusal(ErrorCode.invalid_record, "more than one batch for one partition")
-        if batch.is_control:
-            return Refusal(ErrorCode.invalid_record, "control batches are the broker's own")
-        if batch.is_transactional:
-            return _NO_TRANSACTIONS
-        return asyncio.ensure_future(call.broker.publish(call.caller, topic, partition, batch))
+        if batch.attributes & _SPECIAL:
+            objection = _objection(call, topic, partition, batch, transactional_id)
+            if objection is not None:
+                return objection
+        appended = call.broker.publish(call.caller, topic, partition, batch, owned=owned)
+        if isinstance(appended, asyncio.Future):
+            return appended
+        return asyncio.ensure_future(appended)
     except QuackError as error:
-        return Refusal(code_of(error), str(error))
+        return Refusal(_code_of(error, call.version), str(error))
+
+
+def _objection(
+    call: Call, topic: Topic, partition: int, batch: Batch, transactional_id: str | None
+) -> Refusal | None:
+    """Why a batch of a transaction is not let in."""
+    if batch.is_control:
+        return Refusal(ErrorCode.invalid_record, "control batches are the broker's own")
+    if transactional_id is None:
+        return Refusal(
+            ErrorCode.transactional_id_authorization_failed,
+            "a transactional batch comes with a transactional id",
+        )
+    try:
+        call.broker.transactions.admit(
+            call.caller,
+            batch,
+            topic,
+            partition,
+            transactional_id,
+            implicit=call.version >= _WITHOUT_ADDING,
+        )
+    except InvalidTransactionState as error:
+        knows_abortable = call.version >= _WITH_ABORTABLE
+        code = ErrorCode.transaction_abortable if knows_abortable else code_of(error)
+        return Refusal(code, str(error))
+    return None
+
+
+def _code_of(error: BaseException, version: int) -> ErrorCode:
+    if isinstance(error, ConcurrentTransactions) and version < _WITHOUT_ADDING:
+        # What such clients take for a reason to send the batch again, and nothing more.
+        return ErrorCode.not_enough_replicas
+    return code_of(error)
 
 
 def _refused(partition: int, refusal: Refusal) -> PartitionAnswer:

@@ -50,6 +50,7 @@ class KafkaDoor:
         self._for_memory: dict[Connection, None] = {}
         self._room: asyncio.Task[None] | None = None
         self._sweep: asyncio.TimerHandle | None = None
+        self._pace: asyncio.TimerHandle | None = None
         self._closing = False
         self._all_closed = asyncio.Event()
 
@@ -68,8 +69,9 @@ class KafkaDoor:
         self._closing = True
         if self._server is not None:
             self._server.close()
-        if self._sweep is not None:
-            self._sweep.cancel()
+        for timer in (self._sweep, self._pace):
+            if timer is not None:
+                timer.cancel()
         for connection in list(self._connections):
             connection.drain()
         await self._wait_for_connections()
@@ -111,6 +113,7 @@ class KafkaDoor:
 
     def wants_memory(self, connection: Connection) -> None:
         self._for_memory[connection] = None
+        self._watch_pace()
 
     # --- inside -----------------------------------------------------------------------------
 
@@ -134,6 +137,21 @@ class KafkaDoor:
         waiting, self._for_memory = self._for_memory, {}
         for connection in waiting:
             connection.pump()
+
+    def _watch_pace(self) -> None:
+        """As long as somebody waits for memory."""
+        if self._pace is None and self._for_memory and not self._closing:
+            loop = asyncio.get_running_loop()
+            self._pace = loop.call_later(limits.KAFKA_PACE_MS / 1000, self._keep_pace)
+
+    def _keep_pace(self) -> None:
+        """Disconnect those whose large requests come too slowly while others wait for memory."""
+        self._pace = None
+        now = asyncio.get_running_loop().time()
+        for connection in list(self._connections) if self._for_memory else ():
+            if connection.is_behind(now):
+                connection.disconnect("a large request comes too slowly, others wait for memory")
+        self._watch_pace()
 
     def _sweep_slow_requests(self) -> None:
         """Disconnect those whose request began to come long ago and is still not whole."""

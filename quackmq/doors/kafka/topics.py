@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import uuid
 from collections import Counter
 from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
-from quackmq.doors.kafka.api import Call, schema_api
-from quackmq.doors.kafka.configs import described, policy_of
+from quackmq.doors.kafka.api import Call, schema_api, together
+from quackmq.doors.kafka.configs import fields_of, policy_of, topic_configs
 from quackmq.doors.kafka.errors import code_of
 from quackmq.errors import QuackError, UnknownTopic
 from quackmq.topic import Topic
@@ -27,12 +26,8 @@ _REPLICAS: Final = 1
 async def create_topics(call: Call, request: Any) -> Fields:
     asked = Counter(topic.name for topic in request.topics)
     once = {topic.name: topic for topic in request.topics}
-    # All at once, so that they become durable together.
-    results = await asyncio.gather(
-        *(
-            _create(call, topic, asked[name] > 1, request.validate_only)
-            for name, topic in once.items()
-        )
+    results = await together(
+        _create(call, topic, asked[name] > 1, request.validate_only) for name, topic in once.items()
     )
     return {"topics": results}
 
@@ -45,7 +40,7 @@ async def delete_topics(call: Call, request: Any) -> Fields:
         wanted = dict.fromkeys((name, None) for name in request.topic_names)
     else:
         wanted = dict.fromkeys((topic.name, topic.topic_id) for topic in request.topics)
-    return {"responses": await asyncio.gather(*(_delete(call, *topic) for topic in wanted))}
+    return {"responses": await together(_delete(call, *topic) for topic in wanted)}
 
 
 DELETE_TOPICS_API: Final = schema_api(DELETE_TOPICS, 1, 6, 4, delete_topics)
@@ -57,12 +52,13 @@ async def _create(call: Call, wanted: Any, repeated: bool, validate_only: bool) 
         return _not_created(wanted.name, *refusal)
     partitions = len(wanted.assignments) or wanted.num_partitions
     base = call.broker.settings.default_policy
+    configs = [(config.name, config.value) for config in wanted.configs]
     try:
         topic = await call.broker.create_topic(
             call.caller,
             wanted.name,
             partitions=None if partitions == _DEFAULT else partitions,
-            policy=policy_of(((config.name, config.value) for config in wanted.configs), base),
+            policy=policy_of(configs, base, base),
             validate_only=validate_only,
         )
     except QuackError as error:
@@ -74,7 +70,7 @@ async def _create(call: Call, wanted: Any, repeated: bool, validate_only: bool) 
         "error_message": None,
         "num_partitions": topic.partitions,
         "replication_factor": _REPLICAS,
-        "configs": described(topic.policy, base),
+        "configs": [fields_of(config) for config in topic_configs(topic.policy, base)],
     }
 
 

@@ -8,9 +8,12 @@ first. One JSON object behind a checksum (format.py):
     run, epoch, clean, sync, boot_id      whose it is, and how the store was left
     frame, slot, position                 the first frame to replay, and where it lies
     catalog                               the changes that make the catalog (catalog.py)
-    partitions                            [topic id, partition, first, next, segments, producers]
-      segments    [base offset, size, index entries, last append, max timestamp, open region | null]
-      producers   [id, epoch, last append, [[first, last, base, next, append time], …]]
+    partitions                            [topic id, partition, first, next, segments, producers,
+                                           last aborted | -1]
+      segments    [base offset, size, index entries, last append, max timestamp, open region | null,
+                   entries of aborted transactions]
+      producers   [id, epoch, last append, [[first, last, base, next, append time], …],
+                   offset of the open transaction | -1]
 """
 
 from __future__ import annotations
@@ -34,6 +37,7 @@ from quackmq.stores.local.log import PartitionLog
 from quackmq.stores.local.options import LocalOptions, SyncMode
 from quackmq.stores.local.segment import Segment
 from quackmq.topic import PartitionKey
+from quackmq.transactions import ABORTED_BYTES
 
 PATH: Final = "checkpoint"
 
@@ -111,6 +115,7 @@ def _partition_row(log: PartitionLog) -> list[Any]:
         log.readable,
         [_segment_row(segment) for segment in log.segments if segment.size],
         [_producer_row(producer) for producer in log.producers.values()],
+        log.last_aborted,
     ]
 
 
@@ -122,6 +127,7 @@ def _segment_row(segment: Segment) -> list[Any]:
         segment.last_append_ms,
         segment.max_timestamp_ms,
         None if segment.open is None else list(segment.open),
+        segment.aborted + len(segment.aborted_pending) // ABORTED_BYTES,
     ]
 
 
@@ -131,22 +137,46 @@ def _producer_row(producer: Producer) -> list[Any]:
         producer.epoch,
         producer.last_append_ms,
         [list(batch) for batch in producer.batches],
+        producer.transaction_offset,
     ]
 
 
 def _restore_partition(row: list[Any], logs: Mapping[PartitionKey, PartitionLog]) -> None:
-    topic_id, partition, first_offset, next_offset, segments, producers = row
+    topic_id, partition, first_offset, next_offset, segments, producers, last_aborted = row
     log = logs[PartitionKey(uuid.UUID(topic_id), partition)]
     log.first_offset = first_offset
     log.readable = log.end = next_offset
-    for base_offset, size, indexed, last_append_ms, max_timestamp_ms, open_region in segments:
-        segment = Segment(log.key, base_offset)
-        segment.size = segment.planned = size
-        segment.indexed = indexed
-        segment.last_append_ms = last_append_ms
-        segment.max_timestamp_ms = max_timestamp_ms
-        segment.open = None if open_region is None else Region(*open_region)
-        log.segments.append(segment)
-    for producer_id, epoch, last_append_ms, batches in producers:
-        remembered = tuple(Remembered(*batch) for batch in batches)
-        log.producers[producer_id] = Producer(producer_id, epoch, remembered, last_append_ms)
+    log.last_aborted = last_aborted
+    log.segments += [_segment(log.key, *row) for row in segments]
+    log.restore([_producer(*row) for row in producers])
+
+
+def _segment(
+    key: PartitionKey,
+    base_offset: int,
+    size: int,
+    indexed: int,
+    last_append_ms: int,
+    max_timestamp_ms: int,
+    open_region: list[int] | None,
+    aborted: int,
+) -> Segment:
+    segment = Segment(key, base_offset)
+    segment.size = segment.planned = size
+    segment.indexed = indexed
+    segment.last_append_ms = last_append_ms
+    segment.max_timestamp_ms = max_timestamp_ms
+    segment.open = None if open_region is None else Region(*open_region)
+    segment.aborted = aborted
+    return segment
+
+
+def _producer(
+    producer_id: int,
+    epoch: int,
+    last_append_ms: int,
+    batches: list[list[int]],
+    transaction_offset: int,
+) -> Producer:
+    remembered = tuple(Remembered(*batch) for batch in batches)
+    return Producer(producer_id, epoch, remembered, last_append_ms, transaction_offset)

@@ -27,6 +27,7 @@ from quackmq.stores.local.format import REGION_ENTRY_BYTES, Descriptor, Region, 
 from quackmq.stores.local.log import PartitionLog
 from quackmq.stores.local.recovery import SegmentWrite
 from quackmq.stores.local.segment import Segment, inspect
+from quackmq.transactions import ABORTED_BYTES, damaged_aborted
 
 _NOTHING = memoryview(b"")
 #: What a device or a file system says of bytes that it has lost.
@@ -132,6 +133,17 @@ class Contents:
             start, end = number * REGION_ENTRY_BYTES, (number + 1) * REGION_ENTRY_BYTES
             what = problem or "index entries fail their checksum"
             yield parse_region(index, number) or Finding(Kind.DAMAGE, path, what, start, end)
+
+    def damaged_aborted(self, segment: Segment) -> Iterator[Finding]:
+        """What tells of aborted transactions and is not as it was written."""
+        if not segment.aborted:
+            return
+        path = segment.aborted_path
+        entries, problem = self._read(path, 0, segment.aborted * ABORTED_BYTES)
+        what = problem or "entries of aborted transactions fail their checksum"
+        for number in damaged_aborted(entries):
+            start, end = number * ABORTED_BYTES, (number + 1) * ABORTED_BYTES
+            yield Finding(Kind.DAMAGE, path, what, start, end)
 
     def _of_region(self, path: str, region: Region) -> Stretch:
         content, problem = self._read(path, region.position, region.length)

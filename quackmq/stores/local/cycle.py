@@ -59,21 +59,27 @@ class Cycle:
         self.gathered = gathered
         self.shares: list[Share] = []
         self.offsets = 0
+        #: Whether something goes to a segment and is only named in the frame.
+        self.has_references = False
         room = frame_inline_bytes
         payload = len(gathered.trims) * format.TRIM_BYTES
         payload += sum(format.change_bytes(len(encoded)) for _, encoded in gathered.changes)
         for log in gathered.logs:
             chunks = log.plan()
-            size = producer_batches = 0
+            size = producer_batches = steps = 0
             for chunk in chunks:
                 size += len(chunk.data)
                 producer_batches += len(chunk.producer_batches)
+                if chunk.steps is not None:
+                    steps += len(chunk.steps)
                 self.offsets += chunk.next_offset - chunk.base_offset
             inline = size <= inline_bytes and size <= room
             if inline:
                 room -= size
+            else:
+                self.has_references = True
             in_frame = size if inline else 0
-            payload += format.append_bytes(len(chunks), producer_batches, in_frame)
+            payload += format.append_bytes(len(chunks), producer_batches, in_frame, steps)
             self.shares.append(Share(log, chunks, inline))
         self.frame_bytes = format.frame_bytes(payload) if payload else 0
         #: Set by `write`, for the commit.

@@ -17,32 +17,40 @@ import fcntl
 import os
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 from quackmq.errors import StoreLocked
 from quackmq.record import Buffer
+from quackmq.stores.local.kernel_sync import KernelSync, Synced
+from quackmq.stores.local.windows import Windows
 
 T = TypeVar("T")
 Lane = Literal["flush", "checkpoint", "read"]
+#: Hears on the loop what a function returned, or raised.
+Ended = Callable[[Any, Any], None]
 
 _READ_THREADS = 2
-#: writev takes at most this many buffers at once on Linux.
-_IOV_MAX = 1024
 
 
 class File(Protocol):
     """An open file. Any thread may call; the caller sees to it that nobody closes it meanwhile."""
 
-    def write_some(self, buffers: Sequence[Buffer], position: int) -> int:
-        """Write the buffers one behind the other, or a first part of them; how many bytes."""
+    def write_some(self, data: Buffer, position: int) -> int:
+        """Write the bytes, or a first part of them; how many."""
 
     def read_some(self, length: int, position: int) -> bytes:
         """At most `length` bytes; none at all only at the end of the file."""
 
     def cached(self, length: int, position: int) -> bool:
         """Whether reading this range now would very likely not wait for the device."""
+
+    def view(self, length: int, position: int) -> memoryview | None:
+        """The same bytes as `read_some` would give, in place: for a range that is `cached` and that
+        nobody writes to any more. None where reading is better, or says what is wrong. For the loop
+        only."""
 
     def sync(self) -> None:
         """Returns when every completed write, and the length, will survive a power cut."""
@@ -80,22 +88,23 @@ class Disk(Protocol):
 
     async def run(self, function: Callable[[], T], lane: Lane) -> T: ...
 
+    def sync_soon(self, file: File, done: Synced) -> None:
+        """`file.sync` beside the loop, with as little as can be on the way there and back. One at a
+        time. `done` is called on the loop."""
+
     def close(self) -> None: ...
 
 
-def write_all(file: File, buffers: Sequence[Buffer], position: int) -> None:
+def write_all(file: File, data: Buffer, position: int) -> None:
     """Write everything, however short the single writes are."""
-    pending = [memoryview(buffer) for buffer in buffers]
-    while pending:
-        written = file.write_some(pending, position)
+    while True:
+        written = file.write_some(data, position)
+        if written == len(data):
+            return
         if written <= 0:
-            raise OSError(f"a write of {sum(map(len, pending))} bytes wrote {written}")
+            raise OSError(f"a write of {len(data)} bytes wrote {written}")
         position += written
-        while pending and written >= len(pending[0]):
-            written -= len(pending[0])
-            del pending[0]
-        if written:
-            pending[0] = pending[0][written:]
+        data = memoryview(data)[written:]
 
 
 def read_all(file: File, length: int, position: int) -> bytes:
@@ -114,7 +123,7 @@ def read_all(file: File, length: int, position: int) -> bytes:
     return b"".join(parts)
 
 
-def replace_file(disk: Disk, path: str, data: Sequence[Buffer]) -> None:
+def replace_file(disk: Disk, path: str, data: Buffer) -> None:
     """Put a file in place whole and durable, or not at all."""
     temporary = f"{path}.new"
     file = disk.open(temporary, create=True)
@@ -137,41 +146,47 @@ def read_file(disk: Disk, path: str) -> bytes:
 
 
 class RealFile:
-    __slots__ = ("_descriptor", "_probe")
+    __slots__ = ("_probe", "_windows", "descriptor")
 
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
+    def __init__(self, descriptor: int, windows: Windows | None = None) -> None:
+        self.descriptor = descriptor
         self._probe = bytearray(1)
+        self._windows = windows
 
-    def write_some(self, buffers: Sequence[Buffer], position: int) -> int:
-        if len(buffers) == 1:
-            return os.pwrite(self._descriptor, buffers[0], position)
-        return os.pwritev(self._descriptor, buffers[:_IOV_MAX], position)
+    def write_some(self, data: Buffer, position: int) -> int:
+        return os.pwrite(self.descriptor, data, position)
 
     def read_some(self, length: int, position: int) -> bytes:
-        return os.pread(self._descriptor, length, position)
+        return os.pread(self.descriptor, length, position)
 
     def cached(self, length: int, position: int) -> bool:
         return self._byte_cached(position) and self._byte_cached(position + length - 1)
 
     def _byte_cached(self, position: int) -> bool:
         try:
-            os.preadv(self._descriptor, [self._probe], position, os.RWF_NOWAIT)
+            os.preadv(self.descriptor, [self._probe], position, os.RWF_NOWAIT)
         except OSError:  # BlockingIOError, or a file system that does not know the flag
             return False
         return True
 
+    def view(self, length: int, position: int) -> memoryview | None:
+        if self._windows is None:
+            return None
+        return self._windows.view(self, self.descriptor, length, position)
+
     def sync(self) -> None:
-        os.fdatasync(self._descriptor)
+        os.fdatasync(self.descriptor)
 
     def size(self) -> int:
-        return os.fstat(self._descriptor).st_size
+        return os.fstat(self.descriptor).st_size
 
     def truncate(self, size: int) -> None:
-        os.ftruncate(self._descriptor, size)
+        os.ftruncate(self.descriptor, size)
 
     def close(self) -> None:
-        os.close(self._descriptor)
+        if self._windows is not None:
+            self._windows.forget(self)
+        os.close(self.descriptor)
 
 
 class RealDisk:
@@ -182,6 +197,9 @@ class RealDisk:
         self._root = root
         self._read_only = read_only
         self._lanes: dict[Lane, _Worker] = {}
+        self._windows = Windows()
+        self._kernel: KernelSync | None = None
+        self._asked_kernel = False
         self._locks: list[int] = []
 
     def _path(self, path: str) -> str:
@@ -192,7 +210,7 @@ class RealDisk:
             self._check_writable(path)
         mode = os.O_RDONLY if self._read_only else os.O_RDWR
         flags = mode | os.O_CLOEXEC | (os.O_CREAT if create else 0)
-        return RealFile(os.open(self._path(path), flags, 0o640))
+        return RealFile(os.open(self._path(path), flags, 0o640), self._windows)
 
     def make_directory(self, path: str) -> None:
         self._check_writable(path)
@@ -272,18 +290,30 @@ class RealDisk:
             return os.urandom(16).hex()
 
     async def run(self, function: Callable[[], T], lane: Lane) -> T:
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._worker(lane).submit(function, partial(_finish, future))
+        return await future
+
+    def _worker(self, lane: Lane) -> _Worker:
         worker = self._lanes.get(lane)
         if worker is None:
             threads = _READ_THREADS if lane == "read" else 1
             worker = self._lanes[lane] = _Worker(lane, threads)
-        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        worker.submit(function, future)
-        return await future
+        return worker
+
+    def sync_soon(self, file: File, done: Synced) -> None:
+        assert isinstance(file, RealFile)
+        if not self._asked_kernel:
+            self._kernel, self._asked_kernel = KernelSync.open(), True
+        if self._kernel is None or not self._kernel.begin(file.descriptor, done):
+            self._worker("flush").submit(file.sync, lambda _, error: done(error))
 
     def close(self) -> None:
         for worker in self._lanes.values():
             worker.stop()
         self._lanes.clear()
+        if self._kernel is not None:
+            self._kernel.close()
         for descriptor in self._locks:
             os.close(descriptor)
         self._locks.clear()
@@ -294,7 +324,8 @@ class _Worker:
     costs as much as a small sync. The queue is bounded by its callers, who await each function."""
 
     def __init__(self, name: str, threads: int) -> None:
-        self._queue: queue.SimpleQueue[tuple[Callable[[], object], asyncio.Future[object]] | None]
+        self._loop = asyncio.get_running_loop()
+        self._queue: queue.SimpleQueue[tuple[Callable[[], Any], Ended] | None]
         self._queue = queue.SimpleQueue()
         self._threads = [
             threading.Thread(target=self._work, name=f"quackmq-{name}-{number}", daemon=True)
@@ -303,8 +334,8 @@ class _Worker:
         for thread in self._threads:
             thread.start()
 
-    def submit(self, function: Callable[[], T], future: asyncio.Future[T]) -> None:
-        self._queue.put((function, future))  # type: ignore[arg-type]
+    def submit(self, function: Callable[[], object], ended: Ended) -> None:
+        self._queue.put((function, ended))
 
     def stop(self) -> None:
         for _ in self._threads:
@@ -314,16 +345,16 @@ class _Worker:
 
     def _work(self) -> None:
         while (job := self._queue.get()) is not None:
-            function, future = job
+            function, ended = job
             try:
                 result, error = function(), None
-            except BaseException as raised:  # handed to whoever awaits the future
+            except BaseException as raised:  # handed to whoever waits for it
                 result, error = None, raised
-            future.get_loop().call_soon_threadsafe(_finish, future, result, error)
-            del job, function, future, result, error  # an idle thread keeps no buffers alive
+            self._loop.call_soon_threadsafe(ended, result, error)
+            del job, function, ended, result, error  # an idle thread keeps no buffers alive
 
 
-def _finish(future: asyncio.Future[object], result: object, error: BaseException | None) -> None:
+def _finish(future: asyncio.Future[T], result: T, error: BaseException | None) -> None:
     if future.cancelled():
         return
     if error is not None:

@@ -8,7 +8,7 @@ When a write or a sync fails (the disk is full, the device is broken), nobody kn
 holds. From then on the store only reads; what it holds is sorted out when it is opened again.
 
 Who may call: the loop. Blocking work is handed to the disk's lanes: segments and journal to
-"flush", checkpoints and removals to "checkpoint".
+"flush", checkpoints and removals to "checkpoint". Only a small frame is written by the loop itself.
 """
 
 from __future__ import annotations
@@ -20,24 +20,26 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 from quackmq import limits
-from quackmq.errors import BrokerClosing, QuackError, StoreReadOnly
+from quackmq.errors import BrokerClosing, LimitReached, QuackError, StoreReadOnly
 from quackmq.stores.catalog import Catalog, Change, TopicDeleted, TopicPut, encode_change
 from quackmq.stores.local import checkpoint
 from quackmq.stores.local.checkpoint import Standing
+from quackmq.stores.local.committed import CommittedReader
 from quackmq.stores.local.cycle import Cycle, Gathered
 from quackmq.stores.local.disk import Disk, replace_file, write_all
 from quackmq.stores.local.files import OpenFiles
-from quackmq.stores.local.format import REGION_ENTRY_BYTES, Sync
+from quackmq.stores.local.format import Sync
 from quackmq.stores.local.journal import Journal, Place
 from quackmq.stores.local.log import PartitionLog
 from quackmq.stores.local.options import LocalOptions
 from quackmq.stores.local.reader import Reader
 from quackmq.stores.local.recovery import Recovered
 from quackmq.stores.local.segment import DIRECTORY as LOG_DIRECTORY
-from quackmq.stores.local.segment import Segment
+from quackmq.stores.local.segment import Entries, Segment
 from quackmq.stores.local.tail import Tail
 from quackmq.stores.local.writeback import Waiting, WriteBack, write_chunks
 from quackmq.topic import PartitionKey
+from quackmq.transactions import OpenTransactions
 
 _logger = logging.getLogger("quackmq.store")
 _T = TypeVar("_T")
@@ -55,13 +57,20 @@ class Engine:
         self.durable = recovered.catalog
         self.latest = Catalog.from_snapshot(recovered.catalog.snapshot())
         self.logs = recovered.logs
+        self.open_transactions = OpenTransactions()
+        for log in self.logs.values():
+            for producer_id, first_offset in log.transactions.open.items():
+                self.open_transactions.add(log.key, producer_id, first_offset)
         self.files = OpenFiles(disk, options.open_files)
         self.reader = Reader(disk, self.files)
+        self.committed = CommittedReader(self.reader, disk, self.files)
         self.run = standing.run
         self.epoch = standing.epoch
         #: Why nothing is taken any more, if so.
         self.failure: QuackError | None = None
         self.pending_bytes = 0
+        #: How many cycles were committed: while it stays the same, so does all that can be read.
+        self.commits = 0
         self._now_ms = now_ms
         self._last_ms = max(
             (segment.last_append_ms for log in self.logs.values() for segment in log.segments),
@@ -79,17 +88,23 @@ class Engine:
             start=standing.place,
             number=standing.frame,
         )
+        self._frame_inline_bytes = min(
+            limits.JOURNAL_FRAME_INLINE_BYTES, recovered.meta.slot_bytes // 4
+        )
         self._gathered = Gathered()
-        self._work = asyncio.Event()
         self._room = asyncio.Event()
         self._room.set()
         self._closing = False
-        self._flusher: asyncio.Task[None] | None = None
+        #: A cycle is on its way, or will begin in the loop's next turn.
+        self._is_flushing = False
+        self._flushing: asyncio.Task[None] | None = None
+        self._at_rest: asyncio.Future[None] | None = None
         # What is written and not synced; used by the weak sync modes.
         self._synced_through = standing.frame - 1
         self._unsynced_offsets = 0
         self._unsynced_paths: dict[str, None] = {}
         self._last_sync_s = 0.0
+        self._next_sync: asyncio.TimerHandle | None = None
         # Checkpoints.
         self._checkpointing: asyncio.Task[None] | None = None
         self._checkpoint_place = standing.place
@@ -107,7 +122,6 @@ class Engine:
     async def start(self) -> None:
         """Make the recovered state the first checkpoint of a new run, and begin."""
         await self._checkpoint(clean=False)
-        self._flusher = asyncio.create_task(self._flush_forever(), name="quackmq-flusher")
 
     def index_all(self) -> None:
         """Every log may have regions that its index file does not hold yet."""
@@ -128,13 +142,30 @@ class Engine:
         """Resolved with `result` when everything submitted so far is durable."""
         future: asyncio.Future[_T] = self._loop.create_future()
         self._gathered.units.append((future, result))
-        self._work.set()
+        if not self._is_flushing:
+            self._is_flushing = True
+            self._loop.call_soon(self._begin_cycle)  # with all that the loop takes in this turn
         return future
 
     def submit_changes(self, changes: Iterable[Change]) -> None:
-        for change in changes:
+        self.submit_encoded([(change, encode_change(change)) for change in changes])
+
+    def encoded(self, changes: Iterable[Change]) -> list[tuple[Change, bytes]]:
+        """Changes that come with batches and so cannot wait: LimitReached if there is no room for
+        them in the frame."""
+        encoded = [(change, encode_change(change)) for change in changes]
+        size = sum(len(each) for _, each in encoded)
+        if max(size, self._gathered.change_bytes) > limits.CHANGE_BYTES:
+            raise LimitReached(
+                f"{size} bytes of cursors and states, with {self._gathered.change_bytes} on their "
+                f"way: {limits.CHANGE_BYTES} is the most of each"
+            )
+        return encoded
+
+    def submit_encoded(self, changes: Iterable[tuple[Change, bytes]]) -> None:
+        for change, encoded in changes:
             self.latest.apply(change)
-            self._gathered.add_change(change, encode_change(change))
+            self._gathered.add_change(change, encoded)
 
     def submit_log(self, log: PartitionLog, appended_bytes: int) -> None:
         self._gathered.logs[log] = None
@@ -158,11 +189,12 @@ class Engine:
         """Finish what was submitted, and leave a checkpoint that says so; if that fails, the next
         opening finds everything in the journal."""
         self._closing = True
-        self._work.set()
-        if self._removal is not None:
-            self._removal.cancel()
-        if self._flusher is not None:
-            await self._flusher
+        for timer in (self._removal, self._next_sync):
+            if timer is not None:
+                timer.cancel()
+        if self._is_flushing:
+            self._at_rest = self._loop.create_future()
+            await self._at_rest
         for task in (self._checkpointing, self._writing_back):
             if task is not None:
                 await task
@@ -177,73 +209,122 @@ class Engine:
 
     # --- flush cycles -------------------------------------------------------------------------
 
-    async def _flush_forever(self) -> None:
+    def _begin_cycle(self) -> None:
+        """Commit what was gathered. A small frame is written here, since handing it to a thread
+        would take longer than that; only its sync goes on beside the loop."""
+        gathered, self._gathered = self._gathered, Gathered()
         try:
-            while await self._work_to_do():
-                gathered, self._gathered = self._gathered, Gathered()
-                try:
-                    await self._flush(gathered)
-                except Exception as error:
-                    self._answer(gathered, self._fail(error))
-                    return
+            cycle = Cycle(gathered, self.options.journal_inline_bytes, self._frame_inline_bytes)
+            place = self._journal.reserve(cycle.frame_bytes)
+            if place is None or not self._is_quick(cycle, place):
+                self._flushing = self._loop.create_task(self._flush(cycle), name="quackmq-flush")
+                return
+            self._write(cycle, place, (), sync=False)
+            self._journal.sync_soon(lambda error: self._end_quick(cycle, place, error))
         except Exception as error:
-            self._fail(error)
+            self._give_up(gathered, error)
 
-    async def _work_to_do(self) -> bool:
-        """Waits for the next cycle's work; False when the store closes and none is left."""
-        while not self._gathered.units:
-            if self._closing:
-                return False
-            self._work.clear()
-            await self._wait_for_work()
-        return True
+    def _is_quick(self, cycle: Cycle, place: Place) -> bool:
+        """Whether writing the cycle takes no time to speak of. In the weak modes the system may
+        hold a write up until the disk has caught up, so there the loop never writes."""
+        size = cycle.frame_bytes
+        return (
+            self._sync is Sync.ALWAYS
+            and 0 < size <= limits.JOURNAL_LOOP_BYTES
+            and not cycle.has_references
+            and self._journal.is_prepared(place, size)
+        )
 
-    async def _wait_for_work(self) -> None:
-        if self._sync is not Sync.INTERVAL or self._synced_through == self._journal.number - 1:
-            await self._work.wait()
+    def _end_quick(self, cycle: Cycle, place: Place, error: OSError | None) -> None:
+        if error is not None:
+            self._give_up(cycle.gathered, error)
             return
+        self._journal.advance(place, cycle.frame_bytes)
+        self._note_sync()
+        self._end_cycle(cycle)
+
+    async def _flush(self, cycle: Cycle) -> None:
+        """The same in the flush lane."""
         try:
-            async with asyncio.timeout(self._sync_due_s()):
-                await self._work.wait()
-        except TimeoutError:
-            paths = tuple(self._unsynced_paths)
+            if not cycle.empty:
+                place = await self._reserve(cycle.frame_bytes)
+                sync = self._sync is Sync.ALWAYS or self._must_sync(cycle)
+                paths = tuple(self._unsynced_paths | cycle.referenced_paths)
+                await self.disk.run(lambda: self._write(cycle, place, paths, sync), "flush")
+                self._journal.advance(place, cycle.frame_bytes)
+                self._unsynced_paths |= dict.fromkeys(paths)
+                self._unsynced_offsets += cycle.offsets
+                if sync:
+                    self._note_sync()
+        except Exception as error:
+            self._give_up(cycle.gathered, error)
+        else:
+            self._end_cycle(cycle)
+
+    def _end_cycle(self, cycle: Cycle) -> None:
+        """Show what is durable now, and go on."""
+        try:
+            self._commit(cycle)
+        except Exception as error:
+            self._give_up(cycle.gathered, error)
+            return
+        if self._waiting.bytes >= limits.WRITE_BACK_BYTES // 2:
+            writing_back = self._start_write_back()
+            if self._waiting.bytes >= limits.WRITE_BACK_BYTES:  # it cannot keep up
+                writing_back.add_done_callback(lambda _: self._go_on())
+                return
+        self._go_on()
+
+    def _give_up(self, gathered: Gathered, error: Exception) -> None:
+        self._answer(gathered, self._fail(error))
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Begin the next cycle if there is one to begin."""
+        if self._gathered.units:
+            # Behind the answers that were just given: who has been waiting may bring more.
+            self._loop.call_soon(self._begin_cycle)
+            return
+        self._is_flushing = False
+        if self._at_rest is not None:
+            self._at_rest.set_result(None)
+        elif self._sync is Sync.INTERVAL and self._synced_through < self._journal.number - 1:
+            self._sync_when_due()
+
+    # --- the weak modes' syncs ----------------------------------------------------------------
+
+    def _sync_when_due(self) -> None:
+        if self._next_sync is None and self.failure is None:
+            self._next_sync = self._loop.call_later(self._sync_due_s(), self._sync_now)
+
+    def _sync_now(self) -> None:
+        """Unless a cycle is on its way, which does it."""
+        self._next_sync = None
+        if not self._is_flushing and self.failure is None:
+            self._is_flushing = True
+            self._flushing = self._loop.create_task(self._sync_at_rest(), name="quackmq-sync")
+
+    async def _sync_at_rest(self) -> None:
+        paths = tuple(self._unsynced_paths)
+        try:
             await self.disk.run(lambda: self._sync_written(paths), "flush")
             self._note_sync()
+        except Exception as error:
+            self._fail(error)
+        self._go_on()
 
     def _sync_due_s(self) -> float:
         due = self._last_sync_s + self.options.sync_interval_ms / 1000
         return max(0.0, due - self._loop.time())
 
-    async def _flush(self, gathered: Gathered) -> None:
-        slot_bytes = self._journal.slot_bytes
-        cycle = Cycle(
-            gathered,
-            self.options.journal_inline_bytes,
-            min(limits.JOURNAL_FRAME_INLINE_BYTES, slot_bytes // 4),
-        )
-        if not cycle.empty:
-            place = await self._reserve(cycle.frame_bytes)
-            sync = self._sync is Sync.ALWAYS or self._must_sync(cycle)
-            paths = tuple(self._unsynced_paths | cycle.referenced_paths)
-            await self.disk.run(lambda: self._write(cycle, place, paths, sync), "flush")
-            self._journal.advance(place, cycle.frame_bytes)
-            self._unsynced_paths |= dict.fromkeys(paths)
-            self._unsynced_offsets += cycle.offsets
-            if sync:
-                self._note_sync()
-        self._commit(cycle)
-        await self._write_back_if_due()
+    # --- write-back ---------------------------------------------------------------------------
 
-    async def _write_back_if_due(self) -> None:
-        """Begun when enough waits; waited for only when it cannot keep up."""
-        if self._waiting.bytes < limits.WRITE_BACK_BYTES // 2:
-            return
+    def _start_write_back(self) -> asyncio.Task[None]:
         if self._writing_back is None or self._writing_back.done():
-            self._writing_back = asyncio.create_task(
+            self._writing_back = self._loop.create_task(
                 self._write_back_or_fail(), name="quackmq-write-back"
             )
-        if self._waiting.bytes >= limits.WRITE_BACK_BYTES:
-            await self._writing_back
+        return self._writing_back
 
     async def _write_back_or_fail(self) -> None:
         waiting = self._waiting.waiting()
@@ -276,8 +357,8 @@ class Engine:
         return self._sync is Sync.INTERVAL and self._sync_due_s() == 0.0
 
     def _write(self, cycle: Cycle, place: Place, paths: tuple[str, ...], sync: bool) -> None:
-        """In the flush lane. What the frame refers to is synced first, then the frame is written
-        and synced: the frame is the commit point."""
+        """In the flush lane, or on the loop. What the frame refers to is synced first, then the
+        frame is written and synced: the frame is the commit point."""
         cycle.write_segments(self.files)
         if sync:
             for path in sorted(paths):
@@ -302,6 +383,7 @@ class Engine:
 
     def _commit(self, cycle: Cycle) -> None:
         """A cycle is durable: show it, and answer whoever waits."""
+        self.commits += 1
         for (log, chunks, inline), descriptors in zip(cycle.shares, cycle.descriptors, strict=True):
             for descriptor in descriptors:
                 log.commit(descriptor)
@@ -412,10 +494,10 @@ class Engine:
         """What is captured here, without waiting, is the state behind the last committed frame."""
         place, frame = self._journal.place, self._journal.number
         indexes = [
-            (segment, segment.indexed, bytes(segment.pending))
+            segment.unwritten_entries()
             for log in sorted(self._touched, key=lambda log: log.key)
             for segment in log.segments
-            if segment.pending
+            if segment.pending or segment.aborted_pending
         ]
         waiting = self._waiting.waiting()
         standing = Standing(
@@ -432,30 +514,30 @@ class Engine:
         await self.disk.run(lambda: self._write_checkpoint(waiting, indexes, content), "checkpoint")
         self._waiting.done(waiting)
         self._tail.shrink()
-        for segment, _, entries in indexes:
-            segment.indexed += len(entries) // REGION_ENTRY_BYTES
-            del segment.pending[: len(entries)]
+        for entries in indexes:
+            entries.written()
         self._checkpoint_place = place
         self._journal.release(place)
         await self.disk.run(lambda: self._remove(garbage, topics), "checkpoint")
 
     def _write_checkpoint(
-        self, waiting: list[Waiting], indexes: list[tuple[Segment, int, bytes]], content: bytes
+        self, waiting: list[Waiting], indexes: list[Entries], content: bytes
     ) -> None:
         """In the checkpoint lane."""
         self._write_waiting(waiting)
-        for segment, indexed, entries in indexes:
-            with self.files.borrow(segment.index_path, create=True) as file:
-                write_all(file, [entries], indexed * REGION_ENTRY_BYTES)
-                self.files.wrote(segment.index_path)
+        for entries in indexes:
+            for path, position, data in entries.files():
+                with self.files.borrow(path, create=True) as file:
+                    write_all(file, data, position)
+                    self.files.wrote(path)
         for path in self.files.dirty():
             self.files.sync(path)
-        replace_file(self.disk, checkpoint.PATH, [content])
+        replace_file(self.disk, checkpoint.PATH, content)
 
     def _remove(self, segments: list[Segment], topics: list[str]) -> None:
         """In the checkpoint lane: files that no checkpoint speaks of any more."""
         for segment in segments:
-            for path in (segment.path, segment.index_path):
+            for path in (segment.path, segment.index_path, segment.aborted_path):
                 self.files.forget(path)
                 _remove_if_there(self.disk, path)
         for directory in topics:

@@ -10,22 +10,30 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 
 from quackmq.stores.local.disk import Disk, File
 
 
-class _Entry:
-    __slots__ = ("file", "forgotten", "syncing", "users")
+class _Entry(AbstractContextManager[File]):
+    """One open file. A `with` block is one user of it."""
 
-    def __init__(self, file: File) -> None:
+    __slots__ = ("_files", "file", "forgotten", "syncing", "users")
+
+    def __init__(self, files: OpenFiles, file: File) -> None:
+        self._files = files
         self.file = file
         #: The operating system tells of an error once: of two syncs at once, one would fail and the
         #: other go well, with nothing written. So they come one after the other.
         self.syncing = threading.Lock()
         self.users = 0
         self.forgotten = False
+
+    def __enter__(self) -> File:
+        return self.file
+
+    def __exit__(self, *error: object) -> None:
+        self._files.give_back(self)
 
 
 class OpenFiles:
@@ -40,14 +48,17 @@ class OpenFiles:
         self._new_names: set[str] = set()
         self._failure: OSError | None = None
 
-    @contextmanager
-    def borrow(self, path: str, *, create: bool = False) -> Iterator[File]:
-        """The file, open at least until the block ends. FileNotFoundError."""
-        entry = self._take(path, create)
-        try:
-            yield entry.file
-        finally:
-            self._give_back(path, entry)
+    def borrow(self, path: str, *, create: bool = False) -> AbstractContextManager[File]:
+        """The file, for a `with` block: open at least until that ends. FileNotFoundError."""
+        return self._take(path, create)
+
+    def give_back(self, entry: _Entry) -> None:
+        """What the end of a `with` block does."""
+        with self._lock:
+            entry.users -= 1
+            last = entry.forgotten and not entry.users
+        if last:
+            entry.file.close()
 
     def wrote(self, path: str) -> None:
         """To be called after a write, since a sync before it would not cover it, and while the file
@@ -85,17 +96,14 @@ class OpenFiles:
 
     def _sync_file(self, path: str) -> None:
         entry = self._take(path, create=False)
-        try:
-            with entry.syncing:
-                if self._failure is not None:
-                    raise self._failure
-                try:
-                    entry.file.sync()
-                except OSError as error:
-                    self._failure = error
-                    raise
-        finally:
-            self._give_back(path, entry)
+        with entry as file, entry.syncing:
+            if self._failure is not None:
+                raise self._failure
+            try:
+                file.sync()
+            except OSError as error:
+                self._failure = error
+                raise
 
     def dirty(self) -> list[str]:
         with self._lock:
@@ -128,7 +136,7 @@ class OpenFiles:
                 entry.users += 1
                 self._entries.move_to_end(path)
                 return entry
-        opened = _Entry(self._open(path, create))
+        opened = _Entry(self, self._open(path, create))
         with self._lock:
             entry = self._entries.setdefault(path, opened)
             entry.users += 1
@@ -150,13 +158,6 @@ class OpenFiles:
         with self._lock:
             self._new_names.add(path)
         return file
-
-    def _give_back(self, path: str, entry: _Entry) -> None:
-        with self._lock:
-            entry.users -= 1
-            last = entry.forgotten and not entry.users
-        if last:
-            entry.file.close()
 
     def _close_some(self) -> None:
         """Close the longest unused above the bound. One with un-synced bytes only if there is no

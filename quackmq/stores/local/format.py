@@ -22,11 +22,16 @@ The payload is a run of entries, each `kind u8, length u32`, then
     TRIM       topic id 16, partition u32, first offset u64
 
 Descriptor: where a chunk of whole batches lies. `CONTINUES` says that it extends the region that
-the partition's last chunk belongs to; `region crc` is the region's checksum up to its end.
+the partition's last chunk belongs to; `region crc` is the region's checksum up to its end. Behind
+the producers' batches come as many steps: where its batches begin and end transactions.
 
-     topic id 16 | partition u32 | flags u32 | segment base u64 | position u64 | base offset u64
-     | next offset u64 | append time i64 | max timestamp i64 | length u32 | region crc u32
-     | leader epoch i32 | producer batches u32
+     topic id 16 | partition u32 | flags u16 | steps u16 | segment base u64 | position u64
+     | base offset u64 | next offset u64 | append time i64 | max timestamp i64 | length u32
+     | region crc u32 | leader epoch i32 | producer batches u32
+
+A producer's batch is `id i64, epoch i16, first and last sequence i32, base and next offset u64,
+append time i64`; a step is `id i64, epoch i16, what i8, offset u64, append time i64`, where -1
+begins a transaction, 0 aborts and 1 commits it.
 
 Region: one entry of a segment's index. A region is a run of whole batches of one leader epoch with
 offsets that follow each other; its checksum is checked whenever it is read.
@@ -51,25 +56,29 @@ from quackmq.errors import DamagedStore
 from quackmq.producers import Remembered
 from quackmq.record import Buffer
 from quackmq.topic import PartitionKey
+from quackmq.transactions import Marker, Step
 
 #: The version of everything in the directory. A newer one is refused.
-FORMAT_VERSION: Final = 1
+FORMAT_VERSION: Final = 2
 
 _FRAME: Final = struct.Struct("<4sBBHQQQII")
 FRAME_MAGIC: Final = b"QJF1"
 _CRC: Final = struct.Struct("<I")
 FRAME_HEADER_BYTES: Final = _FRAME.size
-_FRAME_CRC_POSITION: Final = _FRAME.size - _CRC.size
+_FRAME_HEAD: Final = struct.Struct(_FRAME.format.removesuffix("I"))
 _ENTRY: Final = struct.Struct("<BI")
-_DESCRIPTOR: Final = struct.Struct("<16sIIQQQQqqIIiI")
+_DESCRIPTOR: Final = struct.Struct("<16sIHHQQQQqqIIiI")
 _ENTRY_AND_DESCRIPTOR: Final = struct.Struct(_ENTRY.format + _DESCRIPTOR.format[1:])
 _PRODUCER_BATCH: Final = struct.Struct("<qhiiQQq")
+_STEP: Final = struct.Struct("<qhbQq")
+_BEGINS: Final = -1
 _TRIM: Final = struct.Struct("<16sIQ")
 _REGION: Final = struct.Struct("<QQQIIqqqi")
 REGION_ENTRY_BYTES: Final = _REGION.size + _CRC.size
 _BASE_OFFSET: Final = struct.Struct("<Q")
 
 CONTINUES: Final = 1
+_new_tuple: Final = tuple.__new__
 
 
 class Sync(IntEnum):
@@ -83,6 +92,11 @@ class Kind(IntEnum):
     REFERENCE = 2
     CHANGE = 3
     TRIM = 4
+
+
+#: As plain numbers: an enumeration's member takes ten times as long to pack.
+_APPEND: Final = int(Kind.APPEND)
+_REFERENCE: Final = int(Kind.REFERENCE)
 
 
 class ProducerBatch(NamedTuple):
@@ -104,6 +118,7 @@ class Descriptor(NamedTuple):
     region_crc: int
     epoch: int
     producers: tuple[ProducerBatch, ...]
+    steps: tuple[Step, ...] = ()
 
 
 class AppendEntry(NamedTuple):
@@ -159,13 +174,12 @@ def encode_frame(
 ) -> bytes:
     """A frame with its padding."""
     body = b"".join(payload)
-    header = bytearray(
-        _FRAME.pack(FRAME_MAGIC, FORMAT_VERSION, sync, 0, run, number, synced_through, len(body), 0)
+    head = _FRAME_HEAD.pack(
+        FRAME_MAGIC, FORMAT_VERSION, sync, 0, run, number, synced_through, len(body)
     )
-    checksum = crc32c(body, crc32c(header[:_FRAME_CRC_POSITION], salt))
-    _CRC.pack_into(header, _FRAME_CRC_POSITION, checksum)
-    padding = frame_bytes(len(body)) - len(header) - len(body)
-    return b"".join((header, body, bytes(padding)))
+    checksum = crc32c(body, crc32c(head, salt))
+    size = FRAME_HEADER_BYTES + len(body)
+    return b"".join((head, _CRC.pack(checksum), body, bytes(-size % limits.JOURNAL_ALIGNMENT)))
 
 
 def parse_frame(data: Buffer, position: int, salt: int) -> Frame | None:
@@ -182,15 +196,15 @@ def parse_frame(data: Buffer, position: int, salt: int) -> Frame | None:
     if length > limits.JOURNAL_FRAME_BYTES or body + length > len(view):
         return None
     payload = view[body : body + length]
-    head = view[position : position + _FRAME_CRC_POSITION]
+    head = view[position : position + _FRAME_HEAD.size]
     if crc32c(payload, crc32c(head, salt)) != checksum:
         return None
     return Frame(Sync(sync), run, number, synced, payload, frame_bytes(length))
 
 
-def append_bytes(chunks: int, producer_batches: int, data: int) -> int:
+def append_bytes(chunks: int, producer_batches: int, data: int, steps: int = 0) -> int:
     """The size of so many entries of batches, `data` being 0 for references."""
-    heads = chunks * _ENTRY_AND_DESCRIPTOR.size
+    heads = chunks * _ENTRY_AND_DESCRIPTOR.size + steps * _STEP.size
     return heads + producer_batches * _PRODUCER_BATCH.size + data
 
 
@@ -208,22 +222,24 @@ def frame_bytes(payload: int) -> int:
 
 
 def encode_append(descriptor: Descriptor, data: Buffer | None) -> list[Buffer]:
-    producers = b""
-    if descriptor.producers:
-        producers = b"".join(
-            _PRODUCER_BATCH.pack(each.producer_id, each.epoch, *each.batch)
-            for each in descriptor.producers
-        )
-    length = _DESCRIPTOR.size + len(producers) + (0 if data is None else len(data))
+    (topic_id, partition), flags, *fields, batches, steps = descriptor
+    length = _DESCRIPTOR.size + len(batches) * _PRODUCER_BATCH.size + len(steps) * _STEP.size
+    kind = _REFERENCE
+    if data is not None:
+        length += len(data)
+        kind = _APPEND
     head = _ENTRY_AND_DESCRIPTOR.pack(
-        Kind.REFERENCE if data is None else Kind.APPEND,
-        length,
-        descriptor.key.topic_id.bytes,
-        descriptor.key.partition,
-        *descriptor[1:-1],
-        len(descriptor.producers),
+        kind, length, topic_id.bytes, partition, flags, len(steps), *fields, len(batches)
     )
-    return [head, producers] if data is None else [head, producers, data]
+    encoded: list[Buffer] = [head]
+    for producer_id, epoch, batch in batches:
+        encoded.append(_PRODUCER_BATCH.pack(producer_id, epoch, *batch))
+    for producer_id, epoch, offset, append_time_ms, marker in steps:
+        what = _BEGINS if marker is None else int(marker)
+        encoded.append(_STEP.pack(producer_id, epoch, what, offset, append_time_ms))
+    if data is not None:
+        encoded.append(data)
+    return encoded
 
 
 def encode_change(change: bytes) -> list[Buffer]:
@@ -259,15 +275,21 @@ def _parse_entry(kind: int, body: memoryview) -> Entry:
         return TrimEntry(PartitionKey(uuid.UUID(bytes=topic_id), partition), first_offset)
     if kind not in (Kind.APPEND, Kind.REFERENCE):
         raise ValueError(f"unknown kind of entry {kind}")
-    topic_id, partition, *fields, count = _DESCRIPTOR.unpack_from(body)
+    topic_id, partition, flags, step_count, *fields, count = _DESCRIPTOR.unpack_from(body)
     position = _DESCRIPTOR.size
     producers = []
     for _ in range(count):
         producer_id, epoch, *batch = _PRODUCER_BATCH.unpack_from(body, position)
         producers.append(ProducerBatch(producer_id, epoch, Remembered(*batch)))
         position += _PRODUCER_BATCH.size
+    steps = []
+    for _ in range(step_count):
+        producer_id, epoch, what, offset, append_time_ms = _STEP.unpack_from(body, position)
+        marker = None if what == _BEGINS else Marker(what)
+        steps.append(Step(producer_id, epoch, offset, append_time_ms, marker))
+        position += _STEP.size
     key = PartitionKey(uuid.UUID(bytes=topic_id), partition)
-    descriptor = Descriptor._make((key, *fields, tuple(producers)))
+    descriptor = Descriptor._make((key, flags, *fields, tuple(producers), tuple(steps)))
     if kind == Kind.REFERENCE:
         return AppendEntry(descriptor, None)
     data = body[position:]
@@ -290,6 +312,11 @@ def parse_region(index: Buffer, number: int) -> Region | None:
     head = memoryview(index)[position : position + _REGION.size]
     (checksum,) = _CRC.unpack_from(index, position + _REGION.size)
     return Region(*_REGION.unpack(head)) if crc32c(head) == checksum else None
+
+
+def region_at(index: Buffer, number: int) -> Region:
+    """An entry that was checked before."""
+    return _new_tuple(Region, _REGION.unpack_from(index, number * REGION_ENTRY_BYTES))
 
 
 def base_offset_at(index: Buffer, number: int) -> int:

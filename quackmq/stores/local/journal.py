@@ -1,12 +1,14 @@
 """The journal: a ring of slots into which every flush cycle writes one frame. The commit point.
 
 Slots are files that are written over again and again: writing over old bytes costs a fraction of
-growing a file, because only data has to reach the disk. A slot is used again only after a
-checkpoint covers all that it holds. A frame that does not fit behind the last one starts the next
-slot; a reader that finds no good frame looks there before it believes in the end.
+growing a file, because only data has to reach the disk. For the same reason a slot that must grow
+grows by a good piece, zeros behind the frame. A slot is used again only after a checkpoint covers
+all that it holds. A frame that does not fit behind the last one starts the next slot; a reader that
+finds no good frame looks there before it believes in the end.
 
-`Journal` is the writing side. The loop reserves a place for a frame and counts frames; the flush
-lane writes and syncs; one frame is on its way at a time. `scan` is the reading side.
+`Journal` is the writing side. The loop reserves a place for a frame and counts frames; the frame is
+written and synced in the flush lane, or on the loop where that takes no time (`is_prepared`); one
+frame is on its way at a time. `Scan` is the reading side.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from typing import NamedTuple
 from quackmq import limits
 from quackmq.stores.local.disk import Disk, File, read_all, write_all
 from quackmq.stores.local.format import FRAME_MAGIC, Frame, parse_frame
+from quackmq.stores.local.kernel_sync import Synced
 
 DIRECTORY = "journal"
 
@@ -31,7 +34,9 @@ class Journal:
         self._disk = disk
         self.slot_bytes = slot_bytes
         self._slots = slots
+        self._growth_bytes = min(limits.JOURNAL_GROWTH_BYTES, slot_bytes // 4)
         self._files: dict[int, File] = {}
+        self._sizes: dict[int, int] = {}
         self._unsynced: set[int] = set()
         #: Where the next frame goes unless it must move on to the next slot.
         self.place = start
@@ -59,14 +64,31 @@ class Journal:
         """A checkpoint says that recovery starts at `before`: older slots may be written over."""
         self._oldest_slot = before.slot
 
-    # --- in the flush lane ------------------------------------------------------------------
+    def is_prepared(self, place: Place, size: int) -> bool:
+        """Whether writing a frame there is a copy to the system's memory, and syncing it a write to
+        the disk: the file is open and need not grow."""
+        return place.position + size <= self._sizes.get(place.slot, 0)
+
+    def sync_soon(self, done: Synced) -> None:
+        """Sync the frame that was just written, all others being synced."""
+        (slot,) = self._unsynced
+        self._unsynced.clear()
+        self._disk.sync_soon(self._files[slot], done)
+
+    # --- in the flush lane, or on the loop ----------------------------------------------------
 
     def write(self, place: Place, frame: bytes) -> None:
         file = self._files.get(place.slot)
         if file is None:
             file = self._files[place.slot] = self._disk.open(slot_path(place.slot), create=True)
             self._disk.sync_directory(DIRECTORY)
-        write_all(file, [frame], place.position)
+            self._sizes[place.slot] = file.size()
+        end = place.position + len(frame)
+        if end > self._sizes[place.slot]:
+            size = min(self.slot_bytes, end + -end % self._growth_bytes)
+            frame += bytes(size - end)
+            self._sizes[place.slot] = size
+        write_all(file, frame, place.position)
         self._unsynced.add(place.slot)
 
     def sync(self) -> None:

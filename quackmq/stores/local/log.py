@@ -11,16 +11,23 @@ Who may call: the loop. No I/O happens here.
 from __future__ import annotations
 
 import bisect
+from collections.abc import Iterable
+from typing import Final
 
 from quackmq import limits, producers
 from quackmq.producers import Producer, Remembered
-from quackmq.record import NO_PRODUCER_ID, Batch, stamp
+from quackmq.record import Batch, stamp
 from quackmq.stores.local.format import CONTINUES, Descriptor, ProducerBatch, Region
 from quackmq.stores.local.options import LocalOptions
 from quackmq.stores.local.segment import Plan, Segment
 from quackmq.stores.local.tail import Chunk, PartitionTail
 from quackmq.stores.local.waiting import Waiter
 from quackmq.topic import Appended, PartitionKey
+from quackmq.transactions import PartitionTransactions, Step
+
+_new_tuple: Final = tuple.__new__
+#: Stands in every partition that never saw a transaction: most of them never do.
+_NO_TRANSACTIONS: Final = PartitionTransactions()
 
 
 class PartitionLog:
@@ -34,6 +41,7 @@ class PartitionLog:
         "flushed_crc",
         "flying",
         "key",
+        "last_aborted",
         "pending",
         "producers",
         "readable",
@@ -43,6 +51,7 @@ class PartitionLog:
         "segments",
         "submitted",
         "tail",
+        "transactions",
         "unwritten",
         "waiters",
     )
@@ -65,7 +74,12 @@ class PartitionLog:
         #: Producers by id, the longest silent first: of what is durable, and of what is ahead.
         self.producers: dict[int, Producer] = {}
         self.submitted: dict[int, Producer] = {}
-        self.waiters: dict[Waiter, None] = {}
+        #: Of what is durable.
+        self.transactions = _NO_TRANSACTIONS
+        #: The offset of the last marker that aborted something: behind it there is nothing to find.
+        self.last_aborted = -1
+        #: Readers of committed records stand here with the stable offset that they have seen.
+        self.waiters: dict[Waiter, int | None] = {}
         self.deleted = False
         #: Its topic's deletion is on its way: nothing more is taken.
         self.doomed = False
@@ -86,7 +100,7 @@ class PartitionLog:
 
         `ahead` are states that batches of the same unit made, which are not taken yet.
         """
-        if batch.producer_id == NO_PRODUCER_ID:
+        if not producers.has_producer(batch):
             return None
         state = ahead.get(batch.producer_id) or self._producer(batch)
         return producers.advance(state, batch, base_offset, now_ms)
@@ -98,18 +112,30 @@ class PartitionLog:
         known = self.submitted.get(batch.producer_id)
         return known or self.producers.get(batch.producer_id)
 
-    def accept(self, batch: Batch, now_ms: int, producer: Producer | None) -> Appended:
-        """Give a batch its offset and copy it. It must have been checked."""
+    def accept(
+        self,
+        batch: Batch,
+        now_ms: int,
+        producer: Producer | None,
+        owned: bool,
+        step: Step | None = None,
+    ) -> Appended:
+        """Give a batch its offset and copy it, or keep it as it is if it is large and its buffer
+        was handed over. It must have been checked."""
         base_offset = self.end
         chunk = self.pending[-1] if self.pending else None
-        if (
+        position = 0
+        if owned and batch.size >= limits.KEPT_BATCH_BYTES and not batch.view.readonly:
+            chunk = Chunk(batch.view, base_offset, now_ms)
+            self.pending.append(chunk)
+        elif (
             chunk is None
             or len(chunk.data) + batch.size > self._options.chunk_bytes
             or chunk.append_time_ms != now_ms
+            or isinstance(chunk.data, memoryview)
         ):
             chunk = Chunk(bytearray(batch.view), base_offset, now_ms)
             self.pending.append(chunk)
-            position = 0
         else:
             position = len(chunk.data)
             chunk.data += batch.view
@@ -124,6 +150,10 @@ class PartitionLog:
             if chunk.producers is None:
                 chunk.producers = {}
             chunk.producers[producer.producer_id] = producer
+            if step is not None:
+                if chunk.steps is None:
+                    chunk.steps = []
+                chunk.steps.append(step)
         return Appended(base_offset, self.end, now_ms, self.first_offset)
 
     # --- flush cycles -------------------------------------------------------------------------
@@ -169,41 +199,88 @@ class PartitionLog:
             self.region_since_ms = chunk.append_time_ms
 
     def descriptor(self, chunk: Chunk) -> Descriptor:
-        return Descriptor(
-            self.key,
-            CONTINUES if chunk.continues else 0,
-            chunk.segment.base_offset,
-            chunk.position,
-            chunk.base_offset,
-            chunk.next_offset,
-            chunk.append_time_ms,
-            chunk.max_timestamp_ms,
-            len(chunk.data),
-            chunk.region_crc,
-            self.epoch,
-            chunk.producer_batches,
+        # The class's own constructor takes its arguments one by one: three times as long.
+        return _new_tuple(
+            Descriptor,
+            (
+                self.key,
+                CONTINUES if chunk.continues else 0,
+                chunk.segment.base_offset,
+                chunk.position,
+                chunk.base_offset,
+                chunk.next_offset,
+                chunk.append_time_ms,
+                chunk.max_timestamp_ms,
+                len(chunk.data),
+                chunk.region_crc,
+                self.epoch,
+                chunk.producer_batches,
+                () if chunk.steps is None else tuple(chunk.steps),
+            ),
         )
 
     def commit(self, chunk: Descriptor) -> None:
-        """A chunk is durable: from now on it is read, and its producers' repeats are known."""
+        """A chunk is durable: from now on it is read, its producers' repeats are known, and so is
+        what it begins and ends."""
         segment = self.segment_with_base(chunk.segment_base)
         if segment is not self.segments[0] and not segment.size:
             self.segments[self.segments.index(segment) - 1].seal()
         segment.extend(chunk)
         self.readable = chunk.next_offset
-        for each in chunk.producers:
-            self._remember(each)
+        for producer_id, epoch, batch in chunk.producers:
+            known = self.producers.pop(producer_id, None)
+            self._remember(producers.replay(known, producer_id, epoch, batch))
+        for step in chunk.steps:
+            self._follow(step, segment)
+        if chunk.producers or chunk.steps:
+            for forgotten in producers.expired(self.producers, chunk.append_time_ms):
+                del self.producers[forgotten]
 
-    def _remember(self, each: ProducerBatch) -> None:
-        state = producers.replay(
-            self.producers.pop(each.producer_id, None), each.producer_id, each.epoch, each.batch
+    def _remember(self, state: Producer) -> None:
+        """As the one that was heard last."""
+        self.producers[state.producer_id] = state
+        ahead = self.submitted.get(state.producer_id)
+        if (
+            ahead is not None
+            and ahead.batches[-1:] == state.batches[-1:]
+            and ahead.epoch == state.epoch
+            and ahead.transaction_offset == state.transaction_offset
+        ):
+            del self.submitted[state.producer_id]  # nothing more is on its way
+
+    def _follow(self, step: Step, segment: Segment) -> None:
+        if self.transactions is _NO_TRANSACTIONS:
+            self.transactions = PartitionTransactions()
+        aborted = self.transactions.note(step)
+        if aborted:
+            segment.aborted_pending += aborted
+            self.last_aborted = step.offset
+        producer_id, epoch, offset, append_time_ms, marker = step
+        transaction_offset = offset if marker is None else producers.NO_TRANSACTION
+        known = self.producers.pop(producer_id, None)
+        self._remember(
+            producers.replay_transaction(
+                known, producer_id, epoch, transaction_offset, append_time_ms
+            )
         )
-        self.producers[each.producer_id] = state
-        ahead = self.submitted.get(each.producer_id)
-        if ahead is not None and ahead.batches[-1] == each.batch:
-            del self.submitted[each.producer_id]
-        for forgotten in producers.expired(self.producers, each.batch.append_time_ms):
-            del self.producers[forgotten]
+
+    def restore(self, states: Iterable[Producer]) -> None:
+        """What a checkpoint says of producers, and so of what they have open."""
+        self.producers = {state.producer_id: state for state in states}
+        open_ = {
+            state.producer_id: state.transaction_offset
+            for state in self.producers.values()
+            if state.transaction_offset != producers.NO_TRANSACTION
+        }
+        if open_:
+            self.transactions = PartitionTransactions(open_)
+
+    @property
+    def stable_offset(self) -> int:
+        """Everything before it is decided."""
+        if not self.transactions.open:
+            return self.readable
+        return max(self.first_offset, self.transactions.stable(self.readable))
 
     def segment_with_base(self, base_offset: int) -> Segment:
         """The segment with this base offset: nearly always the last one. A new one if there is
@@ -229,6 +306,11 @@ class PartitionLog:
             if self.segments[number].size and (not following or offset < following[0].base_offset):
                 return self.segments[number]
         return None
+
+    def segments_from(self, offset: int) -> list[Segment]:
+        """The segment that holds `offset`, and those behind it."""
+        at = bisect.bisect_right(self.segments, offset, key=_base_offset) - 1
+        return self.segments[max(at, 0) :]
 
     def needs_index(self, segment: Segment, offset: int) -> bool:
         if not segment.indexed:
@@ -275,8 +357,14 @@ class PartitionLog:
         return True
 
     def notify(self, appended_bytes: int) -> None:
-        for waiter in tuple(self.waiters):
-            waiter.notify(appended_bytes)
+        """Whoever waits for committed records where there are transactions looks again when
+        anything more is decided: how many bytes that are is not known."""
+        is_plain = self.transactions is _NO_TRANSACTIONS
+        for waiter, stable_offset in tuple(self.waiters.items()):
+            if stable_offset is None or is_plain:
+                waiter.notify(appended_bytes)
+            elif stable_offset < self.stable_offset:
+                waiter.wake()
 
     def wake_all(self) -> None:
         for waiter in tuple(self.waiters):

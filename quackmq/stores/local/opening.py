@@ -97,14 +97,14 @@ def _make(disk: Disk, options: LocalOptions) -> None:
     disk.open(slot_path(start.slot), create=True).close()
     disk.sync_directory(JOURNAL_DIRECTORY)
     standing = Standing(0, 0, True, options.sync, disk.boot_id(), 1, start)
-    replace_file(disk, checkpoint.PATH, [checkpoint.encode(standing, Catalog(), ())])
+    replace_file(disk, checkpoint.PATH, checkpoint.encode(standing, Catalog(), ()))
     meta = Meta(
         str(uuid.uuid4()),
         int.from_bytes(os.urandom(4), "little"),
         options.journal_slots,
         options.journal_slot_bytes,
     )
-    replace_file(disk, META_PATH, [meta.encode()])
+    replace_file(disk, META_PATH, meta.encode())
 
 
 def _begin_run(disk: Disk, recovered: Recovered) -> None:
@@ -126,7 +126,7 @@ def _write_recovered(engine: Engine, recovered: Recovered) -> None:
     does not rely on anything there that was never synced."""
     for path, position, data in recovered.writes:
         with engine.files.borrow(path, create=True) as file:
-            write_all(file, [data], position)
+            write_all(file, data, position)
     for path in sorted(recovered.touched):
         engine.files.wrote(path)
     for directory in sorted({path.rpartition("/")[0] for path in recovered.touched}):
@@ -138,7 +138,7 @@ def _write_recovered(engine: Engine, recovered: Recovered) -> None:
         if path not in known:
             continue
         with engine.files.borrow(path) as file:
-            write_all(file, [read_all(file, length, position)], position)
+            write_all(file, read_all(file, length, position), position)
             engine.files.wrote(path)
     engine.index_all()
 
@@ -151,7 +151,8 @@ def _sweep(disk: Disk, engine: Engine) -> None:
     for log in engine.logs.values():
         for segment in log.segments:
             directory, _, name = segment.path.rpartition("/")
-            known[directory] |= {name, segment.index_path.rpartition("/")[2]}
+            beside = (segment.index_path, segment.aborted_path)
+            known[directory] |= {name, *(path.rpartition("/")[2] for path in beside)}
     for topic in disk.list(LOG_DIRECTORY):
         if _TOPIC_DIRECTORY.fullmatch(topic) is None:
             continue  # not ours

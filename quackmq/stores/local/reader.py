@@ -17,7 +17,7 @@ from quackmq.stores.local.disk import Disk
 from quackmq.stores.local.files import OpenFiles
 from quackmq.stores.local.format import Region
 from quackmq.stores.local.log import PartitionLog
-from quackmq.stores.local.segment import Got, Plan, Segment, load_index, read_plan
+from quackmq.stores.local.segment import Got, Plan, Segment, carry_out, load_index, read
 from quackmq.topic import OffsetTime
 
 Pieces = tuple[memoryview, ...]
@@ -57,7 +57,7 @@ class Reader:
                 raise DamagedData(
                     f"{error.filename}: the file is missing, and with it offset {offset} and what "
                     "follows; restore it from a copy",
-                    None if segment is None else self._beyond(log, segment),
+                    None if segment is None else self.beyond(log, segment),
                 ) from error
             if pieces or log.first_offset <= offset:
                 return pieces
@@ -93,22 +93,28 @@ class Reader:
                 break
             room -= sum(map(len, got.pieces))
             first_max_bytes = 0 if pieces else first_max_bytes
-            offset = self._beyond(log, segment) if plan is None else plan.regions[-1].next_offset
+            offset = self.beyond(log, segment) if plan is None else plan.regions[-1].next_offset
         return pieces
 
     async def _carry_out(self, plan: Plan) -> Got:
         with self._files.borrow(plan.path) as file:
             if file.cached(plan.length, plan.position):
-                return read_plan(self._files, plan)
-        return await self._disk.run(lambda: read_plan(self._files, plan), "read")
+                view = file.view(plan.length, plan.position)
+                return carry_out(plan, read(file, plan) if view is None else view)
+        return await self._disk.run(lambda: self._read_aside(plan), "read")
+
+    def _read_aside(self, plan: Plan) -> Got:
+        """In the read lane."""
+        with self._files.borrow(plan.path) as file:
+            return carry_out(plan, read(file, plan))
 
     def _beyond_index(self, log: PartitionLog, segment: Segment) -> int:
         """The first offset that can be found without the segment's index file."""
         pending = segment.pending_base
-        return self._beyond(log, segment) if pending is None else pending
+        return self.beyond(log, segment) if pending is None else pending
 
     @staticmethod
-    def _beyond(log: PartitionLog, segment: Segment) -> int:
+    def beyond(log: PartitionLog, segment: Segment) -> int:
         """The first offset of the segment behind this one, or the end. The segment itself may have
         been trimmed while it was read."""
         behind = (each for each in log.segments if each.base_offset > segment.base_offset)

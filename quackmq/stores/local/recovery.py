@@ -120,6 +120,11 @@ def read_meta(disk: Disk) -> Meta | None:
             )
         if not whole:
             raise DamagedStore(f"{META_PATH} is damaged: {_WRONG_CHECKSUM}; {_RESTORE}")
+        if version < FORMAT_VERSION:
+            raise UnusableDirectory(
+                f"the directory has format {version}, which was never released; this program "
+                f"knows {FORMAT_VERSION}: begin with an empty directory"
+            )
         return Meta(
             content["cluster_id"],
             content["salt"],

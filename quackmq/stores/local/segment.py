@@ -4,6 +4,9 @@ The index file is a row of fixed entries (format.py). Entries reach it at checkp
 made since stand in `pending`, and the region that is still growing in `open`. What the last
 checkpoint says of a segment (`indexed` entries, `size` bytes) is all that recovery believes.
 
+A third file, if there are any, holds in the same way the aborted transactions whose markers lie in
+the segment (transactions.py): `aborted` entries in the file, those since in `aborted_pending`.
+
 A reader takes whole regions, because only a whole region has a checksum, and cuts out of them the
 batches that were asked for. A region that fails its checksum is taken apart batch by batch: the
 batches that can be proved whole are still given, the others are named and never served.
@@ -13,13 +16,13 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from crc32c import crc32c
 
 from quackmq.errors import CorruptBatch, DamagedData, QuackError
 from quackmq.record import Batch, Span, spans
-from quackmq.stores.local.disk import read_all
+from quackmq.stores.local.disk import File, read_all
 from quackmq.stores.local.files import OpenFiles
 from quackmq.stores.local.format import (
     CONTINUES,
@@ -29,16 +32,22 @@ from quackmq.stores.local.format import (
     base_offset_at,
     encode_region,
     parse_region,
+    region_at,
 )
 from quackmq.topic import PartitionKey
+from quackmq.transactions import ABORTED_BYTES, damaged_aborted
 
 DIRECTORY = "log"
+_new_tuple: Final = tuple.__new__
 
 
 class Segment:
     """Who may call: the loop (recovery, before there is one)."""
 
     __slots__ = (
+        "aborted",
+        "aborted_path",
+        "aborted_pending",
         "base_offset",
         "index_path",
         "indexed",
@@ -56,11 +65,14 @@ class Segment:
         stem = segment_stem(key, base_offset)
         self.path = f"{stem}.log"
         self.index_path = f"{stem}.index"
+        self.aborted_path = f"{stem}.aborted"
         #: Bytes that are committed, and bytes that have been given a place.
         self.size = 0
         self.planned = 0
         self.indexed = 0
         self.pending = bytearray()
+        self.aborted = 0
+        self.aborted_pending = bytearray()
         self.open: Region | None = None
         self.last_append_ms = 0
         self.max_timestamp_ms = -1
@@ -70,16 +82,19 @@ class Segment:
         region = self.open
         latest_ms = chunk.max_timestamp_ms
         if region is not None and chunk.flags & CONTINUES:
-            self.open = Region(
-                region.base_offset,
-                chunk.next_offset,
-                region.position,
-                region.length + chunk.length,
-                chunk.region_crc,
-                region.first_append_ms,
-                chunk.append_time_ms,
-                max(region.max_timestamp_ms, latest_ms),
-                region.epoch,
+            self.open = _new_tuple(
+                Region,
+                (
+                    region.base_offset,
+                    chunk.next_offset,
+                    region.position,
+                    region.length + chunk.length,
+                    chunk.region_crc,
+                    region.first_append_ms,
+                    chunk.append_time_ms,
+                    max(region.max_timestamp_ms, latest_ms),
+                    region.epoch,
+                ),
             )
         else:
             self.seal()
@@ -101,6 +116,10 @@ class Segment:
         if self.max_timestamp_ms < latest_ms:
             self.max_timestamp_ms = latest_ms
 
+    def unwritten_entries(self) -> Entries:
+        """What both indexes hold and their files do not."""
+        return Entries(self, bytes(self.pending), bytes(self.aborted_pending))
+
     def seal(self) -> None:
         """The region that was growing is at an end."""
         if self.open is not None:
@@ -120,12 +139,34 @@ class Segment:
         for entries in (index, self.pending):
             count = len(entries) // REGION_ENTRY_BYTES
             for number in range(_entry_before(entries, count, offset), count):
-                region = parse_region(entries, number)
-                assert region is not None  # checked when it was loaded or made
+                region = region_at(entries, number)
                 if region.next_offset > offset:
                     yield region
         if self.open is not None and self.open.next_offset > offset:
             yield self.open
+
+
+class Entries(NamedTuple):
+    """Of a segment, on their way to its index files."""
+
+    segment: Segment
+    regions: bytes
+    aborted: bytes
+
+    def files(self) -> Iterator[tuple[str, int, bytes]]:
+        """Path, position and bytes of each that there is something for."""
+        segment = self.segment
+        if self.regions:
+            yield segment.index_path, segment.indexed * REGION_ENTRY_BYTES, self.regions
+        if self.aborted:
+            yield segment.aborted_path, segment.aborted * ABORTED_BYTES, self.aborted
+
+    def written(self) -> None:
+        segment = self.segment
+        segment.indexed += len(self.regions) // REGION_ENTRY_BYTES
+        del segment.pending[: len(self.regions)]
+        segment.aborted += len(self.aborted) // ABORTED_BYTES
+        del segment.aborted_pending[: len(self.aborted)]
 
 
 def segment_stem(key: PartitionKey, base_offset: int) -> str:
@@ -158,6 +199,21 @@ def load_index(files: OpenFiles, segment: Segment, indexed: int) -> bytes:
     return index
 
 
+def load_aborted(files: OpenFiles, segment: Segment, count: int) -> bytes:
+    """The same for the aborted transactions."""
+    with files.borrow(segment.aborted_path) as file:
+        entries = read_all(file, count * ABORTED_BYTES, 0)
+    whole = len(entries) // ABORTED_BYTES
+    number = next(damaged_aborted(entries), whole)
+    if number < count:
+        start = number * ABORTED_BYTES
+        raise DamagedData(
+            f"{segment.aborted_path}, bytes {start} to {start + ABORTED_BYTES}: what tells of an "
+            "aborted transaction fails its checksum; `quackmq log verify` says what else does"
+        )
+    return entries
+
+
 # --- reading ---------------------------------------------------------------------------------
 
 
@@ -185,11 +241,14 @@ class Got(NamedTuple):
     complete: bool
 
 
-def read_plan(files: OpenFiles, plan: Plan) -> Got:
+def read(file: File, plan: Plan) -> memoryview:
+    """The bytes of a plan's regions, or fewer where the file ends. Any thread may call."""
+    return memoryview(read_all(file, plan.length, plan.position))
+
+
+def carry_out(plan: Plan, data: memoryview) -> Got:
     """The whole batches of a plan's regions from its offset on, within its bytes. Any thread may
     call. DamagedData if the batch with the offset is damaged."""
-    with files.borrow(plan.path) as file:
-        data = memoryview(read_all(file, plan.length, plan.position))
     pieces: list[memoryview] = []
     room = plan.max_bytes
     for region in plan.regions:
@@ -199,8 +258,11 @@ def read_plan(files: OpenFiles, plan: Plan) -> Got:
             if not pieces:
                 pieces.append(_salvage(plan, region, content))
             return Got(tuple(pieces), False)  # the next read starts at the damage, and is told
-        first_max_bytes = 0 if pieces else plan.first_max_bytes
-        piece, complete = cut(content, plan.offset, room, first_max_bytes)
+        if region.length <= room and plan.offset <= region.base_offset:
+            piece, complete = content, True
+        else:
+            first_max_bytes = 0 if pieces else plan.first_max_bytes
+            piece, complete = cut(content, plan.offset, room, first_max_bytes)
         if len(piece):
             pieces.append(piece)
             room -= len(piece)

@@ -32,8 +32,9 @@ from quackmq.errors import (
 )
 from quackmq.policy import Policy
 from quackmq.producers import Producer, Remembered
-from quackmq.record import NO_PRODUCER_ID
+from quackmq.record import NO_PRODUCER_ID, Batch
 from quackmq.stores.base import Store
+from quackmq.stores.catalog import Change
 from quackmq.stores.local.disk import Disk, RealDisk
 from quackmq.stores.local.engine import Engine
 from quackmq.stores.local.log import PartitionLog
@@ -41,6 +42,7 @@ from quackmq.stores.local.opening import open_engine
 from quackmq.stores.local.options import LocalOptions
 from quackmq.stores.local.waiting import Waiter
 from quackmq.topic import (
+    Aborted,
     Append,
     Appended,
     Cursor,
@@ -51,9 +53,11 @@ from quackmq.topic import (
     Read,
     Slice,
     State,
+    StatePut,
     TimeKind,
     Topic,
 )
+from quackmq.transactions import TRANSACTION_FLAGS, Step, check_room, step_of
 
 #: What the system says where a disk, a quota or a bound on files is exhausted.
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -125,6 +129,7 @@ class LocalStore(Store):
             log = self._engine.logs.get(PartitionKey(topic_id, partition))
             if log is not None:
                 log.doomed = True
+                self._engine.open_transactions.forget(log.key)
         self._engine.submit_changes([change])
         await self._engine.submit(None)
 
@@ -135,54 +140,83 @@ class LocalStore(Store):
     # --- batches ----------------------------------------------------------------------------
 
     def append(
-        self, appends: Sequence[Append], cursors: Sequence[Cursor] = ()
+        self,
+        appends: Sequence[Append],
+        cursors: Sequence[Cursor] = (),
+        states: Sequence[StatePut] = (),
     ) -> Awaitable[list[Appended]]:
         engine = self._engine
         engine.check_writable()
         now_ms = engine.now_ms()
-        if len(appends) == 1 and not cursors and appends[0].batch.producer_id == NO_PRODUCER_ID:
-            ((key, batch),) = appends  # what most publishers of single messages send
+        changes: list[tuple[Change, bytes]] = []
+        if cursors or states:
+            changes = self._encoded_changes(cursors, states)
+        elif len(appends) == 1 and _is_plain(appends[0].batch):
+            ((key, batch, owned),) = appends  # what most publishers of single messages send
             log = self._writable_log(key)
-            appended = log.accept(batch, now_ms, None)
+            appended = log.accept(batch, now_ms, None, owned)
             engine.submit_log(log, batch.size)
             return engine.submit([appended])
-        changes = engine.latest.cursor_changes(cursors) if cursors else ()
         checked = self._check_appends(appends, now_ms)
-        if changes:
-            engine.submit_changes(changes)
+        engine.submit_encoded(changes)
         results: list[Appended] = []
         durable = not changes
-        for (_, batch), (log, verdict) in zip(appends, checked, strict=True):
+        for (key, batch, owned), (log, verdict, step) in zip(appends, checked, strict=True):
             if isinstance(verdict, Remembered):
                 results.append(_repeated(log, verdict))
                 durable = durable and verdict.next_offset <= log.readable
                 continue
-            results.append(log.accept(batch, now_ms, verdict))
+            results.append(log.accept(batch, now_ms, verdict, owned, step))
             engine.submit_log(log, batch.size)
+            if step is not None:
+                engine.open_transactions.note(key, step)
             durable = False
         if durable:  # nothing but repeats of what lies on disk
             return _done(results)
         return engine.submit(results)
 
+    def _encoded_changes(
+        self, cursors: Sequence[Cursor], states: Sequence[StatePut]
+    ) -> list[tuple[Change, bytes]]:
+        latest = self._engine.latest
+        changes: list[Change] = [*latest.cursor_changes(cursors), *latest.state_changes(states)]
+        return self._engine.encoded(changes)
+
     def _check_appends(
         self, appends: Sequence[Append], now_ms: int
-    ) -> list[tuple[PartitionLog, Producer | Remembered | None]]:
+    ) -> list[tuple[PartitionLog, Producer | Remembered | None, Step | None]]:
         """What is to become of each batch; raises before anything is taken."""
-        checked: list[tuple[PartitionLog, Producer | Remembered | None]] = []
+        checked: list[tuple[PartitionLog, Producer | Remembered | None, Step | None]] = []
         ends: dict[PartitionKey, int] = {}
         ahead: dict[PartitionKey, dict[int, Producer]] = {}
-        for key, batch in appends:
+        opened: dict[PartitionKey, int] = {}
+        for key, batch, _ in appends:
             log = self._writable_log(key)
             base_offset = ends.get(key, log.end)
             states = ahead.setdefault(key, {})
             verdict = log.check(batch, base_offset, now_ms, states)
-            checked.append((log, verdict))
             if isinstance(verdict, Remembered):
+                checked.append((log, verdict, None))
                 continue
+            step: Step | None = None
+            if batch.attributes & TRANSACTION_FLAGS and _is_step(batch, verdict, base_offset):
+                step = step_of(batch, base_offset, now_ms)
+                if step.marker is None:
+                    self._check_room_for_transaction(log, opened)
+            checked.append((log, verdict, step))
             ends[key] = base_offset + batch.last_offset_delta + 1
             if verdict is not None:
                 states[batch.producer_id] = verdict
         return checked
+
+    def _check_room_for_transaction(
+        self, log: PartitionLog, opened: dict[PartitionKey, int]
+    ) -> None:
+        """`opened` counts those that begin in the same unit."""
+        already = opened.get(log.key, 0)
+        open_ = self._engine.open_transactions.count(log.key) + already
+        check_room(log.key, open_)
+        opened[log.key] = already + 1
 
     def is_repeat(self, append: Append) -> bool:
         return self._log(append.key).is_repeat(append.batch)
@@ -194,6 +228,7 @@ class LocalStore(Store):
     async def room(self) -> None:
         self._check_open()
         await self._engine.room()
+        await self._engine.room_for_changes()
 
     async def read(
         self, reads: Sequence[Read], *, max_bytes: int, min_bytes: int = 1, wait_ms: int = 0
@@ -203,28 +238,31 @@ class LocalStore(Store):
                 f"{len(reads)} partitions in one read; {limits.READ_PARTITIONS} is the most"
             )
         max_bytes = min(max_bytes, limits.READ_BYTES)
+        # A read from segments may stop at half of its bytes rather than read more for nothing.
+        enough = min(min_bytes, max(1, max_bytes // 2))
         loop = asyncio.get_running_loop()
         deadline = loop.time() + min(wait_ms, limits.READ_WAIT_MS) / 1000
         while True:
             self._check_open()
-            ranges = [(log.first_offset, log.readable) for log in self._logs_of(reads)]
+            commits = self._engine.commits
             slices = await self._read_now(reads, max_bytes)
-            size = sum(each.size for each in slices)
-            remaining_s = deadline - loop.time()
-            # A read from segments may stop at half of its bytes rather than read more for nothing.
-            if size >= min(min_bytes, max(1, max_bytes // 2)) or remaining_s <= 0:
+            size = sum([each.size for each in slices])
+            if size >= enough or wait_ms <= 0:
                 return slices
             if any(each.error is not None for each in slices):
                 return slices
-            logs = self._logs_of(reads)
-            if ranges == [(log.first_offset, log.readable) for log in logs]:
-                await self._wait(logs, min_bytes - size, remaining_s)
+            remaining_s = deadline - loop.time()
+            if remaining_s <= 0:
+                return slices
+            if self._engine.commits == commits:
+                await self._wait(reads, min_bytes - size, remaining_s)
 
-    def _logs_of(self, reads: Sequence[Read]) -> list[PartitionLog]:
-        logs = (self._engine.logs.get(read.key) for read in reads)
-        return [log for log in logs if log is not None]
-
-    async def _wait(self, logs: list[PartitionLog], missing: int, remaining_s: float) -> None:
+    async def _wait(self, reads: Sequence[Read], missing: int, remaining_s: float) -> None:
+        logs: dict[PartitionLog, bool] = {}
+        for read in reads:
+            log = self._engine.logs.get(read.key)
+            if log is not None:
+                logs[log] = logs.get(log, True) and read.committed
         if self._waiting >= limits.WAITING_READERS:
             raise LimitReached(f"{self._waiting} reads are waiting already: try again later")
         self._waiting += 1
@@ -234,30 +272,40 @@ class LocalStore(Store):
             self._waiting -= 1
 
     async def _read_now(self, reads: Sequence[Read], max_bytes: int) -> list[Slice]:
+        engine = self._engine
         slices: list[Slice] = []
         room = max_bytes
-        for key, offset, most in reads:
+        for key, offset, most, committed in reads:
             chunks: tuple[memoryview, ...] = ()
-            first_offset = next_offset = -1
+            aborted: tuple[Aborted, ...] = ()
+            first_offset = next_offset = stable_offset = -1
             error: Exception | None = None
             try:
                 log = self._log(key)
                 first_room = limits.BATCH_BYTES if room == max_bytes else room
-                chunks = await self._engine.reader.read(log, offset, min(most, room), first_room)
+                bounds = (min(most, room), first_room)
+                if committed:
+                    chunks, aborted = await engine.committed.read(log, offset, *bounds)
+                else:
+                    chunks = await engine.reader.read(log, offset, *bounds)
                 first_offset, next_offset = log.first_offset, log.readable
+                stable_offset = log.stable_offset
             except (UnknownTopic, UnknownPartition) as unknown:
                 error = unknown
             except (OffsetOutOfRange, DamagedData) as out_of_reach:
                 error = out_of_reach
                 first_offset, next_offset = log.first_offset, log.readable
+                stable_offset = log.stable_offset
             size = sum(map(len, chunks))
             room -= size
-            slices.append(Slice(key, chunks, size, first_offset, next_offset, error))
+            slices.append(
+                Slice(key, chunks, size, first_offset, next_offset, error, stable_offset, aborted)
+            )
         return slices
 
     async def offsets(self, key: PartitionKey) -> Offsets:
         log = self._log(key)
-        return Offsets(log.first_offset, log.readable, log.size, log.epoch)
+        return Offsets(log.first_offset, log.readable, log.size, log.epoch, log.stable_offset)
 
     async def offset_for_time(
         self, key: PartitionKey, time_ms: int, kind: TimeKind = "timestamp"
@@ -278,6 +326,17 @@ class LocalStore(Store):
             self._engine.submit_trim(log, before)
         await self._engine.submit(None)
         return log.first_offset
+
+    # --- producers and transactions ---------------------------------------------------------
+
+    async def open_transactions(
+        self, producer_id: int | None = None
+    ) -> Mapping[PartitionKey, Mapping[int, int]]:
+        self._check_open()
+        return self._engine.open_transactions.find(producer_id)
+
+    async def producers(self, key: PartitionKey) -> Mapping[int, Producer]:
+        return dict(self._log(key).producers)
 
     # --- cursors and small state ------------------------------------------------------------
 
@@ -302,7 +361,7 @@ class LocalStore(Store):
 
     async def put_state(self, key: str, value: bytes | None, expected_version: int) -> State:
         await self._room_for_changes()
-        change = self._engine.latest.state_change(key, value, expected_version)
+        (change,) = self._engine.latest.state_changes([StatePut(key, value, expected_version)])
         self._engine.submit_changes([change])
         return await self._engine.submit(change.state)
 
@@ -351,6 +410,15 @@ def _make_directory(directory: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _is_plain(batch: Batch) -> bool:
+    return batch.producer_id == NO_PRODUCER_ID and not batch.attributes & TRANSACTION_FLAGS
+
+
+def _is_step(batch: Batch, state: Producer | None, base_offset: int) -> bool:
+    """Whether a batch ends a transaction or begins one; others go on with theirs."""
+    return batch.is_control or (state is not None and state.transaction_offset == base_offset)
 
 
 def _repeated(log: PartitionLog, first: Remembered) -> Appended:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 from quackmq.producers import Producer
 from quackmq.stores.local.format import ProducerBatch
 from quackmq.stores.local.segment import Segment, cut
+from quackmq.transactions import Step
 
 if TYPE_CHECKING:
     from quackmq.stores.local.log import PartitionLog
@@ -40,10 +41,11 @@ class Chunk:
         "region_base",
         "region_crc",
         "segment",
+        "steps",
         "written",
     )
 
-    def __init__(self, data: bytearray, base_offset: int, append_time_ms: int) -> None:
+    def __init__(self, data: bytearray | memoryview, base_offset: int, append_time_ms: int) -> None:
         self.data = data
         self.base_offset = base_offset
         self.next_offset = base_offset
@@ -53,6 +55,8 @@ class Chunk:
         #: The standing of producers behind this chunk, and what of it the chunk's batches made.
         self.producers: dict[int, Producer] | None = None
         self.producer_batches: tuple[ProducerBatch, ...] = ()
+        #: Where its batches begin and end transactions.
+        self.steps: list[Step] | None = None
         # The place, given when the flush cycle takes the chunk.
         self.segment: Segment
         self.position = 0

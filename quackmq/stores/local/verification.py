@@ -91,6 +91,8 @@ class Verification:
             self.tally.segments += len(log.segments)
             for stretch in inspection.contents.stretches(log):
                 yield from self._of_stretch(stretch)
+            for segment in log.segments:
+                yield from inspection.contents.damaged_aborted(segment)
         for chunk in inspection.stranded:
             yield from self._of_stretch(inspection.contents.of_chunk(chunk))
         if inspection.checkpoint is None:
@@ -138,6 +140,7 @@ class Verification:
         known |= {slot_path(slot) for slot in range(slots)} | topics
         known |= {segment.path for segment in segments}
         known |= {segment.index_path for segment in segments}
+        known |= {segment.aborted_path for segment in segments if segment.aborted}
         for directory in ("", JOURNAL_DIRECTORY, LOG_DIRECTORY, *sorted(topics)):
             for name in inspection.disk.list(directory):
                 path = f"{directory}/{name}" if directory else name

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -28,10 +28,11 @@ class Waiter:
         if not self._future.done():
             self._future.set_result(None)
 
-    async def wait(self, logs: Iterable[PartitionLog], wait_s: float) -> None:
-        """Returns when enough was appended to the logs, or after `wait_s`."""
-        for log in logs:
-            log.waiters[self] = None
+    async def wait(self, logs: Mapping[PartitionLog, bool], wait_s: float) -> None:
+        """Returns when enough was appended to the logs, or, to those of which only committed
+        records are wanted, decided; or after `wait_s`."""
+        for log, committed in logs.items():
+            log.waiters[self] = log.stable_offset if committed else None
         timer = asyncio.get_running_loop().call_later(wait_s, self.wake)
         try:
             await self._future

@@ -69,10 +69,10 @@ def write_chunks(files: OpenFiles, chunks: Sequence[Chunk]) -> None:
         small = run[-1].position - run[0].position < len(run) * _JOINED_BYTES
         with files.borrow(path, create=True) as file:
             if small:
-                write_all(file, [b"".join(chunk.data for chunk in run)], run[0].position)
+                write_all(file, b"".join(chunk.data for chunk in run), run[0].position)
             else:  # one write of many large buffers takes the system longer than many writes
                 for chunk in run:
-                    write_all(file, [chunk.data], chunk.position)
+                    write_all(file, chunk.data, chunk.position)
             files.wrote(path)
 
 

@@ -12,8 +12,8 @@ Response:
 
     throttle ms i32 | error i16 (7+) | session id i32 (7+) |
         topics [ name, or id (13+) | partitions [ index i32 | error i16 | high watermark i64 |
-            last stable offset i64 | log start i64 (5+) | aborted [] | preferred i32 (11+) |
-            records bytes ] ]
+            last stable offset i64 | log start i64 (5+) | aborted [ producer id i64 |
+            first offset i64 ] | preferred i32 (11+) | records bytes ] ]
 
 The response is a list of buffers: what we write, then a store's pieces, then what we write; nothing
 large is joined or copied.
@@ -23,18 +23,13 @@ from __future__ import annotations
 
 import struct
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Final, NamedTuple
 
 from quackmq.record import Buffer
-from quackmq.wire.kafka.cursor import (
-    ENDS_EARLY,
-    INT32,
-    UUID_BYTES,
-    CompactCursor,
-    Cursor,
-    malformed,
-)
+from quackmq.wire.kafka.cursor import ENDS_EARLY, INT32, CompactCursor, Cursor, malformed
+from quackmq.wire.kafka.topics import ByTopic, read_topics, topics_length
 from quackmq.wire.kafka.writer import write_array_length, write_topic
 
 API_KEY: Final = 1
@@ -49,28 +44,27 @@ _FIRST_WITHOUT_REPLICA_ID: Final = 15
 
 _WISH: Final = struct.Struct(">iqi")
 _WISH_WITH_LOG_START: Final = struct.Struct(">iq8xi")
-_WISH_WITH_LEADER_EPOCH: Final = struct.Struct(">i4xq8xi")
-_WISH_WITH_LAST_EPOCH: Final = struct.Struct(">i4xq4x8xi")
+_WISH_WITH_LEADER_EPOCH: Final = struct.Struct(">iiq8xi")
+_WISH_WITH_LAST_EPOCH: Final = struct.Struct(">iiq4x8xi")
 _PARTITION: Final = struct.Struct(">ihqq")
 _LOG_START: Final = struct.Struct(">q")
+_ABORTED: Final = struct.Struct(">qq")
+_FLEXIBLE_ABORTED: Final = struct.Struct(">qqx")
 _NO_PREFERRED_REPLICA: Final = INT32.pack(-1)
 _NO_THROTTLE: Final = INT32.pack(0)
 _ERROR_AND_SESSION: Final = struct.Struct(">hi")
 _INDEX_BYTES: Final = 4
-_READ_COMMITTED: Final = 1
+NO_EPOCH: Final = -1
+READ_COMMITTED: Final = 1
 
 
 class PartitionWish(NamedTuple):
+    """`leader_epoch` is the one that the client knows of, NO_EPOCH if it does not say."""
+
     partition: int
+    leader_epoch: int
     offset: int
     max_bytes: int
-
-
-class TopicWish(NamedTuple):
-    """`topic` is a name, or from version 13 on an id (None: the id of zeros)."""
-
-    topic: str | uuid.UUID | None
-    partitions: Sequence[PartitionWish]
 
 
 class FetchRequest(NamedTuple):
@@ -80,11 +74,13 @@ class FetchRequest(NamedTuple):
     isolation: int
     session_id: int
     session_epoch: int
-    topics: Sequence[TopicWish]
+    topics: Sequence[ByTopic[PartitionWish]]
 
 
 class PartitionData(NamedTuple):
-    """A partition's part of the answer; `chunks` are whole batches, `size` bytes together."""
+    """A partition's part of the answer; `chunks` are whole batches, `size` bytes together. For
+    readers of committed records, `aborted` are the transactions whose records they leave out: the
+    producer's id and the first offset of each."""
 
     partition: int
     error: int
@@ -92,6 +88,8 @@ class PartitionData(NamedTuple):
     log_start: int = -1
     chunks: Sequence[Buffer] = ()
     size: int = 0
+    last_stable: int = -1
+    aborted: Sequence[tuple[int, int]] = ()
 
 
 class TopicData(NamedTuple):
@@ -149,10 +147,11 @@ def _read(cursor: Cursor, version: int) -> FetchRequest:
     session_id, session_epoch = 0, -1
     if version >= FIRST_WITH_SESSIONS:
         session_id, session_epoch = cursor.int32(), cursor.int32()
-    topics = [_read_topic(cursor, version) for _ in range(_topics_length(cursor, version))]
+    by_id = version >= FIRST_WITH_TOPIC_IDS
+    topics = read_topics(cursor, by_id, *_wish_reader(version))
     if version >= FIRST_WITH_SESSIONS:
-        for _ in range(_topics_length(cursor, version)):
-            _skip_forgotten_topic(cursor, version)
+        for _ in range(topics_length(cursor, by_id)):
+            _skip_forgotten_topic(cursor, by_id)
     if version >= _FIRST_WITH_RACK:
         cursor.string()
     return FetchRequest(
@@ -160,35 +159,27 @@ def _read(cursor: Cursor, version: int) -> FetchRequest:
     )
 
 
-def _topics_length(cursor: Cursor, version: int) -> int:
-    least_bytes = UUID_BYTES if version >= FIRST_WITH_TOPIC_IDS else cursor.STRING_BYTES
-    return cursor.present_array_length(least_bytes + cursor.ARRAY_BYTES)
-
-
-def _read_topic(cursor: Cursor, version: int) -> TopicWish:
-    topic = cursor.uuid() if version >= FIRST_WITH_TOPIC_IDS else cursor.string()
-    form = _partition_form(version)
-    length = cursor.present_array_length(form.size)
-    partitions = []
-    for _ in range(length):
-        index, offset, max_bytes = form.unpack(cursor.take(form.size))
-        partitions.append(PartitionWish(index, offset, max_bytes))
-        cursor.skip_tags()
-    cursor.skip_tags()
-    return TopicWish(topic, partitions)
-
-
-def _partition_form(version: int) -> struct.Struct:
-    """A wish is of fixed size; what we have no use for is stepped over."""
-    if version >= _FIRST_WITH_LAST_EPOCH:
-        return _WISH_WITH_LAST_EPOCH
+@cache
+def _wish_reader(version: int) -> tuple[int, Callable[[Cursor], PartitionWish]]:
+    """The size of a wish, which is fixed, and how it is read. What we have no use for is stepped
+    over; so is the epoch of what a follower fetched last, since nothing it has is ever cut off
+    (see `quackmq.broker.epochs`)."""
     if version >= _FIRST_WITH_LEADER_EPOCH:
-        return _WISH_WITH_LEADER_EPOCH
-    return _WISH_WITH_LOG_START if version >= _FIRST_WITH_LOG_START else _WISH
+        form = _WISH_WITH_LEADER_EPOCH
+        if version >= _FIRST_WITH_LAST_EPOCH:
+            form = _WISH_WITH_LAST_EPOCH
+        return form.size, lambda cursor: PartitionWish(*form.unpack(cursor.take(form.size)))
+    old_form = _WISH_WITH_LOG_START if version >= _FIRST_WITH_LOG_START else _WISH
+
+    def read_old(cursor: Cursor) -> PartitionWish:
+        index, offset, max_bytes = old_form.unpack(cursor.take(old_form.size))
+        return PartitionWish(index, NO_EPOCH, offset, max_bytes)
+
+    return old_form.size, read_old
 
 
-def _skip_forgotten_topic(cursor: Cursor, version: int) -> None:
-    if version >= FIRST_WITH_TOPIC_IDS:
+def _skip_forgotten_topic(cursor: Cursor, by_id: bool) -> None:
+    if by_id:
         cursor.uuid()
     else:
         cursor.string()
@@ -199,12 +190,16 @@ def _skip_forgotten_topic(cursor: Cursor, version: int) -> None:
 def _write_head(out: bytearray, data: PartitionData, version: int, isolation: int) -> None:
     """All of a partition's answer up to and including the length of its records."""
     flexible = version >= FLEXIBLE_FROM
-    # Without transactions everything below the high watermark is stable.
-    out += _PARTITION.pack(data.partition, data.error, data.high_watermark, data.high_watermark)
+    out += _PARTITION.pack(data.partition, data.error, data.high_watermark, data.last_stable)
     if version >= _FIRST_WITH_LOG_START:
         out += _LOG_START.pack(data.log_start)
-    # No transaction was ever aborted; whoever does not care for that is told nothing.
-    write_array_length(out, 0 if isolation == _READ_COMMITTED else -1, flexible)
+    if isolation == READ_COMMITTED:
+        write_array_length(out, len(data.aborted), flexible)
+        form = _FLEXIBLE_ABORTED if flexible else _ABORTED
+        for producer_id, first_offset in data.aborted:
+            out += form.pack(producer_id, first_offset)
+    else:
+        write_array_length(out, -1, flexible)
     if version >= _FIRST_WITH_RACK:
         out += _NO_PREFERRED_REPLICA
     # The length of bytes is spelled like that of an array.

@@ -10,9 +10,11 @@ Bytes are received into memory that `Frames.buffer` names, so nothing is copied 
 all connections share one scratch buffer, in which a request that comes whole is read; only the
 beginning of a request whose rest is still to come is moved to a buffer of its connection's own. An
 idle connection thus holds no memory. The memory of a request grows with what has come of it, not
-with what its size says, and beyond a small size it must be admitted first (`ReceiveMemory`).
+with what its size says; when much of it has come and more is to come, it must be admitted first
+(`ReceiveMemory`), so that who claims much and says little takes nothing from anybody.
 
-A frame is a view that is good until the next call of `settle`.
+A frame is a view that is good until the next call of `settle`; one of a large request is good for
+as long as anybody has it, since it lies alone in memory that was lent to it (`lending`).
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from typing import Final, NamedTuple
 from quackmq import limits
 from quackmq.errors import ProtocolError
 from quackmq.wire.kafka.cursor import ENDS_EARLY, CompactCursor, malformed
+from quackmq.wire.kafka.lending import Lending
 
 PRODUCE_KEY: Final = 0
 
@@ -83,7 +86,7 @@ def response_head(body_bytes: int, correlation_id: int, flexible: bool) -> bytes
 class ReceiveMemory:
     """The memory into which all connections of a door receive.
 
-    A request above `limits.KAFKA_UNRESERVED_BYTES` that did not come at once is admitted by
+    A request of which `limits.KAFKA_UNRESERVED_BYTES` have come, and not yet all, is admitted by
     `reserve`, for its whole size: so whatever was admitted can also come to its end. `on_release`
     hears of each that has come to it.
     """
@@ -96,6 +99,7 @@ class ReceiveMemory:
         self.scratch = memoryview(bytearray(limits.KAFKA_SCRATCH_BYTES))
         self._on_release = on_release
         self._unreserved_bytes = receive_bytes
+        self.lend = Lending().lend
         self._pool: dict[int, list[memoryview]] = {}
         self._pooled_bytes = 0
 
@@ -134,12 +138,13 @@ class Frames:
     rest is `admitted`.
     """
 
-    __slots__ = ("_claim", "_end", "_memory", "_owns", "_reserved", "_start", "_view")
+    __slots__ = ("_claim", "_end", "_lent", "_memory", "_owns", "_reserved", "_start", "_view")
 
     def __init__(self, memory: ReceiveMemory) -> None:
         self._memory = memory
         self._view = memory.scratch
         self._owns = False
+        self._lent = False
         self._start = 0
         self._end = 0
         #: Size of the next frame, with its prefix; 0 while that is not known.
@@ -152,8 +157,11 @@ class Frames:
         # Of a frame that has begun, just the rest: what follows it may come whole again.
         return self._view[self._end : max(self._claim, _SMALLEST_BUFFER_BYTES)]
 
-    def received(self, count: int) -> None:
+    def received(self, count: int) -> bool:
+        """Whether there is anything to do now: not while the rest of a large frame, for which there
+        is room, is still to come."""
         self._end += count
+        return not self._lent or self._end >= self._claim
 
     def feed(self, data: bytes) -> Iterator[memoryview]:
         """Bytes that came some other way. The frames must be taken, each before the next."""
@@ -177,6 +185,10 @@ class Frames:
         self._claim = 0
         available = self._end - self._start
         if available < _SIZE_AND_KEY.size:
+            if available >= _SIZE.size:
+                # Whatever kind of request it is: what no request is allowed must not be waited for.
+                (size,) = _SIZE.unpack_from(self._view, self._start)
+                _check_size(size, PRODUCE_KEY)
             return False
         size, api_key = _SIZE_AND_KEY.unpack_from(self._view, self._start)
         _check_size(size, api_key)
@@ -192,19 +204,28 @@ class Frames:
         return self._view[begin + _SIZE.size : self._start]
 
     @property
+    def hands_over(self) -> bool:
+        """Whether the frame that was given last lies alone in memory that is not used again as long
+        as there is a view of it. Such a frame stays good."""
+        return self._lent
+
+    @property
     def begun(self) -> bool:
         """Whether bytes lie here that have not been given as a frame."""
         return self._end > self._start
 
     @property
     def admitted(self) -> bool:
-        """Whether the rest of the frame that has begun may be received; asks for that."""
-        if self._reserved or self._claim <= limits.KAFKA_UNRESERVED_BYTES:
+        """Whether more of the frame that has begun may be received; asks for that."""
+        if not self._needs_admission():
             return True
-        if self._memory.reserve(self._claim):
-            self._reserved = self._claim
-            return True
-        return False
+        self.settle()
+        return self._reserved > 0
+
+    @property
+    def share(self) -> float | None:
+        """How much has come of the frame that memory is held for, 0 to 1; None if there is none."""
+        return (self._end - self._start) / self._claim if self._reserved and self._claim else None
 
     def settle(self) -> None:
         """Leave the scratch buffer to others, and make room for more of the frame that has begun.
@@ -215,14 +236,21 @@ class Frames:
         if left == 0:
             self._leave()
             return
-        wanted = max(left, min(self._claim, left * limits.KAFKA_RECEIVE_GROWTH))
+        if self._needs_admission() and self._memory.reserve(self._claim):
+            self._reserved = self._claim
+        ahead = left * limits.KAFKA_RECEIVE_GROWTH
+        if not self._reserved:
+            ahead = min(ahead, limits.KAFKA_UNRESERVED_BYTES)
+        wanted = max(left, min(self._claim, ahead))
         if self._owns and self._start == 0 and wanted <= len(self._view):
             return
-        view = self._memory.take(wanted)
+        is_whole = wanted == self._claim >= limits.KEPT_BATCH_BYTES
+        view = self._memory.lend(wanted) if is_whole else self._memory.take(wanted)
         view[:left] = self._view[self._start : self._end]
         self._leave()
         self._view = view
         self._owns = True
+        self._lent = is_whole
         self._end = left
 
     def close(self) -> None:
@@ -230,11 +258,18 @@ class Frames:
         self._release()
         self._leave()
 
+    def _needs_admission(self) -> bool:
+        return (
+            self._claim > limits.KAFKA_UNRESERVED_BYTES
+            and not self._reserved
+            and self._end - self._start >= limits.KAFKA_UNRESERVED_BYTES
+        )
+
     def _leave(self) -> None:
-        if self._owns:
+        if self._owns and not self._lent:
             self._memory.give_back(self._view)
         self._view = self._memory.scratch
-        self._owns = False
+        self._owns = self._lent = False
         self._start = self._end = 0
 
     def _release(self) -> None:

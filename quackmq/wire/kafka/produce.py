@@ -17,16 +17,13 @@ from __future__ import annotations
 import struct
 import uuid
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Final, NamedTuple
 
-from quackmq.wire.kafka.cursor import (
-    ENDS_EARLY,
-    INT32,
-    UUID_BYTES,
-    CompactCursor,
-    Cursor,
-    malformed,
-)
+from quackmq import limits
+from quackmq.record import Buffer
+from quackmq.wire.kafka.cursor import ENDS_EARLY, INT32, CompactCursor, Cursor, malformed
+from quackmq.wire.kafka.topics import ByTopic, read_topics
 from quackmq.wire.kafka.writer import write_array_length, write_string, write_topic
 
 API_KEY: Final = 0
@@ -37,10 +34,23 @@ _FIRST_WITH_APPEND_TIME: Final = 2
 _FIRST_WITH_LOG_START: Final = 5
 _FIRST_WITH_MESSAGE: Final = 8
 
+#: A request as nearly all are, one batch for one partition of one topic, up to the topic's name
+#: (transactional id, acks, timeout, topics, the name's length) and behind it (partitions, index,
+#: the records' length; in the compact spelling the last of these follows as a varint).
+_USUAL: Final = struct.Struct(">hhiih")
+_USUAL_PARTITION: Final = struct.Struct(">iii")
+_COMPACT_USUAL: Final = struct.Struct(">BhiBB")
+_COMPACT_USUAL_PARTITION: Final = struct.Struct(">Bi")
+_COMPACT_ONE: Final = 2
+#: The tagged fields of partition, topic and request, none of each.
+_COMPACT_END: Final = bytes(3)
 _PARTITION: Final = struct.Struct(">ihq")
 #: All of a partition's answer in the versions that are most used, where nothing went wrong: no
 #: record errors (a length of none is 1), no message and no tagged fields (both 0).
 _FLEXIBLE_PARTITION: Final = struct.Struct(">ihqqqBxx")
+#: The same with all that ends a response: throttling, in later versions tagged fields.
+_FLEXIBLE_END: Final = struct.Struct(">ihqqqB8x")
+_END: Final = struct.Struct(">ihqqqi")
 #: Append time: the timestamps stay those of the producer, which is said by -1.
 _NO_APPEND_TIME: Final = struct.pack(">q", -1)
 _LOG_START: Final = struct.Struct(">q")
@@ -53,18 +63,11 @@ class PartitionRecords(NamedTuple):
     records: memoryview | None
 
 
-class TopicRecords(NamedTuple):
-    """`topic` is a name, or from version 13 on an id (None: the id of zeros)."""
-
-    topic: str | uuid.UUID | None
-    partitions: Sequence[PartitionRecords]
-
-
 class ProduceRequest(NamedTuple):
     transactional_id: str | None
     acks: int
     timeout_ms: int
-    topics: Sequence[TopicRecords]
+    topics: Sequence[ByTopic[PartitionRecords]]
 
 
 class PartitionAnswer(NamedTuple):
@@ -81,24 +84,31 @@ class TopicAnswer(NamedTuple):
 
 
 def read_request(version: int, data: memoryview) -> ProduceRequest:
+    if FIRST_WITH_BATCHES <= version < FIRST_WITH_TOPIC_IDS:
+        read_usual = _read_compact_usual if version >= FLEXIBLE_FROM else _read_usual
+        usual = read_usual(data)
+        if usual is not None:
+            return usual
     cursor = CompactCursor(data) if version >= FLEXIBLE_FROM else Cursor(data)
     try:
         transactional_id = cursor.nullable_string() if version >= FIRST_WITH_BATCHES else None
         acks = cursor.int16()
         timeout_ms = cursor.int32()
-        with_ids = version >= FIRST_WITH_TOPIC_IDS
-        least_bytes = UUID_BYTES if with_ids else cursor.STRING_BYTES
-        topics = [
-            _read_topic(cursor, with_ids)
-            for _ in range(cursor.present_array_length(least_bytes + cursor.ARRAY_BYTES))
-        ]
+        by_id = version >= FIRST_WITH_TOPIC_IDS
+        partition_bytes = _INDEX_BYTES + cursor.BYTES_BYTES
+        topics = read_topics(cursor, by_id, partition_bytes, _read_partition)
         cursor.skip_tags()
     except ENDS_EARLY:
         raise malformed("Produce request") from None
     return ProduceRequest(transactional_id, acks, timeout_ms, topics)
 
 
-def write_response(version: int, answers: Sequence[TopicAnswer]) -> bytearray:
+def write_response(version: int, answers: Sequence[TopicAnswer]) -> Buffer:
+    if len(answers) == 1 and len(answers[0].partitions) == 1:
+        topic, (partition,) = answers[0]
+        usual = _usual_partition(version, partition)
+        if usual is not None:
+            return _head(version, topic) + usual
     flexible = version >= FLEXIBLE_FROM
     out = bytearray()
     write_array_length(out, len(answers), flexible)
@@ -116,14 +126,83 @@ def write_response(version: int, answers: Sequence[TopicAnswer]) -> bytearray:
     return out
 
 
-def _read_topic(cursor: Cursor, with_ids: bool) -> TopicRecords:
-    topic = cursor.uuid() if with_ids else cursor.string()
-    partitions = []
-    for _ in range(cursor.present_array_length(_INDEX_BYTES + cursor.BYTES_BYTES)):
-        partitions.append(PartitionRecords(cursor.int32(), cursor.nullable_bytes()))
-        cursor.skip_tags()
-    cursor.skip_tags()
-    return TopicRecords(topic, partitions)
+def _usual_partition(version: int, answer: PartitionAnswer) -> bytes | None:
+    """The only partition's answer to the end of the response, if nothing went wrong with it."""
+    partition, error, base_offset, log_start, message = answer
+    if error or message is not None:
+        return None
+    if version >= FLEXIBLE_FROM:
+        return _FLEXIBLE_END.pack(partition, 0, base_offset, -1, log_start, 1)
+    if _FIRST_WITH_LOG_START <= version < _FIRST_WITH_MESSAGE:
+        return _END.pack(partition, 0, base_offset, -1, log_start, 0)
+    return None
+
+
+@lru_cache(maxsize=limits.KAFKA_ANSWER_HEADS)
+def _head(version: int, topic: str | uuid.UUID | None) -> bytes:
+    """The beginning of a response for one partition of one topic."""
+    flexible = version >= FLEXIBLE_FROM
+    out = bytearray()
+    write_array_length(out, 1, flexible)
+    write_topic(out, topic, flexible)
+    write_array_length(out, 1, flexible)
+    return bytes(out)
+
+
+def _read_usual(data: memoryview) -> ProduceRequest | None:
+    """The request if it is of the usual shape, in half the time; None leaves it to the cursor,
+    which also says what is wrong with it."""
+    if len(data) < _USUAL.size:
+        return None
+    transactional_id, acks, timeout_ms, topics, name_bytes = _USUAL.unpack_from(data)
+    behind_name = _USUAL.size + name_bytes
+    begin = behind_name + _USUAL_PARTITION.size
+    if transactional_id != -1 or topics != 1 or name_bytes < 0 or begin > len(data):
+        return None
+    partitions, partition, size = _USUAL_PARTITION.unpack_from(data, behind_name)
+    if partitions != 1 or size != len(data) - begin:
+        return None
+    name = data[_USUAL.size : behind_name]
+    return _usual(acks, timeout_ms, name, partition, data[begin:])
+
+
+def _read_compact_usual(data: memoryview) -> ProduceRequest | None:
+    """The same in the compact spelling."""
+    if len(data) < _COMPACT_USUAL.size:
+        return None
+    transactional_id, acks, timeout_ms, topics, name_length = _COMPACT_USUAL.unpack_from(data)
+    behind_name = _COMPACT_USUAL.size + name_length - 1
+    begin = behind_name + _COMPACT_USUAL_PARTITION.size
+    is_short = 0 < name_length < 0x80
+    if transactional_id or topics != _COMPACT_ONE or not is_short or begin >= len(data):
+        return None
+    partitions, partition = _COMPACT_USUAL_PARTITION.unpack_from(data, behind_name)
+    cursor = CompactCursor(data, begin)
+    try:
+        size = cursor.uvarint() - 1
+    except ENDS_EARLY:
+        return None
+    end = cursor.position + size
+    if partitions != _COMPACT_ONE or size < 0 or data[end:] != _COMPACT_END:
+        return None
+    name = data[_COMPACT_USUAL.size : behind_name]
+    return _usual(acks, timeout_ms, name, partition, data[cursor.position : end])
+
+
+def _usual(
+    acks: int, timeout_ms: int, name: memoryview, partition: int, records: memoryview
+) -> ProduceRequest | None:
+    try:
+        topic = str(name, "utf-8")
+    except UnicodeDecodeError:
+        return None
+    return ProduceRequest(
+        None, acks, timeout_ms, [ByTopic(topic, [PartitionRecords(partition, records)])]
+    )
+
+
+def _read_partition(cursor: Cursor) -> PartitionRecords:
+    return PartitionRecords(cursor.int32(), cursor.nullable_bytes())
 
 
 def _write_partition(out: bytearray, answer: PartitionAnswer, version: int, flexible: bool) -> None:

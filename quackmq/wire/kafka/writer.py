@@ -191,7 +191,7 @@ def _legacy_bytes(out: bytearray, value: bytes | None) -> None:
     out += value or b""
 
 
-#: Durations and error codes are written as the numbers that they are, so handlers give numbers.
+#: Durations, times and error codes are written as the numbers that they are, so handlers give them.
 _NUMBERS: Final[dict[str, struct.Struct]] = {
     "int8": cursor.INT8,
     "int16": cursor.INT16,
@@ -205,4 +205,5 @@ _NUMBERS: Final[dict[str, struct.Struct]] = {
     "error_code": cursor.INT16,
     "timedelta_i32": cursor.INT32,
     "timedelta_i64": cursor.INT64,
+    "datetime_i64": cursor.INT64,
 }

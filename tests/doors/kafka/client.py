@@ -23,6 +23,7 @@ from kio.serial import entity_reader, entity_writer
 
 from quackmq.broker import Broker, BrokerSettings, Caller
 from quackmq.doors.kafka import KafkaDoor
+from quackmq.stores.base import Store
 from quackmq.stores.memory import MemoryStore
 from quackmq.wire.kafka.writer import write_entity
 from tests.support import batch_of
@@ -51,8 +52,12 @@ class Client:
         return await self.receive()
 
     def send(self, api_key: int, version: int, **fields: Any) -> None:
+        self.expect(api_key, version)
         self.writer.write(self.frame(api_key, version, **fields))
-        self._sent.append((api_key, version, self._correlation_id))
+
+    def expect(self, api_key: int, version: int) -> None:
+        """The next `frame` is of this API: `receive` gets an answer to it."""
+        self._sent.append((api_key, version, self._correlation_id + 1))
 
     def send_unanswered(self, api_key: int, version: int, **fields: Any) -> None:
         self.writer.write(self.frame(api_key, version, **fields))
@@ -102,7 +107,7 @@ class Client:
 
 
 class Served:
-    """A broker on a store in memory, with a door."""
+    """A broker with a door, on a store in memory unless another is given."""
 
     def __init__(self, broker: Broker, door: KafkaDoor, address: tuple[str, int]) -> None:
         self.broker = broker
@@ -125,8 +130,9 @@ async def served(
     broker_type: type[Broker] = Broker,
     settings: BrokerSettings | None = None,
     advertise: tuple[str, int] | None = None,
+    store: Store | None = None,
 ) -> AsyncIterator[Served]:
-    store = MemoryStore()
+    store = store or MemoryStore()
     broker = broker_type(store, settings or BrokerSettings())
     await broker.open()
     door = KafkaDoor(broker, "127.0.0.1", 0, advertise=advertise)

@@ -9,6 +9,7 @@ import pytest
 from kio.schema.errors import ErrorCode
 
 from quackmq.broker import BrokerSettings
+from tests.doors.kafka.admin import DESCRIBE_CLUSTER
 from tests.doors.kafka.client import FIND_COORDINATOR, METADATA, TESTER, Client, served
 
 NEWEST = 13
@@ -144,3 +145,58 @@ async def test_the_coordinator_of_every_group_is_this_node() -> None:
             ("one", running.address[1]),
             ("two", running.address[1]),
         ]
+
+
+# --- DescribeCluster -----------------------------------------------------------------------------
+
+CLUSTER_OPERATIONS = {5, 7, 8, 9, 10, 11, 12}
+TOPIC_OPERATIONS = {3, 4, 5, 6, 7, 8, 10, 11}
+
+
+def bits(number: int) -> set[int]:
+    return {bit for bit in range(32) if number >> bit & 1}
+
+
+async def describe(client: Client, version: int = 2, **more: Any) -> Any:
+    fields = {"include_cluster_authorized_operations": False, "include_fenced_brokers": False}
+    return await client.ask(DESCRIBE_CLUSTER, version, **(fields | more))
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("version", range(3))
+async def test_the_cluster_is_this_node(version: int) -> None:
+    async with served(advertise=("broker.example", 19092)) as running:
+        answer = await describe(await running.client(), version)
+        (node,) = answer.brokers
+        assert (answer.error_code, answer.cluster_id) == (0, running.broker.cluster_id)
+        assert (node.host, node.port, node.rack) == ("broker.example", 19092, None)
+        assert answer.controller_id == node.broker_id
+        assert answer.cluster_authorized_operations == -(2**31)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("version", [1, 2])
+async def test_there_are_no_controllers_to_be_described(version: int) -> None:
+    async with served() as running:
+        client = await running.client()
+        answer = await describe(client, version, endpoint_type=2)
+        assert (answer.error_code, answer.brokers) == (ErrorCode.mismatched_endpoint_type, ())
+        answer = await describe(client, version, endpoint_type=3)
+        assert (answer.error_code, answer.brokers) == (ErrorCode.unsupported_endpoint_type, ())
+
+
+@pytest.mark.asyncio
+async def test_who_asks_what_it_may_do_is_told_everything() -> None:
+    async with served() as running:
+        await running.broker.create_topic(TESTER, "news")
+        client = await running.client()
+        answer = await describe(client, include_cluster_authorized_operations=True)
+        assert bits(answer.cluster_authorized_operations) == CLUSTER_OPERATIONS
+        wanted = [{"topic_id": None, "name": "news"}]
+        asked = {"topics": wanted, "allow_auto_topic_creation": False}
+        asked["include_topic_authorized_operations"] = True
+        answer = await client.ask(METADATA, NEWEST, **asked)
+        assert bits(answer.topics[0].topic_authorized_operations) == TOPIC_OPERATIONS
+        asked["include_cluster_authorized_operations"] = True
+        answer = await client.ask(METADATA, 10, **asked)
+        assert bits(answer.cluster_authorized_operations) == CLUSTER_OPERATIONS

@@ -43,7 +43,7 @@ class HeldBroker(Broker):
         self.reads = 0
 
     def publish(
-        self, caller: Caller, topic: Topic, partition: int, batch: Batch
+        self, caller: Caller, topic: Topic, partition: int, batch: Batch, *, owned: bool = False
     ) -> Awaitable[Appended]:
         future: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
         self.held.append(future)

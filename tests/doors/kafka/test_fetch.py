@@ -151,6 +151,16 @@ async def test_a_fetch_that_has_waited_long_enough_is_answered_with_nothing() ->
 
 
 @pytest.mark.asyncio
+async def test_a_fetch_of_nothing_does_not_wait() -> None:
+    async with served() as running:
+        client = await running.client()
+        # So a consumer that closes says goodbye to the session that it never had.
+        fields = fetch_fields(wait_ms=60_000) | {"topics": [], "session_epoch": -1}
+        answer = await soon(client.ask(FETCH, 11, **fields))
+        assert (answer.error_code, answer.responses) == (ErrorCode.none, ())
+
+
+@pytest.mark.asyncio
 async def test_a_waiting_fetch_hears_that_its_topic_is_deleted() -> None:
     async with served() as running:
         await publish(running)

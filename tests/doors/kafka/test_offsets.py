@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from kio.schema.errors import ErrorCode
 
-from quackmq.broker import Broker, Caller
-from quackmq.doors.kafka.api import Call, Node
-from quackmq.doors.kafka.offsets import list_offsets
 from quackmq.record import Batch
-from quackmq.stores.memory import MemoryStore
 from quackmq.topic import PartitionKey
 from tests.doors.kafka.client import (
     INIT_PRODUCER_ID,
@@ -28,8 +20,9 @@ from tests.doors.kafka.client import (
     served,
 )
 
-NEWEST = 10
+NEWEST = 11
 LATEST, EARLIEST, MAX_TIMESTAMP, EARLIEST_LOCAL, LATEST_TIERED = -1, -2, -3, -4, -5
+EARLIEST_PENDING_UPLOAD = -6
 
 
 async def with_timestamps(running: Served, *timestamps: int) -> PartitionKey:
@@ -54,17 +47,59 @@ async def ask(client: Client, timestamp: int, version: int = NEWEST, **more: Any
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("version", [1, 4, NEWEST])
+@pytest.mark.parametrize("version", range(1, NEWEST + 1))
 async def test_the_ends_of_a_partition_are_told(version: int) -> None:
     async with served() as running:
         key = await with_timestamps(running, 100, 200, 300, 400)
         await running.broker.trim(TESTER, key, 1)
         client = await running.client()
-        told = {at: await ask(client, at, version) for at in (LATEST, EARLIEST, EARLIEST_LOCAL)}
-        assert [told[at].offset for at in (EARLIEST, EARLIEST_LOCAL, LATEST)] == [1, 1, 4]
-        assert {part.timestamp for part in told.values()} == {-1}
+        earliest, latest = await ask(client, EARLIEST, version), await ask(client, LATEST, version)
+        assert (earliest.offset, latest.offset) == (1, 4)
+        assert (earliest.timestamp, latest.timestamp) == (-1, -1)
         if version >= 4:
-            assert told[LATEST].leader_epoch >= 0
+            assert latest.leader_epoch >= 0
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("timestamp", "first_version", "offset"),
+    [
+        (MAX_TIMESTAMP, 7, 1),
+        (EARLIEST_LOCAL, 8, 0),
+        (LATEST_TIERED, 9, -1),
+        (EARLIEST_PENDING_UPLOAD, 11, -1),
+    ],
+)
+async def test_what_can_be_asked_for_depends_on_the_version(
+    timestamp: int, first_version: int, offset: int
+) -> None:
+    async with served() as running:
+        await with_timestamps(running, 100, 900, 50)
+        client = await running.client()
+        for version in range(1, NEWEST + 1):
+            part = await ask(client, timestamp, version)
+            if version < first_version:
+                assert (part.error_code, part.offset) == (ErrorCode.unsupported_version, -1)
+            else:
+                assert (part.error_code, part.offset) == (ErrorCode.none, offset)
+
+
+@pytest.mark.asyncio
+async def test_a_partition_that_is_asked_for_twice_is_refused() -> None:
+    async with served() as running:
+        await with_timestamps(running, 100)
+        client = await running.client()
+        twice = [{"partition_index": 0, "timestamp": at} for at in (LATEST, EARLIEST)]
+        answer = await client.ask(
+            LIST_OFFSETS,
+            NEWEST,
+            replica_id=-1,
+            isolation_level=0,
+            timeout=0,
+            topics=[{"name": "news", "partitions": twice}],
+        )
+        codes = {part.error_code for part in answer.topics[0].partitions}
+        assert codes == {ErrorCode.invalid_request}
 
 
 @pytest.mark.asyncio
@@ -91,34 +126,6 @@ async def test_the_record_with_the_greatest_timestamp_is_told() -> None:
         assert (part.offset, part.timestamp) == (1, 900)
 
 
-@settings(max_examples=25, deadline=None)
-@given(st.lists(st.integers(0, 2**62), max_size=10))
-def test_the_greatest_timestamp_is_found_wherever_it_is(timestamps: list[int]) -> None:
-    async def found() -> tuple[int, int]:
-        broker = Broker(MemoryStore())
-        topic = await broker.create_topic(TESTER, "news")
-        for timestamp in timestamps:
-            batch = Batch.parse(news(b"a", timestamp_ms=timestamp))
-            await broker.publish(TESTER, topic, 0, batch)
-        call = Call(broker, Caller(), Node(1, "", 0), NEWEST, None)  # type: ignore[arg-type]
-        answer = await list_offsets(call, MAX_TIMESTAMP_REQUEST)
-        ((part,),) = (topic["partitions"] for topic in answer["topics"])
-        return part["offset"], part["timestamp"]
-
-    greatest = max(timestamps, default=-1)
-    offset = timestamps.index(greatest) if timestamps else -1
-    assert asyncio.run(found()) == (offset, greatest)
-
-
-MAX_TIMESTAMP_REQUEST = SimpleNamespace(
-    topics=[
-        SimpleNamespace(
-            name="news", partitions=[SimpleNamespace(partition_index=0, timestamp=MAX_TIMESTAMP)]
-        )
-    ]
-)
-
-
 @pytest.mark.asyncio
 async def test_an_empty_partition_has_its_ends_and_no_times() -> None:
     async with served() as running:
@@ -129,11 +136,10 @@ async def test_an_empty_partition_has_its_ends_and_no_times() -> None:
 
 
 @pytest.mark.asyncio
-async def test_nothing_is_tiered_and_unknown_times_are_refused() -> None:
+async def test_a_time_before_all_times_is_refused() -> None:
     async with served() as running:
         await with_timestamps(running, 100)
         client = await running.client()
-        assert (await ask(client, LATEST_TIERED)).offset == -1
         assert (await ask(client, -99)).error_code == ErrorCode.unsupported_version
 
 
@@ -165,14 +171,3 @@ async def test_every_producer_gets_an_id_of_its_own() -> None:
         assert {answer.error_code for answer in got} == {ErrorCode.none}
         assert {answer.producer_epoch for answer in got} == {0}
         assert len({answer.producer_id for answer in got}) == len(got)
-
-
-@pytest.mark.asyncio
-async def test_a_transactional_producer_gets_none() -> None:
-    async with served() as running:
-        client = await running.client()
-        answer = await client.ask(
-            INIT_PRODUCER_ID, 4, transactional_id="t", transaction_timeout=1000
-        )
-        assert answer.error_code == ErrorCode.transactional_id_authorization_failed
-        assert (answer.producer_id, answer.producer_epoch) == (-1, -1)

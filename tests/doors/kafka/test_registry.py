@@ -11,6 +11,7 @@ from kio.schema.errors import ErrorCode
 
 from quackmq.doors.kafka.api import Api
 from quackmq.doors.kafka.registry import APIS
+from tests.doors.kafka.admin import ADMIN_REQUESTS
 from tests.doors.kafka.client import (
     API_VERSIONS,
     CREATE_TOPICS,
@@ -27,6 +28,8 @@ from tests.doors.kafka.client import (
     produce_fields,
     served,
 )
+from tests.doors.kafka.membership import GROUP_REQUESTS
+from tests.doors.kafka.transacting import TRANSACTION_REQUESTS
 
 #: The oldest versions of Produce carry message formats that have no schema any more.
 WITHOUT_SCHEMA = {(PRODUCE, 0), (PRODUCE, 1), (PRODUCE, 2)}
@@ -76,6 +79,9 @@ def request_of(api_key: int, version: int) -> dict[str, Any]:
             "timeout": 0,
         },
         INIT_PRODUCER_ID: {"transactional_id": None, "transaction_timeout": 0},
+        **GROUP_REQUESTS,
+        **ADMIN_REQUESTS,
+        **TRANSACTION_REQUESTS,
     }
     return requests[api_key]
 
@@ -135,7 +141,7 @@ async def test_a_client_whose_name_is_none_is_told_so(name: str) -> None:
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize(
-    ("api_key", "version"), [(METADATA, 14), (METADATA, -1), (FETCH, 3), (24, 0), (-1, 0), (999, 0)]
+    ("api_key", "version"), [(METADATA, 14), (METADATA, -1), (FETCH, 3), (27, 1), (-1, 0), (999, 0)]
 )
 async def test_an_unknown_api_or_version_is_disconnected(api_key: int, version: int) -> None:
     async with served() as running:

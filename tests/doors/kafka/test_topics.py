@@ -68,9 +68,20 @@ async def test_configs_become_policies_and_are_told_back() -> None:
         (made,) = await create(client, wish(configs=given))
         assert running.broker.topic("news").policy == Policy(keep_for_ms=1000, live_entries=7)
         told = {config.name: config for config in made.configs}
-        assert told["retention.ms"].value == told["quackmq.keep_for_ms"].value == "1000"
+        assert told["retention.ms"].value == "1000"
+        assert told["quackmq.live_entries"].value == "7"
         assert (told["retention.ms"].config_source, told["retention.bytes"].config_source) == (1, 5)
         assert told["cleanup.policy"].read_only
+
+
+@pytest.mark.asyncio
+async def test_a_config_given_without_a_value_is_as_the_broker_likes() -> None:
+    settings = BrokerSettings(default_policy=Policy(keep_for_ms=5))
+    async with served(settings=settings) as running:
+        given = configs(retention__ms=None, cleanup__policy=None)
+        (made,) = await create(await running.client(), wish(configs=given))
+        assert made.error_code == ErrorCode.none
+        assert running.broker.topic("news").policy == Policy(keep_for_ms=5)
 
 
 REFUSED = {

@@ -13,7 +13,8 @@ from quackmq.policy import Policy
 from quackmq.record import Buffer
 from quackmq.stores.base import Store
 from quackmq.stores.local import LocalOptions, LocalStore
-from quackmq.stores.local.disk import Lane, RealDisk, RealFile
+from quackmq.stores.local.disk import File, Lane, RealDisk, RealFile
+from quackmq.stores.local.kernel_sync import Synced
 from quackmq.topic import Append, PartitionKey
 from tests.support import Clock, batch_of
 
@@ -115,6 +116,14 @@ class QuickDisk(RealDisk):
     async def run(self, function: Callable[[], T], lane: Lane) -> T:
         return function()
 
+    def sync_soon(self, file: File, done: Synced) -> None:
+        try:
+            file.sync()
+        except OSError as error:
+            done(error)
+        else:
+            done(None)
+
 
 class FailingDisk(QuickDisk):
     """From the operation `fail_at` on, each one that would change something fails: what is on disk
@@ -163,9 +172,9 @@ class FailingFile(RealFile):
         super().__init__(descriptor)
         self._step = step
 
-    def write_some(self, buffers: Sequence[Buffer], position: int) -> int:
+    def write_some(self, data: Buffer, position: int) -> int:
         self._step()
-        return super().write_some(buffers, position)
+        return super().write_some(data, position)
 
     def sync(self) -> None:
         self._step()

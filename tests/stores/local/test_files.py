@@ -46,7 +46,7 @@ class WatchedDisk(RealDisk):
     def open(self, path: str, *, create: bool = False) -> RealFile:
         plain = super().open(path, create=create)
         self.open_paths[path] += 1
-        return WatchedFile(plain._descriptor, self, path)
+        return WatchedFile(plain.descriptor, self, path)
 
     def sync_directory(self, path: str) -> None:
         super().sync_directory(path)
@@ -74,7 +74,7 @@ def files(disk: WatchedDisk) -> Iterator[OpenFiles]:
 
 def write(files: OpenFiles, path: str, data: bytes = b"quack") -> None:
     with files.borrow(path, create=True) as file:
-        write_all(file, [data], 0)
+        write_all(file, data, 0)
     files.wrote(path)
 
 

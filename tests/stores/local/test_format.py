@@ -24,17 +24,27 @@ from quackmq.stores.local.format import (
     TrimEntry,
 )
 from quackmq.topic import PartitionKey
+from quackmq.transactions import Marker, Step
 
 SALT = 4711
 KEY = PartitionKey(uuid.UUID(int=7), 3)
 REGION = Region(10, 20, 512, 100, 77, 1_000, 2_000, 3_000, 5)
 
 
-def descriptor(length: int = 5, producers: int = 0) -> Descriptor:
+def descriptor(length: int = 5, producers: int = 0, steps: tuple[Step, ...] = ()) -> Descriptor:
     batches = tuple(
         ProducerBatch(number, 1, Remembered(0, 4, 10, 15, 1_000)) for number in range(producers)
     )
-    return Descriptor(KEY, format.CONTINUES, 8, 512, 10, 15, 1_000, -1, length, 99, 2, batches)
+    return Descriptor(
+        KEY, format.CONTINUES, 8, 512, 10, 15, 1_000, -1, length, 99, 2, batches, steps
+    )
+
+
+STEPS = (
+    Step(2**62, 32_767, 10, 1_000, None),
+    Step(7, 0, 11, 1_000, Marker.ABORT),
+    Step(8, 1, 12, 1_000, Marker.COMMIT),
+)
 
 
 def frame(*parts: Buffer, number: int = 9) -> bytes:
@@ -54,6 +64,7 @@ def as_payload(entry: Entry) -> list[Buffer]:
 ENTRIES: list[Entry] = [
     AppendEntry(descriptor(producers=2), memoryview(b"12345")),
     AppendEntry(descriptor(length=2**32 - 1), None),
+    AppendEntry(descriptor(producers=1, steps=STEPS), memoryview(b"12345")),
     ChangeEntry(b'["topic-deleted","07"]'),
     TrimEntry(KEY, 2**63 - 1),
 ]
@@ -125,6 +136,7 @@ def test_the_size_of_an_entry_is_known_beforehand() -> None:
     assert sizes == [
         format.append_bytes(1, 2, 5),
         format.append_bytes(1, 0, 0),
+        format.append_bytes(1, 1, 5, 3),
         format.change_bytes(22),
         format.TRIM_BYTES,
     ]

@@ -81,8 +81,8 @@ async def test_nonsense_instead_of_what_the_directory_is_is_damage(
 
 
 async def test_a_newer_format_is_refused(tmp_path: Path) -> None:
-    (tmp_path / META_PATH).write_bytes(orjson.dumps({"format": 2, "whatever": True}))
-    with pytest.raises(NewerFormat, match="has format 2, this program knows 1: use a newer"):
+    (tmp_path / META_PATH).write_bytes(orjson.dumps({"format": 3, "whatever": True}))
+    with pytest.raises(NewerFormat, match="has format 3, this program knows 2: use a newer"):
         read_meta(RealDisk(tmp_path))
 
 
@@ -231,7 +231,7 @@ class CountingDisk(RealDisk):
 
     def open(self, path: str, *, create: bool = False) -> CountingFile:
         file = super().open(path, create=create)
-        descriptor = os.dup(file._descriptor)
+        descriptor = os.dup(file.descriptor)
         file.close()
         return CountingFile(descriptor, path, self.read_bytes)
 

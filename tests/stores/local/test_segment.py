@@ -18,10 +18,11 @@ from quackmq.stores.local.segment import (
     BadRange,
     Plan,
     Segment,
+    carry_out,
     cut,
     inspect,
     load_index,
-    read_plan,
+    read,
 )
 from quackmq.topic import PartitionKey
 from tests.stores.local.directories import flip
@@ -217,14 +218,16 @@ class OnDisk:
 
     def _write(self, path: str, content: bytes | bytearray) -> None:
         with self.files.borrow(path, create=True) as file:
-            write_all(file, [content], 0)
+            write_all(file, content, 0)
 
     def damage(self, path: str, position: int) -> None:
         flip(self.directory / path, position)
 
     def read(self, offset: int) -> list[int]:
         held = tuple(region for region in self.regions if region.next_offset > offset)
-        got = read_plan(self.files, Plan(self.segment.path, held, offset, PLENTY, PLENTY))
+        plan = Plan(self.segment.path, held, offset, PLENTY, PLENTY)
+        with self.files.borrow(plan.path) as file:
+            got = carry_out(plan, read(file, plan))
         return [batch.base_offset for piece in got.pieces for batch in batches(piece)]
 
 

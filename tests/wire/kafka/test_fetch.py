@@ -34,7 +34,12 @@ def test_what_kio_writes_is_read_as_it_was(version: int, data: st.DataObject) ->
         (
             name_or_id(topic),
             [
-                (part.partition, part.fetch_offset, part.partition_max_bytes)
+                (
+                    part.partition,
+                    getattr(part, "current_leader_epoch", fetch.NO_EPOCH),
+                    part.fetch_offset,
+                    part.partition_max_bytes,
+                )
                 for part in topic.partitions
             ],
         )
@@ -80,7 +85,7 @@ def test_kio_reads_the_answer(version: int) -> None:
         TopicData(
             topic,
             [
-                PartitionData(0, 0, 500, 100, chunks, sum(map(len, chunks))),
+                PartitionData(0, 0, 500, 100, chunks, sum(map(len, chunks)), 400),
                 PartitionData(1, 0, 7, 0),
                 PartitionData(2, 1, 9, 3),
             ],
@@ -92,7 +97,7 @@ def test_kio_reads_the_answer(version: int) -> None:
     full, empty = read_by_kio(load_response_schema(fetch.API_KEY, version), whole).responses
     assert name_or_id(full) == topic
     first, second, third = full.partitions
-    assert (first.error_code, first.high_watermark, first.last_stable_offset) == (0, 500, 500)
+    assert (first.error_code, first.high_watermark, first.last_stable_offset) == (0, 500, 400)
     assert first.records == b"first batchsecondand a third"
     assert (second.high_watermark, second.records) == (7, b"")
     assert (third.partition_index, third.error_code, third.records) == (2, 1, b"")
@@ -109,14 +114,21 @@ def test_the_pieces_of_a_store_are_sent_as_they_are() -> None:
     assert [buffer for buffer in buffers if buffer is chunks[0] or buffer is chunks[1]] == [*chunks]
 
 
-@pytest.mark.parametrize(("isolation", "aborted"), [(0, None), (1, ())])
-def test_who_reads_what_is_committed_is_told_that_nothing_was_aborted(
-    isolation: int, aborted: Any
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("aborted", [[], [(1, 2)], [(7, 100), (2**40, 2**50), (8, 3)]])
+def test_who_reads_what_is_committed_is_told_what_was_aborted(
+    version: int, aborted: list[tuple[int, int]]
 ) -> None:
-    topics = [TopicData("t", [PartitionData(0, 0)])]
-    whole = b"".join(write_response(12, topics, isolation=isolation))
-    (topic,) = read_by_kio(load_response_schema(fetch.API_KEY, 12), whole).responses
-    assert topic.partitions[0].aborted_transactions == aborted
+    parts = [PartitionData(0, 0, 9, 0, (b"batch",), 5, 9, aborted), PartitionData(1, 0)]
+    topics = [TopicData(name_for(version), parts)]
+    schema = load_response_schema(fetch.API_KEY, version)
+    (topic,) = read_by_kio(schema, b"".join(write_response(version, topics, isolation=1))).responses
+    first, second = topic.partitions
+    told = [(each.producer_id, each.first_offset) for each in first.aborted_transactions]
+    assert (told, first.records) == (aborted, b"batch")
+    assert second.aborted_transactions == ()
+    (topic,) = read_by_kio(schema, b"".join(write_response(version, topics))).responses
+    assert [part.aborted_transactions for part in topic.partitions] == [None, None]
 
 
 def test_an_error_of_the_whole_request_has_its_place_from_version_7_on() -> None:

@@ -104,6 +104,12 @@ def test_a_size_that_no_request_has_is_a_protocol_error(size: int) -> None:
         fed(Frames(ReceiveMemory()), struct.pack(">i", size) + bytes(20))
 
 
+@pytest.mark.parametrize("size", [-1, 0, 9, limits.KAFKA_PRODUCE_BYTES + 1])
+def test_a_size_that_no_request_has_is_told_by_itself(size: int) -> None:
+    with pytest.raises(ProtocolError):
+        fed(Frames(ReceiveMemory()), struct.pack(">i", size))
+
+
 @pytest.mark.parametrize(
     ("api_key", "most"), [(0, limits.KAFKA_PRODUCE_BYTES), (3, limits.KAFKA_REQUEST_BYTES)]
 )
@@ -149,7 +155,7 @@ def test_a_large_request_waits_until_others_are_done_with_their_memory() -> None
     first, second = Frames(memory), Frames(memory)
     stream = framed(payload_of(600 * limits.KIB))
     fed(first, stream[:-1])
-    fed(second, stream[:100])
+    fed(second, stream[: 100 * limits.KIB])
     assert first.admitted
     assert not second.admitted
     assert fed(first, stream[-1:]) == [stream[4:]]
@@ -157,6 +163,30 @@ def test_a_large_request_waits_until_others_are_done_with_their_memory() -> None
     assert second.admitted
     second.close()
     assert first.admitted
+
+
+def test_who_claims_much_and_says_little_needs_no_memory_of_anybody() -> None:
+    memory = ReceiveMemory(receive_bytes=0)
+    frames = Frames(memory)
+    stream = framed(payload_of(600 * limits.KIB))
+    most = limits.KAFKA_UNRESERVED_BYTES
+    for sent in range(0, most - 1000, 1000):
+        fed(frames, stream[sent : sent + 1000])
+        assert frames.admitted
+        assert 0 < len(frames.buffer()) <= most
+    fed(frames, stream[sent + 1000 : most])
+    assert not frames.admitted
+
+
+def test_how_much_has_come_is_told_of_what_memory_is_held_for() -> None:
+    frames = Frames(ReceiveMemory())
+    stream = framed(payload_of(limits.MIB - 4))
+    fed(frames, stream[:1000])
+    assert frames.share is None
+    fed(frames, stream[1000 : limits.MIB // 2])
+    assert frames.share == 0.5
+    assert fed(frames, stream[limits.MIB // 2 :]) == [stream[4:]]
+    assert frames.share is None
 
 
 def test_a_connection_that_goes_gives_its_memory_back() -> None:
@@ -179,6 +209,18 @@ def test_buffers_are_used_again() -> None:
         seen.add(id(frames.buffer().obj))
         assert fed(frames, stream[-1:]) == [stream[4:]]
     assert len(seen) == 1
+
+
+def test_a_large_frame_stays_good_and_a_small_one_is_not_to_be_kept() -> None:
+    frames = Frames(ReceiveMemory())
+    payloads = [payload_of(size) for size in (300_000, 1000, 300_000, 400_000)]
+    kept = []
+    for piece in cut(b"".join(map(framed, payloads)), 100_000, 400_000, 700_000):
+        for frame in frames.feed(piece):
+            if frames.hands_over:
+                kept.append(frame)
+    assert kept == [payload for payload in payloads if len(payload) > 1000]
+    frames.close()
 
 
 def test_small_requests_need_no_admission() -> None:

@@ -73,6 +73,8 @@ def _plain_value(value: Any) -> Any:
         return plain(value)
     if isinstance(value, tuple):
         return [_plain_value(element) for element in value]
+    if isinstance(value, datetime.datetime):
+        value -= datetime.datetime.fromtimestamp(0, datetime.UTC)
     if isinstance(value, datetime.timedelta):
         return value // datetime.timedelta(milliseconds=1)
     return value

@@ -1,0 +1,28 @@
+"""Committed records only: what of a committed read is for readers of single messages.
+
+A committed read of the store ends where the first open transaction begins; within it lie batches of
+transactions that were aborted, and markers. This is the one place that tells them from the rest,
+for every reader that is not to see them: subscriptions, and doors of single messages.
+
+Readers of whole batches get the bytes as they are, with the aborted transactions beside them
+(`Slice.aborted`): leaving those out is their protocol's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from quackmq.record import Batch
+from quackmq.topic import Aborted
+
+
+def is_committed(batch: Batch, aborted: Iterable[Aborted]) -> bool:
+    """Whether a batch of a committed read holds records for readers of single messages. `aborted`
+    are the slice's."""
+    if batch.is_control:
+        return False
+    return not batch.is_transactional or not any(
+        each.producer_id == batch.producer_id
+        and each.first_offset <= batch.base_offset < each.last_offset
+        for each in aborted
+    )

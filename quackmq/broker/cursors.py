@@ -1,0 +1,112 @@
+"""Every cursor, in memory as the store holds it: what is asked without waiting is asked here.
+
+One namespace serves subscriptions and consumer groups: a cursor is of a name, a topic and a
+partition. It changes here when it has changed in the store, never before.
+
+Two changes of one cursor must not be on their way at once, for the store may take them in either
+order. A subscription's cursors are changed under its own lock; what changes cursors of a name
+otherwise, or lets subscriptions of it come and go, does so within `changing(name)`.
+
+Who may call: the broker's loop.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Final
+
+from quackmq.broker.waits import NamedLocks
+from quackmq.stores.base import Store
+from quackmq.topic import Cursor, CursorKey, PartitionKey, Topic
+
+_NONE: Final[Mapping[int, Cursor]] = {}
+
+
+class Cursors:
+    def __init__(self, store: Store, topics: Mapping[uuid.UUID, Topic]) -> None:
+        """`topics` is the broker's own view of what is there."""
+        self._store = store
+        self._topics = topics
+        #: By name, topic and partition; nothing empty is kept.
+        self._by_name: dict[str, dict[uuid.UUID, dict[int, Cursor]]] = {}
+        self._names: dict[uuid.UUID, dict[str, None]] = {}
+        self._locks = NamedLocks()
+
+    async def load(self) -> None:
+        for cursor in (await self._store.cursors()).values():
+            self._put(cursor)
+
+    # --- what is there ----------------------------------------------------------------------
+
+    def names(self) -> list[str]:
+        return list(self._by_name)
+
+    def has(self, name: str) -> bool:
+        return name in self._by_name
+
+    def of(self, name: str) -> Iterator[Cursor]:
+        for of_topic in self._by_name.get(name, {}).values():
+            yield from of_topic.values()
+
+    def in_topic(self, name: str, topic_id: uuid.UUID) -> Mapping[int, Cursor]:
+        """By partition; a view that must not be kept."""
+        return self._by_name.get(name, {}).get(topic_id, _NONE)
+
+    def at(self, name: str, key: PartitionKey) -> Cursor | None:
+        return self.in_topic(name, key.topic_id).get(key.partition)
+
+    # --- changes ----------------------------------------------------------------------------
+
+    def changing(self, name: str) -> AbstractAsyncContextManager[None]:
+        """Alone with a name's cursors, but for those of its subscriptions."""
+        return self._locks.hold(name)
+
+    async def set(self, cursors: Sequence[Cursor]) -> None:
+        """As `Store.set_cursors`."""
+        await self._store.set_cursors(cursors)
+        self.note(cursors)
+
+    def note(self, cursors: Sequence[Cursor]) -> None:
+        """They have been set in the store, with something else."""
+        for cursor in cursors:
+            # A topic whose end became durable in the same flush cycle has taken its cursors along.
+            if cursor.key.topic_id in self._topics:
+                self._put(cursor)
+
+    def forget(self, topic_id: uuid.UUID) -> None:
+        """A topic is gone, its cursors with it."""
+        for name in self._names.pop(topic_id, {}):
+            self._drop_topic(name, topic_id)
+
+    def _put(self, cursor: Cursor) -> None:
+        name, topic_id, partition = cursor.key
+        if cursor.offset is not None:
+            of_topic = self._by_name.setdefault(name, {}).setdefault(topic_id, {})
+            of_topic[partition] = cursor
+            self._names.setdefault(topic_id, {})[name] = None
+            return
+        of_name = self._by_name.get(name, {})
+        if topic_id in of_name:
+            of_name[topic_id].pop(partition, None)
+            if not of_name[topic_id]:
+                self._drop_topic(name, topic_id)
+                del self._names[topic_id][name]
+                if not self._names[topic_id]:
+                    del self._names[topic_id]
+
+    def _drop_topic(self, name: str, topic_id: uuid.UUID) -> None:
+        of_name = self._by_name[name]
+        del of_name[topic_id]
+        if not of_name:
+            del self._by_name[name]
+
+
+def removal(cursor: Cursor) -> Cursor:
+    """The change that removes a cursor."""
+    return Cursor(cursor.key, None)
+
+
+def partition_of(key: CursorKey) -> PartitionKey:
+    return PartitionKey(key.topic_id, key.partition)

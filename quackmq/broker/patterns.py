@@ -1,0 +1,81 @@
+"""Topics by regular expressions, as groups may subscribe to them.
+
+They come from clients, and Python's own `re` can be kept busy for years by a short one. RE2 takes
+time in proportion to the text, in bounded memory; its syntax is the one that Kafka knows (RE2/J):
+no look-around, no back references. It is tried in a thread of its own, on one expression at a time,
+and gives up after so much of the processor's time; who brought the expression is told so.
+
+Who may call: one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import re2
+
+from quackmq import limits
+from quackmq.errors import InvalidPattern, LimitReached
+from quackmq.groups import Matched
+from quackmq.groups.consumer_values import Catalog
+
+
+class TopicPatterns:
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+        self._thread: ThreadPoolExecutor | None = None
+        self._waiting = 0
+
+    async def match(self, patterns: Iterable[str]) -> Mapping[str, Matched]:
+        """The topics that each of these fits as a whole. InvalidPattern, LimitReached."""
+        changes, names = self._catalog.changes, list(self._catalog.by_name)
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="patterns")
+        if self._waiting >= limits.PATTERN_WAITERS:
+            raise LimitReached(f"{self._waiting} regular expressions are to be tried: ask later")
+        self._waiting += 1
+        loop = asyncio.get_running_loop()
+        try:
+            return {
+                pattern: Matched(
+                    await loop.run_in_executor(self._thread, matching, pattern, names), changes
+                )
+                for pattern in patterns
+            }
+        finally:
+            self._waiting -= 1
+
+    def close(self) -> None:
+        if self._thread is not None:
+            self._thread.shutdown(wait=False, cancel_futures=True)
+            self._thread = None
+
+
+def matching(pattern: str, names: Iterable[str]) -> frozenset[str]:
+    """The names that a pattern fits as a whole. InvalidPattern."""
+    compiled = _compiled(pattern)
+    end = time.thread_time() + limits.PATTERN_CPU_MS / 1000
+    found = []
+    for name in names:
+        if compiled.fullmatch(name) is not None:
+            found.append(name)
+        if time.thread_time() > end:
+            raise InvalidPattern(
+                f"{pattern[:100]!r} takes too long over the topics that there are: more than "
+                f"{limits.PATTERN_CPU_MS} ms"
+            )
+    return frozenset(found)
+
+
+def _compiled(pattern: str) -> Any:
+    options = re2.Options()
+    options.max_mem = limits.PATTERN_BYTES
+    options.log_errors = False
+    try:
+        return re2.compile(pattern, options)
+    except (re2.error, UnicodeEncodeError) as error:
+        raise InvalidPattern(f"{pattern[:100]!r} is no regular expression: {error}") from None

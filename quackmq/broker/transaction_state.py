@@ -1,0 +1,118 @@
+"""What the store keeps of a transactional id, and the bytes that it is kept as.
+
+    "transaction/ID": {"producer_id": 7, "epoch": 3, "state": "CompleteCommit", "timeout_ms": 60000,
+    "updated_ms": 1700000000000, "previous_producer_id": 7, "previous_epoch": 2}
+
+    "transaction-offsets/LENGTH/ID/GROUP": {"TOPIC ID": {"PARTITION": [offset, metadata]}}
+
+The second is there while a transaction is open that commits offsets of a group; LENGTH is that of
+the id, in characters, for both names may contain any. Whether a transaction is open, and where,
+is not kept here: the log knows it. Pure.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+from quackmq.errors import DamagedStore
+from quackmq.topic import PartitionKey
+from quackmq.transaction_states import Standing, TransactionState
+
+#: Keys of transactional ids in the store's small state begin so.
+STATE_PREFIX: Final = "transaction/"
+#: Keys of offsets that wait for the end of a transaction begin so.
+OFFSETS_PREFIX: Final = "transaction-offsets/"
+
+
+class PendingOffset(NamedTuple):
+    """An offset that is committed if its transaction is."""
+
+    offset: int
+    metadata: str
+
+
+def state_key(transactional_id: str) -> str:
+    return STATE_PREFIX + transactional_id
+
+
+def id_of(key: str) -> str:
+    return key.removeprefix(STATE_PREFIX)
+
+
+def offsets_key(transactional_id: str, group: str) -> str:
+    return f"{OFFSETS_PREFIX}{len(transactional_id)}/{transactional_id}/{group}"
+
+
+def parse_offsets_key(key: str) -> tuple[str, str]:
+    """Transactional id and group. DamagedStore for what `offsets_key` did not make."""
+    length, slash, names = key.removeprefix(OFFSETS_PREFIX).partition("/")
+    end = int(length) if length.isdecimal() else len(names)
+    if not slash or names[end : end + 1] != "/":
+        raise DamagedStore(f"the store has offsets of a transaction under {key[:200]!r}")
+    return names[:end], names[end + 1 :]
+
+
+def encode_standing(standing: Standing) -> bytes:
+    return json.dumps(standing._asdict()).encode()
+
+
+def decode_standing(value: bytes) -> Standing:
+    """DamagedStore for what `encode_standing` did not make."""
+    match _from_json(value):
+        case {
+            "producer_id": int(producer_id),
+            "epoch": int(epoch),
+            "state": "Empty" | "CompleteCommit" | "CompleteAbort" as state,
+            "timeout_ms": int(timeout_ms),
+            "updated_ms": int(updated_ms),
+            "previous_producer_id": int(previous_producer_id),
+            "previous_epoch": int(previous_epoch),
+        }:
+            return Standing(
+                producer_id,
+                epoch,
+                TransactionState(state),
+                timeout_ms,
+                updated_ms,
+                previous_producer_id,
+                previous_epoch,
+            )
+    raise DamagedStore(f"a transactional id in the store makes no sense: {value[:200]!r}")
+
+
+def encode_offsets(offsets: Mapping[PartitionKey, PendingOffset]) -> bytes:
+    by_topic: dict[str, dict[int, PendingOffset]] = {}
+    for key, offset in offsets.items():
+        by_topic.setdefault(str(key.topic_id), {})[key.partition] = offset
+    return json.dumps(by_topic, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def decode_offsets(value: bytes) -> dict[PartitionKey, PendingOffset]:
+    """DamagedStore for what `encode_offsets` did not make."""
+    by_topic = _from_json(value)
+    try:
+        return {
+            PartitionKey(uuid.UUID(topic_id), int(partition)): _pending(*pending)
+            for topic_id, of_topic in by_topic.items()
+            for partition, pending in of_topic.items()
+        }
+    except (AttributeError, TypeError, ValueError):
+        raise DamagedStore(
+            f"offsets of a transaction in the store make no sense: {value[:200]!r}"
+        ) from None
+
+
+def _pending(offset: object, metadata: object) -> PendingOffset:
+    if not isinstance(offset, int) or not isinstance(metadata, str):
+        raise TypeError("a pending offset is a number and a text")
+    return PendingOffset(offset, metadata)
+
+
+def _from_json(value: bytes) -> Any:
+    try:
+        return json.loads(value)
+    except ValueError as error:
+        raise DamagedStore(f"a transaction in the store is not JSON: {error}") from None

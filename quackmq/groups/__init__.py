@@ -1,0 +1,49 @@
+"""Consumer groups: members, generations, assignments. Pure. The rules are in `groups.group` for the
+classic protocol, and in `groups.consumer` for the newer one."""
+
+from quackmq.groups.consumer import ConsumerGroup
+from quackmq.groups.consumer_values import (
+    ConsumerGroupDescription,
+    ConsumerMemberDescription,
+    Heartbeat,
+    HeartbeatAnswer,
+    Matched,
+    Timing,
+)
+from quackmq.groups.group import Group
+from quackmq.groups.states import GroupKind, GroupState
+from quackmq.groups.values import (
+    Answer,
+    GroupDescription,
+    Join,
+    Joined,
+    JoinedMember,
+    Leaving,
+    MemberDescription,
+    MemberRef,
+    Sync,
+    Synced,
+)
+
+__all__ = [
+    "Answer",
+    "ConsumerGroup",
+    "ConsumerGroupDescription",
+    "ConsumerMemberDescription",
+    "Group",
+    "GroupDescription",
+    "GroupKind",
+    "GroupState",
+    "Heartbeat",
+    "HeartbeatAnswer",
+    "Join",
+    "Joined",
+    "JoinedMember",
+    "Leaving",
+    "Matched",
+    "MemberDescription",
+    "MemberRef",
+    "Sync",
+    "Synced",
+    "Timing",
+]

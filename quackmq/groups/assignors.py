@@ -1,0 +1,161 @@
+"""Who of a group reads which partition, decided by the broker (KIP-848). Pure.
+
+Topics that the same members read make a pool; where all members subscribe alike there is one. An
+assignor is a function of the pools and of the shares before, by the name that clients call it:
+
+- uniform: shares are as even as the subscriptions allow, and as much as possible stays where it
+  was. With one pool, sizes differ by one at the most, and no partition moves without need.
+- range: of each topic a run of partitions, in the order of the members, so that partitions of the
+  same number in topics of the same size have the same reader. What was before does not matter.
+
+Promised of both: each partition of a pool has just one reader, and a reader of that pool.
+"""
+
+from __future__ import annotations
+
+import heapq
+import uuid
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from quackmq import limits
+from quackmq.topic import PartitionKey
+
+#: The partitions of each member; who has none may be left out.
+Shares = Mapping[str, Collection[PartitionKey]]
+
+
+class Pool(NamedTuple):
+    """Members that read the same topics, at least one, in an order that is theirs for good; and
+    those topics, each with the number of its partitions."""
+
+    members: Sequence[str]
+    topics: Mapping[uuid.UUID, int]
+
+
+def uniform(pools: Iterable[Pool], before: Shares) -> dict[str, list[PartitionKey]]:
+    # Who has little choice chooses first.
+    pots = sorted(map(_Pot, pools), key=lambda pot: len(pot.members))
+    loads = _keep(pots, before)
+    for pot in pots:
+        pot.give(loads)
+    for _ in range(limits.ASSIGNMENT_PASSES):
+        if not any([pot.level(loads) for pot in pots]):
+            break
+    shares: dict[str, list[PartitionKey]] = {}
+    for pot in pots:
+        for member, held in pot.held.items():
+            shares.setdefault(member, []).extend(held)
+    return shares
+
+
+def by_range(pools: Iterable[Pool], before: Shares) -> dict[str, list[PartitionKey]]:
+    shares: dict[str, list[PartitionKey]] = {}
+    for members, topics in pools:
+        for topic_id, partitions in topics.items():
+            size, longer = divmod(partitions, len(members))
+            first = 0
+            for number, member in enumerate(members):
+                behind = first + size + (number < longer)
+                keys = (PartitionKey(topic_id, partition) for partition in range(first, behind))
+                shares.setdefault(member, []).extend(keys)
+                first = behind
+    return shares
+
+
+#: By their names. The first is that of groups whose members name none.
+ASSIGNORS: Final[
+    Mapping[str, Callable[[Iterable[Pool], Shares], dict[str, list[PartitionKey]]]]
+] = {"uniform": uniform, "range": by_range}
+DEFAULT_ASSIGNOR: Final = next(iter(ASSIGNORS))
+
+
+@dataclass(slots=True, eq=False)
+class _Pot:
+    """A pool while its partitions are dealt out: who holds which, and those that nobody holds."""
+
+    pool: Pool
+    held: dict[str, list[PartitionKey]] = field(init=False)
+    free: list[PartitionKey] = field(init=False, default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.held = {member: [] for member in self.pool.members}
+
+    @property
+    def members(self) -> Sequence[str]:
+        return self.pool.members
+
+    def keys(self) -> Iterator[PartitionKey]:
+        for topic_id, partitions in self.pool.topics.items():
+            for partition in range(partitions):
+                yield PartitionKey(topic_id, partition)
+
+    def give(self, loads: Counter[str]) -> None:
+        """What nobody holds goes to whoever has least, one by one."""
+        poor = _Poorest(self.members, loads)
+        for key in self.free:
+            member = poor.pop()
+            self.held[member].append(key)
+            loads[member] += 1
+            poor.push(member)
+        self.free.clear()
+
+    def level(self, loads: Counter[str]) -> bool:
+        """Move partitions from who has most to who has least, while that makes their loads more
+        even. Whether anything was moved."""
+        poor = _Poorest(self.members, loads)
+        rich = [(-loads[member], member) for member, held in self.held.items() if held]
+        heapq.heapify(rich)
+        has_moved = False
+        while rich:
+            _, richest = heapq.heappop(rich)
+            poorest = poor.pop()
+            if loads[richest] - loads[poorest] < 2:
+                break
+            self.held[poorest].append(self.held[richest].pop())
+            loads[richest] -= 1
+            loads[poorest] += 1
+            has_moved = True
+            # Nobody changes sides: who gave still has more than who was given.
+            poor.push(poorest)
+            if self.held[richest]:
+                heapq.heappush(rich, (-loads[richest], richest))
+        return has_moved
+
+
+class _Poorest:
+    """Members by their load. Entries that are out of date are corrected when they come up."""
+
+    def __init__(self, members: Iterable[str], loads: Counter[str]) -> None:
+        self._loads = loads
+        self._heap = [(loads[member], number, member) for number, member in enumerate(members)]
+        self._numbers = {member: number for _, number, member in self._heap}
+        heapq.heapify(self._heap)
+
+    def pop(self) -> str:
+        while True:
+            load, _, member = heapq.heappop(self._heap)
+            if load == self._loads[member]:
+                return member
+            self.push(member)
+
+    def push(self, member: str) -> None:
+        heapq.heappush(self._heap, (self._loads[member], self._numbers[member], member))
+
+
+def _keep(pots: Sequence[_Pot], before: Shares) -> Counter[str]:
+    """Leave with each member what it had and may have; how much that is."""
+    owners = {key: member for member, share in before.items() for key in share}
+    loads: Counter[str] = Counter()
+    for pot in pots:
+        for key in pot.keys():
+            owner = owners.get(key)
+            held = None if owner is None else pot.held.get(owner)
+            if owner is None or held is None:
+                pot.free.append(key)
+            else:
+                held.append(key)
+                loads[owner] += 1
+    return loads

@@ -1,0 +1,464 @@
+"""One consumer group of Kafka's newer protocol (KIP-848): epochs, targets, reconciliation. Pure.
+
+There is no leader and no moment when all stand still. Members send heartbeats and nothing else. The
+broker decides who shall read what, the target, and each member approaches its own by itself:
+
+    somebody comes, goes, reads other topics;          a member's heartbeat:
+    a topic comes, grows, goes
+        |                                               it shall let go of partitions
+        v                                                   | told, in its old epoch (Unrevoked)
+    group epoch + 1                                         v
+        |                                               it says that it did: they are free
+        v  at the next heartbeat (Assigning)                |
+    assignment epoch = group epoch: a new target            v
+                                                        it is told what is free of its target, and
+                                                        is in the assignment's epoch (Unreleased,
+                                                        if others still hold something of it; else
+                                                        Stable)
+
+Promised: a partition is given to a member only when its last reader has said that it let go, has
+left, or is no member any more; when all is quiet and heartbeats go on, every partition of a topic
+that somebody subscribes to has a reader; epochs only grow, but for a member that joins anew. A
+member that falls behind by more than one answer, or names an epoch that it never was told, is
+fenced: it has to let go of everything and join again. Who is silent for longer than a session, or
+does not let go within its own rebalance timeout, is no member any more.
+
+A static member (one with an instance id) may leave for a while: its share is kept for it until its
+session ends, and is its again if it comes back under whatever member id. While it has not left,
+another of its name is refused.
+
+Not here: durability. Before the answers of a call are given, whoever calls makes epoch and static
+members durable if `durable_changes` has grown. Members are forgotten by a restart and join anew.
+Nor are regular expressions tried on topics here, which may take a while: `patterns_due` says for
+which the caller has to bring the topics.
+
+Every call but `heartbeat` raises its errors; a heartbeat's come as the Answer of its waiter.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from typing import Final
+
+from quackmq import limits
+from quackmq.errors import (
+    FencedMemberEpoch,
+    InstanceInUse,
+    InvalidRequest,
+    QuackError,
+    StaleMemberEpoch,
+)
+from quackmq.groups.assignors import ASSIGNORS, Pool
+from quackmq.groups.consumer_members import NOTHING, ConsumerMember, ConsumerMembers
+from quackmq.groups.consumer_values import (
+    JOINS,
+    LEAVES,
+    LEAVES_FOR_A_WHILE,
+    Catalog,
+    ConsumerGroupDescription,
+    ConsumerMemberDescription,
+    Heartbeat,
+    HeartbeatAnswer,
+    Matched,
+    Subscription,
+    Timing,
+    check,
+)
+from quackmq.groups.states import MOVES_ON, GroupKind, GroupState, MemberState
+from quackmq.groups.values import Answer, Leaving, MemberRef
+from quackmq.topic import PartitionKey
+
+#: About what a partition of the target takes in memory, with its owner, and a topic that matched.
+_PARTITION_BYTES: Final = 400
+_MATCH_BYTES: Final = 100
+
+
+class ConsumerGroup:
+    """One group. A pure function of its calls and of the catalog, though mutable; one caller at a
+    time. `now_ms` is a monotonic clock. `timing` may be changed at any time."""
+
+    kind: Final = GroupKind.CONSUMER
+    protocol_type: Final = "consumer"
+
+    def __init__(
+        self,
+        name: str,
+        new_member_id: Callable[[str], str],
+        catalog: Catalog,
+        *,
+        generation: int = 0,
+        static_members: Mapping[str, str] | None = None,
+        timing: Timing = Timing(),  # noqa: B008  (frozen)
+    ) -> None:
+        """`generation` and `static_members` are those of before a restart."""
+        self.name = name
+        self.timing = timing
+        #: The group's epoch, by the name that it has in a classic group.
+        self.generation = generation
+        self._new_member_id = new_member_id
+        self._catalog = catalog
+        self._members = ConsumerMembers(name, static_members or {})
+        self._assignment_epoch = generation
+        self._shares: dict[str, frozenset[PartitionKey]] = {}
+        self._partitions = 0
+        self._assign_again_ms = 0
+        #: The topics of each subscription, with their partitions, when the group last looked.
+        self._topics: dict[Subscription, dict[uuid.UUID, int]] = {}
+        self._looked_at: tuple[int, int] | None = None
+        self._matches: dict[str, Matched] = {}
+        self._matches_brought = 0
+        self._match_again_ms = 0
+        self._changes = 0
+
+    # --- what it tells ---
+
+    @property
+    def state(self) -> GroupState:
+        if not self._members:
+            return GroupState.EMPTY
+        if self.generation > self._assignment_epoch:
+            return GroupState.ASSIGNING
+        settled = all(
+            member.state is MemberState.STABLE and member.epoch == self._assignment_epoch
+            for member in self._members
+        )
+        return GroupState.STABLE if settled else GroupState.RECONCILING
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._members
+
+    @property
+    def static_members(self) -> dict[str, str]:
+        """Member ids by instance id: of members, and for a while of those before a restart."""
+        return dict(self._members.statics.ids)
+
+    @property
+    def durable_changes(self) -> int:
+        """Grows with every change of generation or static_members."""
+        return self._changes + self._members.statics.changes
+
+    @property
+    def size(self) -> int:
+        return len(self._members)
+
+    @property
+    def held_bytes(self) -> int:
+        """About what it takes in memory."""
+        matches = sum(len(matched.names) for matched in self._matches.values())
+        words = self._members.held_bytes
+        return words + self._partitions * _PARTITION_BYTES + matches * _MATCH_BYTES
+
+    @property
+    def next_deadline_ms(self) -> int | None:
+        """When `tick` is to be called next; at that time there may turn out to be nothing to do."""
+        return self._members.next_deadline_ms
+
+    def reads_topic(self, topic_name: str) -> bool:
+        return any(
+            topic_name in topics or (pattern and topic_name in self._matched(pattern))
+            for topics, pattern in self._members.readers
+        )
+
+    def description(self) -> ConsumerGroupDescription:
+        members = tuple(
+            ConsumerMemberDescription(
+                member.id,
+                member.instance_id,
+                member.rack_id,
+                member.epoch,
+                member.client_id,
+                member.client_host,
+                *member.subscription,
+                member.assigned,
+                self._shares.get(member.id, NOTHING),
+            )
+            for member in self._members
+        )
+        return ConsumerGroupDescription(
+            self.name,
+            self.state,
+            self.generation,
+            self._assignment_epoch,
+            self._members.assignor,
+            members,
+        )
+
+    def patterns_due(self, now_ms: int, pattern: str | None) -> list[str]:
+        """The regular expressions whose topics are to be brought to the next heartbeat, which says
+        this pattern: a new one, or those in use if topics have changed and it is not too early."""
+        due = [pattern] if pattern and pattern not in self._matches else []
+        if now_ms >= self._match_again_ms:
+            changes = self._catalog.changes
+            due += [known for known, old in self._matches.items() if old.changes != changes]
+        return due
+
+    # --- what it is asked ---
+
+    def heartbeat(
+        self,
+        now_ms: int,
+        beat: Heartbeat,
+        waiter: Hashable,
+        matches: Mapping[str, Matched] = {},
+    ) -> list[Answer]:
+        """InvalidRequest, InvalidGroup, InvalidPattern, UnsupportedAssignor, UnknownMember,
+        MemberFenced, FencedMemberEpoch, InstanceInUse, LimitReached."""
+        try:
+            return [Answer(waiter, self._heartbeat(now_ms, beat, matches))]
+        except QuackError as error:
+            return [Answer(waiter, error)]
+
+    def leave(self, now_ms: int, leaving: Leaving) -> list[Answer]:
+        """An administrator removes a member. Raises UnknownMember or MemberFenced."""
+        member_id, instance_id = leaving
+        if not member_id and instance_id is not None:
+            member_id = self._members.statics.ids.get(instance_id, "")
+        self._remove([self._members.known(member_id, instance_id)])
+        return []
+
+    def check_commit(
+        self, now_ms: int, member: MemberRef, *, is_transactional: bool = False
+    ) -> None:
+        """Whether offsets may be committed: UnknownMember, MemberFenced, StaleMemberEpoch. Who is
+        no member may while there is none, and within a transaction, which fences in its own way."""
+        is_nobody = not member.member_id and member.instance_id is None
+        if member.generation < 0 and (not self._members or (is_transactional and is_nobody)):
+            return
+        self._check_epoch(member)
+
+    def check_fetch(self, member: MemberRef) -> None:
+        """Whether offsets may be asked for; raises what `check_commit` does. Who does not say that
+        it is a member may always."""
+        if member.member_id or member.generation >= 0:
+            self._check_epoch(member)
+
+    def tick(self, now_ms: int) -> list[Answer]:
+        """What time has brought: members that were silent, or held on to partitions, too long."""
+        self._remove(self._members.overdue(now_ms))
+        self._members.statics.forget_remembered(now_ms, self._members)
+        return []
+
+    def forget_waiter(self, waiter: Hashable) -> None:
+        """Nobody waits here."""
+
+    # --- heartbeats ---
+
+    def _heartbeat(
+        self, now_ms: int, beat: Heartbeat, matches: Mapping[str, Matched]
+    ) -> HeartbeatAnswer:
+        check(beat)
+        if beat.epoch in (LEAVES, LEAVES_FOR_A_WHILE):
+            return self._leave(beat)
+        member = self._joining(beat) if beat.epoch == JOINS else self._of_epoch(beat)
+        is_new = member is None
+        before = Subscription() if member is None else member.subscription
+        subscription = Subscription(
+            before.topics if beat.topics is None else beat.topics,
+            before.pattern if beat.pattern is None else beat.pattern,
+        )
+        self._members.check_room(subscription, is_new=is_new)
+        member_id = beat.member_id or self._new_member_id(beat.client_id)
+        if member is None:
+            member = self._members.add(member_id, beat.instance_id, subscription)
+        elif beat.epoch == JOINS:
+            self._come_back(member, member_id)
+        has_changed = self._members.update(member, beat, subscription) or is_new
+        self._take(now_ms, matches)
+        if self._look_at_topics() or has_changed:
+            self._begin_epoch()
+        if self.generation > self._assignment_epoch and now_ms >= self._assign_again_ms:
+            self._assign(now_ms)
+        had = member.assigned
+        self._reconcile(now_ms, member, beat.owned)
+        self._members.heard(now_ms, member, self.timing.session_timeout_ms)
+        has_other = member.assigned is not had and member.assigned != had
+        told = beat.epoch == JOINS or beat.is_full or has_other
+        return self._answer(member, member.assigned if told else None)
+
+    def _joining(self, beat: Heartbeat) -> ConsumerMember | None:
+        """The member that joins anew, or in whose place somebody joins; None if it is a new one."""
+        known = self._members.get(beat.member_id)
+        if known is not None and known.instance_id != beat.instance_id:
+            raise InvalidRequest(f"{known.id} is a member of group {self.name}, by another name")
+        if beat.instance_id is None:
+            return known
+        holder = self._members.get(self._members.statics.ids.get(beat.instance_id, ""))
+        if holder is None:
+            return None
+        if holder.id != beat.member_id and not holder.is_away:
+            raise InstanceInUse(
+                f"{beat.instance_id} of group {self.name} is {holder.id}, which has not left: stop "
+                "it, or wait until its session is over"
+            )
+        return holder
+
+    def _come_back(self, member: ConsumerMember, member_id: str) -> None:
+        """Under this id, which may be another than before. What it has is kept for it."""
+        old_id = member.id
+        if old_id != member_id:
+            self._members.replace(member, member_id)
+            if old_id in self._shares:
+                self._shares[member_id] = self._shares.pop(old_id)
+        if member.is_away:
+            member.epoch = member.previous_epoch = JOINS
+
+    def _of_epoch(self, beat: Heartbeat) -> ConsumerMember:
+        member = self._members.known(beat.member_id, beat.instance_id)
+        # It may not have heard of its present epoch, if that is the next one to its own.
+        heard_less = beat.epoch == member.previous_epoch and (
+            beat.owned is not None and beat.owned <= member.assigned
+        )
+        if beat.epoch != member.epoch and not heard_less:
+            raise FencedMemberEpoch(
+                f"{member.id} of group {self.name} is in epoch {member.epoch}, not {beat.epoch}: "
+                "let go of all partitions and join again"
+            )
+        return member
+
+    def _leave(self, beat: Heartbeat) -> HeartbeatAnswer:
+        member = self._members.known(beat.member_id, beat.instance_id)
+        if beat.epoch == LEAVES_FOR_A_WHILE:
+            member.epoch = member.previous_epoch = LEAVES_FOR_A_WHILE
+            self._members.hold(member, member.assigned, NOTHING)
+            self._settle(member, MemberState.STABLE)
+        else:
+            self._remove([member])
+        return HeartbeatAnswer(member.id, beat.epoch, self.timing.heartbeat_interval_ms)
+
+    def _answer(
+        self, member: ConsumerMember, assignment: frozenset[PartitionKey] | None
+    ) -> HeartbeatAnswer:
+        interval_ms = self.timing.heartbeat_interval_ms
+        is_settled = member.state is MemberState.STABLE
+        if not is_settled or self.generation > self._assignment_epoch:
+            interval_ms = min(interval_ms, limits.RECONCILING_HEARTBEAT_MS)
+        return HeartbeatAnswer(member.id, member.epoch, interval_ms, assignment)
+
+    def _check_epoch(self, ref: MemberRef) -> None:
+        member = self._members.known(ref.member_id, ref.instance_id)
+        if member.epoch != ref.generation:
+            raise StaleMemberEpoch(
+                f"{member.id} of group {self.name} is in epoch {member.epoch}, not {ref.generation}"
+            )
+
+    # --- targets ---
+
+    def _remove(self, members: Iterable[ConsumerMember]) -> None:
+        gone = list(members)
+        for member in gone:
+            self._members.remove(member)
+            self._partitions -= len(self._shares.pop(member.id, NOTHING))
+        if gone:
+            self._begin_epoch()
+
+    def _begin_epoch(self) -> None:
+        self.generation += 1
+        self._changes += 1
+
+    def _take(self, now_ms: int, matches: Mapping[str, Matched]) -> None:
+        """The topics of patterns, as far as somebody still subscribes by them."""
+        if not matches and not self._matches:
+            return
+        patterns = {subscription.pattern for subscription in self._members.readers} - {""}
+        together = {**self._matches, **matches}
+        self._matches = {name: together[name] for name in patterns if name in together}
+        if matches:
+            self._matches_brought += 1
+            self._match_again_ms = now_ms + limits.PATTERN_REFRESH_MS
+
+    def _matched(self, pattern: str) -> Iterable[str]:
+        matched = self._matches.get(pattern)
+        return () if matched is None else matched.names
+
+    def _look_at_topics(self) -> bool:
+        """Whether topics, or their partitions, are others than at the last look. What changed with
+        the members' own words is not counted."""
+        looked_at = (self._catalog.changes, self._matches_brought)
+        if looked_at == self._looked_at:
+            return False
+        self._looked_at = looked_at
+        before, self._topics = self._topics, {}
+        return any(
+            before.get(subscription, topics) != topics
+            for subscription in self._members.readers
+            for topics in [self._topics_of(subscription)]
+        )
+
+    def _topics_of(self, subscription: Subscription) -> dict[uuid.UUID, int]:
+        topics = self._topics.get(subscription)
+        if topics is None:
+            names = subscription.topics.union(self._matched(subscription.pattern))
+            found = (self._catalog.by_name.get(name) for name in sorted(names))
+            topics = {topic.id: topic.partitions for topic in found if topic is not None}
+            self._topics[subscription] = topics
+        return topics
+
+    def _assign(self, now_ms: int) -> None:
+        readers = self._members.readers
+        self._topics = {subscription: self._topics_of(subscription) for subscription in readers}
+        shares = ASSIGNORS[self._members.assignor](self._pools(), self._shares)
+        self._shares = {member_id: frozenset(keys) for member_id, keys in shares.items()}
+        self._partitions = sum(map(len, shares.values()))
+        self._assignment_epoch = self.generation
+        self._assign_again_ms = now_ms + self._partitions // limits.ASSIGNED_PER_MS
+
+    def _pools(self) -> list[Pool]:
+        """Topics with those who read them; topics that the same subscriptions name, together."""
+        groups = list(self._members.readers.values())
+        named_by: dict[uuid.UUID, list[int]] = {}
+        partitions: dict[uuid.UUID, int] = {}
+        for number, topics in enumerate(self._topics.values()):
+            partitions |= topics
+            for topic_id in topics:
+                named_by.setdefault(topic_id, []).append(number)
+        together: dict[tuple[int, ...], dict[uuid.UUID, int]] = {}
+        for topic_id, all_numbers in named_by.items():
+            together.setdefault(tuple(all_numbers), {})[topic_id] = partitions[topic_id]
+        pools = []
+        for numbers, topics in together.items():
+            members = [member for number in numbers for member in groups[number].values()]
+            members.sort(key=lambda member: member.rank)
+            pools.append(Pool([member.id for member in members], topics))
+        return pools
+
+    # --- reconciliation ---
+
+    def _reconcile(
+        self, now_ms: int, member: ConsumerMember, owned: frozenset[PartitionKey] | None
+    ) -> None:
+        """Take the member as near to its target as that is possible now. `owned` is what it has not
+        let go of, None if it did not say."""
+        match MOVES_ON[member.state]:
+            case "a new target" if member.epoch == self._assignment_epoch:
+                return
+            case "its word that it let go" if owned is None or owned & member.revoking:
+                self._hold_on(member)
+                return
+        target = self._shares.get(member.id, NOTHING)
+        keeps = member.assigned & target
+        drops = member.assigned - target
+        if drops and (owned is None or owned & drops):
+            self._members.hold(member, keeps, drops)
+            self._members.expect_release(now_ms, member)
+            member.state = MemberState.UNREVOKED
+            return
+        self._members.hold(member, keeps, NOTHING)
+        free = frozenset(key for key in target - keeps if key not in self._members.owners)
+        self._members.hold(member, keeps | free, NOTHING)
+        member.enter(self._assignment_epoch)
+        has_all = len(member.assigned) == len(target)
+        self._settle(member, MemberState.STABLE if has_all else MemberState.UNRELEASED)
+
+    def _hold_on(self, member: ConsumerMember) -> None:
+        """It has not let go yet. Of topics that it has unsubscribed from meanwhile it shall too:
+        it does not read them any more."""
+        topics = self._topics_of(member.subscription)
+        left = frozenset(key for key in member.assigned if key.topic_id not in topics)
+        if left:
+            self._members.hold(member, member.assigned - left, member.revoking | left)
+
+    def _settle(self, member: ConsumerMember, state: MemberState) -> None:
+        member.state = state
+        self._members.expect_nothing(member)

@@ -1,0 +1,241 @@
+"""The members of one group of the newer kind (KIP-848): who they are, what they read and hold, how
+long each may be silent. Pure; what follows from that is decided in `consumer.py`.
+
+A partition belongs to a member from when that member is told so until it says that it has let go
+of it, or is no member any more. `owners` knows who that is: one for each partition, never two.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from quackmq import limits
+from quackmq.errors import LimitReached
+from quackmq.groups.assignors import DEFAULT_ASSIGNOR
+from quackmq.groups.consumer_values import LEAVES_FOR_A_WHILE, Heartbeat, Subscription
+from quackmq.groups.deadlines import Deadlines
+from quackmq.groups.states import MemberState
+from quackmq.groups.statics import StaticMembers
+from quackmq.groups.values import patience_ms
+from quackmq.topic import PartitionKey
+
+NOTHING: Final[frozenset[PartitionKey]] = frozenset()
+#: About what a member takes in memory beside its words, and a name of a topic beside its letters.
+_MEMBER_BYTES: Final = 1_000
+_NAME_BYTES: Final = 100
+
+
+@dataclass(slots=True, eq=False)
+class ConsumerMember:
+    """`assigned` is what it has been told to read; `revoking` what it had, and shall let go of.
+    `previous_epoch` is the one that it may still name, if it did not hear of the present one."""
+
+    id: str
+    instance_id: str | None
+    subscription: Subscription
+    assignor: str | None = None
+    rack_id: str | None = None
+    client_id: str = ""
+    client_host: str = ""
+    rebalance_timeout_ms: int = limits.REBALANCE_MAX_MS
+    epoch: int = 0
+    previous_epoch: int = 0
+    state: MemberState = MemberState.STABLE
+    assigned: frozenset[PartitionKey] = NOTHING
+    revoking: frozenset[PartitionKey] = NOTHING
+
+    @property
+    def is_away(self) -> bool:
+        """A static member that has left and is expected back."""
+        return self.epoch == LEAVES_FOR_A_WHILE
+
+    @property
+    def rank(self) -> str:
+        """Members are in this order: a static one has the same place when it is back."""
+        return self.id if self.instance_id is None else self.instance_id
+
+    def enter(self, epoch: int) -> None:
+        if epoch != self.epoch:
+            self.previous_epoch, self.epoch = self.epoch, epoch
+
+
+class ConsumerMembers:
+    def __init__(self, group: str, remembered: Mapping[str, str]) -> None:
+        self._group = group
+        self._members: dict[str, ConsumerMember] = {}
+        #: By what they read.
+        self.readers: dict[Subscription, dict[str, ConsumerMember]] = {}
+        self.owners: dict[PartitionKey, str] = {}
+        self.statics = StaticMembers(group, remembered)
+        self._sessions = Deadlines()
+        self._revocations = Deadlines()
+        self._assignors: Counter[str] = Counter()
+        self._said_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def __iter__(self) -> Iterator[ConsumerMember]:
+        return iter(self._members.values())
+
+    def __contains__(self, member_id: object) -> bool:
+        return member_id in self._members
+
+    @property
+    def held_bytes(self) -> int:
+        words = self._said_bytes + len(self._members) * _MEMBER_BYTES
+        return words + self.statics.held_bytes
+
+    @property
+    def assignor(self) -> str:
+        """The one that most members want, as far as they want one."""
+        (most, *_) = [*self._assignors.most_common(1), (DEFAULT_ASSIGNOR, 0)]
+        return most[0]
+
+    def get(self, member_id: str) -> ConsumerMember | None:
+        return self._members.get(member_id)
+
+    def known(self, member_id: str, instance_id: str | None) -> ConsumerMember:
+        """Raises MemberFenced if another has taken the instance's place, or UnknownMember."""
+        self.statics.check(member_id, instance_id)
+        member = self._members.get(member_id)
+        if member is None:
+            raise self.statics.unknown(member_id)
+        return member
+
+    # --- coming and going ---
+
+    def check_room(self, subscription: Subscription, *, is_new: bool) -> None:
+        """LimitReached for one member too many, or one that says too much."""
+        if is_new and len(self._members) >= limits.GROUP_MEMBERS:
+            raise LimitReached(f"group {self._group} has {limits.GROUP_MEMBERS} members, the most")
+        if subscription in self.readers:
+            return
+        if self._said_bytes + _cost(subscription) > limits.GROUP_METADATA_BYTES:
+            most = limits.GROUP_METADATA_BYTES
+            raise LimitReached(f"the members of group {self._group} say more than {most} bytes")
+        patterns = {known.pattern for known in (*self.readers, subscription)} - {""}
+        if subscription.pattern and len(patterns) > limits.GROUP_PATTERNS:
+            raise LimitReached(
+                f"the members of group {self._group} subscribe by {limits.GROUP_PATTERNS} regular "
+                "expressions, which is the most"
+            )
+
+    def add(
+        self, member_id: str, instance_id: str | None, subscription: Subscription
+    ) -> ConsumerMember:
+        if instance_id is not None:
+            self.statics.name(instance_id, member_id)
+        member = self._members[member_id] = ConsumerMember(member_id, instance_id, subscription)
+        self._read(member, subscription)
+        return member
+
+    def update(self, member: ConsumerMember, beat: Heartbeat, subscription: Subscription) -> bool:
+        """What a member says of itself from now on; whether shares may change by it."""
+        has_changed = subscription != member.subscription
+        if has_changed:
+            self._read_no_more(member)
+            self._read(member, subscription)
+        if beat.assignor is not None and beat.assignor != member.assignor:
+            if member.assignor is not None:
+                self._assignors -= Counter([member.assignor])
+            member.assignor = beat.assignor
+            self._assignors[beat.assignor] += 1
+            has_changed = True
+        if beat.rack_id is not None:
+            member.rack_id = beat.rack_id
+        if beat.rebalance_timeout_ms is not None:
+            member.rebalance_timeout_ms = patience_ms(beat.rebalance_timeout_ms)
+        member.client_id, member.client_host = beat.client_id, beat.client_host
+        return has_changed
+
+    def replace(self, member: ConsumerMember, new_id: str) -> None:
+        """A static member is back under another id, with all that was kept for it."""
+        assert member.instance_id is not None, "only a static member is kept a place for"
+        self.statics.name(member.instance_id, new_id)
+        del self._members[member.id]
+        self._sessions.drop(member.id)
+        self._revocations.drop(member.id)
+        self._read_no_more(member)
+        member.id = new_id
+        self._members[new_id] = member
+        self._read(member, member.subscription)
+        for key in member.assigned | member.revoking:
+            self.owners[key] = new_id
+
+    def remove(self, member: ConsumerMember) -> None:
+        self.hold(member, NOTHING, NOTHING)
+        del self._members[member.id]
+        self._sessions.drop(member.id)
+        self._revocations.drop(member.id)
+        self._read_no_more(member)
+        if member.assignor is not None:
+            self._assignors -= Counter([member.assignor])
+        if member.instance_id is not None:
+            self.statics.unname(member.instance_id)
+
+    def _read(self, member: ConsumerMember, subscription: Subscription) -> None:
+        alike = self.readers.get(subscription)
+        if alike is None:
+            alike = self.readers[subscription] = {}
+            self._said_bytes += _cost(subscription)
+        elif alike:
+            # One value for all that read the same.
+            subscription = next(iter(alike.values())).subscription
+        alike[member.id] = member
+        member.subscription = subscription
+
+    def _read_no_more(self, member: ConsumerMember) -> None:
+        alike = self.readers[member.subscription]
+        del alike[member.id]
+        if not alike:
+            del self.readers[member.subscription]
+            self._said_bytes -= _cost(member.subscription)
+
+    # --- holding partitions ---
+
+    def hold(
+        self,
+        member: ConsumerMember,
+        assigned: frozenset[PartitionKey],
+        revoking: frozenset[PartitionKey],
+    ) -> None:
+        """From now on these are the member's, and what it had beside them is free."""
+        had, has = member.assigned | member.revoking, assigned | revoking
+        for key in had - has:
+            del self.owners[key]
+        for key in has - had:
+            assert key not in self.owners, f"{key} belongs to {self.owners[key]} already"
+            self.owners[key] = member.id
+        member.assigned, member.revoking = assigned, revoking
+
+    # --- time ---
+
+    @property
+    def next_deadline_ms(self) -> int | None:
+        """Not later than the time when `overdue` has something to tell."""
+        times = (self._sessions.next_ms, self._revocations.next_ms, self.statics.look_again_ms)
+        return min((time for time in times if time is not None), default=None)
+
+    def heard(self, now_ms: int, member: ConsumerMember, session_timeout_ms: int) -> None:
+        self._sessions.set(member.id, now_ms + session_timeout_ms)
+
+    def expect_release(self, now_ms: int, member: ConsumerMember) -> None:
+        self._revocations.set(member.id, now_ms + member.rebalance_timeout_ms)
+
+    def expect_nothing(self, member: ConsumerMember) -> None:
+        self._revocations.drop(member.id)
+
+    def overdue(self, now_ms: int) -> list[ConsumerMember]:
+        """Those that were silent, or held on to partitions, for too long; they are to go."""
+        due = dict.fromkeys([*self._sessions.due(now_ms), *self._revocations.due(now_ms)])
+        return [self._members[member_id] for member_id in due]
+
+
+def _cost(subscription: Subscription) -> int:
+    """About what it takes in memory, once for all members that say the same."""
+    names = sum(len(name) + _NAME_BYTES for name in subscription.topics)
+    return names + len(subscription.pattern) + _NAME_BYTES

@@ -1,0 +1,66 @@
+"""A clock that is cheap to wind. Pure.
+
+A heartbeat moves a deadline in a dictionary; the heap learns of it when the earlier time comes.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass, field
+from typing import Final
+
+#: Entries of the heap that nobody needs any more, beyond one for each that is needed.
+_SPARE_ENTRIES: Final = 64
+
+
+@dataclass(slots=True)
+class Deadlines:
+    """A deadline for each key. Moving one to a later time, the common case, is O(1): the heap keeps
+    the earlier time and looks again when it has come. It may therefore name a time (`next_ms`) at
+    which nothing is due, never one that is too late."""
+
+    _at_ms: dict[str, int] = field(default_factory=dict)
+    _queued_ms: dict[str, int] = field(default_factory=dict)
+    _heap: list[tuple[int, str]] = field(default_factory=list)
+
+    @property
+    def next_ms(self) -> int | None:
+        return self._heap[0][0] if self._at_ms else None
+
+    def set(self, key: str, at_ms: int) -> None:
+        self._at_ms[key] = at_ms
+        queued_ms = self._queued_ms.get(key)
+        if queued_ms is not None and queued_ms <= at_ms:
+            return
+        self._queued_ms[key] = at_ms
+        heapq.heappush(self._heap, (at_ms, key))
+        if len(self._heap) > 2 * len(self._at_ms) + _SPARE_ENTRIES:
+            self._tidy()
+
+    def has(self, key: str) -> bool:
+        return key in self._at_ms
+
+    def drop(self, key: str) -> None:
+        self._at_ms.pop(key, None)
+
+    def due(self, now_ms: int) -> list[str]:
+        """The keys whose time has come; they have no deadline any more."""
+        keys = []
+        while self._heap and self._heap[0][0] <= now_ms:
+            queued_ms, key = heapq.heappop(self._heap)
+            if self._queued_ms.get(key) != queued_ms:
+                continue
+            del self._queued_ms[key]
+            at_ms = self._at_ms.pop(key, None)
+            if at_ms is None:
+                continue
+            if at_ms <= now_ms:
+                keys.append(key)
+            else:
+                self.set(key, at_ms)
+        return keys
+
+    def _tidy(self) -> None:
+        self._heap = [(at_ms, key) for key, at_ms in self._at_ms.items()]
+        heapq.heapify(self._heap)
+        self._queued_ms = dict(self._at_ms)

@@ -1,0 +1,526 @@
+"""One consumer group of Kafka's classic protocol: members, generations, assignments. Pure.
+
+Members join; when all have come, or time is up, a generation begins: everybody learns its number,
+the oldest member leads. The leader alone learns of all the others, says what each is to read, and
+everybody is told its part when asking for it (sync). Whoever comes, goes, falls silent or changes
+its mind ends the generation, and all join again.
+
+                         somebody joins
+      Empty  ---------------------------------->  PreparingRebalance  <-----------------------+
+        ^                                           |            ^                            |
+        |   nobody is left                          |            | somebody joins, leaves,    |
+        +-------------------------------------------+            | is silent, does not sync   |
+                                                    |            |                            |
+                            all came, or time is up |            |                            |
+                                                    v            |                            |
+                                              CompletingRebalance ---- the leader syncs ---> Stable
+
+Promised: generations only grow; one leader at a time, a member; a request of a past generation, of
+an unknown member or of a static member whose place was taken is refused; each waiter is answered
+once, and nobody waits for ever as long as `tick` is called when `next_deadline_ms` says. A member
+that takes part in a join or a sync does not fall silent meanwhile.
+
+Rules beside the plain ones, by the proposals that brought them to Kafka:
+- KIP-62: the join waits for members as long as the most patient of them asks for, then goes on
+  without; silence is judged by the session alone.
+- KIP-134: the first join of an empty group waits for those who start at the same time.
+- KIP-345: a static member (one with an instance id) may come back under a new member id and take
+  its old place, with its old assignment and without a rebalance; the old id is fenced. A join that
+  runs out of time goes on with static members as they are.
+- KIP-394: a new dynamic member is first given an id, so that no repeated request makes two members.
+- KIP-814: a static leader that comes back is told that it leads and has nothing to assign.
+
+Not here: durability. Before the answers of a call are given, whoever calls makes generation,
+protocol type and static members durable if `durable_changes` has grown; a static member that comes
+back changes them without a new generation. After a restart the dynamic members are unknown, and the
+static ones are remembered by their ids alone, to keep fencing, for as long as a session may last.
+
+`join` and `sync` never raise a QuackError: whatever becomes of a request, also a refusal, comes as
+one Answer for its waiter, from that call or from a later one. The other calls raise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
+from typing import Final, Literal, NamedTuple
+
+from quackmq import limits
+from quackmq.errors import (
+    IllegalGeneration,
+    MemberIdRequired,
+    OtherGroupProtocol,
+    QuackError,
+    RebalanceInProgress,
+)
+from quackmq.groups.members import Member, Members
+from quackmq.groups.states import FOLLOWERS, RULES, GroupKind, GroupState
+from quackmq.groups.subscription import subscribed_topics
+from quackmq.groups.values import (
+    Answer,
+    GroupDescription,
+    Join,
+    Joined,
+    JoinedMember,
+    Leaving,
+    MemberDescription,
+    MemberRef,
+    Sync,
+    Synced,
+    offered,
+)
+
+#: Members of this protocol type say in their metadata which topics they read.
+CONSUMER_PROTOCOL_TYPE: Final = "consumer"
+
+
+class Group:
+    """One group. A pure function of its calls, though mutable; one caller at a time.
+
+    `now_ms` is a monotonic clock. A waiter is whatever the caller likes that can be a key, a
+    new one for each request.
+    """
+
+    kind: Final = GroupKind.CLASSIC
+
+    def __init__(
+        self,
+        name: str,
+        new_member_id: Callable[[str], str],
+        *,
+        generation: int = 0,
+        protocol_type: str = "",
+        static_members: Mapping[str, str] | None = None,
+        initial_delay_ms: int = limits.GROUP_INITIAL_DELAY_MS,
+    ) -> None:
+        """`new_member_id` makes an id that nobody ever had out of a client's or an instance's name.
+        Generation, protocol type and static members are those of before a restart."""
+        self.name = name
+        self.state = GroupState.EMPTY
+        self.generation = generation
+        self.protocol_type = protocol_type
+        self._initial_delay_ms = initial_delay_ms
+        self._members = Members(name, new_member_id, static_members or {})
+        self._protocol = ""
+        #: Who has not asked for its assignment in this generation.
+        self._to_sync: set[str] = set()
+        #: The end of the join, or of the wait for everybody's sync.
+        self._phase_ends_ms: int | None = None
+        self._initial: _InitialJoin | None = None
+        self._changes = 0
+        self._topics: tuple[int, str, frozenset[str] | None] | None = None
+
+    # --- what it tells ---
+
+    @property
+    def is_empty(self) -> bool:
+        return self.state is GroupState.EMPTY
+
+    @property
+    def static_members(self) -> dict[str, str]:
+        """Member ids by instance id: of members, and for a while of those before a restart."""
+        return dict(self._members.statics.ids)
+
+    @property
+    def durable_changes(self) -> int:
+        """Grows with every change of generation, protocol_type or static_members."""
+        return self._changes + self._members.statics.changes
+
+    @property
+    def size(self) -> int:
+        """Members, without those that only hold an id."""
+        return len(self._members)
+
+    @property
+    def held_bytes(self) -> int:
+        """What members said and were assigned, in bytes."""
+        return self._members.held_bytes
+
+    @property
+    def next_deadline_ms(self) -> int | None:
+        """When `tick` is to be called next; at that time there may turn out to be nothing to do."""
+        members = self._members
+        times = (members.next_silence_ms, members.statics.look_again_ms, self._phase_ends_ms)
+        return min((time for time in times if time is not None), default=None)
+
+    def reads_topic(self, topic_name: str) -> bool | None:
+        """Whether a member subscribes to it. None if that cannot be told: no consumers, or words
+        of theirs that make no sense."""
+        if not self._members:
+            return False
+        if self.protocol_type != CONSUMER_PROTOCOL_TYPE:
+            return None
+        key = (self._members.changes, self._protocol)
+        if self._topics is None or self._topics[:2] != key:
+            said = (_metadata(member, self._protocol) for member in self._members)
+            self._topics = (*key, subscribed_topics(said))
+        topics = self._topics[2]
+        return None if topics is None else topic_name in topics
+
+    def description(self) -> GroupDescription:
+        """As Kafka tells it: protocol, metadata and assignments only while they are settled."""
+        stable = self.state is GroupState.STABLE
+        members = tuple(
+            MemberDescription(
+                member.id,
+                member.instance_id,
+                member.client_id,
+                member.client_host,
+                _metadata(member, self._protocol) if stable else b"",
+                member.assignment if stable else b"",
+            )
+            for member in self._members
+        )
+        protocol = self._protocol if stable else ""
+        return GroupDescription(self.name, self.state, self.protocol_type, protocol, members)
+
+    # --- what it is asked ---
+
+    def join(self, now_ms: int, join: Join, waiter: Hashable) -> list[Answer]:
+        """The answers that are due now: perhaps its own, perhaps those of others."""
+        try:
+            self._join(_Joining(now_ms, join, offered(join), waiter))
+        except QuackError as error:
+            self._members.answers.append(Answer(waiter, error))
+        return self._due_answers()
+
+    def sync(self, now_ms: int, sync: Sync, waiter: Hashable) -> list[Answer]:
+        """The answers that are due now: perhaps its own, perhaps those of others."""
+        try:
+            self._sync(now_ms, sync, waiter)
+        except QuackError as error:
+            self._members.answers.append(Answer(waiter, error))
+        return self._due_answers()
+
+    def heartbeat(self, now_ms: int, member: MemberRef) -> None:
+        """Raises RebalanceInProgress, IllegalGeneration, UnknownMember or MemberFenced."""
+        known = self._of_this_generation(member)
+        self._members.heard(now_ms, known)
+        self._refuse(RULES[self.state].heartbeat)
+
+    def check_commit(
+        self, now_ms: int, member: MemberRef, *, is_transactional: bool = False
+    ) -> None:
+        """Whether offsets may be committed; raises what `heartbeat` does. Without a generation they
+        may while the group has no members: by a consumer that needs no group, or by hand.
+
+        Within a transaction, which fences in its own way, a rebalance does not matter, and clients
+        of before KIP-447 name no member."""
+        is_nobody = not member.member_id and member.instance_id is None
+        if member.generation < 0 and (
+            self.state is GroupState.EMPTY or (is_transactional and is_nobody)
+        ):
+            return
+        known = self._of_this_generation(member)
+        if not is_transactional:
+            self._refuse(RULES[self.state].commit)
+        self._members.heard(now_ms, known)
+
+    def check_fetch(self, member: MemberRef) -> None:
+        """Whether offsets may be asked for: by anybody."""
+
+    def leave(self, now_ms: int, leaving: Leaving) -> list[Answer]:
+        """The answers that others get by it. Raises UnknownMember or MemberFenced."""
+        member_id, instance_id = leaving
+        statics = self._members.statics.ids
+        if not member_id and instance_id is not None:
+            member_id = statics.get(instance_id, "")
+        if member_id in self._members.reserved:
+            self._members.release(member_id)
+            self._end_join_if_all_came(now_ms)
+        elif (
+            instance_id is not None
+            and statics.get(instance_id) == member_id
+            and member_id not in self._members
+        ):
+            self._members.statics.unname(instance_id)
+        else:
+            self._members.remove(self._members.known(member_id, instance_id))
+            self._rebalance(now_ms)
+        return self._due_answers()
+
+    def tick(self, now_ms: int) -> list[Answer]:
+        """What time has brought: silent members, ids that nobody used, phases that end."""
+        silent, unused = self._members.silent(now_ms)
+        for member in silent:
+            self._members.remove(member)
+        if silent:
+            self._rebalance(now_ms)
+        elif unused:
+            self._end_join_if_all_came(now_ms)
+        if self._phase_ends_ms is not None and now_ms >= self._phase_ends_ms:
+            self._end_phase(now_ms)
+        self._members.statics.forget_remembered(now_ms, self._members)
+        return self._due_answers()
+
+    def forget_waiter(self, waiter: Hashable) -> None:
+        """Its peer is gone. The member has joined or synced all the same, and is judged by its
+        session when that phase is over."""
+        self._members.forget_waiter(waiter)
+
+    # --- joining ---
+
+    def _join(self, joining: _Joining) -> None:
+        join = joining.join
+        self._check_protocols(join.protocol_type, joining.protocols)
+        if join.member_id in self._members.reserved and join.instance_id is None:
+            self._add(joining)
+        elif join.member_id:
+            self._rejoin(joining, self._members.known(join.member_id, join.instance_id))
+        elif join.instance_id is not None:
+            self._join_by_instance(joining, join.instance_id)
+        elif join.needs_id_first:
+            member_id = self._members.reserve(joining.now_ms, join)
+            raise MemberIdRequired(f"join group {self.name} again, as {member_id}", member_id)
+        else:
+            self._add(joining)
+
+    def _check_protocols(self, protocol_type: str, protocols: Mapping[str, bytes]) -> None:
+        if not protocol_type or not protocols:
+            raise OtherGroupProtocol(f"who joins group {self.name} names a protocol and its type")
+        if self.state is GroupState.EMPTY:
+            return
+        if protocol_type != self.protocol_type:
+            raise OtherGroupProtocol(
+                f"the members of group {self.name} are of type {self.protocol_type!r}, "
+                f"not {protocol_type!r}"
+            )
+        if not self._members.know_one_of(protocols):
+            raise OtherGroupProtocol(
+                f"no protocol that all members of group {self.name} know is offered"
+            )
+
+    def _add(self, joining: _Joining) -> None:
+        member = self._members.add(joining.join, joining.protocols)
+        if self.protocol_type != joining.join.protocol_type:
+            self.protocol_type = joining.join.protocol_type
+            self._changes += 1
+        if self._initial is not None:
+            self._initial.newcomers = True
+        self._await_join(joining, member)
+
+    def _rejoin(self, joining: _Joining, member: Member) -> None:
+        rank: Literal["leader", "follower"] = (
+            "leader" if member.id == self._members.leader else "follower"
+        )
+        if rank in RULES[self.state].rejoins_at_once and member.offers(joining.protocols):
+            self._members.heard(joining.now_ms, member)
+            self._members.answers.append(Answer(joining.waiter, self._joined(member)))
+            return
+        self._members.update(member, joining.join, joining.protocols)
+        self._await_join(joining, member)
+
+    def _join_by_instance(self, joining: _Joining, instance_id: str) -> None:
+        member_id = self._members.statics.ids.get(instance_id)
+        if member_id is None or member_id not in self._members:
+            self._add(joining)
+            return
+        member = self._members[member_id]
+        told_leader = self._members.leader
+        votes_alike = list(joining.protocols) == list(member.protocols)
+        self._members.update(member, joining.join, joining.protocols)
+        self._members.replace(member, instance_id, joining.join)
+        if member_id in self._to_sync:
+            self._to_sync.remove(member_id)
+            self._to_sync.add(member.id)
+        if self.state is not GroupState.STABLE or not (
+            votes_alike or self._members.choice() == self._protocol
+        ):
+            self._await_join(joining, member)
+            return
+        self._members.heard(joining.now_ms, member)
+        joined = self._joined(member)
+        if member.id == joined.leader:
+            # The generation is settled, its leader must not assign anew. One that cannot be told so
+            # is told its own old id as the leader's.
+            joined = (
+                joined._replace(skip_assignment=True)
+                if joining.join.may_skip_assignment
+                else joined._replace(leader=told_leader, members=())
+            )
+        self._members.answers.append(Answer(joining.waiter, joined))
+
+    def _await_join(self, joining: _Joining, member: Member) -> None:
+        # The same member may ask twice, having lost patience or its connection.
+        self._members.answer(member, self._rebalancing())
+        self._members.wait(joining.now_ms, member, "join", joining.waiter)
+        self._rebalance(joining.now_ms)
+
+    # --- rebalancing ---
+
+    def _rebalance(self, now_ms: int) -> None:
+        """Somebody came, went or changed: everybody has to join again."""
+        if self.state is not GroupState.PREPARING_REBALANCE:
+            self._begin_join(now_ms)
+        self._end_join_if_all_came(now_ms)
+
+    def _begin_join(self, now_ms: int) -> None:
+        if self.state is GroupState.COMPLETING_REBALANCE:
+            for member in self._members:
+                if member.awaits == "sync":
+                    self._members.answer(member, self._rebalancing())
+                    self._members.heard(now_ms, member)
+        self._to_sync.clear()
+        ends_ms = now_ms + self._patience_ms()
+        if self.state is GroupState.EMPTY:
+            self._initial = _InitialJoin(last_ms=ends_ms)
+            ends_ms = now_ms + self._initial_delay_ms
+        self._phase_ends_ms = ends_ms
+        self._enter(GroupState.PREPARING_REBALANCE)
+
+    def _end_join_if_all_came(self, now_ms: int) -> None:
+        if self.state is not GroupState.PREPARING_REBALANCE:
+            return
+        if self._initial is not None:
+            all_came = self._initial_delay_ms <= 0
+        else:
+            members = self._members
+            all_came = members.joined == len(members) and not members.reserved
+        if all_came:
+            self._end_join(now_ms)
+
+    def _end_phase(self, now_ms: int) -> None:
+        """Its time is up."""
+        if self.state is not GroupState.PREPARING_REBALANCE:
+            for member_id in self._to_sync:
+                self._members.remove(self._members[member_id])
+            self._rebalance(now_ms)
+            return
+        initial = self._initial
+        if initial is not None and initial.newcomers and now_ms < initial.last_ms:
+            initial.newcomers = False
+            self._phase_ends_ms = min(now_ms + self._initial_delay_ms, initial.last_ms)
+            return
+        self._end_join(now_ms)
+
+    def _end_join(self, now_ms: int) -> None:
+        self._initial = None
+        members = self._members
+        if members.joined < len(members):
+            for member in list(members):
+                if member.awaits != "join" and member.instance_id is None:
+                    members.remove(member)
+        self._phase_ends_ms = now_ms + self._patience_ms()
+        if members and not members.joined:
+            # Static members alone, and none of them came: wait until their sessions are over.
+            return
+        self.generation += 1
+        self._changes += 1
+        if not members:
+            self._phase_ends_ms = None
+            self._protocol = ""
+            self._enter(GroupState.EMPTY)
+            return
+        if members[members.leader].awaits != "join":
+            members.leader = next(member.id for member in members if member.awaits == "join")
+        self._protocol = members.choice()
+        self._enter(GroupState.COMPLETING_REBALANCE)
+        self._to_sync = {member.id for member in members}
+        for member in members:
+            member.is_new = False
+            members.answer(member, self._joined(member))
+            members.heard(now_ms, member)
+
+    def _joined(self, member: Member) -> Joined:
+        members: tuple[JoinedMember, ...] = ()
+        if member.id == self._members.leader:
+            members = tuple(
+                JoinedMember(each.id, each.instance_id, each.protocols[self._protocol])
+                for each in self._members
+            )
+        return Joined(
+            generation=self.generation,
+            protocol_type=self.protocol_type,
+            protocol=self._protocol,
+            leader=self._members.leader,
+            member_id=member.id,
+            members=members,
+            skip_assignment=False,
+        )
+
+    # --- syncing ---
+
+    def _sync(self, now_ms: int, sync: Sync, waiter: Hashable) -> None:
+        member = self._of_this_generation(sync.member)
+        said = (sync.protocol_type, sync.protocol)
+        for ours, theirs in zip((self.protocol_type, self._protocol), said, strict=True):
+            if theirs is not None and theirs != ours:
+                raise OtherGroupProtocol(f"group {self.name} goes by {ours!r}, not {theirs!r}")
+        rule = RULES[self.state].sync
+        if isinstance(rule, type):
+            self._refuse(rule)
+        self._to_sync.discard(member.id)
+        if rule == "waits for the leader":
+            self._members.answer(member, self._rebalancing())
+            self._members.wait(now_ms, member, "sync", waiter)
+            if member.id == self._members.leader:
+                self._settle(now_ms, sync.assignments)
+        else:
+            self._members.heard(now_ms, member)
+            self._members.answers.append(Answer(waiter, self._synced(member)))
+        if not self._to_sync:
+            self._phase_ends_ms = None
+
+    def _settle(self, now_ms: int, assignments: Mapping[str, bytes]) -> None:
+        self._enter(GroupState.STABLE)
+        for member in self._members:
+            self._members.assign(member, assignments.get(member.id, b""))
+            if member.awaits == "sync":
+                self._members.answer(member, self._synced(member))
+                self._members.heard(now_ms, member)
+
+    def _synced(self, member: Member) -> Synced:
+        return Synced(self.protocol_type, self._protocol, member.assignment)
+
+    # --- helpers ---
+
+    def _of_this_generation(self, ref: MemberRef) -> Member:
+        member = self._members.known(ref.member_id, ref.instance_id)
+        if ref.generation != self.generation:
+            raise IllegalGeneration(
+                f"group {self.name} is in generation {self.generation}, not {ref.generation}"
+            )
+        return member
+
+    def _patience_ms(self) -> int:
+        return max((member.rebalance_timeout_ms for member in self._members), default=0)
+
+    def _enter(self, state: GroupState) -> None:
+        assert state in FOLLOWERS[self.state], f"{self.state} to {state}"
+        self.state = state
+
+    def _due_answers(self) -> list[Answer]:
+        answers, self._members.answers = self._members.answers, []
+        return answers
+
+    def _refuse(self, error: type[QuackError] | None) -> None:
+        if error is not None:
+            raise error(f"group {self.name} rebalances: join again")
+
+    def _rebalancing(self) -> QuackError:
+        return RebalanceInProgress(f"group {self.name} rebalances: join again")
+
+
+class _Joining(NamedTuple):
+    """A request to join, with its protocols once each."""
+
+    now_ms: int
+    join: Join
+    protocols: dict[str, bytes]
+    waiter: Hashable
+
+
+@dataclass(slots=True)
+class _InitialJoin:
+    """The first join of an empty group: it ends after a quiet while, not when all have come, and at
+    `last_ms` in any case."""
+
+    last_ms: int
+    newcomers: bool = False
+
+
+def _metadata(member: Member, protocol: str) -> bytes:
+    """What it says by the chosen protocol; before one is chosen, by the one that it prefers."""
+    if protocol in member.protocols:
+        return member.protocols[protocol]
+    return next(iter(member.protocols.values()))

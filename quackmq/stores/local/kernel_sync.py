@@ -1,0 +1,123 @@
+"""Syncing a file without a thread of ours: Linux has one of its own workers do it (io_submit).
+
+A single small append is little but a sync. Handing that to a thread means to wake a processor for
+the thread and then one for the loop, and to pass the interpreter's lock to and fro; the kernel's
+worker runs where the loop runs, and its end is one more descriptor that the loop watches.
+
+    iocb      data u64 | key u32 | rw flags u32 | opcode u16 | priority i16 | descriptor u32
+              | buffer u64 | bytes u64 | offset i64 | reserved u64 | flags u32 | event u32
+    io_event  data u64 | iocb u64 | result i64 | result2 i64
+
+`result` is 0 or a negative error number, the same that fdatasync would have given. Where there is
+no such call (another system, another processor, a sandbox that forbids it), `open` gives None.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import errno
+import os
+import platform
+import struct
+import sys
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+_IOCB: Final = struct.Struct("<QIIHhIQQqQII")
+_IO_EVENT: Final = struct.Struct("<QQqq")
+_FDATASYNC: Final = 3
+_TELLS_BY_EVENT_DESCRIPTOR: Final = 1
+
+#: Hears on the loop how a sync ended.
+Synced = Callable[[OSError | None], None]
+
+
+class _Numbers(NamedTuple):
+    """The system calls' numbers; the C library has no functions for them."""
+
+    setup: int
+    destroy: int
+    submit: int
+    events: int
+
+
+_NUMBERS: Final = {"x86_64": _Numbers(206, 207, 209, 208), "aarch64": _Numbers(0, 1, 2, 4)}
+
+
+class KernelSync:
+    """One sync at a time. Who may call: the loop."""
+
+    def __init__(self, numbers: _Numbers, loop: asyncio.AbstractEventLoop) -> None:
+        """OSError if the system does not have it, or not for us."""
+        self._numbers = numbers
+        self._loop = loop
+        # None of these calls waits, so none gives the interpreter's lock away.
+        self._call = ctypes.PyDLL(None, use_errno=True).syscall
+        self._call.restype = ctypes.c_long
+        self._context = ctypes.c_ulong(0)
+        self._system_call(
+            ctypes.c_long(numbers.setup), ctypes.c_long(1), ctypes.byref(self._context)
+        )
+        self._event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        loop.add_reader(self._event, self._ended)
+        self._done: Synced | None = None
+        self._request = ctypes.create_string_buffer(_IOCB.size)
+        self._answer = ctypes.create_string_buffer(_IO_EVENT.size)
+        # The arguments are made once: that costs more than the calls.
+        one = ctypes.c_long(1)
+        requests = (ctypes.c_void_p * 1)(ctypes.addressof(self._request))
+        at_once = (ctypes.c_long * 2)(0, 0)
+        self._submit = (ctypes.c_long(numbers.submit), self._context, one, requests)
+        self._take = (
+            *(ctypes.c_long(numbers.events), self._context, one, one),
+            *(self._answer, at_once),
+        )
+
+    @classmethod
+    def open(cls) -> KernelSync | None:
+        numbers = _NUMBERS.get(platform.machine()) if sys.platform == "linux" else None
+        if numbers is None:
+            return None
+        try:
+            return cls(numbers, asyncio.get_running_loop())
+        except OSError:
+            return None
+
+    def begin(self, descriptor: int, done: Synced) -> bool:
+        """Whether the system has begun it; `done` then hears how it ended."""
+        assert self._done is None, "one sync at a time"
+        _IOCB.pack_into(
+            self._request,
+            0,
+            *(0, 0, 0, _FDATASYNC, 0, descriptor, 0, 0, 0, 0),
+            _TELLS_BY_EVENT_DESCRIPTOR,
+            self._event,
+        )
+        try:
+            self._system_call(*self._submit)
+        except OSError:
+            return False
+        self._done = done
+        return True
+
+    def _ended(self) -> None:
+        os.eventfd_read(self._event)
+        count = self._system_call(*self._take)
+        done, self._done = self._done, None
+        assert count == 1 and done is not None
+        _, _, result, _ = _IO_EVENT.unpack(self._answer)
+        done(OSError(-result, os.strerror(-result)) if result else None)
+
+    def close(self) -> None:
+        """Waits for a sync that is on its way."""
+        self._loop.remove_reader(self._event)
+        self._system_call(ctypes.c_long(self._numbers.destroy), self._context)
+        os.close(self._event)
+
+    def _system_call(self, *arguments: object) -> int:
+        result: int = self._call(*arguments)
+        if result < 0:
+            number = ctypes.get_errno() or errno.EIO
+            raise OSError(number, os.strerror(number))
+        return result

@@ -1,0 +1,280 @@
+"""Transactions as a partition's log knows them: what is open, aborted and stable. Pure.
+
+A transaction in one partition begins with its producer's first transactional batch and ends with a
+marker: a control batch that says commit or abort. So the log itself tells what is open; nothing
+else has to be written when a transaction begins, or when it reaches another partition. Whether a
+batch may be appended at all is decided by `quackmq.producers`.
+
+    offsets     10   11   12   13   14   15   16   17
+    batches     a    b    -    a    A!   b    -    B      a, b: transactional, of producers 1 and 2;
+                                                          -: plain; A!: abort of 1; B: commit of 2
+    stable      10   10   10   10   11   11   11   18     when the log ends behind that batch
+    aborted     after 14: Aborted(producer 1, first offset 10, last offset 14)
+
+Readers of committed records see what lies below the stable offset, and leave out the records of the
+aborted transactions: those of that producer from the first offset to the marker.
+
+What is open is in memory, bounded a partition. What was aborted is kept for as long as the log, in
+a row of fixed entries that a store may write to disk.
+
+Promised: what is open and what was aborted follows from the steps alone, in their order. Not
+promised: anything about the markers of other partitions; that a transaction ends everywhere at once
+is seen to by appending all its markers in one unit.
+"""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping
+from enum import IntEnum
+from operator import itemgetter
+from typing import Final, NamedTuple, TypeVar
+
+from crc32c import crc32c
+
+from quackmq import limits
+from quackmq.errors import CorruptBatch, LimitReached, UnsupportedBatch
+from quackmq.record import (
+    CONTROL_FLAG,
+    CRC_POSITION,
+    CRC_START,
+    HEADER,
+    HEADER_BYTES,
+    LENGTH_OVERHEAD,
+    NO_SEQUENCE,
+    TRANSACTIONAL_FLAG,
+    Batch,
+    Buffer,
+)
+from quackmq.topic import Aborted, PartitionKey
+
+__all__ = [
+    "ABORTED_BYTES",
+    "TRANSACTION_FLAGS",
+    "Aborted",
+    "Marker",
+    "OpenTransactions",
+    "PartitionTransactions",
+    "Step",
+    "check_room",
+    "damaged_aborted",
+    "encode_aborted",
+    "find_aborted",
+    "marker_batch",
+    "read_marker",
+    "step_of",
+    "trim_aborted",
+]
+
+#: A batch with neither bit has nothing to do with transactions.
+TRANSACTION_FLAGS: Final = TRANSACTIONAL_FLAG | CONTROL_FLAG
+_CRC: Final = struct.Struct(">I")
+#: The one record of a marker, in Kafka's format: 17 bytes, of which the key and the value vary.
+#:
+#:     length 16, attributes, timestamp and offset delta 0, key length 4 | version i16 | type i16
+#:     | value length 6 | version i16 | coordinator epoch i32 | headers 0
+_MARKER: Final = struct.Struct(">5shhBhiB")
+_MARKER_HEAD: Final = bytes((0x20, 0, 0, 0, 0x08))
+_MARKER_VALUE_LENGTH: Final = 0x0C
+_MARKER_VERSION: Final = 0
+#: An entry of the index of aborted transactions, in the order of their markers.
+#:
+#:     producer id i64 | first offset u64 | last offset u64 | stable offset u64 | crc u32
+_ABORTED: Final = struct.Struct("<qQQQ")
+_ABORTED_CRC: Final = struct.Struct("<I")
+ABORTED_BYTES: Final = _ABORTED.size + _ABORTED_CRC.size
+_Outer = TypeVar("_Outer")
+_Inner = TypeVar("_Inner")
+
+
+class Marker(IntEnum):
+    """How a transaction ended, in Kafka's numbers."""
+
+    ABORT = 0
+    COMMIT = 1
+
+
+class Step(NamedTuple):
+    """What one batch does to the transactions of its partition: with a marker it ends its
+    producer's, without one it begins it. `offset` is the batch's own."""
+
+    producer_id: int
+    epoch: int
+    offset: int
+    append_time_ms: int
+    marker: Marker | None
+
+
+class PartitionTransactions:
+    """What is open in one partition. Who may call: whoever owns its log, in the log's order."""
+
+    __slots__ = ("open",)
+
+    def __init__(self, open_: Mapping[int, int] | None = None) -> None:
+        #: Producer id to first offset, the earliest first: offsets grow.
+        self.open = dict(sorted((open_ or {}).items(), key=itemgetter(1)))
+
+    def stable(self, next_offset: int) -> int:
+        """Everything before this offset is decided, in a log that ends at `next_offset`."""
+        for first_offset in self.open.values():
+            return first_offset
+        return next_offset
+
+    def note(self, step: Step) -> bytes:
+        """A batch was appended that begins or ends a transaction. Where it was aborted, the entry
+        for the index of aborted transactions; else nothing."""
+        if step.marker is None:
+            self.open.setdefault(step.producer_id, step.offset)
+            return b""
+        first_offset = self.open.pop(step.producer_id, None)
+        if first_offset is None or step.marker is Marker.COMMIT:
+            return b""
+        aborted = Aborted(step.producer_id, first_offset, step.offset)
+        return encode_aborted(aborted, self.stable(step.offset + 1))
+
+
+# --- the index of aborted transactions -------------------------------------------------------
+
+
+def encode_aborted(aborted: Aborted, stable_offset: int) -> bytes:
+    """`stable_offset` is what the log was stable up to, behind the marker. No transaction that ends
+    later began before it, so it tells a search where to stop."""
+    head = _ABORTED.pack(*aborted, stable_offset)
+    return head + _ABORTED_CRC.pack(crc32c(head))
+
+
+def find_aborted(entries: Buffer, first: int, last: int) -> tuple[list[Aborted], bool]:
+    """Those in a row of entries with an offset from `first` to `last`, both included; and whether
+    entries behind these can have none any more. The entries must be whole."""
+    count = len(entries) // ABORTED_BYTES
+    begin = bisect_left(range(count), first, key=lambda number: _entry(entries, number)[2])
+    found: list[Aborted] = []
+    for number in range(begin, count):
+        producer_id, first_offset, last_offset, stable_offset = _entry(entries, number)
+        if first_offset <= last:
+            found.append(Aborted(producer_id, first_offset, last_offset))
+        if stable_offset > last:
+            return found, True
+    return found, False
+
+
+def trim_aborted(entries: bytearray, before: int) -> None:
+    """Let go of those that lie before an offset as a whole."""
+    count = len(entries) // ABORTED_BYTES
+    gone = bisect_left(range(count), before, key=lambda number: _entry(entries, number)[2])
+    del entries[: gone * ABORTED_BYTES]
+
+
+def damaged_aborted(entries: Buffer) -> Iterator[int]:
+    """The numbers of entries that are not as they were written."""
+    view = memoryview(entries)
+    for number in range(len(view) // ABORTED_BYTES):
+        start = number * ABORTED_BYTES
+        head = view[start : start + _ABORTED.size]
+        if _ABORTED_CRC.unpack_from(view, start + _ABORTED.size)[0] != crc32c(head):
+            yield number
+
+
+def _entry(entries: Buffer, number: int) -> tuple[int, int, int, int]:
+    fields: tuple[int, int, int, int] = _ABORTED.unpack_from(entries, number * ABORTED_BYTES)
+    return fields
+
+
+# --- over all partitions ---------------------------------------------------------------------
+
+
+class OpenTransactions:
+    """What is open over all partitions, by producer and by partition, with what is still on its way
+    to disk. Who may call: the store, in the order in which it takes batches."""
+
+    def __init__(self) -> None:
+        self._by_producer: dict[int, dict[PartitionKey, int]] = {}
+        self._by_partition: dict[PartitionKey, dict[int, int]] = {}
+
+    def note(self, key: PartitionKey, step: Step) -> None:
+        if step.marker is None:
+            self.add(key, step.producer_id, step.offset)
+        elif step.producer_id in self._by_partition.get(key, ()):
+            _remove(self._by_partition, key, step.producer_id)
+            _remove(self._by_producer, step.producer_id, key)
+
+    def add(self, key: PartitionKey, producer_id: int, first_offset: int) -> None:
+        self._by_partition.setdefault(key, {})[producer_id] = first_offset
+        self._by_producer.setdefault(producer_id, {})[key] = first_offset
+
+    def forget(self, key: PartitionKey) -> None:
+        """The partition is gone."""
+        for producer_id in self._by_partition.pop(key, {}):
+            _remove(self._by_producer, producer_id, key)
+
+    def find(self, producer_id: int | None) -> dict[PartitionKey, dict[int, int]]:
+        if producer_id is None:
+            return {key: dict(open_) for key, open_ in self._by_partition.items()}
+        partitions = self._by_producer.get(producer_id, {})
+        return {key: {producer_id: first_offset} for key, first_offset in partitions.items()}
+
+    def count(self, key: PartitionKey) -> int:
+        return len(self._by_partition.get(key, ()))
+
+
+def check_room(key: PartitionKey, open_: int) -> None:
+    """Whether one more transaction may begin in a partition that has so many: LimitReached."""
+    if open_ >= limits.OPEN_TRANSACTIONS:
+        raise LimitReached(
+            f"partition {key.partition} of topic {key.topic_id} has {open_} open transactions: "
+            "try again when some have ended"
+        )
+
+
+# --- batches ---------------------------------------------------------------------------------
+
+
+def step_of(batch: Batch, base_offset: int, append_time_ms: int) -> Step:
+    """The step of a batch that begins a transaction, or of a marker. CorruptBatch,
+    UnsupportedBatch for a control batch that is no marker."""
+    marker = read_marker(batch) if batch.attributes & CONTROL_FLAG else None
+    return Step(batch.producer_id, batch.producer_epoch, base_offset, append_time_ms, marker)
+
+
+def marker_batch(
+    producer_id: int, epoch: int, marker: Marker, timestamp_ms: int, coordinator_epoch: int = 0
+) -> bytes:
+    """The control batch that ends a producer's transaction."""
+    record = _MARKER.pack(
+        *(_MARKER_HEAD, _MARKER_VERSION, marker),
+        *(_MARKER_VALUE_LENGTH, _MARKER_VERSION, coordinator_epoch, 0),
+    )
+    length = HEADER_BYTES - LENGTH_OVERHEAD + len(record)
+    header = HEADER.pack(
+        *(0, length, -1, 2, 0, TRANSACTION_FLAGS, 0),
+        *(timestamp_ms, timestamp_ms, producer_id, epoch, NO_SEQUENCE, 1),
+    )
+    batch = bytearray(header + record)
+    _CRC.pack_into(batch, CRC_POSITION, crc32c(batch[CRC_START:]))
+    return bytes(batch)
+
+
+def read_marker(batch: Batch) -> Marker:
+    """How a control batch ends its producer's transaction. CorruptBatch if it holds no control
+    record as brokers write them, UnsupportedBatch if that is of another kind."""
+    if batch.attributes & TRANSACTION_FLAGS != TRANSACTION_FLAGS:
+        raise UnsupportedBatch("the batch is no marker of a transaction")
+    try:
+        fields = _MARKER.unpack(batch.view[HEADER_BYTES:])
+    except struct.error as error:
+        raise CorruptBatch("a marker of a transaction is one record of 17 bytes") from error
+    head, _, kind, value_length, _, _, headers = fields
+    if (head, value_length, headers) != (_MARKER_HEAD, _MARKER_VALUE_LENGTH, 0):
+        raise CorruptBatch("a marker of a transaction has a key of 4 bytes and a value of 6")
+    if kind not in (Marker.ABORT, Marker.COMMIT):
+        raise UnsupportedBatch(f"a control record of kind {kind} ends no transaction")
+    return Marker(kind)
+
+
+def _remove(index: dict[_Outer, dict[_Inner, int]], outer: _Outer, inner: _Inner) -> None:
+    """Nothing empty is kept, or ids would pile up for ever."""
+    found = index[outer]
+    del found[inner]
+    if not found:
+        del index[outer]

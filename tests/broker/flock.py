@@ -1,0 +1,190 @@
+"""What tests of groups need: members that do as clients do, stores that outlive brokers, and time
+that passes when nothing else happens."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import random
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from quackmq.broker import Broker, Commit, Join, Joined, Leaving, MemberRef, Sync, Synced
+from quackmq.errors import MemberIdRequired, QuackError
+from quackmq.stores.base import Store
+from quackmq.stores.local import LocalStore
+from quackmq.stores.memory import MemoryStore
+from quackmq.topic import PartitionKey
+from tests.broker.support import CALLER, TOPIC, key_of, open_broker
+from tests.simulation.loop import Clock as VirtualClock
+from tests.simulation.loop import VirtualLoop, run
+from tests.support import Clock
+
+GROUP = "flock"
+#: Who commits without being a member.
+NOBODY = MemberRef("", -1)
+SESSION_MS = 10_000
+
+StoreKind = Literal["memory", "local"]
+T = TypeVar("T")
+
+
+class Pond:
+    """A store that can be left and come back to, as by a restart."""
+
+    def __init__(self, kind: StoreKind, directory: Path, clock: Clock) -> None:
+        self.clock = clock
+        self._kind = kind
+        self._directory = directory
+        self._memory = MemoryStore(clock)
+
+    @asynccontextmanager
+    async def open(self, **settings: Any) -> AsyncIterator[Broker]:
+        async with self.open_store() as store, open_broker(store, self.clock, **settings) as broker:
+            yield broker
+
+    @asynccontextmanager
+    async def open_store(self) -> AsyncIterator[Store]:
+        """The store alone, to be looked into or spoilt."""
+        if self._kind == "memory":
+            yield self._memory
+            return
+        store = await LocalStore.open(self._directory)
+        try:
+            yield store
+        finally:
+            await store.close()
+
+
+def in_virtual_time(
+    test: Callable[[], Coroutine[Any, Any, None]],
+) -> Callable[[], None]:
+    """A test whose loop waits for nothing: time jumps to the next timer. For stores in memory."""
+
+    @functools.wraps(test)
+    def in_loop() -> None:
+        loop = VirtualLoop(VirtualClock(), random.Random(0))
+        try:
+            run(loop, test())
+        finally:
+            loop.kill()
+        assert not loop.unhandled
+
+    return in_loop
+
+
+class Member:
+    """A client in a group. It assigns everybody its own member id when it leads."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        group: str = GROUP,
+        *,
+        instance_id: str | None = None,
+        topics: tuple[str, ...] = (TOPIC,),
+        protocol_type: str = "consumer",
+        session_timeout_ms: int = SESSION_MS,
+    ) -> None:
+        self.broker = broker
+        self.group = group
+        self.member_id = ""
+        self.generation = -1
+        self.instance_id = instance_id
+        self._protocol_type = protocol_type
+        self._protocols = (("range", subscription(*topics)),)
+        self._session_timeout_ms = session_timeout_ms
+
+    @property
+    def ref(self) -> MemberRef:
+        return MemberRef(self.member_id, self.generation, self.instance_id)
+
+    async def join(self) -> Joined:
+        """Joins, and once more with the id that it was given."""
+        while True:
+            try:
+                joined = await self.broker.groups.join(CALLER, self.group, self.request())
+            except MemberIdRequired as error:
+                self.member_id = error.member_id
+                continue
+            self.member_id, self.generation = joined.member_id, joined.generation
+            return joined
+
+    def request(self) -> Join:
+        """What it says of itself."""
+        return Join(
+            member_id=self.member_id,
+            instance_id=self.instance_id,
+            client_id="duck",
+            client_host="127.0.0.1",
+            protocol_type=self._protocol_type,
+            protocols=self._protocols,
+            session_timeout_ms=self._session_timeout_ms,
+            rebalance_timeout_ms=self._session_timeout_ms,
+        )
+
+    async def sync(self, assignments: Mapping[str, bytes] | None = None) -> Synced:
+        sync = Sync(self.ref, self._protocol_type, "range", assignments or {})
+        return await self.broker.groups.sync(CALLER, self.group, sync)
+
+    async def enter(self) -> Joined:
+        """Joins and is told its share."""
+        joined = await self.join()
+        shares = {each.member_id: each.member_id.encode() for each in joined.members}
+        synced = await self.sync(shares)
+        assert synced.assignment == self.member_id.encode()
+        return joined
+
+    def heartbeat(self) -> None:
+        self.broker.groups.heartbeat(CALLER, self.group, self.ref)
+
+    async def leave(self) -> None:
+        leaving = [Leaving(self.member_id, self.instance_id)]
+        assert await self.broker.groups.leave(CALLER, self.group, leaving) == [None]
+
+    async def commit(self, offset: int, partition: int = 0, topic: str = TOPIC) -> None:
+        key = key_of(self.broker.topic(topic), partition)
+        await commit(self.broker, {key: offset}, group=self.group, member=self.ref)
+
+
+async def enter_together(*members: Member) -> list[Joined]:
+    """All of one generation."""
+    return list(await asyncio.gather(*(member.enter() for member in members)))
+
+
+async def commit(
+    broker: Broker,
+    offsets: Mapping[PartitionKey, int],
+    *,
+    group: str = GROUP,
+    member: MemberRef = NOBODY,
+) -> None:
+    """Commits that must succeed."""
+    commits = [Commit(key, offset) for key, offset in offsets.items()]
+    outcomes = await broker.groups.commit(CALLER, group, member, commits)
+    assert outcomes == [None] * len(commits)
+
+
+async def committed(broker: Broker, group: str = GROUP) -> dict[tuple[str, int], int | None]:
+    """What is committed, by the topic's name and the partition."""
+    found = await broker.groups.committed(CALLER, group)
+    return {
+        (broker.topic_by_id(key.topic_id).name, key.partition): cursor.offset
+        for key, cursor in found.items()
+    }
+
+
+async def outcome_of(call: Awaitable[T]) -> T | QuackError:
+    try:
+        return await call
+    except QuackError as error:
+        return error
+
+
+def subscription(*topics: str) -> bytes:
+    """What a consumer says of itself: version, topics, no data of its own."""
+    names = b"".join(struct.pack(">h", len(name)) + name.encode() for name in topics)
+    return struct.pack(">hi", 0, len(topics)) + names + struct.pack(">i", -1)

@@ -1,0 +1,157 @@
+"""What stages and transactional ids are kept as: every value comes back, and damage is named."""
+
+from __future__ import annotations
+
+import json
+import uuid
+
+import pytest
+
+from quackmq import codec
+from quackmq.broker.stage import CommittedStage, decode_committed, encode_committed
+from quackmq.broker.stage_log import (
+    Header,
+    StagedBatch,
+    decode_header,
+    digest_of,
+    encode_header,
+    header_of,
+    in_transaction,
+    topic_name,
+    without_producer,
+)
+from quackmq.broker.transaction_state import (
+    PendingOffset,
+    decode_offsets,
+    decode_standing,
+    encode_offsets,
+    encode_standing,
+    id_of,
+    offsets_key,
+    parse_offsets_key,
+    state_key,
+)
+from quackmq.errors import DamagedStore
+from quackmq.record import Batch, Record
+from quackmq.topic import PartitionKey, check_topic_name
+from quackmq.transaction_states import Standing, TransactionState
+from tests.support import START_MS, batch_of
+
+KEY = PartitionKey(uuid.UUID(int=7), 3)
+
+
+def test_a_header_comes_back_as_it_was() -> None:
+    staged = [StagedBatch(KEY, batch_of(b"a", b"b")), StagedBatch(KEY, batch_of(b"c"))]
+    header = header_of("ein Schlüssel/1", 'part "2"', 4, staged)
+    batch = encode_header(header, START_MS)
+    assert decode_header(Batch.parse(batch.view)) == header
+    assert batch.record_count == 1
+    assert batch.max_timestamp == START_MS
+    assert header.records == 3
+    assert header.size == sum(each.batch.size for each in staged)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"",
+        b"[]",
+        b"{}",
+        b"no json",
+        b'{"key": "k", "part": "p", "number": 0, "batches": [[1, 2]]}',
+        b'{"key": "k", "part": "p", "number": 0, "batches": [["x", 0, 1, 1, 1]]}',
+        b'{"key": "k", "part": "p", "batches": []}',
+    ],
+)
+def test_a_header_that_makes_no_sense_is_damage(value: bytes) -> None:
+    batch = Batch.peek(codec.encode([Record(0, START_MS, None, value)]))
+    with pytest.raises(DamagedStore):
+        decode_header(batch)
+
+
+def test_a_digest_tells_batches_their_order_and_their_places_apart() -> None:
+    def digest(*staged: StagedBatch) -> str:
+        return digest_of("", header_of("k", "p", 0, staged).entries)
+
+    a, b = StagedBatch(KEY, batch_of(b"a")), StagedBatch(KEY, batch_of(b"b"))
+    elsewhere = a._replace(key=KEY._replace(partition=0))
+    assert len({digest(a), digest(b), digest(a, b), digest(b, a), digest(elsewhere)}) == 5
+    assert digest(a) == digest(StagedBatch(KEY, batch_of(b"a")))
+    one, two = Header("k", "p", 0, ()), header_of("k", "p", 1, [a])
+    assert digest_of(digest_of("", one.entries), two.entries) != digest_of("", two.entries)
+
+
+@pytest.mark.parametrize("key", ["a", "a/b", "ü" * 100, " ", "."])
+def test_every_key_has_a_topics_name(key: str) -> None:
+    check_topic_name(topic_name(key))
+    assert topic_name(key) != topic_name(key + "x")
+
+
+def test_a_batch_is_the_same_but_for_its_producer() -> None:
+    batch = batch_of(b"a", b"b", producer_id=5, producer_epoch=2, base_sequence=70)
+    inside = Batch.parse(in_transaction(batch, 9, 3, 11).view)
+    assert inside.is_transactional
+    assert (inside.producer_id, inside.producer_epoch, inside.base_sequence) == (9, 3, 11)
+    assert codec.decode(inside) == codec.decode(batch)
+    nobodys = Batch.parse(without_producer(batch).view)
+    assert (nobodys.producer_id, nobodys.producer_epoch, nobodys.base_sequence) == (-1, -1, -1)
+    assert codec.decode(nobodys) == codec.decode(batch)
+    assert without_producer(nobodys) is nobodys
+
+
+def test_a_committed_stage_comes_back_as_it_was() -> None:
+    committed = CommittedStage("Inhalt ü", 7, START_MS)
+    assert decode_committed(encode_committed(committed)) == committed
+
+
+@pytest.mark.parametrize("value", [b"", b"[]", b"{}", b'{"contents": 1}', b"\xff"])
+def test_a_record_that_makes_no_sense_is_damage(value: bytes) -> None:
+    for decode in (decode_committed, decode_standing):
+        with pytest.raises(DamagedStore):
+            decode(value)
+
+
+def test_a_standing_comes_back_as_it_was() -> None:
+    for state in TransactionState:
+        standing = Standing(1, 2, state, 3, 4, 5, 6)
+        if state is TransactionState.ONGOING:
+            with pytest.raises(DamagedStore):  # never kept
+                decode_standing(encode_standing(standing))
+        else:
+            assert decode_standing(encode_standing(standing)) == standing
+    assert id_of(state_key("a/b")) == "a/b"
+
+
+def test_pending_offsets_come_back_as_they_were() -> None:
+    offsets = {
+        KEY: PendingOffset(2**62, "noted ü"),
+        KEY._replace(partition=0): PendingOffset(0, ""),
+        PartitionKey(uuid.UUID(int=8), 0): PendingOffset(1, '"'),
+    }
+    assert decode_offsets(encode_offsets(offsets)) == offsets
+
+
+@pytest.mark.parametrize(
+    "value", [b"x", b"[]", b'{"x": {}}x', b'{"x": {"0": [1, ""]}}', b'{"%s": {"0": [1]}}']
+)
+def test_pending_offsets_that_make_no_sense_are_damage(value: bytes) -> None:
+    with pytest.raises(DamagedStore):
+        decode_offsets(value)
+
+
+@pytest.mark.parametrize("wrong", [[1, 2], ["1", ""], 7, [1, "", 3]])
+def test_a_pending_offset_that_makes_no_sense_is_damage(wrong: object) -> None:
+    value = json.dumps({str(uuid.UUID(int=7)): {"0": wrong}}).encode()
+    with pytest.raises(DamagedStore):
+        decode_offsets(value)
+
+
+@pytest.mark.parametrize("names", [("a", "b"), ("a/b", "c/d"), ("3/x", "/"), ("ü", "")])
+def test_a_key_of_offsets_names_id_and_group(names: tuple[str, str]) -> None:
+    assert parse_offsets_key(offsets_key(*names)) == names
+
+
+@pytest.mark.parametrize("key", ["transaction-offsets/", "transaction-offsets/9/a/b", "x/1/ab"])
+def test_a_key_of_offsets_that_makes_no_sense_is_damage(key: str) -> None:
+    with pytest.raises(DamagedStore):
+        parse_offsets_key(key)

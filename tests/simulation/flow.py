@@ -1,0 +1,228 @@
+"""Transactions through the broker: records go from a source to a target, on a disk that loses,
+tears and fails, by programs that die, sleep too long and come back from the dead.
+
+One seed is a machine and a broker that lives on it several times over. Writers fill the source and
+scatter over the target, in transactions that they commit or abort. Movers consume the source, write
+the image of each record to the target and commit the offsets, all in one transaction; they share
+one transactional id and fence each other. A life ends by a crash anywhere: at any operation of the
+disk, so in the middle of beginning, adding, writing, committing. After it a client asks again what
+it was unsure of, or gives up and begins anew. A stager stages and commits beside them.
+
+What the log holds when a life begins decides, by its markers alone (`Truth`), what was committed:
+
+- what was acknowledged as committed is, what was aborted or never asked to be committed is not;
+- a transaction is there whole or not at all, in all its partitions;
+- **the images that are committed are those of the source's committed records below the group's
+  offsets, each once**, at any moment at which nothing is under way;
+- who reads committed records sees nothing else, at any time.
+
+    python -m tests.simulation.flow --seed 7               this seed alone, with a trace
+    python -m tests.simulation.flow --seed 7 --seeds 500   this one and 499 more
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import dataclasses
+import random
+from collections import Counter
+
+from quackmq.broker import Broker, BrokerSettings
+from quackmq.errors import StorageError, StoreReadOnly
+from quackmq.stores.base import Store
+from quackmq.stores.local import LocalStore
+from tests.simulation.disk import Faults, Machine, SimulatedDisk
+from tests.simulation.flow_clients import (
+    Flow,
+    Listener,
+    Mover,
+    PlainWriter,
+    Stager,
+    Watcher,
+    Writer,
+)
+from tests.simulation.flow_truth import GROUP, PARTITIONS, SOURCE, TARGET, Ledger, Truth, check
+from tests.simulation.life import CALLER
+from tests.simulation.loop import Clock, Crash, VirtualLoop, run
+from tests.simulation.model import Violation
+from tests.simulation.platter import Counts
+from tests.simulation.scenario import (
+    Failure,
+    Trace,
+    determined,
+    make_faults,
+    make_options,
+    watched,
+)
+
+_MOVER_ID = "mover"
+#: Virtual seconds after which a client is taken to hang.
+_PATIENCE_SECONDS = 600.0
+FlowClient = Mover | Writer | PlainWriter | Stager | Watcher | Listener
+
+
+def flow(seed: int, trace: Trace | None = None) -> Counts:
+    """Run a seed to its end; what happened, counted. Failure if a promise was broken."""
+    world = World(seed, trace)
+    try:
+        with determined(seed), watched():
+            world.run()
+    except (Exception, Crash) as error:
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        raise Failure(seed, error, "flow") from error
+    return world.counts
+
+
+class World:
+    def __init__(self, seed: int, trace: Trace | None) -> None:
+        self._seed = seed
+        self._trace = trace
+        self._source = random.Random(f"{seed}/flow")
+        self._clock = Clock()
+        self._machine = Machine(random.Random(f"{seed}/disk"))
+        self._options = dataclasses.replace(make_options(self._source), sync="always")
+        self._ledger = Ledger()
+        self._listener = Listener()
+        self._stager = Stager()
+        older = self._source.random() < 0.5
+        self._movers = [
+            Mover(f"mover-{number}", _MOVER_ID, implicit=not older) for number in range(2)
+        ]
+        self._writers = [
+            Writer(f"writer-{number}", f"writer-{number}", implicit=bool(number))
+            for number in range(2)
+        ]
+        self.counts: Counts = self._machine.counts
+
+    def run(self) -> None:
+        lives = self._source.randint(2, 5)
+        for number in range(lives + 1):
+            self._live(number, last=number == lives)
+
+    def _live(self, number: int, *, last: bool) -> None:
+        faults = Faults() if last else self._faults()
+        loop = VirtualLoop(self._clock, random.Random(f"{self._seed}/loop/{number}"))
+        disk = SimulatedDisk(self._machine, loop, faults, self._trace)
+        power = self._source.random() < 0.6
+        crashed = True
+        try:
+            crashed = run(loop, self._life(disk, last))
+        except Crash:
+            pass
+        finally:
+            disk.crash()
+            loop.kill()
+        if loop.unhandled:
+            raise Violation(f"nobody took {loop.unhandled[0]}")
+        if crashed and power:
+            self._machine.power_cut()
+        elif crashed:
+            self._machine.process_crash(evictions=True)
+
+    def _faults(self) -> Faults:
+        """Mostly a crash while everybody is busy, and nothing else that would end it before."""
+        faults = make_faults(self._source, self._options)
+        if self._source.random() < 0.3:
+            return faults
+        return Faults(crash_at=self._source.randint(20, 400), pauses=faults.pauses)
+
+    async def _life(self, disk: SimulatedDisk, last: bool) -> bool:
+        """Whether it ends as a crash."""
+        try:
+            store = await LocalStore.open_on(disk, options=self._options, now_ms=self._clock.now_ms)
+        except StorageError as error:
+            if not disk.failed:
+                raise Violation(f"a sound directory does not open: {error!r}") from error
+            return True
+        await check(store, self._ledger)
+        self.counts["recoveries checked"] += 1
+        broker = Broker(store, BrokerSettings(), self._clock.now_ms)
+        life = Flow(broker, self._ledger, self._source, self.counts)
+        failed = False
+        try:
+            await broker.open()
+            for name in (SOURCE, TARGET):
+                if name not in broker.topics():
+                    await broker.create_topic(CALLER, name, partitions=PARTITIONS)
+            await (self._finish(life, store) if last else self._work(life))
+        except* StoreReadOnly as errors:
+            if not disk.failed:
+                raise Violation("the store stopped for no reason") from errors
+            failed = True
+        if failed or (not last and self._source.random() < 0.6):
+            return True
+        await broker.close()
+        try:
+            await check(store, self._ledger)
+            await store.close()
+        except StorageError as error:
+            if not disk.failed:
+                raise Violation(f"a sound store does not close: {error!r}") from error
+        return disk.failed
+
+    async def _work(self, life: Flow) -> None:
+        steps = self._source.choice((3, 10, 25))
+        everyone: list[FlowClient] = [*self._movers, *self._writers, self._stager]
+        async with asyncio.TaskGroup() as group:
+            for client in [*everyone, PlainWriter(), Watcher(), self._listener]:
+                group.create_task(self._run(client, life, steps), name=client.name)
+
+    async def _run(self, client: FlowClient, life: Flow, steps: int) -> None:
+        for _ in range(steps):
+            try:
+                async with asyncio.timeout(_PATIENCE_SECONDS):
+                    await client.step(life)
+            except TimeoutError as error:
+                raise Violation(f"{client.name} waits for ever") from error
+            await asyncio.sleep(life.source.random() ** 3 * 0.02)
+
+    async def _finish(self, life: Flow, store: Store) -> None:
+        """Nothing fails any more: whatever is left is moved, and all of it is heard."""
+        for writer in self._writers:
+            await life.broker.transactions.init(CALLER, writer.name, 60_000)
+        last = Mover("last", _MOVER_ID, implicit=True)
+        while not await self._is_moved(life):
+            await last.step(life)
+        await life.broker.transactions.init(CALLER, _MOVER_ID, 60_000)
+        for stage in life.broker.staging.all(CALLER):
+            await life.broker.staging.abort(CALLER, stage.key)
+        if set(await store.topics()) != {SOURCE, TARGET}:
+            raise Violation("something is left of a stage")
+        await check(store, self._ledger)
+        quiet = 0
+        while quiet < 5:
+            count = self._listener.count
+            await self._listener.step(life)
+            quiet = quiet + 1 if self._listener.count == count else 0
+        for number, heard in self._listener.heard.items():
+            truth = await Truth.of(store, life.key(TARGET, number))
+            if heard != dict(truth.committed) or truth.open:
+                raise Violation(f"{len(heard)} were heard, {len(truth.committed)} are there")
+
+    async def _is_moved(self, life: Flow) -> bool:
+        committed = await life.broker.groups.committed(CALLER, GROUP)
+        for number in range(PARTITIONS):
+            key = life.key(SOURCE, number)
+            offsets = await life.broker.offsets(CALLER, key)
+            if offsets.next and (key not in committed or committed[key].offset != offsets.next):
+                return False
+        return True
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Simulate transactions and crashes.")
+    parser.add_argument("--seed", type=int, default=0, help="the first seed; alone, it is shown")
+    parser.add_argument("--seeds", type=int, default=1, help="so many seeds")
+    chosen = parser.parse_args()
+    counts: Counts = Counter()
+    for seed in range(chosen.seed, chosen.seed + chosen.seeds):
+        counts += flow(seed, print if chosen.seeds == 1 else None)
+    for what, count in sorted(counts.items()):
+        print(f"{count:10} {what}")
+    print(f"{chosen.seeds} seeds, no promise broken")
+
+
+if __name__ == "__main__":
+    main()

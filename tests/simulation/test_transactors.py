@@ -1,0 +1,114 @@
+"""Transactions survive whatever the disk does; and a store that gets them wrong is caught."""
+
+from __future__ import annotations
+
+from collections import Counter
+from unittest import mock
+
+import pytest
+
+from quackmq.producers import NO_TRANSACTION, Producer
+from quackmq.record import Batch
+from quackmq.stores.local import committed
+from quackmq.stores.local.log import PartitionLog
+from quackmq.stores.local.reader import Pieces
+from quackmq.stores.local.segment import Entries, Segment
+from quackmq.transactions import Marker, Step
+from tests.simulation.platter import Counts
+from tests.simulation.scenario import Failure
+from tests.simulation.transactors import simulate
+
+_SEEDS = 120
+
+#: Each must have happened, or the simulation proves less than it says.
+_MUST_HAPPEN = (
+    "power cuts",
+    "process crashes",
+    "torn writes",
+    "failed syncs",
+    "full disk",
+    "recoveries checked",
+    "committed reads",
+    "aborted transactions checked",
+    "batches of transactions lost in a weak mode",
+    "repeats answered like the first",
+    "transactions that ended with ABORT",
+    "transactions that ended with COMMIT",
+    "units cut short that were whole",
+    "units cut short that left nothing",
+)
+
+
+def test_open_aborted_and_stable_follow_from_the_log_whatever_the_disk_does() -> None:
+    counts: Counts = Counter()
+    for seed in range(_SEEDS):
+        counts += simulate(seed)
+    missing = [what for what in _MUST_HAPPEN if not counts[what]]
+    assert not missing, f"never happened: {missing}"
+
+
+# --- bugs that are planted -------------------------------------------------------------------
+
+
+def assert_caught(*promises: str) -> None:
+    others: list[str] = []
+    for seed in range(_SEEDS):
+        try:
+            simulate(seed)
+        except Failure as failure:
+            if any(promise in str(failure) for promise in promises):
+                return
+            others.append(str(failure))
+    pytest.fail(f"nothing like {promises} in {_SEEDS} seeds, only {others}")
+
+
+def test_an_aborted_transaction_that_is_forgotten_is_caught() -> None:
+    def one_too_few(entries: Entries) -> None:
+        written(entries)
+        entries.segment.aborted -= bool(entries.aborted)
+
+    written = Entries.written
+    with mock.patch.object(Entries, "written", one_too_few):
+        assert_caught("as committed, which are", "as aborted, which are")
+
+
+def test_an_open_transaction_that_recovery_forgets_is_caught() -> None:
+    restore = PartitionLog.restore
+
+    def restore_none_open(log: PartitionLog, states: list[Producer]) -> None:
+        restore(log, [state._replace(transaction_offset=NO_TRANSACTION) for state in states])
+
+    with mock.patch.object(PartitionLog, "restore", restore_none_open):
+        assert_caught("is stable up to", "its producers say")
+
+
+def test_a_marker_that_is_not_replayed_is_caught() -> None:
+    follow = PartitionLog._follow
+
+    def follow_beginnings(log: PartitionLog, step: Step, segment: Segment) -> None:
+        if step.marker is not Marker.COMMIT:
+            follow(log, step, segment)
+
+    with mock.patch.object(PartitionLog, "_follow", follow_beginnings):
+        assert_caught("is stable up to")
+
+
+def test_a_read_of_what_is_undecided_is_caught() -> None:
+    def all_of_it(pieces: Pieces, end_offset: int) -> Pieces:
+        return pieces
+
+    with mock.patch.object(committed, "_before", all_of_it):
+        assert_caught("and shows", "as committed, which are")
+
+
+def test_a_unit_that_is_taken_in_part_is_caught() -> None:
+    accept = PartitionLog.accept
+
+    def accept_later(log: PartitionLog, batch: Batch, *arguments: object) -> object:
+        """The state and the cursor are put, and the marker is a plain batch."""
+        if batch.is_control:
+            arguments = (*arguments[:3], None)
+        return accept(log, batch, *arguments)  # type: ignore[arg-type]
+
+    with mock.patch.object(PartitionLog, "accept", accept_later):
+        assert_caught("is stable up to", "its producers say", "is told of")

@@ -1,0 +1,102 @@
+"""A sync by the system's own workers: it comes to its end on the loop, or is not begun at all."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import pytest_asyncio
+
+from quackmq.stores.local import kernel_sync
+from quackmq.stores.local.disk import RealDisk
+from quackmq.stores.local.kernel_sync import KernelSync
+
+pytestmark = pytest.mark.asyncio
+
+DEADLINE_S = 20.0
+
+
+@pytest_asyncio.fixture
+async def kernel() -> KernelSync:
+    opened = KernelSync.open()
+    assert opened is not None, "this system cannot do it: Linux on x86_64 or aarch64 can"
+    return opened
+
+
+@pytest.fixture
+def descriptor(tmp_path: Path) -> Iterator[int]:
+    opened = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
+    yield opened
+    os.close(opened)
+
+
+async def ended(kernel: KernelSync, descriptor: int) -> OSError | None:
+    future: asyncio.Future[OSError | None] = asyncio.get_running_loop().create_future()
+    assert kernel.begin(descriptor, future.set_result)
+    async with asyncio.timeout(DEADLINE_S):
+        return await future
+
+
+async def test_one_sync_after_the_other_comes_to_its_end(
+    kernel: KernelSync, descriptor: int
+) -> None:
+    for number in range(20):
+        os.pwrite(descriptor, b"quack", number)
+        assert await ended(kernel, descriptor) is None
+    kernel.close()
+
+
+async def test_what_cannot_be_synced_is_not_begun(kernel: KernelSync, descriptor: int) -> None:
+    reading, writing = os.pipe()
+    assert not kernel.begin(writing, mock.Mock())
+    os.close(reading)
+    os.close(writing)
+    assert not kernel.begin(writing, mock.Mock())
+    assert await ended(kernel, descriptor) is None
+    kernel.close()
+
+
+async def test_an_error_number_is_told_as_the_error_that_it_is(
+    kernel: KernelSync, descriptor: int
+) -> None:
+    failed = mock.Mock(wraps=kernel_sync._IO_EVENT)
+    failed.unpack.return_value = (0, 0, -5, 0)
+    with mock.patch.object(kernel_sync, "_IO_EVENT", failed):
+        error = await ended(kernel, descriptor)
+    assert isinstance(error, OSError) and error.errno == 5
+    assert await ended(kernel, descriptor) is None
+    kernel.close()
+
+
+async def test_closing_waits_for_a_sync_that_is_on_its_way(
+    kernel: KernelSync, descriptor: int
+) -> None:
+    os.pwrite(descriptor, bytes(1_000_000), 0)
+    told = mock.Mock()
+    assert kernel.begin(descriptor, told)
+    kernel.close()
+    await asyncio.sleep(0)
+    told.assert_not_called()
+
+
+@pytest.mark.parametrize("known", ["elsewhere", "forbidden", "refused"])
+async def test_where_the_system_does_not_do_it_a_thread_does(tmp_path: Path, known: str) -> None:
+    disk = RealDisk(tmp_path)
+    file = disk.open("file", create=True)
+    file.write_some(b"quack", 0)
+    patches = {
+        "elsewhere": mock.patch.object(kernel_sync.sys, "platform", "plan9"),
+        "forbidden": mock.patch.object(KernelSync, "_system_call", side_effect=PermissionError),
+        "refused": mock.patch.object(KernelSync, "begin", return_value=False),
+    }
+    future: asyncio.Future[OSError | None] = asyncio.get_running_loop().create_future()
+    with patches[known]:
+        disk.sync_soon(file, future.set_result)
+    async with asyncio.timeout(DEADLINE_S):
+        assert await future is None
+    file.close()
+    disk.close()

@@ -1,0 +1,139 @@
+"""Small frames are written by the loop and only synced beside it; if that fails, all hear of it."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from pathlib import Path
+
+import pytest
+
+from quackmq import limits
+from quackmq.errors import StoreReadOnly
+from quackmq.stores.local import LocalOptions, LocalStore
+from quackmq.stores.local.disk import File, RealDisk
+from quackmq.stores.local.kernel_sync import Synced
+from tests.stores.calls import append_values, new_partition, read_all, soon
+from tests.support import Clock
+
+pytestmark = pytest.mark.asyncio
+
+
+class HeldDisk(RealDisk):
+    """Its quick syncs end when the test says so, and as it says."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.held: asyncio.Queue[Synced] = asyncio.Queue()
+
+    def sync_soon(self, file: File, done: Synced) -> None:
+        self.held.put_nowait(done)
+
+
+async def open_held(tmp_path: Path, **options: object) -> tuple[LocalStore, HeldDisk]:
+    disk = HeldDisk(tmp_path)
+    store = await LocalStore.open_on(disk, options=LocalOptions(**options), now_ms=Clock())  # type: ignore[arg-type]
+    return store, disk
+
+
+async def test_an_append_is_answered_and_shown_when_its_sync_has_ended(tmp_path: Path) -> None:
+    store, disk = await open_held(tmp_path)
+    key = await new_partition(store)
+    appending = asyncio.ensure_future(append_values(store, key, b"a"))
+    done = await soon(disk.held.get())
+    assert not appending.done()
+    assert await read_all(store, key) == []
+    done(None)
+    assert (await soon(appending)).base_offset == 0
+    assert await read_all(store, key) == [(0, b"a")]
+    await store.close()
+
+
+async def test_what_comes_during_a_sync_shares_the_next_one(tmp_path: Path) -> None:
+    store, disk = await open_held(tmp_path)
+    key = await new_partition(store)
+    first = asyncio.ensure_future(append_values(store, key, b"a"))
+    done = await soon(disk.held.get())
+    others = [asyncio.ensure_future(append_values(store, key, b"%d" % n)) for n in range(20)]
+    await asyncio.sleep(0)
+    done(None)
+    await soon(first)
+    (await soon(disk.held.get()))(None)
+    await soon(asyncio.gather(*others))
+    assert disk.held.empty()
+    await store.close()
+
+
+async def test_a_sync_that_fails_is_told_to_all_who_wait_and_nothing_more_is_taken(
+    tmp_path: Path,
+) -> None:
+    store, disk = await open_held(tmp_path)
+    key = await new_partition(store)
+    first = asyncio.ensure_future(append_values(store, key, b"a"))
+    done = await soon(disk.held.get())
+    second = asyncio.ensure_future(append_values(store, key, b"b"))
+    await asyncio.sleep(0)
+    done(OSError(errno.EIO, "the disk is broken"))
+    for waiting in (first, second):
+        with pytest.raises(StoreReadOnly, match="the disk is broken"):
+            await soon(waiting)
+    with pytest.raises(StoreReadOnly):
+        await append_values(store, key, b"c")
+    assert await read_all(store, key) == []
+    await store.close()
+
+
+async def test_closing_waits_for_the_sync_that_is_on_its_way(tmp_path: Path) -> None:
+    store, disk = await open_held(tmp_path)
+    key = await new_partition(store)
+    appending = asyncio.ensure_future(append_values(store, key, b"a"))
+    done = await soon(disk.held.get())
+    closing = asyncio.ensure_future(store.close())
+    await asyncio.sleep(0)
+    assert not closing.done()
+    done(None)
+    await soon(closing)
+    assert (await soon(appending)).base_offset == 0
+
+
+@pytest.mark.parametrize("sync", ["interval", "os"])
+async def test_the_weak_modes_never_write_on_the_loop(tmp_path: Path, sync: str) -> None:
+    store, disk = await open_held(tmp_path, sync=sync)
+    key = await new_partition(store)
+    for _ in range(5):
+        await soon(append_values(store, key, b"a"))
+    assert disk.held.empty()
+    await store.close()
+
+
+async def test_large_frames_and_what_is_only_named_in_them_go_to_the_thread(
+    tmp_path: Path,
+) -> None:
+    store, disk = await open_held(tmp_path)
+    key = await new_partition(store)
+    await soon(append_values(store, key, bytes(limits.JOURNAL_LOOP_BYTES)))
+    await soon(append_values(store, key, bytes(limits.JOURNAL_INLINE_BYTES)))
+    assert disk.held.empty()
+    await store.close()
+
+
+async def test_a_frame_that_makes_its_slot_grow_goes_to_the_thread(tmp_path: Path) -> None:
+    slot_bytes = 64 * 1024
+    store, disk = await open_held(tmp_path, journal_slot_bytes=slot_bytes)
+    slot = tmp_path / "journal" / "0"
+    key = await new_partition(store)  # the first frame, and room for the next ones behind it
+    assert slot.stat().st_size == slot_bytes // 4
+    quick = 0
+    while slot.stat().st_size == slot_bytes // 4:
+        appending = asyncio.ensure_future(append_values(store, key, bytes(300)))
+        held = asyncio.ensure_future(disk.held.get())
+        await soon(asyncio.wait([appending, held], return_when=asyncio.FIRST_COMPLETED))
+        if held.done():
+            quick += 1
+            held.result()(None)
+        else:
+            held.cancel()
+        await soon(appending)
+    assert slot.stat().st_size == slot_bytes // 2
+    assert quick == slot_bytes // 4 // 512 - 1
+    await store.close()
