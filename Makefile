@@ -4,28 +4,30 @@ VENV := .venv
 PYTHON_IN_VENV := $(VENV)/bin/python
 READY := $(VENV)/.ready
 
-# make soak SECONDS=3600, or SEED=17 to replay one; make test PYTEST="-k journal"; make bench BENCH=...
+# make soak SECONDS=3600, or SEED=17 to replay one; make test PYTEST="-k journal";
+# make bench SUITE=kafka BENCH="--only latency"
 SEED ?=
 SECONDS ?= $(if $(SEED),,600)
 KILLS ?= 1000
 PYTEST ?=
+SUITE ?= engine kafka compare
 BENCH ?=
 
-.PHONY: help demo test lint format bench soak programs clean
+.PHONY: help demo test lint format bench soak programs clients clean
 
 help:
 	@echo "make demo     the whole story: publish, kill the broker, go on, count"
 	@echo "make test     ruff, mypy and all tests (PYTEST=\"-k name\" for some)"
 	@echo "make lint     ruff and mypy alone"
 	@echo "make format   let ruff format the code and sort its imports"
-	@echo "make bench    how fast, as ratios to the bare machine"
+	@echo "make bench    how fast, against the bare machine and against others (SUITE=\"$(SUITE)\")"
 	@echo "make soak     the simulation for SECONDS=$(SECONDS), then KILLS=$(KILLS) real kills; SEED=N replays"
 	@echo "make clean    remove the environment and all that tools left behind"
 
 demo: $(READY)
 	@$(PYTHON_IN_VENV) examples/demo.py
 
-test: lint programs
+test: lint clients
 	$(PYTHON_IN_VENV) -m pytest --numprocesses auto --maxprocesses 4 $(PYTEST)
 
 lint: $(READY)
@@ -37,8 +39,10 @@ format: $(READY)
 	$(PYTHON_IN_VENV) -m ruff check --fix .
 	$(PYTHON_IN_VENV) -m ruff format .
 
-bench: $(READY)
-	$(PYTHON_IN_VENV) -m benchmarks.engine $(BENCH)
+bench: $(READY) programs
+	@failed=0; for suite in $(SUITE); do \
+		$(PYTHON_IN_VENV) -m benchmarks.$$suite $(BENCH) || failed=1; \
+	done; exit $$failed
 
 soak: $(READY) programs
 	$(PYTHON_IN_VENV) -m tests.simulation.soak $(if $(SECONDS),--seconds $(SECONDS)) \
@@ -48,10 +52,14 @@ soak: $(READY) programs
 programs:
 	@tools/programs.sh
 
+clients: programs
+	@tools/clients.sh
+
 $(READY): pyproject.toml tools/venv.sh
 	@tools/venv.sh $(VENV) test,bench
 	@touch $@
 
 clean:
 	rm -rf $(VENV) build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf tests/interop/javascript/node_modules tests/interop/java/target benchmarks/target
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -5,11 +5,12 @@
 # is left out by tests/conftest.py, by name, and with CI=true that is a failure.
 set -u
 
-programs="kcat strace"
+# Each with Debian's package, where that is called otherwise.
+programs="kcat strace node:nodejs npm javac:default-jdk-headless mvn:maven"
 
 missing=
 for program in $programs; do
-    command -v "$program" >/dev/null 2>&1 || missing="$missing $program"
+    command -v "${program%:*}" >/dev/null 2>&1 || missing="$missing ${program#*:}"
 done
 [ -n "$missing" ] || exit 0
 
@@ -19,11 +20,15 @@ if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null 2>&1; then
 fi
 echo "installing$missing" >&2
 export DEBIAN_FRONTEND=noninteractive
+install() {
+    apt-get install --yes --quiet --no-install-recommends "$1" >/dev/null 2>&1
+}
 # Lists may be old or missing, so ask for them only when a first try fails.
-# shellcheck disable=SC2086
-{
-    apt-get install --yes --quiet --no-install-recommends $missing ||
-        { apt-get update --quiet &&
-            apt-get install --yes --quiet --no-install-recommends $missing; }
-} >/dev/null 2>&1 || echo "could not be installed:$missing" >&2
+updated=
+for package in $missing; do
+    install "$package" && continue
+    [ -n "$updated" ] || apt-get update --quiet >/dev/null 2>&1
+    updated=yes
+    install "$package" || echo "could not be installed: $package" >&2
+done
 exit 0

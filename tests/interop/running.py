@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import uvloop
 
 from quackmq.broker import Broker, BrokerSettings, Caller
+from quackmq.codec import decode
 from quackmq.doors.kafka import KafkaDoor
 from quackmq.record import Batch
 from quackmq.stores.memory import MemoryStore
@@ -42,8 +43,14 @@ class WatchedBroker(Broker):
 class RunningBroker:
     """Use as a context manager; `address` is for clients, `call` and `batches` are for the test."""
 
-    def __init__(self, settings: BrokerSettings | None = None) -> None:
+    def __init__(
+        self, settings: BrokerSettings | None = None, advertise: str | None = None
+    ) -> None:
         self._settings = settings or BrokerSettings()
+        self._advertise: tuple[str, int] | None = None
+        if advertise is not None:
+            host, advertised_port = advertise.split(":")
+            self._advertise = (host, int(advertised_port))
         self._started: Future[asyncio.AbstractEventLoop] = Future()
         self._thread = threading.Thread(target=self._run)
         self._stop: asyncio.Event | None = None
@@ -66,12 +73,20 @@ class RunningBroker:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(DEADLINE_SECONDS)
 
     def batches(self, topic: str, partition: int = 0) -> list[Batch]:
-        """What the store holds of a partition."""
+        """What the store holds of a partition; each batch is one that our own codec can open."""
         key = PartitionKey(self.broker.topic(topic).id, partition)
         read = Read(key, 0, EVERYTHING)
         (part,) = self.call(self.broker.read(TESTER, [read], max_bytes=EVERYTHING))
         assert part.error is None
-        return batches_of(part.chunks)
+        batches = batches_of(part.chunks)
+        for batch in batches:
+            decode(batch)
+        return batches
+
+    def values(self, topic: str, partition: int = 0) -> list[bytes | None]:
+        """The records' values, as our own codec reads them."""
+        batches = self.batches(topic, partition)
+        return [record.value for batch in batches for record in decode(batch)]
 
     def wait_for_reads(self, count: int) -> None:
         """Until so many reads are under way."""
@@ -93,7 +108,7 @@ class RunningBroker:
         store = MemoryStore()
         self.broker = WatchedBroker(store, self._settings)
         await self.broker.open()
-        door = KafkaDoor(self.broker, "127.0.0.1", 0)
+        door = KafkaDoor(self.broker, "127.0.0.1", 0, advertise=self._advertise)
         host, port = await door.start()
         self.address = f"{host}:{port}"
         self._started.set_result(asyncio.get_running_loop())

@@ -4,27 +4,25 @@ from __future__ import annotations
 
 import random
 import socket
+import sys
 import time
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
 
 import pytest
-from confluent_kafka import (
-    OFFSET_BEGINNING,
-    OFFSET_END,
-    Consumer,
-    KafkaError,
-    KafkaException,
-    Producer,
-    TopicPartition,
-)
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, Consumer, KafkaError
+from confluent_kafka.admin import NewPartitions, NewTopic
 
 from quackmq import limits
-from quackmq.broker import BrokerSettings
-from quackmq.policy import Policy
-from quackmq.record import COMPRESSIONS
+from tests.interop import scenarios
+from tests.interop.confluent import Reader, admin, produced, producer, quiet
+from tests.interop.programs import Client
 from tests.interop.running import DEADLINE_SECONDS, TESTER, RunningBroker
+from tests.interop.table import each_compression
+
+CLIENT: Final = Client(sys.executable, "-m", "tests.interop.python.confluent_program")
 
 
 @pytest.fixture
@@ -33,89 +31,10 @@ def broker() -> Iterator[RunningBroker]:
         yield running
 
 
-def quiet(kafka_error: KafkaError) -> None:
-    """Lost connections, when the broker closes, are not worth a line on stderr."""
-
-
-def producer(broker: RunningBroker, **settings: Any) -> Producer:
-    return Producer(
-        {"bootstrap.servers": broker.address, "error_cb": quiet, "log_level": 0}
-        | {name.replace("_", "."): value for name, value in settings.items()}
-    )
-
-
-def produced(client: Producer, topic: str, *values: bytes, **more: Any) -> list[Any]:
-    """What became of each record: its offset, or the error."""
-    outcomes: list[Any] = []
-
-    def delivered(error: KafkaError | None, message: Any) -> None:
-        outcomes.append(message.offset() if error is None else error.code())
-
-    for value in values:
-        client.produce(topic, value, on_delivery=delivered, **more)
-    assert client.flush(DEADLINE_SECONDS) == 0
-    return outcomes
-
-
-class Reader:
-    """A consumer of one partition."""
-
-    def __init__(self, broker: RunningBroker, topic: str, offset: int, partition: int = 0) -> None:
-        self._consumer = Consumer(
-            {
-                "bootstrap.servers": broker.address,
-                "group.id": "nobody",
-                "enable.auto.commit": False,
-                "auto.offset.reset": "error",
-                "check.crcs": True,
-                "fetch.wait.max.ms": 50,
-                "error_cb": quiet,
-                "log_level": 0,
-            }
-        )
-        self._consumer.assign([TopicPartition(topic, partition, offset)])
-
-    def __enter__(self) -> Reader:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._consumer.close()
-
-    def take(self, count: int) -> list[Any]:
-        """So many messages, whatever comes."""
-        messages: list[Any] = []
-        deadline = time.monotonic() + DEADLINE_SECONDS
-        while len(messages) < count:
-            assert time.monotonic() < deadline, f"{len(messages)} of {count} came"
-            messages += self._consumer.consume(count - len(messages), 0.1)
-        return messages
-
-    def values(self, count: int) -> list[bytes]:
-        messages = self.take(count)
-        assert [message.error() for message in messages] == [None] * count
-        return [message.value() for message in messages]
-
-    def offset_for_time(self, topic: str, timestamp: int) -> int:
-        wanted = [TopicPartition(topic, 0, timestamp)]
-        (found,) = self._consumer.offsets_for_times(wanted, DEADLINE_SECONDS)
-        return found.offset
-
-    def error_of(self, topic: str) -> int:
-        told = self._consumer.list_topics(topic, DEADLINE_SECONDS).topics[topic]
-        return told.error.code()
-
-    def watermarks(self, topic: str) -> tuple[int, int]:
-        return self._consumer.get_watermark_offsets(TopicPartition(topic, 0), DEADLINE_SECONDS)
-
-
-def admin(broker: RunningBroker) -> AdminClient:
-    return AdminClient({"bootstrap.servers": broker.address, "error_cb": quiet, "log_level": 0})
-
-
 # --- producing and consuming -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("compression", COMPRESSIONS)
+@pytest.mark.parametrize("compression", each_compression("confluent-kafka"))
 def test_batches_are_stored_in_the_compression_in_which_they_were_sent(
     broker: RunningBroker, compression: str
 ) -> None:
@@ -123,10 +42,12 @@ def test_batches_are_stored_in_the_compression_in_which_they_were_sent(
     values = [b"%d " % number + b"quack " * 100 for number in range(200)]
     assert produced(client, "news", *values) == list(range(200))
     assert {batch.compression for batch in broker.batches("news")} == {compression}
+    assert broker.values("news") == values
     with Reader(broker, "news", OFFSET_BEGINNING) as reader:
         assert reader.values(200) == values
 
 
+@pytest.mark.proves("confluent-kafka", "headers and keys")
 def test_records_come_back_with_key_headers_and_timestamp(broker: RunningBroker) -> None:
     client = producer(broker)
     headers = [("kind", b"duck"), ("empty", None)]
@@ -139,6 +60,9 @@ def test_records_come_back_with_key_headers_and_timestamp(broker: RunningBroker)
     assert (second.key(), second.value()) == (b"pond", None)
 
 
+@pytest.mark.proves("confluent-kafka", "consume from start")
+@pytest.mark.proves("confluent-kafka", "from end")
+@pytest.mark.proves("confluent-kafka", "from a time")
 def test_a_reader_begins_at_the_start_the_end_an_offset_or_a_time(broker: RunningBroker) -> None:
     client = producer(broker)
     for number in range(10):
@@ -177,6 +101,7 @@ def test_partitions_are_kept_apart_and_each_in_order(broker: RunningBroker) -> N
         assert values == list(range(partition, 400, 4))
 
 
+@pytest.mark.proves("confluent-kafka", "produce")
 @pytest.mark.parametrize("acks", ["0", "1", "all"])
 def test_every_kind_of_acknowledgement_works(broker: RunningBroker, acks: str) -> None:
     produced(producer(broker, acks=acks), "news", *[b"quack"] * 100)
@@ -196,15 +121,6 @@ def test_an_idempotent_producer_numbers_its_batches(broker: RunningBroker) -> No
     assert broker.batches("news")[-1].producer_id != batches[0].producer_id
 
 
-def test_a_transactional_producer_is_told_that_there_are_no_transactions(
-    broker: RunningBroker,
-) -> None:
-    client = producer(broker, transactional_id="t")
-    with pytest.raises(KafkaException) as raised:
-        client.init_transactions(DEADLINE_SECONDS)
-    assert raised.value.args[0].fatal()
-
-
 def test_a_record_above_the_limit_is_refused_and_others_are_not(broker: RunningBroker) -> None:
     client = producer(broker, message_max_bytes=64 * limits.MIB, queue_buffering_max_kbytes=200_000)
     too_large = bytes(limits.BATCH_BYTES)
@@ -216,68 +132,89 @@ def test_a_record_above_the_limit_is_refused_and_others_are_not(broker: RunningB
         assert reader.values(3) == [b"small", large, b"small"]
 
 
-# --- topics --------------------------------------------------------------------------------------
+@pytest.mark.proves("confluent-kafka", "idempotent produce across kill -9")
+def test_a_producer_lives_through_kills_of_the_broker(tmp_path: Path) -> None:
+    scenarios.a_producer_lives_through_kills(CLIENT, tmp_path / "data")
 
 
-def test_topics_are_created_listed_and_deleted(broker: RunningBroker) -> None:
-    client = admin(broker)
-    wanted = [NewTopic("first", 3, config={"retention.ms": "60000"}), NewTopic("second")]
-    for created in client.create_topics(wanted).values():
-        created.result(DEADLINE_SECONDS)
-    listed = client.list_topics(timeout=DEADLINE_SECONDS)
-    assert {name: len(topic.partitions) for name, topic in listed.topics.items()} == {
-        "first": 3,
-        "second": 1,
-    }
-    assert listed.cluster_id == broker.broker.cluster_id
-    assert broker.broker.topic("first").policy == Policy(keep_for_ms=60_000)
-    client.delete_topics(["first"])["first"].result(DEADLINE_SECONDS)
-    assert list(client.list_topics(timeout=DEADLINE_SECONDS).topics) == ["second"]
+# --- groups ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("wanted", "code"),
-    [
-        (NewTopic("taken"), KafkaError.TOPIC_ALREADY_EXISTS),
-        (NewTopic("a b"), KafkaError.TOPIC_EXCEPTION),
-        (NewTopic("new", replication_factor=3), KafkaError.INVALID_REPLICATION_FACTOR),
-        (NewTopic("new", config={"no.such": "1"}), KafkaError.INVALID_CONFIG),
-    ],
-)
-def test_what_cannot_be_created_is_told_with_the_code_of_kafka(
-    broker: RunningBroker, wanted: NewTopic, code: int
+@pytest.mark.proves("confluent-kafka", "groups")
+def test_members_come_and_go() -> None:
+    scenarios.members_come_and_go(CLIENT)
+
+
+@pytest.mark.proves("confluent-kafka", "cooperative rebalance")
+def test_a_rebalance_leaves_alone_what_stays() -> None:
+    scenarios.a_rebalance_leaves_alone_what_stays(CLIENT)
+
+
+@pytest.mark.proves("confluent-kafka", "static members")
+def test_a_static_member_comes_back() -> None:
+    scenarios.a_static_member_comes_back(CLIENT)
+
+
+@pytest.mark.proves("confluent-kafka", "commit and resume across a restart")
+def test_a_group_goes_on_after_the_broker_died(tmp_path: Path) -> None:
+    scenarios.a_group_goes_on_after_the_broker_died(CLIENT, tmp_path / "data")
+
+
+def test_a_second_instance_of_a_static_member_takes_its_place(broker: RunningBroker) -> None:
+    produced(producer(broker), "news", b"quack")
+    with member(broker, "news", group_instance_id="duck") as first:
+        wait_for(first, lambda: len(first.assignment()) == 1)
+        with member(broker, "news", group_instance_id="duck") as second:
+            wait_for(second, lambda: len(second.assignment()) == 1)
+            told: list[KafkaError] = []
+            wait_for(first, lambda: bool(told), told)
+            assert told[0].code() == KafkaError._FATAL
+            assert "fenced" in told[0].str()
+
+
+def test_members_hear_of_new_topics_and_partitions(broker: RunningBroker) -> None:
+    administrator = admin(broker)
+    with member(broker, "^news.*") as client:
+        for wanted, count in ((NewTopic("news"), 1), (NewTopic("newsletter", 2), 3)):
+            administrator.create_topics([wanted])[wanted.topic].result(DEADLINE_SECONDS)
+            wait_for(client, lambda count=count: len(client.assignment()) == count)
+        grown = administrator.create_partitions([NewPartitions("news", 3)])
+        grown["news"].result(DEADLINE_SECONDS)
+        wait_for(client, lambda: len(client.assignment()) == 5)
+
+
+@contextmanager
+def member(broker: RunningBroker, topic: str, **settings: Any) -> Iterator[Consumer]:
+    """A consumer in a group that looks often for news of topics."""
+    made = Consumer(
+        {
+            "bootstrap.servers": broker.address,
+            "group.id": "ducks",
+            "heartbeat.interval.ms": 100,
+            "topic.metadata.refresh.interval.ms": 100,
+            "auto.offset.reset": "earliest",
+            "error_cb": quiet,
+            "log_level": 0,
+        }
+        | {name.replace("_", "."): value for name, value in settings.items()}
+    )
+    made.subscribe([topic])
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def wait_for(
+    client: Consumer, condition: Callable[[], bool], errors: list[KafkaError] | None = None
 ) -> None:
-    broker.call(broker.broker.create_topic(TESTER, "taken"))
-    client = admin(broker)
-    with pytest.raises(KafkaException) as raised:
-        client.create_topics([wanted])[wanted.topic].result(DEADLINE_SECONDS)
-    assert raised.value.args[0].code() == code
-
-
-def test_a_topic_that_is_not_there_is_unknown(broker: RunningBroker) -> None:
-    client = admin(broker)
-    with pytest.raises(KafkaException) as raised:
-        client.delete_topics(["none"])["none"].result(DEADLINE_SECONDS)
-    assert raised.value.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART
-    with Reader(broker, "none", OFFSET_BEGINNING) as reader:
-        assert reader.error_of("none") == KafkaError.UNKNOWN_TOPIC_OR_PART
-    assert "none" not in broker.broker.topics()
-
-
-def test_where_topics_are_not_created_by_use_a_producer_hears_of_an_unknown_one() -> None:
-    with RunningBroker(BrokerSettings(auto_create_topics=False)) as broker:
-        client = producer(broker, topic_metadata_propagation_max_ms=0)
-        assert produced(client, "none", b"quack") == [KafkaError.UNKNOWN_TOPIC_OR_PART]
-
-
-def test_a_topic_made_anew_has_nothing_of_the_old_one(broker: RunningBroker) -> None:
-    client, administrator = producer(broker), admin(broker)
-    produced(client, "news", b"old")
-    administrator.delete_topics(["news"])["news"].result(DEADLINE_SECONDS)
-    administrator.create_topics([NewTopic("news")])["news"].result(DEADLINE_SECONDS)
-    produced(producer(broker), "news", b"new")
-    with Reader(broker, "news", OFFSET_BEGINNING) as reader:
-        assert reader.values(1) == [b"new"]
+    """Poll until something is so; what comes is of no interest, but errors are kept."""
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline
+        message = client.poll(0.05)
+        if message is not None and message.error() is not None and errors is not None:
+            errors.append(message.error())
 
 
 # --- bad neighbours ------------------------------------------------------------------------------
