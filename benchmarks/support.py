@@ -4,6 +4,30 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import NamedTuple
+
+HEADING = "| what | ours | bare | unit | ratio | to reach | |\n|---|---|---|---|---|---|---|"
+
+
+class Row(NamedTuple):
+    name: str
+    ours: float
+    bare: float
+    unit: str
+    target: str
+    reached: bool
+
+    @property
+    def ratio(self) -> float:
+        return self.ours / self.bare
+
+
+def line(row: Row) -> str:
+    mark = "" if not row.target else "reached" if row.reached else "MISSED"
+    return (
+        f"| {row.name} | {row.ours:,.4g} | {row.bare:,.4g} | {row.unit} "
+        f"| {row.ratio:.3g} | {row.target} | {mark} |"
+    )
 
 
 def resident_bytes() -> int:

@@ -1,0 +1,100 @@
+"""The load driver (loads.c and one client, see client.h), built where it is used, and what it says.
+
+Headers and libraries are Debian's `-dev` packages, which belong together; the librdkafka inside the
+wheel of confluent-kafka is newer, but has no header of its version beside it, and its name changes
+with every build.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from benchmarks import packages
+
+SOURCES: Final = Path(__file__).parent
+FLAGS: Final = ("-O2", "-Wall", "-Wextra", "-Werror", "-pthread")
+
+
+class Library(NamedTuple):
+    """What a client is built on: Debian's package, and what the linker calls it."""
+
+    package: str | None
+    links: tuple[str, ...]
+
+
+#: By the name of the client's source.
+LIBRARIES: Final = {
+    "kafka": Library("librdkafka-dev", ("-lrdkafka",)),
+    "nats": Library("libnats-dev", ("-lnats",)),
+    "redis": Library("libhiredis-dev", ("-lhiredis",)),
+    "rabbitmq": Library(None, ()),
+}
+
+
+class LoadFailed(Exception):
+    """The driver gave up; with what it said last."""
+
+
+class Driver:
+    """A driver built into a directory. Raises packages.Unavailable when that cannot be done."""
+
+    def __init__(self, directory: Path, client: str = "kafka") -> None:
+        self._program = directory / f"driver-{client}"
+        self._environment = dict(os.environ)
+        library = LIBRARIES[client]
+        flags: list[str] = []
+        packages.install_compiler()
+        if library.package is not None:
+            package = packages.fetch(library.package)
+            flags = package.compiler_flags
+            self._environment |= package.environment
+        sources = (str(SOURCES / "loads.c"), str(SOURCES / f"{client}.c"))
+        # A library may need others, which lie beside it and which only the loader will look for.
+        command = ("gcc", *FLAGS, *flags, "-o", str(self._program), *sources, *library.links)
+        subprocess.run((*command, "-Wl,--allow-shlib-undefined"), check=True)
+
+    @property
+    def client(self) -> str:
+        """The client library and its version."""
+        return self._run("client").strip()
+
+    def run(self, *arguments: object, timeout_seconds: float | None = None) -> dict[str, float]:
+        """A command that comes to an end, and its figures. Raises LoadFailed."""
+        figures: dict[str, float] = json.loads(self._run(*arguments, timeout=timeout_seconds))
+        return figures
+
+    @contextmanager
+    def staying(self, *arguments: object) -> Iterator[None]:
+        """A command that stays; everything that it stands for is there."""
+        command = [str(self._program), *map(str, arguments)]
+        pipe = subprocess.PIPE
+        with subprocess.Popen(
+            command, stdin=pipe, stdout=pipe, text=True, env=self._environment
+        ) as running:
+            assert running.stdin is not None and running.stdout is not None
+            try:
+                if running.stdout.readline() != "ready\n":
+                    raise RuntimeError(f"the driver did not get ready: {' '.join(command)}")
+                yield
+                running.stdin.close()
+                running.wait()
+            finally:
+                running.kill()
+
+    def _run(self, *arguments: object, timeout: float | None = None) -> str:
+        command = [str(self._program), *map(str, arguments)]
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, env=self._environment, timeout=timeout
+            )
+        except subprocess.TimeoutExpired:
+            raise LoadFailed(f"not done in {timeout:.0f} s") from None
+        if done.returncode != 0:
+            raise LoadFailed((done.stderr.strip().splitlines() or ["no reason given"])[-1])
+        return done.stdout
