@@ -21,7 +21,7 @@ help:
 	@echo "make lint     ruff and mypy alone"
 	@echo "make format   let ruff format the code and sort its imports"
 	@echo "make bench    how fast, against the bare machine and against others (SUITE=\"$(SUITE)\")"
-	@echo "make soak     the simulation for SECONDS=$(SECONDS), then KILLS=$(KILLS) real kills; SEED=N replays"
+	@echo "make soak     the simulation for SECONDS=$(SECONDS), then KILLS=$(KILLS) real kills, then exactly-once; SEED=N replays"
 	@echo "make clean    remove the environment and all that tools left behind"
 
 demo: $(READY)
@@ -44,10 +44,12 @@ bench: $(READY) programs
 		$(PYTHON_IN_VENV) -m benchmarks.$$suite $(BENCH) || failed=1; \
 	done; exit $$failed
 
-soak: $(READY) programs
+soak: $(READY) clients
 	$(PYTHON_IN_VENV) -m tests.simulation.soak $(if $(SECONDS),--seconds $(SECONDS)) \
 		$(if $(SEED),--seed $(SEED))
 	$(if $(SEED),,$(PYTHON_IN_VENV) -m tests.real.soak --kills $(KILLS))
+	$(if $(SEED),,$(PYTHON_IN_VENV) -m tests.interop.transforming --seconds $(SECONDS))
+	$(if $(SEED),,$(PYTHON_IN_VENV) -m tests.interop.transforming --seconds $(SECONDS) --client java)
 
 programs:
 	@tools/programs.sh

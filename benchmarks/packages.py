@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from typing import Final
 TARGET: Final = Path(__file__).with_name("target")
 
 _QUIET: Final = {"DEBIAN_FRONTEND": "noninteractive"}
+_SAID_LINES: Final = 10
 #: Stands in a package's directory once all of it is there.
 _WHOLE: Final = ".whole"
 #: Holds a copy of the file that a directory was made from.
@@ -81,13 +83,19 @@ def fetch(name: str) -> Package:
         try:
             _download(name, package.unpacked)
         except subprocess.CalledProcessError as error:
-            raise Unavailable(f"{name}: {_last_line(error.stderr)}") from error
+            raise unavailable(f"Debian's package {name}", error.stderr) from error
     for archive in package.unpacked.glob("*.deb"):
         _run("dpkg-deb", "-x", str(archive), str(package.unpacked))
         archive.unlink()
     shutil.rmtree(package.unpacked / "usr/share", ignore_errors=True)  # documents
     (package.unpacked / _WHOLE).touch()
     return package
+
+
+def unavailable(what: str, said: str) -> Unavailable:
+    """What failed says why, with names of machines that are nobody's business later on."""
+    print("\n".join(said.strip().splitlines()[-_SAID_LINES:]), file=sys.stderr)
+    return Unavailable(f"{what} could not be fetched")
 
 
 def is_made_from(source: Path, directory: Path) -> bool:
@@ -143,7 +151,3 @@ def _run(*command: str, directory: Path | None = None) -> str:
         command, cwd=directory, env=environment, check=True, capture_output=True, text=True
     )
     return done.stdout
-
-
-def _last_line(said: str) -> str:
-    return (said.strip().splitlines() or ["could not be fetched"])[-1]

@@ -1,9 +1,11 @@
-"""The whole story in one run: publish, kill the broker in the middle, go on, read back, count.
+"""The whole story in one run: publish, transform, kill everybody in the middle, read back, count.
 
 A broker runs as a process of its own on an empty directory. An idempotent producer of
 confluent-kafka publishes to several topics while the broker is killed with SIGKILL again and again
-and started anew on the same directory. Afterwards every record is read back and compared with what
-was acknowledged: each is there, once, at its place in the order of its partition.
+and started anew on the same directory. Then two workers of one consumer group (copier.py) copy all
+of it to another topic, in transactions; one of them is killed, and so is the broker. Afterwards
+everything is read back and compared with what was acknowledged: each record is there, once, at its
+place in the order of its partition, and so is the image of each.
 
 The last line is `in N, out N, lost 0, doubled 0`, and the exit code is 0 only if it is so.
 """
@@ -24,8 +26,12 @@ from typing import NoReturn
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Message, Producer
 from confluent_kafka import TopicPartition as Partition
 from confluent_kafka.admin import AdminClient, NewTopic
+from copier import image
 
 PARTITIONS = 2
+COPIES = "copies"
+WORKERS = 2
+COPIER = Path(__file__).with_name("copier.py")
 #: Small enough that a kill meets a queue which is neither empty nor everything.
 QUEUED_RECORDS = 4_000
 #: Nothing here takes long: a wait that does is a failure to be told, not to be sat out.
@@ -64,6 +70,8 @@ def tell(broker: Broker, topic_count: int, records: int, kills: int) -> int:
     published = publisher.acknowledged
     say(f"{count(published):,} records acknowledged, {publisher.failed:,} not")
 
+    copied = copy_all(broker, topics, published)
+
     exit_code = broker.end(signal.SIGTERM)
     say(f"the broker was told to stop: exit code {exit_code}")
     broker.start()
@@ -76,7 +84,35 @@ def tell(broker: Broker, topic_count: int, records: int, kills: int) -> int:
     say(f"each partition is {'in order' if in_order else 'NOT IN ORDER'}")
     print(f"in {count(published)}, out {count(found)}, lost {lost}, doubled {doubled}", flush=True)
     proved = published == found and count(found) == records and exit_code == 0 and is_sound
-    return 0 if proved else 1
+    return 0 if proved and copied else 1
+
+
+def copy_all(broker: Broker, topics: list[str], published: Values) -> bool:
+    """Let workers copy everything, kill one of them and the broker; whether the copy is exact."""
+    create_topics(broker.address, [COPIES])
+    say(f"{WORKERS} workers of one group copy them to another topic, in transactions")
+    wanted = Counter(image(value) for values in published.values() for value in values)
+    with Workers(broker.address, topics) as workers:
+        wait_for_copies(broker.address, wanted.total() // 4, workers)
+        workers.kill_one()
+        say("a worker was killed, and started again")
+        wait_for_copies(broker.address, wanted.total() // 2, workers)
+        broker.end(signal.SIGKILL)
+        broker.start()
+        say("the broker was killed under them, and is ready again")
+        wait_for_copies(broker.address, wanted.total(), workers)
+    copies = Counter(
+        value for values in read_back(broker.address, [COPIES]).values() for value in values
+    )
+    lost, doubled = (wanted - copies).total(), (copies - wanted).total()
+    say(f"copied {copies.total():,} of {wanted.total():,}: lost {lost}, doubled {doubled}")
+    return copies == wanted
+
+
+def wait_for_copies(address: str, wanted: int, workers: Workers) -> None:
+    """Until the target holds so many records that are committed, with workers that do not rest."""
+    while workers.start_again() or count(read_back(address, [COPIES])) < wanted:
+        time.sleep(0.1)
 
 
 def verify(data: Path) -> bool:
@@ -171,6 +207,7 @@ def read_back(address: str, topics: list[str]) -> Values:
             "group.id": "demo",
             "enable.auto.commit": False,
             "enable.partition.eof": True,
+            "isolation.level": "read_committed",
         }
     )
     keys = {(topic, partition) for topic in topics for partition in range(PARTITIONS)}
@@ -231,6 +268,42 @@ class Broker:
             exit_code = self.process.wait()
         self.process = None
         return exit_code
+
+
+@dataclass
+class Workers:
+    """Processes of copier.py, each started again whenever it ends."""
+
+    address: str
+    sources: list[str]
+    processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    def __enter__(self) -> Workers:
+        self.start_again()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self.processes.values():
+            process.kill()
+            process.wait()
+
+    def start_again(self) -> bool:
+        """Start those that are not there; whether there was any."""
+        names = [f"worker-{number}" for number in range(WORKERS)]
+        gone = [name for name in names if self._has_ended(name)]
+        for name in gone:
+            command = [sys.executable, str(COPIER), self.address, name, COPIES, *self.sources]
+            # That it ends when the broker goes is the point, not news.
+            self.processes[name] = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+        return bool(gone)
+
+    def kill_one(self) -> None:
+        process = next(iter(self.processes.values()))
+        process.kill()
+        process.wait()
+
+    def _has_ended(self, name: str) -> bool:
+        return name not in self.processes or self.processes[name].poll() is not None
 
 
 def give_up(*_: object) -> NoReturn:

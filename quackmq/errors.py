@@ -53,6 +53,7 @@
     │   ├── TopicFull
     │   ├── NoSubscriber
     │   ├── LimitReached
+    │   ├── GroupLoading          a group that has not heard of all its members since a restart
     │   └── NotAllowed
     ├── QuackTimeout
     ├── BrokerClosing
@@ -287,6 +288,10 @@ class NoSubscriber(Refused):
 
 class LimitReached(Refused):
     code = "limit_reached"
+
+
+class GroupLoading(Refused):
+    code = "group_loading"
 
 
 class NotAllowed(Refused):

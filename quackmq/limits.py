@@ -187,6 +187,8 @@ GROUP_SUBSCRIBED_TOPICS: Final = 200_000
 MEMBER_PROTOCOLS: Final = 64
 #: Instance ids and member ids of a group's static members, which are kept as one small state.
 STATIC_MEMBER_BYTES: Final = 128 * KIB
+#: Ids of a group's members, as far as they are kept in the same state to be known after a restart.
+MEMBER_IDS_BYTES: Final = 64 * KIB
 #: What a session may last: Kafka allows 6 s to 30 min; shorter ones cost little in one process.
 SESSION_MIN_MS: Final = 1_000
 SESSION_MAX_MS: Final = 30 * 60_000
@@ -205,8 +207,8 @@ CONSUMER_HEARTBEAT_MIN_MS: Final = 50
 #: Times that partitions are moved between pools of members until their loads are even: each moves
 #: at least one nearer, and after a few there is next to nothing left to move.
 ASSIGNMENT_PASSES: Final = 10
-#: Partitions of a group that are dealt out again in a millisecond at the most, over time: a group of
-#: 10,000 that members keep joining gets a new target every 100 ms, and that takes 30.
+#: Partitions of a group that are dealt out again in a millisecond at the most, over time: one that
+#: has 10,000, and that members keep joining, gets a new target every 100 ms, which takes 30.
 ASSIGNED_PER_MS: Final = 100
 #: Regular expressions among the subscriptions of one group: each is tried on every topic.
 GROUP_PATTERNS: Final = 8

@@ -11,6 +11,7 @@ from typing import Any
 
 from quackmq.errors import (
     FencedMemberEpoch,
+    GroupLoading,
     InstanceInUse,
     MemberFenced,
     QuackError,
@@ -19,6 +20,7 @@ from quackmq.errors import (
 from quackmq.groups import (
     ConsumerGroup,
     ConsumerMemberDescription,
+    FormerMembers,
     Heartbeat,
     HeartbeatAnswer,
     Matched,
@@ -86,6 +88,20 @@ class Stage:
             raise outcome
         assert isinstance(outcome, HeartbeatAnswer)
         return outcome
+
+    def restart(self) -> None:
+        """The group goes on from what has to last of it."""
+        old = self.group
+        until_ms = self.now_ms + TIMING.session_timeout_ms
+        self.group = ConsumerGroup(
+            old.name,
+            self.new_id,
+            self.topics,
+            generation=old.generation,
+            static_members=old.static_members,
+            former=FormerMembers(old.member_ids, old.generation, until_ms),
+            timing=TIMING,
+        )
 
     def client(self, member_id: str, *topics: str, **more: Any) -> Client:
         """One that has joined."""
@@ -189,6 +205,8 @@ class Client:
         """Whether there is any sense in trying again."""
         try:
             self.beat(lost=lost)
+        except GroupLoading:
+            self.says_all = True
         except (UnknownMember, FencedMemberEpoch):
             self.lose()
         except (MemberFenced, InstanceInUse):

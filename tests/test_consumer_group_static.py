@@ -13,7 +13,7 @@ from quackmq.errors import (
     MemberFenced,
     UnknownMember,
 )
-from quackmq.groups import GroupState, Leaving, MemberRef
+from quackmq.groups import Leaving, MemberRef
 from tests.consumer_stage import TIMING, Client, Stage
 
 FOR_A_WHILE = -2
@@ -139,23 +139,6 @@ def test_leaving_for_good_frees_the_name() -> None:
     ben.leave()
     assert stage.group.static_members == {"one": "ann"}
     stage.client("another", instance_id="two")
-
-
-def test_names_of_before_a_restart_fence_for_a_while_and_can_be_taken() -> None:
-    stage = Stage(generation=3, static_members={"one": "ann", "two": "ben"})
-    assert stage.group.state is GroupState.EMPTY
-    ben = Client(stage, "ben", "news", instance_id="two")
-    ben.epoch = 3
-    with pytest.raises(UnknownMember):
-        ben.beat()
-    stage.client("ben again", instance_id="two")
-    with pytest.raises(MemberFenced):
-        ben.beat()
-    ann = stage.client("ann", instance_id="one")
-    stage.advance(limits.SESSION_MAX_MS)
-    assert ann.epoch == 5
-    assert stage.group.static_members == {}
-    assert stage.group.next_deadline_ms is None
 
 
 def test_names_that_can_be_kept_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

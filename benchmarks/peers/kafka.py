@@ -59,7 +59,7 @@ class Kafka(Peer):
             (*command, f"-Djars={JARS}"), capture_output=True, text=True, errors="replace"
         )
         if done.returncode != 0:
-            raise Unavailable(f"Kafka's jars: {(done.stdout.strip().splitlines() or [''])[0]}")
+            raise packages.unavailable("Kafka's jars", done.stdout)
         packages.mark_made_from(POM, JARS)
 
     def version(self) -> str:

@@ -14,7 +14,7 @@ from typing import Final
 
 import quackmq
 from benchmarks import packages
-from benchmarks.packages import TARGET, Unavailable
+from benchmarks.packages import TARGET
 from benchmarks.peers.base import Peer
 from benchmarks.processes import HOST, Command
 
@@ -36,7 +36,7 @@ class QuackMQ(Peer):
         command = (str(ROOT / "tools" / "venv.sh"), str(ENVIRONMENT), "bench")
         done = subprocess.run(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
         if done.returncode != 0:
-            raise Unavailable(f"its environment: {done.stderr.strip()}")
+            raise packages.unavailable("what it depends on", done.stderr)
         packages.mark_made_from(project, ENVIRONMENT)
 
     def version(self) -> str:

@@ -23,9 +23,10 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Callable, Mapping
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 from quackmq import limits
+from quackmq.broker.group_known import NOTHING_KEPT, KnownGroup, Waiter
 from quackmq.broker.group_state import (
     STATE_PREFIX,
     GroupSettings,
@@ -49,6 +50,7 @@ from quackmq.groups import (
     Answer,
     ConsumerGroup,
     ConsumerGroupDescription,
+    FormerMembers,
     Group,
     GroupDescription,
     GroupKind,
@@ -69,11 +71,7 @@ from quackmq.stores.base import Store
 
 log = logging.getLogger(__name__)
 
-#: Where the outcome of a member's call is waited for.
-_Waiter = asyncio.Future[Joined | Synced | HeartbeatAnswer | QuackError]
 _Outcome = TypeVar("_Outcome", Joined, Synced, HeartbeatAnswer)
-
-_NOTHING: Final = Kept(GroupKind.CLASSIC, 0, "", {}, GroupSettings(), None)
 
 
 class Coordinator:
@@ -85,7 +83,7 @@ class Coordinator:
         self._patterns = TopicPatterns(topics)
         self._now_ms = now_ms
         self._initial_delay_ms = initial_delay_ms
-        self._known: dict[str, _Known] = {}
+        self._known: dict[str, KnownGroup] = {}
         self._waits = Waits()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._held_bytes = 0
@@ -95,9 +93,10 @@ class Coordinator:
         """Take up what the store keeps."""
         for key, state in (await self._store.states(STATE_PREFIX)).items():
             if state.value is not None:
-                known = self._known[name_of(key)] = _Known(name_of(key))
+                known = self._known[name_of(key)] = KnownGroup(name_of(key))
                 known.kept = decode_kept(state.value)
                 known.version = state.version
+                known.former = _former(known.kept)
 
     async def close(self, reason: QuackError) -> None:
         """End every wait with this error, and finish what is on its way to the store."""
@@ -152,7 +151,7 @@ class Coordinator:
 
     def description(self, name: str) -> GroupDescription | ConsumerGroupDescription:
         """Of a group that is known, or only by its cursors."""
-        group, kept = self.group(name), self.kept(name) or _NOTHING
+        group, kept = self.group(name), self.kept(name) or NOTHING_KEPT
         if isinstance(group, ConsumerGroup):
             return group.description()
         if group is None and kept.kind is GroupKind.CONSUMER:
@@ -174,7 +173,7 @@ class Coordinator:
         known = self._ensure(name)
         self._become(known, GroupKind.CLASSIC)
         group = self._classic(known)
-        waiter: _Waiter = asyncio.get_running_loop().create_future()
+        waiter: Waiter = asyncio.get_running_loop().create_future()
         self._act(known, lambda now_ms: group.join(now_ms, join, waiter))
         return await self._wait(known, waiter, Joined)
 
@@ -183,7 +182,7 @@ class Coordinator:
         self._check_room(sum(map(len, sync.assignments.values())))
         known = self._find(name)
         group = self._classic(known)
-        waiter: _Waiter = asyncio.get_running_loop().create_future()
+        waiter: Waiter = asyncio.get_running_loop().create_future()
         self._act(known, lambda now_ms: group.sync(now_ms, sync, waiter))
         return await self._wait(known, waiter, Synced)
 
@@ -204,7 +203,7 @@ class Coordinator:
         else:
             known = self._find(name)
         group = self._consumer(known)
-        waiter: _Waiter = asyncio.get_running_loop().create_future()
+        waiter: Waiter = asyncio.get_running_loop().create_future()
         self._act(known, lambda now_ms: group.heartbeat(now_ms, beat, waiter, matches))
         return await self._wait(known, waiter, HeartbeatAnswer)
 
@@ -226,7 +225,7 @@ class Coordinator:
         known = self._known.get(name)
         if known is None and member.generation >= 0:
             raise IllegalGeneration(f"the group {name} is not known here: join it again")
-        known = known or _Known(name)
+        known = known or KnownGroup(name)
         group = self._group(known)
         self._act(
             known,
@@ -238,7 +237,7 @@ class Coordinator:
         known = self._known.get(name)
         if known is not None:
             group = self._group(known)
-            self._act(known, lambda now_ms: group.check_fetch(member))
+            self._act(known, lambda now_ms: group.check_fetch(now_ms, member))
 
     # --- what is kept -----------------------------------------------------------------------
 
@@ -268,7 +267,7 @@ class Coordinator:
             self._drop_group(known)
         self._tidy(known)
 
-    async def _put(self, known: _Known, make: Callable[[], Kept | None]) -> None:
+    async def _put(self, known: KnownGroup, make: Callable[[], Kept | None]) -> None:
         """Make durable what `make` says when it is this change's turn."""
         known.changes += 1
         try:
@@ -286,9 +285,9 @@ class Coordinator:
         finally:
             known.changes -= 1
 
-    def _facts(self, known: _Known, settings: GroupSettings | None = None) -> Kept:
+    def _facts(self, known: KnownGroup, settings: GroupSettings | None = None) -> Kept:
         """What is to be kept of a group as it is now."""
-        kept, group = known.kept or _NOTHING, known.group
+        kept, group = known.kept or NOTHING_KEPT, known.group
         if settings is not None:
             kept = kept._replace(settings=settings)
         if group is not None:
@@ -297,6 +296,7 @@ class Coordinator:
                 generation=group.generation,
                 protocol_type=group.protocol_type,
                 static_members=group.static_members,
+                member_ids=group.member_ids,
             )
         if known.has_members():
             return kept._replace(empty_since_ms=None)
@@ -306,21 +306,21 @@ class Coordinator:
 
     # --- one group --------------------------------------------------------------------------
 
-    def _find(self, name: str) -> _Known:
+    def _find(self, name: str) -> KnownGroup:
         known = self._known.get(name)
         if known is None:
             raise UnknownMember(f"the group {name} has no members: join it again")
         return known
 
-    def _ensure(self, name: str) -> _Known:
+    def _ensure(self, name: str) -> KnownGroup:
         known = self._known.get(name)
         if known is None:
             if len(self._known) >= limits.GROUPS:
                 raise LimitReached(f"there are {limits.GROUPS} groups: delete some")
-            known = self._known[name] = _Known(name)
+            known = self._known[name] = KnownGroup(name)
         return known
 
-    def _act(self, known: _Known, act: Callable[[int], list[Answer] | None]) -> None:
+    def _act(self, known: KnownGroup, act: Callable[[int], list[Answer] | None]) -> None:
         """One call of a group, which has been asked for, and all that follows from it."""
         group = self._group(known)
         answers = None
@@ -329,34 +329,34 @@ class Coordinator:
         finally:
             self._follow(known, group, answers or [])
 
-    def _group(self, known: _Known) -> Group | ConsumerGroup:
+    def _group(self, known: KnownGroup) -> Group | ConsumerGroup:
         if known.group is None:
-            self._make_group(known, known.kept or _NOTHING)
+            self._make_group(known, known.kept or NOTHING_KEPT)
         assert known.group is not None
         return known.group
 
-    def _classic(self, known: _Known) -> Group:
+    def _classic(self, known: KnownGroup) -> Group:
         """For a call of the classic protocol; who comes by that is no member of another group."""
         self._check_kind(known, GroupKind.CLASSIC)
         group = self._group(known)
         assert isinstance(group, Group)
         return group
 
-    def _consumer(self, known: _Known) -> ConsumerGroup:
+    def _consumer(self, known: KnownGroup) -> ConsumerGroup:
         self._check_kind(known, GroupKind.CONSUMER)
         group = self._group(known)
         assert isinstance(group, ConsumerGroup)
         return group
 
-    def _check_kind(self, known: _Known, kind: GroupKind) -> None:
+    def _check_kind(self, known: KnownGroup, kind: GroupKind) -> None:
         if known.kind is not kind:
             raise UnknownMember(f"group {known.name} goes by Kafka's {known.kind} group protocol")
 
-    def _become(self, known: _Known, kind: GroupKind) -> None:
+    def _become(self, known: KnownGroup, kind: GroupKind) -> None:
         """Somebody joins by this protocol. OtherGroupProtocol if members speak another one."""
         if known.kind is kind:
             return
-        group, kept = known.group, known.kept or _NOTHING
+        group, kept = known.group, known.kept or NOTHING_KEPT
         if group is not None:
             if not group.is_empty:
                 raise OtherGroupProtocol(
@@ -372,7 +372,7 @@ class Coordinator:
             self._drop_group(known)
         self._make_group(known, kept._replace(kind=kind))
 
-    def _make_group(self, known: _Known, kept: Kept) -> None:
+    def _make_group(self, known: KnownGroup, kept: Kept) -> None:
         if kept.kind is GroupKind.CONSUMER:
             known.group = ConsumerGroup(
                 known.name,
@@ -380,6 +380,7 @@ class Coordinator:
                 self._topics,
                 generation=kept.generation,
                 static_members=kept.static_members,
+                former=known.former,
                 timing=kept.settings.timing,
             )
         else:
@@ -393,11 +394,13 @@ class Coordinator:
             )
         known.durable_changes = known.group.durable_changes
 
-    def _follow_settings(self, known: _Known) -> None:
+    def _follow_settings(self, known: KnownGroup) -> None:
         if isinstance(known.group, ConsumerGroup) and known.kept is not None:
             known.group.timing = known.kept.settings.timing
 
-    def _follow(self, known: _Known, group: Group | ConsumerGroup, answers: list[Answer]) -> None:
+    def _follow(
+        self, known: KnownGroup, group: Group | ConsumerGroup, answers: list[Answer]
+    ) -> None:
         """Answers are given in their order, when what they speak of is durable."""
         self._held_bytes += group.held_bytes - known.held_bytes
         known.held_bytes = group.held_bytes
@@ -414,7 +417,7 @@ class Coordinator:
         known.give_answers(None)
         self._tidy(known)
 
-    async def _flush(self, known: _Known) -> None:
+    async def _flush(self, known: KnownGroup) -> None:
         failure: QuackError | None = None
         while known.outbox or (failure is None and not known.is_durable()):
             waiting = len(known.outbox)
@@ -430,7 +433,7 @@ class Coordinator:
         known.is_flushing = False
         self._tidy(known)
 
-    async def _wait(self, known: _Known, waiter: _Waiter, answer: type[_Outcome]) -> _Outcome:
+    async def _wait(self, known: KnownGroup, waiter: Waiter, answer: type[_Outcome]) -> _Outcome:
         try:
             outcome = await self._waits.wait(waiter)
         finally:
@@ -441,7 +444,7 @@ class Coordinator:
         assert isinstance(outcome, answer), f"{outcome} is no answer to that call"
         return outcome
 
-    def _schedule(self, known: _Known, group: Group | ConsumerGroup) -> None:
+    def _schedule(self, known: KnownGroup, group: Group | ConsumerGroup) -> None:
         deadline_ms = group.next_deadline_ms
         if deadline_ms is None or self._is_closed:
             known.stop_timer()
@@ -452,13 +455,13 @@ class Coordinator:
             when = (deadline_ms + 1) / 1000
             known.timer = asyncio.get_running_loop().call_at(when, self._tick, known)
 
-    def _tick(self, known: _Known) -> None:
+    def _tick(self, known: KnownGroup) -> None:
         known.timer = None
         group = known.group
         if group is not None and not self._is_closed:
             self._act(known, group.tick)
 
-    def _tidy(self, known: _Known) -> None:
+    def _tidy(self, known: KnownGroup) -> None:
         """Hold no more of a group than it needs."""
         if known.is_at_rest():
             self._drop_group(known)
@@ -466,7 +469,7 @@ class Coordinator:
             if self._known.get(known.name) is known:
                 del self._known[known.name]
 
-    def _drop_group(self, known: _Known) -> None:
+    def _drop_group(self, known: KnownGroup) -> None:
         known.stop_timer()
         known.group = None
         self._held_bytes -= known.held_bytes
@@ -486,86 +489,15 @@ class Coordinator:
             )
 
 
-class _Known:
-    """A group as far as it is in memory."""
-
-    __slots__ = (
-        "changes",
-        "durable_changes",
-        "group",
-        "held_bytes",
-        "is_flushing",
-        "kept",
-        "lock",
-        "name",
-        "outbox",
-        "timer",
-        "timer_ms",
-        "version",
-    )
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        #: What the store has, None if nothing, and in which version.
-        self.kept: Kept | None = None
-        self.version = 0
-        self.group: Group | ConsumerGroup | None = None
-        #: How much the group had changed when it was last made durable.
-        self.durable_changes = 0
-        self.held_bytes = 0
-        self.outbox: list[Answer] = []
-        self.is_flushing = False
-        self.timer: asyncio.TimerHandle | None = None
-        self.timer_ms = 0
-        self.lock = asyncio.Lock()
-        #: Changes of what is kept that are on their way.
-        self.changes = 0
-
-    @property
-    def kind(self) -> GroupKind:
-        return (self.group or self.kept or _NOTHING).kind
-
-    def has_members(self) -> bool:
-        return self.group is not None and self.group.size > 0
-
-    def is_durable(self) -> bool:
-        """Whether the store has what an answer of the group may speak of."""
-        if self.group is None:
-            return True
-        if self.group.durable_changes != self.durable_changes:
-            return False
-        was_empty = self.kept is None or self.kept.empty_since_ms is not None
-        return was_empty or not self.group.is_empty
-
-    def is_at_rest(self) -> bool:
-        """Whether all there is to know of the group is what is kept."""
-        group = self.group
-        return (
-            group is not None
-            and group.is_empty
-            and group.next_deadline_ms is None
-            and not self.is_flushing
-            and self.is_durable()
-        )
-
-    def give_answers(self, failure: QuackError | None, most: int | None = None) -> None:
-        """Give the first so many answers. With a failure nobody is told of a generation, or of an
-        epoch."""
-        answers, self.outbox = self.outbox[:most], self.outbox[len(self.outbox[:most]) :]
-        for waiter, outcome in answers:
-            assert isinstance(waiter, asyncio.Future), "every waiter is made here"
-            if not waiter.done():
-                tells_of_it = isinstance(outcome, Joined | HeartbeatAnswer)
-                waiter.set_result(failure if failure is not None and tells_of_it else outcome)
-
-    def stop_timer(self) -> None:
-        if self.timer is not None:
-            self.timer.cancel()
-            self.timer = None
-
-
 def _loop_ms() -> int:
     return int(asyncio.get_running_loop().time() * 1000)
+
+
+def _former(kept: Kept) -> FormerMembers | None:
+    if not kept.member_ids:
+        return None
+    until_ms = _loop_ms() + kept.settings.session_timeout_ms
+    return FormerMembers(kept.member_ids, kept.generation, until_ms)
 
 
 def _new_member_id(client: str) -> str:

@@ -1,18 +1,19 @@
 """What the store keeps of a consumer group beside its cursors, and the bytes that it is kept as.
 
     "group/NAME": {"kind": "classic" | "consumer", "generation": 7, "protocol_type": "consumer",
-    "static_members": {instance id: member id}, "empty_since_ms": 1700000000000 | null,
-    "settings": {"holds_retention": false, "session_timeout_ms": 45000, "heartbeat_interval_ms":
-    5000}}
+    "static_members": {instance id: member id}, "member_ids": [member id, ...],
+    "empty_since_ms": 1700000000000 | null, "settings": {"holds_retention": false,
+    "session_timeout_ms": 45000, "heartbeat_interval_ms": 5000}}
 
 A restart goes on from it: generations (the epochs of a group of the newer kind) grow, and a static
-member that was replaced stays replaced. Members themselves are not kept: they join again. Pure.
+member that was replaced stays replaced. Of members nothing is kept: classic ones join again, those
+of the newer kind say what they were, for which it is known who there was. Pure.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from quackmq import limits
@@ -58,6 +59,7 @@ class Kept(NamedTuple):
     generation: int
     protocol_type: str
     static_members: Mapping[str, str]
+    member_ids: Sequence[str]
     settings: GroupSettings
     empty_since_ms: int | None
 
@@ -76,6 +78,7 @@ def encode_kept(kept: Kept) -> bytes:
         "generation": kept.generation,
         "protocol_type": kept.protocol_type,
         "static_members": dict(kept.static_members),
+        "member_ids": list(kept.member_ids),
         "settings": kept.settings._asdict(),
         "empty_since_ms": kept.empty_since_ms,
     }
@@ -94,18 +97,20 @@ def decode_kept(value: bytes) -> Kept:
             "generation": int(generation),
             "protocol_type": str(protocol_type),
             "static_members": dict(static_members),
+            "member_ids": list(member_ids),
             "settings": {
                 "holds_retention": bool(holds_retention),
                 "session_timeout_ms": int(session_timeout_ms),
                 "heartbeat_interval_ms": int(heartbeat_interval_ms),
             },
             "empty_since_ms": int() | None as empty_since_ms,
-        } if all(isinstance(member_id, str) for member_id in static_members.values()):
+        } if all(isinstance(each, str) for each in (*static_members.values(), *member_ids)):
             return Kept(
                 GroupKind(kind),
                 generation,
                 protocol_type,
                 static_members,
+                tuple(member_ids),
                 GroupSettings(holds_retention, session_timeout_ms, heartbeat_interval_ms),
                 empty_since_ms,
             )

@@ -10,6 +10,7 @@ from quackmq.groups.consumer_values import (
     Matched,
     Timing,
 )
+from quackmq.groups.former import FormerMembers
 from quackmq.groups.group import Group
 from quackmq.groups.states import GroupKind, GroupState
 from quackmq.groups.values import (
@@ -30,6 +31,7 @@ __all__ = [
     "ConsumerGroup",
     "ConsumerGroupDescription",
     "ConsumerMemberDescription",
+    "FormerMembers",
     "Group",
     "GroupDescription",
     "GroupKind",

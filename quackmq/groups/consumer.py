@@ -27,8 +27,9 @@ A static member (one with an instance id) may leave for a while: its share is ke
 session ends, and is its again if it comes back under whatever member id. While it has not left,
 another of its name is refused.
 
-Not here: durability. Before the answers of a call are given, whoever calls makes epoch and static
-members durable if `durable_changes` has grown. Members are forgotten by a restart and join anew.
+Not here: durability. Before the answers of a call are given, whoever calls makes epoch, static
+members and the members' ids durable if `durable_changes` has grown. What members read is forgotten
+by a restart; they say it themselves when they are back (see `former`), and who cannot joins anew.
 Nor are regular expressions tried on topics here, which may take a while: `patterns_due` says for
 which the caller has to bring the topics.
 
@@ -44,6 +45,7 @@ from typing import Final
 from quackmq import limits
 from quackmq.errors import (
     FencedMemberEpoch,
+    GroupLoading,
     InstanceInUse,
     InvalidRequest,
     QuackError,
@@ -65,6 +67,7 @@ from quackmq.groups.consumer_values import (
     Timing,
     check,
 )
+from quackmq.groups.former import FormerMembers
 from quackmq.groups.states import MOVES_ON, GroupKind, GroupState, MemberState
 from quackmq.groups.values import Answer, Leaving, MemberRef
 from quackmq.topic import PartitionKey
@@ -89,13 +92,18 @@ class ConsumerGroup:
         *,
         generation: int = 0,
         static_members: Mapping[str, str] | None = None,
+        former: FormerMembers | None = None,
         timing: Timing = Timing(),  # noqa: B008  (frozen)
     ) -> None:
-        """`generation` and `static_members` are those of before a restart."""
+        """`generation` and `static_members` are what was kept, `former` those of before a restart,
+        if there was one."""
         self.name = name
         self.timing = timing
         #: The group's epoch, by the name that it has in a classic group.
         self.generation = generation
+        self._former = former or FormerMembers()
+        #: Whether members that were there before a restart have come back, or may.
+        self._takes_back = bool(self._former.missing)
         self._new_member_id = new_member_id
         self._catalog = catalog
         self._members = ConsumerMembers(name, static_members or {})
@@ -135,8 +143,14 @@ class ConsumerGroup:
         return dict(self._members.statics.ids)
 
     @property
+    def member_ids(self) -> tuple[str, ...]:
+        """Also of those that are awaited; none, if they are too many to be kept."""
+        ids = (*(member.id for member in self._members), *sorted(self._former.missing))
+        return ids if len(str(ids)) <= limits.MEMBER_IDS_BYTES else ()
+
+    @property
     def durable_changes(self) -> int:
-        """Grows with every change of generation or static_members."""
+        """Grows with every change of generation, static_members or member_ids."""
         return self._changes + self._members.statics.changes
 
     @property
@@ -204,7 +218,7 @@ class ConsumerGroup:
         matches: Mapping[str, Matched] = {},
     ) -> list[Answer]:
         """InvalidRequest, InvalidGroup, InvalidPattern, UnsupportedAssignor, UnknownMember,
-        MemberFenced, FencedMemberEpoch, InstanceInUse, LimitReached."""
+        MemberFenced, FencedMemberEpoch, InstanceInUse, LimitReached, GroupLoading."""
         try:
             return [Answer(waiter, self._heartbeat(now_ms, beat, matches))]
         except QuackError as error:
@@ -221,18 +235,19 @@ class ConsumerGroup:
     def check_commit(
         self, now_ms: int, member: MemberRef, *, is_transactional: bool = False
     ) -> None:
-        """Whether offsets may be committed: UnknownMember, MemberFenced, StaleMemberEpoch. Who is
-        no member may while there is none, and within a transaction, which fences in its own way."""
+        """Whether offsets may be committed: UnknownMember, MemberFenced, StaleMemberEpoch, or
+        GroupLoading if that cannot be told yet. Who is no member may while there is none, and
+        within a transaction, which fences in its own way."""
         is_nobody = not member.member_id and member.instance_id is None
         if member.generation < 0 and (not self._members or (is_transactional and is_nobody)):
             return
-        self._check_epoch(member)
+        self._check_epoch(now_ms, member)
 
-    def check_fetch(self, member: MemberRef) -> None:
+    def check_fetch(self, now_ms: int, member: MemberRef) -> None:
         """Whether offsets may be asked for; raises what `check_commit` does. Who does not say that
         it is a member may always."""
         if member.member_id or member.generation >= 0:
-            self._check_epoch(member)
+            self._check_epoch(now_ms, member)
 
     def tick(self, now_ms: int) -> list[Answer]:
         """What time has brought: members that were silent, or held on to partitions, too long."""
@@ -251,7 +266,7 @@ class ConsumerGroup:
         check(beat)
         if beat.epoch in (LEAVES, LEAVES_FOR_A_WHILE):
             return self._leave(beat)
-        member = self._joining(beat) if beat.epoch == JOINS else self._of_epoch(beat)
+        member = self._joining(beat) if beat.epoch == JOINS else self._of_epoch(now_ms, beat)
         is_new = member is None
         before = Subscription() if member is None else member.subscription
         subscription = Subscription(
@@ -268,10 +283,12 @@ class ConsumerGroup:
         self._take(now_ms, matches)
         if self._look_at_topics() or has_changed:
             self._begin_epoch()
-        if self.generation > self._assignment_epoch and now_ms >= self._assign_again_ms:
-            self._assign(now_ms)
         had = member.assigned
-        self._reconcile(now_ms, member, beat.owned)
+        if self._former.are_awaited(now_ms):
+            member.enter(member.epoch or self._assignment_epoch)
+        else:
+            self._assign_if_due(now_ms)
+            self._reconcile(now_ms, member, beat.owned)
         self._members.heard(now_ms, member, self.timing.session_timeout_ms)
         has_other = member.assigned is not had and member.assigned != had
         told = beat.epoch == JOINS or beat.is_full or has_other
@@ -279,12 +296,15 @@ class ConsumerGroup:
 
     def _joining(self, beat: Heartbeat) -> ConsumerMember | None:
         """The member that joins anew, or in whose place somebody joins; None if it is a new one."""
+        self._former.came(beat.member_id)
         known = self._members.get(beat.member_id)
         if known is not None and known.instance_id != beat.instance_id:
             raise InvalidRequest(f"{known.id} is a member of group {self.name}, by another name")
         if beat.instance_id is None:
             return known
-        holder = self._members.get(self._members.statics.ids.get(beat.instance_id, ""))
+        holder_id = self._members.statics.ids.get(beat.instance_id, "")
+        self._former.came(holder_id)
+        holder = self._members.get(holder_id)
         if holder is None:
             return None
         if holder.id != beat.member_id and not holder.is_away:
@@ -304,7 +324,9 @@ class ConsumerGroup:
         if member.is_away:
             member.epoch = member.previous_epoch = JOINS
 
-    def _of_epoch(self, beat: Heartbeat) -> ConsumerMember:
+    def _of_epoch(self, now_ms: int, beat: Heartbeat) -> ConsumerMember:
+        if self._is_back(now_ms, beat.member_id):
+            return self._take_back(beat)
         member = self._members.known(beat.member_id, beat.instance_id)
         # It may not have heard of its present epoch, if that is the next one to its own.
         heard_less = beat.epoch == member.previous_epoch and (
@@ -317,7 +339,36 @@ class ConsumerGroup:
             )
         return member
 
+    def _is_back(self, now_ms: int, member_id: str) -> bool:
+        return self._former.are_awaited(now_ms) and member_id in self._former.missing
+
+    def _take_back(self, beat: Heartbeat) -> ConsumerMember:
+        """Somebody is heard for the first time since a restart."""
+        self._members.statics.check(beat.member_id, beat.instance_id)
+        if not beat.is_full and self._former.may_ask(beat.member_id):
+            # After any error clients leave nothing out.
+            raise GroupLoading(f"{beat.member_id} of group {self.name}: say everything once more")
+        owned = beat.owned
+        if (
+            beat.epoch > self._former.epoch
+            or not beat.is_full
+            or owned is None
+            or not owned.isdisjoint(self._members.owners)
+        ):
+            raise FencedMemberEpoch(
+                f"{beat.member_id} of group {self.name} cannot be what it was before the broker "
+                "was started again: let go of all partitions and join again"
+            )
+        subscription = Subscription(beat.topics or frozenset(), beat.pattern or "")
+        self._members.check_room(subscription, is_new=True)
+        member = self._members.add(beat.member_id, beat.instance_id, subscription)
+        self._members.hold(member, owned, NOTHING)
+        member.epoch = member.previous_epoch = beat.epoch
+        self._former.came(member.id)
+        return member
+
     def _leave(self, beat: Heartbeat) -> HeartbeatAnswer:
+        self._former.came(beat.member_id)
         member = self._members.known(beat.member_id, beat.instance_id)
         if beat.epoch == LEAVES_FOR_A_WHILE:
             member.epoch = member.previous_epoch = LEAVES_FOR_A_WHILE
@@ -336,7 +387,9 @@ class ConsumerGroup:
             interval_ms = min(interval_ms, limits.RECONCILING_HEARTBEAT_MS)
         return HeartbeatAnswer(member.id, member.epoch, interval_ms, assignment)
 
-    def _check_epoch(self, ref: MemberRef) -> None:
+    def _check_epoch(self, now_ms: int, ref: MemberRef) -> None:
+        if self._is_back(now_ms, ref.member_id):
+            raise GroupLoading(f"{ref.member_id} of group {self.name} has not been heard yet")
         member = self._members.known(ref.member_id, ref.instance_id)
         if member.epoch != ref.generation:
             raise StaleMemberEpoch(
@@ -394,6 +447,15 @@ class ConsumerGroup:
             topics = {topic.id: topic.partitions for topic in found if topic is not None}
             self._topics[subscription] = topics
         return topics
+
+    def _assign_if_due(self, now_ms: int) -> None:
+        if self._takes_back:
+            # All are back that will be, and have what they had: that shall change little.
+            self._takes_back = False
+            self._shares = {member.id: member.assigned for member in self._members}
+            self._begin_epoch()
+        if self.generation > self._assignment_epoch and now_ms >= self._assign_again_ms:
+            self._assign(now_ms)
 
     def _assign(self, now_ms: int) -> None:
         readers = self._members.readers

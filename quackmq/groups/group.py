@@ -122,6 +122,11 @@ class Group:
         return dict(self._members.statics.ids)
 
     @property
+    def member_ids(self) -> tuple[str, ...]:
+        """Of those that would be members again after a restart: nobody."""
+        return ()
+
+    @property
     def durable_changes(self) -> int:
         """Grows with every change of generation, protocol_type or static_members."""
         return self._changes + self._members.statics.changes
@@ -216,7 +221,7 @@ class Group:
             self._refuse(RULES[self.state].commit)
         self._members.heard(now_ms, known)
 
-    def check_fetch(self, member: MemberRef) -> None:
+    def check_fetch(self, now_ms: int, member: MemberRef) -> None:
         """Whether offsets may be asked for: by anybody."""
 
     def leave(self, now_ms: int, leaving: Leaving) -> list[Answer]:

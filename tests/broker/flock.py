@@ -17,7 +17,7 @@ from quackmq.errors import MemberIdRequired, QuackError
 from quackmq.stores.base import Store
 from quackmq.stores.local import LocalStore
 from quackmq.stores.memory import MemoryStore
-from quackmq.topic import PartitionKey
+from quackmq.topic import PartitionKey, State
 from tests.broker.support import CALLER, TOPIC, key_of, open_broker
 from tests.simulation.loop import Clock as VirtualClock
 from tests.simulation.loop import VirtualLoop, run
@@ -57,6 +57,23 @@ class Pond:
             yield store
         finally:
             await store.close()
+
+
+class SlowStates(MemoryStore):
+    """States are kept when told so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun = asyncio.Event()
+        self.go_on = asyncio.Event()
+        self.error: Exception | None = None
+
+    async def put_state(self, key: str, value: bytes | None, expected_version: int) -> State:
+        self.begun.set()
+        await self.go_on.wait()
+        if self.error is not None:
+            raise self.error
+        return await super().put_state(key, value, expected_version)
 
 
 def in_virtual_time(

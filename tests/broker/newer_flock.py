@@ -29,6 +29,7 @@ class NewerMember:
         self.topics = frozenset(topics or (() if pattern else (TOPIC,)))
         self.pattern = pattern
         self.epoch = 0
+        self.says_all = False
         self.reads: frozenset[PartitionKey] = frozenset()
 
     @property
@@ -36,8 +37,8 @@ class NewerMember:
         return MemberRef(self.id, self.epoch, self.instance_id)
 
     async def beat(self, **said: Any) -> HeartbeatAnswer:
-        """Says what it reads; everything else when it joins."""
-        if self.epoch == 0:
+        """Says what it reads; everything else when it joins, or has lost its connection."""
+        if self.epoch == 0 or self.says_all:
             said = {
                 "rebalance_timeout_ms": REBALANCE_MS,
                 "topics": self.topics,
@@ -54,7 +55,7 @@ class NewerMember:
             **said,
         )
         answer = await self.broker.groups.consumer_heartbeat(CALLER, self.group, beat)
-        self.epoch = max(0, answer.epoch)
+        self.epoch, self.says_all = max(0, answer.epoch), False
         if answer.assignment is not None:
             self.reads = answer.assignment
         return answer

@@ -24,12 +24,12 @@ from quackmq.errors import (
     UnknownMember,
 )
 from quackmq.stores.memory import MemoryStore
-from quackmq.topic import State
 from tests.broker.flock import (
     GROUP,
     SESSION_MS,
     Member,
     Pond,
+    SlowStates,
     StoreKind,
     commit,
     committed,
@@ -300,26 +300,9 @@ async def test_who_was_replaced_stays_fenced_after_a_restart(pond: Pond) -> None
         assert await committed(broker) == {}
 
 
-class _SlowStates(MemoryStore):
-    """States are kept when told so."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.begun = asyncio.Event()
-        self.go_on = asyncio.Event()
-        self.error: Exception | None = None
-
-    async def put_state(self, key: str, value: bytes | None, expected_version: int) -> State:
-        self.begun.set()
-        await self.go_on.wait()
-        if self.error is not None:
-            raise self.error
-        return await super().put_state(key, value, expected_version)
-
-
 @pytest.mark.asyncio
 async def test_nobody_is_told_of_a_generation_that_is_not_durable() -> None:
-    store = _SlowStates()
+    store = SlowStates()
     async with open_broker(store) as broker:
         member = Member(broker)
         joining = asyncio.create_task(member.join())
@@ -334,7 +317,7 @@ async def test_nobody_is_told_of_a_generation_that_is_not_durable() -> None:
 
 @pytest.mark.asyncio
 async def test_a_generation_that_cannot_be_kept_is_told_as_an_error() -> None:
-    store = _SlowStates()
+    store = SlowStates()
     store.go_on.set()
     store.error = StoreReadOnly("the disk is full")
     async with open_broker(store) as broker:
@@ -413,7 +396,7 @@ async def test_a_subscription_is_not_deleted_as_a_group() -> None:
 
 @pytest.mark.asyncio
 async def test_who_joins_while_the_group_is_deleted_is_a_member() -> None:
-    store = _SlowStates()
+    store = SlowStates()
     store.go_on.set()
     async with open_broker(store) as broker:
         member = Member(broker)
@@ -486,7 +469,7 @@ async def test_a_group_whose_first_member_only_has_its_id_does_not_expire(pond: 
 @pytest.mark.asyncio
 async def test_a_group_that_cannot_be_forgotten_stays_and_stops_nobody() -> None:
     clock = Clock()
-    store = _SlowStates()
+    store = SlowStates()
     store.go_on.set()
     async with open_broker(store, clock) as broker:
         await broker.create_topic(CALLER, TOPIC)

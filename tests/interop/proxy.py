@@ -79,7 +79,7 @@ class Proxy:
         """Every connection of now. Clients may come again."""
         for link in list(self._links):
             link.cut()
-        self._links = [link for link in self._links if not link.is_cut]
+            self._links.remove(link)
 
     @staticmethod
     def _wait_until_held(links: list[Link], complaint: str) -> None:
@@ -97,7 +97,7 @@ class Proxy:
             assert self._broker is not None
             try:
                 broker = socket.create_connection(self._broker, DEADLINE_SECONDS)
-            except ConnectionRefusedError:
+            except ConnectionError:
                 client.close()
                 continue
             broker.settimeout(None)
@@ -122,7 +122,6 @@ class Link:
         self.held_bytes = 0
         self.may_ask = threading.Event()
         self.may_ask.set()
-        self.is_cut = False
         self._pace = pace
         self._client = client
         self._broker = broker
@@ -135,7 +134,6 @@ class Link:
 
     def cut(self) -> None:
         """Both ends hear of it, and both threads end."""
-        self.is_cut = True
         self.may_ask.set()
         for end in (self._client, self._broker):
             with suppress(OSError):  # it was cut already

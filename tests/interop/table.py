@@ -52,6 +52,7 @@ CAPABILITIES: Final[Mapping[str, tuple[str, ...]]] = {
     "cooperative rebalance": (),
     "static members": (),
     "commit and resume across a restart": (),
+    "newer group protocol (KIP-848)": (),
     "idempotent produce across kill -9": (),
     "transactions": ("commit and abort", "offsets", "time-out", "fencing", "zombies"),
     "admin calls": ("configs", "partitions", "delete records", "groups"),
@@ -65,6 +66,7 @@ class Cell(NamedTuple):
 
 
 EAGER_ONLY: Final = "has assignors of the eager protocol only"
+CLASSIC_ONLY: Final = "knows the classic group protocol only"
 ONE_TRANSACTION: Final = "writes all its input in one transaction, and ends with it"
 
 #: What a client does not have, and why. Without a part, all of the capability.
@@ -73,6 +75,13 @@ MISSING: Final[Mapping[Cell, str]] = {
     Cell("kafkajs", "cooperative rebalance"): EAGER_ONLY,
     Cell("kafkajs", "static members"): "has no setting for a member's own name",
     Cell("@platformatic/kafka", "cooperative rebalance"): EAGER_ONLY,
+    **{
+        Cell(client, "newer group protocol (KIP-848)"): CLASSIC_ONLY
+        for client in ("aiokafka", "kafka-python", "kafkajs", "kcat")
+    },
+    Cell(
+        "@platformatic/kafka", "newer group protocol (KIP-848)"
+    ): "reads by it, but does not tell which partitions come and go",
     Cell("kcat", "create topics"): "creates a topic by using it, and has no other way",
     **{
         Cell("kcat", "transactions", part): ONE_TRANSACTION

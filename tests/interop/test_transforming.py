@@ -1,5 +1,5 @@
-"""Exactly once from one topic to another, whoever is killed meanwhile; and that this would be seen if
-it were not so. For longer: `python -m tests.interop.transforming`."""
+"""Exactly once from one topic to another, whoever is killed meanwhile; and that it would be seen if
+this were not so. For longer: `python -m tests.interop.transforming`."""
 
 from __future__ import annotations
 

@@ -135,12 +135,13 @@ class Torture:
     def __enter__(self) -> Torture:
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         if self._feeder is not None:
             self._feeder.abandon()
-        for worker in self._workers:
-            worker.signal(signal.SIGCONT)
-        self._cast.__exit__()
+        for program in self._cast.programs.values():
+            program.kill()
+            if kind is not None and program.errors:
+                print(f"--- {program.name} said:\n{program.errors}")
         self._proxy.__exit__()
         self._broker.__exit__(None, None, None)
 

@@ -342,9 +342,10 @@ async def test_who_waits_holds_up_nobody_else(wait: Any) -> None:
         assert (await other.ask(METADATA, 1, topics=None)).topics == ()
         await (await member(running, "another")).settle()
         waiting.client.writer.transport.abort()
-        await until(lambda: not any(c._current for c in running.door._connections))
-        tasks = [task for task in asyncio.all_tasks() if "_work" in repr(task.get_coro())]
-        assert tasks == []
+        await until(
+            lambda: not any("_work" in repr(task.get_coro()) for task in asyncio.all_tasks())
+        )
+        assert not any(c._current for c in running.door._connections)
 
 
 class GoneGroups:

@@ -3,6 +3,7 @@ all of them, at their transactions and at the producers of a partition."""
 
 from __future__ import annotations
 
+import asyncio
 import datetime
 import struct
 from typing import Any
@@ -15,6 +16,7 @@ from quackmq.doors.kafka.transactions import transaction_code_of
 from quackmq.errors import BrokerClosing, ProducerFenced, StoreReadOnly
 from tests.doors.kafka.client import (
     API_VERSIONS,
+    DEADLINE_SECONDS,
     FIND_COORDINATOR,
     INIT_PRODUCER_ID,
     served,
@@ -161,6 +163,10 @@ async def test_transactions_are_listed_by_state_producer_and_duration(version: i
         if version >= 1:
             assert (await listed(duration_filter=-1)) == every
             assert await listed(duration_filter=3_600_000) == {}
+            async with asyncio.timeout(DEADLINE_SECONDS):
+                while not (longer := await listed(duration_filter=1)):
+                    await asyncio.sleep(0.001)
+            assert longer.keys() == {"tx"}, "the others have none open"
 
 
 @pytest.mark.asyncio

@@ -9,8 +9,8 @@ const { address, topic } = told
 const held = new Held()
 let leaves = false
 
-// When its broker is lost, the client repeats what it had begun, a commit for instance, also when it
-// has lost its member's id meanwhile. So a member whose client has any trouble takes another one.
+// When its broker is lost, the client repeats what it had begun, a commit for instance, also when
+// it has lost its member's id meanwhile. So a member whose client has any trouble takes another.
 async function member() {
   over.then(() => { leaves = true })
   while (!leaves) {
