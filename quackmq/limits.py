@@ -189,6 +189,9 @@ MEMBER_PROTOCOLS: Final = 64
 STATIC_MEMBER_BYTES: Final = 128 * KIB
 #: Ids of a group's members, as far as they are kept in the same state to be known after a restart.
 MEMBER_IDS_BYTES: Final = 64 * KIB
+#: How often a member that is back after a restart is asked to say everything, before it has to join
+#: anew: librdkafka repeats the same words twice before it finds others.
+MEMBER_ASKED: Final = 5
 #: What a session may last: Kafka allows 6 s to 30 min; shorter ones cost little in one process.
 SESSION_MIN_MS: Final = 1_000
 SESSION_MAX_MS: Final = 30 * 60_000

@@ -235,9 +235,8 @@ class ConsumerGroup:
     def check_commit(
         self, now_ms: int, member: MemberRef, *, is_transactional: bool = False
     ) -> None:
-        """Whether offsets may be committed: UnknownMember, MemberFenced, StaleMemberEpoch, or
-        GroupLoading if that cannot be told yet. Who is no member may while there is none, and
-        within a transaction, which fences in its own way."""
+        """Whether offsets may be committed: UnknownMember, MemberFenced, StaleMemberEpoch. Who is
+        no member may while there is none, and within a transaction, which fences in its own way."""
         is_nobody = not member.member_id and member.instance_id is None
         if member.generation < 0 and (not self._members or (is_transactional and is_nobody)):
             return
@@ -388,8 +387,10 @@ class ConsumerGroup:
         return HeartbeatAnswer(member.id, member.epoch, interval_ms, assignment)
 
     def _check_epoch(self, now_ms: int, ref: MemberRef) -> None:
-        if self._is_back(now_ms, ref.member_id):
-            raise GroupLoading(f"{ref.member_id} of group {self.name} has not been heard yet")
+        if self._is_back(now_ms, ref.member_id) and 0 < ref.generation <= self._former.epoch:
+            # What it read before the restart nobody else has been given since.
+            self._members.statics.check(ref.member_id, ref.instance_id)
+            return
         member = self._members.known(ref.member_id, ref.instance_id)
         if member.epoch != ref.generation:
             raise StaleMemberEpoch(

@@ -7,7 +7,10 @@ has not been heard may still be reading.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
+
+from quackmq import limits
 
 
 class FormerMembers:
@@ -19,7 +22,7 @@ class FormerMembers:
         self.epoch = epoch
         self.missing = set(ids)
         self._until_ms = until_ms
-        self._asked: set[str] = set()
+        self._asked: Counter[str] = Counter()
 
     def are_awaited(self, now_ms: int) -> bool:
         if now_ms >= self._until_ms:
@@ -31,8 +34,6 @@ class FormerMembers:
         self.missing.discard(member_id)
 
     def may_ask(self, member_id: str) -> bool:
-        """Whether it can still be asked to say everything: once."""
-        if member_id in self._asked:
-            return False
-        self._asked.add(member_id)
-        return True
+        """Whether it can be asked once more to say everything."""
+        self._asked[member_id] += 1
+        return self._asked[member_id] <= limits.MEMBER_ASKED
