@@ -53,7 +53,7 @@
     │   ├── TopicFull
     │   ├── NoSubscriber
     │   ├── LimitReached
-    │   ├── GroupLoading          a group that has not heard of all its members since a restart
+    │   ├── GroupLoading          a group that is not ready, since a restart for instance: ask again
     │   └── NotAllowed
     ├── QuackTimeout
     ├── BrokerClosing

@@ -190,8 +190,8 @@ STATIC_MEMBER_BYTES: Final = 128 * KIB
 #: Ids of a group's members, as far as they are kept in the same state to be known after a restart.
 MEMBER_IDS_BYTES: Final = 64 * KIB
 #: How often a member that is back after a restart is asked to say everything, before it has to join
-#: anew: librdkafka repeats the same words twice before it finds others.
-MEMBER_ASKED: Final = 5
+#: anew: what it says first may be on its way already.
+MEMBER_ASKED: Final = 3
 #: What a session may last: Kafka allows 6 s to 30 min; shorter ones cost little in one process.
 SESSION_MIN_MS: Final = 1_000
 SESSION_MAX_MS: Final = 30 * 60_000

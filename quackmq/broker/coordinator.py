@@ -10,7 +10,8 @@ member to join says which, and epochs go on where generations were, or the rever
 Promised: a generation, and the member id of a static member, is durable before anybody is told of
 it, so that after a restart generations go on growing and who was fenced stays fenced. If it cannot
 be made durable, who waits for it hears why and may join again. Not promised: members. After a
-restart they are unknown and join again.
+restart classic ones are unknown and join again; those of the newer kind say what they were, and are
+waited for (see `groups.former`).
 
 A group that has no members and waits for nothing is held as what is kept of it alone.
 
@@ -194,7 +195,8 @@ class Coordinator:
     async def consumer_heartbeat(self, name: str, beat: Heartbeat) -> HeartbeatAnswer:
         """All that a member of the newer protocol ever says. LimitReached, and what
         `ConsumerGroup.heartbeat` answers with."""
-        self._check_bytes(sum(map(len, beat.topics or ())))
+        if beat.epoch == JOINS:
+            self._check_bytes(1 + sum(map(len, beat.topics or ())))
         matches = await self._matches(name, beat)
         # Anything may have become of the group meanwhile.
         if beat.epoch == JOINS:

@@ -19,7 +19,7 @@ from typing import Any
 import re2
 
 from quackmq import limits
-from quackmq.errors import InvalidPattern, LimitReached
+from quackmq.errors import GroupLoading, InvalidPattern
 from quackmq.groups import Matched
 from quackmq.groups.consumer_values import Catalog
 
@@ -31,12 +31,12 @@ class TopicPatterns:
         self._waiting = 0
 
     async def match(self, patterns: Iterable[str]) -> Mapping[str, Matched]:
-        """The topics that each of these fits as a whole. InvalidPattern, LimitReached."""
+        """The topics that each of these fits as a whole. InvalidPattern, GroupLoading."""
         changes, names = self._catalog.changes, list(self._catalog.by_name)
         if self._thread is None:
             self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="patterns")
         if self._waiting >= limits.PATTERN_WAITERS:
-            raise LimitReached(f"{self._waiting} regular expressions are to be tried: ask later")
+            raise GroupLoading(f"{self._waiting} regular expressions are to be tried: ask again")
         self._waiting += 1
         loop = asyncio.get_running_loop()
         try:

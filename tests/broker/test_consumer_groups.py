@@ -20,6 +20,7 @@ from quackmq.broker import (
 from quackmq.errors import (
     BrokerClosing,
     FencedMemberEpoch,
+    GroupLoading,
     GroupNotEmpty,
     GroupReadsTopic,
     InstanceInUse,
@@ -175,9 +176,12 @@ async def test_members_go_on_after_a_restart_and_epochs_grow(pond: Pond) -> None
         group = described(broker)
         assert (group.state, group.epoch) == (GroupState.EMPTY, epoch)
         for member in (ann, ben):
-            member.broker, member.says_all = broker, True
+            member.broker = broker
             await member.commit(6)
             broker.groups.check_fetch(CALLER, GROUP, member.ref)
+            with pytest.raises(GroupLoading):
+                await member.beat()
+            member.says_all = True
             await member.beat()
             await member.commit(7)
         await settle(ann, ben)

@@ -26,6 +26,7 @@ CONFLUENT: Final = "confluent-kafka"
 JAVA: Final = "kafka-clients (Java)"
 
 CONFLUENT_PROGRAM: Final = Client(sys.executable, "-m", "tests.interop.python.confluent_program")
+JAVA_PROGRAM: Final = Client(*java("Program"))
 EACH_CLIENT: Final = pytest.mark.parametrize(
     "client",
     [
@@ -33,7 +34,7 @@ EACH_CLIENT: Final = pytest.mark.parametrize(
             CONFLUENT_PROGRAM, id="confluent", marks=pytest.mark.proves(CONFLUENT, CAPABILITY)
         ),
         pytest.param(
-            Client(*java("Program")),
+            JAVA_PROGRAM,
             id="java",
             marks=[pytest.mark.proves(JAVA, CAPABILITY), pytest.mark.needs("kafka-clients")],
         ),
@@ -60,6 +61,11 @@ def test_a_static_member_leaves_for_a_while(client: Client) -> None:
 @EACH_CLIENT
 def test_a_group_goes_on_after_the_broker_died(client: Client, tmp_path: Path) -> None:
     scenarios.a_group_goes_on_after_the_broker_died(client, tmp_path / "data", "consumer")
+
+
+@pytest.mark.needs("kafka-clients")
+def test_members_of_both_clients_come_and_go() -> None:
+    scenarios.members_come_and_go(CONFLUENT_PROGRAM, JAVA_PROGRAM, protocol="consumer")
 
 
 def test_a_rebalance_leaves_alone_what_stays() -> None:

@@ -68,8 +68,9 @@ CODES: Final[Mapping[type[errors.QuackError], ErrorCode]] = {
     errors.TopicFull: ErrorCode.policy_violation,
     errors.NoSubscriber: ErrorCode.policy_violation,
     errors.LimitReached: ErrorCode.policy_violation,
-    # Retriable: a member that is back since a restart is asked to say all of it again.
-    errors.GroupLoading: ErrorCode.coordinator_load_in_progress,
+    # To a coordinator that they had to look for, clients say everything, which members have to do
+    # after a restart. Told that it is loading, librdkafka repeats what it said before.
+    errors.GroupLoading: ErrorCode.not_coordinator,
     errors.NotAllowed: ErrorCode.topic_authorization_failed,
     errors.QuackTimeout: ErrorCode.request_timed_out,
     # What a Kafka broker that shuts down says: look for the leader again, then retry.

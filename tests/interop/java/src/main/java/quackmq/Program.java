@@ -11,8 +11,10 @@ import java.nio.charset.StandardCharsets;
 import java.time.Duration;
 import java.util.Collection;
 import java.util.HashMap;
+import java.util.HashSet;
 import java.util.List;
 import java.util.Map;
+import java.util.Set;
 import org.apache.kafka.clients.consumer.CommitFailedException;
 import org.apache.kafka.clients.consumer.ConsumerRebalanceListener;
 import org.apache.kafka.clients.consumer.ConsumerRecords;
@@ -34,6 +36,7 @@ public final class Program implements ConsumerRebalanceListener {
     private final OutputStream lines = new FileOutputStream(FileDescriptor.out);
     private final JsonNode told;
     private final Map<String, Object> settings = new HashMap<>();
+    private final Set<TopicPartition> held = new HashSet<>();
     private volatile boolean over;
     private volatile Exception failure;
 
@@ -106,13 +109,17 @@ public final class Program implements ConsumerRebalanceListener {
 
     @Override
     public void onPartitionsAssigned(Collection<TopicPartition> partitions) {
+        held.addAll(partitions);
         say("assigned", numbers(partitions), Map.of());
     }
 
-    /** Also called for what is lost, unless told otherwise. */
+    /** Also called for what is lost, unless told otherwise; and, by a client of the newer protocol
+     * that is closed at that moment, for what was never assigned. */
     @Override
     public void onPartitionsRevoked(Collection<TopicPartition> partitions) {
-        say("revoked", numbers(partitions), Map.of());
+        var had = partitions.stream().filter(held::contains).toList();
+        held.removeAll(had);
+        say("revoked", numbers(had), Map.of());
     }
 
     private void producer() throws Exception {
