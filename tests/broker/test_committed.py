@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 
 import pytest
 
@@ -12,7 +11,7 @@ from quackmq.record import Batch
 from quackmq.subscriptions import Offset, Time
 from quackmq.topic import Aborted
 from quackmq.transactions import Marker, marker_batch
-from tests.broker.flock import Pond, StoreKind
+from tests.broker.flock import Pond
 from tests.broker.support import (
     CALLER,
     LONG_MS,
@@ -25,13 +24,7 @@ from tests.broker.support import (
     values_of,
 )
 from tests.broker.transacting import Transactor
-from tests.support import START_MS, Clock, batch_of, let_others_run
-
-
-@pytest.fixture(params=["memory", "local"])
-def pond(request: pytest.FixtureRequest, tmp_path: Path) -> Pond:
-    kind: StoreKind = request.param
-    return Pond(kind, tmp_path / "pond", Clock())
+from tests.support import START_MS, batch_of, let_others_run
 
 
 def of(producer_id: int, base_offset: int, *, transactional: bool = True) -> Batch:

@@ -4,7 +4,6 @@ its kind."""
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 
 import pytest
 
@@ -40,7 +39,6 @@ from tests.broker.flock import (
     Member,
     Pond,
     SlowStates,
-    StoreKind,
     commit,
     committed,
     in_virtual_time,
@@ -57,13 +55,7 @@ from tests.broker.support import (
     subscribed,
     until,
 )
-from tests.support import Clock, let_others_run
-
-
-@pytest.fixture(params=["memory", "local"])
-def pond(request: pytest.FixtureRequest, tmp_path: Path) -> Pond:
-    kind: StoreKind = request.param
-    return Pond(kind, tmp_path / "pond", Clock())
+from tests.support import let_others_run
 
 
 def described(broker: Broker, group: str = GROUP) -> ConsumerGroupDescription:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 
@@ -31,7 +30,6 @@ from tests.broker.flock import (
     NOBODY,
     Member,
     Pond,
-    StoreKind,
     commit,
     committed,
     enter_together,
@@ -50,12 +48,6 @@ from tests.broker.support import (
     values_in,
 )
 from tests.support import Clock, let_others_run
-
-
-@pytest.fixture(params=["memory", "local"])
-def pond(request: pytest.FixtureRequest, tmp_path: Path) -> Pond:
-    kind: StoreKind = request.param
-    return Pond(kind, tmp_path / "pond", Clock())
 
 
 class SlowCursors(MemoryStore):

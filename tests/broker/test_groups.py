@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 
 import pytest
 
@@ -30,7 +29,6 @@ from tests.broker.flock import (
     Member,
     Pond,
     SlowStates,
-    StoreKind,
     commit,
     committed,
     enter_together,
@@ -39,12 +37,6 @@ from tests.broker.flock import (
 )
 from tests.broker.support import CALLER, NAME, TOPIC, key_of, open_broker, until
 from tests.support import Clock, let_others_run
-
-
-@pytest.fixture(params=["memory", "local"])
-def pond(request: pytest.FixtureRequest, tmp_path: Path) -> Pond:
-    kind: StoreKind = request.param
-    return Pond(kind, tmp_path / "pond", Clock())
 
 
 def state_of(broker: Broker, group: str = GROUP) -> GroupState:

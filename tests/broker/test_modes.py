@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 
 import pytest
 
@@ -15,7 +14,6 @@ from tests.broker.flock import (
     SESSION_MS,
     Member,
     Pond,
-    StoreKind,
     commit,
     committed,
     in_virtual_time,
@@ -36,12 +34,6 @@ from tests.broker.support import (
     values_of,
 )
 from tests.support import Clock
-
-
-@pytest.fixture(params=["memory", "local"])
-def pond(request: pytest.FixtureRequest, tmp_path: Path) -> Pond:
-    kind: StoreKind = request.param
-    return Pond(kind, tmp_path / "pond", Clock())
 
 
 async def lease_over() -> None:

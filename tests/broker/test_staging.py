@@ -21,7 +21,7 @@ from quackmq.errors import (
 )
 from quackmq.record import Batch, Record
 from quackmq.topic import Append, Appended, Cursor, StatePut
-from tests.broker.flock import Pond, StoreKind
+from tests.broker.flock import Pond
 from tests.broker.stages import KEY, OTHER_TOPIC, stage, staged, topics
 from tests.broker.support import (
     CALLER,
@@ -38,12 +38,6 @@ from tests.broker.support import (
 )
 from tests.broker.transacting import committed_values
 from tests.support import START_MS, Clock, batch_of
-
-
-@pytest.fixture(params=["memory", "local"])
-def pond(request: pytest.FixtureRequest, tmp_path: Path) -> Pond:
-    kind: StoreKind = request.param
-    return Pond(kind, tmp_path / "pond", Clock())
 
 
 async def stable(broker: Broker) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 
 import pytest
 
@@ -26,7 +25,7 @@ from quackmq.errors import (
 )
 from quackmq.policy import Policy
 from quackmq.stores.memory import MemoryStore
-from tests.broker.flock import Pond, StoreKind
+from tests.broker.flock import Pond
 from tests.broker.stages import KEY, OTHER_TOPIC, stage, staged, topics
 from tests.broker.support import (
     CALLER,
@@ -39,13 +38,6 @@ from tests.broker.support import (
     values_of,
 )
 from tests.support import Clock, batch_of, let_others_run
-
-
-@pytest.fixture(params=["memory", "local"])
-def pond(request: pytest.FixtureRequest, tmp_path: Path) -> Pond:
-    kind: StoreKind = request.param
-    return Pond(kind, tmp_path / "pond", Clock())
-
 
 # --- what is refused -------------------------------------------------------------------------
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from quackmq import limits
-from quackmq.broker import Broker, TransactionState
+from quackmq.broker import TransactionState
 from quackmq.errors import (
     BrokerClosing,
     ConcurrentTransactions,
@@ -25,7 +24,7 @@ from quackmq.errors import (
 from quackmq.policy import Policy, WhenFull
 from quackmq.stores.memory import MemoryStore
 from quackmq.topic import Append
-from tests.broker.flock import Pond, StoreKind, in_virtual_time
+from tests.broker.flock import Pond, in_virtual_time
 from tests.broker.support import (
     CALLER,
     TOPIC,
@@ -37,35 +36,17 @@ from tests.broker.support import (
     until,
     values_in,
 )
-from tests.broker.transacting import ID, TIMEOUT_MS, Transactor, committed_values
+from tests.broker.transacting import (
+    ID,
+    OTHER_TOPIC,
+    TIMEOUT_MS,
+    Transactor,
+    committed_values,
+    stable,
+    state_of,
+    topics,
+)
 from tests.support import Clock, batch_of, let_others_run
-
-OTHER_TOPIC = "targets"
-
-
-@pytest.fixture(params=["memory", "local"])
-def pond(request: pytest.FixtureRequest, tmp_path: Path) -> Pond:
-    kind: StoreKind = request.param
-    return Pond(kind, tmp_path / "pond", Clock())
-
-
-@pytest.fixture(params=["newer", "older"])
-def implicit(request: pytest.FixtureRequest) -> Iterator[bool]:
-    yield request.param == "newer"
-
-
-async def topics(broker: Broker, partitions: int = 2) -> None:
-    for name in (TOPIC, OTHER_TOPIC):
-        await broker.create_topic(CALLER, name, partitions=partitions)
-
-
-async def stable(broker: Broker, topic: str = TOPIC, partition: int = 0) -> int:
-    return (await broker.offsets(CALLER, key_of(broker.topic(topic), partition))).stable
-
-
-def state_of(broker: Broker, transactional_id: str = ID) -> TransactionState:
-    return broker.transactions.describe(CALLER, transactional_id).state
-
 
 # --- restarts ------------------------------------------------------------------------------
 

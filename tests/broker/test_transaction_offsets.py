@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -30,7 +29,6 @@ from tests.broker.flock import (
     NOBODY,
     Member,
     Pond,
-    StoreKind,
     commit,
     committed,
     enter_together,
@@ -53,17 +51,6 @@ from tests.broker.transacting import ID, Transactor, committed_values
 from tests.support import Clock, let_others_run
 
 TARGET = "targets"
-
-
-@pytest.fixture(params=["memory", "local"])
-def pond(request: pytest.FixtureRequest, tmp_path: Path) -> Pond:
-    kind: StoreKind = request.param
-    return Pond(kind, tmp_path / "pond", Clock())
-
-
-@pytest.fixture(params=["newer", "older"])
-def implicit(request: pytest.FixtureRequest) -> Iterator[bool]:
-    yield request.param == "newer"
 
 
 @pytest.mark.asyncio

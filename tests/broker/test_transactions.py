@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from quackmq import limits
@@ -25,7 +22,7 @@ from quackmq.record import Batch
 from quackmq.topic import PartitionKey, Read
 from quackmq.transaction_states import LAST_EPOCH, Standing
 from quackmq.transactions import Marker, read_marker
-from tests.broker.flock import Pond, StoreKind
+from tests.broker.flock import Pond
 from tests.broker.support import (
     CALLER,
     TOPIC,
@@ -34,35 +31,17 @@ from tests.broker.support import (
     publish,
     values_in,
 )
-from tests.broker.transacting import ID, TIMEOUT_MS, Transactor, committed_values
-from tests.support import Clock, batch_of, batches_of
-
-OTHER_TOPIC = "targets"
-
-
-@pytest.fixture(params=["memory", "local"])
-def pond(request: pytest.FixtureRequest, tmp_path: Path) -> Pond:
-    kind: StoreKind = request.param
-    return Pond(kind, tmp_path / "pond", Clock())
-
-
-@pytest.fixture(params=["newer", "older"])
-def implicit(request: pytest.FixtureRequest) -> Iterator[bool]:
-    yield request.param == "newer"
-
-
-async def topics(broker: Broker, partitions: int = 2) -> None:
-    for name in (TOPIC, OTHER_TOPIC):
-        await broker.create_topic(CALLER, name, partitions=partitions)
-
-
-async def stable(broker: Broker, topic: str = TOPIC, partition: int = 0) -> int:
-    return (await broker.offsets(CALLER, key_of(broker.topic(topic), partition))).stable
-
-
-def state_of(broker: Broker, transactional_id: str = ID) -> TransactionState:
-    return broker.transactions.describe(CALLER, transactional_id).state
-
+from tests.broker.transacting import (
+    ID,
+    OTHER_TOPIC,
+    TIMEOUT_MS,
+    Transactor,
+    committed_values,
+    stable,
+    state_of,
+    topics,
+)
+from tests.support import batch_of, batches_of
 
 # --- what becomes visible ------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from aiokafka.record.default_records import DefaultRecordBatch
 
-from quackmq.broker import Broker, Commit, MemberRef, ProducerEpoch, ProducerRef
+from quackmq.broker import Broker, Commit, MemberRef, ProducerEpoch, ProducerRef, TransactionState
 from quackmq.errors import QuackError
 from quackmq.topic import Appended, PartitionKey, Read, Slice
 from tests.broker.flock import GROUP, NOBODY
@@ -15,6 +15,7 @@ from tests.support import batch_of, batches_of
 
 ID = "duck"
 TIMEOUT_MS = 60_000
+OTHER_TOPIC = "targets"
 
 
 class Transactor:
@@ -121,3 +122,17 @@ def as_clients_see(part: Slice) -> Iterator[bytes]:
             aborting.discard(batch.producer_id)
         elif not (batch.is_transactional and batch.producer_id in aborting):
             yield from (record.value for record in DefaultRecordBatch(bytearray(batch.view)))
+
+
+async def topics(broker: Broker, partitions: int = 2) -> None:
+    """The two that transactions write to."""
+    for name in (TOPIC, OTHER_TOPIC):
+        await broker.create_topic(CALLER, name, partitions=partitions)
+
+
+async def stable(broker: Broker, topic: str = TOPIC, partition: int = 0) -> int:
+    return (await broker.offsets(CALLER, key_of(broker.topic(topic), partition))).stable
+
+
+def state_of(broker: Broker, transactional_id: str = ID) -> TransactionState:
+    return broker.transactions.describe(CALLER, transactional_id).state
