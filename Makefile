@@ -16,7 +16,7 @@ BENCH ?=
 .PHONY: help demo test lint format bench soak programs clients clean
 
 help:
-	@echo "make demo     the whole story: publish, kill the broker, go on, count"
+	@echo "make demo     the whole story: publish, copy in transactions, kill everybody, count"
 	@echo "make test     ruff, mypy and all tests (PYTEST=\"-k name\" for some)"
 	@echo "make lint     ruff and mypy alone"
 	@echo "make format   let ruff format the code and sort its imports"

@@ -7,15 +7,13 @@ that all scenarios share, and each has its number as its value.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
-from confluent_kafka import Consumer, KafkaError, Message, Producer
+from confluent_kafka import Consumer, KafkaError
 from confluent_kafka import TopicPartition as Partition
 from confluent_kafka.admin import (
     AdminClient,
@@ -27,6 +25,7 @@ from confluent_kafka.admin import (
 from confluent_kafka.cimpl import NewTopic
 
 from tests.interop.deliveries import violations
+from tests.interop.feeder import Feeder
 from tests.interop.programs import Cast, Client, Program
 from tests.interop.proxy import Proxy
 from tests.interop.running import DEADLINE_SECONDS, RunningBroker
@@ -162,7 +161,8 @@ class Group:
         protocol: str = "classic",
     ) -> None:
         self.cast = Cast(*clients)
-        self._feeder = Feeder(address)
+        create_topic(address, PARTITIONS)
+        self._feeder = Feeder(address, TOPIC, PARTITIONS)
         if protocol == "consumer":
             set_times(address, session_ms)
         self._settings: dict[str, Any] = {
@@ -247,59 +247,6 @@ class Group:
             return published <= set().union(*[program.values for program in programs])
 
         self.cast.wait_until(all_delivered, f"all {len(published)} records are delivered")
-
-
-class Feeder:
-    """Publishes numbers, partition after partition, in a thread, until it is told to finish."""
-
-    def __init__(self, address: str) -> None:
-        create_topic(address, PARTITIONS)
-        self._acknowledged: set[str] = set()
-        self._failed: list[str] = []
-        self._stop = threading.Event()
-        self._turn = threading.Lock()
-        settings = {"bootstrap.servers": address, "enable.idempotence": True, "linger.ms": 1}
-        self._producer = Producer({**settings, **QUIET, "error_cb": lambda error: None})
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def finish(self) -> set[str]:
-        """All that was published."""
-        self._stop.set()
-        self._thread.join(DEADLINE_SECONDS)
-        assert self._producer.flush(DEADLINE_SECONDS) == 0
-        assert self._failed == []
-        return self._acknowledged
-
-    def abandon(self) -> None:
-        """End, whatever has become of the broker."""
-        self._stop.set()
-        self._thread.join(DEADLINE_SECONDS)
-        self._producer.purge()
-
-    @contextmanager
-    def paused(self) -> Iterator[set[str]]:
-        """No records for a while; those that were published until now."""
-        with self._turn:
-            assert self._producer.flush(DEADLINE_SECONDS) == 0
-            yield set(self._acknowledged)
-
-    def _run(self) -> None:
-        for number in count():
-            with self._turn:
-                self._producer.produce(
-                    TOPIC, str(number), partition=number % PARTITIONS, on_delivery=self._note
-                )
-                self._producer.poll(0)
-            # A pace that leaves the machine to those who are tried.
-            if self._stop.wait(0.002):
-                return
-
-    def _note(self, error: KafkaError | None, message: Message) -> None:
-        if error is not None:
-            self._failed.append(str(error))
-        else:
-            self._acknowledged.add((message.value() or b"").decode())
 
 
 # --- producing ---------------------------------------------------------------------------------

@@ -22,7 +22,6 @@ import shutil
 import signal
 import sys
 import tempfile
-import threading
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -30,9 +29,10 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from confluent_kafka import Consumer, KafkaError, Message, Producer
+from confluent_kafka import Consumer, KafkaError
 from confluent_kafka import TopicPartition as Partition
 
+from tests.interop.feeder import Feeder
 from tests.interop.languages import java
 from tests.interop.programs import Cast, Client, Program
 from tests.interop.proxy import Proxy
@@ -148,7 +148,12 @@ class Torture:
     def begin(self) -> None:
         self._broker.start()
         create_topics(self._broker.address, {SOURCE: SOURCE_PARTITIONS, TARGET: TARGET_PARTITIONS})
-        self._feeder = Feeder(self._proxy.address)
+        self._feeder = Feeder(
+            self._proxy.address,
+            SOURCE,
+            SOURCE_PARTITIONS,
+            lambda partition, number: f"{partition}.{number}",
+        )
         self._workers = [self._new_worker(slot) for slot in range(PROGRAMS)]
 
     def suffer(self, faults: int) -> None:
@@ -302,49 +307,6 @@ class Torture:
 
 def told(program: Program, kind: str) -> list[Any]:
     return [event for event in list(program.events) if event.kind == kind]
-
-
-class Feeder:
-    """Publishes records to the source, in a thread, until it is told to finish."""
-
-    def __init__(self, address: str) -> None:
-        self._acknowledged: set[str] = set()
-        self._failed: list[str] = []
-        self._stop = threading.Event()
-        settings = {"bootstrap.servers": address, "enable.idempotence": True, "linger.ms": 2}
-        self._producer = Producer({**settings, **QUIET, "message.timeout.ms": 0})
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def finish(self) -> set[str]:
-        """All that was published."""
-        self._stop.set()
-        self._thread.join(DEADLINE_S)
-        assert self._producer.flush(DEADLINE_S) == 0
-        assert self._failed == []
-        return self._acknowledged
-
-    def abandon(self) -> None:
-        self._stop.set()
-        self._thread.join(DEADLINE_S)
-        self._producer.purge()
-
-    def _run(self) -> None:
-        for number in count():
-            partition = number % SOURCE_PARTITIONS
-            self._producer.produce(
-                SOURCE, f"{partition}.{number}", partition=partition, on_delivery=self._note
-            )
-            self._producer.poll(0)
-            # A pace that leaves the machine to those who are tried.
-            if self._stop.wait(0.003):
-                return
-
-    def _note(self, error: KafkaError | None, message: Message) -> None:
-        if error is not None:
-            self._failed.append(str(error))
-        else:
-            self._acknowledged.add((message.value() or b"").decode())
 
 
 def read(
