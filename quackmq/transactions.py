@@ -237,13 +237,11 @@ def step_of(batch: Batch, base_offset: int, append_time_ms: int) -> Step:
     return Step(batch.producer_id, batch.producer_epoch, base_offset, append_time_ms, marker)
 
 
-def marker_batch(
-    producer_id: int, epoch: int, marker: Marker, timestamp_ms: int, coordinator_epoch: int = 0
-) -> bytes:
-    """The control batch that ends a producer's transaction."""
+def marker_batch(producer_id: int, epoch: int, marker: Marker, timestamp_ms: int) -> bytes:
+    """The control batch that ends a producer's transaction; the coordinator's epoch is 0."""
     record = _MARKER.pack(
         *(_MARKER_HEAD, _MARKER_VERSION, marker),
-        *(_MARKER_VALUE_LENGTH, _MARKER_VERSION, coordinator_epoch, 0),
+        *(_MARKER_VALUE_LENGTH, _MARKER_VERSION, 0, 0),
     )
     length = HEADER_BYTES - LENGTH_OVERHEAD + len(record)
     header = HEADER.pack(

@@ -278,9 +278,9 @@ def test_a_marker_is_what_clients_take_for_one(marker: int, theirs: ControlRecor
 
 
 def test_a_marker_is_what_the_codec_would_write() -> None:
-    record = Record(0, START_MS, b"\0\0\0\1", b"\0\0\0\0\0\7")
+    record = Record(0, START_MS, b"\0\0\0\1", bytes(6))
     encoded = encode([record], producer_id=9, producer_epoch=3, transactional=True, control=True)
-    assert marker_batch(9, 3, Marker.COMMIT, START_MS, coordinator_epoch=7) == encoded
+    assert marker_batch(9, 3, Marker.COMMIT, START_MS) == encoded
 
 
 def test_the_step_of_a_marker_says_how_it_ends_and_that_of_a_batch_that_it_begins() -> None:

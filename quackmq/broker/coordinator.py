@@ -24,7 +24,7 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from quackmq import limits
 from quackmq.broker.group_known import NOTHING_KEPT, KnownGroup, Waiter
@@ -38,7 +38,7 @@ from quackmq.broker.group_state import (
     state_key,
 )
 from quackmq.broker.patterns import TopicPatterns
-from quackmq.broker.waits import Waits
+from quackmq.broker.waits import Changes, Waits
 from quackmq.errors import (
     IllegalGeneration,
     LimitReached,
@@ -68,6 +68,7 @@ from quackmq.groups import (
 )
 from quackmq.groups.assignors import DEFAULT_ASSIGNOR
 from quackmq.groups.consumer_values import JOINS, Catalog
+from quackmq.groups.states import CONSUMER_PROTOCOL_TYPE
 from quackmq.stores.base import Store
 
 log = logging.getLogger(__name__)
@@ -86,7 +87,7 @@ class Coordinator:
         self._initial_delay_ms = initial_delay_ms
         self._known: dict[str, KnownGroup] = {}
         self._waits = Waits()
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._changes = Changes()
         self._held_bytes = 0
         self._is_closed = False
 
@@ -105,8 +106,7 @@ class Coordinator:
         for known in self._known.values():
             known.stop_timer()
         self._waits.end(reason)
-        while self._tasks:
-            await asyncio.wait(self._tasks)
+        await self._changes.finish()
         self._patterns.close()
 
     # --- what is known ----------------------------------------------------------------------
@@ -162,7 +162,7 @@ class Coordinator:
         if group is not None:
             described = group.description()
         if described.state is GroupState.EMPTY and not described.protocol_type:
-            return described._replace(protocol_type="consumer")
+            return described._replace(protocol_type=CONSUMER_PROTOCOL_TYPE)
         return described
 
     # --- members ----------------------------------------------------------------------------
@@ -412,9 +412,7 @@ class Coordinator:
             return  # it looks again before it ends
         if not known.is_durable():
             known.is_flushing = True
-            task = asyncio.get_running_loop().create_task(self._flush(known))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._changes.start(self._flush(known))
             return
         known.give_answers(None)
         self._tidy(known)

@@ -291,12 +291,9 @@ class Broker:
         max_bytes: int,
         min_bytes: int = 1,
         wait_ms: int = 0,
-        committed: bool = False,
     ) -> list[Slice]:
-        """As `Store.read`: whole batches, errors in the slices. With `committed` every read is a
-        committed one; what is to be left out of it stands in the slices (see `committed`)."""
-        if committed:
-            reads = [read._replace(committed=True) for read in reads]
+        """As `Store.read`: whole batches, errors in the slices. What is to be left out of a
+        committed read stands in its slice (see `quackmq.broker.committed`)."""
         return await self._read(reads, max_bytes=max_bytes, min_bytes=min_bytes, wait_ms=wait_ms)
 
     @property

@@ -52,6 +52,7 @@ from quackmq.groups import (
     Sync,
     Synced,
 )
+from quackmq.groups.states import CONSUMER_PROTOCOL_TYPE
 from quackmq.topic import Cursor, CursorKey, PartitionKey
 
 log = logging.getLogger(__name__)
@@ -384,7 +385,7 @@ class Groups:
         if group is None or not group.size:
             return None
         reads = group.reads_topic(topic.name)
-        if reads is None and group.protocol_type != "consumer":
+        if reads is None and group.protocol_type != CONSUMER_PROTOCOL_TYPE:
             raise GroupNotEmpty(f"the group {name} has members: stop them first")
         if reads is False:
             return None

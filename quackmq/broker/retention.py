@@ -106,7 +106,7 @@ class Retention:
         return self._wait_for_turn(partition, batch, check)
 
     def note(self, key: PartitionKey, answer: Appended, size: int) -> None:
-        """Something was appended that did not come this way: a marker."""
+        """Something was appended that did not come this way: a marker, or what was staged."""
         partitions = self._partitions.get(key.topic_id)
         if partitions is not None and partitions[key.partition].is_ready:
             partitions[key.partition].appended(answer, size)

@@ -78,7 +78,6 @@ class Known:
         self.timer: asyncio.TimerHandle | None = None
         #: Tells one open transaction from the next.
         self.serial = 0
-        self.partitions: dict[PartitionKey, None] = {}
         self.forget_transaction()
 
     @property
@@ -109,7 +108,7 @@ class Known:
         """None is open."""
         self.is_ongoing = False
         self.started_ms: int | None = None
-        self.partitions = {}
+        self.partitions: dict[PartitionKey, None] = {}
         #: Whose offsets it may commit.
         self.groups: set[str] = set()
         self.pending: dict[str, Pending] = {}

@@ -29,7 +29,7 @@ from quackmq.broker.transaction_state import (
     parse_offsets_key,
     state_key,
 )
-from quackmq.errors import LimitReached, StoreReadOnly
+from quackmq.errors import DamagedStore, LimitReached, StoreReadOnly
 from quackmq.record import Batch
 from quackmq.stores.base import Store
 from quackmq.topic import Append, Appended, PartitionKey
@@ -69,7 +69,7 @@ class TransactionRecords:
                 self._stand(known, decode_standing(state.value), state.version)
         for key, state in (await self._store.states(OFFSETS_PREFIX)).items():
             if state.value is not None:
-                await self._load_pending(key, decode_offsets(state.value), state.version)
+                self._load_pending(key, decode_offsets(state.value), state.version)
         orphans: dict[int, list[PartitionKey]] = {}
         for partition, opened in (await self._store.open_transactions()).items():
             for producer_id in opened:
@@ -170,12 +170,13 @@ class TransactionRecords:
 
     # --- what was left by the last run --------------------------------------------------------
 
-    async def _load_pending(
+    def _load_pending(
         self, key: str, offsets: Mapping[PartitionKey, PendingOffset], version: int
     ) -> None:
         transactional_id, group = parse_offsets_key(key)
         known = self._known.get(transactional_id)
-        assert known is not None, "an id is kept for as long as a transaction of it is open"
+        if known is None:
+            raise DamagedStore(f"the store holds offsets of a transaction, but not its id: {key!r}")
         known.groups.add(group)
         self._add_pending(known, group, Pending(version, offsets))
 

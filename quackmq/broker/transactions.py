@@ -378,6 +378,10 @@ class Transactions:
             except QuackError as error:
                 log.error("a transaction of %s that took too long stays open: %s", name, error)
                 self._set_timer(known, limits.TRANSACTION_ABORT_AGAIN_MS)
+            except Exception:
+                # A bug of ours must not hold the stable offset for ever, nor go unseen.
+                log.exception("a transaction of %s that took too long stays open", name)
+                self._set_timer(known, limits.TRANSACTION_ABORT_AGAIN_MS)
 
     # --- helpers ----------------------------------------------------------------------------
 

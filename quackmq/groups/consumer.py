@@ -68,7 +68,13 @@ from quackmq.groups.consumer_values import (
     check,
 )
 from quackmq.groups.former import FormerMembers
-from quackmq.groups.states import MOVES_ON, GroupKind, GroupState, MemberState
+from quackmq.groups.states import (
+    CONSUMER_PROTOCOL_TYPE,
+    MOVES_ON,
+    GroupKind,
+    GroupState,
+    MemberState,
+)
 from quackmq.groups.values import Answer, Leaving, MemberRef
 from quackmq.topic import PartitionKey
 
@@ -82,7 +88,7 @@ class ConsumerGroup:
     time. `now_ms` is a monotonic clock. `timing` may be changed at any time."""
 
     kind: Final = GroupKind.CONSUMER
-    protocol_type: Final = "consumer"
+    protocol_type: Final = CONSUMER_PROTOCOL_TYPE
 
     def __init__(
         self,

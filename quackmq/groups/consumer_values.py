@@ -12,7 +12,7 @@ from typing import Final, NamedTuple, Protocol
 from quackmq import limits
 from quackmq.errors import InvalidGroup, InvalidPattern, InvalidRequest, UnsupportedAssignor
 from quackmq.groups.assignors import ASSIGNORS
-from quackmq.groups.states import GroupKind, GroupState
+from quackmq.groups.states import CONSUMER_PROTOCOL_TYPE, GroupKind, GroupState
 from quackmq.topic import PartitionKey, Topic
 
 #: Epochs that a member may name instead of its own: it joins, with nothing in its hands; it leaves;
@@ -115,7 +115,7 @@ class ConsumerGroupDescription(NamedTuple):
 
     @property
     def protocol_type(self) -> str:
-        return "consumer"
+        return CONSUMER_PROTOCOL_TYPE
 
 
 def check(heartbeat: Heartbeat) -> None:

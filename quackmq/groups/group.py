@@ -54,7 +54,7 @@ from quackmq.errors import (
     RebalanceInProgress,
 )
 from quackmq.groups.members import Member, Members
-from quackmq.groups.states import FOLLOWERS, RULES, GroupKind, GroupState
+from quackmq.groups.states import CONSUMER_PROTOCOL_TYPE, FOLLOWERS, RULES, GroupKind, GroupState
 from quackmq.groups.subscription import subscribed_topics
 from quackmq.groups.values import (
     Answer,
@@ -69,9 +69,6 @@ from quackmq.groups.values import (
     Synced,
     offered,
 )
-
-#: Members of this protocol type say in their metadata which topics they read.
-CONSUMER_PROTOCOL_TYPE: Final = "consumer"
 
 
 class Group:

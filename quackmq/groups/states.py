@@ -8,6 +8,10 @@ from typing import Final, Literal, NamedTuple
 
 from quackmq.errors import QuackError, RebalanceInProgress
 
+#: Members of this protocol type read topics. Classic ones say in their metadata which; in a group
+#: of the newer kind there are no others.
+CONSUMER_PROTOCOL_TYPE: Final = "consumer"
+
 
 class GroupKind(StrEnum):
     """By which protocol its members come together. By Kafka's names."""

@@ -104,8 +104,8 @@ async def committed_values(broker: Broker, topic: str = TOPIC, partition: int = 
     """What a Kafka consumer that reads committed records sees from the beginning."""
     key = key_of(broker.topic(topic), partition)
     offsets = await broker.offsets(CALLER, key)
-    reads = [Read(key, offsets.first, 2**20)]
-    (part,) = await broker.read(CALLER, reads, max_bytes=2**20, committed=True)
+    reads = [Read(key, offsets.first, 2**20, committed=True)]
+    (part,) = await broker.read(CALLER, reads, max_bytes=2**20)
     assert part.error is None
     return list(as_clients_see(part))
 

@@ -233,9 +233,8 @@ class Mover(Transactor):
         offset = committed[key].offset if key in committed else 0
         assert offset is not None
         max_bytes = life.source.choice((1, 500, 5_000))
-        [found] = await broker.read(
-            CALLER, [Read(key, offset, max_bytes)], max_bytes=max_bytes, committed=True
-        )
+        read = Read(key, offset, max_bytes, committed=True)
+        [found] = await broker.read(CALLER, [read], max_bytes=max_bytes)
         last = [batch.next_offset for chunk in found.chunks for batch in batches(chunk)]
         if not last:
             return
@@ -348,11 +347,10 @@ class Watcher:
     async def step(self, life: Flow) -> None:
         key = life.key(life.source.choice((SOURCE, TARGET)))
         offsets = await life.broker.offsets(CALLER, key)
-        read = Read(key, life.source.randint(offsets.first, offsets.next), 5_000)
+        offset = life.source.randint(offsets.first, offsets.next)
+        read = Read(key, offset, 5_000, committed=True)
         wait_ms = life.source.choice((0, 0, 50))
-        [found] = await life.broker.read(
-            CALLER, [read], max_bytes=5_000, wait_ms=wait_ms, committed=True
-        )
+        [found] = await life.broker.read(CALLER, [read], max_bytes=5_000, wait_ms=wait_ms)
         if found.error is not None:
             raise Violation(f"{read} met {found.error!r}") from found.error
         for value in as_clients_see(found):

@@ -146,7 +146,7 @@ def test_a_producer_that_is_not_fenced_is_caught() -> None:
 
 
 def test_offsets_that_a_restart_forgets_are_caught() -> None:
-    async def forget(records: TransactionRecords, *pending: object) -> None:
+    def forget(records: TransactionRecords, *pending: object) -> None:
         """What waits for the end of a transaction is left where it is."""
 
     with mock.patch.object(TransactionRecords, "_load_pending", forget):
