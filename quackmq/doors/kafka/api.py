@@ -27,7 +27,7 @@ from quackmq.broker import Broker, Caller
 from quackmq.doors.kafka.errors import code_of
 from quackmq.errors import UnknownTopic
 from quackmq.record import Buffer
-from quackmq.topic import Topic
+from quackmq.topic import PartitionKey, Topic
 from quackmq.wire.kafka.reader import read_request
 from quackmq.wire.kafka.writer import Fields, write_response
 
@@ -150,6 +150,20 @@ async def together(changes: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     for some in portions(changes, limits.CHANGES_AT_ONCE):
         results += await asyncio.gather(*some)
     return results
+
+
+def by_topic(broker: Broker, keys: Iterable[PartitionKey]) -> list[tuple[Topic, list[int]]]:
+    """Partitions by the topics that they are of; those of topics that are gone are left out."""
+    found = ((find_topic(broker, each), some) for each, some in by_topic_id(keys).items())
+    return [(topic, some) for topic, some in found if isinstance(topic, Topic)]
+
+
+def by_topic_id(keys: Iterable[PartitionKey]) -> dict[uuid.UUID, list[int]]:
+    """Partitions by the ids of their topics, those of each sorted."""
+    partitions: dict[uuid.UUID, list[int]] = {}
+    for topic_id, partition in keys:
+        partitions.setdefault(topic_id, []).append(partition)
+    return {topic_id: sorted(some) for topic_id, some in partitions.items()}
 
 
 def find_topic(broker: Broker, wanted: str | uuid.UUID | None) -> Topic | ErrorCode:

@@ -15,7 +15,8 @@ offset: a client that requires stable ones is told so, and asks again.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence, Set
+from functools import partial
 from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
@@ -31,6 +32,9 @@ from quackmq.wire.kafka.writer import Fields
 OFFSET_COMMIT: Final = 8
 OFFSET_FETCH: Final = 9
 OFFSET_DELETE: Final = 47
+
+#: What is to be committed of a partition, or why nothing can be.
+Wish = Commit | ErrorCode
 
 #: From these versions on an answer has something.
 _COMMIT_WITH_GROUP_NOT_FOUND: Final = 9
@@ -58,8 +62,20 @@ async def offset_commit(call: Call, request: Any) -> Fields:
     topics = [
         (topic, await _wishes(call, topic)) async for topic in unhurried(request.topics, every=100)
     ]
+    return await commit_wishes(topics, partial(_commit, call, request))
+
+
+OFFSET_COMMIT_API: Final = schema_api(OFFSET_COMMIT, 2, 10, 8, offset_commit)
+
+
+async def commit_wishes(
+    topics: Sequence[tuple[Any, Sequence[Wish]]],
+    commit: Callable[[list[Commit]], Awaitable[list[ErrorCode]]],
+) -> Fields:
+    """Commit what can be committed, all at once, and answer for each partition; also for
+    TxnOffsetCommit. `commit` gives a code for each."""
     commits = [wish for _, wishes in topics for wish in wishes if isinstance(wish, Commit)]
-    codes = iter(await _commit(call, request, commits))
+    codes = iter(await commit(commits) if commits else ())
     return {
         "topics": [
             {
@@ -77,18 +93,14 @@ async def offset_commit(call: Call, request: Any) -> Fields:
     }
 
 
-OFFSET_COMMIT_API: Final = schema_api(OFFSET_COMMIT, 2, 10, 8, offset_commit)
-
-
-async def _wishes(call: Call, topic: Any) -> list[Commit | ErrorCode]:
-    """What is to be committed of each partition, or why nothing can be."""
+async def _wishes(call: Call, topic: Any) -> list[Wish]:
     found = find_topic(call.broker, _wanted(topic))
     if not isinstance(found, Topic):
         return [found] * len(topic.partitions)
     return [await _wish(call, found, partition) for partition in topic.partitions]
 
 
-async def _wish(call: Call, topic: Topic, partition: Any) -> Commit | ErrorCode:
+async def _wish(call: Call, topic: Topic, partition: Any) -> Wish:
     key = PartitionKey(topic.id, partition.partition_index)
     offset: int | None = partition.committed_offset
     if offset == _EARLIEST:
@@ -102,16 +114,13 @@ async def _wish(call: Call, topic: Topic, partition: Any) -> Commit | ErrorCode:
 
 
 async def _commit(call: Call, request: Any, commits: list[Commit]) -> list[ErrorCode]:
-    """A code for each."""
-    if not commits:
-        return []
     instance_id = getattr(request, "group_instance_id", None)
     member = MemberRef(request.member_id, request.generation_id_or_member_epoch, instance_id)
     try:
         outcomes = await call.broker.groups.commit(call.caller, request.group_id, member, commits)
     except QuackError as error:
         return [_refusal(call, request.group_id, error)] * len(commits)
-    return [_outcome_code(outcome) for outcome in outcomes]
+    return [outcome_code(outcome) for outcome in outcomes]
 
 
 def _refusal(call: Call, group: str, error: QuackError) -> ErrorCode:
@@ -286,7 +295,7 @@ async def offset_delete(call: Call, request: Any) -> Fields:
                 "partitions": [
                     {
                         "partition_index": partition.partition_index,
-                        "error_code": _outcome_code(next(outcomes))
+                        "error_code": outcome_code(next(outcomes))
                         if isinstance(known, Topic)
                         else known,
                     }
@@ -314,5 +323,5 @@ def _topic_of(topic: Any) -> Fields:
     return {"name": getattr(topic, "name", None), "topic_id": getattr(topic, "topic_id", None)}
 
 
-def _outcome_code(outcome: QuackError | None) -> ErrorCode:
+def outcome_code(outcome: QuackError | None) -> ErrorCode:
     return ErrorCode.none if outcome is None else group_code_of(outcome)

@@ -8,7 +8,6 @@ DescribeGroups: tools ask one and then the other.
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any, Final
@@ -22,15 +21,14 @@ from quackmq.broker import (
     GroupState,
     Heartbeat,
 )
-from quackmq.doors.kafka.api import Call, schema_api, unhurried
-from quackmq.doors.kafka.groups import GROUP_OPERATIONS, group_code_of, host_of
+from quackmq.doors.kafka.api import Call, by_topic, by_topic_id, schema_api
+from quackmq.doors.kafka.groups import GROUP_OPERATIONS, descriptions, group_code_of, host_of
 from quackmq.errors import (
     InvalidGroup,
     InvalidRequest,
     LimitReached,
     QuackError,
     UnknownGroup,
-    UnknownTopic,
 )
 from quackmq.topic import PartitionKey
 from quackmq.wire.kafka.writer import Fields
@@ -45,8 +43,7 @@ _AS_BEFORE: Final = timedelta(milliseconds=-1)
 _MILLISECOND: Final = timedelta(milliseconds=1)
 #: How tools tell members of this protocol from classic ones in the same group.
 _CONSUMER_MEMBER: Final = 1
-#: A member's share of an answer beside its words, and a partition's.
-_MEMBER_BYTES: Final = 256
+#: A partition's share of an answer.
 _PARTITION_BYTES: Final = 8
 
 
@@ -68,7 +65,12 @@ async def consumer_group_heartbeat(call: Call, request: Any) -> Fields:
         }
     assignment = None
     if answer.assignment is not None:
-        assignment = {"topic_partitions": _by_topic(answer.assignment)}
+        assignment = {
+            "topic_partitions": [
+                {"topic_id": topic_id, "partitions": partitions}
+                for topic_id, partitions in by_topic_id(answer.assignment).items()
+            ]
+        }
     return {
         "error_code": ErrorCode.none,
         "member_id": answer.member_id,
@@ -85,23 +87,15 @@ CONSUMER_GROUP_HEARTBEAT_API: Final = schema_api(
 
 async def consumer_group_describe(call: Call, request: Any) -> Fields:
     found: list[Fields] = []
-    room_bytes = limits.KAFKA_GROUPS_ANSWER_BYTES
-    # Each group once, however often it is asked for: the answer is large where groups are.
-    async for name in unhurried(dict.fromkeys(request.group_ids), every=10):
-        try:
-            group = call.broker.groups.describe(call.caller, name)
-            if not isinstance(group, ConsumerGroupDescription):
-                raise UnknownGroup(f"the group {name} goes by the classic protocol")
-            room_bytes -= _described_bytes(group)
-            if room_bytes < 0:
-                raise LimitReached("too many members for one answer: ask for fewer groups at once")
-        except QuackError as error:
-            found.append(_not_described(name, error))
-        else:
-            fields = _described(call, group)
-            if request.include_authorized_operations:
-                fields = {**fields, "authorized_operations": GROUP_OPERATIONS}
-            found.append(fields)
+    wanted = ConsumerGroupDescription
+    async for name, group in descriptions(call, request.group_ids, wanted, _member_bytes):
+        if isinstance(group, QuackError):
+            found.append(_not_described(name, group))
+            continue
+        fields = _described(call, group)
+        if request.include_authorized_operations:
+            fields = {**fields, "authorized_operations": GROUP_OPERATIONS}
+        found.append(fields)
     return {"groups": found}
 
 
@@ -139,16 +133,6 @@ def _keys(topics: Iterable[Any]) -> Iterable[PartitionKey]:
                 yield PartitionKey(topic.topic_id, partition)
 
 
-def _by_topic(keys: Iterable[PartitionKey]) -> list[Fields]:
-    topics: dict[uuid.UUID, list[int]] = {}
-    for topic_id, partition in keys:
-        topics.setdefault(topic_id, []).append(partition)
-    return [
-        {"topic_id": topic_id, "partitions": sorted(partitions)}
-        for topic_id, partitions in topics.items()
-    ]
-
-
 def _described(call: Call, group: ConsumerGroupDescription) -> Fields:
     return {
         "error_code": ErrorCode.none,
@@ -178,24 +162,15 @@ def _described_member(call: Call, member: ConsumerMemberDescription) -> Fields:
 
 
 def _named(call: Call, keys: Iterable[PartitionKey]) -> list[Fields]:
-    topics: list[Fields] = []
-    for fields in _by_topic(keys):
-        try:
-            name = call.broker.topic_by_id(fields["topic_id"]).name
-        except UnknownTopic:
-            # It is gone, and its reader has not let go of it yet.
-            continue
-        topics.append({**fields, "topic_name": name})
-    return topics
+    return [
+        {"topic_id": topic.id, "topic_name": topic.name, "partitions": partitions}
+        for topic, partitions in by_topic(call.broker, keys)
+    ]
 
 
-def _described_bytes(group: ConsumerGroupDescription) -> int:
-    return sum(
-        _MEMBER_BYTES
-        + sum(map(len, member.topics))
-        + _PARTITION_BYTES * (len(member.assigned) + len(member.target))
-        for member in group.members
-    )
+def _member_bytes(member: ConsumerMemberDescription) -> int:
+    partitions = len(member.assigned) + len(member.target)
+    return sum(map(len, member.topics)) + _PARTITION_BYTES * partitions
 
 
 def _not_described(name: str, error: QuackError) -> Fields:

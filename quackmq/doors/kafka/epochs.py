@@ -17,12 +17,10 @@ from quackmq.doors.kafka.api import Call, schema_api, unhurried
 from quackmq.doors.kafka.errors import code_of
 from quackmq.errors import FencedLeaderEpoch, QuackError, UnknownLeaderEpoch
 from quackmq.topic import Offsets, PartitionKey
+from quackmq.wire.kafka.fetch import NO_EPOCH
 from quackmq.wire.kafka.writer import Fields
 
 OFFSET_FOR_LEADER_EPOCH: Final = 23
-
-#: A client that does not know of an epoch, or does not care; and an epoch that never was.
-NO_EPOCH: Final = -1
 
 
 async def offsets_in_epoch(

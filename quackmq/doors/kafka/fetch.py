@@ -17,7 +17,7 @@ from kio.schema.errors import ErrorCode
 
 from quackmq import limits
 from quackmq.doors.kafka.api import Api, Call, find_topic
-from quackmq.doors.kafka.epochs import NO_EPOCH, offsets_in_epoch
+from quackmq.doors.kafka.epochs import offsets_in_epoch
 from quackmq.doors.kafka.errors import code_of
 from quackmq.errors import QuackError
 from quackmq.record import Buffer
@@ -26,6 +26,7 @@ from quackmq.wire.kafka.fetch import (
     API_KEY,
     FIRST_WITH_SESSIONS,
     FLEXIBLE_FROM,
+    NO_EPOCH,
     READ_COMMITTED,
     FetchRequest,
     PartitionData,

@@ -11,13 +11,15 @@ member is unknown, DescribeGroups calls it dead, DeleteGroups says that it was n
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Callable, Iterable
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from kio.schema.errors import ErrorCode
 
 from quackmq import limits
 from quackmq.broker import (
+    ConsumerGroupDescription,
     GroupDescription,
     GroupState,
     Join,
@@ -39,6 +41,8 @@ from quackmq.errors import (
     UnknownGroup,
 )
 from quackmq.wire.kafka.writer import Fields
+
+Description = TypeVar("Description", GroupDescription, ConsumerGroupDescription)
 
 HEARTBEAT: Final = 12
 LEAVE_GROUP: Final = 13
@@ -172,24 +176,38 @@ LEAVE_GROUP_API: Final = schema_api(LEAVE_GROUP, 0, 5, 4, leave_group)
 async def describe_groups(call: Call, request: Any) -> Fields:
     shows_operations = getattr(request, "include_authorized_operations", False)
     found: list[Fields] = []
-    room_bytes = limits.KAFKA_GROUPS_ANSWER_BYTES
-    # Each group once, however often it is asked for: the answer is large where groups are.
-    async for name in unhurried(dict.fromkeys(request.groups), every=10):
-        try:
-            description = call.broker.groups.describe(call.caller, name)
-            if not isinstance(description, GroupDescription):
-                raise UnknownGroup(f"the group {name} goes by the newer group protocol")
-            room_bytes -= _described_bytes(description)
-            if room_bytes < 0:
-                raise LimitReached("too many members for one answer: ask for fewer groups at once")
-        except QuackError as error:
-            found.append(_not_described(call, name, error))
+    async for name, group in descriptions(call, request.groups, GroupDescription, _member_bytes):
+        if isinstance(group, QuackError):
+            found.append(_not_described(call, name, group))
         else:
-            found.append(_described(description, shows_operations))
+            found.append(_described(group, shows_operations))
     return {"groups": found}
 
 
 DESCRIBE_GROUPS_API: Final = schema_api(DESCRIBE_GROUPS, 0, 6, 5, describe_groups)
+
+
+async def descriptions(
+    call: Call,
+    names: Iterable[str],
+    kind: type[Description],
+    member_bytes: Callable[[Any], int],
+) -> AsyncIterator[tuple[str, Description | QuackError]]:
+    """The groups of one kind, or why they are not described. Each once, however often it is asked
+    for, and as many as one answer may hold: it is large where groups are."""
+    room_bytes = limits.KAFKA_GROUPS_ANSWER_BYTES
+    async for name in unhurried(dict.fromkeys(names), every=10):
+        try:
+            group = call.broker.groups.describe(call.caller, name)
+            if not isinstance(group, kind):
+                raise UnknownGroup(f"the group {name} goes by the other group protocol")
+            room_bytes -= sum(_MEMBER_BYTES + member_bytes(member) for member in group.members)
+            if room_bytes < 0:
+                raise LimitReached("too many members for one answer: ask for fewer groups at once")
+        except QuackError as error:
+            yield name, error
+        else:
+            yield name, group
 
 
 async def list_groups(call: Call, request: Any) -> Fields:
@@ -324,10 +342,8 @@ def _described_member(member: MemberDescription) -> Fields:
     }
 
 
-def _described_bytes(group: GroupDescription) -> int:
-    return sum(
-        _MEMBER_BYTES + len(member.metadata) + len(member.assignment) for member in group.members
-    )
+def _member_bytes(member: MemberDescription) -> int:
+    return len(member.metadata) + len(member.assignment)
 
 
 def _not_described(call: Call, name: str, error: QuackError) -> Fields:

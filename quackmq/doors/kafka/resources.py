@@ -251,8 +251,9 @@ async def _alter_group(call: Call, wanted: Alteration) -> None:
     present = _group_settings(call, wanted.name)
     configs = [(change.name, _new_value(change)) for change in wanted.changes]
     settings = group_settings(configs, GroupSettings() if wanted.replaces else present)
-    settings.check()
-    if not wanted.validate_only:
+    if wanted.validate_only:
+        settings.check()
+    else:
         await call.broker.groups.alter(call.caller, wanted.name, settings)
 
 

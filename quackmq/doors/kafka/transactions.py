@@ -14,15 +14,16 @@ and beginning again helps.
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
 from quackmq import limits
 from quackmq.broker import Commit, MemberRef, ProducerRef, TransactionDescription, TransactionState
-from quackmq.doors.kafka.api import Call, find_topic, schema_api, unhurried
+from quackmq.doors.kafka.api import Call, by_topic, find_topic, schema_api, unhurried
+from quackmq.doors.kafka.commits import Wish, commit_wishes, outcome_code
 from quackmq.doors.kafka.groups import group_code_of
 from quackmq.errors import (
     InvalidTransactionState,
@@ -30,7 +31,6 @@ from quackmq.errors import (
     ProducerFenced,
     QuackError,
     StaleMemberEpoch,
-    UnknownTopic,
     UnknownTransactionalId,
 )
 from quackmq.topic import PartitionKey, Topic
@@ -168,31 +168,18 @@ ADD_OFFSETS_TO_TXN_API: Final = schema_api(ADD_OFFSETS_TO_TXN, 0, 4, 3, add_offs
 
 async def txn_offset_commit(call: Call, request: Any) -> Fields:
     found = [(topic, find_topic(call.broker, topic.name)) for topic in request.topics]
-    wishes = [[_wish(known, partition) for partition in topic.partitions] for topic, known in found]
-    commits = [wish for some in wishes for wish in some if isinstance(wish, Commit)]
-    codes = iter(await _commit(call, request, commits))
-    return {
-        "topics": [
-            {
-                "name": topic.name,
-                "partitions": [
-                    {
-                        "partition_index": partition.partition_index,
-                        "error_code": next(codes) if isinstance(wish, Commit) else wish,
-                    }
-                    for partition, wish in zip(topic.partitions, some, strict=True)
-                ],
-            }
-            for (topic, _), some in zip(found, wishes, strict=True)
-        ]
-    }
+    topics = [
+        (topic, [_wish(known, partition) for partition in topic.partitions])
+        for topic, known in found
+    ]
+    return await commit_wishes(topics, partial(_commit, call, request))
 
 
 TXN_OFFSET_COMMIT_API: Final = schema_api(TXN_OFFSET_COMMIT, 0, 5, 3, txn_offset_commit)
 
 
-def _wish(topic: Topic | ErrorCode, partition: Any) -> Commit | ErrorCode:
-    """What is to be committed, or why it cannot be: a number that is no offset is a way to take
+def _wish(topic: Topic | ErrorCode, partition: Any) -> Wish:
+    """A number that is no offset is a way to take
     offsets back, which is done without a transaction (see `commits`)."""
     if isinstance(topic, ErrorCode):
         return topic
@@ -203,9 +190,6 @@ def _wish(topic: Topic | ErrorCode, partition: Any) -> Commit | ErrorCode:
 
 
 async def _commit(call: Call, request: Any, commits: Sequence[Commit]) -> list[ErrorCode]:
-    """A code for each."""
-    if not commits:
-        return []
     member = _NO_MEMBER
     if call.version >= _COMMIT_WITH_MEMBER:
         member = MemberRef(request.member_id, request.generation_id, request.group_instance_id)
@@ -227,7 +211,7 @@ async def _commit(call: Call, request: Any, commits: Sequence[Commit]) -> list[E
         return [ErrorCode.illegal_generation] * len(commits)
     except QuackError as error:
         return [group_code_of(error)] * len(commits)
-    return [ErrorCode.none if outcome is None else group_code_of(outcome) for outcome in outcomes]
+    return [outcome_code(outcome) for outcome in outcomes]
 
 
 # --- EndTxn ------------------------------------------------------------------------------------
@@ -302,16 +286,6 @@ DESCRIBE_TRANSACTIONS_API: Final = schema_api(DESCRIBE_TRANSACTIONS, 0, 0, 0, de
 
 
 def _described(call: Call, known: TransactionDescription) -> Fields:
-    by_topic: dict[uuid.UUID, list[int]] = {}
-    for key in known.partitions:
-        by_topic.setdefault(key.topic_id, []).append(key.partition)
-    topics: list[Fields] = []
-    for topic_id, partitions in by_topic.items():
-        try:
-            name = call.broker.topic_by_id(topic_id).name
-        except UnknownTopic:
-            continue  # it is gone, and the transaction's records in it
-        topics.append({"topic": name, "partitions": sorted(partitions)})
     return {
         "error_code": ErrorCode.none,
         "transactional_id": known.transactional_id,
@@ -320,7 +294,10 @@ def _described(call: Call, known: TransactionDescription) -> Fields:
         "transaction_start_time": _NO_TIME if known.started_ms is None else known.started_ms,
         "producer_id": known.producer_id,
         "producer_epoch": known.epoch,
-        "topics": topics,
+        "topics": [
+            {"topic": topic.name, "partitions": partitions}
+            for topic, partitions in by_topic(call.broker, known.partitions)
+        ],
     }
 
 

@@ -537,7 +537,7 @@ class Engine:
     def _remove(self, segments: list[Segment], topics: list[str]) -> None:
         """In the checkpoint lane: files that no checkpoint speaks of any more."""
         for segment in segments:
-            for path in (segment.path, segment.index_path, segment.aborted_path):
+            for path in segment.paths:
                 self.files.forget(path)
                 _remove_if_there(self.disk, path)
         for directory in topics:

@@ -150,9 +150,9 @@ def _sweep(disk: Disk, engine: Engine) -> None:
     }
     for log in engine.logs.values():
         for segment in log.segments:
-            directory, _, name = segment.path.rpartition("/")
-            beside = (segment.index_path, segment.aborted_path)
-            known[directory] |= {name, *(path.rpartition("/")[2] for path in beside)}
+            for path in segment.paths:
+                directory, _, name = path.rpartition("/")
+                known[directory].add(name)
     for topic in disk.list(LOG_DIRECTORY):
         if _TOPIC_DIRECTORY.fullmatch(topic) is None:
             continue  # not ours

@@ -77,6 +77,11 @@ class Segment:
         self.last_append_ms = 0
         self.max_timestamp_ms = -1
 
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Every file that it may have."""
+        return self.path, self.index_path, self.aborted_path
+
     def extend(self, chunk: Descriptor) -> None:
         """Add a committed chunk."""
         region = self.open

@@ -4,7 +4,7 @@
     lock                    held while a broker has it open
     checkpoint              all that is known at one frame (checkpoint.py)
     journal/0 … 3           the ring of slots with the frames behind it (journal.py)
-    log/TOPIC/P-OFFSET.log  segments of whole batches, .index beside them (segment.py)
+    log/TOPIC/P-OFFSET.log  segments of whole batches, .index and .aborted beside them (segment.py)
 
 Requests are checked here and handed to the engine (engine.py), which makes them durable.
 """

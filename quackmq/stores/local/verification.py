@@ -1,9 +1,10 @@
 """Checking every byte of a data directory that something vouches for.
 
 What vouches: `quackmq.json` and the checkpoint for themselves, a frame's checksum for the frame,
-the checkpoint for the number of entries in an index, and each entry's checksum for the entry; an
-entry, the checkpoint or a frame for a region of a segment; a batch's checksum for the batch. A
-region that is damaged is taken apart, so that what is named is the batch and not the region.
+the checkpoint for the number of entries in an index (of regions, of aborted transactions), and each
+entry's checksum for the entry; an entry, the checkpoint or a frame for a region of a segment; a
+batch's checksum for the batch. A region that is damaged is taken apart, so that what is named is
+the batch and not the region.
 
 Promised: every damaged range is named once, and nothing sound is called damaged. One thing nobody
 can tell: whether the last frame of a directory that was not closed was torn by the crash or damaged
@@ -138,9 +139,7 @@ class Verification:
         segments = [segment for log in inspection.logs.values() for segment in log.segments]
         known = {META_PATH, LOCK_PATH, checkpoint.PATH, JOURNAL_DIRECTORY, LOG_DIRECTORY}
         known |= {slot_path(slot) for slot in range(slots)} | topics
-        known |= {segment.path for segment in segments}
-        known |= {segment.index_path for segment in segments}
-        known |= {segment.aborted_path for segment in segments if segment.aborted}
+        known |= {path for segment in segments for path in segment.paths}
         for directory in ("", JOURNAL_DIRECTORY, LOG_DIRECTORY, *sorted(topics)):
             for name in inspection.disk.list(directory):
                 path = f"{directory}/{name}" if directory else name

@@ -54,6 +54,7 @@ _NO_PREFERRED_REPLICA: Final = INT32.pack(-1)
 _NO_THROTTLE: Final = INT32.pack(0)
 _ERROR_AND_SESSION: Final = struct.Struct(">hi")
 _INDEX_BYTES: Final = 4
+#: A client that does not know of an epoch, or does not care; and an epoch that never was.
 NO_EPOCH: Final = -1
 READ_COMMITTED: Final = 1
 

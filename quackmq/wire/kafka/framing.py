@@ -20,7 +20,7 @@ as long as anybody has it, since it lies alone in memory that was lent to it (`l
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from quackmq import limits
@@ -163,23 +163,6 @@ class Frames:
         self._end += count
         return not self._lent or self._end >= self._claim
 
-    def feed(self, data: bytes) -> Iterator[memoryview]:
-        """Bytes that came some other way. The frames must be taken, each before the next."""
-        left = memoryview(data)
-        while left:
-            buffer = self.buffer()
-            count = min(len(buffer), len(left))
-            buffer[:count] = left[:count]
-            left = left[count:]
-            self.received(count)
-            while (frame := self.next()) is not None:
-                yield frame
-            self.settle()
-
-    def next(self) -> memoryview | None:
-        """The next frame, without its size; None if it is not there whole."""
-        return self.take() if self.is_ready() else None
-
     def is_ready(self) -> bool:
         """Whether a whole frame is there. ProtocolError if there never will be one."""
         self._claim = 0
@@ -196,7 +179,7 @@ class Frames:
         return available >= self._claim
 
     def take(self) -> memoryview:
-        """The frame that is ready."""
+        """The frame that is ready, without its size."""
         begin = self._start
         self._start = begin + self._claim
         self._claim = 0

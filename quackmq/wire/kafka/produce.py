@@ -37,9 +37,9 @@ _FIRST_WITH_MESSAGE: Final = 8
 #: A request as nearly all are, one batch for one partition of one topic, up to the topic's name
 #: (transactional id, acks, timeout, topics, the name's length) and behind it (partitions, index,
 #: the records' length; in the compact spelling the last of these follows as a varint).
-_USUAL: Final = struct.Struct(">hhiih")
+_USUAL: Final = struct.Struct(">hh4xih")
 _USUAL_PARTITION: Final = struct.Struct(">iii")
-_COMPACT_USUAL: Final = struct.Struct(">BhiBB")
+_COMPACT_USUAL: Final = struct.Struct(">Bh4xBB")
 _COMPACT_USUAL_PARTITION: Final = struct.Struct(">Bi")
 _COMPACT_ONE: Final = 2
 #: The tagged fields of partition, topic and request, none of each.
@@ -66,7 +66,6 @@ class PartitionRecords(NamedTuple):
 class ProduceRequest(NamedTuple):
     transactional_id: str | None
     acks: int
-    timeout_ms: int
     topics: Sequence[ByTopic[PartitionRecords]]
 
 
@@ -93,14 +92,14 @@ def read_request(version: int, data: memoryview) -> ProduceRequest:
     try:
         transactional_id = cursor.nullable_string() if version >= FIRST_WITH_BATCHES else None
         acks = cursor.int16()
-        timeout_ms = cursor.int32()
+        cursor.int32()  # the timeout, for which nobody asks
         by_id = version >= FIRST_WITH_TOPIC_IDS
         partition_bytes = _INDEX_BYTES + cursor.BYTES_BYTES
         topics = read_topics(cursor, by_id, partition_bytes, _read_partition)
         cursor.skip_tags()
     except ENDS_EARLY:
         raise malformed("Produce request") from None
-    return ProduceRequest(transactional_id, acks, timeout_ms, topics)
+    return ProduceRequest(transactional_id, acks, topics)
 
 
 def write_response(version: int, answers: Sequence[TopicAnswer]) -> Buffer:
@@ -154,7 +153,7 @@ def _read_usual(data: memoryview) -> ProduceRequest | None:
     which also says what is wrong with it."""
     if len(data) < _USUAL.size:
         return None
-    transactional_id, acks, timeout_ms, topics, name_bytes = _USUAL.unpack_from(data)
+    transactional_id, acks, topics, name_bytes = _USUAL.unpack_from(data)
     behind_name = _USUAL.size + name_bytes
     begin = behind_name + _USUAL_PARTITION.size
     if transactional_id != -1 or topics != 1 or name_bytes < 0 or begin > len(data):
@@ -163,14 +162,14 @@ def _read_usual(data: memoryview) -> ProduceRequest | None:
     if partitions != 1 or size != len(data) - begin:
         return None
     name = data[_USUAL.size : behind_name]
-    return _usual(acks, timeout_ms, name, partition, data[begin:])
+    return _usual(acks, name, partition, data[begin:])
 
 
 def _read_compact_usual(data: memoryview) -> ProduceRequest | None:
     """The same in the compact spelling."""
     if len(data) < _COMPACT_USUAL.size:
         return None
-    transactional_id, acks, timeout_ms, topics, name_length = _COMPACT_USUAL.unpack_from(data)
+    transactional_id, acks, topics, name_length = _COMPACT_USUAL.unpack_from(data)
     behind_name = _COMPACT_USUAL.size + name_length - 1
     begin = behind_name + _COMPACT_USUAL_PARTITION.size
     is_short = 0 < name_length < 0x80
@@ -186,19 +185,17 @@ def _read_compact_usual(data: memoryview) -> ProduceRequest | None:
     if partitions != _COMPACT_ONE or size < 0 or data[end:] != _COMPACT_END:
         return None
     name = data[_COMPACT_USUAL.size : behind_name]
-    return _usual(acks, timeout_ms, name, partition, data[cursor.position : end])
+    return _usual(acks, name, partition, data[cursor.position : end])
 
 
 def _usual(
-    acks: int, timeout_ms: int, name: memoryview, partition: int, records: memoryview
+    acks: int, name: memoryview, partition: int, records: memoryview
 ) -> ProduceRequest | None:
     try:
         topic = str(name, "utf-8")
     except UnicodeDecodeError:
         return None
-    return ProduceRequest(
-        None, acks, timeout_ms, [ByTopic(topic, [PartitionRecords(partition, records)])]
-    )
+    return ProduceRequest(None, acks, [ByTopic(topic, [PartitionRecords(partition, records)])])
 
 
 def _read_partition(cursor: Cursor) -> PartitionRecords:

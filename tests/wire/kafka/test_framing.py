@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import given, settings
@@ -31,7 +32,21 @@ def payload_of(size: int) -> bytes:
 
 
 def fed(frames: Frames, *pieces: bytes) -> list[bytes]:
-    return [bytes(frame) for piece in pieces for frame in frames.feed(piece)]
+    return [bytes(frame) for piece in pieces for frame in taken(frames, piece)]
+
+
+def taken(frames: Frames, data: bytes) -> Iterator[memoryview]:
+    """Each frame is good until the next is asked for."""
+    left = memoryview(data)
+    while left:
+        buffer = frames.buffer()
+        count = min(len(buffer), len(left))
+        buffer[:count] = left[:count]
+        left = left[count:]
+        frames.received(count)
+        while frames.is_ready():
+            yield frames.take()
+        frames.settle()
 
 
 def cut(stream: bytes, *positions: int) -> list[bytes]:
@@ -86,15 +101,14 @@ def test_frames_not_taken_yet_are_kept() -> None:
     stream = b"".join(map(framed, payloads)) + b"\0\0"
     frames.buffer()[: len(stream)] = stream
     frames.received(len(stream))
-    taken = []
+    kept = []
     for _ in payloads:
-        frame = frames.next()
-        assert frame is not None
-        taken.append(bytes(frame))
+        assert frames.is_ready()
+        kept.append(bytes(frames.take()))
         frames.settle()
         memory.scratch[:] = bytes(len(memory.scratch))
-    assert taken == payloads
-    assert frames.next() is None
+    assert kept == payloads
+    assert not frames.is_ready()
     assert frames.begun
 
 
@@ -216,7 +230,7 @@ def test_a_large_frame_stays_good_and_a_small_one_is_not_to_be_kept() -> None:
     payloads = [payload_of(size) for size in (300_000, 1000, 300_000, 400_000)]
     kept = []
     for piece in cut(b"".join(map(framed, payloads)), 100_000, 400_000, 700_000):
-        for frame in frames.feed(piece):
+        for frame in taken(frames, piece):
             if frames.hands_over:
                 kept.append(frame)
     assert kept == [payload for payload in payloads if len(payload) > 1000]
