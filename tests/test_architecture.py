@@ -36,7 +36,9 @@ PROGRAMS = programs_in("benchmarks", "examples")
 
 BASE = {"quackmq.errors", "quackmq.limits"}
 CODECS = {"quackmq.codec", "quackmq.inflate", "quackmq.arrow"}
-VALUES = BASE | CODECS | {f"quackmq.{name}" for name in ("checksum", "record", "policy", "topic")}
+VALUES = BASE | CODECS | {
+    f"quackmq.{name}" for name in ("checksum", "conventions", "record", "policy", "topic")
+}
 PURE = {f"quackmq.{name}" for name in ("producers", "transactions", "subscriptions", "groups")} | {
     "quackmq.transaction_states"
 }
@@ -48,6 +50,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "quackmq.limits": set(),
     "quackmq.clock": set(),
     "quackmq.checksum": set(),
+    "quackmq.conventions": BASE,
     "quackmq.record": BASE,
     "quackmq.inflate": BASE,
     "quackmq.codec": BASE | {"quackmq.record", "quackmq.inflate"},
@@ -64,13 +67,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     "quackmq.broker": VALUES | PURE | {"quackmq.clock", "quackmq.stores.base", "quackmq.archive"},
     "quackmq.wire": BASE | {"quackmq.record"},
     "quackmq.doors": VALUES | {"quackmq.broker", "quackmq.wire"},
-    "quackmq.client": VALUES | {"quackmq.wire"},
+    "quackmq.client": VALUES | {"quackmq.wire", "quackmq.subscriptions"},
     "quackmq.spark": VALUES | {"quackmq.client", "quackmq.wire", "quackmq.archive"},
     "quackmq.cli": VALUES
     | {"quackmq", "quackmq.broker", "quackmq.doors", "quackmq.stores", "quackmq.archive"}
     | {"quackmq.transactions"},
     "quackmq.__main__": {"quackmq.cli"},
-    "quackmq": {"quackmq.errors"},
+    "quackmq": {"quackmq.errors", "quackmq.client"},
 }
 
 #: Each of these is alone: none sees another inside the same package.

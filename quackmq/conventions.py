@@ -1,0 +1,46 @@
+"""What the Python client and the broker agree on beyond the Kafka protocol, inside its own fields.
+
+The client speaks plain Kafka, so that the same program runs against any cluster. Three things that
+Kafka has no request for are said with what it has, and mean no more than a note to a cluster that
+does not know them:
+
+- **A subscription.** Who commits an offset with the note SUBSCRIBED subscribes the group's name to
+  that topic: from then on the subscription is the broker's own, seen by every door, and holds what
+  it has not read. UNSUBSCRIBED ends it. On another cluster the note just stays beside the offset,
+  where the client finds it again.
+- **A publisher's numbers.** A publisher with a durable name commits the number of what it publishes
+  as the offset of a group of its own, in partition 0 of the topic, in one transaction with the
+  records. The offset is the number plus one, as everywhere the next one wanted.
+- **A message id** is made of what every cluster tells: see `quackmq.subscriptions`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from quackmq.errors import InvalidRequest
+
+SUBSCRIBED: Final = "quackmq:subscribed"
+UNSUBSCRIBED: Final = "quackmq:unsubscribed"
+
+#: Begins the names of the groups that hold publishers' numbers.
+PUBLISHER_PREFIX: Final = "publisher:"
+#: Where in a topic they are held.
+NUMBER_PARTITION: Final = 0
+GREATEST_NUMBER: Final = 2**63 - 2
+
+
+def publisher_group(publisher: str) -> str:
+    """The name under which a publisher's numbers are kept."""
+    return f"{PUBLISHER_PREFIX}{publisher}"
+
+
+def offset_of_number(number: int) -> int:
+    if not 0 <= number <= GREATEST_NUMBER:
+        raise InvalidRequest(f"{number} is no sequence: they go from 0 to {GREATEST_NUMBER}")
+    return number + 1
+
+
+def number_of_offset(offset: int) -> int | None:
+    """None before the first."""
+    return offset - 1 if offset > 0 else None
