@@ -30,6 +30,13 @@ NUMBER_PARTITION: Final = 0
 GREATEST_NUMBER: Final = 2**63 - 2
 
 
+def note_of(metadata: str) -> str | None:
+    """SUBSCRIBED or UNSUBSCRIBED, if that is what is noted beside an offset. confluent-kafka sends
+    the byte 0 that ends a string in C along with it."""
+    note = metadata.rstrip("\0")
+    return note if note in (SUBSCRIBED, UNSUBSCRIBED) else None
+
+
 def publisher_group(publisher: str) -> str:
     """The name under which a publisher's numbers are kept."""
     return f"{PUBLISHER_PREFIX}{publisher}"

@@ -23,9 +23,14 @@
     │   ├── UnknownGroup
     │   ├── UnknownMember         of a group: never there, or gone for being silent too long
     │   ├── UnknownTransactionalId
+    │   ├── UnknownProducerId     of a queue: nobody was registered as that
+    │   ├── UnknownConsumerId     the same of a consumer
     │   └── UnknownStage
     ├── Conflict                  the request disagrees with the state it meets
     │   ├── TopicExists
+    │   ├── NotRegistered         a queue's producer, with a topic that is not its own
+    │   ├── AlreadyRegistered     a queue's producer, with this topic or another one
+    │   ├── AlreadySubscribed     a queue's consumer, to this topic
     │   ├── StateChanged          compare-and-set met another version
     │   ├── NameInOtherMode       a subscription's name is in use in another way
     │   ├── OutOfOrderSequence
@@ -166,6 +171,14 @@ class UnknownTransactionalId(NotFound):
     code = "unknown_transactional_id"
 
 
+class UnknownProducerId(NotFound):
+    code = "unknown_producer_id"
+
+
+class UnknownConsumerId(NotFound):
+    code = "unknown_consumer_id"
+
+
 class UnknownStage(NotFound):
     code = "unknown_stage"
 
@@ -176,6 +189,18 @@ class Conflict(QuackError):
 
 class TopicExists(Conflict):
     code = "topic_exists"
+
+
+class NotRegistered(Conflict):
+    code = "not_registered"
+
+
+class AlreadyRegistered(Conflict):
+    code = "already_registered"
+
+
+class AlreadySubscribed(Conflict):
+    code = "already_subscribed"
 
 
 class StateChanged(Conflict):

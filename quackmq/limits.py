@@ -56,6 +56,9 @@ ARROW_BYTES: Final = 1024 * MIB
 REMEMBERED_BATCHES: Final = 5
 #: Producer states kept a partition; beyond it the one longest silent goes.
 PRODUCERS_PER_PARTITION: Final = 10_000
+#: So many of them may be silent for longer than the producers that are made of idempotency keys,
+#: and yet stay while those go: looking further would cost every append too much.
+SILENT_PRODUCERS: Final = 1_000
 #: A producer silent for so long is forgotten (Kafka: one day; ours also outlives a weekend).
 PRODUCER_EXPIRY_MS: Final = 7 * 24 * 3600 * 1000
 #: Open transactions a partition: their producers are never forgotten, so they must leave room for
@@ -80,6 +83,12 @@ JOURNAL_GROWTH_BYTES: Final = 1 * MIB
 #: A frame up to this size is written on the loop: copying it to the system's memory takes less time
 #: than handing it to a thread.
 JOURNAL_LOOP_BYTES: Final = 64 * KIB
+#: A write of that by the loop takes some ten µs. One that takes so long was held up by the system,
+#: which has more unwritten pages than it likes...
+LOOP_WRITE_MS: Final = 10
+#: ...and for so long the loop then leaves writing to a thread, where the mode allows to answer
+#: before the disk has anything.
+LOOP_WRITE_PAUSE_MS: Final = 5_000
 #: The largest frame that recovery believes in.
 JOURNAL_FRAME_BYTES: Final = 32 * MIB
 #: Appended bytes after which a checkpoint is made: it bounds what recovery has to read.
@@ -116,12 +125,14 @@ CACHED_ABORTED_BYTES: Final = 16 * MIB
 GARBAGE_INTERVAL_MS: Final = 1_000
 #: Changes of the catalog in one frame; whoever brings more waits for the next.
 CHANGE_BYTES: Final = 8 * MIB
-#: Appended and not yet written; publishers wait above it.
-PENDING_BYTES: Final = 64 * MIB
+#: Appended and not yet written; publishers wait above it. A disk that syncs 500 MB/s has work for
+#: 60 ms with it, which is several cycles; more would only be more memory.
+PENDING_BYTES: Final = 32 * MIB
 #: Chunks that only journal and tail hold; half of it starts their write-back to the segments.
 WRITE_BACK_BYTES: Final = 16 * MIB
-#: Memory for recent batches, over all partitions.
-TAIL_BYTES: Final = 64 * MIB
+#: Memory for recent batches, over all partitions. Who reads what has left it finds it in the page
+#: cache; with all else a busy broker then stays below 200 MiB.
+TAIL_BYTES: Final = 48 * MIB
 #: Marks (append time, offset) a partition keeps to tell what is live, merged beyond this.
 LIVE_MARKS: Final = 4_096
 #: With sync = interval: a sync at least so often.
@@ -169,6 +180,26 @@ CLEAN_READ_BYTES: Final = 16 * MIB
 PRODUCER_ID_BLOCK: Final = 1_000
 #: Subscriptions over all topics.
 SUBSCRIPTIONS: Final = 100_000
+#: Messages in one page of a partition, and their keys, values and headers: each message becomes a
+#: handful of Python objects, and a page is held until its reader has taken it.
+PAGE_RECORDS: Final = 10_000
+PAGE_BYTES: Final = 8 * MIB
+#: Read at first for each message that a page may hold; if that is too little, more is read.
+PAGE_RECORD_BYTES: Final = 1 * KIB
+#: What a publisher may give as a key by which a repeat is known; people use UUIDs, and URLs.
+IDEMPOTENCY_KEY_BYTES: Final = 255
+#: Numbered puts of which memory holds where they lie, so that a repeat is answered with their ids;
+#: each costs about 500 bytes.
+REMEMBERED_PUTS: Final = 10_000
+#: A publisher's numbers are forgotten when it has put nothing for so long: a season's pause must
+#: not make a repeat something new, as the 7 days of other groups' offsets would.
+PUBLISHER_EXPIRY_MS: Final = 90 * 24 * 3_600_000
+#: Publishers that number their puts. Each is a group, and a program that takes a new name whenever
+#: it starts must not use up GROUPS.
+PUBLISHERS: Final = 50_000
+#: Producers registered with the topics of a queue; beyond it the one longest unused has to register
+#: again, since programs that register whenever they start never say that they are done.
+REGISTERED_PRODUCERS: Final = 100_000
 
 # --- consumer groups -----------------------------------------------------------------------
 
@@ -291,6 +322,54 @@ STAGE_EXPIRY_INTERVAL_MS: Final = 60_000
 #: Of a key, a value or a header that `quackmq log dump` shows; how long it really is, is said.
 SHOWN_BYTES: Final = 200
 
+# --- the Python client ---------------------------------------------------------------------
+
+#: How long a call waits unless told otherwise: long enough for a broker to be started again.
+CLIENT_TIMEOUT_MS: Final = 5_000
+#: A process that shares a name and is gone without a goodbye is missed after so long; a Kafka
+#: cluster takes no less than 6 s.
+CLIENT_SESSION_MS: Final = 10_000
+#: So often each is heard, and told to hand a partition over.
+CLIENT_HEARTBEAT_MS: Final = 500
+#: A message may be worked on for so long before its partition goes to another process.
+CLIENT_BUSY_MS: Final = 5 * 60_000
+#: The broker's cursor follows what a client has done so closely.
+CLIENT_COMMIT_MS: Final = 200
+#: A wait inside librdkafka, which Ctrl-C does not interrupt, takes so long at a time.
+CLIENT_POLL_MS: Final = 100
+#: How often it is looked whether an answer has come, where nothing tells.
+CLIENT_LOOK_MS: Final = 5
+#: A batch of `listen`, which is what can be in hand at a crash: as many messages as the program
+#: takes in about so long, for which its file is synced once, but no more than that many.
+CLIENT_BATCH_MS: Final = 50
+CLIENT_BATCH_MESSAGES: Final = 4_000
+#: Messages of all sizes that wait in memory for `get` and `listen`, a topic.
+CLIENT_AHEAD_BYTES: Final = 16 * MIB
+#: A question for messages waits so long at the broker: who seeks has to wait for its end.
+CLIENT_FETCH_WAIT_MS: Final = 200
+#: Messages on their way to the broker; who puts more waits.
+CLIENT_SENDING_BYTES: Final = 64 * MIB
+#: Times that a message is sent again: enough for a few cut connections, and a broker that cannot
+#: write is heard of before the time of a call is up.
+CLIENT_SENDS: Final = 10
+#: Different timeouts for which a client keeps a producer each, some threads and a connection.
+CLIENT_PRODUCERS: Final = 8
+#: That a topic was deleted and made anew is noticed after so long at the latest.
+CLIENT_TOPIC_MS: Final = 10_000
+#: A numbered put that its client left half done is taken back after so long, if nobody of the same
+#: name does it before: readers wait for it meanwhile.
+CLIENT_TRANSACTION_MS: Final = 10_000
+#: Messages of one numbered put: they are one transaction, held in memory.
+CLIENT_NUMBERED_MESSAGES: Final = 100_000
+#: The longest that librdkafka is told to try to deliver a message; who waits longer hears then.
+CLIENT_LONGEST_MS: Final = 24 * 3_600_000
+#: A client that is closed has so long for its last commits, whatever its timeout.
+CLIENT_CLOSE_MS: Final = 30_000
+#: Processes on one machine that use one directory.
+CLIENT_PROCESSES: Final = 1_000
+#: Threads of an asynchronous client in which calls wait; more calls wait for a thread.
+CLIENT_THREADS: Final = 32
+
 # --- the Kafka door ------------------------------------------------------------------------
 
 #: Connections at once; one that is idle costs about 2 KiB.
@@ -353,3 +432,123 @@ KAFKA_TRANSACTIONS_ANSWER: Final = 50_000
 KAFKA_DRAIN_MS: Final = 5_000
 #: After the last answer the peer has so long to hang up itself.
 KAFKA_LINGER_MS: Final = 1_000
+
+# --- the HTTP door -------------------------------------------------------------------------
+
+#: Connections at once, each with one request under way at the most; an idle one costs 4 KiB.
+HTTP_CONNECTIONS: Final = 10_000
+#: Connections that the system holds for us before we have taken them.
+HTTP_BACKLOG: Final = 1_024
+#: A request's line and headers; browsers and proxies send up to 16 KiB.
+HTTP_HEAD_BYTES: Final = 32 * KIB
+#: Parameters of one query: no endpoint has more than ten.
+HTTP_QUERY_PARAMETERS: Final = 100
+#: A request's body, unless its route says otherwise: the largest batch fits, not as base64.
+HTTP_BODY_BYTES: Final = 16 * MIB
+#: The body of one message as text in JSON, which may escape every byte of it, and of base64.
+HTTP_QUEUE_BODY_BYTES: Final = 32 * MIB
+#: A connection keeps so much of a body that has begun without asking anybody.
+HTTP_UNRESERVED_BYTES: Final = 64 * KIB
+#: All larger bodies at once, on their way or at work, over all connections; one more is refused.
+HTTP_RECEIVE_BYTES: Final = 512 * MIB
+#: Requests of one connection that wait for those before them; beyond it we stop reading.
+HTTP_REQUESTS_AHEAD: Final = 16
+#: Parsed at one go, before it is looked how many wait: a read of 256 KiB may hold 9,000 requests.
+HTTP_PARSED_BYTES: Final = 8 * KIB
+#: A request that has begun must have come whole after this time: the largest, at 1 MB/s.
+HTTP_REQUEST_WAIT_MS: Final = 30_000
+#: A connection on which nothing is asked is closed after this time; proxies keep theirs for 60 s.
+HTTP_IDLE_MS: Final = 75_000
+#: A peer that takes nothing of its answer for so long is disconnected.
+HTTP_SEND_WAIT_MS: Final = 30_000
+#: Written and not yet taken by the peer; above it nothing more is begun for that connection.
+HTTP_WRITE_BUFFER_BYTES: Final = 256 * KIB
+#: The same over all connections; above it requests are refused until slow peers have caught up.
+HTTP_SEND_BYTES: Final = 256 * MIB
+#: A door that closes waits so long for its last answers: half of it for them to be durable, the
+#: rest for them to be taken.
+HTTP_DRAIN_MS: Final = 4_000
+#: A peer whose request was refused before it was whole has so long to hang up itself.
+HTTP_LINGER_MS: Final = 1_000
+#: Messages in one request to publish, or to stage: each becomes a handful of Python objects.
+HTTP_MESSAGES: Final = 10_000
+#: Headers of one message, as JSON.
+HTTP_MESSAGE_HEADERS: Final = 1_000
+#: A key in the query, which has to fit the request's line.
+HTTP_KEY_BYTES: Final = 4 * KIB
+#: Items in a page of a list: a page is made at one go, by the loop that all connections share.
+HTTP_PAGE_ITEMS: Final = 1_000
+#: Messages of a page, as bytes; the first is given whole. Asking again costs little.
+HTTP_PAGE_BYTES: Final = 4 * MIB
+#: The longest wait for a message that may be asked for: proxies give up after 60 s, many earlier.
+HTTP_WAIT_MS: Final = 30_000
+#: Streams of events at once: each holds a connection for as long as its reader likes.
+HTTP_EVENT_STREAMS: Final = 1_000
+#: Partitions of one stream of events: each event's id tells where to go on in all of them.
+HTTP_EVENT_PARTITIONS: Final = 100
+#: A stream of events that has nothing to say says so, so that both sides and every proxy between
+#: them know that it is alive; half of the 30 s after which the impatient ones cut.
+HTTP_HEARTBEAT_MS: Final = 15_000
+#: Messages that a stream of events takes from a partition at a time; a reader that is slower than
+#: its topic costs twice as much: what it is being sent, and what is read behind that.
+HTTP_EVENTS_BYTES: Final = 256 * KIB
+HTTP_EVENTS_RECORDS: Final = 500
+
+# --- the queue's libraries -----------------------------------------------------------------
+
+#: How long a call takes at the most, unless told otherwise, as the description of the queue has it.
+QUEUE_TIMEOUT_MS: Final = 5_000
+#: Between two tries to reach a broker that is away: it takes longer to come back.
+QUEUE_PAUSE_MS: Final = 50
+#: An answer: a message of BATCH_BYTES of which JSON escapes every byte, or the names of all topics.
+QUEUE_ANSWER_BYTES: Final = 128 * MIB
+
+# --- the ZeroMQ door -----------------------------------------------------------------------
+
+#: Connections at once; one that is idle costs about 3 KiB.
+ZMQ_CONNECTIONS: Final = 10_000
+#: Connections that the system holds for us before we have taken them.
+ZMQ_BACKLOG: Final = 1_024
+#: Greetings and READY must have been said by then: they are sent without waiting for anything.
+ZMQ_HANDSHAKE_MS: Final = 10_000
+#: A command of ZMTP; READY with an identity and some notes of an application fits many times.
+ZMQ_COMMAND_BYTES: Final = 4 * KIB
+#: What of a PING has to be sent back; ZMTP's own limit.
+ZMQ_PING_BYTES: Final = 16
+#: Frames before the empty one that begins a request: one for each proxy on its way, and one more.
+ZMQ_ENVELOPE_FRAMES: Final = 16
+#: One such frame; ZeroMQ's own limit of a routing id.
+ZMQ_ENVELOPE_FRAME_BYTES: Final = 255
+#: A request's frame: the largest batch, and the words before its content.
+ZMQ_REQUEST_BYTES: Final = BATCH_BYTES + KIB
+#: Read and not yet answered, a connection. A REQ socket has one; beyond it we stop reading.
+ZMQ_REQUESTS_IN_FLIGHT: Final = 128
+#: The same over all connections: each is a task, of some 4 KiB.
+ZMQ_REQUESTS: Final = 20_000
+#: The one buffer into which all connections receive; what has not been read of it, they keep.
+ZMQ_SCRATCH_BYTES: Final = 64 * KIB
+#: A request up to this size needs no memory set aside.
+ZMQ_UNRESERVED_BYTES: Final = 16 * KIB
+#: All larger requests at once, from their first byte to their answer; those beyond it wait.
+ZMQ_RECEIVE_BYTES: Final = 256 * MIB
+#: A request that has begun must have come whole after this time.
+ZMQ_REQUEST_WAIT_MS: Final = 60_000
+#: While others wait for memory, a large request that comes too slowly to be whole in that time is
+#: given up, after so long at the earliest: any network can be slow for a moment.
+ZMQ_PACE_MS: Final = 2_000
+#: How often peers are looked at for having been silent or slow for too long.
+ZMQ_SWEEP_MS: Final = 1_000
+#: A GET waits so long for a message: less than the 5 s that clients wait for their answer.
+ZMQ_GET_WAIT_MS: Final = 4_000
+#: Answers up to this size are copied into one buffer; larger ones are sent in two pieces.
+ZMQ_JOINED_BYTES: Final = 16 * KIB
+#: Written and not yet taken by the peer; above it nothing more is read from or sent to it.
+ZMQ_WRITE_BUFFER_BYTES: Final = 256 * KIB
+#: The same over all peers that are above it; then answers that are as large wait.
+ZMQ_SEND_BYTES: Final = 256 * MIB
+#: A peer that does not take its answers for so long is disconnected.
+ZMQ_SEND_WAIT_MS: Final = 30_000
+#: A door that closes waits so long for its last answers to be durable and taken.
+ZMQ_DRAIN_MS: Final = 5_000
+#: After the last answer the peer has so long to hang up itself.
+ZMQ_LINGER_MS: Final = 1_000

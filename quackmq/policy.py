@@ -53,6 +53,23 @@ _MOST: Final = 2**63 - 1
 _MOST_OF: Final = {"batch_bytes": limits.BATCH_BYTES}
 _BOOLEANS: Final = {"true": True, "false": False}
 
+#: What each of a policy's names means, for people.
+POLICY_DOCUMENTATION: Final = {
+    "live_for_ms": "An entry is live for so long after its append.",
+    "live_entries": "So many entries of a partition are live at the most.",
+    "when_full": "What happens to a publisher that meets live_entries live entries: the oldest "
+    "leave the live tail (archive), it waits (wait), it is refused (refuse), or the oldest are "
+    "let go of (drop_oldest).",
+    "keep_for_ms": "Entries are let go of at this age, counted from their append.",
+    "keep_bytes": "The oldest entries of a partition are let go of when it is larger than this.",
+    "keep_until_consumed": "Entries are let go of when every subscription has consumed them.",
+    "archive_after_ms": "Kept for the archive, which is yet to come: entries go there at this age.",
+    "archive_bytes": "Kept for the archive, which is yet to come: so much goes there at a time.",
+    "needs_subscriber": "Nothing is taken while nobody subscribes to the topic.",
+    "ephemeral": "The topic comes with its first subscription and goes with its last.",
+    "batch_bytes": "The largest batch that is taken.",
+}
+
 
 class WhenFull(StrEnum):
     """What happens to a publisher that meets `live_entries` live entries."""
@@ -189,6 +206,11 @@ def _drop_before(policy: Policy, facts: Facts) -> int:
     return max(0, start)
 
 
+def number_bounds(name: str) -> tuple[int, int]:
+    """The least and the most that a policy's number may be, where it is not None."""
+    return _LEAST[name], _MOST_OF.get(name, _MOST)
+
+
 # --- values and their text -----------------------------------------------------------------------
 
 
@@ -202,7 +224,7 @@ def _check(field: dataclasses.Field[Any], value: object, name: str) -> None:
         if not isinstance(value, bool):
             raise InvalidPolicy(f"{name} cannot be {value!r}: it is true or false")
     elif value is not None:
-        least, most = _LEAST[field.name], _MOST_OF.get(field.name, _MOST)
+        least, most = number_bounds(field.name)
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
             raise InvalidPolicy(
                 f"{name} cannot be {value!r}: it is a whole number from {least} to {most}, "

@@ -11,6 +11,10 @@ of the first. A repeat is known by its numbers, not by its bytes. Not promised: 
 without a producer id, which are not to be asked about, nor after a producer was forgotten (see
 `expired`): it must then begin anew, at number 0.
 
+A producer id may also be made of a key under which a batch is published once: it begins at
+`FIRST_KEY_ID`, where no id is that is given out. Many such keys must not make a partition forget
+its other producers.
+
 A producer may also write transactions. Its first transactional batch opens one, at its offset; a
 marker (a control batch, which has no number) ends it and sets the producer's epoch. What lies in
 between is transactional and of one epoch, and a producer in between is never forgotten.
@@ -24,6 +28,7 @@ between is transactional and of one epoch, and a producer in between is never fo
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import islice
 from typing import Final, NamedTuple
 
 from quackmq import limits
@@ -40,6 +45,8 @@ from quackmq.record import CONTROL_FLAG, NO_PRODUCER_ID, TRANSACTIONAL_FLAG, Bat
 
 #: Numbers are counted modulo this: after 2^31 - 1 comes 0.
 SEQUENCES: Final = 2**31
+#: Producer ids that are made of keys begin here; those that are given out are counted from 0.
+FIRST_KEY_ID: Final = 2**62
 #: Where a producer has no transaction open.
 NO_TRANSACTION: Final = -1
 _TRANSACTION_FLAGS: Final = TRANSACTIONAL_FLAG | CONTROL_FLAG
@@ -153,8 +160,8 @@ def replay_transaction(
 
 
 def expired(states: Mapping[int, Producer], now_ms: int) -> list[int]:
-    """The producer ids to forget: silent too long, or the longest silent beyond the bound; never
-    one with an open transaction.
+    """The producer ids to forget: silent too long, or the longest silent beyond the bound, those
+    that were made of keys first; never one with an open transaction.
 
     `states` must be in the order of the last appends, the longest silent first (whoever keeps them
     takes a state out and puts its successor at the end), so this looks no further than it must and
@@ -162,13 +169,17 @@ def expired(states: Mapping[int, Producer], now_ms: int) -> list[int]:
     """
     excess = len(states) - limits.PRODUCERS_PER_PARTITION
     oldest_ms = now_ms - limits.PRODUCER_EXPIRY_MS
-    forgotten: list[int] = []
+    forgotten: dict[int, None] = {}
+    if excess > 0:
+        looked_at = islice(states, limits.SILENT_PRODUCERS)
+        made_of_keys = (producer_id for producer_id in looked_at if producer_id >= FIRST_KEY_ID)
+        forgotten = dict.fromkeys(islice(made_of_keys, excess))
     for producer_id, state in states.items():
         if len(forgotten) >= excess and state.last_append_ms > oldest_ms:
             break
         if state.transaction_offset == NO_TRANSACTION:
-            forgotten.append(producer_id)
-    return forgotten
+            forgotten[producer_id] = None
+    return list(forgotten)
 
 
 def _with(

@@ -187,6 +187,16 @@ def message_id(topic_id: uuid.UUID, place: Place) -> str:
 
 def place_of(token: str, topic_id: uuid.UUID) -> Place:
     """The record of this topic that an id names; InvalidMessageId for any other text."""
+    named_id, place = parse_message_id(token)
+    if named_id != topic_id:
+        raise InvalidMessageId(
+            f"the message id {token} is of another topic, or of one of this name that was deleted"
+        )
+    return place
+
+
+def parse_message_id(token: str) -> tuple[uuid.UUID, Place]:
+    """The topic and the record that an id names; InvalidMessageId for any other text."""
     try:
         if len(token) != _MESSAGE_ID_CHARS:
             raise ValueError("wrong length")
@@ -194,16 +204,10 @@ def place_of(token: str, topic_id: uuid.UUID) -> Place:
         version, topic_bytes, partition, offset = _MESSAGE_ID.unpack(packed)
     except (ValueError, binascii.Error, struct.error):
         raise _no_message_id(token) from None
-    place = Place(partition, offset)
-    if version != _MESSAGE_ID_VERSION or offset < 0:
+    topic_id, place = uuid.UUID(bytes=topic_bytes), Place(partition, offset)
+    if version != _MESSAGE_ID_VERSION or offset < 0 or message_id(topic_id, place) != token:
         raise _no_message_id(token)
-    if topic_bytes != topic_id.bytes:
-        raise InvalidMessageId(
-            f"the message id {token} is of another topic, or of one of this name that was deleted"
-        )
-    if message_id(topic_id, place) != token:
-        raise _no_message_id(token)
-    return place
+    return topic_id, place
 
 
 def _no_message_id(token: str) -> InvalidMessageId:

@@ -19,6 +19,7 @@ from quackmq.errors import (
     UnknownProducer,
 )
 from quackmq.producers import (
+    FIRST_KEY_ID,
     NO_TRANSACTION,
     SEQUENCES,
     Producer,
@@ -261,6 +262,21 @@ def test_beyond_the_bound_the_longest_silent_are_forgotten(monkeypatch: pytest.M
     monkeypatch.setattr(limits, "PRODUCERS_PER_PARTITION", 3)
     assert expired(silent_since([10, 20, 30]), 40) == []
     assert expired(silent_since([10, 20, 30, 40, 50]), 60) == [0, 1]
+
+
+def test_beyond_the_bound_those_made_of_keys_are_forgotten_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(limits, "PRODUCERS_PER_PARTITION", 3)
+    key = FIRST_KEY_ID + 1
+    states = silent_since([10, 20]) | {
+        each: Producer(each, 0, (), 30, NO_TRANSACTION) for each in (key, key + 1)
+    }
+    assert expired(states, 60) == [key]
+    assert expired(states | {2: states[0], 3: states[0]}, 60) == [key, key + 1, 0]
+    assert expired(states, limits.PRODUCER_EXPIRY_MS + 15) == [key, 0]
+    monkeypatch.setattr(limits, "SILENT_PRODUCERS", 2)
+    assert expired(states, 60) == [0], "looking for keys costs no more than it may"
 
 
 def test_a_producer_with_an_open_transaction_is_never_forgotten(

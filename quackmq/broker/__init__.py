@@ -3,6 +3,9 @@
 from quackmq.broker.core import Broker
 from quackmq.broker.group_state import GroupSettings
 from quackmq.broker.groups import Commit, Groups
+from quackmq.broker.messages import Messages, Put
+from quackmq.broker.pages import Page
+from quackmq.broker.registrations import Registrations
 from quackmq.broker.settings import BrokerSettings, Caller
 from quackmq.broker.stage import CommittedStage, Receipt, StageDescription
 from quackmq.broker.stage_log import StagedBatch
@@ -27,7 +30,7 @@ from quackmq.groups import (
     Synced,
 )
 from quackmq.producers import Producer
-from quackmq.subscriptions import Message, Offset, Start, Subscription, Time
+from quackmq.subscriptions import Message, Offset, Start, Subscription, Time, parse_message_id
 from quackmq.transaction_states import ProducerRef, TransactionState
 
 __all__ = [
@@ -52,11 +55,15 @@ __all__ = [
     "MemberDescription",
     "MemberRef",
     "Message",
+    "Messages",
     "Offset",
+    "Page",
     "Producer",
     "ProducerEpoch",
     "ProducerRef",
+    "Put",
     "Receipt",
+    "Registrations",
     "StageDescription",
     "StagedBatch",
     "Staging",
@@ -68,4 +75,5 @@ __all__ = [
     "TransactionDescription",
     "TransactionState",
     "Transactions",
+    "parse_message_id",
 ]

@@ -39,6 +39,7 @@ from quackmq.broker.group_state import (
 )
 from quackmq.broker.patterns import TopicPatterns
 from quackmq.broker.waits import Changes, Waits
+from quackmq.conventions import PUBLISHER_PREFIX
 from quackmq.errors import (
     IllegalGeneration,
     LimitReached,
@@ -319,6 +320,8 @@ class Coordinator:
         if known is None:
             if len(self._known) >= limits.GROUPS:
                 raise LimitReached(f"there are {limits.GROUPS} groups: delete some")
+            if name.startswith(PUBLISHER_PREFIX):
+                self._check_room_for_publisher()
             known = self._known[name] = KnownGroup(name)
         return known
 
@@ -480,6 +483,15 @@ class Coordinator:
         self._check_bytes(said_bytes)
         if len(self._waits) >= limits.GROUP_WAITERS:
             raise LimitReached(f"{limits.GROUP_WAITERS} members are waiting: ask again later")
+
+    def _check_room_for_publisher(self) -> None:
+        if len(self._known) < limits.PUBLISHERS:
+            return  # most brokers need not count
+        if sum(name.startswith(PUBLISHER_PREFIX) for name in self._known) >= limits.PUBLISHERS:
+            raise LimitReached(
+                f"{limits.PUBLISHERS} publishers number their puts: delete the groups "
+                f"{PUBLISHER_PREFIX}NAME of some that are gone"
+            )
 
     def _check_bytes(self, said_bytes: int) -> None:
         if said_bytes and self._held_bytes + said_bytes > limits.GROUPS_BYTES:

@@ -1,10 +1,11 @@
 """What doors see: topics, batches, offsets, subscriptions. Every call names its caller.
 
 A topic is a partitioned, append-only log of record batches. Doors that speak in batches publish and
-read them whole; for doors of single messages there are `publish_records` and subscriptions. The
+read them whole; for doors of single messages there are `broker.messages` and subscriptions. The
 broker keeps nothing durable itself: that is the store's. Beside it stand `Retention`, which carries
 out topic policies, `Delivery`, which carries out subscriptions, and what doors find as
-`broker.groups`, `broker.transactions` and `broker.staging`.
+`broker.messages`, `broker.registrations`, `broker.groups`, `broker.transactions` and
+`broker.staging`.
 
 Promised: what a call has answered is durable, as the store promises it; a topic whose policy counts
 nothing costs a publish nothing; nobody waits by asking again and again. A change that has begun is
@@ -20,28 +21,29 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-import zlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from types import MappingProxyType
 
-from quackmq import codec, limits
 from quackmq.broker.coordinator import Coordinator
 from quackmq.broker.cursors import Cursors
 from quackmq.broker.decoded import DecodedBatches
 from quackmq.broker.delivery import Delivery
 from quackmq.broker.epochs import EpochEnd, epoch_end
 from quackmq.broker.groups import Groups
+from quackmq.broker.messages import Messages
 from quackmq.broker.modes import Modes
 from quackmq.broker.producer_ids import ProducerIds
+from quackmq.broker.registrations import Registrations
 from quackmq.broker.retention import Retention
 from quackmq.broker.settings import BrokerSettings, Caller
 from quackmq.broker.staging import Staging
+from quackmq.broker.subscribing import Subscribing, check_subscriber
 from quackmq.broker.times import first_at, latest
 from quackmq.broker.topics import Topics
 from quackmq.broker.transactions import Transactions
-from quackmq.broker.waits import Changes, NamedLocks, Waits, only
+from quackmq.broker.waits import Changes, Waits, only
 from quackmq.clock import wall_clock_ms
 from quackmq.errors import (
     BrokerClosing,
@@ -53,12 +55,13 @@ from quackmq.errors import (
 )
 from quackmq.policy import Policy
 from quackmq.producers import Producer
-from quackmq.record import NO_TIMESTAMP, Batch, Record
+from quackmq.record import Batch
 from quackmq.stores.base import Store
-from quackmq.subscriptions import Message, Start, Subscription, check_name
+from quackmq.subscriptions import Message, Start, Subscription
 from quackmq.topic import (
     Append,
     Appended,
+    Cursor,
     Offsets,
     OffsetTime,
     PartitionKey,
@@ -98,10 +101,12 @@ class Broker:
             self._on_cursor_moved,
             self._coordinator,
         )
+        self._subscribing = Subscribing(self._topics, self._delivery, settings)
         self.groups = Groups(
             self._coordinator,
             self._cursors,
             self._delivery,
+            self._subscribing,
             self._modes,
             self._topics,
             now_ms,
@@ -120,13 +125,22 @@ class Broker:
             self._retention.note,
             self._delivery.count,
         )
+        self.messages = Messages(
+            self,
+            store,
+            self._topics,
+            self._cursors,
+            self._coordinator,
+            self._decoded,
+            self._read,
+            now_ms,
+        )
+        self.registrations = Registrations(self, store, self._topics, self._delivery, self._cursors)
         #: The names of topics that publishing to goes through retention.
         self._counted: set[str] = set()
-        self._locks = NamedLocks()
         self._waits = Waits()
         self._changes = Changes()
         self._cleaner: asyncio.Task[None] | None = None
-        self._turn = 0
         self._is_closing = False
 
     async def open(self) -> None:
@@ -139,6 +153,7 @@ class Broker:
         self.groups.load()
         await self.transactions.load()
         await self.staging.load()
+        await self.registrations.load()
         self._cleaner = asyncio.get_running_loop().create_task(self._clean_again_and_again())
 
     async def close(self) -> None:
@@ -152,6 +167,8 @@ class Broker:
         await self.transactions.close()
         await self.groups.close()
         await self._retention.close()
+        await self.messages.close()
+        await self.registrations.close()
         await self._changes.finish()
 
     @property
@@ -240,48 +257,30 @@ class Broker:
             if batch.is_control:
                 raise UnsupportedBatch("control batches are the broker's own")
             transaction = self.transactions.check_admitted(key, batch)
-        if batch.record_count < 1 or batch.record_count != batch.last_offset_delta + 1:
-            raise CorruptBatch(
-                f"the batch says {batch.record_count} records and a last offset delta of "
-                f"{batch.last_offset_delta}"
-            )
-        policy = topic.policy
-        if policy.batch_bytes is not None and batch.size > policy.batch_bytes:
-            raise RecordTooLarge(
-                f"a batch of {batch.size} bytes; topic {topic.name} takes {policy.batch_bytes}"
-            )
-        if policy.needs_subscriber and not self._delivery.count(topic.id):
-            raise NoSubscriber(f"topic {topic.name} takes nothing while nobody subscribes to it")
+        self._check_takes(topic, batch)
         if topic.name in self._counted:
             if transaction is None:
                 return self._retention.publish(key, batch)
             may_still = partial(self.transactions.check_admitted, key, serial=transaction)
             return self._retention.publish(key, batch, may_still)
-        return only(self._store.append((Append(key, batch, owned),)))
+        append = Append(key, batch, owned)
+        return self._store.append_plain(append) or only(self._store.append((append,)))
 
-    async def publish_records(
+    def publish_together(
         self,
         caller: Caller,
-        topic_name: str,
-        records: Sequence[Record],
-        *,
-        partition: int | None = None,
-    ) -> Appended:
-        """Append records as one batch, to a topic that may come to life by it. A record without a
-        timestamp gets the time of now. Without a partition the first record's key chooses one, and
-        without a key each partition has its turn."""
-        topic = await self._ensure(topic_name)
-        now_ms = self._now_ms()
-        timed = [
-            record._replace(timestamp_ms=now_ms) if record.timestamp_ms == NO_TIMESTAMP else record
-            for record in records
-        ]
-        batch = Batch.peek(codec.encode(timed))
-        if partition is None:
-            partition = self._choose_partition(topic, records[0].key)
-        if self.pending_bytes > limits.PENDING_BYTES:
-            await self.room()
-        return await self.publish(caller, topic, partition, batch)
+        topic: Topic,
+        appends: Sequence[Append],
+        cursors: Sequence[Cursor] = (),
+    ) -> Awaitable[list[Appended]]:
+        """Batches of one topic, in no transaction, and cursors with them, as one unit: all of it or
+        nothing. Otherwise as `publish`; bytes must stay as they are until it is answered."""
+        self._check_open()
+        for key, batch, _ in appends:
+            self._check_takes(self._topics.of(key), batch)
+        if topic.name in self._counted:
+            return self._retention.publish_together(appends, cursors)
+        return self._store.append(appends, cursors)
 
     async def read(
         self,
@@ -304,6 +303,12 @@ class Broker:
     async def room(self) -> None:
         self._check_open()
         await self._waits.wait(self._store.room())
+
+    def check_writable(self) -> None:
+        """Whether changes are taken at all: BrokerClosing, or what has happened to the store."""
+        self._check_open()
+        if self._store.failure is not None:
+            raise self._store.failure
 
     async def offsets(self, caller: Caller, key: PartitionKey) -> Offsets:
         self._check_open()
@@ -346,7 +351,7 @@ class Broker:
     async def new_producer_id(self, caller: Caller) -> int:
         """An id that nobody ever had or will have."""
         self._check_open()
-        return await self._producer_ids.next()
+        return await self._changes.carry_through(self._producer_ids.next())
 
     async def clean(self) -> None:
         """What the cleaner does at its intervals, now."""
@@ -365,13 +370,14 @@ class Broker:
         (unless the topic drops its oldest). True if it is new; one that is there stays as it is.
         The topic may come to life by it."""
         self._check_open()
-        check_name(name)
-        return await self._changes.carry_through(self._subscribe(name, topic_name, start))
+        check_subscriber(name)
+        change = self._subscribing.subscribe(name, topic_name, start)
+        return await self._changes.carry_through(change)
 
     async def unsubscribe(self, caller: Caller, name: str, topic_name: str) -> None:
         """UnknownSubscription. With its last subscription an ephemeral topic goes."""
         self._check_open()
-        await self._changes.carry_through(self._unsubscribe(name, topic_name))
+        await self._changes.carry_through(self._subscribing.unsubscribe(name, topic_name))
 
     async def get(
         self,
@@ -409,50 +415,43 @@ class Broker:
         return await self._delivery.lag(self.topic(topic_name), name)
 
     async def subscriptions(
-        self, caller: Caller, *, name: str | None = None, topic_name: str | None = None
+        self,
+        caller: Caller,
+        *,
+        name: str | None = None,
+        topic_name: str | None = None,
+        after: tuple[str, str] = ("", ""),
+        limit: int | None = None,
     ) -> list[Subscription]:
+        """By name and topic; those behind a name and topic, and no more than so many, if asked."""
         self._check_open()
         topic_id = None if topic_name is None else self.topic(topic_name).id
-        return self._delivery.subscriptions(name, topic_id)
+        return self._delivery.subscriptions(name, topic_id, after, limit)
 
-    # --- how subscriptions change -----------------------------------------------------------
-
-    async def _subscribe(self, name: str, topic_name: str, start: Start) -> bool:
-        async with self._locks.hold(self._subscription_lock(name, topic_name)):
-            topic = await self._topics.ensure(topic_name, subscribing=True)
-            if self._delivery.is_subscribed(topic, name):
-                return False
-            await self._delivery.subscribe(topic, name, start)
-            return True
-
-    async def _unsubscribe(self, name: str, topic_name: str) -> None:
-        async with self._locks.hold(self._subscription_lock(name, topic_name)):
-            topic = self.topic(topic_name)
-            is_last = self._delivery.count(topic.id) == 1
-            is_last = is_last and self._delivery.is_subscribed(topic, name)
-            if is_last and topic.policy.ephemeral:
-                # One change of the store: the subscription cannot be gone and the topic there.
-                await self._topics.delete(topic_name)
-            else:
-                await self._delivery.unsubscribe(topic, name)
-
-    def _subscription_lock(self, name: str, topic_name: str) -> tuple[str, ...]:
-        """One at a time for a name; for all names where the first and the last one matter."""
-        topic = self._topics.by_name.get(topic_name)
-        policy = self.settings.default_policy if topic is None else topic.policy
-        if policy.ephemeral:
-            return "subscriptions", topic_name
-        return "subscriptions", topic_name, name
+    # --- helpers ----------------------------------------------------------------------------
 
     def _by_last_id(self, caller: Caller, name: str, topic: Topic) -> AbstractContextManager[None]:
         self._delivery.check_subscribed(topic, name)
         return self._modes.by_last_id(caller, name)
 
-    # --- helpers ----------------------------------------------------------------------------
-
     def _check_open(self) -> None:
         if self._is_closing:
             raise _closing()
+
+    def _check_takes(self, topic: Topic, batch: Batch) -> None:
+        """What a topic says to a batch, as far as it does not depend on others."""
+        if batch.record_count < 1 or batch.record_count != batch.last_offset_delta + 1:
+            raise CorruptBatch(
+                f"the batch says {batch.record_count} records and a last offset delta of "
+                f"{batch.last_offset_delta}"
+            )
+        policy = topic.policy
+        if policy.batch_bytes is not None and batch.size > policy.batch_bytes:
+            raise RecordTooLarge(
+                f"a batch of {batch.size} bytes; topic {topic.name} takes {policy.batch_bytes}"
+            )
+        if policy.needs_subscriber and not self._delivery.count(topic.id):
+            raise NoSubscriber(f"topic {topic.name} takes nothing while nobody subscribes to it")
 
     async def _ensure(self, name: str) -> Topic:
         self._check_open()
@@ -460,12 +459,6 @@ class Broker:
         if topic is not None:
             return topic
         return await self._changes.carry_through(self._topics.ensure(name, subscribing=False))
-
-    def _choose_partition(self, topic: Topic, key: bytes | None) -> int:
-        if key is not None:
-            return zlib.crc32(key) % topic.partitions  # as librdkafka does
-        self._turn += 1
-        return self._turn % topic.partitions
 
     async def _read(
         self, reads: Sequence[Read], *, max_bytes: int, min_bytes: int = 1, wait_ms: int = 0
@@ -490,6 +483,7 @@ class Broker:
         self._retention.forget(topic.id, UnknownTopic(f"topic {topic.name} was deleted"))
         self._cursors.forget(topic.id)
         await self._delivery.forget(topic)
+        await self.registrations.forget(topic.id)
 
     def _held_from(self, key: PartitionKey) -> int | None:
         held = (self._delivery.held_from(key), self.groups.held_from(key))

@@ -42,26 +42,42 @@ class Decoded(NamedTuple):
     def is_poison(self) -> bool:
         return not self.records
 
+    def holds(self, offset: int) -> bool:
+        return self.base_offset <= offset < self.next_offset
+
     def from_offset(self, offset: int) -> Record | None:
         """The first record at or after an offset."""
-        index = bisect_left(self.records, offset, key=lambda record: record.offset)
+        index = self._index(offset)
         return self.records[index] if index < len(self.records) else None
+
+    def since(self, offset: int) -> list[Record]:
+        """Every record at or after an offset."""
+        return self.records[self._index(offset) :]
+
+    def _index(self, offset: int) -> int:
+        return bisect_left(self.records, offset, key=lambda record: record.offset)
 
 
 class DecodedBatches:
     def __init__(self) -> None:
-        self._decoded: OrderedDict[tuple[PartitionKey, int], Decoded] = OrderedDict()
+        #: In the order of their last use, and by partition and base offset.
+        self._used: OrderedDict[tuple[PartitionKey, int], None] = OrderedDict()
+        self._decoded: dict[PartitionKey, dict[int, Decoded]] = {}
         self._size = 0
 
     def find(self, key: PartitionKey, offset: int) -> Decoded | None:
         """The batch that holds an offset, if it is here and known to be committed."""
-        for (held_key, base_offset), decoded in self._decoded.items():
-            if held_key != key or not base_offset <= offset < decoded.next_offset:
-                continue
-            if decoded.is_committed:
-                self._decoded.move_to_end((held_key, base_offset))
-                return decoded
-        return None
+        of_partition = self._decoded.get(key)
+        if of_partition is None:
+            return None
+        decoded = of_partition.get(offset)
+        if decoded is None:
+            holds = (each for each in of_partition.values() if each.holds(offset))
+            decoded = next(holds, None)
+        if decoded is None or not decoded.is_committed:
+            return None
+        self._used.move_to_end((key, decoded.base_offset))
+        return decoded
 
     def open(
         self, key: PartitionKey, batch: Batch, topic_name: str, *, is_committed: bool = False
@@ -69,11 +85,11 @@ class DecodedBatches:
         """A batch, opened now or before. Its offsets are those of the log. Who knows that it is
         committed says so."""
         is_committed = is_committed or not (batch.is_transactional or batch.is_control)
-        decoded = self._decoded.get((key, batch.base_offset))
+        decoded = self._get(key, batch.base_offset)
         if decoded is not None:
             if is_committed and not decoded.is_committed:
                 decoded = decoded._replace(is_committed=True)
-                self._decoded[key, batch.base_offset] = decoded
+                self._decoded[key][batch.base_offset] = decoded
             return decoded
         try:
             records = codec.decode(batch)
@@ -88,7 +104,7 @@ class DecodedBatches:
         self, key: PartitionKey, base_offset: int, next_offset: int, topic_name: str, why: Exception
     ) -> Decoded:
         """Name what cannot be read, unless that was done a short while ago."""
-        decoded = self._decoded.get((key, base_offset))
+        decoded = self._get(key, base_offset)
         if decoded is not None:
             return decoded
         log.error(
@@ -103,16 +119,26 @@ class DecodedBatches:
 
     def forget(self, topic_id: uuid.UUID) -> None:
         """A topic is gone."""
-        for held in [held for held in self._decoded if held[0].topic_id == topic_id]:
-            self._size -= self._decoded.pop(held).size
+        for key, base_offset in [used for used in self._used if used[0].topic_id == topic_id]:
+            self._drop(key, base_offset)
+
+    def _get(self, key: PartitionKey, base_offset: int) -> Decoded | None:
+        return self._decoded.get(key, {}).get(base_offset)
 
     def _hold(self, key: PartitionKey, decoded: Decoded) -> Decoded:
-        self._decoded[key, decoded.base_offset] = decoded
+        self._decoded.setdefault(key, {})[decoded.base_offset] = decoded
+        self._used[key, decoded.base_offset] = None
         self._size += decoded.size
         # The one just opened stays, however large: somebody is about to go through it.
-        while len(self._decoded) > 1 and (
-            len(self._decoded) > limits.DECODED_BATCHES or self._size > limits.DECODED_CACHE_BYTES
+        while len(self._used) > 1 and (
+            len(self._used) > limits.DECODED_BATCHES or self._size > limits.DECODED_CACHE_BYTES
         ):
-            _, oldest = self._decoded.popitem(last=False)
-            self._size -= oldest.size
+            self._drop(*next(iter(self._used)))
         return decoded
+
+    def _drop(self, key: PartitionKey, base_offset: int) -> None:
+        del self._used[key, base_offset]
+        of_partition = self._decoded[key]
+        self._size -= of_partition.pop(base_offset).size
+        if not of_partition:
+            del self._decoded[key]

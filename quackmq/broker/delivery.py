@@ -13,6 +13,7 @@ Who may call: the broker's loop.
 from __future__ import annotations
 
 import asyncio
+import heapq
 import logging
 import math
 import uuid
@@ -27,6 +28,7 @@ from quackmq.broker.decoded import DecodedBatches
 from quackmq.broker.heads import Head, find_head
 from quackmq.broker.times import first_at
 from quackmq.broker.waits import Waits
+from quackmq.conventions import UNSUBSCRIBED, note_of
 from quackmq.errors import (
     InvalidMessageId,
     InvalidRequest,
@@ -136,10 +138,33 @@ class Delivery:
         held = self._held.get(key.topic_id, {}).values()
         return min((each.progress.cursors[key.partition] for each in held), default=None)
 
-    def subscriptions(self, name: str | None, topic_id: uuid.UUID | None) -> list[Subscription]:
-        topics = self._held.values() if topic_id is None else [self._held.get(topic_id, {})]
-        found = (held for of_topic in topics for held in of_topic.values())
-        return [held.subscription() for held in found if name is None or held.name == name]
+    def subscriptions(
+        self,
+        name: str | None,
+        topic_id: uuid.UUID | None,
+        after: tuple[str, str] = ("", ""),
+        limit: int | None = None,
+    ) -> list[Subscription]:
+        """By name and topic, those behind `after`. What a few cost does not grow with those that
+        are left out, but for a look at each name."""
+        there = self._by_name if topic_id is None else self._held.get(topic_id, {})
+        if name is not None:
+            names = [name]
+        elif limit is None:
+            names = sorted(there)
+        else:  # the first may have nothing behind `after`
+            names = heapq.nsmallest(limit + 1, (each for each in there if each >= after[0]))
+        found: list[Subscription] = []
+        for each in names:
+            if limit is not None and len(found) >= limit:
+                break
+            of_name = {
+                one.topic.name: one
+                for one in self._by_name.get(each, {}).values()
+                if topic_id in (None, one.topic.id) and (each, one.topic.name) > after
+            }
+            found += (of_name[topic].subscription() for topic in sorted(of_name))
+        return found[:limit]
 
     def is_subscribed(self, topic: Topic, name: str) -> bool:
         return name in self._held.get(topic.id, ())
@@ -167,7 +192,8 @@ class Delivery:
 
     async def subscribe(self, topic: Topic, name: str, start: Start) -> None:
         """A new subscription. One of this name must not be there, nor on its way. Where a group of
-        this name has committed before, it goes on from there."""
+        this name has committed before, and did not note that it has unsubscribed, it goes on from
+        there."""
         check_name(name)
         if self._count >= limits.SUBSCRIPTIONS:
             raise LimitReached(f"there are {limits.SUBSCRIPTIONS} subscriptions: unsubscribe some")
@@ -177,7 +203,11 @@ class Delivery:
     async def _subscribe(self, topic: Topic, name: str, start: Start) -> None:
         kept = Kept("last_id", start, self._now_ms())
         offsets = dict(enumerate(await self._starts(topic, start)))
-        of_group = self._own_cursors(name, topic.id) if self._groups.keeps_offsets(name) else {}
+        of_group: dict[int, int] = {}
+        if self._groups.keeps_offsets(name):
+            ended = _ended(self._cursors.in_topic(name, topic.id))
+            own = self._own_cursors(name, topic.id)
+            of_group = {partition: own[partition] for partition in own if partition not in ended}
         # The state last: with it the subscription is there, and its cursors have to be.
         new = {partition: offsets[partition] for partition in offsets if partition not in of_group}
         await self._set_cursors(topic, name, new)
@@ -480,6 +510,13 @@ class _Held:
 
 class _Moved(Exception):
     """A subscription was moved while somebody waited for its messages."""
+
+
+def _ended(cursors: Mapping[int, Cursor]) -> set[int]:
+    """The partitions in which a group has noted that it has unsubscribed."""
+    return {
+        each.key.partition for each in cursors.values() if note_of(each.metadata) == UNSUBSCRIBED
+    }
 
 
 def _place_in(topic: Topic, token: str) -> Place:

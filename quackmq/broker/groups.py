@@ -2,12 +2,15 @@
 
 Members come together in `Coordinator`. What a group commits is a cursor, in the one namespace that
 it shares with subscriptions: an explicit subscription of the same name and topic moves with it, and
-is itself visible as a group. A name is used in one mode at a time (see `Modes`).
+is itself visible as a group. A name is used in one mode at a time (see `Modes`). What is noted
+beside an offset is kept as it is; two notes also make and end a subscription of the group's name to
+the topic (see `quackmq.conventions`), but not in a transaction.
 
 Promised: a commit that was answered is durable and never goes back by itself; a member that is not
 of the present generation does not commit; who asks for offsets sees every commit that was taken
 before it. A group without members, without commits meanwhile and without a subscription of its name
-expires, with its offsets; one that was told to hold retention does not.
+expires, with its offsets: those that are publishers' numbers, by whichever way they came, after
+`limits.PUBLISHER_EXPIRY_MS`. One that was told to hold retention does not.
 
 Who may call: the broker's loop.
 """
@@ -19,6 +22,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import NamedTuple
+from uuid import UUID
 
 from quackmq import limits
 from quackmq.broker.coordinator import Coordinator
@@ -27,8 +31,10 @@ from quackmq.broker.delivery import Delivery
 from quackmq.broker.group_state import GroupSettings
 from quackmq.broker.modes import Modes
 from quackmq.broker.settings import Caller
+from quackmq.broker.subscribing import Subscribing, check_subscriber
 from quackmq.broker.topics import Topics
 from quackmq.broker.waits import Changes
+from quackmq.conventions import PUBLISHER_PREFIX, SUBSCRIBED, note_of
 from quackmq.errors import (
     BrokerClosing,
     GroupNotEmpty,
@@ -39,6 +45,7 @@ from quackmq.errors import (
     NotFound,
     QuackError,
     UnknownGroup,
+    UnknownSubscription,
 )
 from quackmq.groups import (
     ConsumerGroupDescription,
@@ -75,6 +82,7 @@ class Groups:
         coordinator: Coordinator,
         cursors: Cursors,
         delivery: Delivery,
+        subscribing: Subscribing,
         modes: Modes,
         topics: Topics,
         now_ms: Callable[[], int],
@@ -84,6 +92,7 @@ class Groups:
         self._coordinator = coordinator
         self._cursors = cursors
         self._delivery = delivery
+        self._subscribing = subscribing
         self._modes = modes
         self._topics = topics
         self._now_ms = now_ms
@@ -156,9 +165,10 @@ class Groups:
         self, caller: Caller, group: str, member: MemberRef, commits: Sequence[Commit]
     ) -> list[QuackError | None]:
         """What became of each: UnknownTopic, UnknownPartition, InvalidRequest, MetadataTooLarge, or
-        None if it is durable. Raises what concerns them all: InvalidGroup, NameInOtherMode,
-        RebalanceInProgress, IllegalGeneration, StaleMemberEpoch, UnknownMember, MemberFenced, and
-        what the store raises."""
+        None if it is durable. One that makes or ends a subscription may be durable and fail in
+        that: LimitReached, or what the store raises. Raised is what concerns them all:
+        InvalidGroup, NameInOtherMode, RebalanceInProgress, IllegalGeneration, StaleMemberEpoch,
+        UnknownMember, MemberFenced, and what the store raises."""
         self.check_name(group)
         return await self._changes.carry_through(self._commit(group, member, commits))
 
@@ -294,6 +304,35 @@ class Groups:
     async def _commit(
         self, name: str, member: MemberRef, commits: Sequence[Commit]
     ) -> list[QuackError | None]:
+        outcomes = await self._commit_offsets(name, member, commits)
+        noted: dict[tuple[UUID, str], list[int]] = {}
+        for index, (key, offset, metadata) in enumerate(commits):
+            if metadata and offset is not None and outcomes[index] is None:
+                if (note := note_of(metadata)) is not None:
+                    noted.setdefault((key.topic_id, note), []).append(index)
+        for (topic_id, note), indexes in noted.items():
+            error = await self._heed(name, topic_id, note)
+            for index in indexes:
+                outcomes[index] = error
+        return outcomes
+
+    async def _heed(self, name: str, topic_id: UUID, note: str) -> QuackError | None:
+        """Make or end a subscription; the offsets are committed."""
+        try:
+            if note == SUBSCRIBED:
+                await self._subscribing.subscribe_group(name, topic_id)
+            else:
+                topic_name = self._topics.with_id(topic_id).name
+                await self._subscribing.unsubscribe(name, topic_name)
+        except UnknownSubscription:
+            return None  # it had not subscribed, or another has ended it: that is what is wanted
+        except QuackError as error:
+            return error
+        return None
+
+    async def _commit_offsets(
+        self, name: str, member: MemberRef, commits: Sequence[Commit]
+    ) -> list[QuackError | None]:
         async with self._cursors.changing(name):
             self._check_commit(name, member)
             outcomes = [self._objection(name, each) for each in commits]
@@ -327,6 +366,8 @@ class Groups:
                 raise GroupReadsTopic(f"{name} is subscribed to topic {topic.name}: unsubscribe it")
             if commit.offset is not None and commit.offset < 0:
                 raise InvalidRequest(f"no offset is {commit.offset}")
+            if commit.metadata and note_of(commit.metadata) == SUBSCRIBED:
+                check_subscriber(name)
             size = len(commit.metadata.encode())
         except QuackError as error:
             return error
@@ -420,7 +461,8 @@ class Groups:
             return False
         if name in self._holding:
             return False
-        since_ms = now_ms - limits.GROUP_EXPIRY_MS
+        is_publisher = name.startswith(PUBLISHER_PREFIX)
+        since_ms = now_ms - (limits.PUBLISHER_EXPIRY_MS if is_publisher else limits.GROUP_EXPIRY_MS)
         if self._coordinator.keeps_offsets(name):
             empty_since_ms = self._coordinator.empty_since_ms(name)
             if empty_since_ms is None or empty_since_ms > since_ms:

@@ -26,8 +26,8 @@ import logging
 import math
 import uuid
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, Final
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, Final, TypeVar
 
 from quackmq import limits
 from quackmq.broker.partition import Partition
@@ -35,10 +35,11 @@ from quackmq.errors import BrokerClosing, QuackError, RecordTooLarge, TopicFull
 from quackmq.policy import WhenFull, has_room, trim_before
 from quackmq.record import Batch, spans
 from quackmq.stores.base import Store
-from quackmq.topic import Append, Appended, PartitionKey, Read, Topic
+from quackmq.topic import Append, Appended, Cursor, PartitionKey, Read, Topic
 
 log = logging.getLogger(__name__)
 
+_Done = TypeVar("_Done")
 _CLOSING: Final = "the broker is closing: publish again when it is back"
 
 
@@ -97,13 +98,22 @@ class Retention:
         policy = partition.topic.policy
         _check_fits(partition, batch)
         if not partition.is_ready or key in self._queues:
-            return self._wait_for_turn(partition, batch, check)
+            return self._wait_for_turn(partition, batch, check, self._append)
         if self._has_room(partition, batch):
             # The append happens, whether or not its publisher stays to hear of it.
             return asyncio.shield(self._append(partition, batch))
         if policy.when_full is WhenFull.REFUSE:
             raise _full(partition)
-        return self._wait_for_turn(partition, batch, check)
+        return self._wait_for_turn(partition, batch, check, self._append)
+
+    def publish_together(
+        self, appends: Sequence[Append], cursors: Sequence[Cursor]
+    ) -> Awaitable[list[Appended]]:
+        """The same for several batches of a topic, and cursors with them, as one unit. Room is
+        taken in one partition after the other, always in the same order, so that no two wait for
+        each other."""
+        partitions = [self._partitions[key.topic_id][key.partition] for key, _, _ in appends]
+        return asyncio.shield(self._start(self._publish_together(partitions, appends, cursors)))
 
     def note(self, key: PartitionKey, answer: Appended, size: int) -> None:
         """Something was appended that did not come this way: a marker, or what was staged."""
@@ -272,6 +282,50 @@ class Retention:
             Append(partition.key, batch)
         )
 
+    async def _publish_together(
+        self,
+        partitions: Sequence[Partition],
+        appends: Sequence[Append],
+        cursors: Sequence[Cursor],
+    ) -> list[Appended]:
+        taken: list[tuple[Partition, Batch]] = []
+        both = [
+            (partition, each.batch) for partition, each in zip(partitions, appends, strict=True)
+        ]
+        try:
+            for partition, batch in sorted(both, key=lambda pair: pair[0].key.partition):
+                await self._take_room(partition, batch)
+                taken.append((partition, batch))
+            answers = await self._store.append(appends, cursors)
+            for (partition, batch), answer in zip(both, answers, strict=True):
+                partition.appended(answer, batch.size)
+        finally:
+            for partition, batch in taken:
+                partition.in_flight -= batch.record_count
+                self._admit(partition)
+        for partition in partitions:
+            if partition.topic.policy.drops_oldest:
+                await self._drop_oldest(partition)
+        return answers
+
+    async def _take_room(self, partition: Partition, batch: Batch) -> None:
+        """Return when there is room, and the batch counts as on its way."""
+        _check_fits(partition, batch)
+        if not partition.is_ready or partition.key in self._queues:
+            await self._wait_for_turn(partition, batch, None, self._hold)
+        elif self._has_room(partition, batch):
+            self._hold(partition, batch)
+        elif partition.topic.policy.when_full is WhenFull.REFUSE:
+            raise _full(partition)
+        else:
+            await self._wait_for_turn(partition, batch, None, self._hold)
+
+    def _hold(self, partition: Partition, batch: Batch) -> asyncio.Future[None]:
+        partition.in_flight += batch.record_count
+        held: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        held.set_result(None)
+        return held
+
     def _append(self, partition: Partition, batch: Batch) -> asyncio.Task[Appended]:
         appended = self._store.append([Append(partition.key, batch)])
         partition.in_flight += batch.record_count
@@ -307,8 +361,13 @@ class Retention:
     # --- who waits --------------------------------------------------------------------------
 
     def _wait_for_turn(
-        self, partition: Partition, batch: Batch, check: Callable[[Batch], object] | None
-    ) -> Awaitable[Appended]:
+        self,
+        partition: Partition,
+        batch: Batch,
+        check: Callable[[Batch], object] | None,
+        begin: Callable[[Partition, Batch], asyncio.Future[_Done]],
+    ) -> Awaitable[_Done]:
+        """In its turn, when there is room, what `begin` begins."""
         if (
             self._waiting >= limits.WAITING_PUBLISHERS
             or self._waiting_bytes + batch.size > limits.WAITING_PUBLISH_BYTES
@@ -317,7 +376,7 @@ class Retention:
                 f"{_full(partition)}; and {self._waiting} publishers of {self._waiting_bytes} "
                 "bytes are waiting for room already"
             )
-        waiter = _Waiter(partition, batch, check)
+        waiter = _Waiter(partition, batch, check, begin)
         self._queues.setdefault(partition.key, deque()).append(waiter)
         self._waiting += 1
         self._waiting_bytes += batch.size
@@ -327,7 +386,7 @@ class Retention:
         task.add_done_callback(lambda _: self._left(waiter))
         return task
 
-    async def _wait(self, waiter: _Waiter) -> Appended:
+    async def _wait(self, waiter: _Waiter) -> Any:
         partition = waiter.partition
         if partition.preparing is not None:
             await asyncio.wait([partition.preparing])
@@ -364,7 +423,7 @@ class Retention:
                     if partition.topic.policy.when_full is WhenFull.WAIT:
                         return
                     raise _full(partition)
-                waiter.outcome = self._append(partition, waiter.batch)
+                waiter.outcome = waiter.begin(partition, waiter.batch)
             except Exception as error:
                 waiter.outcome = error
             self._dequeue(waiter)
@@ -411,15 +470,20 @@ class _Waiter:
     """A publisher in a queue, with a copy of its batch. The outcome is there when it is woken: its
     append, which has begun, or why there is none."""
 
-    __slots__ = ("batch", "check", "outcome", "partition", "woken")
+    __slots__ = ("batch", "begin", "check", "outcome", "partition", "woken")
 
     def __init__(
-        self, partition: Partition, batch: Batch, check: Callable[[Batch], object] | None
+        self,
+        partition: Partition,
+        batch: Batch,
+        check: Callable[[Batch], object] | None,
+        begin: Callable[[Partition, Batch], asyncio.Future[Any]],
     ) -> None:
         self.partition = partition
         self.check = check
+        self.begin = begin
         self.batch = Batch.peek(bytes(batch.view))
-        self.outcome: asyncio.Task[Appended] | Exception | None = None
+        self.outcome: asyncio.Future[Any] | Exception | None = None
         self.woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
 

@@ -133,8 +133,8 @@ class StageCopier:
         await self._topics.despite_deletions(append_markers)
 
     async def _give_up(self, producer: ProducerEpoch) -> None:
-        opened = await self._store.open_transactions(producer.producer_id)
         try:
+            opened = await self._store.open_transactions(producer.producer_id)
             await self._end(producer, opened, Marker.ABORT, [])
         except QuackError as error:
             log.error("a commit of a stage is open until the next start: %s", error)

@@ -13,8 +13,9 @@ stage as it was.
 
 Promised: what `stage` answered survives a crash; a key is committed once, a repeat is answered like
 the first for `limits.STAGE_REMEMBERED_MS`, and with other contents it is a StageConflict; a stage
-that nobody adds to for `limits.STAGE_EXPIRY_MS` goes by itself. Not promised: that a commit asks
-whether a topic is full; what was staged is taken.
+that nobody adds to for `limits.STAGE_EXPIRY_MS` goes by itself; one that cannot be read any more is
+named, and is as if it had never been. Not promised: that a commit asks whether a topic is full;
+what was staged is taken.
 
 Who may call: the broker's loop.
 """
@@ -57,6 +58,8 @@ from quackmq.broker.waits import Changes, NamedLocks
 from quackmq.errors import (
     BrokerClosing,
     CorruptBatch,
+    DamagedData,
+    DamagedStore,
     InvalidRequest,
     LimitReached,
     NoSubscriber,
@@ -96,6 +99,8 @@ class Staging:
         self._copier = StageCopier(store, topics, producer_ids, now_ms, appended)
         self._stages: dict[str, Stage] = {}
         self._committed: dict[str, CommittedStage] = {}
+        #: Topics of stages that could not be read, by their names; their writers begin anew.
+        self._damaged: dict[str, UUID] = {}
         self._batches = 0
         self._size = 0
         self._locks = NamedLocks()
@@ -110,13 +115,23 @@ class Staging:
                 self._committed[key_of(key)] = decode_committed(state.value)
         for topic in (await self._store.topics()).values():
             if topic.name.startswith(STAGE_PREFIX):
-                stage = await self._read_stage(topic)
-                if stage is None or stage.key in self._committed:
-                    await self._remove_topic(topic.id)
-                else:
-                    self._stages[stage.key] = stage
-                    self._batches += stage.batches
-                    self._size += stage.size
+                await self._load_stage(topic)
+
+    async def _load_stage(self, topic: Topic) -> None:
+        try:
+            stage = await self._read_stage(topic)
+        except (DamagedData, DamagedStore, CorruptBatch) as error:
+            # Nothing of it was committed: its writers will hear that it is not there, and begin
+            # anew. That is no reason for everybody else to do without a broker.
+            log.error("the stage in the hidden topic %s is given up: %s", topic.name, error)
+            self._damaged[topic.name] = topic.id
+            return
+        if stage is None or stage.key in self._committed:
+            await self._remove_topic(topic.id)
+            return
+        self._stages[stage.key] = stage
+        self._batches += stage.batches
+        self._size += stage.size
 
     async def close(self) -> None:
         """What was begun is finished."""
@@ -213,10 +228,18 @@ class Staging:
                 self._grow(stage, len(staged), header.size)
                 try:
                     part.add(await self._append(stage, header, staged))
+                    await self._check_counts(stage)
                 except QuackError:
                     self._grow(stage, -len(staged), -header.size)
                     raise
             return part.receipt()
+
+    async def _check_counts(self, stage: Stage) -> None:
+        """Whether what was staged just now can still be committed: a commit that took the parts
+        before must have failed. StageConflict."""
+        if stage.is_ending:
+            async with self._locks.hold(stage.key):
+                stage.check_takes()
 
     async def _ensure(self, key: str) -> Stage:
         async with self._locks.hold(key):
@@ -228,6 +251,7 @@ class Staging:
                     raise LimitReached(f"there are {limits.STAGES} stages: commit or abort some")
                 if len(self._committed) >= limits.COMMITTED_STAGES:
                     raise LimitReached(f"{limits.COMMITTED_STAGES} commits are remembered")
+                await self._remove_damaged(key)
                 topic = await self._store.create_topic(topic_name(key), 1, Policy())
                 stage = self._stages[key] = Stage(key, topic.id, self._now_ms())
             return stage
@@ -252,34 +276,36 @@ class Staging:
             if committed is not None:
                 return _repeated(key, committed, receipts, contents)
             stage = self._stages.get(key)
-            if stage is None and receipts != []:
-                raise _unknown(key)
-            if receipts is None:
-                receipts = [] if stage is None else stage.receipts()
-            parts = [] if stage is None else stage.named(receipts)
-            calls = [call for part in parts for call in part.calls]
-            self._check_targets(calls)
-            records = sum(call.header.records for call in calls)
-            contents = contents or contents_of(receipts)
-            committed = CommittedStage(contents, records, self._now_ms())
-            put = StatePut(state_key(key), encode_committed(committed), 0)
             if stage is None:
-                await self._store.put_state(*put)
+                if receipts != []:
+                    raise _unknown(key)
+                committed = CommittedStage(contents or contents_of([]), 0, self._now_ms())
+                await self._store.put_state(state_key(key), encode_committed(committed), 0)
             else:
-                await self._copy(stage, calls, put)
+                committed = await self._commit_stage(stage, receipts, contents)
             self._committed[key] = committed
             if stage is not None:
                 self._drop(stage)
                 await self._remove_topic(stage.topic_id)
         return committed
 
-    async def _copy(self, stage: Stage, calls: Sequence[Call], put: StatePut) -> None:
-        stage.is_ending = True
+    async def _commit_stage(
+        self, stage: Stage, receipts: Sequence[Receipt] | None, contents: str
+    ) -> CommittedStage:
+        stage.is_ending = True  # what comes to its parts from here on is not among what is taken
         try:
+            receipts = stage.receipts() if receipts is None else receipts
+            calls = [call for part in stage.named(receipts) for call in part.calls]
+            self._check_targets(calls)
+            records = sum(call.header.records for call in calls)
+            contents = contents or contents_of(receipts)
+            committed = CommittedStage(contents, records, self._now_ms())
+            put = StatePut(state_key(stage.key), encode_committed(committed), 0)
             await self._copier.copy(stage.source, calls, put)
         except BaseException:
             stage.is_ending = False
             raise
+        return committed
 
     async def _abort(self, key: str) -> bool:
         async with self._locks.hold(key):
@@ -287,10 +313,19 @@ class Staging:
                 raise StageConflict(f"stage {key} was committed")
             stage = self._stages.get(key)
             if stage is None:
-                return False
+                return await self._remove_damaged(key)
             await self._store.delete_topic(stage.topic_id)
             self._drop(stage)
             return True
+
+    async def _remove_damaged(self, key: str) -> bool:
+        """Let go of what is left of a stage that could not be read; whether there was one."""
+        topic_id = self._damaged.get(topic_name(key))
+        if topic_id is None:
+            return False
+        await self._store.delete_topic(topic_id)
+        del self._damaged[topic_name(key)]
+        return True
 
     async def _remove_topic(self, topic_id: UUID) -> None:
         try:

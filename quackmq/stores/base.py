@@ -22,10 +22,12 @@ asks `topics()` once and follows its own changes.
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Mapping, Sequence
 
+from quackmq.errors import QuackError
 from quackmq.policy import Policy
 from quackmq.producers import Producer
 from quackmq.topic import (
@@ -92,6 +94,11 @@ class Store(ABC):
         A repeat is answered, as `repeated`, when its first is durable. Cursors and states are
         bounded a call and on their way: await `room()` before one that brings many.
         """
+
+    def append_plain(self, append: Append) -> asyncio.Future[Appended] | None:
+        """`append` of one batch of no producer, where the store has a shorter way for that; None
+        where it has not, and nothing was done then."""
+        return None
 
     @abstractmethod
     def is_repeat(self, append: Append) -> bool:
@@ -179,8 +186,16 @@ class Store(ABC):
 
     @abstractmethod
     async def put_state(self, key: str, value: bytes | None, expected_version: int) -> State:
-        """Compare-and-set: StateChanged unless the version is as expected (0: there is none). None
-        removes the key. LimitReached beyond `STATE_VALUE_BYTES` or `STATE_KEYS`."""
+        """Compare-and-set: StateChanged unless the version is as expected (0: there is none); it is
+        raised when `state` shows what was met, so that whoever reads again does not meet it again.
+        None removes the key. LimitReached beyond `STATE_VALUE_BYTES` or `STATE_KEYS`."""
+
+    # --- health -----------------------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def failure(self) -> QuackError | None:
+        """Why nothing more can be changed, where that is so: what every change would raise."""
 
     # --- the end ----------------------------------------------------------------------------
 

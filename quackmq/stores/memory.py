@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 
 from quackmq import limits
 from quackmq.clock import wall_clock_ms
-from quackmq.errors import BrokerClosing, LimitReached, NotFound, OffsetOutOfRange
+from quackmq.errors import BrokerClosing, LimitReached, NotFound, OffsetOutOfRange, QuackError
 from quackmq.policy import Policy
 from quackmq.producers import Producer, Remembered, advance, expired, has_producer, is_repeat
 from quackmq.record import Batch, stamp
@@ -135,6 +135,10 @@ class MemoryStore(Store):
     @property
     def pending_bytes(self) -> int:
         return 0
+
+    @property
+    def failure(self) -> QuackError | None:
+        return None
 
     async def room(self) -> None:
         self._check_open()

@@ -61,7 +61,7 @@ async def test_a_message_has_all_that_was_published() -> None:
     async with open_broker() as broker:
         await broker.subscribe(CALLER, NAME, TOPIC)
         record = Record(0, 77, b"key", b"value", (("header", None), ("header", b"1")))
-        await broker.publish_records(CALLER, TOPIC, [record])
+        await broker.messages.put(CALLER, TOPIC, [record])
         message = await get(broker)
         assert (message.topic_name, message.partition, message.lost) == (TOPIC, 0, 0)
         assert message.record == record

@@ -169,3 +169,18 @@ async def test_damage_without_an_end_stops_its_partition_and_no_other() -> None:
         assert message.record.value == b"b"
         with pytest.raises(DamagedData):
             await get(broker, message, wait_ms=LONG_MS)
+
+
+@pytest.mark.asyncio
+async def test_a_page_steps_over_damage_whose_end_is_known_and_stops_at_any_other() -> None:
+    store = _DamagedStore()
+    async with open_broker(store) as broker:
+        await broker.create_topic(CALLER, TOPIC)
+        await publish_each(broker, b"a", b"b", b"c", b"d")
+        store.damaged = range(1, 3)
+        page = await broker.messages.read(CALLER, TOPIC, 0, 1, max_records=9, max_bytes=999)
+        assert [(each.record.value, each.lost) for each in page.messages] == [(b"d", 2)]
+        assert page.next_offset == 4
+        store.is_end_known = False
+        with pytest.raises(DamagedData):
+            await broker.messages.read(CALLER, TOPIC, 0, 1, max_records=9, max_bytes=999)

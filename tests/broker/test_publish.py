@@ -10,7 +10,6 @@ from quackmq import codec, limits
 from quackmq.broker import Broker
 from quackmq.errors import (
     CorruptBatch,
-    InvalidRequest,
     InvalidTransactionState,
     NoSubscriber,
     OffsetOutOfRange,
@@ -22,15 +21,15 @@ from quackmq.errors import (
     UnsupportedBatch,
 )
 from quackmq.policy import Policy
-from quackmq.record import NO_TIMESTAMP, Batch, Record
+from quackmq.record import Batch, Record
 from quackmq.stores.memory import MemoryStore
 from quackmq.topic import OffsetTime, PartitionKey, State
+from tests.broker.flock import Pond
 from tests.broker.support import (
     CALLER,
     NAME,
     TOPIC,
     SlowStore,
-    get_all,
     key_of,
     open_broker,
     poison_batch,
@@ -173,49 +172,6 @@ async def test_a_publisher_that_goes_away_takes_nothing_with_it() -> None:
 # --- records ------------------------------------------------------------------------------------
 
 
-@pytest.mark.asyncio
-async def test_records_become_one_batch_of_a_topic_that_comes_to_life() -> None:
-    clock = Clock()
-    async with open_broker(clock=clock) as broker:
-        clock.advance(5)
-        records = [
-            Record(0, NO_TIMESTAMP, None, b"a"),
-            Record(0, 77, b"k", b"b", (("name", b"value"),)),
-        ]
-        appended = await broker.publish_records(CALLER, TOPIC, records)
-        assert (appended.base_offset, appended.next_offset) == (0, 2)
-        await broker.subscribe(CALLER, NAME, TOPIC, "beginning")
-        first, second = [message.record for message in await get_all(broker)]
-        assert first == Record(0, START_MS + 5, None, b"a")
-        assert second == Record(1, 77, b"k", b"b", (("name", b"value"),))
-
-
-@pytest.mark.asyncio
-async def test_no_records_at_all_are_refused() -> None:
-    async with open_broker() as broker:
-        with pytest.raises(InvalidRequest):
-            await broker.publish_records(CALLER, TOPIC, [])
-
-
-@pytest.mark.asyncio
-async def test_equal_keys_go_to_one_partition_and_none_take_turns() -> None:
-    async with open_broker(default_partitions=4) as broker:
-        for _ in range(3):
-            await broker.publish_records(CALLER, TOPIC, [Record(0, -1, b"duck", b"keyed")])
-        sizes = [await _entries(broker, partition) for partition in range(4)]
-        assert sorted(sizes) == [0, 0, 0, 3]
-        for _ in range(4):
-            await broker.publish_records(CALLER, TOPIC, [Record(0, -1, None, b"free")])
-        grown = [await _entries(broker, partition) for partition in range(4)]
-        assert [after - before for before, after in zip(sizes, grown, strict=True)] == [1] * 4
-        await broker.publish_records(CALLER, TOPIC, [Record(0, -1, None, b"x")], partition=2)
-        assert await _entries(broker, 2) == grown[2] + 1
-
-
-async def _entries(broker: Broker, partition: int) -> int:
-    return (await broker.offsets(CALLER, key_of(broker.topic(TOPIC), partition))).next
-
-
 # --- producer ids -------------------------------------------------------------------------------
 
 
@@ -245,6 +201,16 @@ async def test_a_block_of_producer_ids_that_another_took_is_left_to_it() -> None
 
     async with open_broker(Shared()) as broker:
         assert await broker.new_producer_id(CALLER) == 500
+
+
+@pytest.mark.asyncio
+async def test_a_producer_that_leaves_while_ids_are_reserved_holds_nobody_up(pond: Pond) -> None:
+    async with pond.open() as broker:
+        leaving = asyncio.create_task(broker.new_producer_id(CALLER))
+        staying = asyncio.create_task(broker.new_producer_id(CALLER))
+        await asyncio.sleep(0)  # the reservation is on its way to disk
+        leaving.cancel()
+        assert await staying < limits.PRODUCER_ID_BLOCK, "a block was lost"
 
 
 # --- offsets and times --------------------------------------------------------------------------

@@ -136,9 +136,29 @@ async def test_subscriptions_are_listed_with_what_they_are() -> None:
         mine = await broker.subscriptions(CALLER, name=NAME)
         assert {each.topic_name: each.start for each in mine} == {TOPIC: "end", "geese": Time(7)}
         of_topic = await broker.subscriptions(CALLER, topic_name=TOPIC)
-        assert [each.name for each in of_topic] == [NAME, "other"]
+        assert [each.name for each in of_topic] == ["other", NAME]
         with pytest.raises(UnknownTopic):
             await broker.subscriptions(CALLER, topic_name="swans")
+
+
+@pytest.mark.asyncio
+async def test_subscriptions_are_listed_in_pages() -> None:
+    async with open_broker() as broker:
+        everything = [(name, topic) for name in ("a", "b", "c") for topic in ("t1", "t2")]
+        for name, topic in reversed(everything):
+            await broker.subscribe(CALLER, name, topic)
+        for limit in range(1, 8):
+            seen: list[tuple[str, str]] = []
+            while True:
+                after = seen[-1] if seen else ("", "")
+                page = await broker.subscriptions(CALLER, after=after, limit=limit)
+                assert len(page) <= limit
+                if not page:
+                    break
+                seen += [(each.name, each.topic_name) for each in page]
+            assert seen == everything
+        of_topic = await broker.subscriptions(CALLER, topic_name="t2", after=("a", "t2"), limit=1)
+        assert [(each.name, each.topic_name) for each in of_topic] == [("b", "t2")]
 
 
 @pytest.mark.asyncio
@@ -341,13 +361,13 @@ async def test_an_ephemeral_topic_comes_with_the_first_subscription_and_goes_wit
     policy = Policy(ephemeral=True)
     async with open_broker(default_policy=policy) as broker:
         with pytest.raises(UnknownTopic, match="subscription"):
-            await broker.publish_records(CALLER, TOPIC, [Record(0, -1, None, b"x")])
+            await broker.messages.put(CALLER, TOPIC, [Record(0, -1, None, b"x")])
         with pytest.raises(UnknownTopic):
             await broker.ensure_topic(CALLER, TOPIC)
         assert await broker.subscribe(CALLER, "a", TOPIC)
         assert await broker.subscribe(CALLER, "b", TOPIC)
         assert broker.topic(TOPIC).policy == policy
-        await broker.publish_records(CALLER, TOPIC, [Record(0, -1, None, b"x")])
+        await broker.messages.put(CALLER, TOPIC, [Record(0, -1, None, b"x")])
         await broker.unsubscribe(CALLER, "a", TOPIC)
         with pytest.raises(UnknownSubscription):
             await broker.unsubscribe(CALLER, "a", TOPIC)

@@ -100,7 +100,7 @@ async def test_nothing_comes_to_life_where_that_is_not_wanted() -> None:
         with pytest.raises(UnknownTopic, match="first use"):
             await broker.ensure_topic(CALLER, TOPIC)
         with pytest.raises(UnknownTopic):
-            await broker.publish_records(CALLER, TOPIC, [Record(0, -1, None, b"x")])
+            await broker.messages.put(CALLER, TOPIC, [Record(0, -1, None, b"x")])
         with pytest.raises(UnknownTopic):
             await broker.subscribe(CALLER, NAME, TOPIC)
 
@@ -225,7 +225,7 @@ async def test_a_closed_broker_refuses_every_call() -> None:
         broker.ensure_topic(CALLER, TOPIC),
         broker.alter_topic(CALLER, TOPIC, partitions=2),
         broker.delete_topic(CALLER, TOPIC),
-        broker.publish_records(CALLER, TOPIC, [Record(0, -1, None, b"x")]),
+        broker.messages.put(CALLER, TOPIC, [Record(0, -1, None, b"x")]),
         broker.read(CALLER, [Read(key, 0, 1)], max_bytes=1),
         broker.room(),
         broker.offsets(CALLER, key),

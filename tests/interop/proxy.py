@@ -81,6 +81,9 @@ class Proxy:
             link.cut()
             self._links.remove(link)
 
+    def _join(self, client: socket.socket, broker: socket.socket) -> Link:
+        return Link(client, broker, self._pace)
+
     @staticmethod
     def _wait_until_held(links: list[Link], complaint: str) -> None:
         deadline = time.monotonic() + DEADLINE_SECONDS
@@ -101,7 +104,10 @@ class Proxy:
                 client.close()
                 continue
             broker.settimeout(None)
-            link = Link(client, broker, self._pace)
+            for end in (client, broker):
+                # What came in pieces is passed on in pieces, without one waiting for another.
+                end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            link = self._join(client, broker)
             self._links.append(link)
             for run in (link.carry_requests, link.carry_answers):
                 self._threads.append(threading.Thread(target=run))
@@ -117,12 +123,14 @@ class Pace:
 class Link:
     """One client's connection and its continuation to the broker. A thread for each direction."""
 
-    def __init__(self, client: socket.socket, broker: socket.socket, pace: Pace) -> None:
+    def __init__(
+        self, client: socket.socket, broker: socket.socket, pace: Pace | None = None
+    ) -> None:
         self.holds = False
         self.held_bytes = 0
         self.may_ask = threading.Event()
         self.may_ask.set()
-        self._pace = pace
+        self._pace = pace or Pace()
         self._client = client
         self._broker = broker
 
@@ -151,5 +159,8 @@ class Link:
                     if not answers and not self.may_ask.is_set():
                         self.held_bytes += len(data)
                         self.may_ask.wait()
-                    target.sendall(data)
+                    self.pass_on(data, target, answers=answers)
             self.cut()
+
+    def pass_on(self, data: bytes, target: socket.socket, *, answers: bool) -> None:
+        target.sendall(data)

@@ -64,9 +64,7 @@ def staged(client: Client, proxy: Proxy | None = None) -> Iterator[tuple[Running
 def publish(broker: RunningBroker, value: str, topic: str = TOPIC) -> None:
     """A record outside of all transactions."""
     broker.call(
-        broker.broker.publish_records(
-            TESTER, topic, [Record(0, NO_TIMESTAMP, None, value.encode())]
-        )
+        broker.broker.messages.put(TESTER, topic, [Record(0, NO_TIMESTAMP, None, value.encode())])
     )
 
 

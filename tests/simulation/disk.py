@@ -222,6 +222,13 @@ class SimulatedDisk:
         result: T = await job.future
         return result
 
+    def run_here(self, function: Callable[[], None]) -> None:
+        function()
+
+    @property
+    def is_prompt(self) -> bool:
+        return self._source.random() < 0.9
+
     def sync_soon(self, file: File, done: Synced) -> None:
         self._check_alive()
         future: asyncio.Future[None] = self._loop.create_future()

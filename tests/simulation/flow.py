@@ -6,7 +6,8 @@ scatter over the target, in transactions that they commit or abort. Movers consu
 the image of each record to the target and commit the offsets, all in one transaction; they share
 one transactional id and fence each other. A life ends by a crash anywhere: at any operation of the
 disk, so in the middle of beginning, adding, writing, committing. After it a client asks again what
-it was unsure of, or gives up and begins anew. A stager stages and commits beside them.
+it was unsure of, or gives up and begins anew. A stager stages and commits beside them, and a
+publisher numbers what it puts.
 
 What the log holds when a life begins decides, by its markers alone (`Truth`), what was committed:
 
@@ -37,6 +38,7 @@ from tests.simulation.flow_clients import (
     Flow,
     Listener,
     Mover,
+    Numberer,
     PlainWriter,
     Stager,
     Watcher,
@@ -59,7 +61,7 @@ from tests.simulation.scenario import (
 _MOVER_ID = "mover"
 #: Virtual seconds after which a client is taken to hang.
 _PATIENCE_SECONDS = 600.0
-FlowClient = Mover | Writer | PlainWriter | Stager | Watcher | Listener
+FlowClient = Mover | Writer | Numberer | PlainWriter | Stager | Watcher | Listener
 
 
 def flow(seed: int, trace: Trace | None = None) -> Counts:
@@ -86,6 +88,7 @@ class World:
         self._ledger = Ledger()
         self._listener = Listener()
         self._stager = Stager()
+        self._numberer = Numberer()
         older = self._source.random() < 0.5
         self._movers = [
             Mover(f"mover-{number}", _MOVER_ID, implicit=not older) for number in range(2)
@@ -164,7 +167,7 @@ class World:
 
     async def _work(self, life: Flow) -> None:
         steps = self._source.choice((3, 10, 25))
-        everyone: list[FlowClient] = [*self._movers, *self._writers, self._stager]
+        everyone: list[FlowClient] = [*self._movers, *self._writers, self._stager, self._numberer]
         async with asyncio.TaskGroup() as group:
             for client in [*everyone, PlainWriter(), Watcher(), self._listener]:
                 group.create_task(self._run(client, life, steps), name=client.name)

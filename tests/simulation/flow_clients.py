@@ -18,6 +18,7 @@ from quackmq.broker import (
     MemberRef,
     ProducerEpoch,
     ProducerRef,
+    Put,
     Receipt,
     StagedBatch,
 )
@@ -27,7 +28,7 @@ from quackmq.errors import (
     InvalidTransactionState,
     ProducerFenced,
 )
-from quackmq.record import Batch, batches
+from quackmq.record import NO_TIMESTAMP, Batch, Record, batches
 from quackmq.topic import PartitionKey, Read
 from quackmq.transactions import Marker
 from tests.broker.transacting import as_clients_see
@@ -218,6 +219,56 @@ class PlainWriter:
         value = life.ledger.value(life.ledger.deals[0], self.name)
         topic = life.broker.topic(life.source.choice((SOURCE, SOURCE, TARGET)))
         await life.broker.publish(CALLER, topic, life.source.randrange(PARTITIONS), batch_of(value))
+
+
+class Numberer:
+    """Puts without a transaction, in both partitions at once, and numbers what it puts. What it was
+    unsure of it puts again; or it has died as well, and asks how far it had come."""
+
+    name = "numberer"
+
+    def __init__(self) -> None:
+        self._sequence = 0
+        self._unsure: tuple[Deal, list[Record]] | None = None
+        self._life: Flow | None = None
+
+    async def step(self, life: Flow) -> None:
+        if self._life is not life:
+            self._life = life
+            if life.source.random() < 0.4:
+                await self._ask(life)
+        is_new = self._unsure is None
+        if self._unsure is None:
+            deal = life.ledger.new_deal(is_repeated=True)
+            deal.asked_to_commit = True
+            values = [life.ledger.value(deal, self.name) for _ in range(life.source.choice((1, 3)))]
+            deal.values.extend((SOURCE, value) for value in values)
+            self._unsure = deal, [Record(0, NO_TIMESTAMP, value, value) for value in values]
+        deal, records = self._unsure
+        at_once = life.source.choice((1, 1, 2))
+        puts = await asyncio.gather(*(self._put(life, records) for _ in range(at_once)))
+        if is_new and all(put.repeated for put in puts):
+            raise Violation(f"{self._sequence} is taken for a repeat, and was never put")
+        life.counts["numbered puts that were repeats"] += sum(put.repeated for put in puts)
+        life.counts["numbered puts"] += 1
+        deal.learn(Marker.COMMIT)
+        self._unsure = None
+        self._sequence += 1
+
+    async def _put(self, life: Flow, records: list[Record]) -> Put:
+        return await life.broker.messages.put(
+            CALLER, SOURCE, records, publisher=self.name, sequence=self._sequence
+        )
+
+    async def _ask(self, life: Flow) -> None:
+        held = await life.broker.messages.last_sequence(CALLER, SOURCE, self.name)
+        came_to = -1 if held is None else held
+        if came_to not in (self._sequence - 1, self._sequence if self._unsure else -2):
+            raise Violation(f"{came_to} is held, where {self._sequence} was next")
+        if self._unsure is not None and came_to == self._sequence:
+            self._unsure[0].learn(Marker.COMMIT)
+        life.counts["numbers asked for"] += 1
+        self._sequence, self._unsure = came_to + 1, None
 
 
 class Mover(Transactor):

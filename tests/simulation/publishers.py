@@ -21,6 +21,7 @@ from quackmq.errors import (
 )
 from quackmq.policy import Policy
 from quackmq.record import Batch, Record
+from quackmq.subscriptions import place_of
 from quackmq.topic import Appended, PartitionKey
 from tests.simulation.life import CALLER, Life
 from tests.simulation.model import Attempt, Violation, make_body, make_values
@@ -199,7 +200,7 @@ class PlainPublisher:
             return
         try:
             if life.source.random() < 0.25:
-                await self._publish_records(life, key)
+                await self._put(life, key)
             else:
                 await self._publish_batches(life, key)
         except UnknownTopic as error:
@@ -216,17 +217,16 @@ class PlainPublisher:
             if error is not None:
                 raise error
 
-    async def _publish_records(self, life: Life, key: PartitionKey) -> None:
+    async def _put(self, life: Life, key: PartitionKey) -> None:
         name = life.broker.topic_by_id(key.topic_id).name
         sizes = [life.source.randint(0, 100) for _ in range(life.source.choice((1, 1, 3)))]
         values = make_values(len(life.model.attempts), sizes)
         attempt = life.model.attempt(key, values, None, ordered=False)
         records = [Record(0, life.now_ms(), b"key", value) for value in values]
         with life.model.calling(attempt):
-            answer = await life.broker.publish_records(
-                CALLER, name, records, partition=key.partition
-            )
-            life.model.acknowledge(attempt, answer.base_offset, answer.next_offset)
+            put = await life.broker.messages.put(CALLER, name, records, partition=key.partition)
+            base_offset = place_of(put.ids[0], key.topic_id).offset
+            life.model.acknowledge(attempt, base_offset, base_offset + len(put.ids))
 
 
 async def _publish_quietly(life: Life, attempt: Attempt) -> QuackError | None:

@@ -9,7 +9,7 @@ from unittest import mock
 
 import pytest
 
-from quackmq.broker import ProducerEpoch, heads
+from quackmq.broker import Broker, Messages, ProducerEpoch, heads
 from quackmq.broker.stage_copy import StageCopier
 from quackmq.broker.transaction_known import Known
 from quackmq.broker.transaction_records import TransactionRecords
@@ -46,6 +46,9 @@ _MUST_HAPPEN = (
     "stages committed",
     "stages aborted",
     "ends of stages asked for again",
+    "numbered puts",
+    "numbered puts that were repeats",
+    "numbers asked for",
 )
 
 
@@ -101,6 +104,55 @@ def test_markers_and_cursors_in_two_steps_are_caught(first: str) -> None:
 
     with mock.patch.object(LocalStore, "append", split):
         assert_caught("images and offsets do not agree")
+
+
+@pytest.mark.parametrize("first", ["records", "number"])
+def test_a_number_and_its_records_in_two_steps_are_caught(first: str) -> None:
+    append = LocalStore.append
+
+    async def in_two_steps(
+        store: LocalStore, appends: Sequence[Append], cursors: Sequence[Cursor]
+    ) -> list[Appended]:
+        if first == "number":
+            await store.set_cursors(cursors)
+            await asyncio.sleep(_MEANWHILE_SECONDS)
+        appended = await append(store, appends)
+        if first == "records":
+            await asyncio.sleep(_MEANWHILE_SECONDS)
+            await store.set_cursors(cursors)
+        return appended
+
+    def split(
+        store: LocalStore,
+        appends: Sequence[Append],
+        cursors: Sequence[Cursor] = (),
+        states: Sequence[StatePut] = (),
+    ) -> object:
+        if cursors and not states:
+            return in_two_steps(store, appends, cursors)
+        return append(store, appends, cursors, states)
+
+    with mock.patch.object(LocalStore, "append", split):
+        assert_caught("there twice" if first == "records" else "is not there")
+
+
+def test_a_repeat_that_is_not_known_by_its_number_is_caught() -> None:
+    with mock.patch.object(Messages, "_held", lambda *_: 0):
+        assert_caught("there twice", "was next")
+
+
+def test_a_number_that_is_held_in_memory_alone_is_caught() -> None:
+    def forget(
+        broker: Broker,
+        caller: object,
+        topic: object,
+        appends: Sequence[Append],
+        cursors: Sequence[Cursor] = (),
+    ) -> object:
+        return broker._store.append(appends)
+
+    with mock.patch.object(Broker, "publish_together", forget):
+        assert_caught("there twice", "was next")
 
 
 def test_markers_one_by_one_are_caught() -> None:

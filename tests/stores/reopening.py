@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeVar
 
-from quackmq.errors import BrokerClosing
+from quackmq.errors import BrokerClosing, QuackError
 from quackmq.policy import Policy
 from quackmq.producers import Producer
 from quackmq.stores.base import Store
@@ -85,6 +85,10 @@ class ReopeningStore(Store):
     @property
     def pending_bytes(self) -> int:
         return self._store.pending_bytes
+
+    @property
+    def failure(self) -> QuackError | None:
+        return self._store.failure
 
     async def room(self) -> None:
         await self._look(lambda: self._store.room())

@@ -51,6 +51,7 @@ async def test_a_new_store_is_empty(store: Store) -> None:
     assert await store.cursors() == {}
     assert await store.states("") == {}
     assert store.cluster_id
+    assert store.failure is None
 
 
 async def test_a_new_topic_is_listed_as_it_was_made(store: Store, clock: Clock) -> None:
@@ -372,6 +373,18 @@ async def test_of_changes_at_the_same_time_one_wins(store: Store) -> None:
     assert await store.state("key") == won[0]
 
 
+@pytest.mark.parametrize("value", [b"other", None])
+async def test_who_is_refused_can_read_what_was_in_the_way(
+    store: Store, value: bytes | None
+) -> None:
+    await store.put_state("key", b"value", 0)
+    faster = asyncio.create_task(store.put_state("key", value, 1))
+    await asyncio.sleep(0)  # it is on its way to disk
+    with pytest.raises(StateChanged):
+        await store.put_state("key", b"late", 1)
+    assert await store.state("key") == await faster
+
+
 async def test_states_are_found_by_prefix(store: Store) -> None:
     for key in ("a/1", "a/2", "b/1"):
         await store.put_state(key, key.encode(), 0)
@@ -425,7 +438,7 @@ async def asked(question: Callable[[Append], bool], append: Append) -> bool:
 
 
 async def test_the_list_of_calls_is_complete() -> None:
-    assert set(CALLS) | {"close", "pending_bytes"} == Store.__abstractmethods__
+    assert set(CALLS) | {"close", "failure", "pending_bytes"} == Store.__abstractmethods__
 
 
 @pytest.mark.parametrize("call", CALLS)

@@ -376,3 +376,23 @@ async def test_a_repeat_is_known_before_it_is_appended(store: Store) -> None:
     assert not store.is_repeat(Append(key, numbered(0, epoch=1)))
     assert not store.is_repeat(Append(key, numbered(0, producer_id=6)))
     assert not store.is_repeat(Append(key, batch_of(b"no producer")))
+
+
+async def test_the_shorter_way_of_one_batch_does_what_the_longer_one_does_or_nothing(
+    store: Store,
+) -> None:
+    key = await new_partition(store)
+    await append_values(store, key, b"a")
+    values = [b"a"]
+    for batch in (batch_of(b"b"), numbered(0, b"c")):
+        appending = store.append_plain(Append(key, batch))
+        if appending is not None:
+            assert (await soon(appending)).base_offset == len(values)
+            values.append(b"b")
+    assert await read_all(store, key) == list(enumerate(values))
+
+
+async def test_the_shorter_way_refuses_what_the_longer_one_refuses(store: Store) -> None:
+    elsewhere = Append(no_such_topic(), batch_of(b"a"))
+    with pytest.raises(UnknownTopic):
+        await (store.append_plain(elsewhere) or store.append([elsewhere]))

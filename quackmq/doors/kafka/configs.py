@@ -21,7 +21,7 @@ from quackmq import limits
 from quackmq.broker import BrokerSettings, GroupSettings
 from quackmq.doors.kafka.api import Node
 from quackmq.errors import InvalidPolicy
-from quackmq.policy import CONFIG_ALIASES, CONFIG_PREFIX, Policy
+from quackmq.policy import CONFIG_ALIASES, CONFIG_PREFIX, POLICY_DOCUMENTATION, Policy
 from quackmq.wire.kafka.writer import Fields
 
 #: All that a broker knows of where its store keeps things is that it is one place.
@@ -207,21 +207,6 @@ _BROKER_SETTINGS: Final = {
     ),
 }
 
-_DOCUMENTATION: Final = {
-    "live_for_ms": "An entry is live for so long after its append.",
-    "live_entries": "So many entries of a partition are live at the most.",
-    "when_full": "What happens to a publisher that meets live_entries live entries: the oldest "
-    "leave the live tail (archive), it waits (wait), it is refused (refuse), or the oldest are "
-    "let go of (drop_oldest).",
-    "keep_for_ms": "Entries are let go of at this age, counted from their append.",
-    "keep_bytes": "The oldest entries of a partition are let go of when it is larger than this.",
-    "keep_until_consumed": "Entries are let go of when every subscription has consumed them.",
-    "archive_after_ms": "Kept for the archive, which is yet to come: entries go there at this age.",
-    "archive_bytes": "Kept for the archive, which is yet to come: so much goes there at a time.",
-    "needs_subscriber": "Nothing is taken while nobody subscribes to the topic.",
-    "ephemeral": "The topic comes with its first subscription and goes with its last.",
-    "batch_bytes": "The largest batch that is taken.",
-}
 #: What a broker calls the default of a topic's config, where that has a name of its own.
 _BROKER_NAMES: Final = {
     "retention.ms": "log.retention.ms",
@@ -308,7 +293,7 @@ def _policy_configs(policy: Policy, default: Policy) -> Iterator[Config]:
             value,
             synonyms[0].source,
             _kind_of(field.default),
-            _DOCUMENTATION[field.name],
+            POLICY_DOCUMENTATION[field.name],
             synonyms=tuple(synonyms),
         )
 

@@ -17,11 +17,13 @@ import fcntl
 import os
 import queue
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
 
+from quackmq import limits
 from quackmq.errors import StoreLocked
 from quackmq.record import Buffer
 from quackmq.stores.local.kernel_sync import KernelSync, Synced
@@ -87,6 +89,13 @@ class Disk(Protocol):
         """Changes whenever what was not synced may have been lost: when the machine starts."""
 
     async def run(self, function: Callable[[], T], lane: Lane) -> T: ...
+
+    def run_here(self, function: Callable[[], None]) -> None:
+        """On the loop: small writes, which the system takes without delay as a rule."""
+
+    @property
+    def is_prompt(self) -> bool:
+        """Whether it still does so, by what `run_here` has seen lately."""
 
     def sync_soon(self, file: File, done: Synced) -> None:
         """`file.sync` beside the loop, with as little as can be on the way there and back. One at a
@@ -197,6 +206,8 @@ class RealDisk:
         self._root = root
         self._read_only = read_only
         self._lanes: dict[Lane, _Worker] = {}
+        #: When the loop may write again after the system has held a write up.
+        self._prompt_from = 0.0
         self._windows = Windows()
         self._kernel: KernelSync | None = None
         self._asked_kernel = False
@@ -293,6 +304,17 @@ class RealDisk:
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._worker(lane).submit(function, partial(_finish, future))
         return await future
+
+    def run_here(self, function: Callable[[], None]) -> None:
+        began = time.monotonic()
+        function()
+        ended = time.monotonic()
+        if ended - began > limits.LOOP_WRITE_MS / 1000:
+            self._prompt_from = ended + limits.LOOP_WRITE_PAUSE_MS / 1000
+
+    @property
+    def is_prompt(self) -> bool:
+        return time.monotonic() >= self._prompt_from
 
     def _worker(self, lane: Lane) -> _Worker:
         worker = self._lanes.get(lane)

@@ -219,17 +219,27 @@ class Engine:
             if place is None or not self._is_quick(cycle, place):
                 self._flushing = self._loop.create_task(self._flush(cycle), name="quackmq-flush")
                 return
-            self._write(cycle, place, (), sync=False)
-            self._journal.sync_soon(lambda error: self._end_quick(cycle, place, error))
+            self.disk.run_here(lambda: self._write(cycle, place, (), sync=False))
+            if self._sync is Sync.ALWAYS:
+                self._journal.sync_soon(lambda error: self._end_quick(cycle, place, error))
+                return
+            self._journal.advance(place, cycle.frame_bytes)
+            self._unsynced_offsets += cycle.offsets
         except Exception as error:
             self._give_up(gathered, error)
+        else:
+            self._end_cycle(cycle)
 
     def _is_quick(self, cycle: Cycle, place: Place) -> bool:
-        """Whether writing the cycle takes no time to speak of. In the weak modes the system may
-        hold a write up until the disk has caught up, so there the loop never writes."""
+        """Whether writing the cycle takes no time to speak of. Where nothing is synced the system
+        may hold a write up until the disk has caught up; then the flush lane waits for it."""
         size = cycle.frame_bytes
+        if self._sync is Sync.OS:
+            may_be = self.disk.is_prompt and not self._must_sync(cycle)
+        else:
+            may_be = self._sync is Sync.ALWAYS
         return (
-            self._sync is Sync.ALWAYS
+            may_be
             and 0 < size <= limits.JOURNAL_LOOP_BYTES
             and not cycle.has_references
             and self._journal.is_prepared(place, size)
@@ -268,12 +278,18 @@ class Engine:
         except Exception as error:
             self._give_up(cycle.gathered, error)
             return
-        if self._waiting.bytes >= limits.WRITE_BACK_BYTES // 2:
+        if self._is_write_back_due():
             writing_back = self._start_write_back()
             if self._waiting.bytes >= limits.WRITE_BACK_BYTES:  # it cannot keep up
                 writing_back.add_done_callback(lambda _: self._go_on())
                 return
         self._go_on()
+
+    def _is_write_back_due(self) -> bool:
+        """When enough waits for it; or little does, and the tail lets go of nothing behind that."""
+        enough = limits.WRITE_BACK_BYTES // 2
+        waiting = self._waiting.bytes
+        return waiting >= enough or (waiting > 0 and self._tail.excess_bytes >= enough)
 
     def _give_up(self, gathered: Gathered, error: Exception) -> None:
         self._answer(gathered, self._fail(error))

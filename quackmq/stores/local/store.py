@@ -26,6 +26,8 @@ from quackmq.errors import (
     DamagedData,
     LimitReached,
     OffsetOutOfRange,
+    QuackError,
+    StateChanged,
     UnknownPartition,
     UnknownTopic,
     UnusableDirectory,
@@ -152,11 +154,7 @@ class LocalStore(Store):
         if cursors or states:
             changes = self._encoded_changes(cursors, states)
         elif len(appends) == 1 and _is_plain(appends[0].batch):
-            ((key, batch, owned),) = appends  # what most publishers of single messages send
-            log = self._writable_log(key)
-            appended = log.accept(batch, now_ms, None, owned)
-            engine.submit_log(log, batch.size)
-            return engine.submit([appended])
+            return engine.submit([self._accept_plain(appends[0])])
         checked = self._check_appends(appends, now_ms)
         engine.submit_encoded(changes)
         results: list[Appended] = []
@@ -174,6 +172,20 @@ class LocalStore(Store):
         if durable:  # nothing but repeats of what lies on disk
             return _done(results)
         return engine.submit(results)
+
+    def append_plain(self, append: Append) -> asyncio.Future[Appended] | None:
+        self._engine.check_writable()
+        if not _is_plain(append.batch):
+            return None
+        return self._engine.submit(self._accept_plain(append))
+
+    def _accept_plain(self, append: Append) -> Appended:
+        """What most publishers of single messages send: no repeats to look for."""
+        key, batch, owned = append
+        log = self._writable_log(key)
+        appended = log.accept(batch, self._engine.now_ms(), None, owned)
+        self._engine.submit_log(log, batch.size)
+        return appended
 
     def _encoded_changes(
         self, cursors: Sequence[Cursor], states: Sequence[StatePut]
@@ -224,6 +236,10 @@ class LocalStore(Store):
     @property
     def pending_bytes(self) -> int:
         return self._engine.pending_bytes
+
+    @property
+    def failure(self) -> QuackError | None:
+        return self._engine.failure
 
     async def room(self) -> None:
         self._check_open()
@@ -361,7 +377,11 @@ class LocalStore(Store):
 
     async def put_state(self, key: str, value: bytes | None, expected_version: int) -> State:
         await self._room_for_changes()
-        (change,) = self._engine.latest.state_changes([StatePut(key, value, expected_version)])
+        try:
+            (change,) = self._engine.latest.state_changes([StatePut(key, value, expected_version)])
+        except StateChanged:
+            await self._engine.submit(None)  # what was met may still be on its way
+            raise
         self._engine.submit_changes([change])
         return await self._engine.submit(change.state)
 

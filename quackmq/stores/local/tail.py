@@ -145,8 +145,9 @@ class Tail:
             self._bytes += len(chunk.data) + CHUNK_OVERHEAD
 
     def shrink(self) -> None:
-        """Let the oldest go until the bound holds, or one comes that cannot be read elsewhere
-        (which `limits.WRITE_BACK_BYTES` bounds)."""
+        """Let the oldest go until the bound holds, or one comes that cannot be read elsewhere. That
+        one, however small, keeps all that came after it; so whoever finds that much beyond the
+        bound (`excess_bytes`) writes it to where it can be read."""
         while self._bytes > self._most_bytes:
             log, chunk = self._order[0]
             if not log.can_spare(chunk):
@@ -154,6 +155,11 @@ class Tail:
             self._order.popleft()
             log.tail.drop_oldest()
             self._bytes -= len(chunk.data) + CHUNK_OVERHEAD
+
+    @property
+    def excess_bytes(self) -> int:
+        """What is held beyond the bound."""
+        return max(0, self._bytes - self._most_bytes)
 
 
 def _base_offset(chunk: Chunk) -> int:

@@ -44,7 +44,6 @@ class ConfluentWriter(Writer):
 
     def __init__(self, address: str, name: str, timeout_ms: int) -> None:
         self._address = address
-        self._failed: list[KafkaError] = []
         transaction = {"transactional.id": name, "transaction.timeout.ms": timeout_ms}
         self._producer = Producer({"bootstrap.servers": address, **self.SETTINGS, **transaction})
         with self._told():
@@ -55,12 +54,27 @@ class ConfluentWriter(Writer):
             self._producer.begin_transaction()
 
     def send(self, *values: str) -> None:
+        failed: list[KafkaError] = []
+
+        def delivered(error: KafkaError | None, message: Any) -> None:
+            if error is not None:
+                failed.append(error)
+
         with self._told():
             for value in values:
-                self._producer.produce(TOPIC, value, partition=0, on_delivery=self._delivered)
-            self._producer.flush(DEADLINE_SECONDS)
-            if self._failed:
-                raise KafkaException(self._failed.pop(0))
+                self._producer.produce(TOPIC, value, partition=0, on_delivery=delivered)
+            self._wait_for_answers()
+            if failed:
+                raise KafkaException(failed[0])
+
+    def _wait_for_answers(self) -> None:
+        """What `flush` is for. But that one goes on calling callbacks when it has a fatal error to
+        raise, which they trip over, and at times lose: a SystemError. `poll` raises at once, if it
+        is not to wait for longer than this."""
+        deadline = time.monotonic() + DEADLINE_SECONDS
+        while len(self._producer):
+            assert time.monotonic() < deadline, f"{len(self._producer)} records were not answered"
+            self._producer.poll(0.1)
 
     def send_offset(self, group: str, topic: str, offset: int) -> None:
         settings = {"bootstrap.servers": self._address, "group.id": group, "log_level": 0}
@@ -84,20 +98,12 @@ class ConfluentWriter(Writer):
     def close(self) -> None:
         self._producer.purge()
 
-    def _delivered(self, error: KafkaError | None, message: Any) -> None:
-        if error is not None:
-            self._failed.append(error)
-
     @contextmanager
     def _told(self) -> Iterator[None]:
         try:
             yield
         except KafkaException as error:
             raise Refused(error.args[0].name(), str(error)) from error
-        except SystemError as error:
-            # A fatal error that is found while callbacks are called comes wrapped like this.
-            assert isinstance(error.__cause__, KafkaException), error.__cause__
-            raise Refused(error.__cause__.args[0].name(), str(error.__cause__)) from error
 
 
 class ConfluentReader(Reader):

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import errno
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
 from quackmq import limits
 from quackmq.errors import StoreReadOnly
 from quackmq.stores.local import LocalOptions, LocalStore
-from quackmq.stores.local.disk import File, RealDisk
+from quackmq.stores.local.disk import File, Lane, RealDisk
 from quackmq.stores.local.kernel_sync import Synced
 from tests.stores.calls import append_values, new_partition, read_all, soon
 from tests.support import Clock
 
 pytestmark = pytest.mark.asyncio
+
+T = TypeVar("T")
 
 
 class HeldDisk(RealDisk):
@@ -28,6 +32,23 @@ class HeldDisk(RealDisk):
 
     def sync_soon(self, file: File, done: Synced) -> None:
         self.held.put_nowait(done)
+
+
+class CountingDisk(RealDisk):
+    """Counts what goes to the flush lane. Its system takes every small write at once."""
+
+    is_prompt = True
+    flushes = 0
+
+    async def run(self, function: Callable[[], T], lane: Lane) -> T:
+        self.flushes += lane == "flush"
+        return await super().run(function, lane)
+
+
+class HoldingUp(CountingDisk):
+    """Its system holds up everything."""
+
+    is_prompt = False
 
 
 async def open_held(tmp_path: Path, **options: object) -> tuple[LocalStore, HeldDisk]:
@@ -69,6 +90,7 @@ async def test_a_sync_that_fails_is_told_to_all_who_wait_and_nothing_more_is_tak
 ) -> None:
     store, disk = await open_held(tmp_path)
     key = await new_partition(store)
+    assert store.failure is None
     first = asyncio.ensure_future(append_values(store, key, b"a"))
     done = await soon(disk.held.get())
     second = asyncio.ensure_future(append_values(store, key, b"b"))
@@ -77,8 +99,9 @@ async def test_a_sync_that_fails_is_told_to_all_who_wait_and_nothing_more_is_tak
     for waiting in (first, second):
         with pytest.raises(StoreReadOnly, match="the disk is broken"):
             await soon(waiting)
-    with pytest.raises(StoreReadOnly):
+    with pytest.raises(StoreReadOnly) as refused:
         await append_values(store, key, b"c")
+    assert store.failure is refused.value
     assert await read_all(store, key) == []
     await store.close()
 
@@ -97,13 +120,44 @@ async def test_closing_waits_for_the_sync_that_is_on_its_way(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("sync", ["interval", "os"])
-async def test_the_weak_modes_never_write_on_the_loop(tmp_path: Path, sync: str) -> None:
+async def test_the_weak_modes_wait_for_no_sync(tmp_path: Path, sync: str) -> None:
     store, disk = await open_held(tmp_path, sync=sync)
     key = await new_partition(store)
     for _ in range(5):
         await soon(append_values(store, key, b"a"))
     assert disk.held.empty()
     await store.close()
+
+
+@pytest.mark.parametrize("sync", ["interval", "os"])
+async def test_what_a_system_may_hold_up_is_written_beside_the_loop(
+    tmp_path: Path, sync: str
+) -> None:
+    """With sync = os, as long as it holds writes up; with interval, always."""
+    disk = HoldingUp(tmp_path)
+    store = await LocalStore.open_on(disk, options=LocalOptions(sync=sync), now_ms=Clock())  # type: ignore[arg-type]
+    key = await new_partition(store)
+    await soon(append_values(store, key, b"before"))  # which the system holds up
+    for value in (b"a", b"b", b"c"):
+        flushes = disk.flushes
+        await soon(append_values(store, key, value))
+        assert disk.flushes == flushes + 1
+    assert [value for _, value in await read_all(store, key)] == [b"before", b"a", b"b", b"c"]
+    await store.close()
+
+
+async def test_with_sync_os_the_loop_writes_what_the_system_takes_at_once(tmp_path: Path) -> None:
+    disk = CountingDisk(tmp_path)
+    store = await LocalStore.open_on(disk, options=LocalOptions(sync="os"), now_ms=Clock())
+    key = await new_partition(store)
+    flushes = disk.flushes
+    for value in (b"a", b"b", b"c"):
+        await soon(append_values(store, key, value))
+    assert disk.flushes == flushes
+    await store.close()
+    again = await LocalStore.open_on(RealDisk(tmp_path))
+    assert [value for _, value in await read_all(again, key)] == [b"a", b"b", b"c"]
+    await again.close()
 
 
 async def test_large_frames_and_what_is_only_named_in_them_go_to_the_thread(
