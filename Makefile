@@ -10,7 +10,7 @@ SEED ?=
 SECONDS ?= $(if $(SEED),,600)
 KILLS ?= 1000
 PYTEST ?=
-SUITE ?= engine kafka compare
+SUITE ?= engine kafka pubsub compare
 BENCH ?=
 
 .PHONY: help demo test lint format bench soak programs clients clean
@@ -50,6 +50,7 @@ soak: $(READY) clients
 	$(if $(SEED),,$(PYTHON_IN_VENV) -m tests.real.soak --kills $(KILLS))
 	$(if $(SEED),,$(PYTHON_IN_VENV) -m tests.interop.transforming --seconds $(SECONDS))
 	$(if $(SEED),,$(PYTHON_IN_VENV) -m tests.interop.transforming --seconds $(SECONDS) --client java)
+	$(if $(SEED),,$(PYTHON_IN_VENV) -m tests.pubsub.torture --seconds $(SECONDS))
 
 programs:
 	@tools/programs.sh
@@ -62,6 +63,6 @@ $(READY): pyproject.toml tools/venv.sh
 	@touch $@
 
 clean:
-	rm -rf $(VENV) build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache .schemathesis
 	rm -rf tests/interop/javascript/node_modules tests/interop/java/target benchmarks/target
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,13 +1,29 @@
 """QuackMQ: a broker whose topics are logs, and which acknowledges only what is on disk.
 
 Names listed in `__all__` are public and kept stable. Everything else may move; programs talk to a
-broker through one of its doors, so they rarely need more than the errors.
+broker through one of its doors, so they rarely need more than a client and the errors. The clients
+are loaded when they are asked for: the command line, which begins here too, needs none.
 """
 
 from __future__ import annotations
 
-from quackmq.errors import QuackError
+from typing import TYPE_CHECKING
+
+from quackmq.errors import QuackError, QuackTimeout
+
+if TYPE_CHECKING:
+    from quackmq.client import AsyncClient, Client, Message
 
 __version__ = "0.1.0"
 
-__all__ = ["QuackError", "__version__"]
+__all__ = ["AsyncClient", "Client", "Message", "QuackError", "QuackTimeout", "__version__"]
+
+_CLIENTS = ("AsyncClient", "Client", "Message")
+
+
+def __getattr__(name: str) -> object:
+    if name not in _CLIENTS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from quackmq import client
+
+    return getattr(client, name)

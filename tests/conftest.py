@@ -22,15 +22,20 @@ _NEW_MOUNTS = ("--mount",) if os.geteuid() == 0 else ("--mount", "--user", "--ma
 #: Where tools/clients.sh makes clients of other languages ready.
 _INTEROP = Path(__file__).with_name("interop")
 _TARGET = _INTEROP / "java" / "target"
+#: Where it puts Kafka's own broker, which the benchmarks use too.
+_KAFKA = Path(__file__).parents[1] / "benchmarks" / "target" / "kafka"
 
 #: How to tell that a program is there and works: a container may have strace and forbid tracing.
 PROBES = {
+    "curl": ("curl", "--version"),
     "kcat": ("kcat", "-V"),
     "strace": ("strace", "-o", os.devnull, "true"),
     # These end with their input, which is empty here.
     "kafkajs": ("node", f"{_INTEROP}/javascript/kafkajs.mjs"),
     "@platformatic/kafka": ("node", f"{_INTEROP}/javascript/platformatic.mjs"),
     "kafka-clients": ("java", "-cp", f"{_TARGET}/classes:{_TARGET}/lib/*", "quackmq.Driver"),
+    # The broker itself, which one test of the Python client runs against.
+    "kafka": ("java", "-cp", f"{_KAFKA}/*", "kafka.Kafka", "--version"),
     "tmpfs": ("unshare", *_NEW_MOUNTS, "mount", "-t", "tmpfs", "tmpfs", "/mnt"),
 }
 

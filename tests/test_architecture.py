@@ -66,7 +66,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "quackmq.archive": VALUES,
     "quackmq.broker": VALUES | PURE | {"quackmq.clock", "quackmq.stores.base", "quackmq.archive"},
     "quackmq.wire": BASE | {"quackmq.record"},
-    "quackmq.doors": VALUES | {"quackmq.broker", "quackmq.wire"},
+    "quackmq.doors": VALUES | {"quackmq", "quackmq.broker", "quackmq.wire"},
     "quackmq.client": VALUES | {"quackmq.wire", "quackmq.subscriptions"},
     "quackmq.spark": VALUES | {"quackmq.client", "quackmq.wire", "quackmq.archive"},
     "quackmq.cli": VALUES
@@ -94,9 +94,9 @@ LONG_FILES: dict[str, str] = {}
 LONG_FILE_LINES = 600
 
 #: Packages that are imported by another name than they are installed by.
-IMPORTED_AS = {"google_re2": "re2"}
+IMPORTED_AS = {"google_re2": "re2", "pyzmq": "zmq"}
 
-PUBLIC_NAMES = ["QuackError", "__version__"]
+PUBLIC_NAMES = ["AsyncClient", "Client", "Message", "QuackError", "QuackTimeout", "__version__"]
 
 #: Units, which need no reason.
 UNITS = {"KIB", "MIB"}

@@ -32,8 +32,8 @@ log = logging.getLogger(__name__)
 #: otherwise. None: this version does not have it.
 DOORS: Final[dict[str, Address | None]] = {
     "kafka": Address("127.0.0.1", 9092),
-    "http": None,
-    "zmq": None,
+    "http": Address("127.0.0.1", 8002),
+    "zmq": Address("127.0.0.1", 5555),
     "line": None,
 }
 

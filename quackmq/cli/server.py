@@ -12,7 +12,7 @@ import asyncio
 import logging
 import os
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Final, NoReturn, Protocol
 
@@ -21,7 +21,9 @@ from quackmq.broker import Broker, BrokerSettings
 from quackmq.cli import process
 from quackmq.cli.address import Address
 from quackmq.cli.settings import MEMORY_STORE, Settings
+from quackmq.doors.http import HttpDoor
 from quackmq.doors.kafka import KafkaDoor
+from quackmq.doors.zmq import ZmqDoor
 from quackmq.stores.base import Store
 from quackmq.stores.local import LocalOptions, LocalStore
 from quackmq.stores.memory import MemoryStore
@@ -44,9 +46,19 @@ def _kafka_door(broker: Broker, address: Address, settings: Settings) -> Door:
     return KafkaDoor(broker, address.host, address.port, advertise=settings.advertise)
 
 
+def _http_door(broker: Broker, address: Address, settings: Settings) -> Door:
+    return HttpDoor(broker, address.host, address.port)
+
+
+def _zmq_door(broker: Broker, address: Address, settings: Settings) -> Door:
+    return ZmqDoor(broker, address.host, address.port)
+
+
 #: What makes each door that this version has; `serve.DOORS` says where they listen.
 DOOR_MAKERS: Final[Mapping[str, Callable[[Broker, Address, Settings], Door]]] = {
     "kafka": _kafka_door,
+    "http": _http_door,
+    "zmq": _zmq_door,
 }
 
 
@@ -68,9 +80,11 @@ async def serve(settings: Settings, doors: Mapping[str, Address]) -> int:
         await broker.open()
         opened.push_async_callback(broker.close)
         log.info("quackmq %s with %d topics", __version__, len(broker.topics()))
+        started: list[Door] = []
+        opened.push_async_callback(_close_together, started)
         for name, address in doors.items():
             door = DOOR_MAKERS[name](broker, address, settings)
-            opened.push_async_callback(door.close)
+            started.append(door)
             print(f"{name} listening on {await _start(name, door, address)}", flush=True)
         print("ready", flush=True)
 
@@ -110,6 +124,15 @@ async def _start(name: str, door: Door, address: Address) -> Address:
         known = error.errno is not None and error.errno > 0
         reason = os.strerror(error.errno or 0) if known else error.strerror or str(error)
         raise OSError(f"cannot open the {name} door on {address}: {reason.lower()}") from error
+
+
+async def _close_together(doors: Sequence[Door]) -> None:
+    """At once, since each has a time of its own for peers that do not take their answers; what goes
+    wrong with one keeps no other from closing."""
+    ends = await asyncio.gather(*(door.close() for door in doors), return_exceptions=True)
+    for end in ends:
+        if end is not None:
+            raise end
 
 
 def _catch_signals() -> asyncio.Event:

@@ -65,12 +65,17 @@ class Server:
 
     def ready(self) -> str:
         """Wait until the broker is ready; where its Kafka door listens."""
-        address = ""
+        return self.doors().get("kafka", "")
+
+    def doors(self) -> dict[str, str]:
+        """Wait until the broker is ready; where each of its doors listens."""
+        addresses = {}
         while (line := self.line()) != "ready\n":
             assert line, f"it ended before it was ready: {self.errors()}"
-            assert line.startswith("kafka listening on ")
-            address = line.split()[-1]
-        return address
+            name, listening, on, address = line.split()
+            assert (listening, on) == ("listening", "on"), line
+            addresses[name] = address
+        return addresses
 
     def send(self, number: signal.Signals) -> None:
         self.process.send_signal(number)

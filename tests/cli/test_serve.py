@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import signal
 import socket
@@ -50,6 +51,21 @@ def test_it_says_where_it_listens_serves_and_ends_well(
         server.send(number)
         assert server.exit_code() == 0
         assert server.line() == "", "nothing else goes to stdout"
+
+
+def test_the_http_door_opens_where_it_is_told_and_drains(tmp_path: Path) -> None:
+    with Server("serve", "--data", tmp_path / "data", "--http", "127.0.0.1:0") as server:
+        doors = server.doors()
+        assert list(doors) == ["http"], "just those that are named"
+        connection = http.client.HTTPConnection(doors["http"], timeout=DEADLINE_S)
+        connection.request("POST", "/topics?topic_name=ducks")
+        assert connection.getresponse().read()
+        connection.request("GET", "/topics")
+        assert json.load(connection.getresponse()) == {"status": "success", "topics": ["ducks"]}
+        server.send(signal.SIGTERM)  # with a connection that is open and idle
+        assert server.exit_code() == 0
+        assert connection.sock is not None and connection.sock.recv(1) == b""
+        connection.close()
 
 
 def test_what_was_published_is_there_after_a_restart(tmp_path: Path) -> None:
@@ -198,7 +214,7 @@ class StuckDoor:
 
 limits.DRAIN_MS = int(sys.argv[1])
 server.DOOR_MAKERS = {"kafka": lambda *_: StuckDoor()}
-sys.exit(main.main(["serve", "--store", "memory:"]))
+sys.exit(main.main(["serve", "--store", "memory:", "--kafka", "127.0.0.1:1"]))
 """
 
 

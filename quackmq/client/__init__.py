@@ -1,0 +1,32 @@
+"""Programs that talk to a broker.
+
+Here are the Python client over Kafka's protocol (`Client`, `AsyncClient`, also to be had from
+`quackmq` itself), and beside it those of other doors, each in a module of its own. What a program
+does not use is not loaded: the client brings a library in C with it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from quackmq.client.aio import AsyncClient
+    from quackmq.client.client import Client
+    from quackmq.client.values import Message, Serialiser
+
+__all__ = ["AsyncClient", "Client", "Message", "Serialiser"]
+
+_HOMES = {
+    "AsyncClient": "quackmq.client.aio",
+    "Client": "quackmq.client.client",
+    "Message": "quackmq.client.values",
+    "Serialiser": "quackmq.client.values",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_HOMES[name]), name)

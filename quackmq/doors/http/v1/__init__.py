@@ -1,0 +1,36 @@
+"""The API under /v1. What it offers is told by its own document, at /v1/openapi.json.
+
+Read in this order: `operations` (what an operation is), `messages` (how messages are written), then
+any of the rest: `topics`, `publishing`, `reading`, `events`, `subscriptions`, `stages`, `health`,
+each with its handlers and its `OPERATIONS`; `documents`, `openapi` and `page` tell of all of them.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from quackmq.doors.http.routes import Route
+from quackmq.doors.http.v1 import (
+    documents,
+    events,
+    health,
+    publishing,
+    reading,
+    stages,
+    subscriptions,
+    topics,
+)
+from quackmq.doors.http.v1.operations import Operation, routes_of
+
+_OFFERED: Final = (
+    *topics.OPERATIONS,
+    *publishing.OPERATIONS,
+    *reading.OPERATIONS,
+    *events.OPERATIONS,
+    *subscriptions.OPERATIONS,
+    *stages.OPERATIONS,
+    *health.OPERATIONS,
+)
+OPERATIONS: Final[tuple[Operation, ...]] = (*_OFFERED, *documents.operations(_OFFERED))
+#: Every route below /v1.
+ROUTES: Final[tuple[Route, ...]] = routes_of(OPERATIONS)

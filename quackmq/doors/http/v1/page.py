@@ -1,0 +1,121 @@
+"""The document of the API as a page for people. Pure.
+
+It is one file of HTML with nothing from elsewhere, and without a script: it can be read behind any
+firewall, and asks nobody for anything.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from html import escape
+from typing import Any, Final
+
+_STYLE: Final = """
+:root { color-scheme: light dark; --line: #8884; --soft: #8881; --code: #0a7; }
+body { font: 16px/1.5 system-ui, sans-serif; margin: 0 auto; max-width: 60rem; padding: 1rem; }
+h1 small { font-size: 1rem; font-weight: normal; }
+h2 { border-bottom: 1px solid var(--line); margin-top: 2.5rem; }
+code, pre { font: 0.9em/1.4 ui-monospace, monospace; }
+pre { background: var(--soft); overflow-x: auto; padding: 0.75rem; }
+details { border: 1px solid var(--line); border-radius: 6px; margin: 0.5rem 0; padding: 0 0.75rem; }
+summary { cursor: pointer; padding: 0.5rem 0; }
+summary b { display: inline-block; min-width: 4.5rem; color: var(--code); }
+summary span { color: GrayText; }
+table { border-collapse: collapse; width: 100%; }
+th, td { border-top: 1px solid var(--line); padding: 0.3rem 0.5rem; text-align: left;
+         vertical-align: top; }
+nav a { margin-right: 1rem; }
+"""
+_METHODS: Final = ("get", "post", "put", "patch", "delete")
+
+
+def page(document: Mapping[str, Any]) -> str:
+    return "\n".join(_page(document))
+
+
+def _page(document: Mapping[str, Any]) -> Iterator[str]:
+    info = document["info"]
+    yield '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+    yield '<meta name="viewport" content="width=device-width, initial-scale=1">'
+    yield f"<title>{escape(info['title'])} API</title><style>{_STYLE}</style></head><body>"
+    yield f"<h1>{escape(info['title'])} API <small>{escape(info['version'])}</small></h1>"
+    yield f"<p>{_prose(info['description'])}</p>"
+    yield '<p>For programs: <a href="/v1/openapi.json">openapi.json</a></p><nav>'
+    tags = document["tags"]
+    yield from (
+        f'<a href="#tag-{escape(each["name"])}">{escape(each["name"])}</a>' for each in tags
+    )
+    yield '<a href="#shapes">shapes</a></nav><main>'
+    for tag in tags:
+        yield f'<h2 id="tag-{escape(tag["name"])}">{escape(tag["name"].capitalize())}</h2>'
+        yield f"<p>{_prose(tag['description'])}</p>"
+        for method, path, operation in _operations(document, tag["name"]):
+            yield from _operation(method, path, operation)
+    yield '<h2 id="shapes">Shapes</h2>'
+    for name, schema in document["components"]["schemas"].items():
+        yield f'<details id="{escape(name)}"><summary><code>{escape(name)}</code> '
+        yield f"<span>{_prose(schema.get('description', ''))}</span></summary>"
+        yield f"<pre>{escape(json.dumps(schema, indent=2))}</pre></details>"
+    yield "</main></body></html>"
+
+
+def _operations(
+    document: Mapping[str, Any], tag: str
+) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
+    for path, methods in document["paths"].items():
+        for method in _METHODS:
+            if method in methods and tag in methods[method]["tags"]:
+                yield method, path, methods[method]
+
+
+def _operation(method: str, path: str, operation: Mapping[str, Any]) -> Iterator[str]:
+    yield f'<details id="{escape(operation["operationId"])}"><summary><b>{method.upper()}</b> '
+    yield f"<code>{escape(path)}</code> <span>{_prose(operation['summary'])}</span></summary>"
+    yield f"<p>{_prose(operation['description'])}</p>"
+    parameters = operation.get("parameters", ())
+    if parameters:
+        yield "<table><tr><th>parameter</th><th>in</th><th>what it may be</th><th></th></tr>"
+        for each in parameters:
+            needed = " (needed)" if each["required"] else ""
+            yield f"<tr><td><code>{escape(each['name'])}</code>{needed}</td><td>{each['in']}</td>"
+            yield f"<td>{escape(_bounds(each['schema']))}</td>"
+            yield f"<td>{_prose(each['description'])}</td></tr>"
+        yield "</table>"
+    if "requestBody" in operation:
+        body = operation["requestBody"]
+        yield f"<p>Body: {_prose(body['description'])}</p><ul>"
+        for content_type, content in body["content"].items():
+            yield f"<li><code>{escape(content_type)}</code> {_shape(content['schema'])}</li>"
+        yield "</ul>"
+    yield "<table><tr><th>answer</th><th></th><th></th></tr>"
+    for status, answer in operation["responses"].items():
+        shapes = ", ".join(_shape(each["schema"]) for each in answer.get("content", {}).values())
+        yield f"<tr><td>{status}</td><td>{_prose(answer['description'])}</td><td>{shapes}</td></tr>"
+    yield "</table></details>"
+
+
+def _shape(schema: Mapping[str, Any]) -> str:
+    """A schema as links to the shapes that it speaks of."""
+    if "$ref" in schema:
+        name = escape(schema["$ref"].rpartition("/")[2])
+        return f'<a href="#{name}">{name}</a>'
+    return " or ".join(_shape(each) for each in schema.get("anyOf", ()))
+
+
+def _bounds(schema: Mapping[str, Any]) -> str:
+    if "enum" in schema:
+        said = " or ".join(schema["enum"])
+    elif schema["type"] == "integer":
+        said = f"{schema['minimum']:,} to {schema['maximum']:,}"
+    else:
+        said = schema.get("pattern", "text")
+    return f"{said}; default {schema['default']}" if "default" in schema else said
+
+
+def _prose(text: str) -> str:
+    """Text in which backquotes mark what is code."""
+    pieces = escape(text).split("`")
+    return "".join(
+        f"<code>{piece}</code>" if number % 2 else piece for number, piece in enumerate(pieces)
+    )

@@ -1,0 +1,70 @@
+"""Reading a partition by offset, a page at a time, waiting for what is not there yet."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from msgspec import Struct
+
+from quackmq import limits
+from quackmq.doors.http.v1.common import GREATEST, LIMIT, PARTITION, TOPIC, WAIT_MS
+from quackmq.doors.http.v1.messages import StoredMessage, stored
+from quackmq.doors.http.v1.operations import Answer, Number, Operation, answered
+from quackmq.doors.http.values import Request, Response
+from quackmq.errors import DamagedData, OffsetOutOfRange, UnknownPartition, UnknownTopic
+from quackmq.topic import PartitionKey
+
+
+class MessagePage(Struct, frozen=True):
+    """Messages of one partition. `next_offset` goes into `offset` to ask for more; it also steps
+    over what is no message. Readable is what lies from `first_offset` up to, not including,
+    `end_offset`."""
+
+    messages: list[StoredMessage]
+    next_offset: int
+    first_offset: int
+    end_offset: int
+
+
+OFFSET: Final = Number(
+    name="offset", most=GREATEST, about="Where to begin; without it, at the beginning."
+)
+
+
+async def read(request: Request) -> Response:
+    broker, caller = request.broker, request.caller
+    topic, partition = TOPIC.of(request), PARTITION.of(request)
+    offset, limit, wait_ms = OFFSET.given(request), LIMIT.of(request), WAIT_MS.of(request)
+    if offset is None:
+        key = PartitionKey(broker.topic(topic).id, partition)
+        offset = (await broker.offsets(caller, key)).first
+    page = await broker.messages.read(
+        caller,
+        topic,
+        partition,
+        offset,
+        max_records=limit,
+        max_bytes=limits.HTTP_PAGE_BYTES,
+        wait_ms=wait_ms,
+    )
+    messages = [stored(message) for message in page.messages]
+    return answered(
+        200, MessagePage(messages, page.next_offset, page.first_offset, page.end_offset)
+    )
+
+
+OPERATIONS: Final = (
+    Operation(
+        name="readMessages",
+        tag="messages",
+        method="GET",
+        path="/v1/topics/{topic}/partitions/{partition}/messages",
+        handler=read,
+        about="Read a partition from an offset on. It moves nobody's position; only what is "
+        "committed is shown.",
+        parameters=(TOPIC, PARTITION, OFFSET, LIMIT, WAIT_MS),
+        answers={200: Answer("Messages, or none where there is none yet.", MessagePage)},
+        errors=(UnknownTopic, UnknownPartition, OffsetOutOfRange, DamagedData),
+        waits=True,
+    ),
+)

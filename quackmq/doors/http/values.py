@@ -1,0 +1,156 @@
+"""What handlers get and give: a request that has come whole, an answer, a stream of pieces.
+
+No handler sees a socket, and nothing here knows one. A request's query and headers are taken apart
+when somebody asks for them: most requests need one of them at the most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from typing import Final, NamedTuple, Protocol
+from urllib.parse import unquote_to_bytes
+
+import orjson
+
+from quackmq import limits
+from quackmq.broker import Broker, Caller
+from quackmq.errors import InvalidRequest
+
+JSON: Final = "application/json"
+
+
+class DoorFacts(Protocol):
+    """What handlers may know of the door that a request came by."""
+
+    @property
+    def connection_count(self) -> int: ...
+
+    @property
+    def stream_count(self) -> int:
+        """Streams that are being sent."""
+
+
+class Request:
+    """`parts` are those of the path that the route's pattern names, percent-decoded; `headers` have
+    names in lower case, and a header that came several times is joined by commas."""
+
+    __slots__ = (
+        "_headers",
+        "_query",
+        "_raw_headers",
+        "_raw_query",
+        "body",
+        "broker",
+        "caller",
+        "door",
+        "method",
+        "parts",
+        "path",
+    )
+
+    def __init__(
+        self,
+        broker: Broker,
+        caller: Caller,
+        method: str,
+        path: str,
+        parts: Mapping[str, str],
+        raw_query: bytes,
+        raw_headers: Sequence[tuple[bytes, bytes]],
+        body: bytes,
+        door: DoorFacts,
+    ) -> None:
+        self.broker = broker
+        self.caller = caller
+        self.method = method
+        self.path = path
+        self.parts = parts
+        self.body = body
+        self.door = door
+        self._raw_query = raw_query
+        self._raw_headers = raw_headers
+        self._query: Mapping[str, str] | None = None
+        self._headers: Mapping[str, str] | None = None
+
+    @property
+    def query(self) -> Mapping[str, str]:
+        """InvalidRequest where a name comes twice, or what is not UTF-8."""
+        if self._query is None:
+            self._query = parse_query(self._raw_query)
+        return self._query
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        if self._headers is None:
+            self._headers = parse_headers(self._raw_headers)
+        return self._headers
+
+    def json(self) -> object:
+        """The body's JSON, whatever its content type says: programs that send JSON often leave it
+        at a default. InvalidRequest where it is none."""
+        try:
+            return orjson.loads(self.body)
+        except orjson.JSONDecodeError as error:
+            raise InvalidRequest(f"the body is no JSON: {error}") from None
+
+
+class Response(NamedTuple):
+    status: int
+    body: bytes = b""
+    content_type: str = JSON
+    headers: tuple[tuple[str, str], ...] = ()
+
+
+class Stream(NamedTuple):
+    """An answer of status 200 in pieces, as they come. The iterator is closed when the peer goes
+    away, and does not get ahead of what the peer takes."""
+
+    content_type: str
+    chunks: AsyncIterator[bytes]
+    headers: tuple[tuple[str, str], ...] = ()
+
+
+Handler = Callable[[Request], Awaitable[Response | Stream]]
+
+
+def json_response(
+    status: int, value: object, headers: tuple[tuple[str, str], ...] = ()
+) -> Response:
+    return Response(status, orjson.dumps(value), JSON, headers)
+
+
+def parse_query(raw: bytes) -> Mapping[str, str]:
+    if not raw:
+        return {}
+    pairs = raw.split(b"&")
+    if len(pairs) > limits.HTTP_QUERY_PARAMETERS:
+        raise InvalidRequest(f"more than {limits.HTTP_QUERY_PARAMETERS} parameters in the query")
+    query: dict[str, str] = {}
+    for pair in pairs:
+        if not pair:
+            continue
+        raw_name, _, raw_value = pair.partition(b"=")
+        name = decode(raw_name.replace(b"+", b" "), "the query")
+        if name in query:
+            raise InvalidRequest(f"the query has {name[:100]!r} twice")
+        query[name] = decode(raw_value.replace(b"+", b" "), "the query")
+    return query
+
+
+def parse_headers(raw: Sequence[tuple[bytes, bytes]]) -> Mapping[str, str]:
+    headers: dict[str, str] = {}
+    for raw_name, raw_value in raw:
+        name = raw_name.decode("latin-1").lower()
+        value = raw_value.decode("latin-1")
+        headers[name] = f"{headers[name]}, {value}" if name in headers else value
+    return headers
+
+
+def decode(quoted: bytes, where: str) -> str:
+    """Percent-decoded, as UTF-8."""
+    try:
+        if b"%" in quoted:
+            quoted = unquote_to_bytes(quoted)
+        return quoted.decode()
+    except UnicodeDecodeError:
+        raise InvalidRequest(f"{where} is not UTF-8") from None

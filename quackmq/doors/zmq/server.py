@@ -1,0 +1,139 @@
+"""The door: it listens, lets connections in, and holds what they share.
+
+It is what ZeroMQ calls a ROUTER, made here of `quackmq.wire.zmtp` on the loop's own sockets. With
+libzmq's, each request goes through two more threads and back: three times the processor time of
+all of this (docs/zmq.md), and bounds over all peers (connections, memory for what they send and
+what they do not take) cannot be had.
+
+Who may call: the loop that started it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from quackmq import limits
+from quackmq.broker import Broker
+from quackmq.doors.zmq.connection import Connection
+
+log = logging.getLogger(__name__)
+
+
+class ZmqDoor:
+    def __init__(self, broker: Broker, host: str, port: int) -> None:
+        self.broker = broker
+        self.scratch = memoryview(bytearray(limits.ZMQ_SCRATCH_BYTES))
+        self.sendable = asyncio.Event()
+        self.sendable.set()
+        self._host = host
+        self._port = port
+        self._server: asyncio.Server | None = None
+        self.connections: set[Connection] = set()
+        self._requests = 0
+        self._large_bytes = 0
+        self._unsent_bytes = 0
+        #: In the order of their asking.
+        self._for_room: dict[Connection, None] = {}
+        self._pump_is_due = False
+        self._sweep: asyncio.TimerHandle | None = None
+        self._closing = False
+        self._all_closed = asyncio.Event()
+
+    async def start(self) -> tuple[str, int]:
+        """Listen; where, is answered. OSError where that cannot be."""
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(
+            lambda: Connection(self), self._host, self._port, backlog=limits.ZMQ_BACKLOG
+        )
+        self._sweep = loop.call_later(limits.ZMQ_SWEEP_MS / 1000, self._look_at_all)
+        host, port, *_ = self._server.sockets[0].getsockname()
+        return host, port
+
+    async def close(self) -> None:
+        """Let nobody in, answer what was asked (a GET that waits, with an error), close."""
+        self._closing = True
+        if self._server is not None:
+            self._server.close()
+        if self._sweep is not None:
+            self._sweep.cancel()
+        for connection in list(self.connections):
+            connection.drain()
+        await self._wait_for_connections()
+        if self._server is not None:
+            await self._server.wait_closed()
+            self._server = None
+
+    # --- what connections call --------------------------------------------------------------
+
+    def opened(self, connection: Connection) -> bool:
+        may_stay = len(self.connections) < limits.ZMQ_CONNECTIONS and not self._closing
+        self.connections.add(connection)
+        return may_stay
+
+    def closed(self, connection: Connection) -> None:
+        self.connections.discard(connection)
+        self._for_room.pop(connection, None)
+        if not self.connections:
+            self._all_closed.set()
+
+    def has_room(self) -> bool:
+        return self._requests < limits.ZMQ_REQUESTS and self._large_bytes < limits.ZMQ_RECEIVE_BYTES
+
+    def begun(self, large_bytes: int) -> None:
+        self._requests += 1
+        self._large_bytes += large_bytes
+
+    def done(self, large_bytes: int) -> None:
+        self._requests -= 1
+        self.release(large_bytes)
+
+    def reserve(self, large_bytes: int) -> bool:
+        if self._large_bytes + large_bytes > limits.ZMQ_RECEIVE_BYTES:
+            return False
+        self._large_bytes += large_bytes
+        return True
+
+    def release(self, large_bytes: int) -> None:
+        self._large_bytes -= large_bytes
+        if self._for_room and not self._pump_is_due:
+            self._pump_is_due = True
+            asyncio.get_running_loop().call_soon(self._pump_those_held_up)
+
+    def wants_room(self, connection: Connection) -> None:
+        self._for_room[connection] = None
+
+    def unsent(self, change_bytes: int) -> None:
+        self._unsent_bytes += change_bytes
+        if self._unsent_bytes < limits.ZMQ_SEND_BYTES:
+            self.sendable.set()
+        else:
+            self.sendable.clear()
+
+    # --- inside -----------------------------------------------------------------------------
+
+    def _pump_those_held_up(self) -> None:
+        self._pump_is_due = False
+        waiting, self._for_room = self._for_room, {}
+        for connection in waiting:
+            connection.pump()
+
+    def _look_at_all(self) -> None:
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        memory_is_scarce = bool(self._for_room)
+        for connection in list(self.connections):
+            connection.look(now, memory_is_scarce)
+        self._sweep = loop.call_later(limits.ZMQ_SWEEP_MS / 1000, self._look_at_all)
+
+    async def _wait_for_connections(self) -> None:
+        if not self.connections:
+            return
+        self._all_closed.clear()
+        try:
+            await asyncio.wait_for(self._all_closed.wait(), limits.ZMQ_DRAIN_MS / 1000)
+        except TimeoutError:
+            log.warning("%d connections did not take their answers in time", len(self.connections))
+            for connection in list(self.connections):
+                connection.abort()
+            await self._all_closed.wait()

@@ -1,0 +1,280 @@
+"""The ZeroMQ door's language: one text frame a request, one an answer. No sockets here.
+
+Words are parted by one space; the content is the rest of the frame, spaces and newlines included.
+
+    request                               answer
+    PUT client topic content              PUT client topic content
+    GET client topic last-id              GET client topic id content
+    SUB client topic                      SUB client topic | RESUB client topic
+    UNSUB client topic                    UNSUB client topic
+    PUTN client topic sequence content    PUTN client topic sequence
+    LAST client topic                     LAST client topic sequence
+                                          ERR code text
+
+A last id of -1 says that there is none yet, and so does a sequence of -1. Without a content, the
+space before it may be left out: the content is empty. A request is UTF-8 from end to end; in the
+answer to GET the content is whatever bytes somebody put, by this door or another. The code in ERR
+is that of the error (`quackmq.errors`), or `empty` where a GET has waited for nothing.
+
+Promised: `parse_request` of any bytes gives a request or raises an InvalidRequest, and
+`read_answer` what was asked for, or an error of ours. Whether names make sense is the broker's to
+say, but no word is longer than they may be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Final, NamedTuple
+
+from quackmq import errors, limits
+from quackmq.errors import IllegalTopicName, InvalidRequest, ProtocolError, QuackError
+
+NONE_YET: Final = "-1"
+#: The code of a GET that has waited for nothing.
+EMPTY: Final = "empty"
+
+#: A sequence or an id; real ones are shorter.
+_WORD_BYTES: Final = 100
+#: Of what a peer sent, in a message to it.
+_SHOWN_CHARS: Final = 40
+#: Names come again and again: those that were found good are not looked at again.
+_REMEMBERED_WORDS: Final = 4_096
+
+
+class Put(NamedTuple):
+    """With a sequence, a repeat is known as one: `client` is a publisher that numbers its puts."""
+
+    client: str
+    topic: str
+    content: bytes
+    sequence: int | None = None
+
+
+class Get(NamedTuple):
+    client: str
+    topic: str
+    last_id: str | None
+
+
+class Subscribe(NamedTuple):
+    client: str
+    topic: str
+
+
+class Unsubscribe(NamedTuple):
+    client: str
+    topic: str
+
+
+class LastSequence(NamedTuple):
+    client: str
+    topic: str
+
+
+Request = Put | Get | Subscribe | Unsubscribe | LastSequence
+
+
+# --- requests -------------------------------------------------------------------------------
+
+
+def parse_request(frame: bytes) -> Request:
+    """InvalidRequest, mostly as ProtocolError, for what is no request."""
+    if not frame.isascii():
+        _check_utf8(frame)
+    verb = frame.split(b" ", 1)[0]
+    if verb == b"PUT":
+        _, client, topic, content = _words(frame, _PUT_WORDS, has_content=True)
+        return Put(_client(client), _topic(topic), content)
+    if verb == b"GET":
+        _, client, topic, last_id = _words(frame, _GET_WORDS)
+        last = _word("last-id", last_id)
+        return Get(_client(client), _topic(topic), None if last == NONE_YET else last)
+    if verb == b"PUTN":
+        _, client, topic, number, content = _words(frame, _PUTN_WORDS, has_content=True)
+        return Put(_client(client), _topic(topic), content, _sequence(number))
+    plain = _PLAIN.get(verb)
+    if plain is None:
+        raise ProtocolError(_no_verb(verb))
+    _, client, topic = _words(frame, _PLAIN_WORDS)
+    return plain(_client(client), _topic(topic))
+
+
+def encode_request(request: Request) -> bytes:
+    head = f"{_verb(request)} {request.client} {request.topic}"
+    if isinstance(request, Get):
+        return f"{head} {NONE_YET if request.last_id is None else request.last_id}".encode()
+    if not isinstance(request, Put):
+        return head.encode()
+    if request.sequence is not None:
+        head += f" {request.sequence}"
+    return b"%b %b" % (head.encode(), request.content)
+
+
+# --- answers --------------------------------------------------------------------------------
+
+
+def got(request: Get, message_id: str, content: bytes | None) -> tuple[bytes, bytes]:
+    """The answer with a message, as what stands before the content, and the content."""
+    head = f"GET {request.client} {request.topic} {message_id} "
+    return head.encode(), content or b""
+
+
+def subscribed(request: Subscribe, is_new: bool) -> bytes:
+    return f"{'SUB' if is_new else 'RESUB'} {request.client} {request.topic}".encode()
+
+
+def done(request: Unsubscribe | Put) -> bytes:
+    """Of a put, the one with a sequence: without one, the answer is the request."""
+    number = f" {request.sequence}" if isinstance(request, Put) else ""
+    return f"{_verb(request)} {request.client} {request.topic}{number}".encode()
+
+
+def last_sequence(request: LastSequence, sequence: int | None) -> bytes:
+    number = NONE_YET if sequence is None else sequence
+    return f"LAST {request.client} {request.topic} {number}".encode()
+
+
+def failed(code: str, text: str) -> bytes:
+    # A lone surrogate of some bad name must not keep its peer from hearing of it.
+    return f"ERR {code} {text}".encode(errors="backslashreplace")
+
+
+class Got(NamedTuple):
+    """A message as its subscriber gets it."""
+
+    id: str
+    content: bytes
+
+
+def read_answer(request: Request, frame: bytes) -> Got | bool | int | None:
+    """What came of a request: the message for Get, None if there is none; whether it is new for
+    Subscribe; the number or None for LastSequence; None for the others. The error that the answer
+    tells of, or ProtocolError for one that does not fit the request."""
+    verb, _, rest = frame.partition(b" ")
+    if verb == b"ERR":
+        code, _, text = rest.decode(errors="replace").partition(" ")
+        if code == EMPTY and isinstance(request, Get):
+            return None
+        raise _error(code, text)
+    head = f" {request.client} {request.topic}".encode()
+    if isinstance(request, Subscribe) and frame in (b"SUB" + head, b"RESUB" + head):
+        return verb == b"SUB"
+    expected = _verb(request).encode() + head
+    if isinstance(request, Put):
+        expected = encode_request(request) if request.sequence is None else done(request)
+    if frame == expected and isinstance(request, Put | Unsubscribe):
+        return None
+    if frame.startswith(expected + b" "):
+        word, _, content = frame[len(expected) + 1 :].partition(b" ")
+        if isinstance(request, Get):
+            return Got(_word("id", word), content)
+        if isinstance(request, LastSequence):
+            return None if word == NONE_YET.encode() else _sequence(word)
+    raise ProtocolError(f"{_shown(frame)} is no answer to {_shown(encode_request(request))}")
+
+
+# --- helpers --------------------------------------------------------------------------------
+
+_PLAIN: Final[Mapping[bytes, type[Subscribe] | type[Unsubscribe] | type[LastSequence]]] = {
+    b"SUB": Subscribe,
+    b"UNSUB": Unsubscribe,
+    b"LAST": LastSequence,
+}
+_PUT_WORDS: Final = ("PUT", "client", "topic", "content")
+_PUTN_WORDS: Final = ("PUTN", "client", "topic", "sequence", "content")
+_GET_WORDS: Final = ("GET", "client", "topic", "last-id")
+_PLAIN_WORDS: Final = ("SUB, UNSUB or LAST", "client", "topic")
+
+
+def _verb(request: Request) -> str:
+    if isinstance(request, Put):
+        return "PUT" if request.sequence is None else "PUTN"
+    if isinstance(request, Get):
+        return "GET"
+    return next(verb.decode() for verb, kind in _PLAIN.items() if isinstance(request, kind))
+
+
+def _words(frame: bytes, names: tuple[str, ...], *, has_content: bool = False) -> list[bytes]:
+    words = frame.split(b" ", len(names) - 1)
+    if has_content and len(words) == len(names) - 1:
+        words.append(b"")
+    if len(words) < len(names):
+        raise ProtocolError(f"there is no {names[len(words)]}: write {' '.join(names)}")
+    if not has_content and b" " in words[-1]:
+        raise ProtocolError(f"there is something after the {names[-1]}: write {' '.join(names)}")
+    return words
+
+
+def _check_utf8(frame: bytes) -> None:
+    try:
+        frame.decode()
+    except UnicodeDecodeError as error:
+        raise ProtocolError(f"a request is UTF-8, which ends at byte {error.start}") from None
+
+
+@lru_cache(_REMEMBERED_WORDS)
+def _client(word: bytes) -> str:
+    if not 1 <= len(word) <= limits.NAME_BYTES:
+        raise InvalidRequest(
+            f"a client's name takes 1 to {limits.NAME_BYTES} bytes, not {len(word)}; words are "
+            "parted by one space"
+        )
+    name = word.decode()
+    if not name.isprintable():
+        raise InvalidRequest(f"{name!r} is no client's name: there are control characters in it")
+    return name
+
+
+@lru_cache(_REMEMBERED_WORDS)
+def _topic(word: bytes) -> str:
+    if not 1 <= len(word) <= limits.TOPIC_NAME_CHARS:
+        raise IllegalTopicName(
+            f"a topic's name takes 1 to {limits.TOPIC_NAME_CHARS} characters, not {len(word)}; "
+            "words are parted by one space"
+        )
+    return word.decode()
+
+
+def _word(name: str, word: bytes) -> str:
+    if not 1 <= len(word) <= _WORD_BYTES:
+        raise ProtocolError(f"a {name} takes 1 to {_WORD_BYTES} bytes, not {len(word)}")
+    return word.decode(errors="replace")
+
+
+def _sequence(word: bytes) -> int:
+    text = _word("sequence", word)
+    if not (text.isascii() and text.isdigit()):
+        raise ProtocolError(f"{text!r} is no sequence: they are whole numbers from 0 on")
+    return int(text)
+
+
+def _no_verb(verb: bytes) -> str:
+    if not verb:
+        return "a request begins with PUT, GET, SUB, UNSUB, PUTN or LAST; this one is empty"
+    return f"there is no request {_shown(verb)}, but PUT, GET, SUB, UNSUB, PUTN and LAST"
+
+
+def _shown(frame: bytes) -> str:
+    text = frame[: _SHOWN_CHARS * 4].decode(errors="replace")
+    return repr(text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + "…")
+
+
+def _kinds(kind: type[QuackError]) -> dict[str, type[QuackError]]:
+    found = {kind.code: kind}
+    for below in kind.__subclasses__():
+        if below.__module__ == errors.__name__:
+            found |= _kinds(below)
+    return found
+
+
+_KINDS: Final = _kinds(QuackError)
+
+
+def _error(code: str, text: str) -> QuackError:
+    """The error of a code; one that is not known is some error of the broker's."""
+    kind = _KINDS.get(code)
+    # Those that carry more than a text are not for these clients.
+    if kind is None or "__init__" in kind.__dict__:
+        return QuackError(f"{code}: {text}" if kind is None else text)
+    return kind(text)

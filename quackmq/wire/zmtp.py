@@ -1,0 +1,398 @@
+"""ZMTP 3.x, ZeroMQ's own protocol on TCP, from the side of a ROUTER: bytes in, events out.
+
+Just what serving REQ and DEALER sockets takes, under bounds that a library does not have: libzmq
+keeps a message of any number of frames in memory until its last one has come, and lets any number
+of peers do so. Versions before 3 (libzmq before 4.0, of 2013) and mechanisms other than NULL are
+refused.
+
+Both sides begin with a greeting, and then a READY command:
+
+     0      1          9      10      11      12          32          33          64
+     +------+----------+------+-------+-------+-----------+-----------+-----------+
+     | 0xFF | 8 bytes, | 0x7F | major | minor | mechanism | as server | zeros     |
+     |      | not used |      | 3     |       | 20 bytes  | u8        |           |
+     +------+----------+------+-------+-------+-----------+-----------+-----------+
+
+Then there are frames, whose flags are 1 for "more follow", 2 for a size of eight bytes and 4 for a
+command:
+
+     +-------+-----------+------+        command:  +-----------+------+------+
+     | flags | size      | body |                  | name size | name | data |
+     | u8    | u8 or u64 |      |                  | u8        |      |      |
+     +-------+-----------+------+                  +-----------+------+------+
+
+A request is a message of frames: the envelope (empty for a REQ socket, the ids that proxies and
+correlating REQ sockets add otherwise), an empty frame, the content. Its answer has the same
+envelope, so that it finds its way back.
+
+Promised: any bytes, however they are cut, give the same events or a ProtocolError, after which the
+connection makes no sense. Memory is bounded: a request that cannot be taken is read past, not kept,
+and told of as `Refused`. Bytes not yet asked for by `next_event` stay as they are.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final, NamedTuple
+
+from quackmq import limits
+from quackmq.errors import ProtocolError, QuackError, RecordTooLarge
+
+Envelope = tuple[bytes, ...]
+
+MORE: Final = 1
+LONG: Final = 2
+COMMAND: Final = 4
+_SHORT_BYTES: Final = 255
+_LONG_SIZE: Final = struct.Struct(">Q")
+_VALUE_SIZE: Final = struct.Struct(">I")
+_PING: Final = struct.Struct(">H")
+
+GREETING_BYTES: Final = 64
+_MECHANISM: Final = b"NULL".ljust(20, b"\0")
+GREETING: Final = b"\xff" + bytes(8) + b"\x7f\x03\x01" + _MECHANISM + bytes(32)
+#: Sockets that talk to a ROUTER.
+_PEERS: Final = (b"REQ", b"DEALER", b"ROUTER")
+#: What nearly every request of a REQ socket begins with: the empty frame, then a short last one.
+_PLAIN: Final = b"\x01\x00\x00"
+
+
+class Ready(NamedTuple):
+    """The peer has introduced itself; from now on there are requests."""
+
+    socket_type: str
+
+
+class Message(NamedTuple):
+    envelope: Envelope
+    content: bytes
+
+
+class Refused(NamedTuple):
+    """A message that is whole and cannot be taken. Without an envelope there is no way back but the
+    connection itself."""
+
+    envelope: Envelope | None
+    error: QuackError
+
+
+class Ping(NamedTuple):
+    """To be answered with `pong(context)`. A peer that says a time will be heard within it."""
+
+    ttl_ms: int
+    context: bytes
+
+
+Event = Ready | Message | Refused | Ping
+
+
+# --- what is sent ---------------------------------------------------------------------------
+
+
+def ready() -> bytes:
+    return _command(b"READY", _property(b"Socket-Type", b"ROUTER") + _property(b"Identity", b""))
+
+
+def error(reason: str) -> bytes:
+    """The last thing that a peer hears whose handshake fails."""
+    text = reason.encode("ascii", "replace")[:_SHORT_BYTES]
+    return _command(b"ERROR", bytes([len(text)]) + text)
+
+
+def pong(context: bytes) -> bytes:
+    return _command(b"PONG", context)
+
+
+def answer_head(envelope: Envelope | None, size: int) -> bytes:
+    """What stands before the content of an answer, which has so many bytes."""
+    if not envelope:
+        last = bytes((0, size)) if size <= _SHORT_BYTES else b"\x02" + _LONG_SIZE.pack(size)
+        return last if envelope is None else b"\x01\x00" + last
+    frames = [_head(MORE, len(frame)) + frame for frame in envelope]
+    return b"".join((*frames, b"\x01\x00", _head(0, size)))
+
+
+def _head(flags: int, size: int) -> bytes:
+    if size <= _SHORT_BYTES:
+        return bytes((flags, size))
+    return bytes((flags | LONG,)) + _LONG_SIZE.pack(size)
+
+
+def _command(name: bytes, data: bytes) -> bytes:
+    body = bytes([len(name)]) + name + data
+    return _head(COMMAND, len(body)) + body
+
+
+def _property(name: bytes, value: bytes) -> bytes:
+    return bytes([len(name)]) + name + _VALUE_SIZE.pack(len(value)) + value
+
+
+# --- what is received -----------------------------------------------------------------------
+
+
+class Decoder:
+    """One peer's bytes. `receive` takes them, `next_event` gives what they mean, one at a time."""
+
+    __slots__ = (
+        "_buffer",
+        "_content",
+        "_envelope",
+        "_flags",
+        "_greeted",
+        "_has_delimiter",
+        "_left_bytes",
+        "_position",
+        "_ready",
+        "_refusal",
+        "_size",
+        "_whole",
+    )
+
+    def __init__(self) -> None:
+        self._buffer = b""
+        self._position = 0
+        self._greeted = False
+        self._ready = False
+        #: Of the message that is coming.
+        self._envelope: list[bytes] | None = []
+        self._has_delimiter = False
+        self._whole: bytes | None = None
+        self._refusal: QuackError | None = None
+        #: Of the frame that is coming; a size of -1 before its head has come.
+        self._flags = 0
+        self._size = -1
+        #: What has come of a large content, and how much is still to come of it or to be left out.
+        self._content: bytearray | None = None
+        self._left_bytes = 0
+
+    @property
+    def claimed_bytes(self) -> int:
+        """The size of a content that has begun to come and is not yet whole; else 0."""
+        return 0 if self._content is None else self._size
+
+    @property
+    def received_bytes(self) -> int:
+        """How much of it is here."""
+        return 0 if self._content is None else len(self._content)
+
+    @property
+    def is_amid(self) -> bool:
+        """Whether something has begun to come and is not yet whole, a handshake included."""
+        return (
+            not self._ready
+            or self._position < len(self._buffer)
+            or self._size >= 0
+            or self._has_delimiter
+            or bool(self._envelope)
+            or self._refusal is not None
+        )
+
+    def receive(self, data: bytes) -> None:
+        if self._position < len(self._buffer):
+            self._buffer = self._buffer[self._position :] + data
+        else:
+            self._buffer = data
+        self._position = 0
+        if self._left_bytes:
+            self._go_on()
+
+    def next_event(self) -> Event | None:
+        """None until more has come. ProtocolError."""
+        if self._ready:
+            # The common case, all in one: a short request, whole, without an envelope.
+            begin = self._position
+            buffer = self._buffer
+            if self._size < 0 and not self._has_delimiter and buffer.startswith(_PLAIN, begin):
+                if not self._envelope and self._refusal is None and len(buffer) > begin + 3:
+                    end = begin + 4 + buffer[begin + 3]
+                    if end <= len(buffer):
+                        self._position = end
+                        return Message((), buffer[begin + 4 : end])
+            return self._next_frames()
+        if not self._greeted and not self._read_greeting():
+            return None
+        return self._next_frames()
+
+    # --- frames -----------------------------------------------------------------------------
+
+    def _next_frames(self) -> Event | None:
+        while self._read_head():
+            if self._flags & COMMAND:
+                body = self._take(self._size)
+                if body is None:
+                    return None
+                self._size = -1
+                event = self._on_command(body)
+            else:
+                if not self._ready:
+                    raise ProtocolError("a message came before the READY command")
+                if not self._read_body():
+                    return None
+                event = self._on_frame_end()
+            if event is not None:
+                return event
+        return None
+
+    def _read_head(self) -> bool:
+        """The flags and the size of the next frame, unless they are here already."""
+        if self._size >= 0:
+            return True
+        there = len(self._buffer) - self._position
+        if there < 2:
+            return False
+        flags = self._buffer[self._position]
+        if flags > (MORE | LONG | COMMAND) or flags & (COMMAND | MORE) == COMMAND | MORE:
+            raise ProtocolError(f"a frame has the flags {flags:#04x}")
+        if flags & LONG:
+            if there < 9:
+                return False
+            (size,) = _LONG_SIZE.unpack_from(self._buffer, self._position + 1)
+            self._position += 9
+        else:
+            size = self._buffer[self._position + 1]
+            self._position += 2
+        if size >= 2**63:
+            raise ProtocolError(f"a frame says that it has {size} bytes")
+        if flags & COMMAND and size > limits.ZMQ_COMMAND_BYTES:
+            raise ProtocolError(f"a command of {size} bytes; {limits.ZMQ_COMMAND_BYTES} are enough")
+        self._flags, self._size = flags, size
+        if not flags & COMMAND:
+            self._on_frame_begin(size)
+        return True
+
+    def _on_frame_begin(self, size: int) -> None:
+        """Decide what a frame is in its message, and whether it is worth keeping."""
+        if self._refusal is None:
+            if self._whole is not None:
+                self._whole = None
+                self._refusal = ProtocolError("a request is one frame; this one has several")
+            elif self._has_delimiter:
+                if size > limits.ZMQ_REQUEST_BYTES:
+                    self._refusal = RecordTooLarge(
+                        f"a request of {size} bytes; {limits.ZMQ_REQUEST_BYTES} are taken"
+                    )
+            elif size > limits.ZMQ_ENVELOPE_FRAME_BYTES or (
+                size and len(self._envelope or ()) >= limits.ZMQ_ENVELOPE_FRAMES
+            ):
+                self._envelope = None
+                self._refusal = ProtocolError(_NO_DELIMITER)
+        there = len(self._buffer) - self._position
+        if self._refusal is not None:
+            self._left_bytes = size
+            self._go_on()
+        elif self._has_delimiter and size > there:
+            self._content = bytearray()
+            self._left_bytes = size
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """With a frame that is collected or left out as it comes."""
+        some = min(self._left_bytes, len(self._buffer) - self._position)
+        if self._content is not None:
+            self._content += memoryview(self._buffer)[self._position : self._position + some]
+        self._position += some
+        self._left_bytes -= some
+
+    def _read_body(self) -> bool:
+        """Whether the frame is here: part of the envelope, or the content, or left out."""
+        if self._refusal is not None:
+            return not self._left_bytes
+        if self._content is not None:
+            if self._left_bytes:
+                return False
+            self._whole = bytes(self._content)
+            self._content = None
+            return True
+        body = self._take(self._size)
+        if body is None:
+            return False
+        if self._has_delimiter:
+            self._whole = body
+        elif body:
+            assert self._envelope is not None, "else the message is refused"
+            self._envelope.append(body)
+        else:
+            self._has_delimiter = True
+        return True
+
+    def _on_frame_end(self) -> Event | None:
+        self._size = -1
+        if self._flags & MORE:
+            return None
+        envelope, whole, refusal = self._envelope, self._whole, self._refusal
+        had_delimiter = self._has_delimiter
+        self._envelope, self._whole, self._refusal = [], None, None
+        self._has_delimiter = False
+        if refusal is not None:
+            return Refused(None if envelope is None else tuple(envelope), refusal)
+        if not had_delimiter:
+            return Refused(None, ProtocolError(_NO_DELIMITER))
+        assert envelope is not None, "else the message is refused"
+        if whole is None:
+            return Refused(tuple(envelope), ProtocolError("there is no frame with a request"))
+        return Message(tuple(envelope), whole)
+
+    def _take(self, size: int) -> bytes | None:
+        end = self._position + size
+        if end > len(self._buffer):
+            return None
+        taken = self._buffer[self._position : end]
+        self._position = end
+        return taken
+
+    # --- greeting and commands --------------------------------------------------------------
+
+    def _read_greeting(self) -> bool:
+        """Whether it is here; what is wrong with it is said as soon as it can be."""
+        greeting = self._buffer[:GREETING_BYTES]
+        if greeting[:1] not in (b"", b"\xff") or (len(greeting) >= 10 and not greeting[9] & 1):
+            raise ProtocolError("it does not speak ZMTP")
+        if len(greeting) >= 11 and greeting[10] < 3:
+            raise ProtocolError("it speaks ZMTP before version 3.0: libzmq 4.0 and later do better")
+        if len(greeting) < GREETING_BYTES:
+            return False
+        if greeting[12:32] != _MECHANISM:
+            name = greeting[12:32].rstrip(b"\0").decode("ascii", "replace")
+            raise ProtocolError(f"it wants the security mechanism {name!r}; here is NULL alone")
+        self._position = GREETING_BYTES
+        self._greeted = True
+        return True
+
+    def _on_command(self, body: bytes) -> Event | None:
+        name_size = body[0] if body else 0
+        name, data = body[1 : 1 + name_size], body[1 + name_size :]
+        if not self._ready:
+            if name != b"READY":
+                raise ProtocolError(f"its first command is {name!r}, not READY")
+            socket_type = _properties(data).get(b"socket-type", b"")
+            if socket_type not in _PEERS:
+                raise ProtocolError(f"a {socket_type!r} socket, where REQ and DEALER are served")
+            self._ready = True
+            return Ready(socket_type.decode())
+        if name == b"PING":
+            if len(data) < _PING.size:
+                raise ProtocolError("a PING without a time")
+            (tenths,) = _PING.unpack_from(data)
+            return Ping(tenths * 100, data[_PING.size : _PING.size + limits.ZMQ_PING_BYTES])
+        return None  # PONG, and whatever later versions have
+
+
+_NO_DELIMITER: Final = "a request begins with an empty frame, as a REQ socket sends it"
+
+
+def _properties(data: bytes) -> dict[bytes, bytes]:
+    """The metadata of READY. Names are the same in upper and lower case."""
+    found = {}
+    position = 0
+    while position < len(data):
+        name_end = position + 1 + data[position]
+        value_begin = name_end + _VALUE_SIZE.size
+        if value_begin > len(data):
+            raise ProtocolError("the READY command is cut short")
+        (size,) = _VALUE_SIZE.unpack_from(data, name_end)
+        if value_begin + size > len(data):
+            raise ProtocolError("the READY command is cut short")
+        name = data[position + 1 : name_end].lower()
+        found[name] = data[value_begin : value_begin + size]
+        position = value_begin + size
+    return found

@@ -1,0 +1,113 @@
+"""Bytes become the same requests however they are cut into pieces. Pure: no socket."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quackmq.broker import Broker, Caller
+from quackmq.doors.http import HttpDoor
+from quackmq.doors.http.receiving import Asked, Receiver
+from quackmq.stores.memory import MemoryStore
+from tests.doors.http.handlers import Handlers
+from tests.doors.http.peers import request
+
+SENT = (
+    request("POST", "/echo?a=b", b"quack"),
+    request("GET", "/nowhere"),
+    request("POST", "/echo", transfer_encoding="chunked") + b"3\r\nqua\r\n2\r\nck\r\n0\r\n\r\n",
+    request("POST", "/small", b"x" * 1_000),
+    request("DELETE", "/echo", b"ignored"),
+    request("GET", "/echo", connection="upgrade", upgrade="h2c"),
+    request("GET", "/echo", version="1.0", connection="keep-alive"),
+)
+LAST = (
+    request("GET", "/echo", connection="close") + b"what comes behind is nobody's",
+    request("POST", "/small", b"x" * 1_001),
+    request("GET", "/echo", host=""),
+    b"nonsense\r\n",
+)
+
+
+class Got(NamedTuple):
+    path: str
+    query: dict[str, str]
+    body: bytes
+    status: int | None
+    closes: bool
+    is_old: bool
+
+
+def received(data: bytes, cuts: list[int]) -> list[Got]:
+    """What comes of bytes that are cut at these places."""
+    got: list[Got] = []
+
+    def deliver(asked: Asked) -> None:
+        request = asked.request
+        got.append(
+            Got(
+                asked.path,
+                {} if request is None else dict(request.query),
+                b"" if request is None else request.body,
+                None if asked.refusal is None else asked.refusal.status,
+                asked.closes,
+                asked.is_old,
+            )
+        )
+
+    door = HttpDoor(Broker(MemoryStore()), "127.0.0.1", 0, routes=Handlers().routes())
+    receiver = Receiver(door, Caller(), True, deliver)
+    places = [0, *sorted({cut % (len(data) + 1) for cut in cuts}), len(data)]
+    for begin, end in zip(places, places[1:], strict=False):
+        receiver.feed(data[begin:end])
+    receiver.close()
+    assert door.received_bytes == 0
+    return got
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.sampled_from(SENT), max_size=6),
+    st.sampled_from((b"", *LAST)),
+    st.lists(st.integers(min_value=0, max_value=10_000), max_size=30),
+)
+def test_the_same_bytes_are_the_same_requests_however_they_are_cut(
+    sent: list[bytes], last: bytes, cuts: list[int]
+) -> None:
+    data = b"".join(sent) + last
+    whole = received(data, [])
+    assert received(data, cuts) == whole
+    assert len(whole) == len(sent) + bool(last)
+    assert [got.closes for got in whole] == [False] * len(sent) + [True] * bool(last)
+
+
+def test_every_cut_into_two_pieces_gives_the_same() -> None:
+    data = b"".join(SENT) + LAST[0]
+    whole = received(data, [])
+    assert [got.status for got in whole] == [None, 404, None, None, 405, None, None, None]
+    for cut in range(len(data)):
+        assert received(data, [cut]) == whole
+
+
+@settings(deadline=None)
+@given(st.binary(max_size=300), st.lists(st.integers(min_value=0, max_value=300), max_size=5))
+def test_any_bytes_are_requests_or_refused_once(data: bytes, cuts: list[int]) -> None:
+    got = received(data, cuts)
+    assert [one.closes for one in got[:-1]] == [False] * len(got[:-1])
+
+
+@settings(deadline=None)
+@given(
+    st.sampled_from(SENT),
+    st.integers(min_value=0, max_value=200),
+    st.binary(min_size=1, max_size=3),
+    st.lists(st.integers(min_value=0, max_value=300), max_size=5),
+)
+def test_a_spoilt_request_is_a_request_or_refused_once(
+    sound: bytes, place: int, spoilt: bytes, cuts: list[int]
+) -> None:
+    at = place % len(sound)
+    got = received(sound[:at] + spoilt + sound[at + len(spoilt) :], cuts)
+    assert len([one for one in got if one.closes]) <= 1

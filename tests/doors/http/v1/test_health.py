@@ -1,0 +1,51 @@
+"""Whether the broker lives, and whether it can be written to."""
+
+from __future__ import annotations
+
+import pytest
+
+import quackmq
+from quackmq.errors import QuackError, StoreReadOnly
+from quackmq.stores.memory import MemoryStore
+from tests.doors.http.v1.serving import Client, serving
+
+
+class FullStore(MemoryStore):
+    """As a store whose disk is full from the moment that it is told so."""
+
+    full: StoreReadOnly | None = None
+
+    @property
+    def failure(self) -> QuackError | None:
+        return self.full
+
+
+def test_a_broker_that_lives_says_what_it_is(api: Client, topic: str) -> None:
+    before = api.get("/v1/health").json
+    api.publish(topic, "a")
+    after = api.get("/v1/health").json
+    assert after["status"] == "live"
+    assert after["version"] == quackmq.__version__
+    assert after["topics"] == before["topics"] + 1
+    assert after["connections"] >= 1
+    assert after["streams"] == 0
+    ready = api.get("/v1/ready")
+    assert (ready.status, ready.json["status"]) == (200, "ready")
+
+
+def test_a_broker_whose_disk_is_full_lives_but_is_not_ready() -> None:
+    store = FullStore()
+    with serving(store) as served:
+        api = served.client()
+        assert api.get("/v1/ready").status == 200
+        store.full = StoreReadOnly("no space left on device")
+        answer = api.get("/v1/ready")
+        assert answer.problem(503, "store_read_only") == "no space left on device"
+        assert answer.headers["retry-after"]
+        assert api.get("/v1/health").status == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/health", "/v1/ready"])
+def test_looking_can_be_done_without_a_body(api: Client, path: str) -> None:
+    answer = api.ask("HEAD", path)
+    assert (answer.status, answer.body) == (200, b"")
