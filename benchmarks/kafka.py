@@ -11,7 +11,6 @@ the amounts for a quick look; figures in README.md are made with 1.
 
 from __future__ import annotations
 
-import argparse
 import os
 import shutil
 import subprocess
@@ -25,7 +24,7 @@ from typing import Final, NamedTuple
 
 from benchmarks.driver import Driver
 from benchmarks.stub import TOPIC
-from benchmarks.support import HEADING, Row, line
+from benchmarks.support import Row, measure
 
 ROUNDS: Final = 3
 MESSAGES: Final = {100: 5_000_000, 1000: 1_000_000}
@@ -229,26 +228,5 @@ SECTIONS: Final[dict[str, Callable[[Bench], list[Row]]]] = {
     "latency": latency,
 }
 
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--scale", type=float, default=1.0)
-    parser.add_argument("--directory", type=Path, default=None)
-    parser.add_argument("--only", nargs="*", choices=SECTIONS, default=list(SECTIONS))
-    arguments = parser.parse_args()
-    root = Path(tempfile.mkdtemp(prefix="quackmq-bench-", dir=arguments.directory))
-    rows: list[Row] = []
-    try:
-        bench = Bench(Driver(root), root, arguments.scale)
-        print(HEADING)
-        for name in arguments.only:
-            for row in SECTIONS[name](bench):
-                rows.append(row)
-                print(line(row), flush=True)
-    finally:
-        shutil.rmtree(root, ignore_errors=True)
-    return 0 if all(row.reached for row in rows) else 1
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(measure(__doc__, SECTIONS, lambda root, scale: Bench(Driver(root), root, scale)))

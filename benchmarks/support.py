@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import os
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
+
+Bench = TypeVar("Bench")
 
 HEADING = "| what | ours | bare | unit | ratio | to reach | |\n|---|---|---|---|---|---|---|"
 
@@ -28,6 +34,33 @@ def line(row: Row) -> str:
         f"| {row.name} | {row.ours:,.4g} | {row.bare:,.4g} | {row.unit} "
         f"| {row.ratio:.3g} | {row.target} | {mark} |"
     )
+
+
+def measure(
+    documentation: str | None,
+    sections: Mapping[str, Callable[[Bench], list[Row]]],
+    prepare: Callable[[Path, float], Bench],
+) -> int:
+    """A program that prints a table by its sections, in a directory that is thrown away. The exit
+    code tells whether every figure was reached."""
+    assert documentation is not None
+    parser = argparse.ArgumentParser(description=documentation.splitlines()[0])
+    parser.add_argument("--scale", type=float, default=1.0)
+    parser.add_argument("--directory", type=Path, default=None)
+    parser.add_argument("--only", nargs="*", choices=sections, default=list(sections))
+    arguments = parser.parse_args()
+    root = Path(tempfile.mkdtemp(prefix="quackmq-bench-", dir=arguments.directory))
+    rows: list[Row] = []
+    try:
+        bench = prepare(root, arguments.scale)
+        print(HEADING)
+        for name in arguments.only:
+            for row in sections[name](bench):
+                rows.append(row)
+                print(line(row), flush=True)
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
+    return 0 if all(row.reached for row in rows) else 1
 
 
 def resident_bytes() -> int:

@@ -24,6 +24,7 @@ OURS: Final = "quackmq"
 MAIN_RIVAL: Final = "kafka"
 THROUGHPUTS: Final = ("produce-100", "produce-1000", "consume-100", "consume-1000")
 MEMORIES: Final = ("memory-idle", "memory-most")
+TRANSACTIONS: Final = ("transactions-100", "transactions-1000")
 MEMORY_SHARE: Final = 5
 START_SHARE: Final = 10
 TRANSACTION_RATIO: Final = 0.8
@@ -152,13 +153,14 @@ def _number(value: float) -> str:
 
 def _against_the_main_rival(comparison: Comparison) -> Iterator[Goal]:
     ours = comparison.columns[OURS].measured.figures
-    if (within := ours.get("transactions")) is not None:
-        yield Goal(
-            FIGURES["transactions"].title,
-            f"{within:.2f}",
-            f"≥ {TRANSACTION_RATIO}",
-            within >= TRANSACTION_RATIO,
-        )
+    for name in TRANSACTIONS:
+        if (within := ours.get(name)) is not None:
+            yield Goal(
+                FIGURES[name].title,
+                f"{within:.2f}",
+                f"≥ {TRANSACTION_RATIO}",
+                within >= TRANSACTION_RATIO,
+            )
     if MAIN_RIVAL not in comparison.columns:
         return
     rival = comparison.columns[MAIN_RIVAL]

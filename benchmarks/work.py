@@ -62,8 +62,11 @@ FIGURES: Final = {
     "cpu-consume": Figure("server's CPU, consuming 100 B", "s/million", False),
     "client-produce": Figure("client's CPU, producing 100 B", "s/million", False, False),
     "client-consume": Figure("client's CPU, consuming 100 B", "s/million", False, False),
-    "transactions": Figure(
+    "transactions-100": Figure(
         f"transactions of {RECORDS_IN_TRANSACTION:,} × 100 B / without", "ratio", True, False
+    ),
+    "transactions-1000": Figure(
+        f"transactions of {RECORDS_IN_TRANSACTION:,} × 1 kB / without", "ratio", True, False
     ),
 }
 
@@ -86,7 +89,7 @@ class Amounts(NamedTuple):
 
     @property
     def in_transactions(self) -> int:
-        return max(5_000, int(300_000 * self.scale))
+        return max(5_000, int(200_000 * self.scale))
 
 
 @dataclass
@@ -127,8 +130,8 @@ class Visit:
         yield "latency", lambda: self._one_by_one("latency", "latency")
         yield "end-to-end", lambda: self._one_by_one("end-to-end", "endtoend")
         yield "fan-out", self._fan_out
-        if with_transactions:
-            yield "transactions", self._transactions
+        for value_bytes in (100, 1000) if with_transactions else ():
+            yield f"transactions-{value_bytes}", lambda: self._transactions(value_bytes)  # noqa: B023
         yield "memory", self._memory
 
     def _start(self) -> None:
@@ -178,12 +181,14 @@ class Visit:
         bound = _is_client_bound(figures, self._server.cpu_seconds - before)
         self._measured.take("fan-out", figures["messages_per_second"], bound)
 
-    def _transactions(self) -> None:
-        operands = (self._amounts.in_transactions, 100, RECORDS_IN_TRANSACTION)
-        without = self._run("batches", "batches", *operands)
-        within = self._run("transactions", "transactions", *operands)
+    def _transactions(self, value_bytes: int) -> None:
+        """Without a transaction so many records are sent and all awaited: with either, the program
+        that goes on knows that they are there."""
+        operands = (self._amounts.in_transactions, value_bytes, RECORDS_IN_TRANSACTION)
+        without = self._run("batches", f"batches-{value_bytes}", *operands)
+        within = self._run("transactions", f"transactions-{value_bytes}", *operands)
         ratio = within["messages_per_second"] / without["messages_per_second"]
-        self._measured.take("transactions", ratio)
+        self._measured.take(f"transactions-{value_bytes}", ratio)
 
     def _memory(self) -> None:
         self._measured.take("memory-most", self._server.most_resident_bytes / MIB)

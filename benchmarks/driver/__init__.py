@@ -1,4 +1,8 @@
-"""The load driver (loads.c and one client, see client.h), built where it is used, and what it says.
+"""The load drivers, built where they are used, and what they say.
+
+One is `loads.c` with the client of one system (see client.h), which works as applications do,
+through a library. The other is `crowd.c`, many clients in one thread that do next to nothing
+themselves.
 
 Headers and libraries are Debian's `-dev` packages, which belong together; the librdkafka inside the
 wheel of confluent-kafka is newer, but has no header of its version beside it, and its name changes
@@ -10,10 +14,10 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from benchmarks import packages
 
@@ -49,15 +53,13 @@ class Driver:
         self._environment = dict(os.environ)
         library = LIBRARIES[client]
         flags: list[str] = []
-        packages.install_compiler()
         if library.package is not None:
             package = packages.fetch(library.package)
             flags = package.compiler_flags
             self._environment |= package.environment
-        sources = (str(SOURCES / "loads.c"), str(SOURCES / f"{client}.c"))
         # A library may need others, which lie beside it and which only the loader will look for.
-        command = ("gcc", *FLAGS, *flags, "-o", str(self._program), *sources, *library.links)
-        subprocess.run((*command, "-Wl,--allow-shlib-undefined"), check=True)
+        flags += [*library.links, "-Wl,--allow-shlib-undefined"]
+        _build(self._program, ("loads", client), flags)
 
     @property
     def client(self) -> str:
@@ -89,12 +91,44 @@ class Driver:
 
     def _run(self, *arguments: object, timeout: float | None = None) -> str:
         command = [str(self._program), *map(str, arguments)]
-        try:
-            done = subprocess.run(
-                command, capture_output=True, text=True, env=self._environment, timeout=timeout
-            )
-        except subprocess.TimeoutExpired:
-            raise LoadFailed(f"not done in {timeout:.0f} s") from None
-        if done.returncode != 0:
-            raise LoadFailed((done.stderr.strip().splitlines() or ["no reason given"])[-1])
-        return done.stdout
+        return _said_by(command, env=self._environment, timeout=timeout)
+
+
+class Crowd:
+    """Built into a directory. Raises packages.Unavailable when that cannot be done."""
+
+    def __init__(self, directory: Path) -> None:
+        self._program = directory / "crowd"
+        _build(self._program, ("crowd",), ())
+
+    def run(
+        self,
+        framing: str,
+        address: str,
+        connections: int,
+        milliseconds: int,
+        requests: Sequence[bytes],
+        answer: bytes,
+    ) -> dict[str, float]:
+        """So many clients, each with one request under way; `answer` is how each answer must begin
+        behind its framing. Raises LoadFailed."""
+        command = [str(self._program), framing, address, str(connections), str(milliseconds)]
+        lines = "".join(f"{each.hex()}\n" for each in (answer, *requests))
+        figures: dict[str, float] = json.loads(_said_by(command, input=lines))
+        return figures
+
+
+def _build(program: Path, sources: Sequence[str], flags: Sequence[str]) -> None:
+    packages.install_compiler()
+    files = [str(SOURCES / f"{name}.c") for name in (*sources, "common")]
+    subprocess.run(("gcc", *FLAGS, "-o", str(program), *files, *flags), check=True)
+
+
+def _said_by(command: list[str], timeout: float | None = None, **options: Any) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, **options)
+    except subprocess.TimeoutExpired:
+        raise LoadFailed(f"not done in {timeout:.0f} s") from None
+    if done.returncode != 0:
+        raise LoadFailed((done.stderr.strip().splitlines() or ["no reason given"])[-1])
+    return done.stdout

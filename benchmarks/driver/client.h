@@ -12,9 +12,9 @@
 #ifndef CLIENT_H
 #define CLIENT_H
 
+#include "common.h"
+
 #include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
 
 /* POLL_MS: how long a client waits for something before it looks up. PATIENCE_S: how long nothing may
  * happen before a load gives up. IN_FLIGHT: what may be sent and not acknowledged, where the library
@@ -58,25 +58,5 @@ extern const Command client_commands[];
 
 /* NAME=VALUE settings of the library, after the operands; NULL ends them. */
 extern char **options;
-
-typedef struct {
-    int64_t wall_ns;
-    double cpu;
-} Start;
-
-Start start(void);
-void print_load(Start begun, int64_t messages);
-
-_Noreturn void fail(const char *format, ...) __attribute__((format(printf, 1, 2)));
-int64_t number(const char *text);
-void *allocated(size_t count, size_t bytes);
-int64_t now_ns(void);
-char *value_of(size_t bytes);
-
-/* The first eight bytes of a value, in which some loads send the time; 0 where it is shorter. */
-int64_t stamp_of(const void *value, size_t bytes);
-
-/* A TCP connection to a numeric HOST:PORT. Small messages leave at once. */
-int connected(const char *server);
 
 #endif
