@@ -6,8 +6,9 @@ does not know them:
 
 - **A subscription.** Who commits an offset with the note SUBSCRIBED subscribes the group's name to
   that topic: from then on the subscription is the broker's own, seen by every door, and holds what
-  it has not read. UNSUBSCRIBED ends it. On another cluster the note just stays beside the offset,
-  where the client finds it again.
+  it has not read. UNSUBSCRIBED ends it. Where it is ended by another door while the group has
+  members, their offsets get that note from the broker; a member that goes on reading commits over
+  it. On another cluster the note just stays beside the offset, where the client finds it again.
 - **A publisher's numbers.** A publisher with a durable name commits the number of what it publishes
   as the offset of a group of its own, in partition 0 of the topic, in one transaction with the
   records. The offset is the number plus one, as everywhere the next one wanted.

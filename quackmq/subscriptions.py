@@ -127,19 +127,23 @@ def sent(progress: Progress, place: Place) -> Progress:
 
 def named(progress: Progress, place: Place) -> Progress:
     """The outstanding message was received: it is behind, the next partition has its turn."""
-    turn = (place.partition + 1) % len(progress.cursors)
-    return committed(progress, place)._replace(outstanding=None, remembers=True, turn=turn)
+    behind = committed(progress, place)
+    return behind._replace(outstanding=None, remembers=True, turn=_next_turn(progress, place))
 
 
 def committed(progress: Progress, place: Place) -> Progress:
-    """Everything of a partition up to and including `place` is behind. Never moves back."""
+    """Everything of a partition up to and including `place` is behind; with the outstanding message
+    among it, the next partition has its turn. Never moves back."""
     if place.offset < progress.cursors[place.partition]:
         return progress
-    outstanding = progress.outstanding
-    if outstanding is not None and outstanding.partition == place.partition:
-        outstanding = outstanding if outstanding.offset > place.offset else None
     cursors = _with(progress.cursors, place.partition, place.offset + 1)
-    return progress._replace(cursors=cursors, outstanding=outstanding)
+    progress = progress._replace(cursors=cursors)
+    outstanding = progress.outstanding
+    if outstanding is None or outstanding.partition != place.partition:
+        return progress
+    if outstanding.offset > place.offset:
+        return progress
+    return progress._replace(outstanding=None, turn=_next_turn(progress, place))
 
 
 def moved(progress: Progress, cursors: tuple[int, ...]) -> Progress:
@@ -273,6 +277,10 @@ def _start_of(value: object) -> Start:
         case {"timestamp_ms": int(timestamp_ms)}:
             return Time(timestamp_ms)
     raise DamagedStore(f"a subscription in the store begins at {str(value)[:200]}")
+
+
+def _next_turn(progress: Progress, place: Place) -> int:
+    return (place.partition + 1) % len(progress.cursors)
 
 
 def _with(cursors: tuple[int, ...], partition: int, offset: int) -> tuple[int, ...]:

@@ -482,6 +482,7 @@ class Broker:
         self._counted.discard(topic.name)
         self._retention.forget(topic.id, UnknownTopic(f"topic {topic.name} was deleted"))
         self._cursors.forget(topic.id)
+        self.messages.forget(topic)
         await self._delivery.forget(topic)
         await self.registrations.forget(topic.id)
 

@@ -223,7 +223,9 @@ class Delivery:
         self._add(_Held(now, name, kept, state.version, progress))
 
     async def unsubscribe(self, topic: Topic, name: str) -> None:
-        """With its cursors, unless members of a group of this name use them."""
+        """With its cursors, unless members of a group of this name use them: those stay, with the
+        note that tells a client that looks at it that it has unsubscribed. A member that goes on
+        commits over it."""
         held = self._find_held(topic, name)
         async with self._cursors.changing(name), held.lock:
             held.check_there()
@@ -231,11 +233,12 @@ class Delivery:
             if held.gone is None:  # else the topic went meanwhile, and took it along
                 reason = UnknownSubscription(f"{name} has unsubscribed from {topic.name}")
                 self._remove(held, reason)
-            if self._groups.is_live(name):
-                return
+            cursors = held.progress.cursors
             try:
-                partitions = range(len(held.progress.cursors))
-                await self._set_cursors(topic, name, dict.fromkeys(partitions))
+                if self._groups.is_live(name):
+                    await self._set_cursors(topic, name, dict(enumerate(cursors)), UNSUBSCRIBED)
+                else:
+                    await self._set_cursors(topic, name, dict.fromkeys(range(len(cursors))))
             except UnknownTopic:
                 # The subscription is gone; the topic, which is about to go, takes its cursors.
                 log.debug("topic %s went while %s unsubscribed", topic.name, name)
@@ -418,12 +421,12 @@ class Delivery:
         raise InvalidRequest(f"a subscription cannot start at {start!r}")
 
     async def _set_cursors(
-        self, topic: Topic, name: str, offsets: Mapping[int, int | None]
+        self, topic: Topic, name: str, offsets: Mapping[int, int | None], note: str = ""
     ) -> None:
         now_ms = self._now_ms()
         await self._cursors.set(
             [
-                Cursor(CursorKey(name, topic.id, partition), offset, "", now_ms)
+                Cursor(CursorKey(name, topic.id, partition), offset, note, now_ms)
                 for partition, offset in offsets.items()
             ]
         )

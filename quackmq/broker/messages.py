@@ -111,11 +111,16 @@ class Messages:
         self._lines: dict[tuple[UUID, str], _Line] = {}
         #: Where the last numbered put of a publisher lies, as long as there is room for it here.
         self._last: OrderedDict[tuple[UUID, str], _Last] = OrderedDict()
-        self._turn = 0
+        #: Of each topic of several partitions, the one whose turn it was.
+        self._turns: dict[str, int] = {}
 
     async def close(self) -> None:
         """What was begun is finished."""
         await self._changes.finish()
+
+    def forget(self, topic: Topic) -> None:
+        """A topic is gone."""
+        self._turns.pop(topic.name, None)
 
     # --- putting ----------------------------------------------------------------------------
 
@@ -164,7 +169,7 @@ class Messages:
         topic = self._topics.by_name.get(topic_name)
         if topic is None or self._broker.pending_bytes > limits.PENDING_BYTES:
             return None
-        self._turn = turn = (self._turn + 1) % topic.partitions
+        turn = 0 if topic.partitions == 1 else self._next_turn(topic)
         batch = Batch.peek(codec.single(value, timestamp_ms=self._now_ms()))
         return asyncio.ensure_future(self._broker.publish(caller, topic, turn, batch))
 
@@ -312,10 +317,10 @@ class Messages:
         """What goes to each partition. Without a key it goes to `turn`, or takes turns."""
         if partition is not None:
             return [_Share(partition, self._batch(records, producer_id), None)]
-        if turn is None:
-            self._turn = turn = (self._turn + 1) % topic.partitions
         if topic.partitions == 1:
             return [_Share(0, self._batch(records, producer_id), None)]
+        if turn is None:
+            turn = self._next_turn(topic)
         partitions = [
             turn if record.key is None else zlib.crc32(record.key) % topic.partitions
             for record in records
@@ -330,6 +335,10 @@ class Messages:
             _Share(chosen, self._batch([records[place] for place in own], producer_id), own)
             for chosen, own in places.items()
         ]
+
+    def _next_turn(self, topic: Topic) -> int:
+        turn = self._turns[topic.name] = (self._turns.get(topic.name, -1) + 1) % topic.partitions
+        return turn
 
     def _batch(self, records: Sequence[Record], producer_id: int) -> Batch:
         now_ms = self._now_ms()

@@ -2,7 +2,8 @@
 
 What is no message is stepped over: markers, and records whose transaction was aborted. What cannot
 be read (a batch that cannot be opened, a range that the store knows to be damaged) is too, and
-counts as lost with the message behind it. Damage whose end is not known is an error.
+counts as lost with the message behind it. Damage whose end is not known ends a page, and is an
+error for one that begins with it.
 
 Nothing is kept between two pages: whoever reads says where to go on.
 """
@@ -17,7 +18,7 @@ from quackmq import limits
 from quackmq.broker.committed import is_committed
 from quackmq.broker.decoded import Decoded, DecodedBatches
 from quackmq.broker.delivery import Reader
-from quackmq.errors import DamagedData
+from quackmq.errors import DamagedData, OffsetOutOfRange
 from quackmq.record import Record, batches
 from quackmq.subscriptions import Message, Place, message_id
 from quackmq.topic import PartitionKey, Read, Slice, Topic
@@ -56,6 +57,8 @@ async def read_page(
         (part,) = await read(page.reads(), max_bytes=page.read_bytes, wait_ms=left_ms)
         if isinstance(part.error, DamagedData) and page.steps_over(part.error):
             continue
+        if isinstance(part.error, DamagedData | OffsetOutOfRange) and page.messages:
+            return page.finished(part)  # who goes on behind them is told of it
         if part.error is not None:
             raise part.error
         page.take(part)

@@ -197,11 +197,14 @@ class Registrations:
     async def _register(self, topic: Topic, number: int, counters: _Counters) -> None:
         await self._store.room()
         self._topics.with_id(topic.id)  # one that goes from now on takes the producer along
-        puts = [StatePut(_producer_key(number), str(topic.id).encode(), 0)]
+        # One is there still while the producer's topic is on its way out.
+        former = self._producers.get(number)
+        version = 0 if former is None else former.version
+        puts = [StatePut(_producer_key(number), str(topic.id).encode(), version)]
         if counters != self._counters:
             puts.append(StatePut(COUNTERS_KEY, _encode(counters), self._counters_version))
         unused = None
-        if len(self._producers) >= limits.REGISTERED_PRODUCERS:
+        if former is None and len(self._producers) >= limits.REGISTERED_PRODUCERS:
             unused = next(iter(self._producers))
             puts.append(self._removal(unused))
         await self._store.append((), (), puts)
@@ -210,7 +213,8 @@ class Registrations:
             self._counters_version += 1
         if unused is not None:
             del self._producers[unused]
-        self._producers[number] = _Registered(topic.id, 1)
+        self._producers[number] = _Registered(topic.id, version + 1)
+        self._producers.move_to_end(number)
 
     async def _new_consumer(self) -> str:
         async with self._lock:

@@ -17,10 +17,13 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
+from quackmq.client.durable import replace, sync_directory
 from quackmq.errors import StoreLocked, UnusableDirectory
 
 _SUFFIX: Final = ".id"
@@ -43,22 +46,20 @@ class LastIds:
         return self._ids.get(topic)
 
     def put(self, topic: str, message_id: str) -> None:
+        """UnusableDirectory, and then it is as it was."""
         if self._path is not None:
-            new = self._path / _NEW
-            descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
-            try:
-                os.write(descriptor, f"{message_id}\n".encode())
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
-            new.replace(self._path / f"{topic}{_SUFFIX}")
-            _sync_directory(self._path)
+            with _usable(self._path):
+                replace(
+                    self._path / f"{topic}{_SUFFIX}", self._path / _NEW, f"{message_id}\n".encode()
+                )
         self._ids[topic] = message_id
 
     def forget(self, topic: str) -> None:
+        """UnusableDirectory."""
         if self._path is not None:
-            (self._path / f"{topic}{_SUFFIX}").unlink(missing_ok=True)
-            _sync_directory(self._path)
+            with _usable(self._path):
+                (self._path / f"{topic}{_SUFFIX}").unlink(missing_ok=True)
+                sync_directory(self._path)
         self._ids.pop(topic, None)
 
     def close(self) -> None:
@@ -67,12 +68,10 @@ class LastIds:
             self._lock = -1
 
     def _open(self, path: Path) -> None:
-        try:
+        with _usable(path):
             path.mkdir(parents=True, exist_ok=True)
-            _sync_directory(path.parent)
+            sync_directory(path.parent)
             self._lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        except OSError as error:
-            raise UnusableDirectory(f"cannot keep last ids in {path}: {error.strerror}") from error
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -86,17 +85,17 @@ class LastIds:
                 self._ids[file.name.removesuffix(_SUFFIX)] = file.read_text().strip()
 
 
+@contextmanager
+def _usable(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UnusableDirectory(f"cannot keep last ids in {path}: {error.strerror}") from error
+
+
 def _path_part(client: str) -> str:
     """A client's name as the name of a directory; different for different ones."""
     quoted = quote(client, safe="").replace(".", "%2E")
     if len(quoted) <= _PATH_CHARS:
         return quoted
     return hashlib.sha256(client.encode()).hexdigest()
-
-
-def _sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

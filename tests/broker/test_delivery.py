@@ -273,6 +273,20 @@ async def test_partitions_take_turns() -> None:
 
 
 @pytest.mark.asyncio
+async def test_partitions_take_turns_also_where_messages_are_committed_and_not_named() -> None:
+    async with open_broker() as broker:
+        await subscribed(broker, partitions=3)
+        for partition in range(3):
+            await publish(broker, b"first", b"second", partition=partition)
+        seen = []
+        for _ in range(6):
+            message = await get(broker)
+            await broker.commit(CALLER, NAME, TOPIC, message.id)
+            seen.append(message.partition)
+        assert seen == [0, 1, 2, 0, 1, 2]
+
+
+@pytest.mark.asyncio
 async def test_the_outstanding_message_is_sent_again_whatever_comes_elsewhere() -> None:
     async with open_broker() as broker:
         await subscribed(broker, partitions=2)

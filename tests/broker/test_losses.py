@@ -184,3 +184,20 @@ async def test_a_page_steps_over_damage_whose_end_is_known_and_stops_at_any_othe
         store.is_end_known = False
         with pytest.raises(DamagedData):
             await broker.messages.read(CALLER, TOPIC, 0, 1, max_records=9, max_bytes=999)
+
+
+@pytest.mark.asyncio
+async def test_a_page_gives_what_lies_before_damage_whose_end_is_not_known() -> None:
+    store = _DamagedStore()
+    async with open_broker(store) as broker:
+        await broker.create_topic(CALLER, TOPIC)
+        await publish_each(broker, b"a" * 600, b"b" * 600, b"c")
+        store.damaged = range(2, 3)
+        store.is_end_known = False
+        page = await broker.messages.read(CALLER, TOPIC, 0, 0, max_records=9, max_bytes=999)
+        assert [each.record.offset for each in page.messages] == [0]
+        page = await broker.messages.read(CALLER, TOPIC, 0, 1, max_records=9, max_bytes=700)
+        assert [each.record.offset for each in page.messages] == [1]
+        assert page.next_offset == 2
+        with pytest.raises(DamagedData):
+            await broker.messages.read(CALLER, TOPIC, 0, 2, max_records=9, max_bytes=999)

@@ -84,6 +84,21 @@ async def test_equal_keys_go_to_one_partition_and_none_take_turns() -> None:
         assert len(await values_in(broker, partition=2)) == grown[2] + 1
 
 
+async def test_each_topic_has_turns_of_its_own() -> None:
+    async with open_broker(default_partitions=2) as broker:
+        for number in range(8):
+            for topic in ("ducks", "geese"):
+                if number < 4:
+                    await broker.messages.put(CALLER, topic, [record(b"free")])
+                    continue
+                at_once = broker.messages.put_at_once(CALLER, topic, b"free")
+                assert at_once is not None
+                await at_once
+        for topic in ("ducks", "geese"):
+            sizes = [len(await values_in(broker, topic, partition=each)) for each in range(2)]
+            assert sizes == [4, 4]
+
+
 async def test_a_partition_that_is_not_there_is_refused() -> None:
     async with open_broker() as broker:
         with pytest.raises(UnknownPartition):

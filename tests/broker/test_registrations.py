@@ -28,6 +28,7 @@ from tests.broker.support import (
     get_all,
     open_broker,
     publish,
+    until,
     values_of,
 )
 from tests.support import Clock
@@ -97,6 +98,21 @@ async def test_a_producer_whose_topic_is_gone_is_free_for_another(pond: Pond) ->
         joined = await broker.registrations.register_producer(CALLER, TOPIC, "producer-1")
         assert joined == "producer-1"
         await broker.registrations.check_producer(TOPIC, "producer-1")
+
+
+async def test_a_producer_joins_another_topic_while_its_own_is_going(pond: Pond) -> None:
+    async with pond.open() as broker:
+        await broker.registrations.register_producer(CALLER, TOPIC)
+        await broker.create_topic(CALLER, OTHER)
+        await broker.subscribe(CALLER, NAME, TOPIC)
+        going = asyncio.create_task(broker.delete_topic(CALLER, TOPIC))
+        await until(lambda: TOPIC not in broker.topics())
+        assert not going.done(), "what hangs on the topic goes behind it"
+        await broker.registrations.register_producer(CALLER, OTHER, "producer-1")
+        await going
+        await broker.registrations.check_producer(OTHER, "producer-1")
+    async with pond.open() as broker:
+        await broker.registrations.check_producer(OTHER, "producer-1")
 
 
 async def test_producers_and_their_numbers_outlive_a_restart(pond: Pond) -> None:

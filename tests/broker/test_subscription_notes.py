@@ -229,3 +229,16 @@ async def test_a_topic_that_goes_meanwhile_does_not_come_back_by_a_note(pond: Po
         assert outcome is None or isinstance(outcome, UnknownTopic)
         assert TOPIC not in broker.topics()
         assert await broker.subscriptions(CALLER) == []
+
+
+async def test_what_members_have_committed_is_noted_as_ended_by_another_door(pond: Pond) -> None:
+    """They keep their offsets, but a client that looks at its note has unsubscribed."""
+    async with pond.open() as broker:
+        await broker.create_topic(CALLER, TOPIC, partitions=2)
+        await publish_each(broker, b"a", b"b")
+        member = Member(broker, NAME)
+        await member.enter()
+        await note(broker, SUBSCRIBED, 1, 0, member=member.ref)
+        await broker.unsubscribe(CALLER, NAME, TOPIC)
+        assert await names_of(broker) == []
+        assert await notes_of(broker) == {0: (1, UNSUBSCRIBED), 1: (0, UNSUBSCRIBED)}

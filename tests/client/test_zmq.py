@@ -289,7 +289,7 @@ def test_an_id_on_disk_is_the_old_one_or_the_new_one(
         with monkeypatch.context() as patch:
             target = Path if step == "replace" else os
             patch.setattr(target, step, fail)
-            with pytest.raises(OSError, match="no space"):
+            with pytest.raises(UnusableDirectory, match="no space"):
                 ids.put("ducks", "new")
         assert ids.get("ducks") == "old"
         ids.close()
@@ -362,3 +362,16 @@ def test_m12_the_example_does_what_it_says(tmp_path: Path) -> None:
 def test_every_error_is_a_quack_error(client: ZmqClient) -> None:
     with pytest.raises(QuackError):
         client.unsubscribe("never-there")
+
+
+def test_an_id_that_cannot_be_kept_is_an_error_of_ours_and_its_message_comes_again(
+    address: str, topic: str, tmp_path: Path
+) -> None:
+    with ZmqClient(address, "keeper", directory=tmp_path) as client:
+        client.subscribe(topic)
+        client.put(topic, "one")
+        (tmp_path / "keeper" / "new").mkdir()
+        with pytest.raises(UnusableDirectory):
+            client.get(topic)
+        (tmp_path / "keeper" / "new").rmdir()
+        assert client.get(topic).text == "one"

@@ -94,7 +94,8 @@ class Receiver:
         self._has_head = False
         self._head_bytes = 0
         self._fed_bytes = 0
-        self._body: list[bytes] = []
+        #: As it came, and gathered as soon as it comes in pieces: they may be many, and tiny.
+        self._body: bytes | bytearray = b""
         self._body_bytes = 0
         self._body_limit = 0
         self._asked: Asked | None = None
@@ -131,7 +132,7 @@ class Receiver:
         self.wants_continue = False
         self.release(self._asked)
         self._asked = None
-        self._body = []
+        self._body = b""
         self._parser = None  # it refers to this, and this to it
 
     # --- what the parser calls --------------------------------------------------------------
@@ -198,7 +199,12 @@ class Receiver:
         if so_far > self._body_limit:
             self._refuse_body()
         elif asked.route is not None:
-            self._body.append(body)
+            if not self._body:
+                self._body = body
+            elif isinstance(self._body, bytes):
+                self._body = bytearray(self._body) + body
+            else:
+                self._body += body
             if so_far > limits.HTTP_UNRESERVED_BYTES and not self.reserve(asked, so_far):
                 self.refuse(503, "limit_reached", "too many large bodies are on their way")
 
@@ -211,8 +217,8 @@ class Receiver:
         self._asked = None
         self.wants_continue = False
         if self._body:
-            asked.request.body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
-            self._body = []
+            asked.request.body = bytes(self._body)
+            self._body = b""
         self._body_bytes = 0
         self.takes_requests = not asked.closes
         self._deliver(asked)
@@ -307,7 +313,7 @@ class Receiver:
         asked = self._asked or Asked("/", is_head=False, is_old=False, closes=True)
         self.release(asked)
         self._asked = None
-        self._body = []
+        self._body = b""
         self.takes_requests = False
         self.wants_continue = False
         asked.closes = True

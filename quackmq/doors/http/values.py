@@ -7,9 +7,10 @@ when somebody asks for them: most requests need one of them at the most.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol, TypeVar
 from urllib.parse import unquote_to_bytes
 
+import msgspec
 import orjson
 
 from quackmq import limits
@@ -17,6 +18,7 @@ from quackmq.broker import Broker, Caller
 from quackmq.errors import InvalidRequest
 
 JSON: Final = "application/json"
+T = TypeVar("T")
 
 
 class DoorFacts(Protocol):
@@ -85,14 +87,6 @@ class Request:
             self._headers = parse_headers(self._raw_headers)
         return self._headers
 
-    def json(self) -> object:
-        """The body's JSON, whatever its content type says: programs that send JSON often leave it
-        at a default. InvalidRequest where it is none."""
-        try:
-            return orjson.loads(self.body)
-        except orjson.JSONDecodeError as error:
-            raise InvalidRequest(f"the body is no JSON: {error}") from None
-
 
 class Response(NamedTuple):
     status: int
@@ -119,10 +113,25 @@ def json_response(
     return Response(status, orjson.dumps(value), JSON, headers)
 
 
+def decoded(data: bytes, decoder: msgspec.json.Decoder[T], where: str = "the body") -> T:
+    """A JSON text as what it stands for. InvalidRequest says what is wrong, and where."""
+    try:
+        data.decode()  # the decoder does not look into every text
+        return decoder.decode(data)
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"{where} is not UTF-8: {error.reason} at {error.start}") from None
+    except RecursionError:
+        raise InvalidRequest(f"{where} is nested too deeply") from None
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(f"{where} is not as it should be: {error}") from None
+    except msgspec.DecodeError as error:
+        raise InvalidRequest(f"{where} is no JSON: {error}") from None
+
+
 def parse_query(raw: bytes) -> Mapping[str, str]:
     if not raw:
         return {}
-    pairs = raw.split(b"&")
+    pairs = raw.split(b"&", limits.HTTP_QUERY_PARAMETERS)
     if len(pairs) > limits.HTTP_QUERY_PARAMETERS:
         raise InvalidRequest(f"more than {limits.HTTP_QUERY_PARAMETERS} parameters in the query")
     query: dict[str, str] = {}

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
+import tracemalloc
+from typing import Any, cast
 
 import pytest
 
 from quackmq import limits
+from quackmq.doors.http.queue import parameters
+from quackmq.doors.http.values import Request
+from quackmq.errors import InvalidRequest
 from tests.doors.http.handlers import Handlers
 from tests.doors.http.peers import request, served, served_meanwhile
 from tests.doors.kafka.client import on_both_loops, soon, until
@@ -203,3 +209,55 @@ async def test_who_hangs_up_with_requests_waiting_leaves_nothing_behind() -> Non
             await until(lambda: running.door.connection_count == 0)
             handlers.gate.clear()
             assert running.door.received_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        ("application/x-www-form-urlencoded", b"&" * 2**20),
+        ("application/json", b'{"topic": "ducks", "more": [' + b"{}," * 2**18 + b"{}]}"),
+        ("application/json", b'{"topic": "ducks", "more": {' + b'"a":{},' * 2**17 + b'"b":1}}'),
+    ],
+)
+@pytest.mark.asyncio
+async def test_parameters_cost_no_more_memory_than_the_body_that_brings_them(
+    kind: str, body: bytes
+) -> None:
+    asked = Request(
+        *(cast(Any, None),) * 2,
+        "POST",
+        "/",
+        {},
+        b"",
+        [(b"content-type", kind.encode())],
+        body,
+        cast(Any, None),
+    )
+    tracemalloc.start()
+    try:
+        with contextlib.suppress(InvalidRequest):
+            parameters(asked)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < len(body) + 2**16
+
+
+@on_both_loops
+async def test_a_body_in_the_smallest_chunks_costs_no_more_than_another() -> None:
+    handlers = Handlers()
+    async with served(handlers.routes()) as running:
+        peer = await running.peer()
+        tracemalloc.start()
+        try:
+            peer.send(request("POST", "/echo", transfer_encoding="chunked"))
+            peer.send(b"2\r\nab\r\n" * 2**16)
+            await until(lambda: running.door.received_bytes == 2**17)
+            own = tracemalloc.take_snapshot().filter_traces(
+                [tracemalloc.Filter(True, "*/quackmq/*")]
+            )
+        finally:
+            tracemalloc.stop()
+        assert sum(each.size for each in own.statistics("filename")) < 2**19
+        peer.send(b"0\r\n\r\n")
+        assert len((await peer.receive()).json["body"]) == 2**17

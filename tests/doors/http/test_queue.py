@@ -145,6 +145,18 @@ async def test_a_sequence_makes_a_repeated_produce_harmless() -> None:
 
 
 @pytest.mark.asyncio
+async def test_consuming_takes_from_every_partition_in_turn() -> None:
+    async with served() as running:
+        peer = await running.peer()
+        await running.broker.create_topic(TESTER, "ducks", partitions=3)
+        producer, consumer = await registered(peer)
+        await produce(peer, producer, *"123456")
+        got = [(await peer.get(consume(consumer))).succeeded()["message"] for _ in range(6)]
+        assert sorted(got[:3]) == ["1", "2", "3"]
+        assert sorted(got[3:]) == ["4", "5", "6"]
+
+
+@pytest.mark.asyncio
 async def test_a_consumer_that_asks_many_times_at_once_gets_each_message_once() -> None:
     async with served() as running:
         peer = await running.peer()

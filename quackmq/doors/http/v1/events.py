@@ -4,8 +4,8 @@ lines.
 An event's `data` is a message as elsewhere in this API; its `id` is where to go on behind it, which
 a reader that was cut off gives back as `Last-Event-ID`: it misses nothing then, and sees nothing
 twice that it has taken whole. What the topic has dropped meanwhile is told by the next message's
-`lost`. When there is nothing to say for a while, a comment is sent. A stream ends with an event of
-the type `end`, which says why, when the topic is deleted or the broker closes.
+`lost`. When there is nothing to say for a while, a comment is sent. A stream whose topic is deleted
+ends with an event of the type `end`, which says why; when the broker closes, it just ends.
 
 A reader that is slow costs what it is being sent and no more: nothing is read ahead of it.
 """
@@ -161,14 +161,17 @@ class _Following:
         self._positions[partition] = min(max(before, part.first_offset), part.next_offset)
 
     async def _read(self, partition: int) -> bytes:
-        page = await self._broker.messages.read(
-            self._caller,
-            self._topic.name,
-            partition,
-            self._positions[partition],
-            max_records=limits.HTTP_EVENTS_RECORDS,
-            max_bytes=limits.HTTP_EVENTS_BYTES,
-        )
+        try:
+            page = await self._broker.messages.read(
+                self._caller,
+                self._topic.name,
+                partition,
+                self._positions[partition],
+                max_records=limits.HTTP_EVENTS_RECORDS,
+                max_bytes=limits.HTTP_EVENTS_BYTES,
+            )
+        except OffsetOutOfRange:
+            return b""  # the topic has dropped it just now: the next look goes over it
         pieces: list[bytes] = []
         for message in page.messages:
             self._positions[partition] = message.record.offset + 1

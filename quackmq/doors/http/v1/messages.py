@@ -34,10 +34,9 @@ from quackmq.doors.http.v1.operations import (
     Text,
     at_most_one_of,
     content_type_of,
-    decoded,
     one_of,
 )
-from quackmq.doors.http.values import Request
+from quackmq.doors.http.values import Request, decoded
 from quackmq.errors import InvalidRequest
 from quackmq.record import NO_TIMESTAMP, Headers, Record
 
@@ -195,9 +194,10 @@ def _headers_of(headers: NewHeaders, where: str) -> Headers:
 
 
 def _lines(body: bytes) -> Iterator[tuple[str, NewMessage]]:
-    lines = body.split(b"\n")
+    if body.count(b"\n") > 2 * limits.HTTP_MESSAGES:
+        raise InvalidRequest(f"more than {2 * limits.HTTP_MESSAGES} lines in one request")
     count = 0
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(body.split(b"\n"), start=1):
         if not line.strip():
             continue
         count += 1

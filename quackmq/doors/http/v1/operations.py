@@ -17,7 +17,7 @@ import msgspec
 from quackmq import limits
 from quackmq.doors.http.errors import HttpFailure
 from quackmq.doors.http.routes import Route
-from quackmq.doors.http.values import Handler, Request, Response, Stream
+from quackmq.doors.http.values import Handler, Request, Response, Stream, decoded
 from quackmq.errors import InvalidRequest, QuackError
 
 JSON: Final = "application/json"
@@ -231,21 +231,6 @@ def content_type_of(request: Request, body: Body) -> str:
             f"the body is {said[:100]!r}: send it as {' or '.join(body.kinds)}",
         )
     return kind
-
-
-def decoded(data: bytes, decoder: msgspec.json.Decoder[T], where: str = "the body") -> T:
-    """A JSON text as what it stands for. InvalidRequest says what is wrong, and where."""
-    try:
-        data.decode()  # the decoder does not look into every text
-        return decoder.decode(data)
-    except UnicodeDecodeError as error:
-        raise InvalidRequest(f"{where} is not UTF-8: {error.reason} at {error.start}") from None
-    except RecursionError:
-        raise InvalidRequest(f"{where} is nested too deeply") from None
-    except msgspec.ValidationError as error:
-        raise InvalidRequest(f"{where} is not as it should be: {error}") from None
-    except msgspec.DecodeError as error:
-        raise InvalidRequest(f"{where} is no JSON: {error}") from None
 
 
 def json_body(request: Request, body: Body, decoder: msgspec.json.Decoder[T]) -> T:

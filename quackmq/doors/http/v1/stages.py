@@ -29,10 +29,9 @@ from quackmq.doors.http.v1.operations import (
     Text,
     answered,
     content_type_of,
-    decoded,
     json_body,
 )
-from quackmq.doors.http.values import Request, Response
+from quackmq.doors.http.values import Request, Response, decoded
 from quackmq.errors import (
     CorruptBatch,
     InvalidRequest,

@@ -98,6 +98,24 @@ def test_what_was_dropped_meanwhile_is_told_as_lost(
     assert (fifth.value, fifth.data["lost"]) == ("e", 0)
 
 
+def test_what_is_dropped_just_before_it_is_read_does_not_end_a_stream(
+    served: Serving, api: Client, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api.publish(topic, *"abc")
+    broker = served.broker
+    key = PartitionKey(broker.topic(topic).id, 0)
+    read = broker.messages.read
+
+    async def read_too_late(*place: Any, **bounds: Any) -> Page:
+        await broker.trim(CALLER, key, 2)
+        return await read(*place, **bounds)
+
+    monkeypatch.setattr(broker.messages, "read", read_too_late)
+    with Events(served, path_of(topic, "?start=beginning")) as events:
+        (event,) = events.take(1)
+    assert (event.value, event.data["lost"]) == ("c", 2)
+
+
 def test_a_silent_stream_says_that_it_lives(
     served: Serving, api: Client, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

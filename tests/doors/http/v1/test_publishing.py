@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 from typing import Any
@@ -9,7 +10,9 @@ from typing import Any
 import pytest
 
 from quackmq import limits
-from tests.doors.http.v1.serving import Answered, Client
+from quackmq.doors.http.v1.publishing import publish
+from quackmq.doors.http.values import Request
+from tests.doors.http.v1.serving import CALLER, Answered, Client, Serving
 
 NDJSON = {"content-type": "application/x-ndjson"}
 RAW = {"content-type": "application/octet-stream"}
@@ -301,3 +304,32 @@ def test_a_topics_policy_says_no_with_its_reason(api: Client, topic: str) -> Non
     lonely = f"{topic}.lonely"
     api.post("/v1/topics", {"name": lonely, "policy": {"needs_subscriber": True}})
     api.post(f"/v1/topics/{lonely}/messages", {"value": "b"}).problem(409, "no_subscriber")
+
+
+def test_lines_without_a_message_do_not_come_without_end(api: Client, topic: str) -> None:
+    """Each costs the loop that all connections share a little time."""
+    path = f"/v1/topics/{topic}/messages"
+    body = b'{"value": 1}' + b"\n" * (2 * limits.HTTP_MESSAGES + 1)
+    assert "lines" in post_raw(api, path, body, **NDJSON).problem(400, "invalid_request")
+    assert post_raw(api, path, body[:-1], **NDJSON).status == 201
+
+
+def test_between_the_steps_of_a_large_request_others_have_their_turn(
+    served: Serving, api: Client, topic: str
+) -> None:
+    async def turns_meanwhile(count: int) -> int:
+        messages = [{"value": str(number)} for number in range(count)]
+        body = json.dumps({"messages": messages}).encode()
+        nobody: Any = None
+        asked = Request(served.broker, CALLER, "POST", "/", {"topic": topic}, b"", [], body, nobody)
+        publishing = asyncio.ensure_future(publish(asked))
+        turns = 0
+        while not publishing.done():
+            await asyncio.sleep(0)
+            turns += 1
+        assert (await publishing).status == 201
+        return turns
+
+    api.publish(topic, "first")
+    usual = served.run(turns_meanwhile(limits.HTTP_PAGE_ITEMS))
+    assert served.run(turns_meanwhile(limits.HTTP_PAGE_ITEMS + 1)) == usual + 2

@@ -1,0 +1,289 @@
+"""`AsyncClient`: the same as `Client`, for programs with an event loop.
+
+A put needs no thread of its own: librdkafka sends it and its answer wakes the loop, so thousands
+may be under way at once and share batches and syncs. Everything else is a call of `Client` in one
+of a bounded number of threads. (confluent-kafka's own asyncio producer gathers messages until a
+timer ends, which suits many and not one, and takes no headers.)
+
+A get that is cancelled takes no message with it: what its thread has got nevertheless comes next.
+
+One event loop uses a client; it is to be made and closed in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from types import TracebackType
+from typing import Any, Self, TypeVar, overload
+
+from quackmq import limits
+from quackmq.client.client import IN_FILE, After, Client
+from quackmq.client.failures import Deadline
+from quackmq.client.publisher import Parcel
+from quackmq.client.values import Headers, Message, StartLike, origin_of
+
+T = TypeVar("T")
+
+
+class AsyncClient:
+    """As `Client`, of which it takes all arguments, with `await`.
+
+    >>> async def tour():
+    ...     async with quackmq.AsyncClient(address, "aprinter", serialiser="str") as client:
+    ...         await client.subscribe("jobs")
+    ...         await client.put("jobs", "print this")
+    ...         return (await client.get("jobs")).value
+    >>> asyncio.run(tour())
+    'print this'
+    """
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        self._client = Client(*arguments, **options)
+        self._threads = ThreadPoolExecutor(
+            limits.CLIENT_THREADS, thread_name_prefix="quackmq-client"
+        )
+        #: Gets from one topic come one after the other, so that what one gives back comes next.
+        self._turns: dict[str, asyncio.Lock] = {}
+        self._endings: set[asyncio.Task[None]] = set()
+
+    @property
+    def address(self) -> str:
+        return self._client.address
+
+    @property
+    def name(self) -> str | None:
+        return self._client.name
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._close(is_done=kind is None)
+
+    async def close(self) -> None:
+        """See `Client.close`."""
+        await self._close(is_done=False)
+
+    # --- putting ----------------------------------------------------------------------------
+
+    @overload
+    async def put(
+        self,
+        topic: str,
+        message: Any,
+        key: str | bytes | None = None,
+        headers: Headers | None = None,
+        *,
+        sequence: None = None,
+        timeout: float | None = None,
+    ) -> str: ...
+
+    @overload
+    async def put(
+        self,
+        topic: str,
+        message: Any,
+        key: str | bytes | None = None,
+        headers: Headers | None = None,
+        *,
+        sequence: int | None,
+        timeout: float | None = None,
+    ) -> str | None: ...
+
+    async def put(
+        self,
+        topic: str,
+        message: Any,
+        key: str | bytes | None = None,
+        headers: Headers | None = None,
+        *,
+        sequence: int | None = None,
+        timeout: float | None = None,
+    ) -> str | None:
+        """See `Client.put`. One that is cancelled may be there or not."""
+        if sequence is not None:
+            numbered = partial(self._client.put, sequence=sequence, timeout=timeout)
+            return await self._run(numbered, topic, message, key, headers)
+        seconds = self._client.timeout if timeout is None else timeout
+        deadline = self._client.session.deadline(seconds)
+        parcel = self._client.parcel(message, key, headers)
+        tell = await self._sent(topic, parcel, deadline)
+        if self._client.session.cluster.knows(topic):
+            return tell()
+        return await self._run(tell)
+
+    async def put_many(
+        self,
+        topic: str,
+        messages: Iterable[Any],
+        *,
+        key: str | bytes | None = None,
+        headers: Headers | None = None,
+        sequence: int | None = None,
+        timeout: float | None = None,
+    ) -> list[str | None]:
+        """See `Client.put_many`."""
+        put = partial(
+            self._client.put_many, key=key, headers=headers, sequence=sequence, timeout=timeout
+        )
+        return await self._run(put, topic, list(messages))
+
+    async def last_sequence(self, topic: str, *, timeout: float | None = None) -> int | None:
+        """See `Client.last_sequence`."""
+        return await self._run(self._client.last_sequence, topic, timeout=timeout)
+
+    # --- getting ----------------------------------------------------------------------------
+
+    async def get(
+        self, topic: str, timeout: float | None = None, after: After = IN_FILE
+    ) -> Message:
+        """See `Client.get`."""
+        seconds = self._client.timeout if timeout is None else timeout
+        deadline = self._client.session.deadline(seconds)
+        turn = self._turns.setdefault(topic, asyncio.Lock())
+        if turn.locked():
+            try:
+                await asyncio.wait_for(turn.acquire(), deadline.left())
+            except TimeoutError:
+                raise deadline.timeout(f"another get from topic {topic} to end") from None
+        else:
+            await turn.acquire()
+        getting = self._submit(self._client.get_by, deadline, topic, after)
+        try:
+            message = await asyncio.shield(getting)
+        except asyncio.CancelledError:
+            deadline.end()
+            ending = asyncio.create_task(self._put_back(topic, getting, turn))
+            self._endings.add(ending)
+            ending.add_done_callback(self._endings.discard)
+            raise
+        except BaseException:
+            turn.release()
+            raise
+        turn.release()
+        return message
+
+    async def listen(self, topic: str, timeout: float | None = None) -> AsyncIterator[Message]:
+        """See `Client.listen`. To stop in the middle, close it: `contextlib.aclosing`."""
+        session = self._client.session
+        try:
+            while True:
+                reader = await self._run(self._next_batch, topic, timeout)
+                origin = origin_of(reader.topic, self._client.serialiser)
+                for record in reader.buffer.iterator:
+                    yield Message(record, origin)
+        finally:
+            await asyncio.shield(self._submit(session.leave_batch, topic, self._client.timeout))
+
+    async def size(self, topic: str, *, timeout: float | None = None) -> int:
+        """See `Client.size`."""
+        return await self._run(self._client.size, topic, timeout=timeout)
+
+    # --- subscribing ------------------------------------------------------------------------
+
+    async def subscribe(
+        self, topic: str, start: StartLike = "end", *, timeout: float | None = None
+    ) -> bool:
+        """See `Client.subscribe`."""
+        return await self._run(self._client.subscribe, topic, start, timeout=timeout)
+
+    async def unsubscribe(self, topic: str, *, timeout: float | None = None) -> None:
+        """See `Client.unsubscribe`."""
+        await self._run(self._client.unsubscribe, topic, timeout=timeout)
+
+    async def subscriptions(self, *, timeout: float | None = None) -> list[str]:
+        """See `Client.subscriptions`."""
+        return await self._run(self._client.subscriptions, timeout=timeout)
+
+    async def seek(self, topic: str, to: StartLike, *, timeout: float | None = None) -> None:
+        """See `Client.seek`."""
+        await self._run(self._client.seek, topic, to, timeout=timeout)
+
+    # --- topics -----------------------------------------------------------------------------
+
+    async def topics(self, *, timeout: float | None = None) -> list[str]:
+        """See `Client.topics`."""
+        return await self._run(self._client.topics, timeout=timeout)
+
+    async def create_topic(
+        self,
+        topic: str,
+        partitions: int | None = None,
+        *,
+        timeout: float | None = None,
+        **policies: str | int | bool | None,
+    ) -> None:
+        """See `Client.create_topic`."""
+        create = partial(self._client.create_topic, topic, partitions, timeout=timeout)
+        await self._run(create, **policies)
+
+    async def delete_topic(self, topic: str, *, timeout: float | None = None) -> None:
+        """See `Client.delete_topic`."""
+        await self._run(self._client.delete_topic, topic, timeout=timeout)
+
+    # --- how --------------------------------------------------------------------------------
+
+    async def _sent(self, topic: str, parcel: Parcel, deadline: Deadline) -> Callable[[], str]:
+        """Until it is known what became of a message, or the time is up: what tells it."""
+        loop = asyncio.get_running_loop()
+        done = loop.create_future()
+
+        def wake() -> None:
+            if not done.done():
+                done.set_result(None)
+
+        def reported() -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(wake)
+
+        tell = await self._begun(topic, parcel, reported, deadline)
+        await asyncio.wait((done,), timeout=min(deadline.left(), limits.CLIENT_LONGEST_MS / 1000))
+        return tell
+
+    async def _begun(
+        self, topic: str, parcel: Parcel, reported: Callable[[], None], deadline: Deadline
+    ) -> Callable[[], str]:
+        while True:
+            try:
+                return self._client.session.begin_put(topic, parcel, reported, deadline)
+            except BufferError:
+                if deadline.passed():
+                    raise deadline.timeout(f"room for a message to topic {topic}") from None
+                await asyncio.sleep(limits.CLIENT_LOOK_MS / 1000)
+
+    def _next_batch(self, topic: str, timeout: float | None) -> Any:
+        seconds = self._client.timeout if timeout is None else timeout
+        deadline = self._client.session.deadline(seconds)
+        return self._client.session.next_batch(topic, deadline)
+
+    async def _put_back(
+        self, topic: str, getting: asyncio.Future[Message], turn: asyncio.Lock
+    ) -> None:
+        """The message of a get that was cancelled comes next: nobody else gets before that."""
+        try:
+            (outcome,) = await asyncio.gather(getting, return_exceptions=True)
+            if isinstance(outcome, Message):
+                await self._run(self._client.session.put_back, topic, outcome.record)
+        finally:
+            turn.release()
+
+    def _submit(self, call: Callable[..., T], *arguments: Any, **options: Any) -> asyncio.Future[T]:
+        loop = asyncio.get_running_loop()
+        return loop.run_in_executor(self._threads, partial(call, *arguments, **options))
+
+    async def _run(self, call: Callable[..., T], *arguments: Any, **options: Any) -> T:
+        return await self._submit(call, *arguments, **options)
+
+    async def _close(self, *, is_done: bool) -> None:
+        await asyncio.gather(*self._endings)
+        close = partial(self._client.session.close, self._client.timeout, is_done=is_done)
+        await asyncio.shield(self._submit(close))
+        self._threads.shutdown(wait=False, cancel_futures=True)

@@ -1,0 +1,431 @@
+"""`Client`: put, get and subscribe, for programs that have never heard of offsets.
+
+It speaks Kafka's protocol through librdkafka, so the same program runs against QuackMQ and against
+a Kafka cluster, by the address alone. Every call has a timeout and raises QuackTimeout that says
+what it waited for; all errors are QuackErrors.
+
+Promised: a put that returned is on disk. A subscription lasts until `unsubscribe`, whatever the
+client does. Messages come exactly once where the program keeps their ids (`after`), and at most, or
+at least, once by the client's own file: docs/python.md says when which is right.
+
+Any thread may call. Of several that get from one topic each message goes to one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping
+from enum import Enum
+from itertools import repeat
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Literal, Self, overload
+
+from quackmq import limits
+from quackmq.client.failures import Deadline
+from quackmq.client.publisher import Parcel
+from quackmq.client.reader import OnCrash, Reader
+from quackmq.client.session import Habits, Session
+from quackmq.client.settings import Connection
+from quackmq.client.standing import is_subscribed
+from quackmq.client.values import (
+    Headers,
+    Message,
+    Serialiser,
+    SerialiserName,
+    StartLike,
+    header_pairs,
+    key_bytes,
+    origin_of,
+    serialiser_of,
+    start_of,
+)
+from quackmq.conventions import SUBSCRIBED, UNSUBSCRIBED
+from quackmq.errors import GroupNotEmpty, InvalidRequest, UnknownMember
+from quackmq.policy import CONFIG_PREFIX, Policy
+from quackmq.subscriptions import check_name, place_of
+
+_POLICIES: Final = {field.name for field in dataclasses.fields(Policy)}
+
+
+class Remembered(Enum):
+    """What `after` is where it is not given: the client's file says where to go on."""
+
+    IN_FILE = "by the client's file"
+
+
+IN_FILE: Final = Remembered.IN_FILE
+#: The ids of messages that are done with: one, several, or none yet.
+After = str | Iterable[str] | None | Literal[Remembered.IN_FILE]
+
+
+class Client:
+    """One program's way to a broker.
+
+    >>> with quackmq.Client(address, "printer", serialiser="json") as client:
+    ...     client.subscribe("jobs")
+    ...     client.put("jobs", {"pages": 3})
+    ...     client.get("jobs").value
+    True
+    'A...'
+    {'pages': 3}
+    """
+
+    def __init__(
+        self,
+        address: str = "127.0.0.1:9092",
+        name: str | None = None,
+        *,
+        serialiser: SerialiserName | Serialiser = "bytes",
+        timeout: float = limits.CLIENT_TIMEOUT_MS / 1000,
+        directory: str | Path | None = None,
+        on_crash: OnCrash = "skip",
+        session_timeout: float = limits.CLIENT_SESSION_MS / 1000,
+        busy_timeout: float = limits.CLIENT_BUSY_MS / 1000,
+        settings: Mapping[str, Any] | None = None,
+    ) -> None:
+        """`address` is HOST:PORT, or several with commas between them; nothing is asked of it yet.
+
+        `name`: under it subscriptions and numbers are kept; without one a client only puts.
+        `directory`: where the client keeps how far it has come; by default below the user's state
+        directory, by name. `on_crash`: whether the message that was in hand at a crash is returned
+        again ("repeat") or not ("skip"). `session_timeout`: a process that is gone is missed after
+        so many seconds by others of its name. `busy_timeout`: a message may be worked on for so
+        long. `settings`: more of librdkafka's settings, for TLS or passwords of a cluster.
+        """
+        if name is not None:
+            check_name(name)
+        if on_crash not in ("skip", "repeat"):
+            raise InvalidRequest(f"on_crash is 'skip' or 'repeat', not {on_crash!r}")
+        Deadline(timeout)
+        self.address = address
+        self.name = name
+        self.timeout = timeout
+        self.serialiser = serialiser_of(serialiser)
+        #: For `AsyncClient`, which shares it.
+        self.session = Session(
+            Connection(address, name, dict(settings or {})),
+            name,
+            None if directory is None else Path(directory),
+            Habits(on_crash, int(session_timeout * 1000), int(busy_timeout * 1000)),
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.session.close(self.timeout, is_done=kind is None)
+
+    def close(self) -> None:
+        """Finish what is under way, as far as that is possible within the client's timeout. With
+        on_crash="repeat" the message in hand is returned again later; not so at the end of a `with`
+        block that ends well.
+
+        >>> client.close()
+        """
+        self.session.close(self.timeout, is_done=False)
+
+    # --- putting ----------------------------------------------------------------------------
+
+    @overload
+    def put(
+        self,
+        topic: str,
+        message: Any,
+        key: str | bytes | None = None,
+        headers: Headers | None = None,
+        *,
+        sequence: None = None,
+        timeout: float | None = None,
+    ) -> str: ...
+
+    @overload
+    def put(
+        self,
+        topic: str,
+        message: Any,
+        key: str | bytes | None = None,
+        headers: Headers | None = None,
+        *,
+        sequence: int | None,
+        timeout: float | None = None,
+    ) -> str | None: ...
+
+    def put(
+        self,
+        topic: str,
+        message: Any,
+        key: str | bytes | None = None,
+        headers: Headers | None = None,
+        *,
+        sequence: int | None = None,
+        timeout: float | None = None,
+    ) -> str | None:
+        """Put one message, which is on disk when this returns; its id. The topic may come to life
+        by it. Messages with one key stay in order.
+
+        With `sequence`, a number that grows from message to message (gaps are fine), a producer
+        may put again after its own crash what it is unsure of: what the broker has is dropped. The
+        id is then None, unless it was the last one.
+
+        >>> client.put("news", "rain")
+        'A...'
+        >>> first = client.put("news", "sun", sequence=1)
+        >>> client.put("news", "sun", sequence=1) == first  # dropped
+        True
+        """
+        deadline = self._deadline(timeout)
+        parcel = self.parcel(message, key, headers)
+        if sequence is not None:
+            return self.session.numbered.put(topic, [parcel], sequence, deadline)[0]
+        return self.session.put(topic, [parcel], deadline)[0]
+
+    def put_many(
+        self,
+        topic: str,
+        messages: Iterable[Any],
+        *,
+        key: str | bytes | None = None,
+        headers: Headers | None = None,
+        sequence: int | None = None,
+        timeout: float | None = None,
+    ) -> list[str | None]:
+        """Put messages in their order, all on disk when this returns; their ids. One error stands
+        for all: some may be there then. With `sequence`, the number of the first, they are there
+        all or none.
+
+        >>> len(client.put_many("news", ["rain", "sun"]))
+        2
+        """
+        deadline = self._deadline(timeout)
+        parcels = [self.parcel(message, key, headers) for message in messages]
+        if sequence is not None:
+            return self.session.numbered.put(topic, parcels, sequence, deadline)
+        return list(self.session.put(topic, parcels, deadline))
+
+    def last_sequence(self, topic: str, *, timeout: float | None = None) -> int | None:
+        """The last number that the broker holds of this name in a topic; None before the first.
+        From now on another process of this name cannot put numbered messages any more.
+
+        >>> client.put("news", "rain", sequence=7)
+        'A...'
+        >>> client.last_sequence("news")
+        7
+        """
+        return self.session.numbered.last(topic, self._deadline(timeout))
+
+    # --- getting ----------------------------------------------------------------------------
+
+    def get(self, topic: str, timeout: float | None = None, after: After = IN_FILE) -> Message:
+        """The next message of a topic that this name has subscribed to. QuackTimeout if none comes.
+
+        Without `after`, the client's file says where to go on. With it the program does, by the id
+        of the message that it is done with (None before the first): that message is done, the next
+        one is returned, and until it is named, it is returned again. Of several partitions one id
+        is enough; several, one a partition, may be given.
+
+        >>> client.put_many("news", ["rain", "sun"])
+        ['A...', 'A...']
+        >>> client.get("news").value
+        'rain'
+        >>> message = client.get("news", after=None)
+        >>> client.get("news", after=None).value == message.value
+        True
+        """
+        return self.get_by(self._deadline(timeout), topic, after)
+
+    def listen(self, topic: str, timeout: float | None = None) -> Iterator[Message]:
+        """The messages of a topic, one after the other, by the client's file. That is written once
+        for a batch (what a program takes in a twentieth of a second), so at a crash a whole batch
+        is in hand. QuackTimeout when nothing comes for so long; math.inf waits on.
+
+        >>> client.put_many("news", ["rain", "sun"])
+        ['A...', 'A...']
+        >>> for message in client.listen("news"):
+        ...     print(message.value)
+        ...     if message.value == "sun":
+        ...         break
+        rain
+        sun
+        """
+        self._deadline(timeout)  # complaints come before the first message is asked for
+        return self._listen(topic, timeout)
+
+    def size(self, topic: str, *, timeout: float | None = None) -> int:
+        """How many messages are still to come for this name. Where producers use transactions (as
+        numbered puts are), each counts a little more.
+
+        >>> client.put_many("news", ["rain", "sun"])
+        ['A...', 'A...']
+        >>> client.size("news")
+        2
+        """
+        deadline = self._deadline(timeout)
+        info, positions = self.session.positions(topic, deadline)
+        first, end = self.session.cluster.ends(info, deadline)
+        return sum(
+            max(0, end[partition] - max(first[partition], positions.get(partition, 0)))
+            for partition in range(info.partitions)
+        )
+
+    # --- subscribing ------------------------------------------------------------------------
+
+    def subscribe(
+        self, topic: str, start: StartLike = "end", *, timeout: float | None = None
+    ) -> bool:
+        """From now on this name wants the topic's messages, whether a client runs or not, until
+        `unsubscribe`: from the "end" on, the "beginning", an offset or a time. True if that is new;
+        a subscription that is there stays as it is. The topic may come to life by it.
+
+        >>> client.subscribe("weather", start="beginning")
+        True
+        >>> client.subscribe("weather")
+        False
+        """
+        deadline = self._deadline(timeout)
+        place, session = start_of(start), self.session
+        name, cluster = session.name, session.cluster
+        info = cluster.ensure_topic(topic, deadline)
+        if is_subscribed(cluster.committed(name, info, deadline)):
+            return False
+        starts = cluster.starts(info, place, deadline)
+        session.commit(info, starts, SUBSCRIBED, deadline)
+        return True
+
+    def unsubscribe(self, topic: str, *, timeout: float | None = None) -> None:
+        """End this name's subscription, also for its other processes, which should stop before.
+        UnknownSubscription.
+
+        >>> client.unsubscribe("news")
+        """
+        deadline = self._deadline(timeout)
+        info, positions = self.session.positions(topic, deadline)
+        self.session.drop_reader(topic, deadline)
+        self.session.commit(info, positions, UNSUBSCRIBED, deadline)
+        self.session.directory.forget(info.id)
+
+    def subscriptions(self, *, timeout: float | None = None) -> list[str]:
+        """The topics that this name has subscribed to.
+
+        >>> client.subscriptions()
+        ['news']
+        """
+        deadline = self._deadline(timeout)
+        committed = self.session.cluster.all_committed(self.session.name, deadline)
+        return sorted(topic for topic, cursors in committed.items() if is_subscribed(cursors))
+
+    def seek(self, topic: str, to: StartLike, *, timeout: float | None = None) -> None:
+        """Go on from elsewhere, further on or back. GroupNotEmpty while other processes of this
+        name read, and this one does not. An id given as `after` counts more.
+
+        >>> client.put("news", "rain")
+        'A...'
+        >>> client.get("news").value
+        'rain'
+        >>> client.seek("news", "beginning")
+        >>> client.get("news").value
+        'rain'
+        """
+        deadline = self._deadline(timeout)
+        place, session = start_of(to), self.session
+        info, _ = session.positions(topic, deadline)
+        starts = session.cluster.starts(info, place, deadline)
+        with session.present_reader(topic, deadline) as reader:
+            if reader is not None:
+                reader.seek(starts, SUBSCRIBED, deadline)
+                return
+            try:
+                session.cluster.commit(session.name, info, starts, SUBSCRIBED, deadline)
+            except UnknownMember:
+                raise GroupNotEmpty(
+                    f"other processes of the name {session.name} read: stop them, or seek in one "
+                    "of them"
+                ) from None
+
+    # --- topics -----------------------------------------------------------------------------
+
+    def topics(self, *, timeout: float | None = None) -> list[str]:
+        """The names of all topics.
+
+        >>> client.topics()
+        ['news']
+        """
+        return self.session.cluster.topic_names(self._deadline(timeout))
+
+    def create_topic(
+        self,
+        topic: str,
+        partitions: int | None = None,
+        *,
+        timeout: float | None = None,
+        **policies: str | int | bool | None,
+    ) -> None:
+        """Create a topic, with as many partitions as the broker's default unless told otherwise.
+        Policies are those of docs/kafka.md, such as `keep_for_ms=60_000`; for a Kafka cluster,
+        its own names with `_` for each dot, such as `retention_ms`. TopicExists, InvalidPolicy.
+
+        >>> client.create_topic("jobs", partitions=4, needs_subscriber=True)
+        """
+        configs = {_config_of(name): _text(value) for name, value in policies.items()}
+        wanted = -1 if partitions is None else partitions
+        self.session.cluster.create_topic(topic, wanted, configs, self._deadline(timeout))
+
+    def delete_topic(self, topic: str, *, timeout: float | None = None) -> None:
+        """Delete a topic, with its messages and subscriptions. UnknownTopic.
+
+        >>> client.delete_topic("news")
+        """
+        deadline = self._deadline(timeout)
+        self.session.drop_reader(topic, deadline)
+        self.session.cluster.delete_topic(topic, deadline)
+
+    # --- how ----------------------------------------------------------------------------------
+
+    def get_by(self, deadline: Deadline, topic: str, after: After) -> Message:
+        """`get` until a deadline that somebody else may end."""
+        tokens = None
+        if after is not IN_FILE:
+            tokens = [after] if isinstance(after, str) else list(after or ())
+
+        def take(reader: Reader) -> Message:
+            if tokens is None:
+                record = reader.get(deadline)
+            else:
+                places = [place_of(token, reader.topic.id) for token in tokens]
+                record = reader.get_after(places, deadline)
+            return Message(record, origin_of(reader.topic, self.serialiser))
+
+        return self.session.take(topic, deadline, take, by_id=tokens is not None)
+
+    def parcel(self, message: Any, key: str | bytes | None, headers: Headers | None) -> Parcel:
+        """A message as it is sent."""
+        return self.serialiser.dumps(message), key_bytes(key), header_pairs(headers)
+
+    def _deadline(self, timeout: float | None) -> Deadline:
+        return self.session.deadline(self.timeout if timeout is None else timeout)
+
+    def _listen(self, topic: str, timeout: float | None) -> Iterator[Message]:
+        try:
+            while True:
+                deadline = self._deadline(timeout)
+                reader = self.session.next_batch(topic, deadline)
+                origin = origin_of(reader.topic, self.serialiser)
+                yield from map(Message, reader.buffer.iterator, repeat(origin))
+        finally:
+            self.session.leave_batch(topic, self.timeout)
+
+
+def _config_of(policy: str) -> str:
+    return CONFIG_PREFIX + policy if policy in _POLICIES else policy.replace("_", ".")
+
+
+def _text(value: str | int | bool | None) -> str:
+    """As configs have it, where -1 stands for no bound."""
+    if value is None:
+        return "-1"
+    return str(value).lower() if isinstance(value, bool) else str(value)

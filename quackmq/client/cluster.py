@@ -1,0 +1,305 @@
+"""What is asked of a cluster beside messages: topics, offsets, and what a name has committed.
+
+Everything is a request with a deadline. Any thread may call.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import threading
+import time
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from confluent_kafka import (
+    ConsumerGroupTopicPartitions,
+    IsolationLevel,
+    KafkaError,
+    KafkaException,
+    TopicCollection,
+    TopicPartition,
+)
+from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec  # type: ignore[attr-defined]
+
+from quackmq import limits
+from quackmq.client.failures import Deadline, kafka_error, translated
+from quackmq.client.settings import Connection
+from quackmq.client.values import TopicInfo
+from quackmq.errors import OffsetOutOfRange, QuackTimeout, TopicExists, UnknownTopic
+from quackmq.subscriptions import Offset, Place, Start, Time
+
+T = TypeVar("T")
+
+#: What stands for an offset that was never committed.
+_NO_OFFSET = -1
+_EARLIEST: Any = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
+_LATEST: Any = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+#: A future of librdkafka's says itself when its time is up; this much later nobody believes in it.
+_GRACE_S = 0.5
+
+
+class Committed(NamedTuple):
+    """The next offset that a name wants of a partition, and what was noted beside it."""
+
+    offset: int
+    note: str
+
+
+class Cluster:
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._admin = AdminClient(connection.shared())
+        self._lock = threading.Lock()
+        self._topics: dict[str, tuple[TopicInfo, float]] = {}
+        #: The last place known to be taken of each partition.
+        self._last_places: dict[tuple[str, int], int] = {}
+
+    # --- topics -----------------------------------------------------------------------------
+
+    def topic_names(self, deadline: Deadline) -> list[str]:
+        try:
+            told = self._admin.list_topics(timeout=deadline.left())
+        except KafkaException as exception:
+            raise self._failure(exception, "the list of topics", deadline) from exception
+        internal = ("__consumer_offsets", "__transaction_state", "__share_group_state")
+        return sorted(name for name in told.topics if name not in internal)
+
+    def topic(self, name: str, deadline: Deadline, *, again: bool = False) -> TopicInfo:
+        """As it is, or was lately; `again` to ask whatever is known. UnknownTopic."""
+        with self._lock:
+            known = self._topics.get(name)
+        if known is not None and not again and _age_ms(known[1]) < limits.CLIENT_TOPIC_MS:
+            return known[0]
+        asked = self._admin.describe_topics(
+            TopicCollection([name]), request_timeout=_seconds(deadline)
+        )
+        try:
+            told = self._result(asked[name], f"topic {name} to be described", deadline)
+        except UnknownTopic:
+            self.forget(name)
+            raise UnknownTopic(f"there is no topic {name}") from None
+        info = TopicInfo(name, _uuid(told.topic_id), len(told.partitions))
+        with self._lock:
+            self._topics[name] = (info, time.monotonic())
+        return info
+
+    def ensure_topic(self, name: str, deadline: Deadline) -> TopicInfo:
+        """Made, as the broker makes them, if it is not there."""
+        try:
+            return self.topic(name, deadline, again=True)
+        except UnknownTopic:
+            try:
+                self.create_topic(name, -1, {}, deadline)
+            except TopicExists:
+                pass  # somebody else was first
+        return self._await_topic(name, deadline)
+
+    def _await_topic(self, name: str, deadline: Deadline) -> TopicInfo:
+        """A cluster takes a moment to tell all its brokers of a new topic."""
+        while True:
+            try:
+                return self.topic(name, deadline, again=True)
+            except UnknownTopic:
+                if deadline.passed():
+                    raise
+                time.sleep(limits.CLIENT_LOOK_MS / 1000)
+
+    def topic_of_put(self, name: str, places: Sequence[Place], deadline: Deadline) -> TopicInfo:
+        """The topic in which messages were just put. If offsets do not grow, it is a new one of
+        the same name."""
+        again = False
+        with self._lock:
+            for partition, offset in places:
+                again = again or offset <= self._last_places.get((name, partition), -1)
+                self._last_places[name, partition] = offset
+        return self.topic(name, deadline, again=again)
+
+    def knows(self, name: str) -> bool:
+        """Whether `topic` would answer at once."""
+        with self._lock:
+            known = self._topics.get(name)
+        return known is not None and _age_ms(known[1]) < limits.CLIENT_TOPIC_MS
+
+    def forget(self, name: str) -> None:
+        """What was known of a topic."""
+        with self._lock:
+            self._topics.pop(name, None)
+
+    def create_topic(
+        self, name: str, partitions: int, configs: Mapping[str, str], deadline: Deadline
+    ) -> None:
+        """TopicExists, IllegalTopicName, InvalidPolicy. -1 partitions: the broker's own default."""
+        new = NewTopic(name, partitions, -1, config=dict(configs))
+        asked = self._admin.create_topics([new], request_timeout=_seconds(deadline))
+        self._result(asked[name], f"topic {name} to be created", deadline)
+        self._await_topic(name, deadline)
+
+    def delete_topic(self, name: str, deadline: Deadline) -> None:
+        asked = self._admin.delete_topics([name], request_timeout=_seconds(deadline))
+        self._result(asked[name], f"topic {name} to be deleted", deadline)
+        self.forget(name)
+
+    # --- offsets ----------------------------------------------------------------------------
+
+    def offsets(self, topic: TopicInfo, spec: OffsetSpec, deadline: Deadline) -> list[int]:
+        """Of each partition, among committed records; -1 where nothing fits."""
+        wanted = {TopicPartition(topic.name, each): spec for each in range(topic.partitions)}
+        asked = self._admin.list_offsets(
+            wanted,
+            isolation_level=IsolationLevel.READ_COMMITTED,
+            request_timeout=_seconds(deadline),
+        )
+        what = f"the offsets of topic {topic.name}"
+        found = {
+            each.partition: self._result(future, what, deadline).offset
+            for each, future in asked.items()
+        }
+        return [found[partition] for partition in range(topic.partitions)]
+
+    def ends(self, topic: TopicInfo, deadline: Deadline) -> tuple[list[int], list[int]]:
+        """Where each partition begins, and where what is decided ends."""
+        return self._edges(topic, _EARLIEST, deadline), self._edges(topic, _LATEST, deadline)
+
+    def _edges(self, topic: TopicInfo, spec: OffsetSpec, deadline: Deadline) -> list[int]:
+        while True:
+            found = self.offsets(topic, spec, deadline)
+            if min(found) >= 0:
+                return found
+            # There is always one: where a connection breaks meanwhile, librdkafka has no offset to
+            # tell, and no error either.
+            if deadline.passed():
+                raise deadline.timeout(f"the offsets of topic {topic.name}")
+            time.sleep(limits.CLIENT_LOOK_MS / 1000)
+
+    def starts(self, topic: TopicInfo, start: Start, deadline: Deadline) -> dict[int, int]:
+        """The offset in each partition that a start stands for. OffsetOutOfRange."""
+        first, end = self.ends(topic, deadline)
+        if isinstance(start, Offset):
+            if not 0 <= start.value <= max(end):
+                raise OffsetOutOfRange(
+                    f"offset {start.value} is in no partition of topic {topic.name}, which ends "
+                    f"at {max(end)}"
+                )
+            found = [min(max(start.value, low), high) for low, high in zip(first, end, strict=True)]
+        elif isinstance(start, Time):
+            spec = OffsetSpec.for_timestamp(start.timestamp_ms)
+            at = self.offsets(topic, spec, deadline)
+            found = [high if each < 0 else each for each, high in zip(at, end, strict=True)]
+        else:
+            found = first if start == "beginning" else end
+        return dict(enumerate(found))
+
+    # --- what a name has committed ----------------------------------------------------------
+
+    def committed(self, group: str, topic: TopicInfo, deadline: Deadline) -> dict[int, Committed]:
+        """By partition; what was never committed has no entry. Decided ones: it waits while an
+        open transaction may change them."""
+        partitions = [TopicPartition(topic.name, each) for each in range(topic.partitions)]
+        told = self._committed(group, partitions, deadline)
+        return {each.partition: _committed(each) for each in told if each.offset > _NO_OFFSET}
+
+    def all_committed(self, group: str, deadline: Deadline) -> dict[str, dict[int, Committed]]:
+        """By topic and partition."""
+        found: dict[str, dict[int, Committed]] = {}
+        for each in self._committed(group, None, deadline):
+            if each.offset > _NO_OFFSET:
+                found.setdefault(each.topic, {})[each.partition] = _committed(each)
+        return found
+
+    def commit(
+        self,
+        group: str,
+        topic: TopicInfo,
+        offsets: Mapping[int, int],
+        note: str,
+        deadline: Deadline,
+    ) -> None:
+        """For a name that nobody uses at the moment: UnknownMember if somebody does."""
+        wanted = ConsumerGroupTopicPartitions(group, partitions_of(topic.name, offsets, note))
+        asked = self._admin.alter_consumer_group_offsets(
+            [wanted], request_timeout=_seconds(deadline)
+        )
+        what = f"offsets of {group} to be committed"
+        told = self._result(asked[group], what, deadline)
+        for each in told.topic_partitions:
+            if each.error is not None:
+                raise translated(each.error, what, deadline)
+
+    def _committed(
+        self, group: str, partitions: list[TopicPartition] | None, deadline: Deadline
+    ) -> Iterable[TopicPartition]:
+        wanted = ConsumerGroupTopicPartitions(group, partitions)
+        what = f"what {group} has committed"
+        while True:
+            turn = Deadline(min(deadline.left(), limits.CLIENT_ASK_MS / 1000))
+            asked = self._admin.list_consumer_group_offsets(
+                [wanted], require_stable=True, request_timeout=_seconds(turn)
+            )
+            try:
+                told = self._result(asked[group], what, turn)
+                break
+            except QuackTimeout:
+                if deadline.passed():
+                    raise self._silence(what, deadline) from None
+        found: list[TopicPartition] = told.topic_partitions or []
+        for each in found:
+            if each.error is not None:
+                raise translated(each.error, what, deadline)
+        return found
+
+    # --- answers ----------------------------------------------------------------------------
+
+    def _result(self, future: Any, waited_for: str, deadline: Deadline) -> Any:
+        try:
+            return future.result(deadline.left() + _GRACE_S)
+        except KafkaException as exception:
+            raise self._failure(exception, waited_for, deadline) from exception
+        except concurrent.futures.TimeoutError:
+            raise self._silence(waited_for, deadline) from None
+
+    def _failure(self, exception: KafkaException, waited_for: str, deadline: Deadline) -> Exception:
+        error = kafka_error(exception)
+        if error is None:
+            return exception
+        found = translated(error, waited_for, deadline)
+        return self._silence(waited_for, deadline) if isinstance(found, QuackTimeout) else found
+
+    def _silence(self, waited_for: str, deadline: Deadline) -> QuackTimeout:
+        return deadline.timeout(f"{waited_for}: no answer from {self._connection.address}")
+
+
+def partitions_of(topic: str, offsets: Mapping[int, int], note: str) -> list[TopicPartition]:
+    return [
+        TopicPartition(topic, partition, offset, metadata=note)
+        for partition, offset in sorted(offsets.items())
+    ]
+
+
+def is_of_nobody(error: KafkaError) -> bool:
+    """Whether a commit was refused since the name has members, and who commits is none, or no
+    longer one."""
+    return error.code() in (
+        KafkaError.UNKNOWN_MEMBER_ID,
+        KafkaError.ILLEGAL_GENERATION,
+        KafkaError.REBALANCE_IN_PROGRESS,
+    )
+
+
+def _committed(told: TopicPartition) -> Committed:
+    return Committed(told.offset, told.metadata or "")
+
+
+def _age_ms(since_s: float) -> float:
+    return (time.monotonic() - since_s) * 1000
+
+
+def _seconds(deadline: Deadline) -> float:
+    # librdkafka takes neither 0 nor what 32 bits of milliseconds cannot hold.
+    return min(max(deadline.left(), 0.001), 3600.0)
+
+
+def _uuid(told: Any) -> uuid.UUID:
+    mask = 2**64 - 1
+    most = told.get_most_significant_bits() & mask
+    return uuid.UUID(int=most << 64 | told.get_least_significant_bits() & mask)

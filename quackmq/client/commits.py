@@ -1,0 +1,143 @@
+"""The broker's cursor, moved by a member of a name: sent at once, answered later.
+
+librdkafka has a commit that waits, but for as long as it likes; so commits are sent, their answers
+come in by `poll` like everything else, and who must know waits for them with a deadline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+
+from quackmq import limits
+from quackmq.client.cluster import is_of_nobody, partitions_of
+from quackmq.client.failures import Deadline, translated
+from quackmq.client.settings import Settings
+from quackmq.errors import MemberFenced, QuackError
+
+#: What became of a commit: the error, if there is one, and what was to be committed.
+Answer = tuple[KafkaError | None, Mapping[int, int]]
+
+
+class Commits:
+    """Those of one member in one topic. One thread at a time."""
+
+    def __init__(self, topic: str, acknowledged: Callable[[int, int], None]) -> None:
+        """`acknowledged` is told of each partition and offset that the broker has."""
+        self._topic = topic
+        self._acknowledged = acknowledged
+        self._answers: list[Answer] = []
+
+    def answered(self, error: KafkaError | None, told: list[TopicPartition]) -> None:
+        """librdkafka's callback."""
+        failed = error or next((each.error for each in told if each.error is not None), None)
+        self._answers.append((failed, {each.partition: each.offset for each in told}))
+
+    def send(self, consumer: Consumer, offsets: Mapping[int, int], note: str) -> None:
+        if offsets:
+            wanted = partitions_of(self._topic, offsets, note)
+            consumer.commit(offsets=wanted, asynchronous=True)
+
+    def hear(self) -> list[Answer]:
+        """The answers since the last time."""
+        answers, self._answers = self._answers, []
+        for error, offsets in answers:
+            if error is None:
+                for partition, offset in offsets.items():
+                    self._acknowledged(partition, offset)
+        return answers
+
+    def send_and_wait(
+        self,
+        consumer: Consumer,
+        offsets: Mapping[int, int],
+        note: str,
+        deadline: Deadline,
+        *,
+        poll: Callable[[], None],
+    ) -> None:
+        """Until they are durable. While the group changes hands it is tried again; `poll` lets
+        that, and answers, happen. QuackTimeout."""
+        what = f"offsets in topic {self._topic} to be committed"
+        while True:
+            error = self._wait(consumer, offsets, note, deadline, what, poll)
+            if error is None:
+                return
+            if not is_of_nobody(error) or deadline.passed():
+                raise _meaning(error, what, deadline)
+            poll()
+
+    def _wait(
+        self,
+        consumer: Consumer,
+        offsets: Mapping[int, int],
+        note: str,
+        deadline: Deadline,
+        what: str,
+        poll: Callable[[], None],
+    ) -> KafkaError | None:
+        self.hear()
+        try:
+            self.send(consumer, offsets, note)
+        except KafkaException as exception:
+            return exception.args[0]  # type: ignore[no-any-return]
+        while True:
+            for error, told in self.hear():
+                if told == offsets:
+                    return error
+            if deadline.passed():
+                raise deadline.timeout(what)
+            poll()
+
+
+def _meaning(error: KafkaError, what: str, deadline: Deadline) -> QuackError:
+    """A member is ended by one thing alone, and is told of it once: another one in its place. Then
+    all that it hears is that it has ended."""
+    if error.fatal() or error.code() == KafkaError._FATAL:
+        return MemberFenced(f"{what}: {error.str()}")
+    return translated(error, what, deadline)
+
+
+def leave(consumer: Consumer, deadline: Deadline) -> None:
+    """Leave the group for good: librdkafka would keep the place of a member with an instance id,
+    unless it is unsubscribed before it is closed."""
+    try:
+        consumer.unsubscribe()
+        while consumer.assignment() and not deadline.passed():
+            consumer.poll(limits.CLIENT_LOOK_MS / 1000)
+    except (KafkaException, RuntimeError):
+        return  # it is out already
+
+
+def commit_by_joining(
+    settings: Settings,
+    topic: str,
+    offsets: Mapping[int, int],
+    note: str,
+    deadline: Deadline,
+    tend_others: Callable[[], None],
+) -> None:
+    """Commit for a name that others use at the moment: one of its members may, so become one, for
+    as long as it takes, without reading anything. `tend_others` lets members of this process take
+    part in that. QuackTimeout."""
+    commits = Commits(topic, lambda partition, offset: None)
+    consumer = Consumer(settings | {"on_commit": commits.answered})
+    joined: list[bool] = []
+
+    def assigned(member: Consumer, _: list[TopicPartition]) -> None:
+        joined.append(True)
+        member.incremental_assign([])
+
+    def look() -> None:
+        consumer.poll(limits.CLIENT_LOOK_MS / 1000)
+        tend_others()
+
+    try:
+        consumer.subscribe([topic], on_assign=assigned)
+        while not joined and not deadline.passed():
+            look()
+        commits.send_and_wait(consumer, offsets, note, deadline, poll=look)
+        leave(consumer, deadline)
+    finally:
+        consumer.close()

@@ -1,0 +1,142 @@
+"""librdkafka's errors as ours, and time that runs out.
+
+Every wait of the client ends by a `Deadline`, and what it waited for stands in its QuackTimeout.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Final
+
+from confluent_kafka import KafkaError, KafkaException
+
+from quackmq import errors, limits
+from quackmq.errors import InvalidRequest, QuackError, QuackTimeout
+
+_CODES: Final[Mapping[int, type[QuackError]]] = {
+    KafkaError.UNKNOWN_TOPIC_OR_PART: errors.UnknownTopic,
+    KafkaError.UNKNOWN_TOPIC_ID: errors.UnknownTopic,
+    KafkaError._UNKNOWN_TOPIC: errors.UnknownTopic,
+    KafkaError._UNKNOWN_PARTITION: errors.UnknownPartition,
+    KafkaError.TOPIC_EXCEPTION: errors.IllegalTopicName,
+    KafkaError.TOPIC_ALREADY_EXISTS: errors.TopicExists,
+    KafkaError.INVALID_CONFIG: errors.InvalidPolicy,
+    KafkaError.INVALID_PARTITIONS: errors.InvalidRequest,
+    KafkaError.INVALID_REQUEST: errors.InvalidRequest,
+    KafkaError._INVALID_ARG: errors.InvalidRequest,
+    KafkaError.INVALID_GROUP_ID: errors.InvalidGroup,
+    KafkaError.INVALID_SESSION_TIMEOUT: errors.InvalidSessionTimeout,
+    KafkaError.INVALID_TRANSACTION_TIMEOUT: errors.InvalidTransactionTimeout,
+    KafkaError.OFFSET_METADATA_TOO_LARGE: errors.MetadataTooLarge,
+    KafkaError.MSG_SIZE_TOO_LARGE: errors.RecordTooLarge,
+    KafkaError.RECORD_LIST_TOO_LARGE: errors.RecordTooLarge,
+    KafkaError.INCONSISTENT_GROUP_PROTOCOL: errors.NameInOtherMode,
+    KafkaError.GROUP_ID_NOT_FOUND: errors.UnknownGroup,
+    KafkaError.UNKNOWN_MEMBER_ID: errors.UnknownMember,
+    KafkaError.NON_EMPTY_GROUP: errors.GroupNotEmpty,
+    KafkaError.FENCED_INSTANCE_ID: errors.MemberFenced,
+    KafkaError.OFFSET_OUT_OF_RANGE: errors.OffsetOutOfRange,
+    KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER: errors.OutOfOrderSequence,
+    KafkaError.PRODUCER_FENCED: errors.ProducerFenced,
+    KafkaError.INVALID_PRODUCER_EPOCH: errors.ProducerFenced,
+    KafkaError._FENCED: errors.ProducerFenced,
+    KafkaError.INVALID_PRODUCER_ID_MAPPING: errors.InvalidProducerIdMapping,
+    KafkaError.INVALID_TXN_STATE: errors.InvalidTransactionState,
+    KafkaError.CONCURRENT_TRANSACTIONS: errors.ConcurrentTransactions,
+    KafkaError.POLICY_VIOLATION: errors.Refused,
+    KafkaError.TOPIC_AUTHORIZATION_FAILED: errors.NotAllowed,
+    KafkaError.GROUP_AUTHORIZATION_FAILED: errors.NotAllowed,
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED: errors.NotAllowed,
+    KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: errors.NotAllowed,
+    KafkaError.KAFKA_STORAGE_ERROR: errors.StoreReadOnly,
+    KafkaError.INVALID_MSG: errors.DamagedData,
+    KafkaError._BAD_MSG: errors.DamagedData,
+}
+
+#: Nobody said no: there was no answer.
+_SILENCES: Final = frozenset(
+    {
+        KafkaError._TIMED_OUT,
+        KafkaError._MSG_TIMED_OUT,
+        KafkaError._TIMED_OUT_QUEUE,
+        KafkaError._TRANSPORT,
+        KafkaError._ALL_BROKERS_DOWN,
+        KafkaError._RESOLVE,
+        KafkaError._WAIT_COORD,
+        KafkaError._WAIT_CACHE,
+        KafkaError.REQUEST_TIMED_OUT,
+        KafkaError.COORDINATOR_NOT_AVAILABLE,
+        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+        KafkaError.NOT_COORDINATOR,
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.BROKER_NOT_AVAILABLE,
+        KafkaError.UNSTABLE_OFFSET_COMMIT,
+    }
+)
+
+
+class Deadline:
+    """A moment by which something must be over, and the wait that it came from."""
+
+    __slots__ = ("_at", "seconds")
+
+    def __init__(self, seconds: float) -> None:
+        if not _is_number(seconds) or not seconds >= 0:
+            raise InvalidRequest(f"a timeout is a number of seconds, not {seconds!r}")
+        self.seconds = seconds
+        self._at = time.monotonic() + seconds
+
+    def left(self) -> float:
+        return max(0.0, self._at - time.monotonic())
+
+    def slice(self) -> float:
+        """A wait that is no longer than what is left, and short enough for Ctrl-C."""
+        return min(self.left(), limits.CLIENT_POLL_MS / 1000)
+
+    def end(self) -> None:
+        """Nobody waits any more; any thread may say so."""
+        self._at = time.monotonic()
+
+    def passed(self) -> bool:
+        return time.monotonic() >= self._at
+
+    def words(self) -> str:
+        return "for ever" if math.isinf(self.seconds) else f"{self.seconds:g} s"
+
+    def timeout(self, waited_for: str) -> QuackTimeout:
+        return QuackTimeout(f"waited {self.words()} for {waited_for}")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def kafka_error(exception: BaseException) -> KafkaError | None:
+    """The error inside an exception of librdkafka's."""
+    error = exception.args[0] if exception.args else None
+    return error if isinstance(error, KafkaError) else None
+
+
+def translated(error: KafkaError, waited_for: str, deadline: Deadline | None = None) -> QuackError:
+    """Our error for one of librdkafka's; `waited_for` is what the caller wanted."""
+    if error.code() in _SILENCES:
+        waited = "" if deadline is None else f"{deadline.words()} "
+        return QuackTimeout(f"waited {waited}for {waited_for}: {error.str()}")
+    kind = _CODES.get(error.code(), QuackError)
+    return kind(f"{waited_for}: {error.str()}")
+
+
+@contextmanager
+def translating(waited_for: str, deadline: Deadline | None = None) -> Iterator[None]:
+    """Around calls of librdkafka."""
+    try:
+        yield
+    except KafkaException as exception:
+        error = kafka_error(exception)
+        if error is None:
+            raise QuackError(f"{waited_for}: {exception}") from exception
+        raise translated(error, waited_for, deadline) from exception

@@ -1,0 +1,29 @@
+"""Locks that nobody waits for beyond a deadline."""
+
+from __future__ import annotations
+
+import threading
+
+from quackmq.client.failures import Deadline
+
+
+class held:
+    """Around what is done with a lock. QuackTimeout."""
+
+    __slots__ = ("_deadline", "_lock", "_waited_for")
+
+    def __init__(
+        self, lock: threading.Lock | threading.RLock, waited_for: str, deadline: Deadline
+    ) -> None:
+        self._lock = lock
+        self._waited_for = waited_for
+        self._deadline = deadline
+
+    def __enter__(self) -> None:
+        if self._lock.acquire(blocking=False):
+            return
+        if not self._lock.acquire(timeout=min(self._deadline.left(), threading.TIMEOUT_MAX)):
+            raise self._deadline.timeout(self._waited_for)
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.release()

@@ -1,0 +1,209 @@
+"""Puts that are numbered, so that a producer may repeat after its own crash what it is unsure of.
+
+A numbered put is one Kafka transaction of the messages and of their number, which is committed as
+the offset of a group that belongs to the publisher (see `quackmq.conventions`). So the broker holds
+both or neither, and the last number tells what it holds. Beside the number stands where the last
+message lies, so that its repeat is answered like the first time.
+
+A name is one publisher: who begins under it ends what an earlier one has left open and fences it
+(ProducerFenced), so that a process that slept cannot put in between.
+
+Any thread may call; one put at a time.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+
+from quackmq import limits
+from quackmq.client.cluster import Cluster
+from quackmq.client.failures import Deadline, kafka_error, translated
+from quackmq.client.locks import held
+from quackmq.client.publisher import Parcel, Sending
+from quackmq.client.settings import Connection
+from quackmq.conventions import (
+    NUMBER_PARTITION,
+    number_of_offset,
+    offset_of_number,
+    publisher_group,
+)
+from quackmq.errors import InvalidRequest, LimitReached, ProducerFenced, QuackError
+from quackmq.subscriptions import Place, message_id
+
+
+class Last(NamedTuple):
+    """The last number that the broker holds, and the id of its message where that is known."""
+
+    number: int
+    id: str | None
+
+
+class Numbered:
+    def __init__(self, connection: Connection, name: str, cluster: Cluster) -> None:
+        """InvalidRequest for a name that leaves no room for what is put before it."""
+        self._connection = connection
+        self._name = name
+        self._cluster = cluster
+        self._group = publisher_group(name)
+        if len(self._group.encode()) > limits.NAME_BYTES:
+            most = limits.NAME_BYTES - len(publisher_group(""))
+            raise InvalidRequest(f"a publisher's name takes {most} bytes as UTF-8 at the most")
+        self._lock = threading.Lock()
+        self._producer: Producer | None = None
+        self._group_metadata: Any = None
+        #: Known since the producer that is there has begun: nobody else puts under its name.
+        self._last: dict[str, Last | None] = {}
+
+    def put(
+        self, topic: str, parcels: Sequence[Parcel], sequence: int, deadline: Deadline
+    ) -> list[str | None]:
+        """The ids of messages numbered from `sequence` on. What the broker has already is dropped,
+        and has an id only where that is known. ProducerFenced, QuackTimeout."""
+        offset_of_number(sequence)
+        offset_of_number(sequence + max(0, len(parcels) - 1))
+        if len(parcels) > limits.CLIENT_NUMBERED_MESSAGES:
+            raise LimitReached(
+                f"{len(parcels)} messages in one numbered put; {limits.CLIENT_NUMBERED_MESSAGES} "
+                "is the most"
+            )
+        with held(self._lock, f"another numbered put of {self._name}", deadline):
+            producer = self._ready(deadline)
+            last = self._last_of(topic, deadline)
+            repeated = 0 if last is None else min(max(0, last.number + 1 - sequence), len(parcels))
+            ids: list[str | None] = [None] * repeated
+            if last is not None and last.number < sequence + repeated and repeated:
+                ids[-1] = last.id
+            fresh = parcels[repeated:]
+            if fresh:
+                number = sequence + len(parcels) - 1
+                ids += self._transact(producer, topic, fresh, number, deadline)
+            return ids
+
+    def last(self, topic: str, deadline: Deadline) -> int | None:
+        """The last number that the broker holds of this name. Whoever else puts under it is fenced:
+        otherwise the answer could be old before it is given."""
+        with held(self._lock, f"another numbered put of {self._name}", deadline):
+            self._ready(deadline)
+            found = self._last_of(topic, deadline)
+            return None if found is None else found.number
+
+    def close(self) -> None:
+        """What is under way in another thread ends by its own deadline."""
+        self._producer = None
+
+    def _ready(self, deadline: Deadline) -> Producer:
+        if self._producer is not None:
+            return self._producer
+        timeout_ms = max(1_000, int(min(deadline.seconds, 3600) * 1000))
+        producer = Producer(self._connection.numbering(self._group, timeout_ms))
+        if self._group_metadata is None:
+            settings = self._connection.shared() | {"group.id": self._group}
+            with Consumer(settings) as nobody:
+                self._group_metadata = nobody.consumer_group_metadata()
+        try:
+            producer.init_transactions(deadline.left())
+        except KafkaException as exception:
+            raise self._failure(exception, "to begin", deadline) from exception
+        self._last = {}
+        self._producer = producer
+        return producer
+
+    def _last_of(self, topic: str, deadline: Deadline) -> Last | None:
+        if topic not in self._last:
+            info = self._cluster.ensure_topic(topic, deadline)
+            told = self._cluster.committed(self._group, info, deadline).get(NUMBER_PARTITION)
+            number = None if told is None else number_of_offset(told.offset)
+            self._last[topic] = (
+                None if told is None or number is None else Last(number, told.note or None)
+            )
+        return self._last[topic]
+
+    def _transact(
+        self,
+        producer: Producer,
+        topic: str,
+        parcels: Sequence[Parcel],
+        number: int,
+        deadline: Deadline,
+    ) -> list[str | None]:
+        sending = Sending(len(parcels))
+        try:
+            producer.begin_transaction()
+            for index, (value, key, headers) in enumerate(parcels):
+                more: dict[str, Any] = {} if headers is None else {"headers": headers}
+                report = sending.report(index)
+                self._produce(producer, deadline, topic, value, key, on_delivery=report, **more)
+            producer.flush(deadline.left())
+            if sending.error is not None:
+                raise KafkaException(sending.error)
+            if not sending.is_done:
+                raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+            ids = self._ids(topic, sending.places, deadline)
+            offsets = [
+                TopicPartition(
+                    topic, NUMBER_PARTITION, offset_of_number(number), metadata=ids[-1] or ""
+                )
+            ]
+            producer.send_offsets_to_transaction(offsets, self._group_metadata, deadline.left())
+            producer.commit_transaction(deadline.left())
+        except KafkaException as exception:
+            raise self._ended(producer, topic, exception, deadline) from exception
+        except BaseException:
+            self._producer = None  # the next call begins anew, and so ends what is open
+            raise
+        self._last[topic] = Last(number, ids[-1])
+        return ids
+
+    def _produce(
+        self, producer: Producer, deadline: Deadline, *arguments: Any, **more: Any
+    ) -> None:
+        while True:
+            try:
+                producer.produce(*arguments, **more)
+                return
+            except BufferError:
+                if deadline.passed():
+                    raise KafkaException(KafkaError(KafkaError._TIMED_OUT)) from None
+                producer.poll(deadline.slice())
+
+    def _ids(
+        self, topic: str, places: Sequence[Place | None], deadline: Deadline
+    ) -> list[str | None]:
+        topic_id = self._cluster.topic(topic, deadline).id
+        return [None if place is None else message_id(topic_id, place) for place in places]
+
+    def _ended(
+        self, producer: Producer, topic: str, exception: KafkaException, deadline: Deadline
+    ) -> QuackError:
+        """A transaction failed. If it can be undone it is; else its outcome is open, and the next
+        call asks for the last number again, with a producer that has ended what was left."""
+        error = kafka_error(exception)
+        self._last.pop(topic, None)
+        undone = False
+        if error is not None and error.txn_requires_abort():
+            try:
+                producer.abort_transaction(max(deadline.left(), 1.0))
+                undone = True
+            except KafkaException as failed:
+                exception = failed
+        if not undone:
+            self._producer = None
+        doubt = "" if undone else ", it may be there or not: put it again with the same sequence"
+        return self._failure(exception, f"to take numbered messages for {topic}{doubt}", deadline)
+
+    def _failure(self, exception: KafkaException, what: str, deadline: Deadline) -> QuackError:
+        error = kafka_error(exception)
+        waited_for = f"{self._connection.address} {what}"
+        if error is None:
+            return QuackError(f"{waited_for}: {exception}")
+        found = translated(error, waited_for, deadline)
+        if isinstance(found, ProducerFenced):
+            return ProducerFenced(
+                f"another process puts numbered messages under the name {self._name}: one at a "
+                "time can; if this is to go on, stop the other one"
+            )
+        return found

@@ -1,0 +1,171 @@
+"""Putting: messages on their way to the broker, and who waits for them.
+
+librdkafka sends in threads of its own; what became of a message is told to whoever polls. A put
+that is alone polls itself, so that no other thread stands between it and the answer. Of several,
+one polls for all and hands that on when its own message is there.
+
+Promised: what was acknowledged is on disk; within this process a message that librdkafka sends
+again is there once. After a QuackTimeout a message is there or not: who must know numbers them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka import Message as Record
+
+from quackmq import limits
+from quackmq.client.failures import Deadline, kafka_error, translated
+from quackmq.client.settings import Connection
+from quackmq.errors import BrokerClosing, QuackError, RecordTooLarge
+from quackmq.subscriptions import Place
+
+#: Value, key and headers of a message, serialised.
+Parcel = tuple[bytes | None, bytes | None, list[tuple[str, bytes]] | None]
+
+
+class Sending:
+    """Messages of one call, until each was acknowledged or given up."""
+
+    __slots__ = ("_awake", "_left", "error", "is_done", "on_done", "places")
+
+    def __init__(self, count: int, on_done: Callable[[], None] | None = None) -> None:
+        self.places: list[Place | None] = [None] * count
+        self.error: KafkaError | None = None
+        self.is_done = count == 0
+        self.on_done = on_done
+        self._left = count
+        self._awake = threading.Lock()
+        self._awake.acquire()
+
+    def report(self, index: int) -> Callable[[KafkaError | None, Record], None]:
+        """What librdkafka calls when it knows what became of a message."""
+
+        def reported(error: KafkaError | None, record: Record) -> None:
+            if error is None:
+                self.places[index] = Place(record.partition() or 0, record.offset() or 0)
+            else:
+                self.error = error
+            self.count_down()
+
+        return reported
+
+    def count_down(self, by: int = 1) -> None:
+        self._left -= by
+        if self._left == 0:
+            self.is_done = True
+            if self.on_done is not None:
+                self.on_done()
+            self.wake()
+
+    def wake(self) -> None:
+        try:
+            self._awake.release()
+        except RuntimeError:
+            pass  # awake already
+
+    def sleep(self, seconds: float) -> None:
+        self._awake.acquire(timeout=seconds)
+
+
+class Publisher:
+    """A producer for calls of one timeout. Any thread may call."""
+
+    def __init__(self, connection: Connection, timeout_ms: int) -> None:
+        self._address = connection.address
+        self._producer = Producer(connection.producer(timeout_ms))
+        self._polling = threading.Lock()
+        self._waiting: dict[Sending, None] = {}
+        self._poller: threading.Thread | None = None
+        self._is_closed = False
+
+    def send(self, topic: str, parcel: Parcel, sending: Sending, index: int) -> None:
+        """On its way; what became of it is told to `sending`. BufferError if too much waits."""
+        if self._is_closed:
+            raise BrokerClosing("this client is closed")
+        value, key, headers = parcel
+        try:
+            more: dict[str, Any] = {} if headers is None else {"headers": headers}
+            self._producer.produce(topic, value, key, on_delivery=sending.report(index), **more)
+        except KafkaException as exception:
+            raise self._refusal(topic, parcel, exception) from exception
+
+    def wait(self, sending: Sending, deadline: Deadline) -> None:
+        """Until all is known, or the time is up."""
+        if self._poller is None and self._polling.acquire(blocking=False):
+            try:
+                self._poll_for(sending, deadline)
+            finally:
+                self._polling.release()
+                self._hand_on()
+            return
+        self._waiting[sending] = None
+        try:
+            while not sending.is_done and not deadline.passed():
+                sending.sleep(deadline.slice())
+                if self._poller is None and self._polling.acquire(blocking=False):
+                    try:
+                        self._poll_for(sending, deadline)
+                    finally:
+                        self._polling.release()
+        finally:
+            del self._waiting[sending]
+            self._hand_on()
+
+    def make_room(self, deadline: Deadline) -> None:
+        """Let some of what waits be sent."""
+        self._producer.poll(deadline.slice())
+
+    def poll_always(self) -> None:
+        """From now on a thread of its own polls: for callers that do not wait in one."""
+        if self._poller is None:
+            self._poller = threading.Thread(
+                target=self._poll_until_closed, name="quackmq-client-reports", daemon=True
+            )
+            self._poller.start()
+
+    def close(self, deadline: Deadline) -> None:
+        """What is under way has until the deadline."""
+        self._is_closed = True
+        self._producer.flush(deadline.left())
+        if self._poller is not None:
+            self._poller.join(deadline.left() + limits.CLIENT_POLL_MS / 1000)
+
+    def failure(self, topic: str, error: KafkaError, deadline: Deadline) -> QuackError:
+        what = f"{self._address} to take a message for topic {topic}"
+        return translated(error, what, deadline)
+
+    def unanswered(self, topic: str, deadline: Deadline) -> QuackError:
+        return deadline.timeout(
+            f"{self._address} to acknowledge a message for topic {topic}: it may be there or not"
+        )
+
+    def _poll_for(self, sending: Sending, deadline: Deadline) -> None:
+        poll = self._producer.poll
+        while not sending.is_done and not deadline.passed():
+            poll(deadline.slice())
+
+    def _poll_until_closed(self) -> None:
+        while not self._is_closed:
+            self._producer.poll(limits.CLIENT_POLL_MS / 1000)
+
+    def _hand_on(self) -> None:
+        """Somebody else has to poll now."""
+        for each in list(self._waiting):
+            if not each.is_done:
+                each.wake()
+                return
+
+    def _refusal(self, topic: str, parcel: Parcel, exception: KafkaException) -> QuackError:
+        error = kafka_error(exception)
+        if error is None:
+            return QuackError(f"a message for topic {topic}: {exception}")
+        if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
+            size = sum(len(part) for part in parcel[:2] if part is not None)
+            return RecordTooLarge(
+                f"a message of {size} bytes for topic {topic}; {limits.BATCH_BYTES} is the most"
+            )
+        return translated(error, f"a message for topic {topic}")

@@ -1,0 +1,324 @@
+"""What a client consists of, and how its parts work together: shared by `Client` and `AsyncClient`.
+
+Parts are made when they are needed: a program that only puts never joins a group, one that only
+gets has no producer. Any thread may call.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from confluent_kafka import Message as Record
+
+from quackmq import limits
+from quackmq.client.cluster import Cluster
+from quackmq.client.commits import commit_by_joining
+from quackmq.client.directory import Directory, default_directory
+from quackmq.client.failures import Deadline
+from quackmq.client.locks import held
+from quackmq.client.numbered import Numbered
+from quackmq.client.publisher import Parcel, Publisher, Sending
+from quackmq.client.reader import OnCrash, Reader
+from quackmq.client.settings import Connection
+from quackmq.client.standing import is_subscribed, not_subscribed, position_by
+from quackmq.client.values import TopicInfo
+from quackmq.errors import (
+    BrokerClosing,
+    InvalidRequest,
+    MemberFenced,
+    NameInOtherMode,
+    NotFound,
+    UnknownMember,
+)
+from quackmq.subscriptions import message_id
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Habits:
+    """How a client reads: see `Client`."""
+
+    on_crash: OnCrash = "skip"
+    session_ms: int = limits.CLIENT_SESSION_MS
+    busy_ms: int = limits.CLIENT_BUSY_MS
+
+
+class Session:
+    def __init__(
+        self, connection: Connection, name: str | None, directory: Path | None, habits: Habits
+    ) -> None:
+        self._connection = connection
+        self._name = name
+        self._habits = habits
+        self._directory_path = directory
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self._cluster: Cluster | None = None
+        self._numbered: Numbered | None = None
+        self._directory: Directory | None = None
+        self._publishers: dict[int, Publisher] = {}
+        self._readers: dict[str, Reader] = {}
+        self._reader_locks: dict[str, threading.RLock] = {}
+
+    def close(self, timeout: float, *, is_done: bool) -> None:
+        """Bounded, whatever the broker does."""
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+        deadline = Deadline(min(timeout, limits.CLIENT_CLOSE_MS / 1000))
+        try:
+            for topic in list(self._readers):
+                self.drop_reader(topic, deadline, is_done=is_done)
+        finally:
+            for publisher in self._publishers.values():
+                publisher.close(deadline)
+            if self._numbered is not None:
+                self._numbered.close()
+            if self._directory is not None:
+                self._directory.close()
+
+    # --- parts ------------------------------------------------------------------------------
+
+    def deadline(self, seconds: float) -> Deadline:
+        """For a call that begins now. BrokerClosing after `close`."""
+        if self._is_closed:
+            raise BrokerClosing("this client is closed")
+        return Deadline(seconds)
+
+    @property
+    def name(self) -> str:
+        """InvalidRequest if it has none."""
+        if self._name is None:
+            raise InvalidRequest(
+                "a client without a name only puts: give it one, under which the broker keeps what "
+                "it has subscribed to, as in Client(address, 'billing')"
+            )
+        return self._name
+
+    @property
+    def cluster(self) -> Cluster:
+        with self._lock:
+            if self._cluster is None:
+                self._cluster = Cluster(self._connection)
+            return self._cluster
+
+    @property
+    def numbered(self) -> Numbered:
+        name, cluster = self.name, self.cluster
+        with self._lock:
+            if self._numbered is None:
+                self._numbered = Numbered(self._connection, name, cluster)
+            return self._numbered
+
+    @property
+    def directory(self) -> Directory:
+        name = self.name
+        with self._lock:
+            if self._directory is None:
+                self._directory = Directory(self._directory_path or default_directory(name))
+            return self._directory
+
+    def publisher(self, deadline: Deadline) -> Publisher:
+        """That of calls which wait so long: librdkafka gives a message up by its producer's time.
+        Beyond a few, one that waits longer serves too."""
+        timeout_ms = max(1, int(min(deadline.seconds, limits.CLIENT_LONGEST_MS / 1000) * 1000))
+        with self._lock:
+            if timeout_ms not in self._publishers:
+                if len(self._publishers) >= limits.CLIENT_PRODUCERS:
+                    longer = [each for each in self._publishers if each > timeout_ms]
+                    return self._publishers[min(longer, default=max(self._publishers))]
+                self._publishers[timeout_ms] = Publisher(self._connection, timeout_ms)
+            return self._publishers[timeout_ms]
+
+    # --- putting ----------------------------------------------------------------------------
+
+    def put(self, topic: str, parcels: Sequence[Parcel], deadline: Deadline) -> list[str]:
+        publisher = self.publisher(deadline)
+        sending = Sending(len(parcels))
+        for index, parcel in enumerate(parcels):
+            self._send(publisher, topic, parcel, sending, index, deadline)
+        publisher.wait(sending, deadline)
+        return self._ids(publisher, topic, sending, deadline)
+
+    def begin_put(
+        self, topic: str, parcel: Parcel, on_done: Callable[[], None], deadline: Deadline
+    ) -> Callable[[], str]:
+        """A message on its way; `on_done` is called in some thread when it is known what became of
+        it, and then what is returned here tells its id, or raises. BufferError if too much is on
+        its way."""
+        publisher = self.publisher(deadline)
+        publisher.poll_always()
+        sending = Sending(1, on_done)
+        publisher.send(topic, parcel, sending, 0)
+        return lambda: self._ids(publisher, topic, sending, deadline)[0]
+
+    def _send(
+        self,
+        publisher: Publisher,
+        topic: str,
+        parcel: Parcel,
+        sending: Sending,
+        index: int,
+        deadline: Deadline,
+    ) -> None:
+        while True:
+            try:
+                publisher.send(topic, parcel, sending, index)
+                return
+            except BufferError:
+                if deadline.passed():
+                    raise deadline.timeout(f"room for a message to topic {topic}") from None
+                publisher.make_room(deadline)
+
+    def _ids(
+        self, publisher: Publisher, topic: str, sending: Sending, deadline: Deadline
+    ) -> list[str]:
+        if sending.error is not None:
+            raise publisher.failure(topic, sending.error, deadline)
+        if not sending.is_done:
+            raise publisher.unanswered(topic, deadline)
+        places = [place for place in sending.places if place is not None]
+        # They are there: their ids are worth a moment beyond the deadline.
+        patience = Deadline(max(deadline.left(), 1.0))
+        topic_id = self.cluster.topic_of_put(topic, places, patience).id
+        return [message_id(topic_id, place) for place in places]
+
+    # --- getting ----------------------------------------------------------------------------
+
+    @contextmanager
+    def reading(self, topic: str, deadline: Deadline, *, by_id: bool = False) -> Iterator[Reader]:
+        """A topic's reader, for one call. UnknownTopic, UnknownSubscription."""
+        with held(self._reader_lock(topic), f"topic {topic} to be free", deadline):
+            try:
+                yield self._reader(topic, by_id, deadline)
+            except (NotFound, MemberFenced, NameInOtherMode):
+                # It is of no use any more: the next call makes another.
+                self.drop_reader(topic, Deadline(0))
+                raise
+
+    def take(
+        self, topic: str, deadline: Deadline, take: Callable[[Reader], T], *, by_id: bool = False
+    ) -> T:
+        """What is taken from a topic's reader. Who is fenced begins once more: it may have been
+        fenced by itself, when a broker that was away came back and heard first that it joins, and
+        then what it had said before. Whoever really is another one is met again."""
+        try:
+            with self.reading(topic, deadline, by_id=by_id) as reader:
+                return take(reader)
+        except MemberFenced as error:
+            log.warning("%s begins once more: %s", self.name, error)
+        with self.reading(topic, deadline, by_id=by_id) as reader:
+            return take(reader)
+
+    def next_batch(self, topic: str, deadline: Deadline) -> Reader:
+        """The reader whose buffer holds the next messages."""
+
+        def fill(reader: Reader) -> Reader:
+            reader.next_batch(deadline)
+            return reader
+
+        return self.take(topic, deadline, fill)
+
+    @contextmanager
+    def present_reader(self, topic: str, deadline: Deadline) -> Iterator[Reader | None]:
+        """The topic's reader if there is one."""
+        with held(self._reader_lock(topic), f"topic {topic} to be free", deadline):
+            yield self._readers.get(topic)
+
+    def put_back(self, topic: str, record: Record) -> None:
+        """Nobody has seen the message that was returned last: it comes next again."""
+        with self.present_reader(topic, Deadline(limits.CLIENT_TIMEOUT_MS / 1000)) as reader:
+            if reader is not None:
+                reader.put_back(record)
+
+    def leave_batch(self, topic: str, timeout: float) -> None:
+        """What is left of a batch stays for later."""
+        with self.present_reader(topic, Deadline(timeout)) as reader:
+            if reader is not None:
+                reader.leave_batch()
+
+    def drop_reader(self, topic: str, deadline: Deadline, *, is_done: bool = False) -> None:
+        with held(self._reader_lock(topic), f"topic {topic} to be free", deadline):
+            reader = self._readers.pop(topic, None)
+            if reader is not None:
+                reader.close(deadline, is_done=is_done)
+
+    def _reader_lock(self, topic: str) -> threading.RLock:
+        with self._lock:
+            return self._reader_locks.setdefault(topic, threading.RLock())
+
+    def _reader(self, topic: str, by_id: bool, deadline: Deadline) -> Reader:
+        found = self._readers.get(topic)
+        if found is not None and found.by_id == by_id:
+            return found
+        if found is not None:
+            self.drop_reader(topic, deadline)
+        name = self.name
+        info = self.cluster.topic(topic, deadline, again=True)
+        if not is_subscribed(self.cluster.committed(name, info, deadline)):
+            raise not_subscribed(name, topic)
+        self._readers[topic] = Reader(
+            self._connection,
+            self.cluster,
+            info,
+            name,
+            self.directory,
+            by_id=by_id,
+            on_crash=self._habits.on_crash,
+            session_ms=self._habits.session_ms,
+            busy_ms=self._habits.busy_ms,
+            tend_others=lambda: self._tend_others(topic),
+        )
+        return self._readers[topic]
+
+    def _tend_others(self, topic: str) -> None:
+        """The readers of other topics are members of the same group, which a new one waits for."""
+        for other, reader in list(self._readers.items()):
+            lock = self._reader_lock(other)
+            if other != topic and lock.acquire(blocking=False):
+                try:
+                    if self._readers.get(other) is reader:
+                        reader.tend()
+                finally:
+                    lock.release()
+
+    # --- subscriptions ------------------------------------------------------------------------
+
+    def positions(self, topic: str, deadline: Deadline) -> tuple[TopicInfo, dict[int, int]]:
+        """Where this name stands, by partition. UnknownTopic, UnknownSubscription."""
+        directory = self.directory
+        info = self.cluster.topic(topic, deadline, again=True)
+        committed = self.cluster.committed(self.name, info, deadline)
+        if not is_subscribed(committed):
+            raise not_subscribed(self.name, topic)
+        positions = {
+            partition: position_by(cursor, directory.peek(info.id, partition), directory.note)
+            for partition, cursor in committed.items()
+        }
+        with self.present_reader(topic, deadline) as reader:
+            if reader is not None and reader.topic.id == info.id:
+                positions |= reader.positions()
+        return info, positions
+
+    def commit(
+        self, info: TopicInfo, offsets: Mapping[int, int], note: str, deadline: Deadline
+    ) -> None:
+        """By whoever of this name may: nobody in particular while it has no members, else one."""
+        try:
+            self.cluster.commit(self.name, info, offsets, note, deadline)
+        except UnknownMember:
+            habits = self._habits
+            settings = self._connection.consumer(self.name, habits.session_ms, habits.busy_ms)
+            commit_by_joining(
+                settings, info.name, offsets, note, deadline, lambda: self._tend_others(info.name)
+            )

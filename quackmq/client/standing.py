@@ -1,0 +1,51 @@
+"""Where a name stands in a topic: by the broker's cursor, by the client's file, in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from quackmq.client.cluster import Committed
+from quackmq.client.directory import PositionFile
+from quackmq.conventions import UNSUBSCRIBED
+from quackmq.errors import UnknownSubscription
+
+
+class Standing:
+    """One that the group has given us. Offsets are always the next ones wanted."""
+
+    __slots__ = ("committed", "done", "end", "file", "is_claimed", "written")
+
+    def __init__(self, start: int, file: PositionFile | None) -> None:
+        #: Behind the last message that was fetched.
+        self.end = start
+        #: Behind the last message that is done with, to be committed.
+        self.done = start
+        #: What the broker has acknowledged of that.
+        self.committed = start
+        self.file = file
+        #: Whether the broker's cursor bears our note: from then on the file counts, not before.
+        self.is_claimed = False
+        #: What the file says.
+        self.written = start
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the broker's cursor is."""
+        return self.done != self.committed
+
+
+def is_subscribed(committed: Mapping[int, Committed]) -> bool:
+    return any(cursor.note != UNSUBSCRIBED for cursor in committed.values())
+
+
+def not_subscribed(name: str, topic: str) -> UnknownSubscription:
+    return UnknownSubscription(
+        f"{name} has not subscribed to topic {topic}: call subscribe({topic!r}) first"
+    )
+
+
+def position_by(cursor: Committed, position: int | None, note: str) -> int:
+    """Where a name stands by the broker's cursor and the file: see `reader` whose word counts."""
+    if position is None or cursor.note != note:
+        return cursor.offset
+    return max(position, cursor.offset)

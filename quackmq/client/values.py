@@ -1,0 +1,226 @@
+"""What the Python client gives and takes: messages, serialisers, places to begin at.
+
+A message is opened when it is looked at: most programs read its value and nothing else, and a loop
+over many pays for what it uses.
+"""
+
+from __future__ import annotations
+
+import datetime
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal, NamedTuple, Protocol
+
+import orjson
+from confluent_kafka import Message as Record
+
+from quackmq.errors import InvalidRequest
+from quackmq.subscriptions import Offset, Place, Start, Time, message_id
+
+#: Headers as they are given: by name, or in pairs where one name comes several times.
+Headers = Mapping[str, str | bytes] | Sequence[tuple[str, str | bytes]]
+#: Where to begin, as it is given: an offset is a number, a time a `datetime` that knows its zone.
+StartLike = Literal["beginning", "end"] | int | datetime.datetime | Offset | Time
+
+SerialiserName = Literal["bytes", "str", "json"]
+
+
+class Serialiser(Protocol):
+    """Turns values into bytes and back; what either raises reaches who called."""
+
+    def dumps(self, value: Any, /) -> bytes: ...
+
+    def loads(self, data: bytes, /) -> Any: ...
+
+
+@dataclass(frozen=True, slots=True)
+class TopicInfo:
+    """A topic as the cluster describes it. One that was made anew has another id."""
+
+    name: str
+    id: uuid.UUID
+    partitions: int
+
+
+class Origin(NamedTuple):
+    """What messages of one topic have in common. `loads` is None where values stay bytes."""
+
+    topic: TopicInfo
+    loads: Callable[[bytes], Any] | None
+
+
+class Message:
+    """One message, as `get` and `listen` return it.
+
+    >>> client.put("news", "rain", key="weather", headers={"lang": "en"})
+    'A...'
+    >>> message = client.get("news")
+    >>> message.value, message.key, message.headers
+    ('rain', b'weather', {'lang': b'en'})
+    """
+
+    __slots__ = ("_origin", "record")
+
+    def __init__(self, record: Record, origin: Origin) -> None:
+        #: As librdkafka has it.
+        self.record = record
+        self._origin = origin
+
+    @property
+    def id(self) -> str:
+        """Names this message for good, among all topics; to be given back as `after`."""
+        return message_id(self._origin.topic.id, Place(self.partition, self.offset))
+
+    @property
+    def value(self) -> Any:
+        """What was put, by the client's serialiser; None where a record has no value at all."""
+        data = self.record.value()
+        loads = self._origin.loads
+        return data if loads is None or data is None else loads(data)
+
+    @property
+    def data(self) -> bytes | None:
+        """The value as bytes."""
+        return self.record.value()
+
+    @property
+    def key(self) -> bytes | None:
+        return self.record.key()
+
+    @property
+    def headers(self) -> dict[str, bytes | None]:
+        """By name; of several with one name, the last."""
+        pairs: Any = self.record.headers() or ()
+        return dict(pairs)
+
+    @property
+    def topic(self) -> str:
+        return self._origin.topic.name
+
+    @property
+    def partition(self) -> int:
+        return self.record.partition() or 0
+
+    @property
+    def offset(self) -> int:
+        return self.record.offset() or 0
+
+    @property
+    def timestamp_ms(self) -> int:
+        """When it was put, by its producer's clock."""
+        return self.record.timestamp()[1]
+
+    def __repr__(self) -> str:
+        return f"<Message {self.id} of {self.topic}, partition {self.partition}>"
+
+
+def origin_of(topic: TopicInfo, serialiser: Serialiser) -> Origin:
+    return Origin(topic, None if isinstance(serialiser, _Bytes) else serialiser.loads)
+
+
+# --- serialisers ---------------------------------------------------------------------------------
+
+
+class _Bytes:
+    def dumps(self, value: Any, /) -> bytes:
+        if not isinstance(value, bytes | bytearray | memoryview):
+            raise InvalidRequest(
+                f"a message is bytes, not {_kind(value)}: give the client serialiser='str' or "
+                "'json' for other values"
+            )
+        return bytes(value)
+
+    def loads(self, data: bytes, /) -> bytes:
+        return data
+
+
+class _Text:
+    def dumps(self, value: Any, /) -> bytes:
+        if not isinstance(value, str):
+            raise InvalidRequest(
+                f"with serialiser='str' a message is a str, not {_kind(value)}: give the client "
+                "serialiser='bytes' or 'json' for other values"
+            )
+        try:
+            return value.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidRequest(f"this text cannot be UTF-8: {error}") from None
+
+    def loads(self, data: bytes, /) -> str:
+        try:
+            return data.decode()
+        except UnicodeDecodeError as error:
+            raise InvalidRequest(
+                f"this message is not UTF-8 ({error}): `message.data` has its bytes"
+            ) from None
+
+
+class _Json:
+    def dumps(self, value: Any, /) -> bytes:
+        try:
+            return orjson.dumps(value)
+        except TypeError as error:
+            raise InvalidRequest(f"this value cannot be JSON: {error}") from None
+
+    def loads(self, data: bytes, /) -> Any:
+        try:
+            return orjson.loads(data)
+        except ValueError as error:
+            raise InvalidRequest(
+                f"this message is not JSON ({error}): `message.data` has its bytes"
+            ) from None
+
+
+_SERIALISERS: Final[Mapping[str, Serialiser]] = {"bytes": _Bytes(), "str": _Text(), "json": _Json()}
+
+
+def serialiser_of(given: SerialiserName | Serialiser) -> Serialiser:
+    if isinstance(given, str):
+        if given not in _SERIALISERS:
+            raise InvalidRequest(
+                f"there is no serialiser {given!r}: it is one of {', '.join(_SERIALISERS)}, or an "
+                "object with dumps and loads"
+            )
+        return _SERIALISERS[given]
+    return given
+
+
+# --- what is given -------------------------------------------------------------------------------
+
+
+def key_bytes(key: str | bytes | None) -> bytes | None:
+    if isinstance(key, str):
+        return key.encode()
+    if key is None or isinstance(key, bytes):
+        return key
+    raise InvalidRequest(f"a key is str or bytes, not {_kind(key)}")
+
+
+def header_pairs(headers: Headers | None) -> list[tuple[str, bytes]] | None:
+    if headers is None:
+        return None
+    pairs = headers.items() if isinstance(headers, Mapping) else headers
+    return [(name, text.encode() if isinstance(text, str) else text) for name, text in pairs]
+
+
+def start_of(given: StartLike) -> Start:
+    """InvalidRequest for what no place is."""
+    if isinstance(given, datetime.datetime):
+        if given.tzinfo is None:
+            raise InvalidRequest(
+                f"{given} does not say in which zone: give a datetime with tzinfo, such as "
+                "datetime.now(UTC)"
+            )
+        return Time(int(given.timestamp() * 1000))
+    if isinstance(given, int) and not isinstance(given, bool):
+        return Offset(given)
+    if isinstance(given, Offset | Time) or given in ("beginning", "end"):
+        return given
+    raise InvalidRequest(
+        f"{given!r} is no place to begin: it is 'beginning', 'end', an offset or a datetime"
+    )
+
+
+def _kind(value: object) -> str:
+    return type(value).__name__

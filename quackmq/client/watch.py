@@ -1,0 +1,139 @@
+"""What it means when messages do not come: librdkafka's errors, and silence.
+
+Much of what librdkafka tells it mends itself. What is left is for the program: a topic that is gone
+or is another one, a name that is used in another way, a place that is not there.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Final
+
+from confluent_kafka import KafkaError
+from confluent_kafka import Message as Record
+
+from quackmq import limits
+from quackmq.client.cluster import Cluster
+from quackmq.client.failures import Deadline, translated
+from quackmq.client.values import TopicInfo
+from quackmq.errors import (
+    MemberFenced,
+    NameInOtherMode,
+    OffsetOutOfRange,
+    QuackError,
+    QuackTimeout,
+    UnknownSubscription,
+)
+
+log = logging.getLogger(__name__)
+
+#: A topic that may be gone, or be another of the same name.
+_GONE: Final = frozenset(
+    {
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+        KafkaError.UNKNOWN_TOPIC_ID,
+        KafkaError._UNKNOWN_TOPIC,
+        KafkaError._UNKNOWN_PARTITION,
+    }
+)
+#: What would be next is not there.
+OUT_OF_RANGE: Final = frozenset({KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._AUTO_OFFSET_RESET})
+#: What librdkafka tells and mends itself.
+_PASSING: Final = frozenset(
+    {
+        KafkaError._ALL_BROKERS_DOWN,
+        KafkaError._TRANSPORT,
+        KafkaError._RESOLVE,
+        KafkaError._TIMED_OUT,
+        KafkaError._MAX_POLL_EXCEEDED,
+        KafkaError._PARTITION_EOF,
+        KafkaError.UNKNOWN_MEMBER_ID,
+        KafkaError.ILLEGAL_GENERATION,
+        KafkaError.REBALANCE_IN_PROGRESS,
+    }
+)
+
+
+class Watch:
+    """Over one name's reading of one topic."""
+
+    def __init__(
+        self, cluster: Cluster, topic: TopicInfo, name: str, address: str, directory: Path
+    ) -> None:
+        self._cluster = cluster
+        self._topic = topic
+        self._name = name
+        self._address = address
+        self._directory = directory
+
+    def check_topic(self, deadline: Deadline) -> TopicInfo:
+        """As it is now. UnknownTopic; UnknownSubscription if it is another one."""
+        now = self._cluster.topic(self._topic.name, deadline, again=True)
+        if now.id != self._topic.id:
+            raise UnknownSubscription(
+                f"topic {self._topic.name} was deleted and made anew: subscribe {self._name} again"
+            )
+        return now
+
+    def meaning(self, error: KafkaError) -> QuackError | None:
+        """None for what mends itself."""
+        what = f"messages of topic {self._topic.name} for {self._name}"
+        code = error.code()
+        if error.fatal() or code == KafkaError._FATAL:
+            return MemberFenced(
+                f"{what}: {error.str()}; another process uses a copy of {self._directory}"
+            )
+        if code in _PASSING:
+            log.debug("%s: %s", what, error)
+            return None
+        if code == KafkaError.INCONSISTENT_GROUP_PROTOCOL:
+            return NameInOtherMode(
+                f"the name {self._name} is used in another way at the moment, by last id or by a "
+                "Kafka group of another kind: stop that, or use another name"
+            )
+        if code in _GONE:
+            try:
+                self.check_topic(Deadline(limits.CLIENT_TIMEOUT_MS / 1000))
+            except QuackError as found:
+                return found
+            return None
+        return translated(error, what) if not error.retriable() else None
+
+    def next_there_is(self, told: Record, wanted: int) -> int:
+        """The topic has let go of the offset that would be next: where to go on. OffsetOutOfRange
+        for one that lies behind the end."""
+        deadline = Deadline(limits.CLIENT_TIMEOUT_MS / 1000)
+        topic = self.check_topic(deadline)
+        partition = told.partition() or 0
+        first, end = (each[partition] for each in self._cluster.ends(topic, deadline))
+        if wanted > end:
+            raise OffsetOutOfRange(
+                f"{self._name} is at offset {wanted} of topic {topic.name}, partition {partition}, "
+                f"which ends at {end}: seek to where it should go on"
+            )
+        lost = first - wanted
+        if lost > 0:
+            log.warning(
+                "topic %s has let go of %d offsets that %s had not read",
+                topic.name,
+                lost,
+                self._name,
+            )
+        return max(first, wanted)
+
+    def silence(self, deadline: Deadline, *, has_partitions: bool) -> QuackError:
+        """Nothing came: why?"""
+        what = f"a message of topic {self._topic.name} for {self._name}"
+        try:
+            self.check_topic(Deadline(limits.CLIENT_TIMEOUT_MS / 10_000))
+        except QuackTimeout:
+            return deadline.timeout(f"{what}: no answer from {self._address}")
+        except QuackError as found:
+            return found
+        if has_partitions:
+            return deadline.timeout(what)
+        return deadline.timeout(
+            f"a partition of topic {self._topic.name} for {self._name}: other processes of this "
+            "name have them, or one that is gone is not missed yet"
+        )

@@ -1,0 +1,102 @@
+"""`AsyncClient`: the same promises in an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from quackmq import AsyncClient, Client, QuackTimeout, errors
+
+pytestmark = pytest.mark.asyncio
+
+
+@pytest_asyncio.fixture
+async def client(address: str, topic: str, tmp_path: Path) -> AsyncIterator[AsyncClient]:
+    options: Any = {"serialiser": "str", "directory": tmp_path, "timeout": 20}
+    async with AsyncClient(address, f"abilling-{topic}", **options) as client:
+        yield client
+
+
+async def test_what_is_put_is_got(client: AsyncClient, topic: str) -> None:
+    await client.subscribe(topic)
+    message_id = await client.put(topic, "rain", key="weather", headers={"lang": "en"})
+    message = await client.get(topic)
+    assert (message.id, message.value, message.key) == (message_id, "rain", b"weather")
+    assert message.headers == {"lang": b"en"}
+
+
+async def test_many_puts_are_under_way_at_once(client: AsyncClient, topic: str) -> None:
+    await client.subscribe(topic)
+    ids = await asyncio.gather(*(client.put(topic, str(number)) for number in range(200)))
+    assert len(set(ids)) == 200
+    got = set()
+    async with aclosing(client.listen(topic)) as listening:
+        async for message in listening:
+            got.add(message.value)
+            if len(got) == 200:
+                break
+    assert got == {str(number) for number in range(200)}
+    assert await client.size(topic) == 0
+
+
+async def test_a_get_that_is_cancelled_takes_no_message_with_it(
+    client: AsyncClient, topic: str
+) -> None:
+    await client.subscribe(topic)
+    await client.put(topic, "a")
+    assert (await client.get(topic)).value == "a"
+    waiting = asyncio.create_task(client.get(topic))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    await client.put_many(topic, ["b", "c"])
+    assert [(await client.get(topic)).value for _ in range(2)] == ["b", "c"]
+
+
+async def test_all_the_rest_is_there_with_await(client: AsyncClient, topic: str) -> None:
+    await client.create_topic(topic, partitions=1, keep_for_ms=60_000)
+    assert topic in await client.topics()
+    await client.subscribe(topic)
+    assert await client.subscriptions() == [topic]
+    await client.put(topic, "a", sequence=3)
+    assert await client.last_sequence(topic) == 3
+    assert (await client.get(topic, after=None)).value == "a"
+    await client.seek(topic, "beginning")
+    assert (await client.get(topic)).value == "a"
+    await client.unsubscribe(topic)
+    await client.delete_topic(topic)
+    with pytest.raises(errors.UnknownTopic):
+        await client.get(topic)
+
+
+async def test_nothing_is_waited_for_for_ever(client: AsyncClient, topic: str) -> None:
+    """R5."""
+    await client.subscribe(topic)
+    with pytest.raises(QuackTimeout, match=topic):
+        await client.get(topic, timeout=0.2)
+    async with AsyncClient("127.0.0.1:1", "nobody", timeout=0.3) as lost:
+        with pytest.raises(QuackTimeout, match=r"127\.0\.0\.1:1"):
+            await lost.put(topic, b"rain")
+        with pytest.raises(QuackTimeout, match=r"127\.0\.0\.1:1"):
+            await lost.topics()
+
+
+async def test_it_has_every_method_of_the_client_with_the_same_parameters() -> None:
+    def methods(of: type) -> dict[str, list[str]]:
+        return {
+            name: list(inspect.signature(member).parameters)
+            for name, member in vars(of).items()
+            if inspect.isfunction(member)
+            and not name.startswith("_")
+            and name not in ("parcel", "get_by")
+        }
+
+    assert methods(AsyncClient) == methods(Client)

@@ -1,0 +1,152 @@
+"""What a client keeps on disk: positions that are there whole or not at all, and have one owner."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import uuid
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quackmq import QuackTimeout, errors, limits
+from quackmq.client.cluster import Committed
+from quackmq.client.directory import Directory, PositionFile, Taken, default_directory
+from quackmq.client.failures import Deadline
+from quackmq.client.standing import position_by
+
+TOPIC = uuid.uuid4()
+SOON = Deadline(60)
+
+
+def taken(file: PositionFile, position: int | None = None) -> int:
+    """Take a file over; it keeps its position unless it has none."""
+    return file.take_over(lambda found: (position or 0) if found is None else found, SOON)
+
+
+def test_a_position_is_found_again(tmp_path: Path) -> None:
+    file = PositionFile(tmp_path / "p", TOPIC)
+    assert taken(file, 5) == 5
+    for position in (6, 7, 3, 2**40):
+        file.write(position, SOON)
+        again = PositionFile(tmp_path / "p", TOPIC)
+        assert again.peek() == position
+        again.close()
+    file.close()
+
+
+def test_of_a_file_that_was_torn_the_position_before_counts(tmp_path: Path) -> None:
+    """Whatever a crash leaves of the half that was being written, the other one holds."""
+    path = tmp_path / "p"
+    file = PositionFile(path, TOPIC)
+    taken(file, 1)
+    file.write(2, SOON)
+    before = path.read_bytes()
+    file.write(3, SOON)
+    after = path.read_bytes()
+    file.close()
+    changed = [
+        index for index in range(len(after)) if before[index : index + 1] != after[index:][:1]
+    ]
+    for cut in range(changed[0], changed[-1] + 1):
+        path.write_bytes(after[:cut] + before[cut:])
+        torn = PositionFile(path, TOPIC)
+        assert torn.peek() == 2, f"torn at {cut}"
+        torn.close()
+
+
+@given(data=st.binary(max_size=1200))
+def test_bytes_that_are_no_position_are_none(
+    data: bytes, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.mktemp("any") / "p"
+    path.write_bytes(data)
+    file = PositionFile(path, TOPIC)
+    assert file.peek() is None
+    file.close()
+
+
+def test_who_is_no_longer_the_owner_writes_nothing(tmp_path: Path) -> None:
+    """A process that slept must not write over the position of the one that has taken over."""
+    sleeper = PositionFile(tmp_path / "p", TOPIC)
+    taken(sleeper, 10)
+    owner = PositionFile(tmp_path / "p", TOPIC)
+    assert taken(owner) == 10
+    owner.write(20, SOON)
+    with pytest.raises(Taken):
+        sleeper.write(11, SOON)
+    assert owner.peek() == 20
+    sleeper.close()
+    owner.close()
+
+
+def test_a_file_that_somebody_holds_is_not_waited_for_for_ever(tmp_path: Path) -> None:
+    file = PositionFile(tmp_path / "p", TOPIC)
+    taken(file, 1)
+    with open(tmp_path / "p") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(QuackTimeout, match="another process"):
+            file.write(2, Deadline(0.05))
+    file.write(2, SOON)
+    file.close()
+
+
+def test_a_topic_of_another_id_has_positions_of_its_own(tmp_path: Path) -> None:
+    directory = Directory(tmp_path)
+    file = directory.position(TOPIC, 0)
+    taken(file, 9)
+    file.close()
+    assert directory.peek(TOPIC, 0) == 9
+    assert directory.peek(uuid.uuid4(), 0) is None
+    assert directory.peek(TOPIC, 1) is None
+    directory.forget(TOPIC)
+    assert directory.peek(TOPIC, 0) is None
+    directory.close()
+
+
+def test_processes_have_numbers_and_who_comes_again_has_its_own(tmp_path: Path) -> None:
+    first, second = Directory(tmp_path), Directory(tmp_path)
+    assert (first.process, second.process) == (0, 1)
+    assert first.id == second.id
+    first.close()
+    third = Directory(tmp_path)
+    assert (third.process, third.id) == (0, second.id)
+    second.close()
+    third.close()
+
+
+def test_a_damaged_directory_is_named(tmp_path: Path) -> None:
+    (tmp_path / "id").write_text("not an id")
+    with pytest.raises(errors.UnusableDirectory, match="damaged"):
+        Directory(tmp_path)
+
+
+def test_the_default_directory_is_the_users_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    assert default_directory("billing") == tmp_path / "quackmq" / "billing"
+    names = ["a/b", "..", "ä" * 100, "x" * limits.NAME_BYTES, "."]
+    found = {default_directory(name) for name in names}
+    assert len(found) == len(names)
+    for path in found:
+        assert path.parent == tmp_path / "quackmq"
+        assert len(os.fsencode(path.name)) < limits.NAME_BYTES
+
+
+@pytest.mark.parametrize(
+    ("cursor", "position", "expected"),
+    [
+        (Committed(5, "ours"), 9, 9),  # our commit was on its way
+        (Committed(5, "ours"), None, 5),  # the file is lost
+        (Committed(9, "ours"), 5, 9),  # the file is an old one
+        (Committed(5, ""), 9, 5),  # moved by somebody else
+        (Committed(5, "theirs"), 9, 5),  # another machine went on
+    ],
+)
+def test_the_brokers_cursor_beats_the_file_unless_it_is_ours(
+    cursor: Committed, position: int | None, expected: int
+) -> None:
+    assert position_by(cursor, position, "ours") == expected

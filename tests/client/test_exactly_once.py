@@ -1,0 +1,305 @@
+"""The two ways of remembering how far a program has come, through crashes of it (R2).
+
+By id the program does; by the client's file a message is never returned twice, and the one in hand
+at a crash goes unprocessed or is returned again, by choice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quackmq import Client, errors
+from tests.client.conftest import Clients
+from tests.client.program import Program
+
+
+@pytest.fixture
+def start(address: str, tmp_path: Path, topic: str) -> Iterator[Any]:
+    """Starts programs of one name on one machine, and kills what is left of them."""
+    started: list[Program] = []
+
+    def start(name: str = "billing", **options: Any) -> Program:
+        whole = f"{name}-{topic}"
+        started.append(Program(address, whole, tmp_path / whole, **options))
+        return started[-1]
+
+    yield start
+    for program in started:
+        program.kill()
+
+
+# --- by id ---------------------------------------------------------------------------------------
+
+
+def test_a_message_that_was_not_named_is_returned_again(client: Client, topic: str) -> None:
+    """R2."""
+    client.subscribe(topic)
+    client.put_many(topic, list("abc"))
+    first = client.get(topic, after=None)
+    assert client.get(topic, after=None).id == first.id
+    second = client.get(topic, after=first.id)
+    assert (first.value, second.value) == ("a", "b")
+    assert client.get(topic, after=first.id).id == second.id
+    assert client.get(topic, after=second.id).value == "c"
+
+
+def test_an_id_that_was_not_returned_last_is_gone_to(client: Client, topic: str) -> None:
+    client.subscribe(topic)
+    ids = client.put_many(topic, list("abcde"))
+    assert client.get(topic, after=ids[2]).value == "d"
+    assert client.get(topic, after=ids[0]).value == "b"
+    assert client.get(topic, after=[ids[3]]).value == "e"
+
+
+def test_what_is_named_is_committed_before_the_client_is_closed(
+    clients: Clients, topic: str
+) -> None:
+    client = clients()
+    client.subscribe(topic)
+    client.put_many(topic, list("abc"))
+    last = None
+    for _ in range(3):
+        last = client.get(topic, after=last).id
+    client.close()
+    assert clients().size(topic) == 1  # the last one returned was not named
+
+
+def test_a_program_killed_at_any_point_goes_on_behind_what_it_has_stored(
+    start: Any, topic: str
+) -> None:
+    """Nothing is committed by a process that is killed at once: the id alone tells."""
+    with start() as first:
+        first.call("subscribe", topic)
+        ids = first.call("put_many", topic, list("abc"))
+        assert first.call("get", topic, after=None) == "a"
+        assert first.call("get", topic, after=ids[0]) == "b"
+    with start() as second:
+        assert second.call("get", topic, after=ids[0]) == "b"
+        assert second.call("get", topic, after=ids[1]) == "c"
+
+
+def test_one_id_is_enough_for_many_partitions(start: Any, clients: Clients, topic: str) -> None:
+    """What is done in the others is committed before a message of another one is returned."""
+    admin = clients("press")
+    admin.create_topic(topic, partitions=3)
+    wanted = {admin.put(topic, str(number), key=str(number)): number for number in range(30)}
+    seen: list[int] = []
+    last: str | None = None
+    clients().subscribe(topic, "beginning")
+    for stop in (7, 8, 30):
+        with start() as program:  # until it is killed
+            while len(seen) < stop:
+                value, last = program.call("get_with_id", topic, after=last)
+                seen.append(int(value))
+    assert sorted(seen) == sorted(wanted.values())
+
+
+def test_several_ids_are_for_several_partitions(clients: Clients, topic: str) -> None:
+    client = clients()
+    client.create_topic(topic, partitions=2)
+    ids = {}
+    for number in range(40):
+        message_id = client.put(topic, str(number), key=str(number))
+        ids[number] = message_id
+    client.subscribe(topic, "beginning")
+    done: dict[int, str] = {}
+    seen = []
+    for _ in range(20):
+        message = client.get(topic, after=done.values())
+        done[message.partition] = message.id
+        seen.append(message.value)
+    again = [client.get(topic, after=done.values()).value]
+    assert len(set(seen) | set(again)) == 21
+
+
+def test_ids_that_are_not_of_the_topic_are_refused(clients: Clients, topic: str) -> None:
+    client = clients()
+    client.subscribe(topic)
+    client.put(topic, "a")
+    other = client.put(f"{topic}-other", "x")
+    for wrong in ("", "nonsense", "A" * 39, other):
+        with pytest.raises(errors.InvalidMessageId):
+            client.get(topic, after=wrong)
+    assert client.get(topic, after=None).value == "a"
+
+
+# --- by the client's file ------------------------------------------------------------------------
+
+
+def test_with_skip_a_message_is_never_returned_twice(start: Any, topic: str) -> None:
+    with start() as first:
+        first.call("subscribe", topic)
+        first.call("put_many", topic, list("abcd"))
+        assert [first.call("get", topic) for _ in range(2)] == ["a", "b"]
+    with start() as second:
+        assert second.call("get", topic) == "c"
+
+
+def test_with_repeat_the_message_in_hand_is_returned_again(start: Any, topic: str) -> None:
+    with start(on_crash="repeat") as first:
+        first.call("subscribe", topic)
+        first.call("put_many", topic, list("abcd"))
+        assert [first.call("get", topic) for _ in range(2)] == ["a", "b"]
+    with start(on_crash="repeat") as second:
+        assert [second.call("get", topic) for _ in range(2)] == ["b", "c"]
+
+
+def test_a_batch_in_hand_at_a_crash_goes_as_a_whole(start: Any, topic: str) -> None:
+    """With "skip" what was not looked at is lost, with "repeat" all of it comes again."""
+    for on_crash, expected in (("skip", "after"), ("repeat", "a")):
+        with start(on_crash, on_crash=on_crash) as first:
+            first.call("subscribe", topic)
+            first.call("put_many", topic, list("abc"))
+            assert [first.call("next", topic) for _ in range(2)] == ["a", "b"]
+        with start(on_crash, on_crash=on_crash) as second:
+            second.call("put", topic, "after")
+            assert second.call("get", topic) == expected
+            second.call("unsubscribe", topic)
+
+
+def test_what_a_listener_left_of_its_batch_is_there_after_a_crash(start: Any, topic: str) -> None:
+    with start() as first:
+        first.call("subscribe", topic)
+        first.call("put_many", topic, list("abcd"))
+        assert first.call("take", topic, 2) == ["a", "b"]
+    with start() as second:
+        assert second.call("get", topic) == "c"
+
+
+def test_with_repeat_a_block_that_ends_well_is_done_and_one_that_fails_is_not(
+    clients: Clients, topic: str
+) -> None:
+    with clients(on_crash="repeat") as first:
+        first.subscribe(topic)
+        first.put_many(topic, list("abc"))
+        assert first.get(topic).value == "a"
+    with pytest.raises(ValueError), clients(on_crash="repeat") as second:
+        assert second.get(topic).value == "b"
+        raise ValueError("the work failed")
+    third = clients(on_crash="repeat")
+    assert third.get(topic).value == "b"
+    third.close()
+    assert clients(on_crash="repeat").get(topic).value == "b"
+
+
+def test_the_brokers_cursor_beats_the_file_when_somebody_else_moved_it(
+    clients: Clients, tmp_path: Path, topic: str
+) -> None:
+    """Elsewhere the name went on, or was moved: an old file must not count."""
+    here = clients()
+    here.subscribe(topic)
+    here.put_many(topic, list("abcdef"))
+    assert here.get(topic).value == "a"
+    here.close()
+    elsewhere = clients(directory=tmp_path / "elsewhere")
+    assert [elsewhere.get(topic).value for _ in range(3)] == ["b", "c", "d"]
+    elsewhere.close()
+    assert clients().get(topic).value == "e"
+    clients("other").close()
+
+
+def test_a_seek_while_the_client_was_away_counts(clients: Clients, topic: str) -> None:
+    here = clients()
+    here.subscribe(topic)
+    here.put_many(topic, list("abcd"))
+    assert [here.get(topic).value for _ in range(3)] == ["a", "b", "c"]
+    here.close()
+    other = clients()
+    other.seek(topic, 1)
+    other.close()
+    assert clients().get(topic).value == "b"
+
+
+def test_a_directory_that_is_lost_costs_no_more_than_the_commits_that_were_due(
+    clients: Clients, tmp_path: Path, topic: str
+) -> None:
+    client = clients()
+    client.subscribe(topic)
+    client.put_many(topic, list("abc"))
+    client.get(topic)
+    client.close()
+    assert clients(directory=tmp_path / "empty").get(topic).value == "b"
+
+
+def test_a_directory_that_cannot_be_used_is_named(clients: Clients, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    client = clients(directory=tmp_path / "file")
+    client.subscribe("somewhere")
+    with pytest.raises(errors.UnusableDirectory, match="file"):
+        client.get("somewhere")
+
+
+# --- processes that share a name -----------------------------------------------------------------
+
+
+def test_processes_that_share_a_name_share_by_partition(
+    start: Any, clients: Clients, topic: str
+) -> None:
+    press = clients("press")
+    press.create_topic(topic, partitions=2)
+    with start() as first, start() as second:
+        first.call("subscribe", topic)
+        for program in (first, second):
+            program.begin("get", topic, 40)
+        got: list[str] = []
+        for partition in range(2):  # each has one, whichever it is
+            press.put(topic, f"{partition}", key=_key_for(partition, 2))
+        got += [first.answer(), second.answer()]
+        assert sorted(got) == ["0", "1"]
+
+
+def test_a_process_that_leaves_hands_its_partitions_on_at_once(
+    clients: Clients, topic: str
+) -> None:
+    first, second = clients(), clients()
+    first.create_topic(topic, partitions=1)
+    first.subscribe(topic)
+    first.put_many(topic, list("ab"))
+    assert first.get(topic).value == "a"
+    with pytest.raises(errors.QuackTimeout, match="other processes"):
+        second.get(topic, timeout=1)
+    first.close()
+    assert second.get(topic).value == "b"
+
+
+def test_a_name_that_others_use_may_be_subscribed_to_further_topics(
+    start: Any, clients: Clients, topic: str
+) -> None:
+    further = f"{topic}-further"
+    with start() as first:
+        first.call("subscribe", topic)
+        first.call("put", topic, "a")
+        assert first.call("get", topic) == "a"  # it is a member of the group from now on
+        first.begin("get", topic)
+        second = clients()
+        assert second.subscribe(further) is True
+        second.put(further, "b")
+        assert second.get(further).value == "b"
+        with pytest.raises(errors.GroupNotEmpty, match="stop them"):
+            clients().seek(topic, "beginning")
+        second.put(topic, "c")
+        assert first.answer() == "c"
+
+
+def test_a_client_reads_several_topics_in_turn(client: Client, topic: str) -> None:
+    topics = [f"{topic}-{number}" for number in range(4)]
+    for each in topics:
+        client.subscribe(each)
+        client.put_many(each, list("ab"))
+    for value in "ab":
+        assert [client.get(each).value for each in topics] == [value] * 4
+
+
+def _key_for(partition: int, partitions: int) -> str:
+    """A key that librdkafka puts there: by its crc32."""
+    from zlib import crc32
+
+    return next(
+        str(number)
+        for number in range(1000)
+        if crc32(str(number).encode()) % partitions == partition
+    )
