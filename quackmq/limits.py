@@ -335,6 +335,9 @@ CLIENT_HEARTBEAT_MS: Final = 500
 CLIENT_BUSY_MS: Final = 5 * 60_000
 #: The broker's cursor follows what a client has done so closely.
 CLIENT_COMMIT_MS: Final = 200
+#: A question to the cluster that can be asked again is, after so long without an answer: one that
+#: was just set up may leave the first unanswered.
+CLIENT_ASK_MS: Final = 2_000
 #: A wait inside librdkafka, which Ctrl-C does not interrupt, takes so long at a time.
 CLIENT_POLL_MS: Final = 100
 #: How often it is looked whether an answer has come, where nothing tells.

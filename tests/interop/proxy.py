@@ -100,13 +100,13 @@ class Proxy:
             assert self._broker is not None
             try:
                 broker = socket.create_connection(self._broker, DEADLINE_SECONDS)
-            except ConnectionError:
+                broker.settimeout(None)
+                for end in (client, broker):
+                    # What came in pieces is passed on in pieces, without one waiting for another.
+                    end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            except OSError:  # whoever it is that is gone, others come
                 client.close()
                 continue
-            broker.settimeout(None)
-            for end in (client, broker):
-                # What came in pieces is passed on in pieces, without one waiting for another.
-                end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             link = self._join(client, broker)
             self._links.append(link)
             for run in (link.carry_requests, link.carry_answers):

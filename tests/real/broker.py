@@ -1,6 +1,6 @@
-"""A broker as its users run it, on one directory and one port, through any number of lives.
+"""A broker as its users run it, on one directory and the same ports, through any number of lives.
 
-The port stays ours while the broker is away: a socket that is bound and never listens keeps the
+A port stays ours while the broker is away: a socket that is bound and never listens keeps the
 system from giving it to anybody's outgoing connection.
 """
 
@@ -36,18 +36,26 @@ def wait_until_opening(server: Server, data: Path) -> None:
 
 
 class Broker:
-    """One life at a time. Killed on leaving the block, whatever happens."""
+    """One life at a time. Killed on leaving the block, whatever happens. `addresses` are those of
+    its doors by name, `address` is that of the Kafka door."""
 
-    def __init__(self, data: Path, *options: str, command: Sequence[str] = QUACKMQ) -> None:
+    def __init__(
+        self,
+        data: Path,
+        *options: str,
+        command: Sequence[str] = QUACKMQ,
+        doors: Sequence[str] = ("kafka",),
+    ) -> None:
         self.data = data
         self.options = options
         self.command = command
         self._life = ExitStack()
         self._server: Server | None = None
-        self._held = socket.socket()
-        self._held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self._held.bind((HOST, 0))
-        self.address = f"{HOST}:{self._held.getsockname()[1]}"
+        self._held = {door: _held_port() for door in doors}
+        self.addresses = {
+            door: f"{HOST}:{held.getsockname()[1]}" for door, held in self._held.items()
+        }
+        self.address = self.addresses.get("kafka", "")
 
     def __enter__(self) -> Broker:
         return self
@@ -59,7 +67,8 @@ class Broker:
         trace: TracebackType | None,
     ) -> None:
         self._life.close()
-        self._held.close()
+        for held in self._held.values():
+            held.close()
 
     @property
     def pid(self) -> int:
@@ -68,13 +77,14 @@ class Broker:
     def start(self) -> None:
         """Until it is ready."""
         self.launch()
-        address = self._running.ready()
-        assert address == self.address, f"it listens on {address} instead of {self.address}"
+        addresses = self._running.doors()
+        assert addresses == self.addresses, f"it listens on {addresses}, not {self.addresses}"
 
     def launch(self) -> None:
         """Without waiting for anything."""
         assert self._server is None, "it runs already"
-        arguments = ["--data", str(self.data), "--kafka", self.address, *self.options]
+        doors = [word for door in self.addresses.items() for word in (f"--{door[0]}", door[1])]
+        arguments = ["--data", str(self.data), *doors, *self.options]
         server = Server("serve", *arguments, command=self.command)
         self._server = self._life.enter_context(server)
 
@@ -108,3 +118,10 @@ class Broker:
     def _running(self) -> Server:
         assert self._server is not None, "it does not run"
         return self._server
+
+
+def _held_port() -> socket.socket:
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind((HOST, 0))
+    return held

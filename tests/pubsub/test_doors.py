@@ -1,0 +1,211 @@
+"""All doors see the same topics, subscriptions, numbers and ids: subscribe by one, put by another,
+get by a third."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Iterator
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quackmq import Client
+from quackmq.client.zmq import ZmqClient
+from quackmq.errors import UnknownSubscription, UnknownTopic
+from tests.cli.process import DEADLINE_S, Server
+
+DOORS = ("python", "http", "zmq")
+
+
+@pytest.fixture(scope="module")
+def addresses() -> Iterator[dict[str, str]]:
+    doors = [word for door in ("kafka", "http", "zmq") for word in (f"--{door}", "127.0.0.1:0")]
+    with Server("serve", "--store", "memory:", "--default-partitions", "2", *doors) as server:
+        yield server.doors()
+
+
+class Http:
+    """A client of /v1 in ten lines."""
+
+    def __init__(self, address: str, name: str) -> None:
+        self._name = name
+        host, port = address.split(":")
+        self._connection = http.client.HTTPConnection(host, int(port), timeout=DEADLINE_S)
+
+    def subscribe(self, topic: str) -> None:
+        self._ask("PUT", self._subscription(topic))
+
+    def unsubscribe(self, topic: str) -> None:
+        self._ask("DELETE", self._subscription(topic))
+
+    def put(self, topic: str, value: str, sequence: int) -> None:
+        numbered = f"?publisher={self._name}&sequence={sequence}"
+        self._ask("POST", f"/v1/topics/{topic}/messages{numbered}", {"value": value})
+
+    def last_sequence(self, topic: str) -> int | None:
+        answer = self._ask("GET", f"/v1/topics/{topic}/publishers/{self._name}")
+        last: int | None = answer["last_sequence"]
+        return last
+
+    def get(self, topic: str, last_id: str | None) -> tuple[str, str]:
+        asking = {"last_id": last_id, "wait_ms": DEADLINE_S * 1000}
+        answer = self._ask("POST", f"{self._subscription(topic)}/get", asking)
+        return answer["id"], answer["value"]
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def _subscription(self, topic: str) -> str:
+        return f"/v1/subscriptions/{self._name}/topics/{topic}"
+
+    def _ask(self, method: str, path: str, body: object = None) -> dict[str, Any]:
+        data = None if body is None else json.dumps(body)
+        self._connection.request(method, path, data, {"Content-Type": "application/json"})
+        response = self._connection.getresponse()
+        answer = json.loads(response.read() or b"{}")
+        if answer.get("code") == "unknown_subscription":
+            raise UnknownSubscription(answer["detail"])
+        assert response.status < 400, answer
+        return answer
+
+
+class Zmq:
+    def __init__(self, address: str, name: str) -> None:
+        self._client = ZmqClient(address, name, timeout=DEADLINE_S)
+        self.subscribe = self._client.subscribe
+        self.unsubscribe = self._client.unsubscribe
+        self.last_sequence = self._client.last_sequence
+        self.close = self._client.close
+
+    def put(self, topic: str, value: str, sequence: int) -> None:
+        self._client.put(topic, value, sequence=sequence)
+
+    def get(self, topic: str, last_id: str | None) -> tuple[str, str]:
+        message = self._client.get(topic, after=last_id or "-1")
+        return message.id, message.text
+
+
+class Python:
+    def __init__(self, address: str, name: str, directory: Path) -> None:
+        self._client = Client(
+            address, name, serialiser="str", timeout=DEADLINE_S, directory=directory
+        )
+        self.subscribe = self._client.subscribe
+        self.unsubscribe = self._client.unsubscribe
+        self.last_sequence = self._client.last_sequence
+        self.close = self._client.close
+
+    def put(self, topic: str, value: str, sequence: int) -> None:
+        self._client.put(topic, value, sequence=sequence)
+
+    def get(self, topic: str, last_id: str | None) -> tuple[str, str]:
+        message = self._client.get(topic, after=last_id)
+        return message.id, message.value
+
+
+class Opened:
+    """Clients of each door, closed at the end of the test."""
+
+    def __init__(self, addresses: dict[str, str], directory: Path) -> None:
+        self._addresses = addresses
+        self._directory = directory
+        self._clients: list[Http | Zmq | Python] = []
+
+    def __call__(self, door: str, name: str) -> Http | Zmq | Python:
+        if door == "python":
+            directory = self._directory / name
+            self._clients.append(Python(self._addresses["kafka"], name, directory))
+        else:
+            self._clients.append({"http": Http, "zmq": Zmq}[door](self._addresses[door], name))
+        return self._clients[-1]
+
+    def close(self) -> None:
+        for client in self._clients:
+            client.close()
+
+
+@pytest.fixture
+def opened(addresses: dict[str, str], tmp_path: Path) -> Iterator[Opened]:
+    clients = Opened(addresses, tmp_path)
+    yield clients
+    clients.close()
+
+
+@pytest.mark.parametrize("doors", [*permutations(DOORS)], ids=" ".join)
+def test_subscribe_by_one_door_put_by_another_get_by_a_third(
+    opened: Opened, doors: tuple[str, str, str]
+) -> None:
+    topic = "-".join(doors)
+    subscribing, putting, getting = doors
+    opened(subscribing, f"reader-{topic}").subscribe(topic)
+    author = opened(putting, "author")
+    texts = [f"message {number}" for number in range(6)]
+    for sequence, text in enumerate(texts):
+        author.put(topic, text, sequence)
+    reader = opened(getting, f"reader-{topic}")
+    last_id, got = None, []
+    for _ in texts:
+        last_id, text = reader.get(topic, last_id)
+        got.append(text)
+    # Two partitions, so an order of its own; but each message once.
+    assert sorted(got) == texts
+
+
+@pytest.mark.parametrize("doors", [*permutations(DOORS, 2)], ids=" ".join)
+def test_unsubscribed_by_one_door_is_unsubscribed_for_all(
+    opened: Opened, doors: tuple[str, str]
+) -> None:
+    topic = f"left-{'-'.join(doors)}"
+    one, other = (opened(door, f"leaver-{topic}") for door in doors)
+    one.subscribe(topic)
+    other.unsubscribe(topic)
+    with pytest.raises(UnknownSubscription):
+        one.get(topic, None)
+    with pytest.raises(UnknownSubscription):
+        other.unsubscribe(topic)
+
+
+def test_a_publishers_numbers_are_the_same_by_every_door(opened: Opened) -> None:
+    opened("zmq", "counter").subscribe("numbered")
+    authors = [opened(door, "numberer") for door in DOORS]
+    for sequence in range(3):
+        for author in authors:
+            author.put("numbered", f"number {sequence}", sequence)
+            assert author.last_sequence("numbered") == sequence
+    opened("http", "numberer").put("numbered", "end", 3)
+    reader = opened("http", "counter")
+    last_id, got = None, []
+    while len(got) < 4:
+        last_id, text = reader.get("numbered", last_id)
+        got.append(text)
+    assert sorted(got) == ["end", "number 0", "number 1", "number 2"]
+
+
+def test_an_id_names_the_same_message_by_every_door(opened: Opened) -> None:
+    """What was got by one door is named by another, and is behind."""
+    opened("http", "walker").subscribe("walked")
+    author = opened("http", "author")
+    for sequence in range(4):
+        author.put("walked", f"step {sequence}", sequence)
+    last_id, got = None, []
+    for door in ("http", "zmq", "http", "zmq"):
+        last_id, text = opened(door, "walker").get("walked", last_id)
+        got.append(text)
+    assert sorted(got) == [f"step {sequence}" for sequence in range(4)]
+
+
+def test_topics_are_the_same_by_every_door(opened: Opened, addresses: dict[str, str]) -> None:
+    with Client(addresses["kafka"], "maker") as client:
+        client.create_topic("made", 5)
+        connection = http.client.HTTPConnection(addresses["http"], timeout=DEADLINE_S)
+        connection.request("GET", "/topics")
+        assert "made" in json.loads(connection.getresponse().read())["topics"]
+        connection.request("DELETE", "/v1/topics/made")
+        assert connection.getresponse().status == 204
+        connection.close()
+        assert "made" not in client.topics()
+    with ZmqClient(addresses["zmq"], "maker") as other, pytest.raises(UnknownTopic):
+        other.unsubscribe("made")
