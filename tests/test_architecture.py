@@ -36,9 +36,11 @@ PROGRAMS = programs_in("benchmarks", "examples")
 
 BASE = {"quackmq.errors", "quackmq.limits"}
 CODECS = {"quackmq.codec", "quackmq.inflate", "quackmq.arrow"}
-VALUES = BASE | CODECS | {
-    f"quackmq.{name}" for name in ("checksum", "conventions", "record", "policy", "topic")
-}
+VALUES = (
+    BASE
+    | CODECS
+    | {f"quackmq.{name}" for name in ("checksum", "conventions", "record", "policy", "topic")}
+)
 PURE = {f"quackmq.{name}" for name in ("producers", "transactions", "subscriptions", "groups")} | {
     "quackmq.transaction_states"
 }
