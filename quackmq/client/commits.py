@@ -7,6 +7,7 @@ come in by `poll` like everything else, and who must know waits for them with a 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Final
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
@@ -18,6 +19,8 @@ from quackmq.errors import MemberFenced, QuackError
 
 #: What became of a commit: the error, if there is one, and what was to be committed.
 Answer = tuple[KafkaError | None, Mapping[int, int]]
+#: Who leaves looks so often whether an assignment was on its way, after the last one was gone.
+_QUIET_POLLS: Final = 4
 
 
 class Commits:
@@ -101,11 +104,15 @@ def _meaning(error: KafkaError, what: str, deadline: Deadline) -> QuackError:
 
 def leave(consumer: Consumer, deadline: Deadline) -> None:
     """Leave the group for good: librdkafka would keep the place of a member with an instance id,
-    unless it is unsubscribed before it is closed."""
+    unless it is unsubscribed before it is closed. An assignment that has come meanwhile must be
+    heard of and given back here: inside `close` that waits for librdkafka with Python's lock held,
+    at times for ever."""
     try:
         consumer.unsubscribe()
-        while consumer.assignment() and not deadline.passed():
-            consumer.poll(limits.CLIENT_LOOK_MS / 1000)
+        quiet = 0
+        while quiet < _QUIET_POLLS and not deadline.passed():
+            come = consumer.poll(limits.CLIENT_LOOK_MS / 1000)
+            quiet = quiet + 1 if come is None and not consumer.assignment() else 0
     except (KafkaException, RuntimeError):
         return  # it is out already
 

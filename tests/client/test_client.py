@@ -460,6 +460,16 @@ def test_a_broker_that_is_not_there_is_named() -> None:
             client.topics()
 
 
+def test_a_client_can_be_closed_in_the_middle_of_joining(clients: Clients, topic: str) -> None:
+    """An assignment that is on its way then once made librdkafka wait for ever."""
+    for number, timeout in enumerate((0.15, 0.2, 0.25, 0.27, 0.3, 0.35)):
+        client = clients(f"hasty{number}")
+        client.subscribe(topic)
+        with pytest.raises(QuackTimeout, match=topic):
+            client.get(topic, timeout=timeout)
+        client.close()
+
+
 def test_a_client_that_is_closed_says_so(client: Client, topic: str) -> None:
     client.close()
     client.close()
