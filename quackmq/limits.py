@@ -143,6 +143,39 @@ LONGEST_SYNC_INTERVAL_MS: Final = 60_000
 #: sync is forced before more are un-synced, and recovery skips so many, so none is given twice.
 UNSYNCED_OFFSETS: Final = 16_000_000
 
+# --- the archive ---------------------------------------------------------------------------
+
+#: Rows of a row group, and about how much they take as Arrow columns: who wants one record of the
+#: archive reads and decodes a row group, which takes some 20 ms then. A larger record is alone.
+ARCHIVE_ROW_GROUP_ROWS: Final = 65_536
+ARCHIVE_ROW_GROUP_BYTES: Final = 16 * MIB
+#: A file is full at this size: it is made in memory. Spark reads files of 128 MiB in one task.
+ARCHIVE_FILE_BYTES: Final = 128 * MIB
+#: Row groups of a file, which then is full: those of large records may compress to nothing, and the
+#: footer that lists them is read as a whole.
+ARCHIVE_ROW_GROUPS: Final = 1_000
+#: Batches that are opened together, which costs less than one by one, and what they may inflate to
+#: together; those that inflate to more are opened alone.
+ARCHIVE_GROUP_BATCHES: Final = 64
+ARCHIVE_GROUP_BYTES: Final = 16 * MIB
+#: Batches from this size on are opened alone anyway: compressed ones, and others.
+ARCHIVE_ALONE_COMPRESSED_BYTES: Final = 8 * KIB
+ARCHIVE_ALONE_BYTES: Final = 64 * KIB
+#: Files of a partition: its manifest is written anew with each of them, at some 350 bytes a file.
+ARCHIVE_FILES: Final = 20_000
+#: Batches of a partition that are kept as they came because nobody can open them; each is a file.
+ARCHIVE_QUARANTINED: Final = 10_000
+#: What is noted of why a batch was quarantined, in characters.
+ARCHIVE_REASON_CHARS: Final = 200
+#: A manifest that is larger is none: the most files and quarantined batches fit.
+ARCHIVE_MANIFEST_BYTES: Final = 16 * MIB
+#: What stands behind the row groups of a file: some 3 KiB for each of them.
+ARCHIVE_TAIL_BYTES: Final = 16 * MIB
+#: Row groups that readers hold decoded; one that is larger is held alone.
+ARCHIVE_CACHE_BYTES: Final = 64 * MIB
+#: What stands behind the row groups of the files that readers have used lately; some 20 KiB each.
+ARCHIVE_CACHED_TAIL_BYTES: Final = 16 * MIB
+
 # --- reading -------------------------------------------------------------------------------
 
 #: One read's answer, over all partitions asked for.

@@ -1,0 +1,359 @@
+"""Which files hold which offsets of a partition: frozen values and pure functions over them.
+
+    first_offset                                                          next_offset
+      |                                                                        |
+    [ file 0 … 999 ][ file 1000 … 1799 ][ file 1800 … 2399 ]  [ q 2012 … 2019 ]
+      the edge: some of it may be trimmed                       quarantined, kept raw
+
+Files are **ranges** of offsets: what is not in a file of its range was aborted, was a marker, or
+is quarantined, and is no gap. The ranges follow on each other without gap and overlap from the
+first file's `first_offset` to the manifest's `next_offset`; a file may hold no record at all. What
+lies before the manifest's own `first_offset` is gone, also where a file still has it (the *edge*,
+until somebody rewrites that file). Each change makes a manifest with the next version.
+
+On disk it is JSON with a file a line; the checksum on the last line covers all lines before it:
+
+    {"format":1,"topic":"ducks","topic_id":"…","partition":0,"version":7,
+    "first_offset":0,"next_offset":2400,
+    "files":[
+    {"name":"00000000000000000000-00000001.parquet","first_offset":0,"next_offset":1000, … },
+    …
+    ],
+    "quarantined":[
+    …
+    ],
+    "crc32c":"9ae0daaf"}
+
+Names are unique in a partition for good: by the first offset, for people, and the version that the
+file came with. A name that is not `.parquet` begins with "_", so that no tool takes it for data.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import uuid
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Final
+
+import orjson
+from crc32c import crc32c
+
+from quackmq import limits
+from quackmq.errors import DamagedData, InvalidRequest, LimitReached, NewerFormat, StateChanged
+from quackmq.record import Batch
+from quackmq.topic import PartitionKey
+
+FORMAT: Final = 1
+_CHECKSUM_LINE: Final = re.compile(rb'"crc32c":"([0-9a-f]{8})"\}\n')
+_CHECKSUM_BYTES: Final = len(b'"crc32c":"00000000"}\n')
+_FILE_NAME: Final = re.compile(r"\d{20}-\d{8,}\.parquet")
+_QUARANTINE_NAME: Final = re.compile(r"_quarantined-\d{20}-\d{8,}\.batch")
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveFile:
+    """A Parquet file: offsets, what it holds, and how its last bytes are checked (see `schema`).
+    The bounds of times are None where there are no records."""
+
+    name: str
+    first_offset: int
+    next_offset: int
+    records: int
+    size: int
+    tail_bytes: int
+    tail_crc32c: int
+    least_timestamp_ms: int | None = None
+    greatest_timestamp_ms: int | None = None
+    least_append_ms: int | None = None
+    greatest_append_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Quarantined:
+    """A batch that cannot be opened, kept as it came in a file of its own."""
+
+    name: str
+    first_offset: int
+    next_offset: int
+    size: int
+    crc32c: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    key: PartitionKey
+    topic: str
+    version: int
+    first_offset: int
+    next_offset: int
+    files: tuple[ArchiveFile, ...] = ()
+    quarantined: tuple[Quarantined, ...] = ()
+
+    @property
+    def records(self) -> int:
+        return sum(file.records for file in self.files)
+
+    @property
+    def size(self) -> int:
+        return sum(file.size for file in self.files) + sum(one.size for one in self.quarantined)
+
+    @property
+    def edge(self) -> ArchiveFile | None:
+        """The file of which a part is gone, and which may be rewritten without it."""
+        if self.files and self.files[0].first_offset < self.first_offset:
+            return self.files[0]
+        return None
+
+    def file_at(self, offset: int) -> int:
+        """The index of the file whose range holds an offset of [first_offset, next_offset)."""
+        return bisect_right(self.files, offset, key=lambda file: file.next_offset)
+
+    def quarantined_from(self, offset: int) -> Quarantined | None:
+        """The first quarantined batch with something at or after an offset."""
+        index = bisect_right(self.quarantined, offset, key=lambda one: one.next_offset)
+        return self.quarantined[index] if index < len(self.quarantined) else None
+
+
+def empty(key: PartitionKey, topic: str, first_offset: int) -> Manifest:
+    """Of a partition of which nothing is archived yet. It has version 0, and no file on disk."""
+    return Manifest(key, topic, 0, first_offset, first_offset)
+
+
+def file_name(first_offset: int, version: int) -> str:
+    return f"{first_offset:020d}-{version:08d}.parquet"
+
+
+def quarantine_name(first_offset: int, version: int) -> str:
+    return f"_quarantined-{first_offset:020d}-{version:08d}.batch"
+
+
+def quarantined(batch: Batch, version: int, reason: str) -> Quarantined:
+    """The line of a batch that is kept as it came, in a file of just its bytes."""
+    return Quarantined(
+        quarantine_name(batch.base_offset, version),
+        batch.base_offset,
+        batch.next_offset,
+        batch.size,
+        crc32c(batch.view),
+        reason[: limits.ARCHIVE_REASON_CHARS],
+    )
+
+
+def is_ours(name: str) -> bool:
+    """Whether a name is one that the two above give."""
+    return bool(_FILE_NAME.fullmatch(name) or _QUARANTINE_NAME.fullmatch(name))
+
+
+# --- changes -------------------------------------------------------------------------------------
+
+
+def add(manifest: Manifest, file: ArchiveFile, quarantined: Iterable[Quarantined] = ()) -> Manifest:
+    """With one more file behind the others, and what was quarantined of its range. InvalidRequest
+    where it does not follow on; LimitReached for more than a partition may have."""
+    if file.first_offset != manifest.next_offset:
+        raise InvalidRequest(
+            f"{file.name} begins at {file.first_offset}, the archive ends at {manifest.next_offset}"
+        )
+    for one in (aside := tuple(quarantined)):
+        if not file.first_offset <= one.first_offset < one.next_offset <= file.next_offset:
+            raise InvalidRequest(f"{one.name} is not of the range of {file.name}")
+    return _changed(
+        manifest,
+        next_offset=file.next_offset,
+        files=(*manifest.files, file),
+        quarantined=(*manifest.quarantined, *aside),
+    )
+
+
+def replace(
+    manifest: Manifest, old: Sequence[str], new: Sequence[ArchiveFile], version: int
+) -> Manifest:
+    """With `new` files in the place of the `old` ones, which are named in their order and follow
+    on each other. Both have the same range and as many records, but for the edge, which may be left
+    out. StateChanged if the manifest is at another version than the one that this was planned by;
+    InvalidRequest where a range, a number or a name does not fit."""
+    if version != manifest.version:
+        raise StateChanged(
+            f"the manifest is at version {manifest.version}, not at {version}: plan again"
+        )
+    if not old or not new:
+        raise InvalidRequest("files are replaced by files: name one of each at least")
+    names = [file.name for file in manifest.files]
+    if old[0] not in names:
+        raise InvalidRequest(f"{old[0]} is not in the manifest")
+    start = names.index(old[0])
+    stop = start + len(old)
+    if names[start:stop] != list(old):
+        raise InvalidRequest(f"{', '.join(old)} are not files of the manifest in their order")
+    gone = manifest.files[start:stop]
+    begin, end = new[0].first_offset, new[-1].next_offset
+    edge = max(gone[0].first_offset, manifest.first_offset)
+    if begin not in (gone[0].first_offset, edge) or end != gone[-1].next_offset:
+        raise InvalidRequest(
+            f"offsets {gone[0].first_offset} to {gone[-1].next_offset - 1} cannot be replaced by "
+            f"{begin} to {end - 1}"
+        )
+    before, after = sum(file.records for file in gone), sum(file.records for file in new)
+    if after > before or (after < before and begin == gone[0].first_offset):
+        raise InvalidRequest(f"{before} records cannot be replaced by {after}")
+    files = (*manifest.files[:start], *new, *manifest.files[stop:])
+    return _changed(manifest, files=files)
+
+
+def trim(manifest: Manifest, before: int) -> Manifest:
+    """Without what lies before an offset. Whole files go; one that is cut becomes the edge. Where
+    nothing changes, the same manifest. Beyond the archive's end, all goes and it begins there."""
+    if before <= manifest.first_offset:
+        return manifest
+    return _changed(
+        manifest,
+        first_offset=before,
+        next_offset=max(before, manifest.next_offset),
+        files=tuple(file for file in manifest.files if file.next_offset > before),
+        quarantined=tuple(one for one in manifest.quarantined if one.next_offset > before),
+    )
+
+
+def dropped(older: Manifest, newer: Manifest) -> tuple[str, ...]:
+    """Names that the older manifest has and the newer one has not: to be removed when the newer is
+    durable and nobody reads by the older any more."""
+    return tuple(sorted(set(names_of(older)) - set(names_of(newer))))
+
+
+def names_of(manifest: Manifest) -> list[str]:
+    return [one.name for one in _all(manifest)]
+
+
+def _all(manifest: Manifest) -> list[ArchiveFile | Quarantined]:
+    return [*manifest.files, *manifest.quarantined]
+
+
+def _changed(manifest: Manifest, **changes: Any) -> Manifest:
+    changed = dataclasses.replace(manifest, version=manifest.version + 1, **changes)
+    if len(changed.files) > limits.ARCHIVE_FILES:
+        raise LimitReached(
+            f"{len(changed.files)} files of one partition; {limits.ARCHIVE_FILES} is the most: "
+            "merge some, or let some go"
+        )
+    if len(changed.quarantined) > limits.ARCHIVE_QUARANTINED:
+        raise LimitReached(
+            f"{len(changed.quarantined)} quarantined batches of one partition; "
+            f"{limits.ARCHIVE_QUARANTINED} is the most"
+        )
+    if wrong := broken_rule(changed):
+        raise InvalidRequest(wrong)
+    return changed
+
+
+def broken_rule(manifest: Manifest) -> str | None:
+    """Which of the rules above a manifest breaks; None if it is sound."""
+    files, aside = manifest.files, manifest.quarantined
+    begin, end = manifest.first_offset, manifest.next_offset
+    if not 0 <= begin <= end or manifest.version < 0 or manifest.key.partition < 0:
+        return f"version {manifest.version} of offsets {begin} to {end - 1} cannot be"
+    for one in _all(manifest):
+        if not 0 <= one.first_offset < one.next_offset or one.size <= 0:
+            return f"{one.name} has offsets {one.first_offset} to {one.next_offset - 1}"
+        if not is_ours(one.name):
+            return f"{one.name!r} is no name of a file in the archive"
+    if any(file.name[0] == "_" for file in files) or any(one.name[0] != "_" for one in aside):
+        return "a file and a quarantined batch have each other's kind of name"
+    if len(set(names_of(manifest))) != len(files) + len(aside):
+        return "a name is listed twice"
+    for left, right in pairwise(files):
+        if left.next_offset != right.first_offset:
+            return f"{right.name} does not begin where {left.name} ends"
+    for first, second in pairwise(aside):
+        if first.next_offset > second.first_offset:
+            return f"{second.name} overlaps {first.name}"
+    if aside and not (begin < aside[0].next_offset and aside[-1].next_offset <= end):
+        return "a batch is quarantined outside of the archive"
+    if not files:
+        return None if begin == end else f"no file has offsets {begin} to {end - 1}"
+    if not files[0].first_offset <= begin < files[0].next_offset or files[-1].next_offset != end:
+        return f"the files do not reach from {begin} to {end - 1}"
+    if any(not _has_sound_numbers(file) for file in files):
+        return "a file's numbers contradict each other"
+    return None
+
+
+def _has_sound_numbers(file: ArchiveFile) -> bool:
+    if not 0 <= file.records <= file.next_offset - file.first_offset:
+        return False
+    if not 0 < file.tail_bytes <= min(file.size, limits.ARCHIVE_TAIL_BYTES):
+        return False
+    bounds = (
+        (file.least_timestamp_ms, file.greatest_timestamp_ms),
+        (file.least_append_ms, file.greatest_append_ms),
+    )
+    if not file.records:
+        return all(bound == (None, None) for bound in bounds)
+    return all(
+        least is not None and greatest is not None and least <= greatest
+        for least, greatest in bounds
+    )
+
+
+# --- bytes ---------------------------------------------------------------------------------------
+
+
+def encode(manifest: Manifest) -> bytes:
+    head = orjson.dumps(
+        {
+            "format": FORMAT,
+            "topic": manifest.topic,
+            "topic_id": str(manifest.key.topic_id),
+            "partition": manifest.key.partition,
+            "version": manifest.version,
+            "first_offset": manifest.first_offset,
+            "next_offset": manifest.next_offset,
+        }
+    )
+    body = b"%b,\n%b%b" % (
+        head[:-1],
+        _encode_list("files", manifest.files),
+        _encode_list("quarantined", manifest.quarantined),
+    )
+    return b'%b"crc32c":"%08x"}\n' % (body, crc32c(body))
+
+
+def decode(data: bytes, where: str) -> Manifest:
+    """DamagedData, with `where` the bytes come from, for what `encode` did not give; NewerFormat
+    for what a later version of it did."""
+    if len(data) > limits.ARCHIVE_MANIFEST_BYTES:
+        raise DamagedData(f"{where}: {len(data)} bytes are too many for a manifest")
+    body, last = data[:-_CHECKSUM_BYTES], data[-_CHECKSUM_BYTES:]
+    found = _CHECKSUM_LINE.fullmatch(last)
+    if found is None or int(found[1], 16) != crc32c(body):
+        raise DamagedData(f"{where}: the manifest's checksum is wrong")
+    try:
+        fields = orjson.loads(data)
+        if fields["format"] != FORMAT:
+            raise NewerFormat(
+                f"{where}: format {fields['format']} of a manifest; this version knows {FORMAT}"
+            )
+        manifest = Manifest(
+            PartitionKey(uuid.UUID(fields["topic_id"]), fields["partition"]),
+            fields["topic"],
+            fields["version"],
+            fields["first_offset"],
+            fields["next_offset"],
+            tuple(ArchiveFile(**file) for file in fields["files"]),
+            tuple(Quarantined(**one) for one in fields["quarantined"]),
+        )
+        wrong = broken_rule(manifest)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DamagedData(f"{where}: no manifest, with a good checksum: {error!r}") from error
+    if wrong:
+        raise DamagedData(f"{where}: {wrong}")
+    return manifest
+
+
+def _encode_list(name: str, values: Sequence[ArchiveFile] | Sequence[Quarantined]) -> bytes:
+    lines = b",\n".join([orjson.dumps(value) for value in values])
+    return b'"%b":[\n%b],\n' % (name.encode(), lines + b"\n" if lines else b"")

@@ -1,0 +1,370 @@
+"""What is archived, as consumers read it: batches by offset, offsets by time.
+
+A read goes from offset to file by the manifest, to row group by the file's tail, and decodes that
+row group, unless it was used lately. What comes out is bounded by what was asked for; what goes in
+is a row group at a time, whatever a file's size. A quarantined batch is given as it came.
+
+Promised: nothing is given that failed its checksum. DamagedData names the file and the offsets that
+cannot be had, and where to go on behind them; other offsets are served. Not promised: anything of
+files that were swept: who reads by a manifest keeps its files from that.
+
+All of it blocks and belongs into the disk's read lane; several threads may call at once.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import threading
+import uuid
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Final, Generic, NamedTuple, TypeVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from crc32c import crc32c
+
+from quackmq import limits
+from quackmq.archive.disk import Disk, read_range
+from quackmq.archive.encoding import append_times_ms, encode, timestamps_ms
+from quackmq.archive.files import partition_path
+from quackmq.archive.manifest import ArchiveFile, Manifest, Quarantined
+from quackmq.archive.schema import (
+    SCHEMA,
+    SCHEMA_VERSION,
+    RowGroup,
+    decode_row_groups,
+    schema_version,
+)
+from quackmq.errors import DamagedData, NewerFormat, OffsetOutOfRange, StorageError
+from quackmq.record import Batch
+from quackmq.topic import OffsetTime, TimeKind
+
+V = TypeVar("V")
+_CacheKey = tuple[uuid.UUID, int, str, int]
+#: About what a record takes beside key, value and headers.
+_RECORD_OVERHEAD: Final = 8
+#: In the cache beside the row groups of a file, which are counted from 0.
+_TAIL: Final = -1
+
+
+class Piece(NamedTuple):
+    """Whole batches, the first of which may begin after the offset asked for, and where to go on:
+    behind the last, or behind what was no record, too."""
+
+    batches: tuple[bytes, ...]
+    next_offset: int
+
+
+class _Range(NamedTuple):
+    """Offsets that cannot be had where a part of a file cannot."""
+
+    first_offset: int
+    next_offset: int
+
+
+class _Tail(NamedTuple):
+    groups: tuple[RowGroup, ...]
+    metadata: pq.FileMetaData
+
+
+class ArchiveReader:
+    """Reads by manifests that it is given. Its caches are shared by all partitions."""
+
+    def __init__(self, disk: Disk) -> None:
+        self._disk = disk
+        self._rows: _Cache[pa.RecordBatch] = _Cache(limits.ARCHIVE_CACHE_BYTES)
+        self._tails: _Cache[_Tail] = _Cache(limits.ARCHIVE_CACHED_TAIL_BYTES)
+
+    def read(self, manifest: Manifest, offset: int, max_bytes: int) -> Piece:
+        """Records from `offset` on: at most `max_bytes`, but one batch at least, if there is one
+        before the archive's end. OffsetOutOfRange outside of it."""
+        _check_range(manifest, offset)
+        batches: list[bytes] = []
+        left = max_bytes
+        # The last bit of what was asked for is not worth a batch of its own.
+        while offset < manifest.next_offset and (not batches or left > max_bytes // 8):
+            try:
+                piece = self._read_some(manifest, offset, left)
+            except StorageError:
+                if batches:  # told to whoever asks for it
+                    break
+                raise
+            size = sum(map(len, piece.batches))
+            if batches and size > left:
+                break
+            batches += piece.batches
+            offset = piece.next_offset
+            left -= size
+        return Piece(tuple(batches), offset)
+
+    def offset_at(
+        self, manifest: Manifest, time_ms: int, kind: TimeKind = "timestamp"
+    ) -> OffsetTime | None:
+        """The first record whose time is `time_ms` or later; None if no archived one's is. Reads a
+        row group at the most (two, where the first is of the manifest's edge)."""
+        is_append = kind == "append"
+        for file in manifest.files:
+            greatest = file.greatest_append_ms if is_append else file.greatest_timestamp_ms
+            if greatest is None or greatest < time_ms:
+                continue
+            for index, group in enumerate(self._tail(manifest, file).groups):
+                latest = group.greatest_append_ms if is_append else group.greatest_timestamp_ms
+                if latest < time_ms or group.last_offset < manifest.first_offset:
+                    continue
+                rows = self._row_group(manifest, file, index)
+                found = _first_at(rows, time_ms, is_append, manifest.first_offset)
+                if found is not None:
+                    return found
+        return None
+
+    def verify(self, manifest: Manifest, file: ArchiveFile | Quarantined) -> None:
+        """Read every byte of a file anew. DamagedData names the first thing that is wrong."""
+        if isinstance(file, Quarantined):
+            self._read_quarantined(manifest, file)
+            return
+        tail = self._load_tail(manifest, file)
+        for index in range(len(tail.groups)):
+            self._load_row_group(manifest, file, tail, index)
+
+    # --- batches ---------------------------------------------------------------------------
+
+    def _read_some(self, manifest: Manifest, offset: int, max_bytes: int) -> Piece:
+        """Of one row group, or one quarantined batch, or nothing up to the file's end."""
+        aside = manifest.quarantined_from(offset)
+        if aside is not None and aside.first_offset <= offset:
+            return Piece((self._read_quarantined(manifest, aside),), aside.next_offset)
+        file = manifest.files[manifest.file_at(offset)]
+        end = min(file.next_offset, aside.first_offset if aside else file.next_offset)
+        try:
+            batches = self._read_records(manifest, file, offset, end, max_bytes)
+        except DamagedData as error:
+            # What is kept aside can be had, whatever has become of the file around it.
+            raise DamagedData(str(error), min(error.next_offset or end, end)) from error
+        return Piece(tuple(batches), Batch.peek(batches[-1]).next_offset if batches else end)
+
+    def _read_records(
+        self, manifest: Manifest, file: ArchiveFile, offset: int, end: int, max_bytes: int
+    ) -> list[bytes]:
+        """Of the first row group that has any in [offset, end)."""
+        for index, group in enumerate(self._tail(manifest, file).groups):
+            if group.first_offset >= end:
+                break
+            if group.last_offset < offset:
+                continue
+            rows = self._row_group(manifest, file, index)
+            start, stop = _rows_between(rows, offset, end)
+            if start < stop:
+                return _encode_some(rows.slice(start, stop - start), max_bytes)
+        return []
+
+    def _read_quarantined(self, manifest: Manifest, aside: Quarantined) -> bytes:
+        path = f"{partition_path(manifest.topic, manifest.key.partition)}/{aside.name}"
+        data = self._read(path, aside, 0, aside.size)
+        if crc32c(data) != aside.crc32c:
+            raise _damaged(path, aside, "its checksum is wrong")
+        return data
+
+    # --- files -----------------------------------------------------------------------------
+
+    def _tail(self, manifest: Manifest, file: ArchiveFile) -> _Tail:
+        key = (*manifest.key, file.name, _TAIL)
+        return self._tails.get(
+            key, lambda: self._load_tail(manifest, file), lambda _: file.tail_bytes
+        )
+
+    def _row_group(self, manifest: Manifest, file: ArchiveFile, index: int) -> pa.RecordBatch:
+        tail = self._tail(manifest, file)
+        key = (*manifest.key, file.name, index)
+        return self._rows.get(
+            key,
+            lambda: self._load_row_group(manifest, file, tail, index),
+            lambda rows: rows.nbytes,
+        )
+
+    def _load_tail(self, manifest: Manifest, file: ArchiveFile) -> _Tail:
+        path = f"{partition_path(manifest.topic, manifest.key.partition)}/{file.name}"
+        position = file.size - file.tail_bytes
+        data = self._read(path, file, position, file.tail_bytes)
+        if crc32c(data) != file.tail_crc32c:
+            raise _damaged(path, file, "the checksum of its footer is wrong")
+        try:
+            # A footer can be read without the file before it.
+            metadata = pq.read_metadata(pa.BufferReader(data))
+            version = schema_version(metadata.metadata or {})
+            if version > SCHEMA_VERSION:
+                raise NewerFormat(
+                    f"{path} has schema {version}; this version knows up to {SCHEMA_VERSION}"
+                )
+            tail = _Tail(decode_row_groups(metadata.metadata or {}), metadata)
+        except (pa.ArrowException, ValueError, OSError) as error:
+            raise _damaged(path, file, str(error)) from error
+        records = sum(group.records for group in tail.groups)
+        if records != file.records or len(tail.groups) != metadata.num_row_groups:
+            raise _damaged(path, file, f"it has {records} records, not {file.records}")
+        return tail
+
+    def _load_row_group(
+        self, manifest: Manifest, file: ArchiveFile, tail: _Tail, index: int
+    ) -> pa.RecordBatch:
+        path = f"{partition_path(manifest.topic, manifest.key.partition)}/{file.name}"
+        group = tail.groups[index]
+        begin = file.first_offset if index == 0 else group.first_offset
+        is_last = index + 1 == len(tail.groups)
+        end = file.next_offset if is_last else tail.groups[index + 1].first_offset
+        what = _Range(begin, end)
+        data = self._read(path, what, group.position, group.size)
+        if crc32c(data) != group.crc32c:
+            raise _damaged(path, what, f"the checksum of row group {index} is wrong")
+        try:
+            source = pq.ParquetFile(
+                _Window(file.size, group.position, data), metadata=tail.metadata
+            )
+            table = source.read_row_group(index, use_threads=False)
+            rows = table.select(SCHEMA.names).combine_chunks().to_batches()
+        except (pa.ArrowException, ValueError, KeyError, OSError) as error:
+            raise _damaged(path, what, f"row group {index}: {error}") from error
+        if len(rows) != 1 or rows[0].num_rows != group.records:
+            raise _damaged(path, what, f"row group {index} has not {group.records} records")
+        return rows[0]
+
+    def _read(
+        self, path: str, what: ArchiveFile | Quarantined | _Range, position: int, length: int
+    ) -> bytes:
+        try:
+            file = self._disk.open(path)
+            try:
+                data = read_range(file, length, position)
+            finally:
+                file.close()
+        except FileNotFoundError:
+            raise _damaged(path, what, "the file is missing") from None
+        except OSError as error:
+            if error.errno == errno.EIO:
+                raise _damaged(path, what, str(error)) from error
+            # Nothing is lost that could be gone over: it may go well another time.
+            raise StorageError(f"{path} cannot be read: {error}") from error
+        if len(data) != length:
+            raise _damaged(path, what, f"it ends at byte {position + len(data)}")
+        return data
+
+
+class _Window(io.RawIOBase):
+    """A file of which one stretch was read: all that Parquet's reader will ask for. ValueError for
+    anything else, which only a footer asks for that was not written by us."""
+
+    def __init__(self, size: int, start: int, data: bytes) -> None:
+        super().__init__()
+        self._size = size
+        self._start = start
+        self._data = memoryview(data)
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
+        self._position = base + offset
+        return self._position
+
+    def read(self, size: int = -1) -> bytes:
+        end = self._size if size < 0 else min(self._size, self._position + size)
+        begin = self._position - self._start
+        if begin < 0 or end - self._start > len(self._data):
+            raise ValueError(f"bytes {self._position} to {end} lie outside of what was checked")
+        self._position = max(end, self._position)
+        return bytes(self._data[begin : end - self._start])
+
+
+class _Cache(Generic[V]):
+    """What was used last, up to a number of bytes. Any thread; what is not there is loaded without
+    holding others up, so that two may load the same at the same time."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
+        self._lock = threading.Lock()
+        self._entries: OrderedDict[_CacheKey, tuple[V, int]] = OrderedDict()
+        self._size = 0
+
+    def get(self, key: _CacheKey, load: Callable[[], V], size_of: Callable[[V], int]) -> V:
+        with self._lock:
+            entry = self._entries.get(key)
+            if entry is not None:
+                self._entries.move_to_end(key)
+                return entry[0]
+        value = load()
+        size = size_of(value)
+        with self._lock:
+            if key not in self._entries:
+                self._entries[key] = value, size
+                self._size += size
+            # The one just loaded stays, however large: somebody is about to read it.
+            while len(self._entries) > 1 and self._size > self._most_bytes:
+                _, (_, dropped) = self._entries.popitem(last=False)
+                self._size -= dropped
+        return value
+
+
+def _check_range(manifest: Manifest, offset: int) -> None:
+    if not manifest.first_offset <= offset < manifest.next_offset:
+        raise OffsetOutOfRange(
+            f"offset {offset} is not archived: {manifest.first_offset} to "
+            f"{manifest.next_offset - 1} are"
+        )
+
+
+def _rows_between(rows: pa.RecordBatch, offset: int, end: int) -> tuple[int, int]:
+    """The rows from one offset to before another, as indices."""
+    offsets = rows.column("offset")
+    bounds = [
+        pc.sum(pc.less(offsets, pa.scalar(bound, pa.int64()))).as_py() for bound in (offset, end)
+    ]
+    return bounds[0], bounds[1]
+
+
+def _encode_some(rows: pa.RecordBatch, max_bytes: int) -> list[bytes]:
+    """As many rows as fit, but one batch at least. What they will take is guessed, so that no more
+    rows are encoded than are given."""
+    count = rows.num_rows
+    content = sum(rows.column(name).nbytes for name in ("key", "value", "headers"))
+    batch_bytes = max(1, min(limits.ENCODED_BATCH_BYTES, max_bytes))
+    batches: list[bytes] = []
+    start, left = 0, max_bytes
+    while start < count and (not batches or left > max_bytes // 8):
+        share = max(1, left * count // (content + _RECORD_OVERHEAD * count))
+        for batch in encode(rows.slice(start, share), batch_bytes=batch_bytes):
+            if batches and len(batch) > left:
+                return batches
+            batches.append(batch)
+            left -= len(batch)
+        start += share
+    return batches
+
+
+def _first_at(
+    rows: pa.RecordBatch, time_ms: int, is_append: bool, first_offset: int
+) -> OffsetTime | None:
+    times = append_times_ms(rows) if is_append else timestamps_ms(rows)
+    offsets = rows.column("offset")
+    fits = pc.and_(
+        pc.greater_equal(times, pa.scalar(time_ms, pa.int64())),
+        pc.greater_equal(offsets, pa.scalar(first_offset, pa.int64())),
+    )
+    index = pc.index(fits, True).as_py()
+    return None if index < 0 else OffsetTime(offsets[index].as_py(), times[index].as_py())
+
+
+def _damaged(path: str, what: ArchiveFile | Quarantined | _Range, reason: str) -> DamagedData:
+    return DamagedData(
+        f"{path}, offsets {what.first_offset} to {what.next_offset - 1}: {reason}",
+        what.next_offset,
+    )

@@ -1,0 +1,90 @@
+"""The archive's columns, and what a file says of itself behind them.
+
+First the columns of Spark's Kafka source, with its types, then what only this broker knows. Null
+where there is nothing: a null key or value, no headers, no producer, no sequence, no publisher.
+Times are microseconds, which Spark, DuckDB, Polars and pandas take for what they are. They hold
+every millisecond up to 292,000 years exactly; a producer's time beyond that is set to the last that
+they can tell, and stands in `exact_timestamp_ms`, which is null for all others. (Parquet could
+hold milliseconds, but Spark multiplies them by 1,000 and fails as a whole where one does not fit.)
+
+    | row group | row group | … | page index, footer with "quackmq.row_groups" and more | PAR1 |
+    |-- crc32c -|-- crc32c -|   |---------------- the tail: crc32c in the manifest ---------------|
+
+Parquet's own footer has no checksum, and neither have the headers of its pages. So the manifest has
+one of the tail, and the tail one of each row group: no byte is believed that was not checked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final, NamedTuple
+
+import orjson
+import pyarrow as pa
+
+from quackmq.arrow import HEADERS_TYPE, TIMESTAMP_TYPE
+
+SCHEMA_VERSION: Final = 1
+VERSION_KEY: Final = "quackmq.schema_version"
+ROW_GROUPS_KEY: Final = "quackmq.row_groups"
+SCHEMA: Final = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        ("timestamp", TIMESTAMP_TYPE),
+        ("timestampType", pa.int32()),
+        ("key", pa.binary()),
+        ("value", pa.binary()),
+        ("headers", HEADERS_TYPE),
+        ("append_time", TIMESTAMP_TYPE),
+        ("producer_id", pa.int64()),
+        ("producer_epoch", pa.int16()),
+        ("sequence", pa.int32()),
+        ("publisher", pa.string()),
+        ("exact_timestamp_ms", pa.int64()),
+    ],
+    metadata={VERSION_KEY: str(SCHEMA_VERSION)},
+)
+#: The last millisecond that the columns of times can tell, and the first.
+GREATEST_MS: Final = (2**63 - 1) // 1000
+
+
+class RowGroup(NamedTuple):
+    """Where a row group lies in its file, what it holds, and its checksum."""
+
+    position: int
+    size: int
+    crc32c: int
+    records: int
+    first_offset: int
+    last_offset: int
+    least_timestamp_ms: int
+    greatest_timestamp_ms: int
+    least_append_ms: int
+    greatest_append_ms: int
+
+
+def encode_row_groups(groups: Iterable[RowGroup]) -> bytes:
+    return orjson.dumps([list(group) for group in groups])
+
+
+def decode_row_groups(metadata: Mapping[bytes, bytes]) -> tuple[RowGroup, ...]:
+    """Of bytes whose checksum was right. ValueError for what this module did not write."""
+    try:
+        return tuple(RowGroup(*map(int, group)) for group in orjson.loads(_text(metadata)))
+    except TypeError as error:
+        raise ValueError(f"its row groups are not told as this version tells them: {error}") from (
+            error
+        )
+
+
+def schema_version(metadata: Mapping[bytes, bytes]) -> int:
+    return int(metadata.get(VERSION_KEY.encode(), b"0"))
+
+
+def _text(metadata: Mapping[bytes, bytes]) -> bytes:
+    text = metadata.get(ROW_GROUPS_KEY.encode())
+    if text is None:
+        raise ValueError("it does not tell its row groups: the broker did not write it")
+    return text
