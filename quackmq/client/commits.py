@@ -6,6 +6,7 @@ come in by `poll` like everything else, and who must know waits for them with a 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 from typing import Final
 
@@ -117,6 +118,13 @@ def leave(consumer: Consumer, deadline: Deadline) -> None:
         return  # it is out already
 
 
+def close(consumer: Consumer, deadline: Deadline) -> None:
+    """librdkafka closes by itself, usually at once, without anybody waiting for ever."""
+    closing = threading.Thread(target=consumer.close, daemon=True)
+    closing.start()
+    closing.join(max(deadline.left(), 1.0))
+
+
 def commit_by_joining(
     settings: Settings,
     topic: str,
@@ -132,9 +140,11 @@ def commit_by_joining(
     consumer = Consumer(settings | {"on_commit": commits.answered})
     joined: list[bool] = []
 
-    def assigned(member: Consumer, _: list[TopicPartition]) -> None:
+    def assigned(member: Consumer, told: list[TopicPartition]) -> None:
+        # Taken, or librdkafka could not let go of them again, and would never close.
+        member.incremental_assign(told)
+        member.pause(told)
         joined.append(True)
-        member.incremental_assign([])
 
     def look() -> None:
         consumer.poll(limits.CLIENT_LOOK_MS / 1000)
@@ -147,4 +157,4 @@ def commit_by_joining(
         commits.send_and_wait(consumer, offsets, note, deadline, poll=look)
         leave(consumer, deadline)
     finally:
-        consumer.close()
+        close(consumer, deadline)

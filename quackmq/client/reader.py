@@ -17,7 +17,6 @@ One thread at a time; `Client` holds the reader's lock. librdkafka calls back in
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final, Literal
@@ -28,7 +27,7 @@ from confluent_kafka import Message as Record
 from quackmq import limits
 from quackmq.client.buffer import Buffer
 from quackmq.client.cluster import Cluster, Committed
-from quackmq.client.commits import Commits, leave
+from quackmq.client.commits import Commits, close, leave
 from quackmq.client.directory import Directory, Taken
 from quackmq.client.failures import Deadline, translating
 from quackmq.client.settings import Connection
@@ -226,7 +225,7 @@ class Reader:
                 self.settle(deadline)
             self._finish(deadline)
         finally:
-            self._abandon(deadline)
+            close(self._consumer, deadline)
             for state in self._partitions.values():
                 if state.file is not None:
                     state.file.close()
@@ -531,12 +530,6 @@ class Reader:
                 # The file, or the program's store, knows.
                 log.warning("%s leaves %s uncommitted: %s", self._name, self.topic.name, error)
         leave(self._consumer, deadline)
-
-    def _abandon(self, deadline: Deadline) -> None:
-        """librdkafka closes by itself, usually at once, without anybody waiting for ever."""
-        closing = threading.Thread(target=self._consumer.close, daemon=True)
-        closing.start()
-        closing.join(max(deadline.left(), 1.0))
 
     # --- what goes wrong ----------------------------------------------------------------------
 
