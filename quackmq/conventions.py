@@ -33,9 +33,8 @@ GREATEST_NUMBER: Final = 2**63 - 2
 
 def note_of(metadata: str) -> str | None:
     """SUBSCRIBED or UNSUBSCRIBED, if that is what is noted beside an offset. confluent-kafka sends
-    the byte 0 that ends a string in C along with it."""
-    note = metadata.rstrip("\0")
-    return note if note in (SUBSCRIBED, UNSUBSCRIBED) else None
+    the byte 0 that ends a string in C along with it, and may read beyond the end of one."""
+    return next((each for each in (SUBSCRIBED, UNSUBSCRIBED) if metadata.startswith(each)), None)
 
 
 def publisher_group(publisher: str) -> str:

@@ -31,7 +31,13 @@ from quackmq.client.commits import Commits, close, leave
 from quackmq.client.directory import Directory, Taken
 from quackmq.client.failures import Deadline, translating
 from quackmq.client.settings import Connection
-from quackmq.client.standing import Standing, is_subscribed, not_subscribed, position_by
+from quackmq.client.standing import (
+    Standing,
+    is_note,
+    is_subscribed,
+    not_subscribed,
+    position_by,
+)
 from quackmq.client.values import TopicInfo
 from quackmq.client.watch import OUT_OF_RANGE, Watch
 from quackmq.errors import QuackError
@@ -454,7 +460,7 @@ class Reader:
             )
         state = Standing(start, file)
         state.committed = cursor.offset
-        state.is_claimed = cursor.note == self._note
+        state.is_claimed = is_note(cursor.note, self._note)
         self._partitions[partition] = state
         return start
 

@@ -215,7 +215,7 @@ class Session:
         try:
             with self.reading(topic, deadline, by_id=by_id) as reader:
                 return take(reader)
-        except MemberFenced as error:
+        except (MemberFenced, UnknownMember) as error:
             log.warning("%s begins once more: %s", self.name, error)
         with self.reading(topic, deadline, by_id=by_id) as reader:
             return take(reader)

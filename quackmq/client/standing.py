@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from quackmq.client.cluster import Committed
 from quackmq.client.directory import PositionFile
-from quackmq.conventions import UNSUBSCRIBED
+from quackmq.conventions import UNSUBSCRIBED, note_of
 from quackmq.errors import UnknownSubscription
 
 
@@ -35,7 +35,7 @@ class Standing:
 
 
 def is_subscribed(committed: Mapping[int, Committed]) -> bool:
-    return any(cursor.note != UNSUBSCRIBED for cursor in committed.values())
+    return any(note_of(cursor.note) != UNSUBSCRIBED for cursor in committed.values())
 
 
 def not_subscribed(name: str, topic: str) -> UnknownSubscription:
@@ -44,8 +44,13 @@ def not_subscribed(name: str, topic: str) -> UnknownSubscription:
     )
 
 
+def is_note(said: str, note: str) -> bool:
+    """Whether a commit bears a note; what confluent-kafka reads beyond its end does not count."""
+    return said.startswith(note) if note else not said
+
+
 def position_by(cursor: Committed, position: int | None, note: str) -> int:
     """Where a name stands by the broker's cursor and the file: see `reader` whose word counts."""
-    if position is None or cursor.note != note:
+    if position is None or not is_note(cursor.note, note):
         return cursor.offset
     return max(position, cursor.offset)

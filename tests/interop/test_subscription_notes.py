@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
-from quackmq.conventions import SUBSCRIBED, UNSUBSCRIBED
+from quackmq.conventions import SUBSCRIBED, UNSUBSCRIBED, note_of
 from tests.interop.confluent import produced, producer, quiet
 from tests.interop.running import DEADLINE_SECONDS, TESTER, RunningBroker
 
@@ -53,7 +53,8 @@ def note(client: Consumer, metadata: str, *offsets: int) -> None:
 
 def noted(client: Consumer) -> list[tuple[int, str | None]]:
     wanted = [TopicPartition(TOPIC, partition) for partition in range(2)]
-    return [(each.offset, each.metadata) for each in client.committed(wanted, DEADLINE_SECONDS)]
+    found = client.committed(wanted, DEADLINE_SECONDS)
+    return [(each.offset, note_of(each.metadata or "")) for each in found]
 
 
 def subscriptions(broker: RunningBroker) -> dict[str, tuple[int, ...]]:

@@ -38,7 +38,8 @@ def test_every_answer_is_one_that_the_document_tells_of() -> None:
                 f"http://{address}/v1/openapi.json",
                 "--phases=coverage,fuzzing",
                 f"--max-examples={EXAMPLES}",
-                "--workers=2",
+                # More threads meet a bug of Python 3.11: its parser counts for all at once.
+                "--workers=1",
                 "--seed=1",
                 "--continue-on-failure",
                 "--no-color",
