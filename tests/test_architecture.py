@@ -39,7 +39,10 @@ CODECS = {"quackmq.codec", "quackmq.inflate", "quackmq.arrow"}
 VALUES = (
     BASE
     | CODECS
-    | {f"quackmq.{name}" for name in ("checksum", "conventions", "record", "policy", "topic")}
+    | {
+        f"quackmq.{name}"
+        for name in ("checksum", "conventions", "disk", "record", "policy", "topic")
+    }
 )
 PURE = {f"quackmq.{name}" for name in ("producers", "transactions", "subscriptions", "groups")} | {
     "quackmq.transaction_states"
@@ -54,6 +57,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "quackmq.checksum": set(),
     "quackmq.conventions": BASE,
     "quackmq.record": BASE,
+    "quackmq.disk": {"quackmq.record"},
     "quackmq.inflate": BASE,
     "quackmq.codec": BASE | {"quackmq.record", "quackmq.inflate"},
     "quackmq.arrow": BASE | CODECS | {"quackmq.record"},

@@ -35,8 +35,8 @@ import orjson
 
 from quackmq import limits
 from quackmq.archive import manifest as manifests
-from quackmq.archive.disk import Disk, read_range, write_durable
 from quackmq.archive.manifest import Manifest
+from quackmq.disk import Disk, read_all, write_durable
 from quackmq.errors import DamagedData
 from quackmq.record import Buffer
 from quackmq.topic import PartitionKey
@@ -213,6 +213,6 @@ def _read(disk: Disk, path: str) -> bytes | None:
         return None
     try:
         # One byte more than there may be is enough to see that it is too much.
-        return read_range(file, min(file.size(), limits.ARCHIVE_MANIFEST_BYTES + 1), 0)
+        return read_all(file, min(file.size(), limits.ARCHIVE_MANIFEST_BYTES + 1), 0)
     finally:
         file.close()

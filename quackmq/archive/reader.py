@@ -27,7 +27,6 @@ import pyarrow.parquet as pq
 from crc32c import crc32c
 
 from quackmq import limits
-from quackmq.archive.disk import Disk, read_range
 from quackmq.archive.encoding import append_times_ms, encode, timestamps_ms
 from quackmq.archive.files import partition_path
 from quackmq.archive.manifest import ArchiveFile, Manifest, Quarantined
@@ -38,6 +37,7 @@ from quackmq.archive.schema import (
     decode_row_groups,
     schema_version,
 )
+from quackmq.disk import Disk, read_all
 from quackmq.errors import DamagedData, NewerFormat, OffsetOutOfRange, StorageError
 from quackmq.record import Batch
 from quackmq.topic import OffsetTime, TimeKind
@@ -236,7 +236,7 @@ class ArchiveReader:
         try:
             file = self._disk.open(path)
             try:
-                data = read_range(file, length, position)
+                data = read_all(file, length, position)
             finally:
                 file.close()
         except FileNotFoundError:

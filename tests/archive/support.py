@@ -11,11 +11,11 @@ from typing import Any
 from crc32c import crc32c
 
 from quackmq.archive import files, manifest
-from quackmq.archive.disk import Disk
 from quackmq.archive.manifest import Manifest, Quarantined
 from quackmq.archive.reader import ArchiveReader
 from quackmq.archive.writer import Committed, FileWriter, PoisonBatch, Written
 from quackmq.codec import decode, encode
+from quackmq.disk import Disk
 from quackmq.errors import DamagedData
 from quackmq.record import CRC_START, Batch, Buffer, Record
 from quackmq.topic import PartitionKey

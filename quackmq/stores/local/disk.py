@@ -1,12 +1,7 @@
-"""The disk as the local store sees it: passed in, so that a simulated one can take its place.
+"""The local store's disk: `quackmq.disk`, with what a store needs beyond it.
 
-Two halves. `File` and `Disk` are the few blocking operations that the store stands on, with the
-semantics of POSIX and nothing more: a write may be short, is in no order with other writes, and
-lasts only after `sync`; a new, renamed or removed name lasts only after `sync_directory` of the
-directory that holds it. `Disk.run` takes a blocking function to a side thread (a *lane*; functions
-of one lane run one after the other, but for "read", which has several threads).
-
-Any operation may raise OSError. Paths are relative to the store's directory, with "/".
+A lock; reads in place; and the loop. `Disk.run` takes a blocking function to a side thread (a
+*lane*; functions of one lane run one after the other, but for "read", which has several threads).
 """
 
 from __future__ import annotations
@@ -23,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
 
-from quackmq import limits
+from quackmq import disk, limits
 from quackmq.errors import StoreLocked
 from quackmq.record import Buffer
 from quackmq.stores.local.kernel_sync import KernelSync, Synced
@@ -37,14 +32,8 @@ Ended = Callable[[Any, Any], None]
 _READ_THREADS = 2
 
 
-class File(Protocol):
-    """An open file. Any thread may call; the caller sees to it that nobody closes it meanwhile."""
-
-    def write_some(self, data: Buffer, position: int) -> int:
-        """Write the bytes, or a first part of them; how many."""
-
-    def read_some(self, length: int, position: int) -> bytes:
-        """At most `length` bytes; none at all only at the end of the file."""
+class File(disk.File, Protocol):
+    """As there, and what is read in place."""
 
     def cached(self, length: int, position: int) -> bool:
         """Whether reading this range now would very likely not wait for the device."""
@@ -54,33 +43,9 @@ class File(Protocol):
         nobody writes to any more. None where reading is better, or says what is wrong. For the loop
         only."""
 
-    def sync(self) -> None:
-        """Returns when every completed write, and the length, will survive a power cut."""
 
-    def size(self) -> int: ...
-
-    def truncate(self, size: int) -> None: ...
-
-    def close(self) -> None: ...
-
-
-class Disk(Protocol):
-    def open(self, path: str, *, create: bool = False) -> File:
-        """For reading and writing; FileNotFoundError unless it is there or to be created."""
-
-    def make_directory(self, path: str) -> None:
-        """One level; nothing happens if it is there."""
-
-    def sync_directory(self, path: str) -> None: ...
-
-    def rename(self, old: str, new: str) -> None:
-        """Atomically, replacing `new`."""
-
-    def remove(self, path: str) -> None:
-        """A file, or an empty directory; FileNotFoundError if it is not there."""
-
-    def list(self, path: str) -> list[str]:
-        """The names in a directory, sorted; none if it is not there."""
+class Disk(disk.Disk, Protocol):
+    def open(self, path: str, *, create: bool = False) -> File: ...
 
     def lock(self, path: str) -> None:
         """Hold a lock file until `close`; StoreLocked if another process has it."""
@@ -102,56 +67,6 @@ class Disk(Protocol):
         time. `done` is called on the loop."""
 
     def close(self) -> None: ...
-
-
-def write_all(file: File, data: Buffer, position: int) -> None:
-    """Write everything, however short the single writes are."""
-    while True:
-        written = file.write_some(data, position)
-        if written == len(data):
-            return
-        if written <= 0:
-            raise OSError(f"a write of {len(data)} bytes wrote {written}")
-        position += written
-        data = memoryview(data)[written:]
-
-
-def read_all(file: File, length: int, position: int) -> bytes:
-    """`length` bytes, or fewer only where the file ends."""
-    data = file.read_some(length, position)
-    if len(data) == length or not data:
-        return data
-    parts = [data]
-    got = len(data)
-    while got < length:
-        data = file.read_some(length - got, position + got)
-        if not data:
-            break
-        parts.append(data)
-        got += len(data)
-    return b"".join(parts)
-
-
-def replace_file(disk: Disk, path: str, data: Buffer) -> None:
-    """Put a file in place whole and durable, or not at all."""
-    temporary = f"{path}.new"
-    file = disk.open(temporary, create=True)
-    try:
-        file.truncate(0)
-        write_all(file, data, 0)
-        file.sync()
-    finally:
-        file.close()
-    disk.rename(temporary, path)
-    disk.sync_directory(path.rpartition("/")[0])
-
-
-def read_file(disk: Disk, path: str) -> bytes:
-    file = disk.open(path)
-    try:
-        return read_all(file, file.size(), 0)
-    finally:
-        file.close()
 
 
 class RealFile:

@@ -20,13 +20,14 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 from quackmq import limits
+from quackmq.disk import replace_file, write_all
 from quackmq.errors import BrokerClosing, LimitReached, QuackError, StoreReadOnly
 from quackmq.stores.catalog import Catalog, Change, TopicDeleted, TopicPut, encode_change
 from quackmq.stores.local import checkpoint
 from quackmq.stores.local.checkpoint import Standing
 from quackmq.stores.local.committed import CommittedReader
 from quackmq.stores.local.cycle import Cycle, Gathered
-from quackmq.stores.local.disk import Disk, replace_file, write_all
+from quackmq.stores.local.disk import Disk
 from quackmq.stores.local.files import OpenFiles
 from quackmq.stores.local.format import Sync
 from quackmq.stores.local.journal import Journal, Place

@@ -15,12 +15,13 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from quackmq import limits
+from quackmq.disk import read_all
 from quackmq.errors import DamagedStore, UnusableDirectory
 from quackmq.stores.catalog import Catalog
 from quackmq.stores.local import checkpoint
 from quackmq.stores.local.checkpoint import Standing
 from quackmq.stores.local.contents import Contents
-from quackmq.stores.local.disk import Disk, read_all
+from quackmq.stores.local.disk import Disk
 from quackmq.stores.local.findings import Finding, Kind
 from quackmq.stores.local.format import (
     FRAME_HEADER_BYTES,

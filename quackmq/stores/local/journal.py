@@ -17,7 +17,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from quackmq import limits
-from quackmq.stores.local.disk import Disk, File, read_all, write_all
+from quackmq.disk import read_all, write_all
+from quackmq.stores.local.disk import Disk, File
 from quackmq.stores.local.format import FRAME_MAGIC, Frame, parse_frame
 from quackmq.stores.local.kernel_sync import Synced
 

@@ -17,11 +17,12 @@ from dataclasses import replace
 from typing import Final
 
 from quackmq import limits
+from quackmq.disk import read_all, read_file, replace_file, write_all
 from quackmq.errors import DamagedStore, UnusableDirectory
 from quackmq.stores.catalog import Catalog
 from quackmq.stores.local import checkpoint, recovery
 from quackmq.stores.local.checkpoint import Standing
-from quackmq.stores.local.disk import Disk, read_all, read_file, replace_file, write_all
+from quackmq.stores.local.disk import Disk
 from quackmq.stores.local.engine import Engine
 from quackmq.stores.local.journal import DIRECTORY as JOURNAL_DIRECTORY
 from quackmq.stores.local.journal import Place, slot_path

@@ -20,11 +20,12 @@ from typing import Any, Final, NamedTuple
 import orjson
 from crc32c import crc32c
 
+from quackmq.disk import read_all, read_file
 from quackmq.errors import DamagedStore, NewerFormat, UnusableDirectory
 from quackmq.stores.catalog import Catalog, TopicDeleted, TopicPut, decode_change
 from quackmq.stores.local import checkpoint
 from quackmq.stores.local.checkpoint import Standing
-from quackmq.stores.local.disk import Disk, read_all, read_file
+from quackmq.stores.local.disk import Disk
 from quackmq.stores.local.format import (
     CONTINUES,
     FORMAT_VERSION,

@@ -20,9 +20,10 @@ from typing import Final, NamedTuple
 
 from crc32c import crc32c
 
+from quackmq.disk import read_all
 from quackmq.errors import CorruptBatch, DamagedData, QuackError
 from quackmq.record import Batch, Span, spans
-from quackmq.stores.local.disk import File, read_all
+from quackmq.stores.local.disk import File
 from quackmq.stores.local.files import OpenFiles
 from quackmq.stores.local.format import (
     CONTINUES,

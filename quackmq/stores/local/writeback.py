@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from quackmq import limits
-from quackmq.stores.local.disk import write_all
+from quackmq.disk import write_all
 from quackmq.stores.local.files import OpenFiles
 from quackmq.stores.local.log import PartitionLog
 from quackmq.stores.local.segment import Segment

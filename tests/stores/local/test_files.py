@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from quackmq.stores.local.disk import RealDisk, RealFile, write_all
+from quackmq.disk import write_all
+from quackmq.stores.local.disk import RealDisk, RealFile
 from quackmq.stores.local.files import OpenFiles
 
 DEADLINE_S = 20
