@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -56,7 +57,7 @@ class Flow:
         return PartitionKey(self.broker.topic(topic).id, chosen)
 
 
-class Transactor:
+class Transactor(ABC):
     """A transactional producer that survives the broker. What it was doing when a life ended, it
     does again in the next one."""
 
@@ -120,8 +121,9 @@ class Transactor:
             await asyncio.sleep(life.source.choice((0.2, 2, 70)))
         await self._end(life, commit=life.source.random() < 0.7)
 
+    @abstractmethod
     async def work(self, life: Flow, deal: Deal) -> None:
-        raise NotImplementedError
+        """What is done within one transaction."""
 
     async def send(self, life: Flow, deal: Deal, topic: str, values: list[bytes]) -> None:
         partition = life.source.randrange(PARTITIONS)
