@@ -21,7 +21,7 @@ help:
 	@echo "make lint     ruff and mypy alone"
 	@echo "make format   let ruff format the code and sort its imports"
 	@echo "make bench    how fast, against the bare machine and against others (SUITE=\"$(SUITE)\")"
-	@echo "make soak     the simulation for SECONDS=$(SECONDS), then KILLS=$(KILLS) real kills, then exactly-once; SEED=N replays"
+	@echo "make soak     the simulation, KILLS=$(KILLS) real kills, exactly-once three times; SECONDS=$(SECONDS) each; SEED=N replays the first"
 	@echo "make clean    remove the environment and all that tools left behind"
 
 demo: $(READY)

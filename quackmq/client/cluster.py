@@ -286,8 +286,17 @@ def is_of_nobody(error: KafkaError) -> bool:
     )
 
 
+def note_beside(told: TopicPartition) -> str:
+    """What is noted beside an offset, and perhaps more: confluent-kafka reads a note as a string
+    of C, which the client below it does not end with a byte 0, and refuses what is then no text."""
+    try:
+        return told.metadata or ""
+    except UnicodeDecodeError as error:
+        return bytes(error.object).decode("utf-8", "replace")
+
+
 def _committed(told: TopicPartition) -> Committed:
-    return Committed(told.offset, told.metadata or "")
+    return Committed(told.offset, note_beside(told))
 
 
 def _age_ms(since_s: float) -> float:

@@ -1,9 +1,10 @@
 """ZMTP 3.x, ZeroMQ's own protocol on TCP, from the side of a ROUTER: bytes in, events out.
 
-Just what serving REQ and DEALER sockets takes, under bounds that a library does not have: libzmq
-keeps a message of any number of frames in memory until its last one has come, and lets any number
-of peers do so. Versions before 3 (libzmq before 4.0, of 2013) and mechanisms other than NULL are
-refused.
+Just what serving REQ and DEALER sockets takes, under bounds of our own: on the frames and the bytes
+of a message, of one peer and of all together. libzmq's options bound how many messages wait for a
+peer and how large a frame is; we found none for a message's frames or for all peers, and have not
+tried how much memory that comes to. Versions before 3 (libzmq before 4.0, of 2013) and mechanisms
+other than NULL are refused.
 
 Both sides begin with a greeting, and then a READY command:
 

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
+from quackmq.client.cluster import note_beside
 from quackmq.conventions import SUBSCRIBED, UNSUBSCRIBED, note_of
 from tests.interop.confluent import produced, producer, quiet
 from tests.interop.running import DEADLINE_SECONDS, TESTER, RunningBroker
@@ -54,7 +55,7 @@ def note(client: Consumer, metadata: str, *offsets: int) -> None:
 def noted(client: Consumer) -> list[tuple[int, str | None]]:
     wanted = [TopicPartition(TOPIC, partition) for partition in range(2)]
     found = client.committed(wanted, DEADLINE_SECONDS)
-    return [(each.offset, note_of(each.metadata or "")) for each in found]
+    return [(each.offset, note_of(note_beside(each))) for each in found]
 
 
 def subscriptions(broker: RunningBroker) -> dict[str, tuple[int, ...]]:

@@ -121,8 +121,7 @@ def failure_of(error: errors.QuackError | HttpFailure, path: str) -> Response:
     """The answer to a request for this path that failed so."""
     if isinstance(error, HttpFailure):
         return failure(error.status, error.code, str(error), path, error.headers)
-    status = status_of(error)
-    return failure(status, error.code, str(error), path, _RETRY_SOON if status == 503 else ())
+    return failure(status_of(error), error.code, str(error), path)
 
 
 def failure(
@@ -132,6 +131,8 @@ def failure(
     path: str,
     headers: tuple[tuple[str, str], ...] = (),
 ) -> Response:
+    if status == 503:
+        headers += _RETRY_SOON
     if not has_problems(path):
         body: dict[str, object] = {"status": "failure", "message": message, "code": code}
         return Response(status, orjson.dumps(body), JSON, headers)

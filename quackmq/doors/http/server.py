@@ -1,12 +1,13 @@
 """The door: it listens, lets connections in, and holds what they share.
 
-It stands on httptools, the parser in C below uvicorn, and on nothing above it. One small POST that
-is answered with JSON takes 26 to 44 µs of processor time here, 60 with uvicorn and a raw ASGI
-application, 55 to 138 with granian, whose threads hand each request over to our loop, 95 with
+It stands on httptools, the parser in C below uvicorn, and on nothing above it. Measured: one small
+POST that is answered with JSON takes 26 to 44 µs of processor time here, 60 with uvicorn and a raw
+ASGI application, 55 to 138 with granian, whose threads hand each request over to our loop, 95 with
 Starlette, 200 with h11, 350 with hypercorn (`benchmarks/http_stacks.py`, in one run). And every
 bound has to hold: on connections, on the bytes of heads, bodies and unsent answers, on the time
-that a request takes to come, an answer to be taken, a connection to be idle. uvicorn's protocol has
-none for heads that are slow or large, nor for peers that take nothing.
+that a request takes to come, an answer to be taken, a connection to be idle. Read, not measured:
+among the settings of uvicorn 0.54 there is none for heads that are slow, none for large ones over
+httptools, and none for peers that take nothing. How it fares under such peers was not tried.
 
 All bounds over connections are kept here. Who may call: the loop that started it.
 """

@@ -135,7 +135,9 @@ async def test_connections_over_the_limit_are_told_so(monkeypatch: pytest.Monkey
         peers = [await running.peer() for _ in range(3)]
         await until(lambda: running.door.connection_count == 3)
         one_more = await running.peer()
-        (await one_more.receive()).failed(503, "limit_reached")
+        answer = await one_more.receive()
+        answer.failed(503, "limit_reached")
+        assert answer.headers["retry-after"] == "1"
         assert await one_more.is_closed()
         await peers[0].close()
         await until(lambda: running.door.connection_count == 2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from quackmq import errors
-from quackmq.doors.http.errors import STATUSES, HttpFailure, failure_of, status_of
+from quackmq.doors.http.errors import STATUSES, HttpFailure, failure, failure_of, status_of
 from tests.doors.kafka.test_errors import tree
 
 
@@ -55,4 +55,5 @@ def test_below_v1_a_failure_is_a_problem() -> None:
 
 def test_who_may_try_again_soon_is_told_so() -> None:
     assert ("retry-after", "1") in failure_of(errors.BrokerClosing("…"), "/size").headers
+    assert ("retry-after", "1") in failure(503, "limit_reached", "…", "/size").headers
     assert failure_of(errors.UnknownTopic("…"), "/size").headers == ()

@@ -13,6 +13,7 @@ from quackmq.broker import Broker, BrokerSettings, Caller
 from quackmq.policy import Policy
 from quackmq.record import Batch, Record
 from quackmq.topic import Appended, Topic
+from tests.broker.flock import Member
 from tests.doors.zmq.peers import (
     TESTER,
     SlowStore,
@@ -127,6 +128,19 @@ async def test_an_id_of_a_topic_that_was_made_anew_is_refused() -> None:
         await socket.ask(b"SUB donald ducks")
         answer = await socket.ask(b"GET donald ducks " + old)
         assert answer.startswith(b"ERR invalid_message_id ")
+
+
+async def test_a_name_that_a_group_uses_is_refused_and_its_messages_stay() -> None:
+    async with served() as running:
+        socket = running.socket()
+        await socket.ask(b"SUB donald ducks")
+        await socket.ask(b"PUT daisy ducks quack")
+        member = Member(running.broker, "donald")
+        await member.enter()
+        answer = await socket.ask(b"GET donald ducks -1")
+        assert answer.startswith(b"ERR name_in_other_mode ")
+        await member.leave()
+        assert await get_all(socket, "donald", "ducks", 1) == [b"quack"]
 
 
 # --- R2: exactly once ------------------------------------------------------------------------
