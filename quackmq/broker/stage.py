@@ -14,6 +14,7 @@ from uuid import UUID
 
 from quackmq import limits
 from quackmq.broker.stage_log import Header, digest_of
+from quackmq.broker.stage_series import Turn
 from quackmq.errors import DamagedStore, LimitReached, StageConflict
 from quackmq.topic import PartitionKey
 
@@ -35,6 +36,7 @@ class StageDescription(NamedTuple):
     batches: int
     size: int
     touched_ms: int
+    turn: Turn | None = None
 
 
 class CommittedStage(NamedTuple):
@@ -96,10 +98,13 @@ class Stage:
         "size",
         "topic_id",
         "touched_ms",
+        "turn",
     )
 
-    def __init__(self, key: str, topic_id: UUID, now_ms: int) -> None:
+    def __init__(self, key: str, topic_id: UUID, now_ms: int, turn: Turn | None = None) -> None:
         self.key = key
+        #: Which of a series it is, if it is of one.
+        self.turn = turn
         self.topic_id = topic_id
         self.parts: dict[str, Part] = {}
         #: With those that are on their way.
@@ -127,6 +132,10 @@ class Stage:
         if self.is_ending:
             raise StageConflict(f"stage {self.key} takes nothing more: it ends, or has ended")
 
+    def check_turn(self, turn: Turn | None) -> None:
+        if turn != self.turn:
+            raise StageConflict(f"stage {self.key} is {_told(self.turn)}, not {_told(turn)}")
+
     def named(self, receipts: Iterable[Receipt]) -> list[Part]:
         """The parts that receipts speak of, each as it was when its receipt was given."""
         parts: list[Part] = []
@@ -147,7 +156,13 @@ class Stage:
         return tuple(part.receipt() for part in self.parts.values() if part.calls)
 
     def description(self) -> StageDescription:
-        return StageDescription(self.key, self.receipts(), self.batches, self.size, self.touched_ms)
+        return StageDescription(
+            self.key, self.receipts(), self.batches, self.size, self.touched_ms, self.turn
+        )
+
+
+def _told(turn: Turn | None) -> str:
+    return "of no series" if turn is None else f"turn {turn.number} of the series {turn.series}"
 
 
 def contents_of(receipts: Sequence[Receipt]) -> str:

@@ -6,6 +6,8 @@ batch with a single record that says what follows, and then the batches themselv
     | header: {"key", "part", "number", "batches": [[topic id, partition, records, size, crc], …]} |
     | batch | batch | …                                                                            |
 
+A header of a stage that is one turn of a series also has {"turn": [series, number]}.
+
 So the log tells all about itself, and a walk over it need not touch the batches: from one header to
 the next there are as many offsets as the records that it speaks of.
 """
@@ -22,6 +24,7 @@ from typing import Final, NamedTuple
 from crc32c import crc32c
 
 from quackmq import codec
+from quackmq.broker.stage_series import Turn
 from quackmq.broker.topics import HIDDEN_PREFIX
 from quackmq.errors import DamagedStore
 from quackmq.record import (
@@ -66,6 +69,7 @@ class Header(NamedTuple):
     part: str
     number: int
     entries: tuple[Entry, ...]
+    turn: Turn | None = None
 
     @property
     def records(self) -> int:
@@ -81,16 +85,18 @@ def topic_name(key: str) -> str:
     return STAGE_PREFIX + hashlib.blake2b(key.encode(), digest_size=_DIGEST_BYTES).hexdigest()
 
 
-def header_of(key: str, part: str, number: int, staged: Sequence[StagedBatch]) -> Header:
+def header_of(
+    key: str, part: str, number: int, staged: Sequence[StagedBatch], turn: Turn | None = None
+) -> Header:
     entries = tuple(
         Entry(target, batch.last_offset_delta + 1, batch.size, batch.crc)
         for target, batch in staged
     )
-    return Header(key, part, number, entries)
+    return Header(key, part, number, entries, turn)
 
 
 def encode_header(header: Header, now_ms: int) -> Batch:
-    fields = {
+    fields: dict[str, object] = {
         "key": header.key,
         "part": header.part,
         "number": header.number,
@@ -99,6 +105,8 @@ def encode_header(header: Header, now_ms: int) -> Batch:
             for target, records, size, crc in header.entries
         ],
     }
+    if header.turn is not None:
+        fields["turn"] = header.turn
     value = json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode()
     return Batch.peek(codec.encode([Record(0, now_ms, None, value)]))
 
@@ -112,7 +120,8 @@ def decode_header(batch: Batch) -> Header:
             Entry(PartitionKey(uuid.UUID(hex=topic_id), partition), records, size, crc)
             for topic_id, partition, records, size, crc in fields["batches"]
         )
-        return Header(fields["key"], fields["part"], fields["number"], entries)
+        turn = Turn(*fields["turn"]) if "turn" in fields else None
+        return Header(fields["key"], fields["part"], fields["number"], entries, turn)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise DamagedStore(f"a stage in the store makes no sense: {error}") from error
 

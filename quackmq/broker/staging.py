@@ -14,8 +14,9 @@ stage as it was.
 Promised: what `stage` answered survives a crash; a key is committed once, a repeat is answered like
 the first for `limits.STAGE_REMEMBERED_MS`, and with other contents it is a StageConflict; a stage
 that nobody adds to for `limits.STAGE_EXPIRY_MS` goes by itself; one that cannot be read any more is
-named, and is as if it had never been. Not promised: that a commit asks whether a topic is full;
-what was staged is taken.
+named, and is as if it had never been. A stage may be a *turn* of a series (see `stage_series`):
+then the series remembers it instead of the key, and the stage of it that is committed first counts.
+Not promised: that a commit asks whether a topic is full; what was staged is taken.
 
 Who may call: the broker's loop.
 """
@@ -23,7 +24,7 @@ Who may call: the broker's loop.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from uuid import UUID
 
 from quackmq import limits
@@ -53,6 +54,7 @@ from quackmq.broker.stage_log import (
     topic_name,
     without_producer,
 )
+from quackmq.broker.stage_series import CommittedTurn, SeriesBook, Turn
 from quackmq.broker.topics import Topics
 from quackmq.broker.waits import Changes, NamedLocks
 from quackmq.errors import (
@@ -65,6 +67,7 @@ from quackmq.errors import (
     NoSubscriber,
     QuackError,
     RecordTooLarge,
+    StageCommitted,
     StageConflict,
     StorageError,
     UnknownStage,
@@ -99,6 +102,7 @@ class Staging:
         self._copier = StageCopier(store, topics, producer_ids, now_ms, appended)
         self._stages: dict[str, Stage] = {}
         self._committed: dict[str, CommittedStage] = {}
+        self._series = SeriesBook(store)
         #: Topics of stages that could not be read, by their names; their writers begin anew.
         self._damaged: dict[str, UUID] = {}
         self._batches = 0
@@ -113,6 +117,7 @@ class Staging:
         for key, state in (await self._store.states(STATE_PREFIX)).items():
             if state.value is not None:
                 self._committed[key_of(key)] = decode_committed(state.value)
+        await self._series.load()
         for topic in (await self._store.topics()).values():
             if topic.name.startswith(STAGE_PREFIX):
                 await self._load_stage(topic)
@@ -126,7 +131,7 @@ class Staging:
             log.error("the stage in the hidden topic %s is given up: %s", topic.name, error)
             self._damaged[topic.name] = topic.id
             return
-        if stage is None or stage.key in self._committed:
+        if stage is None or self._is_over(stage):
             await self._remove_topic(topic.id)
             return
         self._stages[stage.key] = stage
@@ -141,19 +146,26 @@ class Staging:
     # --- writing ----------------------------------------------------------------------------
 
     async def stage(
-        self, caller: Caller, key: str, part: str, number: int, staged: Sequence[StagedBatch]
+        self,
+        caller: Caller,
+        key: str,
+        part: str,
+        number: int,
+        staged: Sequence[StagedBatch],
+        turn: Turn | None = None,
     ) -> Receipt:
         """Keep batches that have passed `Batch.parse` for a part of a stage, which begins by that.
         A writer numbers its calls from 0; one that it did not hear of it makes again, as it was.
         What the part holds then is answered, to be named by the commit. The batches' bytes must
-        stay as they are until this returns.
+        stay as they are until this returns. With a `turn`, the stage is that turn of a series.
 
         UnknownTopic, UnknownPartition, CorruptBatch, UnsupportedBatch, RecordTooLarge,
-        StageConflict, LimitReached, InvalidRequest."""
+        StageConflict (StageCommitted: the turn was committed), LimitReached, InvalidRequest."""
         self._check_open()
         _check_name("a stage's key", key)
         _check_name("a part's name", part)
-        header = header_of(key, part, number, staged)
+        _check_turn(turn)
+        header = header_of(key, part, number, staged, turn)
         self._check_call(header)
         for target, batch in staged:
             self._check_batch(self._topics.of(target), batch)
@@ -168,11 +180,13 @@ class Staging:
         receipts: Sequence[Receipt] | None = None,
         *,
         contents: str = "",
+        turn: Turn | None = None,
     ) -> CommittedStage:
         """The records of these parts become visible, all at once; of other parts nothing is left.
         Without receipts it is all parts. `contents` says in a word what is committed, so that a
         key that is committed again is known to be the same, also if its parts were staged anew;
-        without it that is told by the receipts.
+        without it that is told by the receipts. The turn of a series is committed once, whatever
+        the key and the contents: who comes later, also with one that came before, adds nothing.
 
         UnknownStage, StageConflict (it was committed with other contents, or a part holds another
         thing than its receipt says), UnknownTopic, UnknownPartition, NoSubscriber."""
@@ -180,7 +194,12 @@ class Staging:
         _check_name("a stage's key", key)
         if len(contents.encode(errors="replace")) > limits.STATE_KEY_BYTES:
             raise InvalidRequest(f"contents are told in {limits.STATE_KEY_BYTES} bytes")
-        return await self._changes.carry_through(self._commit(key, receipts, contents))
+        _check_turn(turn)
+        if turn is None:
+            commit = self._commit(key, receipts, contents)
+        else:
+            commit = self._commit_turn(key, receipts, contents, turn)
+        return await self._changes.carry_through(commit)
 
     async def abort(self, caller: Caller, key: str) -> bool:
         """Nothing is left of a stage; whether there was one. StageConflict if it was committed."""
@@ -205,6 +224,16 @@ class Staging:
             raise _unknown(key)
         return stage.description()
 
+    def series(self, caller: Caller) -> dict[str, CommittedTurn]:
+        """The last turn of every series."""
+        self._check_open()
+        return self._series.all()
+
+    async def forget_series(self, caller: Caller, series: str) -> bool:
+        """Its next turn may be any, also one that was committed; whether there was one."""
+        self._check_open()
+        return await self._changes.carry_through(self._forget_series(series))
+
     async def clean(self) -> None:
         """Let go of stages that were left, and forget commits of long ago."""
         now_ms = self._now_ms()
@@ -216,11 +245,17 @@ class Staging:
         since_ms = now_ms - limits.STAGE_REMEMBERED_MS
         for key in [key for key, each in self._committed.items() if each.committed_ms <= since_ms]:
             await self._changes.carry_through(self._forget(key))
+        for series in self._series.left(now_ms - limits.STAGE_SERIES_REMEMBERED_MS):
+            await self._changes.carry_through(self._forget_series(series))
 
     # --- how it is done ---------------------------------------------------------------------
 
     async def _stage(self, header: Header, staged: Sequence[StagedBatch]) -> Receipt:
-        stage = await self._ensure(header.key)
+        if header.turn is None or header.key in self._stages:
+            stage = await self._ensure(header.key, header.turn)
+        else:
+            stage = await self._begin_turn(header.key, header.turn)
+        stage.check_turn(header.turn)
         part = stage.part(header.part)
         async with part.lock:
             stage.check_takes()
@@ -241,10 +276,20 @@ class Staging:
             async with self._locks.hold(stage.key):
                 stage.check_takes()
 
-    async def _ensure(self, key: str) -> Stage:
+    async def _begin_turn(self, key: str, turn: Turn) -> Stage:
+        # The lock of a series is always taken before that of a key.
+        async with self._locks.hold(_series_lock(turn)):
+            self._series.check_takes(turn)
+            others = sorted(self._of_series(turn.series), key=lambda stage: stage.touched_ms)
+            for stage in others[: max(0, len(others) + 1 - limits.STAGES_PER_SERIES)]:
+                log.info("the stage %s was left by its writers, and makes room", stage.key)
+                await self._abort(stage.key)
+            return await self._ensure(key, turn)
+
+    async def _ensure(self, key: str, turn: Turn | None) -> Stage:
         async with self._locks.hold(key):
             if key in self._committed:
-                raise StageConflict(f"stage {key} was committed: use another key")
+                raise StageCommitted(f"stage {key} was committed: use another key")
             stage = self._stages.get(key)
             if stage is None:
                 if len(self._stages) >= limits.STAGES:
@@ -253,7 +298,7 @@ class Staging:
                     raise LimitReached(f"{limits.COMMITTED_STAGES} commits are remembered")
                 await self._remove_damaged(key)
                 topic = await self._store.create_topic(topic_name(key), 1, Policy())
-                stage = self._stages[key] = Stage(key, topic.id, self._now_ms())
+                stage = self._stages[key] = Stage(key, topic.id, self._now_ms(), turn)
             return stage
 
     async def _append(self, stage: Stage, header: Header, staged: Sequence[StagedBatch]) -> Call:
@@ -275,19 +320,53 @@ class Staging:
             committed = self._committed.get(key)
             if committed is not None:
                 return _repeated(key, committed, receipts, contents)
-            stage = self._stages.get(key)
-            if stage is None:
-                if receipts != []:
-                    raise _unknown(key)
-                committed = CommittedStage(contents or contents_of([]), 0, self._now_ms())
-                await self._store.put_state(state_key(key), encode_committed(committed), 0)
-            else:
-                committed = await self._commit_stage(stage, receipts, contents)
+            return await self._carry_out(key, receipts, contents, None)
+
+    async def _commit_turn(
+        self, key: str, receipts: Sequence[Receipt] | None, contents: str, turn: Turn
+    ) -> CommittedStage:
+        async with self._locks.hold(_series_lock(turn)):
+            last = self._series.last(turn.series)
+            if last is not None and turn.number <= last.number:
+                if turn.number < last.number:
+                    return CommittedStage("", 0, last.committed_ms, True)
+                return CommittedStage(last.contents, last.records, last.committed_ms, True)
+            self._series.check_takes(turn)
+            async with self._locks.hold(key):
+                committed = await self._carry_out(key, receipts, contents, turn)
+            for stage in self._of_series(turn.series):
+                async with self._locks.hold(stage.key):
+                    if self._is_over(stage) and not stage.is_gone:
+                        self._drop(stage)
+                        await self._remove_topic(stage.topic_id)
+            return committed
+
+    async def _carry_out(
+        self, key: str, receipts: Sequence[Receipt] | None, contents: str, turn: Turn | None
+    ) -> CommittedStage:
+        stage = self._stages.get(key)
+        if stage is None:
+            if receipts is None or receipts:
+                raise _unknown(key)
+            committed = CommittedStage(contents or contents_of([]), 0, self._now_ms())
+            await self._store.put_state(*self._remembering(key, turn, committed))
+        else:
+            stage.check_turn(turn)
+            committed = await self._commit_stage(stage, receipts, contents)
+        if turn is None:
             self._committed[key] = committed
-            if stage is not None:
-                self._drop(stage)
-                await self._remove_topic(stage.topic_id)
+        else:
+            self._series.committed(turn, _turn_of(turn, committed))
+        if stage is not None:
+            self._drop(stage)
+            await self._remove_topic(stage.topic_id)
         return committed
+
+    def _remembering(self, key: str, turn: Turn | None, committed: CommittedStage) -> StatePut:
+        """What says in the store that a stage is committed."""
+        if turn is None:
+            return StatePut(state_key(key), encode_committed(committed), 0)
+        return self._series.put(turn, _turn_of(turn, committed))
 
     async def _commit_stage(
         self, stage: Stage, receipts: Sequence[Receipt] | None, contents: str
@@ -300,7 +379,7 @@ class Staging:
             records = sum(call.header.records for call in calls)
             contents = contents or contents_of(receipts)
             committed = CommittedStage(contents, records, self._now_ms())
-            put = StatePut(state_key(stage.key), encode_committed(committed), 0)
+            put = self._remembering(stage.key, stage.turn, committed)
             await self._copier.copy(stage.source, calls, put)
         except BaseException:
             stage.is_ending = False
@@ -343,6 +422,10 @@ class Staging:
             await self._store.put_state(state_key(key), None, state.version)
             del self._committed[key]
 
+    async def _forget_series(self, series: str) -> bool:
+        async with self._locks.hold(_series_lock(Turn(series, 0))):
+            return await self._series.forget(series)
+
     async def _read_stage(self, topic: Topic) -> Stage | None:
         """What a hidden topic tells of itself; None if nobody was ever told of it."""
         source = PartitionKey(topic.id, 0)
@@ -356,7 +439,7 @@ class Staging:
             batch = next(batches(part.chunks[0]))
             header = decode_header(batch)
             if stage is None:
-                stage = Stage(header.key, topic.id, batch.max_timestamp)
+                stage = Stage(header.key, topic.id, batch.max_timestamp, header.turn)
             stage.part(header.part).add(Call(header, batch.next_offset))
             stage.batches += len(header.entries)
             stage.size += header.size
@@ -382,6 +465,16 @@ class Staging:
         del self._stages[stage.key]
         self._batches -= stage.batches
         self._size -= stage.size
+
+    def _of_series(self, series: str) -> list[Stage]:
+        stages = self._stages.values()
+        return [each for each in stages if each.turn is not None and each.turn.series == series]
+
+    def _is_over(self, stage: Stage) -> bool:
+        """Whether what a stage is for was committed."""
+        if stage.turn is None:
+            return stage.key in self._committed
+        return self._series.holds(stage.turn)
 
     def _is_left(self, key: str) -> bool:
         stage = self._stages.get(key)
@@ -435,6 +528,23 @@ def _repeated(
             f"stage {key} was committed with other contents, of {committed.records} records"
         )
     return committed._replace(repeated=True)
+
+
+def _turn_of(turn: Turn, committed: CommittedStage) -> CommittedTurn:
+    return CommittedTurn(turn.number, committed.contents, committed.records, committed.committed_ms)
+
+
+def _series_lock(turn: Turn) -> Hashable:
+    """The name of a lock that no stage's key can have."""
+    return ("series", turn.series)
+
+
+def _check_turn(turn: Turn | None) -> None:
+    if turn is None:
+        return
+    _check_name("a series' name", turn.series)
+    if turn.number < 0:
+        raise InvalidRequest(f"turns are numbered from 0, not {turn.number}")
 
 
 def _check_name(what: str, name: str) -> None:

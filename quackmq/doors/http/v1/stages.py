@@ -4,10 +4,18 @@ Writers stage batches or messages under a key, each under a name of its own (a p
 they number from 0; one commit makes all of it visible at once. A call that was not heard of is made
 again as it was, and so is a commit: neither is taken twice. What a part holds is told by its
 receipt, which the commit may name, so that parts of writers that failed come to nothing.
+
+What a stream writes is a series of stages, a turn each: of those only the last that was committed
+is remembered, and for long.
+
+A body of batches is for one partition, or each batch has its partition before it:
+
+    | partition, 4 bytes | batch | partition, 4 bytes | batch | …
 """
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator
 from typing import Annotated, Final
 
@@ -15,7 +23,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from quackmq import codec, limits
-from quackmq.broker import CommittedStage, Receipt, StagedBatch, StageDescription
+from quackmq.broker import CommittedStage, Receipt, StagedBatch, StageDescription, Turn
 from quackmq.doors.http.v1.common import GREATEST, LIMIT
 from quackmq.doors.http.v1.messages import NewMessage, record_of
 from quackmq.doors.http.v1.operations import (
@@ -38,6 +46,7 @@ from quackmq.errors import (
     LimitReached,
     NoSubscriber,
     RecordTooLarge,
+    StageCommitted,
     StageConflict,
     StoreReadOnly,
     UnknownPartition,
@@ -49,6 +58,7 @@ from quackmq.record import Batch
 from quackmq.topic import PartitionKey
 
 _TAG: Final = "stages"
+_PARTITION_FIELD: Final = struct.Struct(">I")
 
 
 # --- shapes ---------------------------------------------------------------------------------------
@@ -70,10 +80,14 @@ class ReceiptShape(Struct, frozen=True, forbid_unknown_fields=True):
 
 class Committing(Struct, frozen=True, forbid_unknown_fields=True):
     """What is committed: the parts of these receipts; all, without any. `contents` says in a word
-    what that is, so that a repeat is known as one also if its parts were staged anew."""
+    what that is, so that a repeat is known as one also if its parts were staged anew. The `turn`
+    of a `series` is committed once, whatever its key and contents; those before it count as
+    committed, too."""
 
     receipts: Annotated[list[ReceiptShape], Meta(max_length=limits.STAGE_PARTS)] | None = None
     contents: Annotated[str, Meta(max_length=limits.NAME_BYTES)] = ""
+    series: Annotated[str, Meta(min_length=1, max_length=limits.NAME_BYTES)] | None = None
+    turn: Annotated[int, Meta(ge=0, le=GREATEST)] | None = None
 
 
 class CommittedShape(Struct, frozen=True):
@@ -113,6 +127,23 @@ class StageShape(StageSummary, frozen=True):
     commit: CommittedShape | None = None
 
 
+class SeriesShape(Struct, frozen=True):
+    """A series, with the last of its turns that was committed."""
+
+    series: str
+    turn: int
+    contents: str
+    records: int
+    committed_ms: int
+
+
+class SeriesPage(Struct, frozen=True):
+    """Series by name. `next` goes into `after` to ask for more; null where there are no more."""
+
+    series: list[SeriesShape]
+    next: str | None
+
+
 # --- parameters and bodies ------------------------------------------------------------------------
 
 KEY: Final = Text(
@@ -137,10 +168,22 @@ TOPIC: Final = Text(
 )
 PARTITION: Final = Number(
     name="partition",
-    required=True,
     most=limits.PARTITIONS_PER_TOPIC - 1,
-    about="The partition that it is for.",
+    about="The partition that it is for. Without it each batch of the body has its own before it, "
+    "in 4 bytes, the most significant first.",
 )
+SERIES: Final = Text(
+    name="series",
+    about="The series that the stage is a turn of, if it is of one.",
+    most=limits.NAME_BYTES,
+)
+TURN: Final = Number(
+    name="turn", most=GREATEST, about="Which turn of the series it is; later ones are greater."
+)
+NAME: Final = Text(
+    name="series", where="path", required=True, about="A series' name.", most=limits.NAME_BYTES
+)
+AFTER_SERIES: Final = Text(name="after", about="Only series whose names come after this one.")
 TIMESTAMP_MS: Final = Number(
     name="timestamp_ms",
     most=2**53,
@@ -173,20 +216,24 @@ async def list_stages(request: Request) -> Response:
 
 async def stage(request: Request) -> Response:
     kind = content_type_of(request, STAGED)
-    key = PartitionKey(request.broker.topic(TOPIC.of(request)).id, PARTITION.of(request))
+    topic, partition = request.broker.topic(TOPIC.of(request)), PARTITION.given(request)
     timestamp_ms = TIMESTAMP_MS.given(request)
+    turn = _turn(SERIES.given(request), TURN.given(request))
     if kind == BYTES:
-        batches = list(_batches(request.body))
+        batches = list(_batches(request.body, partition))
     elif timestamp_ms is None:
         raise InvalidRequest(f"timestamp_ms is missing. {TIMESTAMP_MS.about}")
+    elif partition is None:
+        raise InvalidRequest("partition is missing: JSON is for one")
     else:
-        batches = [_batch_of(decoded(request.body, _messages), timestamp_ms)]
+        batches = [(partition, _batch_of(decoded(request.body, _messages), timestamp_ms))]
     receipt = await request.broker.staging.stage(
         request.caller,
         KEY.of(request),
         PART.of(request),
         CALL.of(request),
-        [StagedBatch(key, batch) for batch in batches],
+        [StagedBatch(PartitionKey(topic.id, partition), batch) for partition, batch in batches],
+        turn,
     )
     return answered(200, ReceiptShape(*receipt))
 
@@ -197,7 +244,7 @@ async def commit(request: Request) -> Response:
     if body.receipts is not None:
         receipts = [Receipt(each.part, each.calls, each.digest) for each in body.receipts]
     committed = await request.broker.staging.commit(
-        request.caller, key, receipts, contents=body.contents
+        request.caller, key, receipts, contents=body.contents, turn=_turn(body.series, body.turn)
     )
     return answered(200, CommittedShape(key, *committed))
 
@@ -206,6 +253,29 @@ async def abort(request: Request) -> Response:
     key = KEY.of(request)
     if not await request.broker.staging.abort(request.caller, key):
         raise UnknownStage(f"there is no stage {key[:100]!r}")
+    return NOTHING
+
+
+async def list_series(request: Request) -> Response:
+    after, limit = AFTER_SERIES.given(request) or "", LIMIT.of(request)
+    known = request.broker.staging.series(request.caller)
+    names = sorted(name for name in known if name > after)
+    page = [SeriesShape(name, *known[name]) for name in names[:limit]]
+    return answered(200, SeriesPage(page, page[-1].series if len(names) > limit else None))
+
+
+async def describe_series(request: Request) -> Response:
+    name = NAME.of(request)
+    last = request.broker.staging.series(request.caller).get(name)
+    if last is None:
+        raise UnknownStage(f"no turn of a series {name[:100]!r} was committed")
+    return answered(200, SeriesShape(name, *last))
+
+
+async def forget_series(request: Request) -> Response:
+    name = NAME.of(request)
+    if not await request.broker.staging.forget_series(request.caller, name):
+        raise UnknownStage(f"no turn of a series {name[:100]!r} was committed")
     return NOTHING
 
 
@@ -224,13 +294,27 @@ async def describe(request: Request) -> Response:
 # --- helpers --------------------------------------------------------------------------------------
 
 
-def _batches(body: bytes) -> Iterator[Batch]:
-    """Batches one after the other, each checked."""
+def _batches(body: bytes, partition: int | None) -> Iterator[tuple[int, Batch]]:
+    """Batches one after the other, each checked; each behind its partition where that is None."""
     data = memoryview(body)
     while data:
+        target = partition
+        if target is None:
+            if len(data) < _PARTITION_FIELD.size:
+                raise CorruptBatch(f"{len(data)} bytes behind the last batch")
+            (target,) = _PARTITION_FIELD.unpack_from(data)
+            data = data[_PARTITION_FIELD.size :]
         batch = Batch.parse(data)
-        yield batch
+        yield target, batch
         data = data[batch.size :]
+
+
+def _turn(series: str | None, number: int | None) -> Turn | None:
+    if series is None and number is None:
+        return None
+    if series is None or number is None:
+        raise InvalidRequest("series and turn belong together: give both, or neither")
+    return Turn(series, number)
 
 
 def _batch_of(staged: StagedMessages, timestamp_ms: int) -> Batch:
@@ -266,7 +350,7 @@ OPERATIONS: Final = (
         handler=stage,
         about="Keep batches or messages for a partition until the stage is committed. Nobody sees "
         "them before. The stage begins by its first call.",
-        parameters=(KEY, PART, CALL, TOPIC, PARTITION, TIMESTAMP_MS),
+        parameters=(KEY, PART, CALL, TOPIC, PARTITION, TIMESTAMP_MS, SERIES, TURN),
         body=STAGED,
         answers={200: Answer("They are on disk. What the part holds now.", ReceiptShape)},
         errors=(
@@ -276,6 +360,7 @@ OPERATIONS: Final = (
             UnsupportedBatch,
             RecordTooLarge,
             StageConflict,
+            StageCommitted,
             LimitReached,
             StoreReadOnly,
         ),
@@ -297,6 +382,7 @@ OPERATIONS: Final = (
             UnknownPartition,
             StageConflict,
             NoSubscriber,
+            LimitReached,
             StoreReadOnly,
         ),
     ),
@@ -321,5 +407,37 @@ OPERATIONS: Final = (
         parameters=(KEY,),
         answers={204: Answer("Nothing is left of it.")},
         errors=(UnknownStage, StageConflict, StoreReadOnly),
+    ),
+    Operation(
+        name="listSeries",
+        tag=_TAG,
+        method="GET",
+        path="/v1/series",
+        handler=list_series,
+        about="List the series of stages, each with its last turn that was committed.",
+        parameters=(AFTER_SERIES, LIMIT),
+        answers={200: Answer("A page of series.", SeriesPage)},
+    ),
+    Operation(
+        name="describeSeries",
+        tag=_TAG,
+        method="GET",
+        path="/v1/series/{series}",
+        handler=describe_series,
+        about="Describe a series by the last of its turns that was committed.",
+        parameters=(NAME,),
+        answers={200: Answer("The series.", SeriesShape)},
+        errors=(UnknownStage,),
+    ),
+    Operation(
+        name="forgetSeries",
+        tag=_TAG,
+        method="DELETE",
+        path="/v1/series/{series}",
+        handler=forget_series,
+        about="Forget which turns of a series were committed: its next one may be any.",
+        parameters=(NAME,),
+        answers={204: Answer("Nothing is known of it.")},
+        errors=(UnknownStage, StoreReadOnly),
     ),
 )

@@ -62,7 +62,7 @@ def test_a_call_and_a_commit_that_are_repeated_add_nothing(api: Client, target: 
     assert read(api, target) == ["a"]
     other = {"receipts": [{**first, "calls": 2}]}
     api.post(f"/v1/stages/{target}/commit", other).problem(409, "stage_conflict")
-    staged(api, target, target, "late", number=1).problem(409, "stage_conflict")
+    staged(api, target, target, "late", number=1).problem(409, "stage_committed")
 
 
 def test_a_call_that_is_not_the_same_again_or_comes_too_soon_is_a_conflict(
@@ -165,3 +165,62 @@ def test_a_number_or_a_name_that_cannot_be_is_refused(api: Client, target: str) 
     body = {"messages": [{"value": base64.b64encode(b"x").decode()}]}
     for path in ("a/parts/b/-1", "a/parts/b/x", f"{'k' * 256}/parts/b/0", f"a/parts/{'p' * 256}/0"):
         api.put(f"/v1/stages/{path}{tail}", body).problem(400, "invalid_request")
+
+
+# --- several partitions in one call, and series ---------------------------------------------------
+
+
+def framed(*batches: tuple[int, bytes]) -> bytes:
+    return b"".join(
+        partition.to_bytes(4, "big") + bytes(batch_of(value).view) for partition, value in batches
+    )
+
+
+def test_a_call_may_stage_for_many_partitions(api: Client, target: str) -> None:
+    path = f"/v1/stages/{target}/parts/a/0?topic={target}"
+    body = framed((1, b"one"), (0, b"zero"), (1, b"two"))
+    assert api.ask("PUT", path, body=body, headers=BYTES).status == 200
+    assert api.post(f"/v1/stages/{target}/commit").json["records"] == 3
+    assert (read(api, target), read(api, target, 1)) == (["zero"], ["one", "two"])
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        (b"\0\0", "corrupt_batch"),
+        (framed((0, b"x")) + b"\0\0\0\0", "corrupt_batch"),
+        (framed((0, b"x"))[:-1], "corrupt_batch"),
+        (framed((2, b"x")), "unknown_partition"),
+        (framed((2**32 - 1, b"x")), "unknown_partition"),
+    ],
+)
+def test_partitions_before_batches_are_checked(
+    api: Client, target: str, body: bytes, code: str
+) -> None:
+    path = f"/v1/stages/{target}/parts/a/0?topic={target}"
+    answer = api.ask("PUT", path, body=body, headers=BYTES)
+    assert answer.json["code"] == code
+    path = f"/v1/stages/{target}/parts/a/0?topic={target}&timestamp_ms=1"
+    assert api.put(path, {"messages": [{"value": "x"}]}).status == 400
+
+
+def test_the_turn_of_a_series_is_committed_once(api: Client, target: str) -> None:
+    series = f"{target}-query"
+    options = f"topic={target}&partition=0&series={series}&turn=4"
+    path = f"/v1/stages/{target}/parts/a/0?{options}"
+    body = bytes(batch_of(b"once").view)
+    first = api.ask("PUT", path, body=body, headers=BYTES).json
+    turn = {"receipts": [first], "series": series, "turn": 4}
+    assert not api.post(f"/v1/stages/{target}/commit", turn).json["repeated"]
+    assert api.post("/v1/stages/another/commit", turn).json["repeated"]
+    path = f"/v1/stages/another/parts/b/0?{options}"
+    api.ask("PUT", path, body=body, headers=BYTES).problem(409, "stage_committed")
+    assert read(api, target) == ["once"]
+    known = api.get(f"/v1/series/{series}").json
+    assert (known["series"], known["turn"], known["records"]) == (series, 4, 1)
+    assert known in api.get("/v1/series?limit=1000").json["series"]
+    assert api.delete(f"/v1/series/{series}").status == 204
+    for method in (api.get, api.delete):
+        assert method(f"/v1/series/{series}").status == 404
+    for wrong in ({"series": series}, {"turn": 4}):
+        assert api.post(f"/v1/stages/{target}/commit", wrong).status == 400

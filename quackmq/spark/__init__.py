@@ -1,0 +1,35 @@
+"""Topics as Spark's tables and streams, and DataFrames and streams as topics: `format("quackmq")`.
+
+    quackmq.spark.register(spark)                # or nothing: `pyspark_quackmq` is found by itself
+
+    news = spark.read.format("quackmq").option("kafka.bootstrap.servers", "localhost:9092")
+    news.option("subscribe", "news").load()      # all its history and what is new, as a batch
+    quackmq.spark.table(spark, "news")           # the same by Spark's own scan of the archive
+    spark.readStream.format("quackmq")…          # as a stream, exactly once under a checkpoint
+
+Options of the source and the columns of a topic: see `docs/spark.md`.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from quackmq.spark.registration import register, release
+    from quackmq.spark.tables import table
+
+__all__ = ["register", "release", "table"]
+
+#: Loaded when they are asked for: Spark starts processes by the dozen that need just the source.
+_HOMES: Final = {
+    "register": "quackmq.spark.registration",
+    "release": "quackmq.spark.registration",
+    "table": "quackmq.spark.tables",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

@@ -1,0 +1,181 @@
+"""Rows that Spark writes as record batches, a partition each: columns in, batches out.
+
+The records are laid out as `quackmq.codec` draws them, by the same steps over whole columns as
+`quackmq.archive.encoding`; here nothing has an offset yet, and nobody a sequence number, so that
+all partitions of a chunk are made in one go: rows are sorted by partition, and a batch ends where
+the partition does.
+
+Promised: each partition's records in the order of the rows. RecordTooLarge for a row that no batch
+can hold. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from aiokafka import codec as compressors
+from crc32c import crc32c
+
+from quackmq import limits
+from quackmq.archive.encoding import headers_of, length_varints, positions_of, varints
+from quackmq.codec import NO_EPOCH
+from quackmq.errors import RecordTooLarge
+from quackmq.record import (
+    COMPRESSIONS,
+    CRC_START,
+    HEADER,
+    HEADER_BYTES,
+    LENGTH_OVERHEAD,
+    NO_PRODUCER_ID,
+    NO_SEQUENCE,
+)
+from quackmq.spark.partitioning import Numbers
+
+#: More than a record takes beside key, value and headers.
+_RECORD_OVERHEAD: Final = 48
+_EMPTY: Final = pa.scalar(b"", pa.binary())
+_NULL_LENGTH: Final = pa.scalar(b"\x01", pa.binary())
+_NO_HEADERS: Final = pa.scalar(b"\x00", pa.binary())
+#: Attributes, and a time that is the first record's.
+_AT_ONCE: Final = pa.scalar(b"\x00\x00", pa.binary())
+_ATTRIBUTES: Final = pa.scalar(b"\x00", pa.binary())
+_COMPRESSORS: Final[dict[str, Callable[[Any], bytes]]] = {
+    "none": bytes,
+    "gzip": compressors.gzip_encode,
+    "snappy": compressors.snappy_encode,
+    "lz4": compressors.lz4_encode,
+    "zstd": compressors.zstd_encode,
+}
+
+
+class Rows(NamedTuple):
+    """What is to be written, sorted by partition. `key` and `headers` may be absent, and `times_ms`
+    one time for all."""
+
+    partitions: Numbers
+    times_ms: Numbers | int
+    key: pa.Array | None
+    value: pa.Array
+    headers: pa.Array | None
+
+
+class Encoded(NamedTuple):
+    """One batch, for one partition."""
+
+    partition: int
+    batch: bytes
+
+
+def encode(rows: Rows, batch_bytes: int, compression: str = "none") -> Iterator[Encoded]:
+    """Batches of `batch_bytes` at the most before compression, but for a record that is larger."""
+    count = len(rows.value)
+    if not count:
+        return
+    headers = None if rows.headers is None else headers_of(rows.headers)
+    sizes = _sizes(rows, headers)
+    starts = _starts(rows.partitions, sizes, batch_bytes)
+    ends = np.append(starts[1:], count)
+    records = _records(rows, headers, starts, ends)
+    positions, data = positions_of(records), memoryview(records.buffers()[2])
+    first_times, greatest_times = _times(rows.times_ms, starts)
+    for start, end, first_ms, greatest_ms in zip(
+        starts.tolist(), ends.tolist(), first_times, greatest_times, strict=True
+    ):
+        content = data[positions[start] : positions[end]]
+        batch = _sealed(content, compression, end - start, first_ms, greatest_ms)
+        yield Encoded(int(rows.partitions[start]), batch)
+
+
+def _sizes(rows: Rows, headers: pa.Array | None) -> Numbers:
+    sizes = _lengths(rows.value) + _RECORD_OVERHEAD
+    for column in (rows.key, headers):
+        if column is not None:
+            sizes += _lengths(column)
+    return sizes
+
+
+def _lengths(column: pa.Array) -> Numbers:
+    lengths: Numbers = np.diff(_offsets(column)).astype(np.int64)
+    return lengths
+
+
+def _offsets(column: pa.Array) -> Numbers:
+    return np.frombuffer(column.buffers()[1], np.int32)[
+        column.offset : column.offset + len(column) + 1
+    ]
+
+
+def _starts(partitions: Numbers, sizes: Numbers, batch_bytes: int) -> Numbers:
+    """The rows that begin a batch."""
+    # Rows of one half of the bound and the row that crosses into it: a batch of all of it at most.
+    half = max(1, batch_bytes // 2)
+    begins = np.empty(len(sizes), bool)
+    begins[0] = True
+    halves = np.cumsum(sizes) // half
+    np.not_equal(halves[1:], halves[:-1], out=begins[1:])
+    begins[1:] |= partitions[1:] != partitions[:-1]
+    large = sizes > half
+    if large.any():
+        begins |= large
+        begins[1:] |= large[:-1]
+    return np.flatnonzero(begins)
+
+
+def _records(rows: Rows, headers: pa.Array | None, starts: Numbers, ends: Numbers) -> pa.Array:
+    count = len(rows.value)
+    deltas = np.arange(count) - np.repeat(starts, ends - starts)
+    parts: list[pa.Array | pa.Scalar] = [_ATTRIBUTES, *_time_deltas(rows.times_ms, starts, ends)]
+    if len(parts) == 1:
+        parts = [_AT_ONCE]
+    parts.append(varints(pa.array(deltas)))
+    for column in (rows.key, rows.value):
+        if column is None or column.null_count == count:
+            parts.append(_NULL_LENGTH)
+        else:
+            parts += [length_varints(column), column]
+    parts.append(_NO_HEADERS if headers is None else headers)
+    length = np.zeros(count, np.int64)
+    for part in parts:
+        length += len(part.as_py()) if isinstance(part, pa.Scalar) else _lengths(part)
+    parts = [part if isinstance(part, pa.Scalar) else part.fill_null(_EMPTY) for part in parts]
+    return pc.binary_join_element_wise(varints(pa.array(length)), *parts, _EMPTY)
+
+
+def _time_deltas(times_ms: Numbers | int, starts: Numbers, ends: Numbers) -> list[pa.Array]:
+    """How far behind its batch's first each time is; nothing where none is."""
+    if isinstance(times_ms, int):
+        return []
+    deltas = times_ms - np.repeat(times_ms[starts], ends - starts)
+    return [varints(pa.array(deltas))] if deltas.any() else []
+
+
+def _times(times_ms: Numbers | int, starts: Numbers) -> tuple[list[int], list[int]]:
+    """The first and the greatest time of each batch."""
+    if isinstance(times_ms, int):
+        return [times_ms] * len(starts), [times_ms] * len(starts)
+    return times_ms[starts].tolist(), np.maximum.reduceat(times_ms, starts).tolist()
+
+
+def _sealed(
+    content: memoryview, compression: str, count: int, first_ms: int, greatest_ms: int
+) -> bytes:
+    if len(content) > limits.DECODED_BATCH_BYTES:
+        raise _too_large(len(content), limits.DECODED_BATCH_BYTES)
+    packed: Any = content if compression == "none" else _COMPRESSORS[compression](bytes(content))
+    if HEADER_BYTES + len(packed) > limits.BATCH_BYTES:
+        raise _too_large(len(packed), limits.BATCH_BYTES - HEADER_BYTES)
+    place = (0, HEADER_BYTES - LENGTH_OVERHEAD + len(packed), NO_EPOCH, 2)
+    checked = (
+        *(COMPRESSIONS.index(compression), count - 1, first_ms, greatest_ms),
+        *(NO_PRODUCER_ID, NO_EPOCH, NO_SEQUENCE, count),
+    )
+    crc = crc32c(packed, crc32c(HEADER.pack(*place, 0, *checked)[CRC_START:]))
+    return b"".join((HEADER.pack(*place, crc, *checked), packed))
+
+
+def _too_large(size: int, most: int) -> RecordTooLarge:
+    return RecordTooLarge(f"a record of {size} bytes; {most} is the most that a batch holds")

@@ -1,0 +1,132 @@
+"""Archived files, read by a task itself: only the row groups, and of them the rows, of its range.
+
+A file is read where it lies, if this machine has it, and else by HTTP from the broker, in the same
+pieces: its last bytes, then a row group at a time. No byte is believed that was not checked, as
+when the broker reads: the plan tells the checksum of a file's last bytes, and these tell those of
+its row groups. What cannot be had, is no longer there, or is not what the plan says, is `Unusable`:
+then somebody asks the broker where the same offsets are now.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from crc32c import crc32c
+
+from quackmq.archive.reader import Window
+from quackmq.archive.schema import (
+    SCHEMA_VERSION,
+    RowGroup,
+    decode_row_groups,
+    schema_version,
+)
+from quackmq.errors import QuackError
+from quackmq.spark.columns import Shaper
+from quackmq.spark.connection import Http, path_of
+from quackmq.spark.planning import File, Piece
+from quackmq.spark.rows import between
+
+#: Bytes of a file from a position on, so many.
+Fetch = Callable[[int, int], bytes]
+
+
+class Unusable(Exception):
+    """This file cannot be read. Stays between a task and its files."""
+
+
+class Rows(NamedTuple):
+    """Rows of a piece, and behind which offset they end."""
+
+    rows: pa.RecordBatch
+    next_offset: int
+
+
+def read_here(piece: Piece, at: int, shaper: Shaper) -> Iterator[Rows]:
+    """The records of a piece's file from an offset on, a row group at a time, from this machine's
+    disk. Unusable, also in the middle; what was given until then is right."""
+    assert piece.file is not None
+    path = piece.file.path
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise Unusable(f"{path} cannot be opened here: {error.strerror}") from error
+    try:
+        yield from _read(
+            piece, piece.file, at, lambda start, size: os.pread(descriptor, size, start), shaper
+        )
+    except OSError as error:
+        raise Unusable(f"{path} cannot be read: {error}") from error
+    finally:
+        os.close(descriptor)
+
+
+def read_there(piece: Piece, at: int, shaper: Shaper, broker: Http) -> Iterator[Rows]:
+    """The same through the broker."""
+    assert piece.file is not None
+    target = path_of(
+        *("topics", piece.topic, "archive", "partitions", piece.partition),
+        *("files", piece.file.name),
+    )
+
+    def fetch(start: int, size: int) -> bytes:
+        answer = broker.ask("GET", target, headers={"range": f"bytes={start}-{start + size - 1}"})
+        return answer.body
+
+    try:
+        yield from _read(piece, piece.file, at, fetch, shaper)
+    except QuackError as error:
+        raise Unusable(f"{target}: {error}") from error
+
+
+def _read(piece: Piece, file: File, at: int, fetch: Fetch, shaper: Shaper) -> Iterator[Rows]:
+    tail = _fetch(file, fetch, file.size - file.tail_bytes, file.tail_bytes)
+    if crc32c(tail) != file.tail_crc32c:
+        raise Unusable(f"{file.name}: the checksum of its footer is wrong")
+    try:
+        # A footer can be read without the file before it.
+        metadata = pq.read_metadata(pa.BufferReader(tail))
+        if schema_version(metadata.metadata or {}) > SCHEMA_VERSION:
+            raise Unusable(f"{file.name} is of a later version")
+        groups = decode_row_groups(metadata.metadata or {})
+    except (pa.ArrowException, ValueError) as error:
+        raise Unusable(f"{file.name}: {error}") from error
+    for index, group in enumerate(groups):
+        if group.last_offset < at or group.first_offset >= piece.next:
+            continue
+        data = _fetch(file, fetch, group.position, group.size)
+        if crc32c(data) != group.crc32c:
+            raise Unusable(f"{file.name}: the checksum of row group {index} is wrong")
+        rows = _decode(file, metadata, index, group, data, shaper)
+        shaped = _shape(between(rows, at, piece.next), shaper)
+        yield Rows(shaped, min(piece.next, group.last_offset + 1))
+
+
+def _fetch(file: File, fetch: Fetch, position: int, size: int) -> bytes:
+    data = fetch(position, size) if position >= 0 else b""
+    if len(data) != size:
+        raise Unusable(f"{file.name} has not the bytes {position} to {position + size - 1}")
+    return data
+
+
+def _decode(
+    file: File, metadata: pq.FileMetaData, index: int, group: RowGroup, data: bytes, shaper: Shaper
+) -> pa.RecordBatch:
+    try:
+        source = pq.ParquetFile(Window(file.size, group.position, data), metadata=metadata)
+        wanted = {*shaper.names, "offset"} & {*source.schema_arrow.names}
+        table = source.read_row_group(index, columns=sorted(wanted), use_threads=False)
+    except (pa.ArrowException, ValueError, OSError) as error:
+        raise Unusable(f"{file.name}, row group {index}: {error}") from error
+    if table.num_rows != group.records:
+        raise Unusable(f"{file.name}: row group {index} has {table.num_rows} records")
+    columns = [table.column(name).combine_chunks() for name in table.column_names]
+    return pa.RecordBatch.from_arrays(columns, names=table.column_names)
+
+
+def _shape(rows: pa.RecordBatch, shaper: Shaper) -> pa.RecordBatch:
+    columns = {name: rows.column(name) for name in rows.schema.names}
+    return shaper.shape(columns, rows.num_rows)

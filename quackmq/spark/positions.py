@@ -1,0 +1,117 @@
+"""Where a streaming query is: the value that Spark keeps in its checkpoint as JSON.
+
+    {"cluster": "…", "group": "…", "topics": {"ducks": {"id": "…", "offsets": {"0": 17}}}}
+
+The ids say which broker and which topics these offsets are of: a topic made anew under an old name
+has other records at the same numbers, and its checkpoint must not be taken for good. The group is
+the name under which the broker shows the query; it travels here so that a query keeps it.
+
+Spark asks for the initial offset again and again until its first batch is written down, and once
+more if that batch has to be repeated. A "latest" that was told anew each time would skip what came
+in between. So what `initialOffset` tells is marked as `initial`, and the end of the first batch
+tells where it began (`begin`): whoever plans that batch takes its beginning from there.
+
+Spark compares offsets as texts, so keys are in order. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from quackmq.errors import InvalidRequest
+
+
+@dataclass(frozen=True, slots=True)
+class TopicPosition:
+    """The next offset of each partition of a topic."""
+
+    id: str
+    offsets: Mapping[int, int]
+
+
+Topics = Mapping[str, TopicPosition]
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    cluster: str
+    group: str
+    topics: Topics
+    #: It is where a query begins that has no batch yet.
+    initial: bool = False
+    #: Of the end of a first batch: where that began.
+    begin: Topics | None = None
+
+    def partitions(self) -> Iterator[tuple[str, int, int]]:
+        """Topic, partition and offset of each."""
+        for topic, position in self.topics.items():
+            for partition, offset in position.offsets.items():
+                yield topic, partition, offset
+
+    def at(self, topic: str, partition: int) -> int | None:
+        position = self.topics.get(topic)
+        return None if position is None else position.offsets.get(partition)
+
+    def moved(self, topics: Topics, cluster: str) -> Position:
+        """The same query further on, at the broker that it really reads from."""
+        return Position(cluster, self.group, topics, begin=self.topics if self.initial else None)
+
+
+def beginning_of(start: Position, end: Position) -> Position:
+    """Where the batch between two positions begins: for a first one that is repeated, where it
+    began when it was first planned."""
+    if start.initial and end.begin is not None:
+        return replace(start, topics=end.begin)
+    return start
+
+
+def encode(position: Position) -> dict[str, Any]:
+    encoded: dict[str, Any] = {}
+    if position.begin is not None:
+        encoded["begin"] = _encode_topics(position.begin)
+    encoded |= {"cluster": position.cluster, "group": position.group}
+    if position.initial:
+        encoded["initial"] = True
+    encoded["topics"] = _encode_topics(position.topics)
+    return encoded
+
+
+def decode(value: Any) -> Position:
+    """InvalidRequest for what `encode` has not made: a checkpoint of another source."""
+    try:
+        begin = value.get("begin")
+        return Position(
+            str(value["cluster"]),
+            str(value["group"]),
+            _decode_topics(value["topics"]),
+            bool(value.get("initial", False)),
+            None if begin is None else _decode_topics(begin),
+        )
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise InvalidRequest(
+            f"{str(value)[:200]} is no position of a QuackMQ stream: is this the checkpoint of "
+            "another source?"
+        ) from None
+
+
+def _encode_topics(topics: Topics) -> dict[str, Any]:
+    return {
+        name: {
+            "id": topics[name].id,
+            "offsets": {
+                str(each): topics[name].offsets[each] for each in sorted(topics[name].offsets)
+            },
+        }
+        for name in sorted(topics)
+    }
+
+
+def _decode_topics(value: Any) -> dict[str, TopicPosition]:
+    return {
+        str(name): TopicPosition(
+            str(topic["id"]), {int(each): int(at) for each, at in topic["offsets"].items()}
+        )
+        for name, topic in value.items()
+    }

@@ -1,0 +1,192 @@
+"""A streaming query as the broker sees it: a consumer group that has committed so far.
+
+Kafka's tools show the group with its offsets and lag. Unless told otherwise it is a subscription
+too, so that retention keeps what the query has not read (`quackmq.conventions`): Spark does not say
+when a checkpoint is deleted, so that a query that will never come back is let go of by
+`quackmq.spark.release`, and a topic's policy bounds how much anybody may hold.
+
+Offsets are told on the way, and nobody waits for them: what counts is the checkpoint, and what is
+told later tells more. But for the first: where a query begins that was told "latest" is noted with
+the broker, so that one that died before its first batch begins there again, under its `groupId`.
+
+Who may call: one thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future
+from typing import Any, Final
+
+from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from quackmq import limits
+from quackmq.client.cluster import note_beside
+from quackmq.client.failures import Deadline, kafka_error, translated
+from quackmq.client.settings import Connection
+from quackmq.conventions import SUBSCRIBED
+from quackmq.errors import InvalidRequest, NameInOtherMode, QuackError, QuackTimeout
+from quackmq.spark.connection import Access, path_of
+from quackmq.spark.positions import Position, TopicPosition, Topics
+
+log = logging.getLogger(__name__)
+
+#: Noted beside offsets of a query that holds nothing.
+_PLAIN: Final = "quackmq:spark"
+#: Behind the note, of a query that has had no batch yet.
+_BEGINS: Final = " begins"
+#: The name is used otherwise, and will be the next time too.
+_TAKEN: Final = frozenset(
+    {
+        KafkaError.UNKNOWN_MEMBER_ID,
+        KafkaError.INCONSISTENT_GROUP_PROTOCOL,
+        KafkaError.INVALID_GROUP_ID,
+        KafkaError.ILLEGAL_GENERATION,
+    }
+)
+
+
+class Progress:
+    def __init__(self, access: Access, hold_retention: bool) -> None:
+        self._access = access
+        self._note = SUBSCRIBED if hold_retention else _PLAIN
+        self._admin: AdminClient | None = None
+        self._told: Position | None = None
+        self._told_at = 0.0
+        self._on_its_way: Future[Any] | None = None
+
+    def begin(self, position: Position) -> None:
+        """A query begins here; waits until the broker has it. QuackTimeout, NameInOtherMode."""
+        deadline = Deadline(self._access.retry_ms / 1000)
+        while self._send(position, self._note + _BEGINS):
+            self._hear(deadline)
+            if self._told is not None:
+                return
+            if deadline.passed():
+                raise deadline.timeout(f"the broker to note where {position.group} begins")
+            time.sleep(limits.SPARK_PAUSE_MS / 1000)
+
+    def begun(self, group: str, ends: Topics) -> Topics | None:
+        """Where a query of this group has begun that has had no batch yet, as far as these topics
+        go; None if there was none, or it has got on."""
+        wanted = [TopicPartition(t, p) for t, topic in ends.items() for p in topic.offsets]
+        deadline = Deadline(self._access.retry_ms / 1000)
+        asked = self._kafka().list_consumer_group_offsets(
+            [ConsumerGroupTopicPartitions(group, wanted)], request_timeout=max(deadline.left(), 0.1)
+        )
+        try:
+            told = asked[group].result(deadline.left() + 1).topic_partitions or []
+        except KafkaException as exception:
+            raise self._meaning(exception, group, deadline) from exception
+        begun = {
+            (each.topic, each.partition): each.offset
+            for each in told
+            if each.offset >= 0 and note_beside(each).startswith(self._note + _BEGINS)
+        }
+        if not begun:
+            return None
+        return {
+            name: TopicPosition(
+                topic.id, {each: begun.get((name, each), at) for each, at in topic.offsets.items()}
+            )
+            for name, topic in ends.items()
+        }
+
+    def tell(self, position: Position) -> None:
+        """The query has got so far. Told at once, heard of later; told again now and then, so that
+        a query that is idle is not taken for one that is gone."""
+        age_ms = (time.monotonic() - self._told_at) * 1000
+        told = self._told
+        is_news = told is None or (told.group, told.topics) != (position.group, position.topics)
+        if not is_news and age_ms < limits.SPARK_TOLD_MS:
+            return
+        if self._on_its_way is not None and not self._on_its_way.done():
+            return  # the next time it is told from where it is then
+        self._hear(Deadline(0))
+        self._send(position, self._note)
+
+    def close(self, position: Position | None = None) -> None:
+        """The last word."""
+        deadline = Deadline(limits.SPARK_STOP_MS / 1000)
+        try:
+            self._hear(deadline)
+            if position is not None:
+                self.tell(position)
+                self._hear(deadline)
+        except QuackError as error:
+            log.warning("the broker was not told how far the query has got: %s", error)
+
+    # --- inside -----------------------------------------------------------------------------
+
+    def _kafka(self) -> AdminClient:
+        if self._admin is None:
+            settings = Connection(self._access.bootstrap, "quackmq-spark", self._access.kafka)
+            self._admin = AdminClient(settings.shared())
+        return self._admin
+
+    def _send(self, position: Position, note: str) -> bool:
+        """Whether there is anything to tell."""
+        places = [
+            TopicPartition(topic, partition, offset, metadata=note)
+            for topic, partition, offset in position.partitions()
+        ]
+        if not places:
+            return False
+        asked = self._kafka().alter_consumer_group_offsets(
+            [ConsumerGroupTopicPartitions(position.group, places)],
+            request_timeout=limits.SPARK_ANSWER_MS / 1000,
+        )
+        self._on_its_way = asked[position.group]
+        self._told, self._told_at = position, time.monotonic()
+        return True
+
+    def _hear(self, deadline: Deadline) -> None:
+        """What became of what was told last."""
+        on_its_way, told = self._on_its_way, self._told
+        if on_its_way is None or told is None:
+            return
+        try:
+            answer = on_its_way.result(deadline.left() + 0.001)
+            errors = [each.error for each in answer.topic_partitions if each.error is not None]
+            if errors:
+                raise KafkaException(errors[0])
+        except TimeoutError:
+            raise deadline.timeout(f"offsets of {told.group} to be committed") from None
+        except KafkaException as exception:
+            self._on_its_way = None
+            self._told = None  # to be told again
+            error = self._meaning(exception, told.group, deadline)
+            if isinstance(error, QuackTimeout):
+                log.info("%s", error)
+                return
+            raise error from exception
+        self._on_its_way = None
+
+    def _meaning(self, exception: KafkaException, group: str, deadline: Deadline) -> QuackError:
+        error = kafka_error(exception)
+        if error is None:
+            return QuackError(f"groupId {group}: {exception}")
+        if error.code() in _TAKEN:
+            return NameInOtherMode(
+                f"groupId cannot be {group!r}: others use that name, as consumers or as a "
+                f"subscription ({error.str()})"
+            )
+        return translated(error, f"offsets of groupId {group} to be committed", deadline)
+
+
+def release(access: Access, group: str) -> list[str]:
+    """Let go of all that a query holds, which will not come back: its subscriptions end. The names
+    of their topics."""
+    if not group:
+        raise InvalidRequest("a group has a name")
+    released: list[str] = []
+    with access.connect() as http:
+        query: Mapping[str, str | int] = {"name": group, "limit": limits.HTTP_PAGE_ITEMS}
+        while page := http.ask("GET", "/v1/subscriptions", query=query).json["subscriptions"]:
+            for each in page:
+                http.ask("DELETE", path_of("subscriptions", group, "topics", each["topic"]))
+                released.append(str(each["topic"]))
+    return released

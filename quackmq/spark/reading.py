@@ -1,0 +1,244 @@
+"""What a task does: read its pieces, one after the other, as rows that Spark takes as they are.
+
+A piece is read from its archived file where this machine has that, else through the broker: the
+file's own bytes, or, of what lies in the log, raw batches, which are opened here. What has moved
+since it was planned (archived, merged) is looked for again, by its offsets, and goes on where it
+was: a file that vanishes in mid-task costs nothing but time.
+
+Promised: every record of the range that is committed, once, in order, and no other. What was lost
+(trimmed since it was planned, damaged, a batch that cannot be opened) fails the task, named, or is
+gone over with a warning where `failOnDataLoss` is false. Memory: two answers of the broker and what
+one group of batches, or one row group, comes to.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from quackmq import limits
+from quackmq.errors import CorruptBatch, DamagedData, OffsetOutOfRange, QuackError
+from quackmq.record import Batch
+from quackmq.spark.archived import files_now
+from quackmq.spark.columns import Shaper
+from quackmq.spark.connection import Access, Answer, Http, path_of
+from quackmq.spark.files import Unusable, read_here, read_there
+from quackmq.spark.planning import Piece, Range, pieces
+from quackmq.spark.rows import append_time_column, append_times, between, groups_of, opened
+
+log = logging.getLogger(__name__)
+
+_GO_ON: Final = "Set failOnDataLoss to false to go on without it."
+_TIMES: Final = "quackmq-append-times"
+
+
+class _Moved(Exception):
+    """From an offset on the piece lies somewhere else than it was planned."""
+
+    def __init__(self, at: int) -> None:
+        super().__init__(at)
+        self.at = at
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How a task reads; travels with it."""
+
+    access: Access
+    schema: pa.Schema
+    fail_on_data_loss: bool = True
+
+    def read(self, wanted: Sequence[Piece]) -> Iterator[pa.RecordBatch]:
+        with self.access.connect() as broker, ThreadPoolExecutor(1) as beside:
+            task = _Task(self, broker, beside)
+            for piece in wanted:
+                for rows in task.read(piece):
+                    for start in range(0, rows.num_rows, limits.SPARK_ROWS):
+                        yield rows.slice(start, limits.SPARK_ROWS)
+
+
+class _Task:
+    def __init__(self, reading: Reading, broker: Http, beside: ThreadPoolExecutor) -> None:
+        self._fails = reading.fail_on_data_loss
+        self._shaper = Shaper(reading.schema)
+        self._broker = broker
+        #: A thread in which the next answer comes while the last is worked on.
+        self._beside = beside
+        #: By producer id; None for one that has no durable name.
+        self._publishers: dict[int, str | None] = {}
+
+    def read(self, piece: Piece) -> Iterator[pa.RecordBatch]:
+        """A piece, from wherever it lies now. Looked for again a bounded number of times: after
+        that the broker is asked for batches, which it has of every tier."""
+        waiting = [piece]
+        finds = 0
+        while waiting:
+            part = waiting.pop(0)
+            try:
+                yield from self._read_as_planned(part, finds < limits.SPARK_FINDS)
+            except _Moved as moved:
+                finds += 1
+                waiting[:0] = self._found(part, moved.at, finds < limits.SPARK_FINDS)
+
+    def _read_as_planned(self, piece: Piece, may_move: bool) -> Iterator[pa.RecordBatch]:
+        """What was given until it had moved is right, and ends where that tells."""
+        if piece.file is None:
+            yield from self._read_log(piece, may_move)
+            return
+        for first, end in piece.file.lost:
+            if first < piece.next and end > piece.first:
+                self._lose(piece, first, end, "it was archived as a batch that cannot be opened")
+        at = piece.first
+        try:
+            for rows in read_here(piece, at, self._shaper):
+                yield rows.rows
+                at = rows.next_offset
+            return
+        except Unusable as error:
+            log.info("%s", error)
+        try:
+            for rows in read_there(piece, at, self._shaper, self._broker):
+                yield rows.rows
+                at = rows.next_offset
+        except Unusable as error:
+            log.info("%s", error)
+            raise _Moved(at) from error
+
+    def _found(self, piece: Piece, at: int, may_move: bool) -> list[Piece]:
+        """What is left of a piece, as it lies now."""
+        files = {}
+        if may_move:
+            key = (piece.topic, piece.partition)
+            files = {key: files_now(self._broker, piece.topic, piece.topic_id).get(key, ())}
+        rest = Range(piece.topic, piece.topic_id, piece.partition, at, piece.next)
+        return pieces([rest], files)
+
+    # --- the log ----------------------------------------------------------------------------
+
+    def _read_log(self, piece: Piece, may_move: bool) -> Iterator[pa.RecordBatch]:
+        at = piece.first
+        coming = self._fetch(piece, at)
+        while coming is not None:
+            try:
+                answer = coming.result()
+            except OffsetOutOfRange as error:
+                first = self._first_offset(piece, at, error)
+                self._lose(piece, at, min(first, piece.next), "it is gone")
+                at = first
+                coming = self._fetch(piece, at)
+                continue
+            except DamagedData as error:
+                if error.next_offset is None or error.next_offset <= at:
+                    raise
+                self._lose(piece, at, min(error.next_offset, piece.next), str(error))
+                at = error.next_offset
+                coming = self._fetch(piece, at)
+                continue
+            times = append_times(answer.headers.get(_TIMES, ""))
+            if may_move and answer.body and (not times or times[0][0] > at):
+                # The log no longer has it: the archive, which does, knows more of it.
+                raise _Moved(at)
+            begin, at = at, answer.next_offset or 0
+            if at <= begin:
+                raise QuackError(f"the broker has nothing at offset {begin} of {_name(piece)}")
+            coming = self._fetch(piece, at)
+            yield from self._open(piece, answer, begin, times)
+
+    def _fetch(self, piece: Piece, offset: int) -> Future[Answer] | None:
+        """The batches from an offset on, as they come; None behind the last."""
+        if offset >= piece.next:
+            return None
+        path = path_of("topics", piece.topic, "partitions", piece.partition, "batches")
+        query: dict[str, str | int] = {
+            "offset": offset,
+            "end": piece.next,
+            "max_bytes": limits.SPARK_FETCH_BYTES,
+            "topic_id": piece.topic_id,
+            "append_times": "true",
+        }
+        return self._beside.submit(self._broker.ask, "GET", path, query=query)
+
+    def _first_offset(self, piece: Piece, at: int, error: OffsetOutOfRange) -> int:
+        """Where the partition begins now; whoever is beyond its end has met another."""
+        found = self._broker.post("/v1/offsets", {"topics": [piece.topic]}).json["topics"]
+        for topic in found:
+            for partition in topic["partitions"]:
+                if topic["id"] == piece.topic_id and partition["partition"] == piece.partition:
+                    first = int(partition["first_offset"])
+                    if first > at:
+                        return first
+        raise error
+
+    # --- batches to rows --------------------------------------------------------------------
+
+    def _open(
+        self, piece: Piece, answer: Answer, begin: int, times: Sequence[tuple[int, int]]
+    ) -> Iterator[pa.RecordBatch]:
+        for group in groups_of(answer.body):
+            try:
+                found = [opened(group)]
+            except CorruptBatch:
+                found = list(self._open_each(piece, group, begin))
+            for rows in found:
+                rows = between(rows, begin, piece.next)
+                if rows.num_rows:
+                    yield self._shaped(piece, rows, times)
+
+    def _open_each(
+        self, piece: Piece, group: Sequence[Batch], begin: int
+    ) -> Iterator[pa.RecordBatch]:
+        for batch in group:
+            try:
+                yield opened([batch])
+            except CorruptBatch as error:
+                first, end = max(batch.base_offset, begin), min(batch.next_offset, piece.next)
+                if first < end:
+                    self._lose(piece, first, end, f"a batch that cannot be opened: {error}")
+
+    def _shaped(
+        self, piece: Piece, rows: pa.RecordBatch, times: Sequence[tuple[int, int]]
+    ) -> pa.RecordBatch:
+        columns: dict[str, Any] = {name: rows.column(name) for name in rows.schema.names}
+        columns |= {"topic": piece.topic, "partition": piece.partition}
+        if "append_time" in self._shaper.names:
+            columns["append_time"] = append_time_column(columns["offset"], times)
+        if "publisher" in self._shaper.names:
+            columns["publisher"] = self._named(columns["producer_id"])
+        return self._shaper.shape(columns, rows.num_rows)
+
+    def _named(self, producer_ids: pa.Array) -> pa.Array | None:
+        """The durable names of producers, row by row; None if none has any."""
+        if producer_ids.null_count == len(producer_ids):
+            return None
+        ids = [each for each in pc.unique(producer_ids).to_pylist() if each is not None]
+        unknown = [each for each in ids if each not in self._publishers]
+        for start in range(0, len(unknown), limits.HTTP_PAGE_ITEMS):
+            some = unknown[start : start + limits.HTTP_PAGE_ITEMS]
+            told = self._ask({"producer_ids": some})
+            names = {each["producer_id"]: each["name"] for each in told["publishers"]}
+            self._publishers |= {each: names.get(each) for each in some}
+        if all(self._publishers[each] is None for each in ids):
+            return None
+        known = pa.array(ids, pa.int64())
+        names = pa.array([self._publishers[each] for each in ids], pa.string())
+        return names.take(pc.index_in(producer_ids, known))
+
+    def _ask(self, value: object) -> Any:
+        """By the same thread as the batches: a connection is used by one at a time."""
+        return self._beside.submit(self._broker.post, "/v1/publishers", value).result().json
+
+    def _lose(self, piece: Piece, first: int, end: int, why: str) -> None:
+        lost = f"offsets {first} to {end - 1} of {_name(piece)} cannot be read: {why}"
+        if self._fails:
+            raise DamagedData(f"{lost}. {_GO_ON}", end)
+        log.warning("%s", lost)
+
+
+def _name(piece: Piece) -> str:
+    return f"partition {piece.partition} of topic {piece.topic}"

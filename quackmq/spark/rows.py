@@ -1,0 +1,126 @@
+"""Batches made into rows, and rows cut by offset. Pure."""
+
+from __future__ import annotations
+
+import gc
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from quackmq import limits
+from quackmq.arrow import TIMESTAMP_TYPE, to_arrow
+from quackmq.errors import CorruptBatch, InvalidRequest
+from quackmq.record import Batch, batches
+
+_MILLISECONDS: Final = pa.timestamp("ms", tz="UTC")
+
+
+def between(rows: pa.RecordBatch, first: int, end: int) -> pa.RecordBatch:
+    """The rows from one offset to before another; they are in order."""
+    count = rows.num_rows
+    if not count:
+        return rows
+    offsets = rows.column("offset")
+    start, stop = 0, count
+    if offsets[0].as_py() < first:
+        start = bisect_left(_Values(offsets), first)
+    if offsets[count - 1].as_py() >= end:
+        stop = bisect_left(_Values(offsets), end)
+    return rows.slice(start, max(0, stop - start))
+
+
+def groups_of(data: bytes) -> Iterator[list[Batch]]:
+    """Batches to be opened together: any number of plain ones, which came by a bounded answer; of
+    compressed ones as many as are likely to come to a bounded size."""
+    group: list[Batch] = []
+    compressed = 0
+    for batch in batches(data):
+        if batch.is_control:
+            continue
+        if batch.compression != "none":
+            if group and compressed + batch.size > limits.SPARK_TOGETHER_BYTES:
+                yield group
+                group, compressed = [], 0
+            compressed += batch.size
+        group.append(batch)
+    if group:
+        yield group
+
+
+def opened(group: Sequence[Batch]) -> pa.RecordBatch:
+    """The records of batches. CorruptBatch where one cannot be opened, or several come to too much
+    at once: then open them one by one."""
+    with _without_collector():
+        if len(group) == 1:
+            return to_arrow(group)
+        plain = [batch.size for batch in group if batch.compression == "none"]
+        most = max(limits.SPARK_DECODED_BYTES // len(group), *plain, 0)
+        try:
+            return to_arrow(group, max_bytes=most)
+        except CorruptBatch:
+            raise
+        except InvalidRequest as error:
+            raise CorruptBatch(str(error)) from error
+
+
+def append_times(header: str) -> list[tuple[int, int]]:
+    """From which offset on which time, in milliseconds, as the broker tells it."""
+    times: list[tuple[int, int]] = []
+    offset = time_ms = 0
+    for pair in header.split(",") if header else ():
+        more, later = pair.split(":")
+        offset, time_ms = offset + int(more), time_ms + int(later)
+        times.append((offset, time_ms))
+    return times
+
+
+def append_time_column(offsets: pa.Array, times: Sequence[tuple[int, int]]) -> pa.Array:
+    """The time of each record; null before the first that is known."""
+    count = len(offsets)
+    ends: list[int] = []
+    values: list[int | None] = []
+    column = _Values(offsets)
+    at = bisect_left(column, times[0][0]) if times else count
+    if at:
+        ends.append(at)
+        values.append(None)
+    for index, (_, time_ms) in enumerate(times):
+        later = bisect_left(column, times[index + 1][0], at) if index + 1 < len(times) else count
+        if later > at:
+            ends.append(later)
+            values.append(time_ms)
+            at = later
+    if not count:
+        return pa.nulls(0, TIMESTAMP_TYPE)
+    runs = pa.array(values, _MILLISECONDS).cast(TIMESTAMP_TYPE)
+    return pc.run_end_decode(pa.RunEndEncodedArray.from_arrays(pa.array(ends, pa.int32()), runs))
+
+
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """Opening batches makes many objects and no cycles among them: to look for some takes as long
+    as the work itself."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+class _Values(Sequence[int]):
+    """A column that can be bisected without making a list of it."""
+
+    def __init__(self, column: pa.Array) -> None:
+        self._column = column
+
+    def __len__(self) -> int:
+        return len(self._column)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._column[index].as_py()

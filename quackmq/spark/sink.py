@@ -1,0 +1,405 @@
+"""DataFrames and streams written to topics, exactly once: `format("quackmq")` as a sink.
+
+    df.write.format("quackmq").mode("append").option("kafka.bootstrap.servers", …)
+        .option("topic", "news").save()
+    stream.writeStream.format("quackmq")… .option("checkpointLocation", …).start()
+
+Columns as in Spark's Kafka sink: `value` (text or bytes; required), `key`, `headers`, `topic` where
+the option is not given, `partition`; and `timestamp`, which Kafka's does not have. Others are left
+alone. Rows with a key go to the partition that a Kafka client would put them in.
+
+Tasks stage (see `staging`), the driver commits:
+
+- Of a stream, by (query, batch): the query's id lasts as long as its checkpoint. Whatever is run
+  again, by Spark or by whoever starts the query anew, is committed once.
+- Of a batch write, by a key of its own: all rows or none. With the option `writeId`, by that: a job
+  that is run again with it adds nothing.
+
+Not promised: an order between rows of two tasks. Nothing here keeps state between batches, except
+where the broker is, in a process.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.datasource import (
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    IntegerType,
+    StringType,
+    StructType,
+    TimestampType,
+)
+from pyspark.taskcontext import TaskContext
+
+from quackmq import limits
+from quackmq.arrow import HEADERS_TYPE
+from quackmq.errors import InvalidRequest, QuackTimeout, UnknownPartition
+from quackmq.spark.connection import Access, Http, find, path_of
+from quackmq.spark.encoding import Rows, encode
+from quackmq.spark.partitioning import Numbers, partitions_of
+from quackmq.spark.sink_options import TOPIC_OPTION, WRITE_ID_OPTION, sink_options
+from quackmq.spark.staging import Part, Staged, Target, abort, commit
+
+#: What Spark tells a task of the stream that it belongs to. The run has no property of its own: it
+#: is the group of the run's jobs.
+QUERY_PROPERTY: Final = "sql.streaming.queryId"
+BATCH_PROPERTY: Final = "streaming.sql.batchId"
+RUN_PROPERTY: Final = "spark.jobGroup.id"
+
+_TEXT: Final = (StringType, BinaryType)
+_TYPES: Final[Mapping[str, tuple[type[DataType], ...]]] = {
+    "value": _TEXT,
+    "key": _TEXT,
+    "headers": (ArrayType,),
+    "topic": (StringType,),
+    "partition": (IntegerType,),
+    "timestamp": (TimestampType,),
+}
+_SPARK_HEADERS: Final = "array<struct<key:string,value:binary>>"
+
+
+@dataclass(frozen=True)
+class Message(WriterCommitMessage):
+    """What a task tells the driver."""
+
+    staged: Staged
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is written, where to and how: the options and the columns, checked. It travels to the
+    tasks."""
+
+    bootstrap: str
+    http_address: str | None
+    kafka: tuple[tuple[str, str], ...]
+    retry_ms: int
+    topic: str | None
+    compression: str
+    write_id: str | None
+    columns: tuple[str, ...]
+
+    def connect(self) -> Http:
+        return _found(self.bootstrap, self.http_address, self.kafka, self.retry_ms).connect()
+
+
+def plan(given: Mapping[str, str], schema: StructType) -> Plan:
+    """InvalidRequest, naming the option or the column."""
+    options = sink_options(given)
+    if options.topic is None and "topic" not in schema.fieldNames():
+        raise InvalidRequest(
+            f"where to? Give the option {TOPIC_OPTION}, or rows with a column `topic`"
+        )
+    return Plan(
+        options.bootstrap,
+        options.http_address,
+        tuple(sorted(options.kafka.items())),
+        options.retry_ms,
+        options.topic,
+        options.compression,
+        options.write_id,
+        _columns(schema),
+    )
+
+
+class BatchSink(DataSourceArrowWriter):
+    """Of `df.write`: all of its rows become visible at once, or none."""
+
+    def __init__(self, given: Mapping[str, str], schema: StructType, overwrite: bool) -> None:
+        if overwrite:
+            raise InvalidRequest(
+                "a topic cannot be overwritten, only added to: write with mode('append')"
+            )
+        self._plan = plan(given, schema)
+        key = self._plan.write_id
+        self._target = Target(f"spark-write/{uuid.uuid4().hex if key is None else key}")
+        if self._plan.topic is not None:
+            with self._plan.connect() as http:
+                _Topics(http).of(self._plan.topic)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Message:
+        return _write(self._plan, self._target, iterator)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        _commit(self._plan, messages)
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        if self._plan.write_id is None:
+            # Another run of the job may be at work under a given id.
+            _abort(self._plan, messages)
+
+
+class StreamSink(DataSourceStreamArrowWriter):
+    """Of `writeStream`: every batch of a query becomes visible once, all of it at once. Spark makes
+    one of these for each batch, and another to commit it. What `overwrite` would mean, in the
+    output mode `complete`, is as in Spark's Kafka sink: the whole result is added every time."""
+
+    def __init__(self, given: Mapping[str, str], schema: StructType, overwrite: bool) -> None:
+        self._plan = plan(given, schema)
+        if self._plan.write_id is not None:
+            raise InvalidRequest(
+                f"{WRITE_ID_OPTION} is for batch writes: a stream is known by its checkpoint"
+            )
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Message:
+        return _write(self._plan, stream_target(TaskContext.get()), iterator)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
+        for target in _targets(messages):
+            # A batch under a number that is not its own would never be told from another.
+            assert target.turn == batchId, f"staged for batch {target.turn}, committed as {batchId}"
+        _commit(self._plan, messages)
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
+        _abort(self._plan, messages)
+
+
+def stream_target(context: TaskContext | None) -> Target:
+    """The batch of the query that a task belongs to, as Spark tells."""
+    told = {
+        name: None if context is None else context.getLocalProperty(name)
+        for name in (QUERY_PROPERTY, BATCH_PROPERTY, RUN_PROPERTY)
+    }
+    query, batch, run = told.values()
+    if not query or not batch:
+        raise InvalidRequest(
+            f"this Spark does not tell a task its query and batch ({told}): nothing can be written "
+            f"exactly once"
+        )
+    return Target(f"spark/{query}/{batch}/{run}", f"spark/{query}", int(batch))
+
+
+# --- driver --------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=8)
+def _found(
+    bootstrap: str, http_address: str | None, kafka: tuple[tuple[str, str], ...], retry_ms: int
+) -> Access:
+    return find(bootstrap, dict(kafka), http_address, retry_ms)
+
+
+def _targets(messages: Sequence[WriterCommitMessage | None]) -> set[Target]:
+    return {each.staged.target for each in messages if isinstance(each, Message)}
+
+
+def _commit(plan: Plan, messages: Sequence[WriterCommitMessage | None]) -> None:
+    staged = [each.staged for each in messages if isinstance(each, Message)]
+    targets = _targets(messages)
+    assert len(targets) <= 1, f"tasks of one write staged for {targets}"
+    for target in targets:
+        with _asking(plan) as http:
+            commit(http, target, staged)
+
+
+def _abort(plan: Plan, messages: Sequence[WriterCommitMessage | None]) -> None:
+    for target in _targets(messages):
+        with _asking(plan) as http:
+            abort(http, target)
+
+
+@contextmanager
+def _asking(plan: Plan) -> Iterator[Http]:
+    """A connection; where the broker stays away it is looked for anew the next time."""
+    try:
+        with plan.connect() as http:
+            yield http
+    except QuackTimeout:
+        _found.cache_clear()
+        raise
+
+
+# --- tasks ---------------------------------------------------------------------------------------
+
+
+class _Topic(NamedTuple):
+    partitions: int
+    batch_bytes: int
+
+
+class _Topics:
+    """What a task has to know of its topics, asked once."""
+
+    def __init__(self, http: Http) -> None:
+        self._http = http
+        self._known: dict[str, _Topic] = {}
+
+    def of(self, name: str) -> _Topic:
+        """UnknownTopic."""
+        if name not in self._known:
+            told = self._http.get(path_of("topics", name), limit=1).json
+            most = told["policy"]["batch_bytes"] or limits.ENCODED_BATCH_BYTES
+            batch_bytes = min(most, limits.ENCODED_BATCH_BYTES)
+            self._known[name] = _Topic(told["partition_count"], batch_bytes)
+        return self._known[name]
+
+
+def _write(plan: Plan, target: Target, iterator: Iterator[pa.RecordBatch]) -> Message:
+    records = 0
+    with _asking(plan) as http:
+        part, topics = Part(http, target), _Topics(http)
+        first = random.randrange(limits.PARTITIONS_PER_TOPIC)
+        for table in _chunks(iterator, plan.columns):
+            records += table.num_rows
+            if part.is_committed:
+                continue  # Spark wants its rows to be taken, all the same
+            for name, rows in _by_topic(plan, table):
+                topic = topics.of(name)
+                sorted_rows = _sorted(rows, name, topic.partitions, first)
+                part.add(name, encode(sorted_rows, topic.batch_bytes, plan.compression))
+            first += 1
+        return Message(part.staged(records))
+
+
+def _chunks(iterator: Iterator[pa.RecordBatch], columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """The rows, in pieces of about a size."""
+    gathered: list[pa.RecordBatch] = []
+    size = 0
+    for batch in iterator:
+        batch = batch.select(columns)
+        pieces = max(1, batch.nbytes // limits.SPARK_CHUNK_BYTES)
+        rows = -(-batch.num_rows // pieces) or 1
+        for start in range(0, batch.num_rows, rows):
+            piece = batch.slice(start, rows)
+            gathered.append(piece)
+            size += piece.nbytes
+            if size >= limits.SPARK_CHUNK_BYTES:
+                yield _joined(gathered)
+                gathered, size = [], 0
+    if gathered:
+        yield _joined(gathered)
+
+
+def _joined(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+
+
+def _by_topic(plan: Plan, rows: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
+    if plan.topic is not None:
+        yield plan.topic, rows
+        return
+    column = rows.column("topic")
+    if column.null_count:
+        raise InvalidRequest("the column `topic` is null in a row, and there is no option `topic`")
+    for name in column.unique().to_pylist():
+        yield name, rows.filter(pc.equal(column, name))
+
+
+def _sorted(rows: pa.RecordBatch, topic: str, partitions: int, first: int) -> Rows:
+    """By partition, and otherwise in order."""
+    columns = {name: rows.column(name) for name in rows.schema.names}
+    key = _bytes(columns.get("key"))
+    targets = _partitions(columns.get("partition"), key, rows.num_rows, topic, partitions, first)
+    value, headers = columns["value"].cast(pa.binary()), _headers(columns.get("headers"))
+    times_ms = _times_ms(columns.get("timestamp"))
+    if len(targets) and targets.min() == targets.max():
+        return Rows(targets, times_ms, key, value, headers)
+    order = np.argsort(targets, kind="stable")
+    indices = pa.array(order)
+    return Rows(
+        targets[order],
+        times_ms if isinstance(times_ms, int) else times_ms[order],
+        None if key is None else key.take(indices),
+        value.take(indices),
+        None if headers is None else headers.take(indices),
+    )
+
+
+# --- columns -------------------------------------------------------------------------------------
+
+
+def _columns(schema: StructType) -> tuple[str, ...]:
+    """The columns that are written, of the types that they must have."""
+    names = schema.fieldNames()
+    if "value" not in names:
+        raise InvalidRequest(f"the rows have no column `value`; they have {', '.join(names)}")
+    for name in _TYPES:
+        if names.count(name) > 1:
+            raise InvalidRequest(f"there are {names.count(name)} columns `{name}`")
+    for field in schema.fields:
+        wanted = _TYPES.get(field.name)
+        if wanted is None:
+            continue
+        kind = field.dataType
+        if not isinstance(kind, wanted) or (
+            isinstance(kind, ArrayType) and kind.simpleString() != _SPARK_HEADERS
+        ):
+            raise InvalidRequest(
+                f"column `{field.name}` is {kind.simpleString()}, and must be "
+                + (
+                    _SPARK_HEADERS
+                    if field.name == "headers"
+                    else " or ".join(each().simpleString() for each in wanted)
+                )
+            )
+    return tuple(name for name in names if name in _TYPES)
+
+
+def _bytes(column: pa.Array | None) -> pa.Array | None:
+    return None if column is None else column.cast(pa.binary())
+
+
+def _headers(column: pa.Array | None) -> pa.Array | None:
+    if column is None or column.null_count == len(column):
+        return None
+    headers = column.cast(HEADERS_TYPE)
+    if headers.flatten().field("key").null_count:
+        raise InvalidRequest("a header of the column `headers` has no key")
+    return headers
+
+
+def _times_ms(column: pa.Array | None) -> Numbers | int:
+    now_ms = time.time_ns() // 1_000_000
+    if column is None or column.null_count == len(column):
+        return now_ms
+    micros = column.cast(pa.timestamp("us", column.type.tz)).cast(pa.int64())
+    times_ms: Numbers = micros.fill_null(now_ms * 1000).to_numpy(zero_copy_only=False) // 1000
+    if times_ms.min() < 0:
+        raise InvalidRequest(
+            "the column `timestamp` has a time before 1970, which Kafka's records cannot have"
+        )
+    return times_ms
+
+
+def _partitions(
+    column: pa.Array | None,
+    key: pa.Array | None,
+    count: int,
+    topic: str,
+    partitions: int,
+    first: int,
+) -> Numbers:
+    """Where the rows say, or where their keys belong."""
+    if column is None or column.null_count == count:
+        return partitions_of(key, count, partitions, first)
+    given: Numbers = column.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
+    absent = np.asarray(column.is_null())
+    wrong = given[~absent & ((given < 0) | (given >= partitions))]
+    if len(wrong):
+        raise UnknownPartition(
+            f"the column `partition` has {wrong[0]}; topic {topic} has partitions 0 to "
+            f"{partitions - 1}"
+        )
+    if not absent.any():
+        return given
+    hashed = partitions_of(key, count, partitions, first)
+    hashed[~absent] = given[~absent]
+    return hashed

@@ -1,0 +1,106 @@
+"""The options of `format("quackmq")` as a sink: those of Spark's Kafka sink, and `writeId`.
+
+Spark hands over texts, with names in any case, and adds some of its own; a table's options are
+those of the source too. So a name that is unknown is left alone, unless it looks like one of these:
+a misspelt `write_id` must not write twice. Pure.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from quackmq import limits
+from quackmq.errors import IllegalTopicName, InvalidRequest
+from quackmq.record import COMPRESSIONS
+from quackmq.spark.options import source_address
+from quackmq.topic import check_topic_name
+
+TOPIC_OPTION: Final = "topic"
+WRITE_ID_OPTION: Final = "writeId"
+RETRY_OPTION: Final = "retryTimeoutMs"
+COMPRESSION_OPTION: Final = "kafka.compression.type"
+#: A name that is like one of ours by more than this is taken for a misspelt one.
+_LIKENESS: Final = 0.8
+_LONGEST_RETRY_MS: Final = 24 * 3_600_000
+#: Prefixes of keys, and what Spark's ids take beside.
+_LONGEST_ID_BYTES: Final = limits.NAME_BYTES - len("spark-write/")
+
+
+@dataclass(frozen=True)
+class SinkOptions:
+    bootstrap: str
+    http_address: str | None
+    kafka: Mapping[str, str]
+    retry_ms: int
+    topic: str | None
+    compression: str
+    write_id: str | None
+
+
+def sink_options(given: Mapping[str, str]) -> SinkOptions:
+    """InvalidRequest, quoting the option."""
+    options = {name.lower(): value.strip() for name, value in given.items()}
+    _check_names(options)
+    bootstrap, http_address, kafka = source_address(given)
+    # How batches are packed is our matter; all else is the connection's.
+    setting = COMPRESSION_OPTION.removeprefix("kafka.")
+    return SinkOptions(
+        bootstrap,
+        http_address,
+        {name: value for name, value in kafka.items() if name != setting},
+        _retry_ms(options.get(RETRY_OPTION.lower())),
+        _topic(options.get(TOPIC_OPTION)),
+        _compression(options.get(COMPRESSION_OPTION)),
+        _write_id(options.get(WRITE_ID_OPTION.lower())),
+    )
+
+
+def _check_names(options: Mapping[str, str]) -> None:
+    ours = {each.lower(): each for each in (TOPIC_OPTION, WRITE_ID_OPTION, RETRY_OPTION)}
+    for name in options:
+        if name in ours or name.startswith("kafka."):
+            continue
+        alike = difflib.get_close_matches(name, ours, n=1, cutoff=_LIKENESS)
+        if alike:
+            raise InvalidRequest(f"there is no option {name!r}; is {ours[alike[0]]} meant?")
+
+
+def _retry_ms(text: str | None) -> int:
+    if text is None:
+        return limits.SPARK_RETRY_MS
+    if not text.isascii() or not text.isdigit() or not 0 < int(text[:10]) <= _LONGEST_RETRY_MS:
+        raise InvalidRequest(
+            f"{RETRY_OPTION} cannot be {text[:100]!r}: it is a whole number from 1 to "
+            f"{_LONGEST_RETRY_MS}"
+        )
+    return int(text[:10])
+
+
+def _topic(text: str | None) -> str | None:
+    if text is None:
+        return None
+    try:
+        check_topic_name(text)
+    except IllegalTopicName as error:
+        raise IllegalTopicName(f"{TOPIC_OPTION}: {error}") from None
+    return text
+
+
+def _compression(text: str | None) -> str:
+    name = "none" if text is None else text.lower()
+    if name not in COMPRESSIONS:
+        raise InvalidRequest(
+            f"{COMPRESSION_OPTION} cannot be {text!r}: it is one of {', '.join(COMPRESSIONS)}"
+        )
+    return name
+
+
+def _write_id(text: str | None) -> str | None:
+    if text is not None and not 0 < len(text.encode()) <= _LONGEST_ID_BYTES:
+        raise InvalidRequest(
+            f"{WRITE_ID_OPTION} takes 1 to {_LONGEST_ID_BYTES} bytes, not {len(text.encode())}"
+        )
+    return text

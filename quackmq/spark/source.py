@@ -1,0 +1,440 @@
+"""Topics as Spark reads them: `format("quackmq")`, in batch and as a stream.
+
+Spark makes these objects in processes of its own: where a query is planned (the driver's), and in
+every task. What is made in one place and used in the other is pickled in between, so nothing here
+holds a connection when it travels.
+
+Promised to a stream: every committed record between two positions, once, whatever is archived,
+merged or restarted meanwhile; Spark's checkpoint says which positions. A position of another
+broker, of a topic made anew, or of records that are gone, fails the query with a message that says
+so, or is gone over, with `failOnDataLoss=false`.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+    Filter,
+    InputPartition,
+)
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    ReadMinRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from quackmq import limits
+from quackmq.errors import DamagedData, InvalidRequest, OffsetOutOfRange, QuackError, UnknownTopic
+from quackmq.spark import columns, positions
+from quackmq.spark.archived import Plan, plan, release
+from quackmq.spark.connection import Access
+from quackmq.spark.filters import Bounds, bounds_of
+from quackmq.spark.options import (
+    Options,
+    batch_options,
+    includes_headers,
+    pushes_filters,
+    stream_options,
+)
+from quackmq.spark.planning import File, Piece, Range, limited, pieces, splits
+from quackmq.spark.positions import Position, TopicPosition, Topics
+from quackmq.spark.progress import Progress
+from quackmq.spark.survey import Facts, PartitionFacts, Survey
+
+log = logging.getLogger(__name__)
+
+NAME = "quackmq"
+
+
+class Split(InputPartition):
+    """What one task reads, and of whom."""
+
+    def __init__(self, access: Access, pieces: Sequence[Piece]) -> None:
+        self.access = access
+        self.pieces = tuple(pieces)
+
+
+class QuackSource(DataSource):
+    """See `quackmq.spark` for the options."""
+
+    #: Whether readers take filters, where the option does not say. Spark refuses a reader that
+    #: does while `spark.sql.python.filterPushdown.enabled` is off.
+    pushes = False
+
+    @classmethod
+    def name(cls) -> str:
+        return NAME
+
+    def schema(self) -> StructType:
+        return columns.schema(includes_headers(self.options))
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        kind = PushingReader if pushes_filters(self.options, self.pushes) else BatchReader
+        return kind(batch_options(self.options), schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        return StreamReader(stream_options(self.options), schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        from quackmq.spark.sink import BatchSink
+
+        return BatchSink(self.options, schema, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        from quackmq.spark.sink import StreamSink
+
+        return StreamSink(self.options, schema, overwrite)
+
+
+class PushingSource(QuackSource):
+    """The same for sessions in which filters are pushed down."""
+
+    pushes = True
+
+
+class BatchReader(DataSourceReader):
+    def __init__(self, options: Options, schema: StructType) -> None:
+        columns.check(schema)
+        self._options = options
+        self._schema = columns.arrow_schema(schema)
+        self._bounds = Bounds()
+
+    def partitions(self) -> Sequence[InputPartition]:
+        survey = Survey(self._options)
+        try:
+            facts = survey.look()
+            starts = survey.offsets_at(self._options.starting, facts)
+            ends = survey.offsets_at(self._options.ending, facts)
+            ranges = self._narrowed(survey, facts, ranges_between(starts, ends, facts))
+            planned = plan(survey.http, {each.topic: each.topic_id for each in ranges})
+            found = pieces(ranges, planned.files)
+        finally:
+            survey.close()
+        wanted = [each for each in found if each.file is None or self._may_hold(each.file)]
+        return split(survey.access, self._options, wanted)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return read(partition, self._schema, self._options)
+
+    def _narrowed(self, survey: Survey, facts: Facts, ranges: Iterable[Range]) -> list[Range]:
+        bounds = self._bounds
+        at_time: Mapping[tuple[str, int], int] | None = None
+        if bounds.least_ms is not None:
+            at_time = survey.first_at(max(0, bounds.least_ms), facts)
+        narrowed: list[Range] = []
+        for each in ranges:
+            if not bounds.has(each.topic, each.partition):
+                continue
+            first, end = each.first, each.next
+            if bounds.first is not None:
+                first = max(first, bounds.first)
+            if bounds.next is not None:
+                end = min(end, bounds.next)
+            if at_time is not None:
+                # Nothing is so late where there is no first one.
+                first = max(first, at_time.get((each.topic, each.partition), end))
+            if first < end:
+                narrowed.append(each._replace(first=first, next=end))
+        return narrowed
+
+    def _may_hold(self, file: File) -> bool:
+        return self._bounds.may_hold(file.least_timestamp_ms, file.greatest_timestamp_ms)
+
+
+class PushingReader(BatchReader):
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        self._bounds = bounds_of(filters)
+        return filters
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """One lives in the driver's process for as long as a query runs; others only read."""
+
+    def __init__(self, options: Options, schema: StructType) -> None:
+        columns.check(schema)
+        self._options = options
+        self._schema = columns.arrow_schema(schema)
+        self._survey = Survey(options)
+        self._progress: Progress | None = None
+        #: Spark asks again until it has a batch, and must be told the same each time.
+        self._initial: Position | None = None
+        self._facts: Facts | None = None
+        #: Where a query that is to end ends.
+        self._target: Topics | None = None
+        self._reached: Position | None = None
+        self._plan = Plan({})
+        self._batch_at = time.monotonic()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A reader that travels to a task brings what tasks need."""
+        return {"_options": self._options, "_schema": self._schema}
+
+    # --- where the query is -----------------------------------------------------------------
+
+    def initialOffset(self) -> dict[str, Any]:
+        if self._initial is None:
+            facts = self._facts = self._survey.look()
+            group = self._options.group or f"spark-{uuid.uuid4()}"
+            topics: Topics = self._survey.offsets_at(self._options.starting, facts)
+            if self._options.group is not None and self._options.starting == "latest":
+                topics = self._told_progress().begun(group, topics) or topics
+            self._initial = Position(facts.cluster, group, topics, initial=True)
+            self._told_progress().begin(self._initial)
+        return positions.encode(self._initial)
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        here = self._here(positions.decode(start))
+        self._tell(here)
+        facts = self._look(here)
+        sizes = self._sizes(here, facts)
+        if self._should_wait(sizes, limit):
+            self._survey.look(replace(here, topics=facts.ends()), limits.SPARK_IDLE_MS)
+            return start
+        ends = limited(sizes, **self._limits(limit))
+        if all(ends[key] == each.first for key, each in sizes.items()):
+            return start
+        self._batch_at = time.monotonic()
+        moved: dict[str, TopicPosition] = {}
+        for name, topic in facts.topics.items():
+            offsets = {each: ends[name, each] for each in topic.partitions if (name, each) in ends}
+            moved[name] = TopicPosition(topic.id, offsets)
+        return positions.encode(here.moved(moved, facts.cluster))
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        if self._options.max_offsets is not None:
+            return ReadMaxRows(self._options.max_offsets)
+        if self._options.max_bytes is not None:
+            return ReadMaxBytes(self._options.max_bytes)
+        if self._options.min_offsets is not None:
+            return ReadMinRows(self._options.min_offsets)
+        return ReadAllAvailable()
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        here = self._reached or self._initial
+        if self._facts is None or here is None:
+            return None
+        return positions.encode(Position(self._facts.cluster, here.group, self._facts.ends()))
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._facts = self._survey.look()
+        self._target = self._facts.ends()
+
+    def commit(self, end: dict[str, Any]) -> None:
+        self._tell(self._here(positions.decode(end)))
+
+    def stop(self) -> None:
+        if self._progress is not None:
+            self._progress.close(self._reached)
+        try:
+            if self._plan.ids:
+                release(self._survey.http, self._plan)
+        except QuackError as error:
+            log.warning("files stay until their plan is over: %s", error)
+        self._survey.close()
+
+    # --- tasks ------------------------------------------------------------------------------
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        last = positions.decode(end)
+        first = positions.beginning_of(positions.decode(start), last)
+        facts = self._facts
+        if facts is None:  # the batch is repeated after a restart
+            facts = self._facts = self._survey.look(last)
+        ranges = self._ranges(first, last, facts)
+        # The batch before is done, and with it its plan.
+        release(self._survey.http, self._plan)
+        self._plan = Plan({})
+        size = sum(each.record_bytes * (each.next - each.first) for each in ranges)
+        if size > self._options.split_bytes:
+            # Much at once: that is history. What comes by and by is read from the log anyway.
+            topics = {each.topic: each.topic_id for each in ranges}
+            self._plan = plan(self._survey.http, topics)
+        return split(self._survey.access, self._options, pieces(ranges, self._plan.files))
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return read(partition, self._schema, self._options)
+
+    # --- inside -----------------------------------------------------------------------------
+
+    def _here(self, position: Position) -> Position:
+        group = self._options.group or position.group
+        return position if group == position.group else replace(position, group=group)
+
+    def _told_progress(self) -> Progress:
+        if self._progress is None:
+            self._progress = Progress(self._survey.access, self._options.hold_retention)
+        return self._progress
+
+    def _tell(self, here: Position) -> None:
+        if not here.initial:
+            self._reached = here
+            self._told_progress().tell(here)
+
+    def _look(self, here: Position) -> Facts:
+        """What there is, after a wait for more if there is nothing; for a query that is to end,
+        what there was when it began."""
+        wait_ms = limits.SPARK_IDLE_MS if self._target is None else 0
+        facts = self._facts = self._survey.look(here, wait_ms)
+        self._check_broker(here, facts)
+        return facts
+
+    def _sizes(self, here: Position, facts: Facts) -> dict[tuple[str, int], Range]:
+        """By topic and partition, what lies ahead."""
+        found: dict[tuple[str, int], Range] = {}
+        for name, topic in facts.topics.items():
+            for partition, of in topic.partitions.items():
+                end = of.stable
+                if self._target is not None:
+                    target = _end_in(self._target, name, topic.id, partition)
+                    if target is None:
+                        continue  # it came later
+                    end = min(target, end)
+                first = self._first(here.topics, name, topic.id, partition, of)
+                found[name, partition] = Range(
+                    name, topic.id, partition, first, max(first, end), of.record_bytes
+                )
+        return found
+
+    def _ranges(self, first: Position, last: Position, facts: Facts) -> list[Range]:
+        ranges: list[Range] = []
+        for name, topic in last.topics.items():
+            for partition, end in topic.offsets.items():
+                of = facts.of(name, partition)
+                if of is None or facts.topics[name].id != topic.id:
+                    self._lose(UnknownTopic(f"partition {partition} of topic {name} is gone"))
+                    continue
+                begin = self._first(first.topics, name, topic.id, partition, of)
+                if begin < end:
+                    ranges.append(Range(name, topic.id, partition, begin, end, of.record_bytes))
+        return ranges
+
+    def _first(
+        self, begin: Topics, name: str, topic_id: str, partition: int, of: PartitionFacts
+    ) -> int:
+        """Where reading begins in a partition: where it ended, or at the beginning of a new one."""
+        before = begin.get(name)
+        if before is not None and before.id != topic_id:
+            self._lose(
+                UnknownTopic(
+                    f"topic {name} was made anew since the checkpoint was written: these are other "
+                    "records under the same offsets"
+                )
+            )
+            before = None
+        at = None if before is None else before.offsets.get(partition)
+        if at is None:
+            return of.first
+        if at < of.first:
+            self._lose(
+                OffsetOutOfRange(
+                    f"offsets {at} to {of.first - 1} of partition {partition} of topic {name} are "
+                    "gone before they were read"
+                )
+            )
+            return of.first
+        if at > of.stable and self._target is None:
+            self._lose(
+                OffsetOutOfRange(
+                    f"partition {partition} of topic {name} ends at {of.stable}, before offset "
+                    f"{at} that was read already: is this the broker of the checkpoint?"
+                )
+            )
+            return of.stable
+        return at
+
+    def _check_broker(self, here: Position, facts: Facts) -> None:
+        if here.cluster != facts.cluster:
+            self._lose(
+                InvalidRequest(
+                    f"the checkpoint is of broker {here.cluster}, and kafka.bootstrap.servers="
+                    f"{self._options.bootstrap} is {facts.cluster}"
+                )
+            )
+        for name in here.topics:
+            if name not in facts.topics:
+                self._lose(
+                    UnknownTopic(f"topic {name} was read, and is gone, or not chosen any more")
+                )
+
+    def _lose(self, error: Exception) -> None:
+        if self._options.fail_on_data_loss:
+            kind = type(error)
+            raise kind(f"{error}. Set failOnDataLoss to false to go on with what there is.")
+        log.warning("%s", error)
+
+    def _should_wait(self, sizes: Mapping[tuple[str, int], Range], limit: ReadLimit) -> bool:
+        """Whether there is too little for a batch yet, and time for more to come. A query that is
+        to end does not wait."""
+        least = self._options.min_offsets
+        if least is None or self._target is not None or isinstance(limit, ReadAllAvailable):
+            return False
+        waited_ms = (time.monotonic() - self._batch_at) * 1000
+        there = sum(each.next - each.first for each in sizes.values())
+        return there < least and waited_ms < self._options.max_delay_ms
+
+    def _limits(self, limit: ReadLimit) -> dict[str, int | None]:
+        if isinstance(limit, ReadAllAvailable):
+            return {"max_offsets": None, "max_bytes": None}
+        rows, size = self._options.max_offsets, self._options.max_bytes
+        if isinstance(limit, ReadMaxRows):
+            rows = limit.max_rows
+        if isinstance(limit, ReadMaxBytes):
+            size = limit.max_bytes
+        return {"max_offsets": rows, "max_bytes": size}
+
+
+# --- shared by both ------------------------------------------------------------------------------
+
+
+def ranges_between(starts: Topics, ends: Topics, facts: Facts) -> list[Range]:
+    ranges: list[Range] = []
+    for name, topic in starts.items():
+        for partition, first in topic.offsets.items():
+            end = ends[name].offsets[partition]
+            of = facts.topics[name].partitions[partition]
+            if first < end:
+                ranges.append(Range(name, topic.id, partition, first, end, of.record_bytes))
+    return ranges
+
+
+def split(access: Access, options: Options, wanted: Sequence[Piece]) -> list[InputPartition]:
+    tasks = splits(
+        wanted,
+        split_bytes=options.split_bytes,
+        at_least=options.min_partitions,
+        max_records=options.max_records,
+    )
+    # None of ours would make Spark think of one of its own.
+    return [Split(access, each) for each in tasks] or [Split(access, ())]
+
+
+def read(
+    partition: InputPartition, schema: pa.Schema, options: Options
+) -> Iterator[pa.RecordBatch]:
+    # Not where it is planned: what opens files and batches takes longer to load than a plan takes.
+    from quackmq.spark.reading import Reading
+
+    if not isinstance(partition, Split):
+        raise DamagedData(f"{partition!r} is no part of a plan of ours")
+    return Reading(partition.access, schema, options.fail_on_data_loss).read(partition.pieces)
+
+
+def _end_in(topics: Topics, name: str, topic_id: str, partition: int) -> int | None:
+    found = topics.get(name)
+    return None if found is None or found.id != topic_id else found.offsets.get(partition)

@@ -1,0 +1,129 @@
+"""A topic as a DataFrame whose archived part is Spark's own scan of Parquet files.
+
+Spark reads only the columns and row groups that a query needs of it, and compiles the rest of the
+query into the scan. What is not archived yet is read by the source and put behind it. Both parts
+are fixed when the DataFrame is made: together they are the topic as it was then, each record once,
+however often it is computed; what is archived or merged later changes nothing.
+
+Not promised: anything after the lease is over. Files that were merged or trimmed meanwhile go then,
+and a computation that needs them fails: make the DataFrame anew.
+"""
+
+from __future__ import annotations
+
+import json
+import os.path
+from collections.abc import Sequence
+from typing import Final
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as f
+from pyspark.sql.types import StructType
+
+from quackmq import limits
+from quackmq.errors import DamagedData
+from quackmq.spark import columns
+from quackmq.spark.archived import Files, plan
+from quackmq.spark.options import Options, Subscribe
+from quackmq.spark.planning import File
+from quackmq.spark.registration import register
+from quackmq.spark.source import NAME
+from quackmq.spark.survey import Facts, Survey
+
+#: Where the broker is, for sessions that say it once.
+BOOTSTRAP_PROPERTY: Final = "spark.quackmq.bootstrap.servers"
+DEFAULT_BOOTSTRAP: Final = "127.0.0.1:9092"
+
+
+def table(
+    spark: SparkSession,
+    topic: str,
+    value_schema: StructType | str | None = None,
+    *,
+    bootstrap_servers: str | None = None,
+    files: bool | None = None,
+    fail_on_data_loss: bool = True,
+    lease_ms: int = limits.SPARK_PLAN_MS,
+) -> DataFrame:
+    """All of a topic as it is now. With `value_schema`, values are JSON texts, and the column
+    `value` is what they say; null where one says something else.
+
+    The broker is the one of `bootstrap_servers`, else of the session's property
+    `spark.quackmq.bootstrap.servers`, else on this machine. `files` says whether the workers reach
+    the archive's directory; without it, whether the driver does."""
+    bootstrap = bootstrap_servers or spark.conf.get(BOOTSTRAP_PROPERTY, None) or DEFAULT_BOOTSTRAP
+    options = Options(bootstrap, Subscribe((topic,)), "earliest")
+    survey = Survey(options)
+    try:
+        facts = survey.look()
+        archived: Files = {}
+        if files is not False:
+            archived = plan(survey.http, {topic: facts.topics[topic].id}, lease_ms).files
+    finally:
+        survey.close()
+    if files is None and not all(os.path.exists(each.path) for each in _all(archived)):
+        archived = {}
+    register(spark)
+    parts = [_live(spark, topic, bootstrap, facts, archived, fail_on_data_loss)]
+    if archived:
+        parts.insert(0, _scan(spark, topic, archived, fail_on_data_loss))
+    found = [part for part in parts if part is not None]
+    if not found:
+        found = [spark.createDataFrame([], columns.schema(include_headers=True))]
+    frame = found[0] if len(found) == 1 else found[0].unionByName(found[1])
+    return frame if value_schema is None else frame.withColumn("value", _parsed(value_schema))
+
+
+def _scan(spark: SparkSession, topic: str, archived: Files, fails: bool) -> DataFrame:
+    """The archived files, by Spark's own reader."""
+    schema = columns.schema(include_headers=True)
+    frame = spark.read.schema(schema).parquet(*(each.path for each in _all(archived)))
+    for (_, partition), files in archived.items():
+        if fails:
+            _check_whole(topic, partition, files)
+        if files[0].is_edge:
+            gone = (f.col("partition") == partition) & (f.col("offset") < files[0].first)
+            frame = frame.where(~gone)
+    return frame
+
+
+def _check_whole(topic: str, partition: int, files: Sequence[File]) -> None:
+    for first, end in (lost for file in files for lost in file.lost):
+        raise DamagedData(
+            f"offsets {first} to {end - 1} of partition {partition} of topic {topic} were archived "
+            "as a batch that cannot be opened; with fail_on_data_loss=False they are left out"
+        )
+
+
+def _live(
+    spark: SparkSession, topic: str, bootstrap: str, facts: Facts, archived: Files, fails: bool
+) -> DataFrame | None:
+    """What is not archived, by our source; None if there is nothing."""
+    begin: dict[str, int] = {}
+    end: dict[str, int] = {}
+    for partition, of in facts.topics[topic].partitions.items():
+        files = archived.get((topic, partition))
+        first = of.first if not files else files[-1].next
+        if first < of.stable:
+            begin[str(partition)], end[str(partition)] = first, of.stable
+    if not begin:
+        return None
+    reader = spark.read.format(NAME).options(
+        **{
+            "kafka.bootstrap.servers": bootstrap,
+            "assign": json.dumps({topic: [int(each) for each in begin]}),
+            "startingOffsets": json.dumps({topic: begin}),
+            "endingOffsets": json.dumps({topic: end}),
+            "failOnDataLoss": str(fails).lower(),
+            "includeHeaders": "true",
+        }
+    )
+    return reader.load()
+
+
+def _all(archived: Files) -> list[File]:
+    return [file for files in archived.values() for file in files]
+
+
+def _parsed(value_schema: StructType | str) -> Column:
+    return f.from_json(f.col("value").cast("string"), value_schema)

@@ -1,0 +1,50 @@
+"""Brokers and Spark sessions for tests: one of each a file, since both take their time to start.
+
+Each test has topics of its own. What needs Spark itself says `pytest.mark.needs("java")` and takes
+`spark`; all that can be shown without it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import count
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.spark.serving import Broker, serving
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_numbers = count(1)
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[Broker]:
+    with serving() as running:
+        yield running
+
+
+@pytest.fixture
+def topic() -> str:
+    """A topic that no other test has; nobody has made it."""
+    return f"ducks-{next(_numbers)}"
+
+
+@pytest.fixture(scope="module")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """A session on this machine alone, which leaves nothing behind."""
+    from tests.spark.session import session
+
+    directory = str(tmp_path_factory.mktemp("spark"))
+    settings = {
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.memory": "700m",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.warehouse.dir": directory,
+        "spark.local.dir": directory,
+    }
+    with session("local[2]", **settings) as running:
+        yield running

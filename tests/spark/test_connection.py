@@ -1,0 +1,95 @@
+"""From one address to all that is needed, and through a broker that goes away and comes back."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+
+from quackmq.broker import BrokerSettings
+from quackmq.doors.kafka.api import Node
+from quackmq.doors.kafka.configs import broker_configs
+from quackmq.errors import InvalidRequest, QuackTimeout, UnknownTopic
+from quackmq.spark.connection import Http, OtherFailure, find
+from tests.cli.process import DEADLINE_S, Server
+from tests.spark.serving import Broker, batch_reader, rows_of
+
+
+def http_address(host: str) -> str | None:
+    configs = broker_configs(Node(1, "pond.example", 9092), BrokerSettings(), (host, 8002))
+    return next((each.value for each in configs if each.name == "quackmq.http.address"), None)
+
+
+def test_a_door_that_listens_everywhere_is_found_where_the_kafka_door_is() -> None:
+    assert http_address("127.0.0.1") == "127.0.0.1:8002"
+    assert http_address("0.0.0.0") == http_address("::") == "pond.example:8002"
+    assert http_address("fe80::1") == "[fe80::1]:8002"
+    without = broker_configs(Node(1, "pond.example", 9092), BrokerSettings())
+    assert all(each.name != "quackmq.http.address" for each in without)
+
+
+def test_the_address_of_the_http_door_is_learnt_from_the_kafka_door(broker: Broker) -> None:
+    access = find(broker.address)
+    assert access.http == f"{broker.host}:{broker.port}"
+    with access.connect() as http:
+        assert http.get("/v1/topics").json["topics"] == []
+
+
+def test_a_broker_without_an_http_door_is_named_with_what_to_do() -> None:
+    with Server("serve", "--store", "memory:", "--kafka", "127.0.0.1:0") as server:
+        with pytest.raises(InvalidRequest, match=r"does not say where its HTTP door is.*--http"):
+            find(server.ready())
+
+
+def test_a_setting_that_librdkafka_does_not_know_is_quoted(broker: Broker) -> None:
+    with pytest.raises(InvalidRequest, match="kafka.*no.such.setting"):
+        find(broker.address, {"no.such.setting": "1"})
+
+
+def test_the_brokers_errors_come_back_as_they_were_raised(broker: Broker) -> None:
+    with Http(f"{broker.host}:{broker.port}") as http:
+        with pytest.raises(UnknownTopic, match="nothing"):
+            http.get("/v1/topics/nothing")
+        with pytest.raises(OtherFailure) as refused:
+            http.get("/v1/nowhere")
+        assert refused.value.reason == "unknown_route"
+
+
+def test_a_connection_that_the_broker_has_closed_is_made_again(broker: Broker) -> None:
+    with Http(f"{broker.host}:{broker.port}") as http:
+        http.get("/v1/topics")
+        assert http._connection is not None and http._connection.sock is not None
+        http._connection.sock.shutdown(socket.SHUT_RDWR)
+        assert http.get("/v1/topics").status == 200
+
+
+def test_a_broker_that_stays_away_is_given_up_after_its_time() -> None:
+    with Http("127.0.0.1:1", retry_ms=200) as http:
+        with pytest.raises(QuackTimeout, match="waited 0.2 s for GET /v1/topics of the broker at"):
+            http.get("/v1/topics")
+
+
+def test_a_task_goes_on_when_its_broker_is_killed_and_comes_back(tmp_path: Path) -> None:
+    doors = ("--kafka", "127.0.0.1:0", "--http", "127.0.0.1:0")
+    with Server("serve", "--data", tmp_path, *doors) as server:
+        listening = server.doors()
+        producer = Producer({"bootstrap.servers": listening["kafka"], "batch.size": 5_000})
+        for number in range(2_000):
+            producer.produce("ducks", f"{number}")
+        assert producer.flush(DEADLINE_S) == 0
+        options = {"kafka.bootstrap.servers": listening["kafka"], "subscribe": "ducks"}
+        reader: Any = batch_reader(options)
+        tasks = reader.partitions()
+        server.process.kill()
+    rows: list[dict[str, Any]] = []
+    reading = threading.Thread(target=lambda: rows.extend(rows_of(reader, tasks)))
+    reading.start()
+    again = ("--kafka", listening["kafka"], "--http", listening["http"])
+    with Server("serve", "--data", tmp_path, *again) as server:
+        server.doors()
+        reading.join(DEADLINE_S)
+    assert [row["value"] for row in rows] == [f"{number}".encode() for number in range(2_000)]

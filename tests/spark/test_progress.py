@@ -1,0 +1,144 @@
+"""A query as the broker shows it (S4): a consumer group with offsets and lag, which holds what it
+has not read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from quackmq.errors import NameInOtherMode
+from quackmq.policy import Policy
+from quackmq.spark import release
+from quackmq.topic import PartitionKey
+from tests.doors.http.v1.serving import CALLER, DEADLINE_S
+from tests.spark.serving import Broker, Query, wait_until
+
+Stream = Callable[..., Query]
+
+
+@pytest.fixture
+def group(topic: str) -> str:
+    return f"flock-{topic}"
+
+
+@pytest.fixture
+def stream(broker: Broker, topic: str, group: str) -> Iterator[Stream]:
+    made: list[Query] = []
+
+    def make(log: Any = None, **options: object) -> Query:
+        options = {"groupId": group, "startingOffsets": "earliest", **options}
+        made.append(Query(broker.options(topic, **options), log))
+        return made[-1]
+
+    yield make
+    for query in made:
+        query.close()
+
+
+def committed(broker: Broker, group: str, topic: str) -> int:
+    """As Kafka's tools ask for it."""
+    admin = AdminClient({"bootstrap.servers": broker.address})
+    wanted = ConsumerGroupTopicPartitions(group, [TopicPartition(topic, 0)])
+    told = admin.list_consumer_group_offsets([wanted])[group].result(DEADLINE_S)
+    return int(told.topic_partitions[0].offset)
+
+
+def test_a_query_shows_as_a_group_with_its_offsets_also_when_it_is_idle_s4(
+    broker: Broker, topic: str, group: str, stream: Stream
+) -> None:
+    broker.publish(topic, ["a", "b", "c"])
+    query = stream(maxOffsetsPerTrigger=2)
+    assert query.step() == 2
+    assert query.step() == 1
+    wait_until(lambda: committed(broker, group, topic) == 2)
+    assert query.step() is None
+    wait_until(lambda: committed(broker, group, topic) == 3)
+    admin = AdminClient({"bootstrap.servers": broker.address})
+    listed = admin.list_consumer_groups().result(DEADLINE_S).valid
+    assert group in {each.group_id for each in listed}
+    assert broker.run(broker.broker.lag(CALLER, group, topic)) == 0
+    broker.publish(topic, ["d"])
+    assert broker.run(broker.broker.lag(CALLER, group, topic)) == 1
+
+
+def test_a_query_that_is_stopped_says_how_far_it_got(
+    broker: Broker, topic: str, group: str, stream: Stream
+) -> None:
+    broker.publish(topic, ["a"])
+    query = stream()
+    query.drain()
+    query.close()
+    assert committed(broker, group, topic) == 1
+
+
+def test_a_query_without_a_name_keeps_the_one_it_was_given_through_restarts(
+    broker: Broker, topic: str
+) -> None:
+    broker.publish(topic, ["a"])
+    first = Query(broker.options(topic, startingOffsets="earliest"))
+    first.drain()
+    name = first.log[-1]["group"]
+    first.close()
+    broker.publish(topic, ["b"])
+    second = Query(broker.options(topic), first.log)
+    second.drain()
+    second.close()
+    assert second.log[-1]["group"] == name
+    assert committed(broker, name, topic) == 2
+
+
+def first_offset(broker: Broker, topic: str) -> int:
+    key = PartitionKey(broker.broker.topic(topic).id, 0)
+    return broker.run(broker.broker.offsets(CALLER, key)).first
+
+
+def test_retention_keeps_what_a_query_has_not_read_until_it_is_released_s4(
+    broker: Broker, topic: str, group: str, stream: Stream
+) -> None:
+    policy = Policy(keep_bytes=0)
+    broker.run(broker.broker.create_topic(CALLER, topic, partitions=1, policy=policy))
+    query = stream()
+    assert query.step() is None
+    broker.publish(topic, ["a", "b", "c"])
+    broker.run(broker.broker.clean())
+    assert first_offset(broker, topic) == 0, "it has not read them"
+    query.close()
+    broker.run(broker.broker.clean())
+    assert first_offset(broker, topic) == 0, "nor when it is stopped: its checkpoint lives"
+    assert release(broker.address, group) == [topic]
+    broker.run(broker.broker.clean())
+    assert first_offset(broker, topic) == 3
+    assert release(broker.address, group) == []
+
+
+def test_a_query_that_is_not_to_hold_anything_does_not(
+    broker: Broker, topic: str, group: str, stream: Stream
+) -> None:
+    policy = Policy(keep_bytes=0)
+    broker.run(broker.broker.create_topic(CALLER, topic, partitions=1, policy=policy))
+    query = stream(holdRetention="false")
+    assert query.step() is None
+    broker.publish(topic, ["a"])
+    broker.run(broker.broker.clean())
+    assert first_offset(broker, topic) == 1
+    assert committed(broker, group, topic) == 0
+
+
+def test_a_name_that_consumers_use_is_refused_with_the_option_quoted(
+    broker: Broker, topic: str, group: str, stream: Stream
+) -> None:
+    broker.publish(topic, ["a"])
+    consumer = Consumer(
+        {"bootstrap.servers": broker.address, "group.id": group, "auto.offset.reset": "earliest"}
+    )
+    try:
+        consumer.subscribe([topic])
+        assert consumer.poll(DEADLINE_S) is not None
+        with pytest.raises(NameInOtherMode, match=f"groupId cannot be '{group}'"):
+            stream().step()
+    finally:
+        consumer.close()

@@ -1,0 +1,439 @@
+"""What tasks and the driver do at a broker, without Spark around them: S3, and bad input."""
+
+from __future__ import annotations
+
+import pickle
+import time
+from collections.abc import Callable, Iterator
+from itertools import count
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from aiokafka.partitioner import murmur2
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    DoubleType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+from pyspark.taskcontext import TaskContext
+
+from quackmq import limits
+from quackmq.errors import (
+    InvalidRequest,
+    QuackError,
+    QuackTimeout,
+    RecordTooLarge,
+    UnknownPartition,
+    UnknownTopic,
+)
+from quackmq.spark import sink
+from quackmq.spark.sink import BatchSink, StreamSink
+from tests.doors.http.v1.serving import Client, Serving, serving
+
+HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+TIME = pa.timestamp("us", "UTC")
+PAIR = StructType([StructField("key", StringType()), StructField("value", BinaryType())])
+#: By the name of a column, its type to Spark.
+TYPES: dict[str, DataType] = {
+    "value": BinaryType(),
+    "key": StringType(),
+    "headers": ArrayType(PAIR),
+    "topic": StringType(),
+    "partition": IntegerType(),
+    "timestamp": TimestampType(),
+    "other": DoubleType(),
+}
+_numbers = count()
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Serving]:
+    with serving() as running:
+        yield running
+
+
+@pytest.fixture
+def api(served: Serving) -> Iterator[Client]:
+    client = served.client()
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def topic(api: Client) -> str:
+    name = f"topic-{next(_numbers)}"
+    assert api.post("/v1/topics", {"name": name, "partitions": 3}).status == 201
+    return name
+
+
+@pytest.fixture(autouse=True)
+def task(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """What Spark would tell a task."""
+    properties: dict[str, str] = {}
+
+    class Context:
+        def getLocalProperty(self, name: str) -> str | None:
+            return properties.get(name)
+
+    monkeypatch.setattr(TaskContext, "get", Context)
+    return properties
+
+
+def batch_of(task: dict[str, str], query: str, number: int, run: str = "run") -> None:
+    task |= {
+        sink.QUERY_PROPERTY: query,
+        sink.BATCH_PROPERTY: str(number),
+        sink.RUN_PROPERTY: run,
+    }
+
+
+def schema_of(*names: str) -> StructType:
+    return StructType([StructField(name, TYPES[name]) for name in names])
+
+
+def options(served: Serving, topic: str | None, **more: str) -> dict[str, str]:
+    given = {
+        "kafka.bootstrap.servers": "nobody:1",
+        "quackmq.http.address": f"{served.host}:{served.port}",
+        **more,
+    }
+    return given if topic is None else {**given, "topic": topic}
+
+
+def batch_sink(
+    served: Serving, topic: str | None, *columns: str, overwrite: bool = False, **more: str
+) -> BatchSink:
+    given = options(served, topic, **more)
+    made = BatchSink(given, schema_of(*(columns or ("value",))), overwrite)
+    return pickle.loads(pickle.dumps(made))  # as it travels
+
+
+def stream_sink(served: Serving, topic: str | None, *columns: str) -> StreamSink:
+    return StreamSink(options(served, topic), schema_of(*(columns or ("value",))), False)
+
+
+def rows(**columns: Any) -> pa.RecordBatch:
+    kinds = {"headers": HEADERS, "timestamp": TIME, "partition": pa.int32()}
+    return pa.record_batch(
+        {
+            name: values if isinstance(values, pa.Array) else pa.array(values, kinds.get(name))
+            for name, values in columns.items()
+        }
+    )
+
+
+def messages(api: Client, topic: str, partition: int | None = None) -> list[dict[str, Any]]:
+    """Of all partitions, by offset in each."""
+    return [
+        {**message, "partition": number}
+        for number in range(3)
+        if partition in (None, number)
+        for message in api.get(f"/v1/topics/{topic}/partitions/{number}/messages?limit=1000").json[
+            "messages"
+        ]
+    ]
+
+
+def values(api: Client, topic: str) -> list[str]:
+    return sorted(message["value"] for message in messages(api, topic))
+
+
+# --- batch writes --------------------------------------------------------------------------------
+
+
+def test_rows_are_written_with_all_their_columns(served: Serving, api: Client, topic: str) -> None:
+    names = ("value", "key", "headers", "partition", "timestamp", "other")
+    writer = batch_sink(served, topic, *names)
+    batch = rows(
+        other=[1.5, 2.5],
+        value=[b"with everything", b"with nothing"],
+        key=["duck", None],
+        headers=[[("colour", b"green"), ("empty", None)], None],
+        partition=[2, 2],
+        timestamp=[1_700_000_000_123_456, None],
+    )
+    before_ms = time.time_ns() // 1_000_000
+    writer.commit([writer.write(iter([batch]))])
+    first, second = messages(api, topic, 2)
+    assert (first["key"], first["value"], first["timestamp_ms"]) == (
+        "duck",
+        "with everything",
+        1_700_000_000_123,
+    )
+    assert [(each["name"], each["value"]) for each in first["headers"]] == [
+        ("colour", "green"),
+        ("empty", None),
+    ]
+    assert (second["key"], second["value"]) == (None, "with nothing")
+    assert second["timestamp_ms"] >= before_ms
+    assert not second.get("headers")
+
+
+def test_nothing_is_seen_before_the_commit_and_attempts_that_are_not_named_never(
+    served: Serving, api: Client, topic: str
+) -> None:
+    writer = batch_sink(served, topic)
+    writer.write(iter([rows(value=[b"of an attempt that died"])]))
+    winners = [writer.write(iter([rows(value=[value])])) for value in (b"a", b"b")]
+    assert values(api, topic) == []
+    writer.commit(pickle.loads(pickle.dumps(winners)))
+    assert values(api, topic) == ["a", "b"]
+    assert api.get("/v1/stages").json["stages"] == []
+
+
+def test_an_aborted_write_leaves_nothing(served: Serving, api: Client, topic: str) -> None:
+    writer = batch_sink(served, topic)
+    writer.abort([writer.write(iter([rows(value=[b"gone"])])), None])
+    assert api.get("/v1/stages").json["stages"] == []
+    writer.abort([writer.write(iter([])), None])
+    assert values(api, topic) == []
+
+
+def test_a_job_that_is_run_again_with_its_write_id_adds_nothing(
+    served: Serving, api: Client, topic: str
+) -> None:
+    for _ in range(2):
+        writer = batch_sink(served, topic, writeId=f"nightly {topic}")
+        writer.commit([writer.write(iter([rows(value=[b"once"])])) for _ in range(2)])
+    assert values(api, topic) == ["once"] * 2
+    both = [batch_sink(served, topic, writeId=f"at once {topic}") for _ in range(2)]
+    staged = [[each.write(iter([rows(value=[b"either"])]))] for each in both]
+    for writer, told in zip(both, staged, strict=True):
+        writer.commit(told)
+    assert values(api, topic).count("either") == 1
+
+
+def test_keys_land_where_kafkas_clients_put_them_and_rows_without_are_spread(
+    served: Serving, api: Client, topic: str
+) -> None:
+    names = [f"duck-{number}" for number in range(200)]
+    writer = batch_sink(served, topic, "value", "key")
+    writer.commit([writer.write(iter([rows(value=[b"x"] * 200, key=names)]))])
+    for message in messages(api, topic):
+        expected = (murmur2(message["key"].encode()) & 0x7FFFFFFF) % 3
+        assert message["partition"] == expected
+    many = 3 * limits.SPARK_SPREAD_ROWS
+    writer = batch_sink(served, topic)
+    before = [len(messages(api, topic, number)) for number in range(3)]
+    writer.commit([writer.write(iter([rows(value=[b"y"] * many)]))])
+    described = api.get(f"/v1/topics/{topic}").json["partitions"]
+    # A marker of each commit is in each partition, too.
+    grown = [each["next_offset"] - 2 - there for each, there in zip(described, before, strict=True)]
+    assert grown == [limits.SPARK_SPREAD_ROWS] * 3
+
+
+def test_rows_may_name_their_topics(served: Serving, api: Client, topic: str) -> None:
+    other = f"{topic}.other"
+    assert api.post("/v1/topics", {"name": other, "partitions": 3}).status == 201
+    writer = batch_sink(served, None, "value", "topic")
+    batch = rows(value=[b"1", b"2", b"3"], topic=[topic, other, topic])
+    writer.commit([writer.write(iter([batch]))])
+    assert (values(api, topic), values(api, other)) == (["1", "3"], ["2"])
+    writer = batch_sink(served, topic, "value", "topic")
+    writer.commit([writer.write(iter([rows(value=[b"4"], topic=[other])]))])
+    assert values(api, topic) == ["1", "3", "4"], "the option goes before the column, as in Spark"
+
+
+def test_null_values_and_no_rows_at_all_are_fine(served: Serving, api: Client, topic: str) -> None:
+    writer = batch_sink(served, topic, "value", "key")
+    nothing = pa.array([None], pa.binary())
+    told = [writer.write(iter([rows(value=nothing, key=["k"])])), writer.write(iter([]))]
+    writer.commit([*told, None])
+    (message,) = messages(api, topic)
+    assert (message["key"], message["value"]) == ("k", None)
+    writer = batch_sink(served, topic)
+    writer.commit([writer.write(iter([]))])
+    writer.commit([])
+
+
+def test_large_writes_go_in_many_calls_in_the_order_of_the_rows(
+    served: Serving, api: Client, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "SPARK_CHUNK_BYTES", 10_000)
+    writer = batch_sink(served, topic, "value", "partition")
+    texts = [b"%06d%s" % (number, b"x" * 100) for number in range(900)]
+    batches = [
+        rows(value=texts[start : start + 300], partition=[1] * 300) for start in (0, 300, 600)
+    ]
+    told = writer.write(iter(batches))
+    assert told.staged.receipt is not None
+    assert told.staged.receipt["calls"] > 5
+    writer.commit([told])
+    assert [each["value"].encode() for each in messages(api, topic, 1)] == texts
+
+
+@pytest.mark.parametrize("compression", ["gzip", "snappy", "lz4", "zstd"])
+def test_batches_may_be_compressed(
+    served: Serving, api: Client, topic: str, compression: str
+) -> None:
+    writer = batch_sink(served, topic, **{"kafka.compression.type": compression})
+    writer.commit([writer.write(iter([rows(value=[b"x" * 1000] * 10)]))])
+    assert values(api, topic) == ["x" * 1000] * 10
+
+
+# --- streams -------------------------------------------------------------------------------------
+
+
+def test_a_batch_of_a_query_counts_once_through_restarts_and_replays(
+    served: Serving, api: Client, topic: str, task: dict[str, str]
+) -> None:
+    query = f"query of {topic}"
+    for number in range(3):
+        batch_of(task, query, number)
+        told = [stream_sink(served, topic).write(iter([rows(value=[b"%d" % number])]))]
+        for _ in range(2):  # an answer that was lost
+            stream_sink(served, topic).commit(told, number)
+    for run, number in (("restarted", 2), ("once more", 1)):
+        batch_of(task, query, number, run)
+        told = [stream_sink(served, topic).write(iter([rows(value=[b"again"])])) for _ in range(3)]
+        stream_sink(served, topic).commit(told, number)
+    assert values(api, topic) == ["0", "1", "2"]
+    assert api.get("/v1/stages").json["stages"] == []
+
+
+def test_what_a_run_that_died_staged_does_not_come_with_the_next_one(
+    served: Serving, api: Client, topic: str, task: dict[str, str]
+) -> None:
+    query = f"query of {topic}"
+    batch_of(task, query, 0, "died")
+    stream_sink(served, topic).write(iter([rows(value=[b"staged by a dead run"])]))
+    batch_of(task, query, 0, "lives")
+    told = stream_sink(served, topic).write(iter([rows(value=[b"counts"])]))
+    stream_sink(served, topic).commit([told], 0)
+    assert values(api, topic) == ["counts"]
+    assert api.get("/v1/stages").json["stages"] == []
+
+
+def test_without_a_query_and_a_batch_a_stream_writes_nothing(
+    served: Serving, topic: str, task: dict[str, str]
+) -> None:
+    with pytest.raises(InvalidRequest, match="exactly once"):
+        stream_sink(served, topic).write(iter([rows(value=[b"x"])]))
+    batch_of(task, f"query of {topic}", 7)
+    told = stream_sink(served, topic).write(iter([rows(value=[b"x"])]))
+    with pytest.raises(AssertionError, match="batch 7"):
+        stream_sink(served, topic).commit([told], 8)
+    with pytest.raises(InvalidRequest, match="writeId"):
+        StreamSink(options(served, topic, writeId="x"), schema_of("value"), False)
+
+
+# --- bad input -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("columns", "what"),
+    [
+        ([("key", StringType())], "no column `value`; they have key"),
+        ([("value", IntegerType())], "`value` is int, and must be string or binary"),
+        ([("value", StringType()), ("key", ArrayType(StringType()))], "column `key`"),
+        ([("value", StringType()), ("partition", LongType())], "is bigint, and must be int"),
+        ([("value", StringType()), ("timestamp", LongType())], "column `timestamp`"),
+        ([("value", StringType()), ("headers", ArrayType(StringType()))], "column `headers`"),
+        ([("value", StringType()), ("topic", BinaryType())], "column `topic`"),
+        ([("value", StringType()), ("value", StringType())], "2 columns `value`"),
+    ],
+)
+def test_columns_that_cannot_be_written_are_named(
+    served: Serving, topic: str, columns: list[tuple[str, DataType]], what: str
+) -> None:
+    schema = StructType([StructField(*column) for column in columns])
+    with pytest.raises(InvalidRequest, match=what):
+        BatchSink(options(served, topic), schema, False)
+
+
+def test_no_topic_an_unknown_one_and_overwriting_are_refused_before_anything_runs(
+    served: Serving, topic: str
+) -> None:
+    with pytest.raises(InvalidRequest, match="option topic"):
+        batch_sink(served, None)
+    with pytest.raises(UnknownTopic, match="nowhere"):
+        batch_sink(served, "nowhere")
+    with pytest.raises(InvalidRequest, match="append"):
+        batch_sink(served, topic, overwrite=True)
+
+
+@pytest.mark.parametrize(
+    ("batch", "error", "what"),
+    [
+        ({"topic": [None]}, InvalidRequest, "`topic` is null"),
+        ({"topic": ["nowhere"]}, UnknownTopic, "nowhere"),
+        ({"partition": [3]}, UnknownPartition, "has 3; topic .* 0 to 2"),
+        ({"partition": [-1]}, UnknownPartition, "has -1"),
+        ({"timestamp": [-1_000]}, InvalidRequest, "before 1970"),
+        ({"headers": [[(None, b"x")]]}, InvalidRequest, "no key"),
+    ],
+)
+def test_a_row_that_cannot_be_written_fails_its_task(
+    served: Serving,
+    api: Client,
+    topic: str,
+    batch: dict[str, Any],
+    error: type[QuackError],
+    what: str,
+) -> None:
+    name = None if "topic" in batch else topic
+    kinds = {"topic": pa.string()}
+    columns = {
+        column: pa.array(value, kinds[column]) if column in kinds else value
+        for column, value in batch.items()
+    }
+    writer = batch_sink(served, name, "value", *batch)
+    with pytest.raises(error, match=what):
+        writer.write(iter([rows(value=[b"x"], **columns)]))
+    assert values(api, topic) == []
+
+
+def test_values_over_the_topics_limit_are_refused_by_the_broker(
+    served: Serving, api: Client
+) -> None:
+    name = f"small-{next(_numbers)}"
+    policy = {"batch_bytes": 1_000}
+    assert api.post("/v1/topics", {"name": name, "policy": policy}).status == 201
+    writer = batch_sink(served, name)
+    writer.commit([writer.write(iter([rows(value=[b"x" * 100] * 50)]))])
+    with pytest.raises(RecordTooLarge, match="takes 1000"):
+        writer.write(iter([rows(value=[b"x" * 2_000])]))
+    with pytest.raises(RecordTooLarge, match="the most that a batch holds"):
+        writer.write(iter([rows(value=[b"x" * limits.BATCH_BYTES])]))
+
+
+def test_a_broker_that_stays_away_is_told_of_when_the_time_is_over(served: Serving) -> None:
+    given = {
+        **options(served, "ducks", retryTimeoutMs="300"),
+        "quackmq.http.address": "127.0.0.1:1",
+    }
+    with pytest.raises(QuackTimeout, match=r"topics/ducks of the broker at 127\.0\.0\.1:1"):
+        BatchSink(given, schema_of("value"), False)
+
+
+def test_a_broker_that_comes_back_in_time_is_not_noticed(
+    served: Serving, api: Client, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = batch_sink(served, topic)
+    tries = _failing(monkeypatch, fails=3)
+    writer.commit([writer.write(iter([rows(value=[b"x"])]))])
+    assert values(api, topic) == ["x"]
+    assert next(tries) > 3
+
+
+def _failing(monkeypatch: pytest.MonkeyPatch, fails: int) -> Iterator[int]:
+    """The first answers are lost, whatever was asked: the broker did it all the same."""
+    asked = count(1)
+    ask: Callable[..., Any] = sink.Http._ask_once
+
+    def lossy(self: Any, *arguments: Any) -> Any:
+        answer = ask(self, *arguments)
+        if arguments[0] != "GET" and next(asked) <= fails:
+            raise ConnectionResetError("the answer is lost")
+        return answer
+
+    monkeypatch.setattr(sink.Http, "_ask_once", lossy)
+    return asked

@@ -1,0 +1,236 @@
+"""The source in Spark itself: batch, stream, tables, and the properties of Spark's it leans on.
+
+What each part does is shown without Spark, in the tests beside this one; here it is shown that
+Spark calls them as they think.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+from pyspark.errors import AnalysisException, StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+
+from quackmq import spark as quack
+from quackmq.spark.registration import PUSHDOWN_PROPERTY
+from tests.doors.http.v1.serving import CALLER, DEADLINE_S
+from tests.spark.serving import Broker, serving, wait_until
+
+pytestmark = [pytest.mark.needs("java"), pytest.mark.timeout(300)]
+
+KAFKA_COLUMNS = [
+    ("key", "binary"),
+    ("value", "binary"),
+    ("topic", "string"),
+    ("partition", "int"),
+    ("offset", "bigint"),
+    ("timestamp", "timestamp"),
+    ("timestampType", "int"),
+    ("headers", "array<struct<key:string,value:binary>>"),
+]
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    """In the place of the one without an archive."""
+    with serving(directory=tmp_path_factory.mktemp("pond")) as running:
+        yield running
+
+
+def load(spark: SparkSession, broker: Broker, topic: str, **options: object) -> DataFrame:
+    return spark.read.format("quackmq").options(**broker.options(topic, **options)).load()
+
+
+def run(frame: DataFrame, output: Path) -> list[dict[str, Any]]:
+    """Everything that there is, into files; the progress of each batch."""
+    query = (
+        frame.writeStream.format("parquet")
+        .option("path", str(output / "rows"))
+        .option("checkpointLocation", str(output / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    assert query.awaitTermination(120)
+    return [progress for progress in query.recentProgress if progress["numInputRows"]]
+
+
+def test_the_format_is_found_without_registration_and_has_kafkas_columns_first_s1(
+    spark: SparkSession, broker: Broker, topic: str
+) -> None:
+    broker.create(topic, partitions=2)
+    producer = Producer({"bootstrap.servers": broker.address})
+    for number in range(1_000):
+        headers = [("h", b"x")] if number % 2 else None
+        producer.produce(topic, f"{number}", f"{number % 7}", headers=headers)
+    assert producer.flush(DEADLINE_S) == 0
+    broker.archive(topic)
+    broker.publish(topic, ["live", None], partition=1)
+    # In this session nobody has registered anything: `pyspark_quackmq` is found by its name.
+    frame = load(spark.newSession(), broker, topic, includeHeaders="true", minPartitions=3)
+    assert [(f.name, f.dataType.simpleString()) for f in frame.schema][:8] == KAFKA_COLUMNS
+    assert frame.rdd.getNumPartitions() >= 3
+    rows = sorted((row.partition, row.offset, row.value) for row in frame.collect())
+    assert rows == broker.consumed(topic, partitions=2)
+    by_key = {row["key"]: row["count"] for row in frame.groupBy("key").count().collect()}
+    assert by_key[b"3"] == 143 and by_key[None] == 2
+    assert frame.where("headers is not null").count() == 500
+    narrow = spark.read.format("quackmq").schema("offset bigint").options(**broker.options(topic))
+    assert narrow.load().agg({"offset": "max"}).first()[0] == max(offset for _, offset, _ in rows)
+
+
+def test_a_stream_goes_on_where_its_checkpoint_says_and_repeats_a_batch_as_it_was_s2(
+    spark: SparkSession, broker: Broker, topic: str, tmp_path: Path
+) -> None:
+    broker.create(topic)
+    broker.publish(topic, [f"{number}" for number in range(250)])
+    options = broker.options(topic, startingOffsets="earliest", maxOffsetsPerTrigger=100)
+    frame = spark.readStream.format("quackmq").options(**options, groupId=f"flock-{topic}").load()
+    first = run(frame, tmp_path)
+    assert [progress["numInputRows"] for progress in first] == [100, 100, 50]
+    lag = broker.run(broker.broker.lag(CALLER, f"flock-{topic}", topic))
+    assert lag == 0, "the broker knows where the query is"
+    broker.publish(topic, ["later"])
+    # The last batch was done, but neither Spark nor its files know: it is run again as it was.
+    commits = tmp_path / "checkpoint" / "commits"
+    last = max(int(path.name) for path in commits.glob("[0-9]*"))
+    for log in (commits, tmp_path / "rows" / "_spark_metadata"):
+        (log / f"{last}").unlink()
+        (log / f".{last}.crc").unlink(missing_ok=True)
+    broker.archive(topic)
+    second = run(frame, tmp_path)
+    assert [progress["numInputRows"] for progress in second] == [50, 1]
+    rows = spark.read.parquet(str(tmp_path / "rows")).select("offset").collect()
+    assert sorted(row.offset for row in rows) == list(range(251))
+    end = json.loads(second[-1]["sources"][0]["endOffset"])
+    assert end["topics"][topic]["offsets"] == {"0": 251}
+
+
+def test_latest_misses_nothing_that_comes_before_the_first_batch(
+    spark: SparkSession, broker: Broker, topic: str, tmp_path: Path
+) -> None:
+    """Spark asks for the initial offset until it has a batch."""
+    broker.create(topic)
+    broker.publish(topic, ["before"])
+    frame = spark.readStream.format("quackmq").options(**broker.options(topic)).load()
+    query = (
+        frame.writeStream.format("memory")
+        .queryName("latest")
+        .option("checkpointLocation", str(tmp_path))
+        .start()
+    )
+    try:
+        wait_until(lambda: group_of(broker, topic) is not None)
+        for number in range(3):
+            broker.publish(topic, [f"{number}"])
+            query.processAllAvailable()
+    finally:
+        query.stop()
+    values = [row.value.decode() for row in spark.sql("select value from latest").collect()]
+    assert sorted(values) == [f"{number}" for number in range(3)]
+
+
+def group_of(broker: Broker, topic: str) -> str | None:
+    found = broker.run(broker.broker.subscriptions(CALLER, topic_name=topic))
+    return found[0].name if found else None
+
+
+def test_a_topic_is_a_view_of_sql(spark: SparkSession, broker: Broker, topic: str) -> None:
+    """Of a table in a catalogue Spark does not tell a Python source the options; of a view it
+    does."""
+    broker.create(topic)
+    broker.publish(topic, ["a", "b"])
+    options = ", ".join(f"`{name}` '{value}'" for name, value in broker.options(topic).items())
+    spark.sql(f"create temporary view seen using quackmq options ({options})")
+    assert spark.sql("select count(*) from seen").first()[0] == 2
+
+
+def test_filters_are_pushed_down_where_spark_does_so(
+    spark: SparkSession, broker: Broker, topic: str
+) -> None:
+    """`spark.sql.python.filterPushdown.enabled`, which is off unless somebody turns it on."""
+    assert spark.conf.get(PUSHDOWN_PROPERTY) == "false"
+    broker.create(topic, partitions=2)
+    for partition in (0, 1):
+        broker.publish(topic, [str(number) for number in range(20)], partition)
+    where = "partition = 1 and offset >= 5 and offset < 7 and timestamp > '2020-01-01'"
+    expected = [(1, 5), (1, 6)]
+
+    def found() -> list[tuple[int, int]]:
+        rows = load(spark, broker, topic).where(where).collect()
+        return sorted((row.partition, row.offset) for row in rows)
+
+    assert found() == expected
+    spark.conf.set(PUSHDOWN_PROPERTY, "true")
+    try:
+        quack.register(spark)
+        assert found() == expected
+        assert load(spark, broker, topic).where("offset > 100").count() == 0
+    finally:
+        spark.conf.set(PUSHDOWN_PROPERTY, "false")
+        quack.register(spark)
+    assert found() == expected
+
+
+def test_bad_options_fail_with_what_is_wrong_quoted(
+    spark: SparkSession, broker: Broker, topic: str, tmp_path: Path
+) -> None:
+    with pytest.raises(AnalysisException, match=f"subscribe: there is no topic {topic}"):
+        load(spark, broker, topic).count()
+    broker.create(topic)
+    with pytest.raises(AnalysisException, match="startingOffsets cannot be 'erliest'"):
+        load(spark, broker, topic, startingOffsets="erliest").count()
+    frame = spark.readStream.format("quackmq").options(
+        **broker.options(topic, maxOffsetsPerTrigger="many")
+    )
+    with pytest.raises(
+        (AnalysisException, StreamingQueryException), match="maxOffsetsPerTrigger cannot be 'many'"
+    ):
+        run(frame.load(), tmp_path)
+
+
+# --- table() -------------------------------------------------------------------------------------
+
+
+def test_a_table_is_sparks_own_scan_of_the_archive_united_with_the_log_s1(
+    spark: SparkSession, broker: Broker, topic: str
+) -> None:
+    broker.create(topic, partitions=2)
+    for turn in range(2):
+        for partition in (0, 1):
+            values = [json.dumps({"turn": turn, "n": number}) for number in range(50)]
+            broker.publish(topic, values, partition)
+        broker.archive(topic)
+    broker.publish(topic, ['{"turn": 2, "n": 0}', "no JSON", None])
+    broker.trim(topic, 10)
+    frame = quack.table(spark, topic, bootstrap_servers=broker.address)
+    names = [name for name, _ in KAFKA_COLUMNS]
+    assert frame.columns[:8] == names
+    expected = [each for each in broker.consumed(topic, partitions=2) if each[0] or each[1] >= 10]
+
+    def found() -> list[tuple[int, int, bytes | None]]:
+        return sorted((row.partition, row.offset, row.value) for row in frame.collect())
+
+    assert found() == expected
+    plan = frame.select("offset").where("offset > 90")._jdf.queryExecution().toString()
+    assert "FileScan parquet" in plan and "ReadSchema: struct<partition:int,offset:bigint>" in plan
+    assert "PushedFilters: [IsNotNull(offset)" in plan
+    broker.publish(topic, ["later"])
+    broker.archive(topic)
+    broker.merge(topic)
+    assert found() == expected, "it is the topic as it was, whatever moved since"
+    typed = quack.table(
+        spark, topic, "turn int, n int", bootstrap_servers=broker.address, files=False
+    )
+    assert typed.where("value.turn = 2").count() == 1
+    assert typed.where("value.turn = 1").agg({"value.n": "sum"}).first()[0] == 2 * sum(range(50))
+
+
+def test_a_table_of_nothing_is_empty(spark: SparkSession, broker: Broker, topic: str) -> None:
+    broker.create(topic)
+    spark.conf.set("spark.quackmq.bootstrap.servers", broker.address)
+    assert quack.table(spark, topic).count() == 0
