@@ -10,7 +10,7 @@ SEED ?=
 SECONDS ?= $(if $(SEED),,600)
 KILLS ?= 1000
 PYTEST ?=
-SUITE ?= engine kafka pubsub compare
+SUITE ?= engine kafka pubsub archive compare
 BENCH ?=
 
 .PHONY: help demo test lint format bench soak programs clients clean
@@ -21,7 +21,7 @@ help:
 	@echo "make lint     ruff and mypy alone"
 	@echo "make format   let ruff format the code and sort its imports"
 	@echo "make bench    how fast, against the bare machine and against others (SUITE=\"$(SUITE)\")"
-	@echo "make soak     the simulation, KILLS=$(KILLS) real kills, exactly-once three times; SECONDS=$(SECONDS) each; SEED=N replays the first"
+	@echo "make soak     the simulation, KILLS=$(KILLS) real kills, exactly-once four times; SECONDS=$(SECONDS) each; SEED=N replays the first"
 	@echo "make clean    remove the environment and all that tools left behind"
 
 demo: $(READY)
@@ -51,6 +51,7 @@ soak: $(READY) clients
 	$(if $(SEED),,$(PYTHON_IN_VENV) -m tests.interop.transforming --seconds $(SECONDS))
 	$(if $(SEED),,$(PYTHON_IN_VENV) -m tests.interop.transforming --seconds $(SECONDS) --client java)
 	$(if $(SEED),,$(PYTHON_IN_VENV) -m tests.pubsub.torture --seconds $(SECONDS))
+	$(if $(SEED),,$(PYTHON_IN_VENV) -m tests.spark.torture --seconds $(SECONDS))
 
 programs:
 	@tools/programs.sh
@@ -59,7 +60,7 @@ clients: programs
 	@tools/clients.sh
 
 $(READY): pyproject.toml tools/venv.sh
-	@tools/venv.sh $(VENV) test,bench
+	@tools/venv.sh $(VENV) test,spark,bench
 	@touch $@
 
 clean:

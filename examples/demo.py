@@ -3,8 +3,10 @@
 A broker runs as a process of its own on an empty directory. An idempotent producer of
 confluent-kafka publishes to several topics while the broker is killed with SIGKILL again and again
 and started anew on the same directory. Then two workers of one consumer group (copier.py) copy all
-of it to another topic, in transactions; one of them is killed, and so is the broker. Afterwards
-everything is read back and compared with what was acknowledged: each record is there, once, at its
+of it to another topic, in transactions; one of them is killed, and so is the broker. Then all of it
+goes to the archive, with one more kill on the way, and is counted in its Parquet files by a reader
+that knows nothing of brokers. Afterwards everything is read back through the broker, where it now
+comes from the archive, and compared with what was acknowledged: each record is there, once, at its
 place in the order of its partition, and so is the image of each.
 
 The last line is `in N, out N, lost 0, doubled 0`, and the exit code is 0 only if it is so.
@@ -13,6 +15,7 @@ The last line is `in N, out N, lost 0, doubled 0`, and the exit code is 0 only i
 from __future__ import annotations
 
 import argparse
+import json
 import signal
 import subprocess
 import sys
@@ -21,11 +24,19 @@ import time
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
+import pyarrow.parquet as pq
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Message, Producer
 from confluent_kafka import TopicPartition as Partition
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewTopic,
+    ResourceType,
+)
 from copier import image
 
 PARTITIONS = 2
@@ -71,20 +82,21 @@ def tell(broker: Broker, topic_count: int, records: int, kills: int) -> int:
     say(f"{count(published):,} records acknowledged, {publisher.failed:,} not")
 
     copied = copy_all(broker, topics, published)
+    archived = archive_all(broker, topics, published)
 
     exit_code = broker.end(signal.SIGTERM)
     say(f"the broker was told to stop: exit code {exit_code}")
     broker.start()
-    say("it was started once more; reading everything back")
+    say("it was started once more; reading everything back, as any consumer does")
     found = read_back(broker.address, topics)
     broker.end(signal.SIGTERM)
-    is_sound = verify(broker.data)
+    is_sound = verify(broker.data, "log") and verify(broker.data, "archive")
 
     lost, doubled, in_order = compare(published, found)
     say(f"each partition is {'in order' if in_order else 'NOT IN ORDER'}")
     print(f"in {count(published)}, out {count(found)}, lost {lost}, doubled {doubled}", flush=True)
     proved = published == found and count(found) == records and exit_code == 0 and is_sound
-    return 0 if proved and copied else 1
+    return 0 if proved and copied and archived else 1
 
 
 def copy_all(broker: Broker, topics: list[str], published: Values) -> bool:
@@ -115,11 +127,47 @@ def wait_for_copies(address: str, wanted: int, workers: Workers) -> None:
         time.sleep(0.1)
 
 
-def verify(data: Path) -> bool:
+def archive_all(broker: Broker, topics: list[str], published: Values) -> bool:
+    """Let everything go to the archive, kill the broker meanwhile; whether all of it is there."""
+    archive_at_once(broker.address, topics)
+    say("now everything goes to the archive, as soon as it can")
+    wait_for_archive(broker.data, topics, 1)
+    broker.end(signal.SIGKILL)
+    broker.start()
+    say("the broker was killed at it, and is ready again")
+    wait_for_archive(broker.data, topics, count(published))
+    found: Values = {}
+    files = size = 0
+    for partition in archive_of(broker.data, topics):
+        paths = [broker.data / partition["directory"] / file["name"] for file in partition["files"]]
+        rows = [pq.read_table(path, columns=["value"]) for path in paths]
+        values = [value for table in rows for value in table.column("value").to_pylist()]
+        found[partition["topic"], partition["partition"]] = values
+        files += len(paths)
+        size += partition["bytes"]
+    lost, doubled, _ = compare(published, found)
+    say(f"archived {count(found):,} of {count(published):,}: {files} Parquet files, {size:,} bytes")
+    say(f"read by pyarrow, without a broker: lost {lost}, doubled {doubled}")
+    return published == found
+
+
+def archive_of(data: Path, topics: list[str]) -> list[Any]:
+    """What is archived of these topics, by partition, as the tool for directories tells it."""
+    command = [sys.executable, "-m", "quackmq", "archive", "ls", str(data), "--json"]
+    told = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
+    return [each for each in told["partitions"] if each["topic"] in topics]
+
+
+def wait_for_archive(data: Path, topics: list[str], wanted: int) -> None:
+    while sum(each["records"] for each in archive_of(data, topics)) < wanted:
+        time.sleep(0.1)
+
+
+def verify(data: Path, what: str) -> bool:
     """What the tool for directories says of this one: every byte in it is checked."""
-    command = [sys.executable, "-m", "quackmq", "log", "verify", str(data)]
+    command = [sys.executable, "-m", "quackmq", what, "verify", str(data)]
     result = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
-    say(f"quackmq log verify: {result.stdout.strip().splitlines()[-1]}")
+    say(f"quackmq {what} verify: {result.stdout.strip().splitlines()[-1]}")
     return result.returncode == 0
 
 
@@ -142,6 +190,19 @@ def create_topics(address: str, topics: list[str]) -> None:
     admin = AdminClient({"bootstrap.servers": address})
     for created in admin.create_topics([NewTopic(topic, PARTITIONS) for topic in topics]).values():
         created.result(timeout=10)
+
+
+def archive_at_once(address: str, topics: list[str]) -> None:
+    """Without it, what is an hour old goes to the archive, or a gigabyte at a time."""
+    change = ConfigEntry(
+        "quackmq.archive_after_ms", "0", incremental_operation=AlterConfigOpType.SET
+    )
+    resources = [
+        ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[change]) for topic in topics
+    ]
+    admin = AdminClient({"bootstrap.servers": address})
+    for changed in admin.incremental_alter_configs(resources).values():
+        changed.result(timeout=10)
 
 
 @dataclass

@@ -50,6 +50,8 @@ SCHEMA: Final = pa.schema(
 _MILLISECONDS: Final = pa.timestamp("ms", tz="UTC")
 _GREATEST_MS: Final = (2**63 - 1) // 1000
 _GREATEST_SEQUENCE: Final = 2**31 - 1
+#: As Arrow has it: told as Python's, the call would take ten times as long.
+_SEQUENCE_MASK: Final = pa.scalar(_GREATEST_SEQUENCE, pa.int64())
 #: Rows turned into columns at one go: with fewer the calls weigh, with more the objects that wait
 #: for theirs; over one list of a million records the same takes three times as long.
 _CHUNK_ROWS: Final = 8_192
@@ -196,7 +198,7 @@ class _Rows:
             pa.int64(),
             [batch.base_sequence != NO_SEQUENCE for batch in self.runs],
         )
-        return pc.bit_wise_and(pc.add(offsets, ahead), _GREATEST_SEQUENCE).cast(pa.int32())
+        return pc.bit_wise_and(pc.add(offsets, ahead), _SEQUENCE_MASK).cast(pa.int32())
 
 
 def _row_chunks(batches: Iterable[Batch], max_bytes: int) -> Iterator[_Rows]:

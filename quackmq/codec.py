@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from functools import lru_cache, partial
 from itertools import chain, islice
 from typing import Any, Final
 
@@ -50,6 +50,7 @@ from quackmq.record import (
     CRC_START,
     HEADER,
     HEADER_BYTES,
+    LENGTH_OVERHEAD,
     NO_PRODUCER_ID,
     NO_SEQUENCE,
     NO_TIMESTAMP,
@@ -67,6 +68,15 @@ _PADDING: Final = bytes(32)
 _CRC: Final = struct.Struct(">I")
 _ATTRIBUTES: Final = struct.Struct(">h")
 _TIMESTAMPS: Final = struct.Struct(">qq")
+#: A header in two: what stands before that which its checksum covers, and that.
+_SINGLE_HEAD: Final = struct.Struct(">qiibI")
+_SINGLE_FIELDS: Final = struct.Struct(">hiqqqhii")
+_MAGIC: Final = 2
+_PLAIN_START: Final = bytes((0, 0, 0, 1))
+_NO_HEADERS: Final = bytes(1)
+#: Larger values cost so much more that how they are written no longer matters.
+_PLAIN_VALUE_BYTES: Final = 64 * limits.KIB
+_GREATEST_TIMESTAMP_MS: Final = 2**63 - 1
 _CRC_POSITION: Final = 17
 _TIMESTAMPS_POSITION: Final = 27
 #: Records made at one go: few enough that they are still in the processor's cache when used.
@@ -118,11 +128,51 @@ def single(
     base_sequence: int = NO_SEQUENCE,
 ) -> bytes:
     """A batch of one message, uncompressed: what doors of single messages publish."""
+    if (
+        (value is not None and len(value) <= _PLAIN_VALUE_BYTES)
+        and (key is None and not headers)
+        and 0 <= timestamp_ms <= _GREATEST_TIMESTAMP_MS
+    ):
+        return _plain(
+            _SINGLE_FIELDS.pack(
+                *(0, 0, timestamp_ms, timestamp_ms),
+                *(producer_id, producer_epoch, base_sequence, 1),
+            ),
+            value,
+        )
     writer = BatchWriter(
         producer_id=producer_id, producer_epoch=producer_epoch, base_sequence=base_sequence
     )
     writer.add(0, timestamp_ms, key, value, headers)
     return writer.finish()
+
+
+def _plain(fields: bytes, value: bytes) -> bytes:
+    """The same for a message that is a value and nothing else, without a builder: in 1.2 µs, not
+    3.2. `fields` are those of the header that the checksum covers."""
+    covered = b"".join((fields, _plain_head(len(value)), value, _NO_HEADERS))
+    length = len(covered) + CRC_START - LENGTH_OVERHEAD
+    return _SINGLE_HEAD.pack(0, length, NO_EPOCH, _MAGIC, crc32c(covered)) + covered
+
+
+@lru_cache(maxsize=1024)
+def _plain_head(value_bytes: int) -> bytes:
+    """What stands before such a value: the record's length, no attributes, both deltas 0, no key,
+    and the value's length."""
+    size = _encoded_varint(value_bytes)
+    record_bytes = len(_PLAIN_START) + len(size) + value_bytes + len(_NO_HEADERS)
+    return _encoded_varint(record_bytes) + _PLAIN_START + size
+
+
+def _encoded_varint(number: int) -> bytes:
+    """Of a number that is not negative, zigzag."""
+    zigzag = number << 1
+    encoded = bytearray()
+    while zigzag >= 0x80:
+        encoded.append(zigzag & 0x7F | 0x80)
+        zigzag >>= 7
+    encoded.append(zigzag)
+    return bytes(encoded)
 
 
 def decode(batch: Batch, *, max_bytes: int = limits.DECODED_BATCH_BYTES) -> list[Record]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from quackmq import limits
 from quackmq.record import Buffer
 
 
@@ -82,12 +83,15 @@ def read_all(file: File, length: int, position: int) -> bytes:
 
 
 def write_durable(disk: Disk, path: str, data: Buffer) -> None:
-    """A file with these bytes, durable but for its name."""
+    """A file with these bytes, durable but for its name. Synced as it grows: whoever else waits for
+    the device never waits behind much of it."""
     file = disk.open(path, create=True)
+    view = memoryview(data)
     try:
         file.truncate(0)
-        write_all(file, data, 0)
-        file.sync()
+        for position in range(0, max(len(view), 1), limits.SYNCED_WRITE_BYTES):
+            write_all(file, view[position : position + limits.SYNCED_WRITE_BYTES], position)
+            file.sync()
     finally:
         file.close()
 

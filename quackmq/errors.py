@@ -25,7 +25,9 @@
     │   ├── UnknownTransactionalId
     │   ├── UnknownProducerId     of a queue: nobody was registered as that
     │   ├── UnknownConsumerId     the same of a consumer
-    │   └── UnknownStage
+    │   ├── UnknownStage
+    │   ├── UnknownPlan           of the archive: never made, released, or over
+    │   └── UnknownFile           no file of the archive, or not any more
     ├── Conflict                  the request disagrees with the state it meets
     │   ├── TopicExists
     │   ├── NotRegistered         a queue's producer, with a topic that is not its own
@@ -41,6 +43,7 @@
     │   ├── InvalidProducerIdMapping  a transactional id that is not, or no longer, that producer's
     │   ├── ConcurrentTransactions    what was asked before is still on its way: ask again
     │   ├── StageConflict         a key that was committed with, or holds, other contents
+    │   │   └── StageCommitted    a turn of a series that was committed: nothing is left to do
     │   ├── OtherGroupProtocol    no way of assigning partitions that all members know
     │   ├── MemberIdRequired      join again, with the id that comes with this
     │   ├── MemberFenced          another instance of a static member has taken its place
@@ -54,6 +57,7 @@
     │   ├── FencedLeaderEpoch     of a past that is over
     │   └── UnknownLeaderEpoch    of a future that has not begun
     ├── OffsetOutOfRange
+    ├── EntriesLost               gone before their subscriber read them; the next call goes on
     ├── Refused                   right, but not now
     │   ├── TopicFull
     │   ├── NoSubscriber
@@ -183,6 +187,14 @@ class UnknownStage(NotFound):
     code = "unknown_stage"
 
 
+class UnknownPlan(NotFound):
+    code = "unknown_plan"
+
+
+class UnknownFile(NotFound):
+    code = "unknown_file"
+
+
 class Conflict(QuackError):
     code = "conflict"
 
@@ -243,6 +255,10 @@ class StageConflict(Conflict):
     code = "stage_conflict"
 
 
+class StageCommitted(StageConflict):
+    code = "stage_committed"
+
+
 class OtherGroupProtocol(Conflict):
     code = "other_group_protocol"
 
@@ -297,6 +313,10 @@ class UnknownLeaderEpoch(Conflict):
 
 class OffsetOutOfRange(QuackError):
     code = "offset_out_of_range"
+
+
+class EntriesLost(QuackError):
+    code = "entries_lost"
 
 
 class Refused(QuackError):

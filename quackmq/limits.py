@@ -89,6 +89,11 @@ LOOP_WRITE_MS: Final = 10
 #: ...and for so long the loop then leaves writing to a thread, where the mode allows to answer
 #: before the disk has anything.
 LOOP_WRITE_PAUSE_MS: Final = 5_000
+#: A sync that is over sooner than this may be waited for by the loop, where one publisher alone
+#: waits for it too...
+LOOP_SYNC_MS: Final = 1
+#: ...and behind one that took longer, none is for so many times as long.
+LOOP_SYNC_PAUSE: Final = 100
 #: The largest frame that recovery believes in.
 JOURNAL_FRAME_BYTES: Final = 32 * MIB
 #: Appended bytes after which a checkpoint is made: it bounds what recovery has to read.
@@ -143,6 +148,10 @@ LONGEST_SYNC_INTERVAL_MS: Final = 60_000
 #: sync is forced before more are un-synced, and recovery skips so many, so none is given twice.
 UNSYNCED_OFFSETS: Final = 16_000_000
 
+#: A file that is written as a whole is synced after each of these: a sync of the journal behind
+#: 64 MiB took 40 to 60 ms at the 99th percentile in one trial, behind pieces of this size 20.
+SYNCED_WRITE_BYTES: Final = 1 * MIB
+
 # --- the archive ---------------------------------------------------------------------------
 
 #: Rows of a row group, and about how much they take as Arrow columns: who wants one record of the
@@ -161,6 +170,48 @@ ARCHIVE_GROUP_BYTES: Final = 16 * MIB
 #: Batches from this size on are opened alone anyway: compressed ones, and others.
 ARCHIVE_ALONE_COMPRESSED_BYTES: Final = 8 * KIB
 ARCHIVE_ALONE_BYTES: Final = 64 * KIB
+#: What goes from a log to the archive, unless a topic's policy says otherwise: what is so old, or
+#: when there is so much of it. Much at a time makes files that are worth reading; what waits longer
+#: is not read by those who look at the archive alone.
+ARCHIVE_AFTER_MS: Final = 3_600_000
+ARCHIVE_READY_BYTES: Final = 1024 * MIB
+#: A file that is made of the log ends at this size: it is held in memory until it is durable, and
+#: merging makes larger ones of it.
+ARCHIVE_NEW_FILE_BYTES: Final = 64 * MIB
+#: It also ends when so much of its range cannot be opened, and is held to be kept aside.
+ARCHIVE_ASIDE_BYTES: Final = 32 * MIB
+#: And when so much of the log was read for it: others wait for their turn.
+ARCHIVE_TURN_BYTES: Final = 512 * MIB
+#: What the archiver reads of a log at one go, on the loop, which takes it a fraction of a
+#: millisecond.
+ARCHIVER_READ_BYTES: Final = 256 * KIB
+#: Where a read gives more pieces than this, of single messages for instance, an eighth of that is
+#: read: the loop's time goes by the pieces then.
+ARCHIVER_READ_CHUNKS: Final = 128
+#: A buffer of the archiver is full at this; a batch that begins below it is in it as a whole.
+ARCHIVE_FILL_BYTES: Final = 4 * MIB
+ARCHIVE_BUFFER_BYTES: Final = ARCHIVE_FILL_BYTES + BATCH_BYTES
+#: Buffers in all: one is filled while the other is turned into rows.
+ARCHIVE_BUFFERS: Final = 2
+#: How often partitions are looked at for what is due, and how many at a time: a look takes some
+#: 5 µs, so that the loop spends a hundredth of its time on it at the most; a broker of the most
+#: partitions there can be is looked through in 50 s.
+ARCHIVE_LOOK_MS: Final = 500
+ARCHIVE_LOOKS: Final = 1_024
+#: Of these, so many at one go: the loop has others to serve.
+ARCHIVE_LOOKS_AT_ONCE: Final = 128
+#: After an error archiving is tried again after so long, twice as long each time, up to that.
+ARCHIVE_RETRY_MS: Final = 1_000
+ARCHIVE_RETRY_MAX_MS: Final = 60_000
+#: Partitions whose archiving fails that are named in the state; the others are counted.
+ARCHIVE_FAILURES: Final = 100
+#: How much others go before the process that makes files: it gets a thirtieth of a processor that
+#: the broker wants too, and all of one that nobody wants. What waits for it waits in the log.
+ARCHIVE_WORKER_NICENESS: Final = 15
+#: That process ends when it had nothing to do for so long: it takes some 100 MB.
+ARCHIVE_WORKER_IDLE_MS: Final = 60_000
+#: It is given so long to start, and to answer: files are made of pieces that take it a second.
+ARCHIVE_WORKER_MS: Final = 120_000
 #: Files of a partition: its manifest is written anew with each of them, at some 350 bytes a file.
 ARCHIVE_FILES: Final = 20_000
 #: Batches of a partition that are kept as they came because nobody can open them; each is a file.
@@ -173,11 +224,58 @@ ARCHIVE_MANIFEST_BYTES: Final = 16 * MIB
 ARCHIVE_TAIL_BYTES: Final = 16 * MIB
 #: Row groups that readers hold decoded; one that is larger is held alone.
 ARCHIVE_CACHE_BYTES: Final = 64 * MIB
+#: What is made of them at one go for a reader who reads on, in so many batches at the most: some
+#: 15 ms of work, where a quarter of it takes 7...
+ARCHIVE_AHEAD_BYTES: Final = 8 * MIB
+ARCHIVE_AHEAD_BATCHES: Final = 64
+#: ...and what of that may wait for its readers.
+ARCHIVE_WAITING_BYTES: Final = 32 * MIB
 #: What stands behind the row groups of the files that readers have used lately; some 20 KiB each.
 ARCHIVE_CACHED_TAIL_BYTES: Final = 16 * MIB
+#: How far the thread that writes the archive steps back behind those that publish and deliver. Not
+#: further: what holds the interpreter's lock and is not let run holds up everybody.
+ARCHIVE_NICENESS: Final = 5
+#: What one step in a side thread gives a reader of the archive: some 10 ms, then others' turn.
+ARCHIVE_READ_BYTES: Final = 4 * MIB
+#: Manifests that readers and plans hold on to, whose files stay meanwhile: a plan has one for each
+#: partition, and a few hundred bytes each.
+ARCHIVE_PINS: Final = 100_000
+#: Small files are merged until they are about this large; as a file that is full by itself.
+MERGE_TARGET_BYTES: Final = ARCHIVE_FILE_BYTES
+#: A merge makes a file of so many times the records of each that goes in: more would leave more
+#: small files, fewer would write more often.
+MERGE_GROWTH: Final = 4
+#: Files that become one at once: each has a footer to be read.
+MERGE_FILES: Final = 256
+#: A merge works for this share of the time, and rests for the other: nobody waits for it.
+MERGE_DUTY: Final = 0.5
+#: How often files that came since then are looked at for merges that are worth it.
+MERGE_INTERVAL_MS: Final = 10_000
+#: A merged file is written to disk by pieces of this size; a row group makes several.
+MERGE_WRITE_BYTES: Final = 1 * MIB
+#: It is synced as often as so much was written: a sync of more holds up those of the journal.
+MERGE_SYNC_BYTES: Final = 4 * MIB
+#: The largest file that may be offered in the place of others: checksums and counts of it fit.
+ARCHIVE_OFFERED_BYTES: Final = 1024 * MIB
+#: Plans that keep files of the archive from going, and how long one may, unless it is renewed.
+ARCHIVE_PLANS: Final = 1_000
+ARCHIVE_PLAN_MS: Final = 24 * 3_600_000
+#: Files that are listed in one answer, in partitions as a whole: all of one partition fit.
+ARCHIVE_PAGE_FILES: Final = ARCHIVE_FILES
+#: Files that may be put in the place of others by one call.
+ARCHIVE_REPLACED_FILES: Final = 1_000
+#: A file of the archive is read for whoever asks for its bytes by pieces of this size.
+ARCHIVE_CHUNK_BYTES: Final = 1 * MIB
+#: What health tells of files that cannot be merged and of partitions that have a problem, each.
+ARCHIVE_TOLD: Final = 10
+#: The edge of a partition's archive is rewritten when more than this share of it is gone.
+MERGE_EDGE_SHARE: Final = 0.5
 
 # --- reading -------------------------------------------------------------------------------
 
+#: What is read to find a subscription's next message, where no batch is larger: the archive makes
+#: batches as large as what is asked for, and who gets this message will get those behind it.
+HEAD_BYTES: Final = 16 * KIB
 #: One read's answer, over all partitions asked for.
 READ_BYTES: Final = 64 * MIB
 #: A read waits this long for new data at the most, whatever it asks for.
@@ -209,10 +307,18 @@ DECODED_CACHE_BYTES: Final = 64 * MIB
 CHANGES_AT_ONCE: Final = 64
 #: What the cleaner reads of a partition at a time to find out which batches are a surplus.
 CLEAN_READ_BYTES: Final = 16 * MIB
+#: A file of the archive of which more has to go, but not all, is cut so often at the most: each cut
+#: writes its partition's manifest anew, and thousands of partitions share one lane of the disk.
+ARCHIVE_CUT_MS: Final = 5_000
+#: Topics that are named in health as not being cleaned; a full disk concerns all of them.
+SHOWN_FAILURES: Final = 20
 #: Producer ids taken from the store at a time; the rest of a block is lost with the process.
 PRODUCER_ID_BLOCK: Final = 1_000
 #: Subscriptions over all topics.
 SUBSCRIPTIONS: Final = 100_000
+#: Ranges of offsets that are named of what a reader has lost before a message; what was let go of
+#: is one, and each batch that cannot be read may be another.
+LOST_RANGES: Final = 16
 #: Messages in one page of a partition, and their keys, values and headers: each message becomes a
 #: handful of Python objects, and a page is held until its reader has taken it.
 PAGE_RECORDS: Final = 10_000
@@ -347,6 +453,12 @@ STAGE_EXPIRY_MS: Final = 24 * 3_600_000
 STAGE_REMEMBERED_MS: Final = 7 * 24 * 3_600_000
 #: Committed keys that are remembered; beyond it nothing more is staged.
 COMMITTED_STAGES: Final = 200_000
+#: Series of stages, a streaming query each: one small state and some 300 bytes of memory.
+STAGE_SERIES: Final = 10_000
+#: The last turn of a series is remembered for so long: a stream that was stopped comes back to it.
+STAGE_SERIES_REMEMBERED_MS: Final = 365 * 24 * 3_600_000
+#: Stages of one series at once: a writer that died leaves one, and what it left must not pile up.
+STAGES_PER_SERIES: Final = 4
 #: How often stages are looked at for that; nothing waits for it.
 STAGE_EXPIRY_INTERVAL_MS: Final = 60_000
 
@@ -354,6 +466,16 @@ STAGE_EXPIRY_INTERVAL_MS: Final = 60_000
 
 #: Of a key, a value or a header that `quackmq log dump` shows; how long it really is, is said.
 SHOWN_BYTES: Final = 200
+#: What tools read of a file at one go, to copy it or to make a checksum of it.
+COPIED_BYTES: Final = MIB
+#: Records of a transaction of `quackmq archive import`, and about how much they hold: enough that
+#: its end costs little, and little enough to be sent again.
+IMPORT_RECORDS: Final = 10_000
+IMPORT_BYTES: Final = 8 * MIB
+#: A batch of an import is full at this size.
+IMPORT_BATCH_BYTES: Final = 512 * KIB
+#: No request of an import waits longer than this for its answer.
+IMPORT_WAIT_MS: Final = 30_000
 
 # --- the Python client ---------------------------------------------------------------------
 
@@ -405,6 +527,51 @@ CLIENT_CLOSE_MS: Final = 30_000
 CLIENT_PROCESSES: Final = 1_000
 #: Threads of an asynchronous client in which calls wait; more calls wait for a thread.
 CLIENT_THREADS: Final = 32
+
+# --- Spark ---------------------------------------------------------------------------------
+
+#: A plan or a task that finds the broker away tries for so long: it is back within seconds when it
+#: was restarted, and Spark itself tries a failed task again.
+SPARK_RETRY_MS: Final = 30_000
+#: Between two tries: a broker takes longer to come back.
+SPARK_PAUSE_MS: Final = 100
+#: An answer begins to come after so long at the latest: more than the longest wait that is asked
+#: for, and a commit of a large stage.
+SPARK_ANSWER_MS: Final = 120_000
+#: Batches that a task asks for at a time; while it opens them, the next come.
+SPARK_FETCH_BYTES: Final = 4 * MIB
+#: Compressed batches that are opened together, and what they may come to together; those that come
+#: to more are opened one by one.
+SPARK_TOGETHER_BYTES: Final = 512 * KIB
+SPARK_DECODED_BYTES: Final = 64 * MIB
+#: Rows that are handed to Spark at a time: they lie in its memory as a whole.
+SPARK_ROWS: Final = 65_536
+#: Bytes for one task, as they are kept: some tenths of a second, against some 20 ms that a task
+#: costs by itself.
+SPARK_SPLIT_BYTES: Final = 16 * MIB
+#: A record costs a task about as much as so many bytes of its own.
+SPARK_RECORD_BYTES: Final = 32
+#: Tasks of one plan: each is some hundred bytes in the driver, and some milliseconds of it.
+SPARK_SPLITS: Final = 10_000
+#: A stream that is at the end waits so long for more before it tells Spark that there is nothing;
+#: who stops it waits as long.
+SPARK_IDLE_MS: Final = 500
+#: A batch of a stream that waits for more offsets waits no longer than this; as Spark's Kafka
+#: source.
+SPARK_DELAY_MS: Final = 15 * 60_000
+#: What a query has read is told to the broker again after so long, also if that is nothing new.
+SPARK_TOLD_MS: Final = 600_000
+#: A query that stops has so long for its last word to the broker.
+SPARK_STOP_MS: Final = 2_000
+#: A piece that has moved since it was planned is looked for so often; then batches are asked for.
+SPARK_FINDS: Final = 4
+#: Files of a plan stay for so long, unless it is renewed; what is gone is read through the broker.
+SPARK_PLAN_MS: Final = 3_600_000
+#: A task of a sink gathers so much before it makes batches of it, and stages them in one call: the
+#: larger, the larger the batches of each partition; it is in memory about four times.
+SPARK_CHUNK_BYTES: Final = 8 * MIB
+#: Rows without a key that go to one partition before the next has its turn.
+SPARK_SPREAD_ROWS: Final = 500
 
 # --- the Kafka door ------------------------------------------------------------------------
 
@@ -477,6 +644,10 @@ HTTP_CONNECTIONS: Final = 10_000
 HTTP_BACKLOG: Final = 1_024
 #: A request's line and headers; browsers and proxies send up to 16 KiB.
 HTTP_HEAD_BYTES: Final = 32 * KIB
+#: Heads that are known again, and how large each may be: some 3 KiB of memory each with what was
+#: made of it, at the most. A client's own are few, and differ in the length that they tell.
+HTTP_KNOWN_HEADS: Final = 1_024
+HTTP_KNOWN_HEAD_BYTES: Final = 1 * KIB
 #: Parameters of one query: no endpoint has more than ten.
 HTTP_QUERY_PARAMETERS: Final = 100
 #: A request's body, unless its route says otherwise: the largest batch fits, not as base64.
@@ -529,6 +700,15 @@ HTTP_HEARTBEAT_MS: Final = 15_000
 #: its topic costs twice as much: what it is being sent, and what is read behind that.
 HTTP_EVENTS_BYTES: Final = 256 * KIB
 HTTP_EVENTS_RECORDS: Final = 500
+#: Record batches in one answer, beyond the first: few requests for much data, and no more memory
+#: for one that is taken slowly than a fetch of Kafka's has.
+HTTP_BATCHES_BYTES: Final = 8 * MIB
+#: Append times that one such answer tells, in a header of some 10 bytes each; there are fewer
+#: batches in an answer that would have to tell more.
+HTTP_APPEND_TIMES: Final = 1_000
+#: Topics and partitions whose offsets one answer tells: a microsecond or two of the loop each.
+HTTP_OFFSETS_TOPICS: Final = 1_000
+HTTP_OFFSETS_PARTITIONS: Final = 10_000
 
 # --- the queue's libraries -----------------------------------------------------------------
 

@@ -13,8 +13,9 @@ policy means is said by the functions at the end, each a function of facts about
       | may be trimmed   | kept, no longer live         | live                  |
 
 Nothing but age by `keep_for_ms`, size by `keep_bytes`, consumption by `keep_until_consumed` and
-`drop_oldest` ever lets go of an entry. The first two stop at `held_from`, the least cursor of the
-topic's subscriptions; `drop_oldest` does not.
+`drop_oldest` ever lets go of an entry, in whichever tier it lies. The first three stop at
+`held_from`, the least cursor of the topic's subscriptions; `drop_oldest` does not. A hold has its
+bounds, `hold_for_ms` and `hold_bytes`: what lies before `unheld_before` waits for no subscription.
 """
 
 from __future__ import annotations
@@ -43,6 +44,8 @@ _LEAST: Final = {
     "live_entries": 1,
     "keep_for_ms": 0,
     "keep_bytes": 0,
+    "hold_for_ms": 0,
+    "hold_bytes": 0,
     "archive_after_ms": 0,
     "archive_bytes": 1,
     "batch_bytes": 1,
@@ -61,10 +64,15 @@ POLICY_DOCUMENTATION: Final = {
     "leave the live tail (archive), it waits (wait), it is refused (refuse), or the oldest are "
     "let go of (drop_oldest).",
     "keep_for_ms": "Entries are let go of at this age, counted from their append.",
-    "keep_bytes": "The oldest entries of a partition are let go of when it is larger than this.",
+    "keep_bytes": "The oldest entries of a partition are let go of when its log and its archive "
+    "together are larger than this.",
     "keep_until_consumed": "Entries are let go of when every subscription has consumed them.",
-    "archive_after_ms": "Kept for the archive, which is yet to come: entries go there at this age.",
-    "archive_bytes": "Kept for the archive, which is yet to come: so much goes there at a time.",
+    "hold_for_ms": "For so long after its append an entry is held for subscriptions that have not "
+    "consumed it; then they keep it no longer, and one that comes later is told what is gone.",
+    "hold_bytes": "So many bytes of a partition, the newest, are held for subscriptions at most.",
+    "archive_after_ms": "Entries go from the log to the archive at this age, counted from their "
+    "append; with neither this nor archive_bytes they never do.",
+    "archive_bytes": "Entries go to the archive when so many bytes of a partition's log are ready.",
     "needs_subscriber": "Nothing is taken while nobody subscribes to the topic.",
     "ephemeral": "The topic comes with its first subscription and goes with its last.",
     "batch_bytes": "The largest batch that is taken.",
@@ -88,8 +96,10 @@ class Policy:
     keep_for_ms: int | None = None
     keep_bytes: int | None = None
     keep_until_consumed: bool = False
-    archive_after_ms: int | None = None
-    archive_bytes: int | None = None
+    hold_for_ms: int | None = None
+    hold_bytes: int | None = None
+    archive_after_ms: int | None = limits.ARCHIVE_AFTER_MS
+    archive_bytes: int | None = limits.ARCHIVE_READY_BYTES
     needs_subscriber: bool = False
     ephemeral: bool = False
     batch_bytes: int | None = None
@@ -164,18 +174,19 @@ class Facts(NamedTuple):
     surplus_before: int = 0
     #: The least cursor of the topic's subscriptions; None while there is none.
     held_from: int | None = None
+    #: Entries before it are held for nobody: at least `hold_for_ms` old, or too far behind.
+    unheld_before: int = 0
 
 
 def trim_before(policy: Policy, facts: Facts) -> int:
-    """The offset up to which the log may be let go of; `facts.first` if nothing may go."""
+    """The offset up to which entries may be let go of; `facts.first` if nothing may go."""
     before = max(
         facts.old_before if policy.keep_for_ms is not None else 0,
         facts.surplus_before if policy.keep_bytes is not None else 0,
     )
     if facts.held_from is not None:
-        before = min(before, facts.held_from)
-        if policy.keep_until_consumed:
-            before = facts.held_from
+        held_from = max(facts.held_from, facts.unheld_before)
+        before = held_from if policy.keep_until_consumed else min(before, held_from)
     return min(max(before, _drop_before(policy, facts), facts.first), facts.next)
 
 

@@ -77,17 +77,58 @@ class Subscription:
     cursors: tuple[int, ...]
 
 
+class Standing(NamedTuple):
+    """How far a subscription is behind, in records still to come; and how many it has lost since it
+    began: they were let go of, or could not be read, before it came to them."""
+
+    lag: int
+    lost: int
+
+
+class OffsetRange(NamedTuple):
+    """Offsets from the first up to, not including, the next."""
+
+    first_offset: int
+    next_offset: int
+
+
 @dataclass(frozen=True, slots=True)
 class Message:
     """One record on its way to a subscriber. `lost` says how many records between the last message
-    of its partition and this one are gone for this subscriber: the topic dropped them, or they
-    cannot be read."""
+    of its partition and this one are gone for this subscriber: the topic let go of them, or they
+    cannot be read; `lost_ranges` are their offsets, the first few ranges of them. On a topic that
+    keeps entries until they are consumed, `consumers_left` is how many have yet to consume it."""
 
     id: str
     topic_name: str
     partition: int
     record: Record
     lost: int = 0
+    lost_ranges: tuple[OffsetRange, ...] = ()
+    consumers_left: int | None = None
+
+
+class Losses:
+    """What a reader goes over because it cannot be had, in the order of its offsets."""
+
+    __slots__ = ("count", "_ranges")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._ranges: list[OffsetRange] = []
+
+    def add(self, first_offset: int, next_offset: int) -> None:
+        if next_offset <= first_offset:
+            return
+        self.count += next_offset - first_offset
+        last = self._ranges[-1] if self._ranges else None
+        if last is not None and last.next_offset == first_offset:
+            self._ranges[-1] = OffsetRange(last.first_offset, next_offset)
+        elif len(self._ranges) < limits.LOST_RANGES:
+            self._ranges.append(OffsetRange(first_offset, next_offset))
+
+    def ranges(self) -> tuple[OffsetRange, ...]:
+        return tuple(self._ranges)
 
 
 # --- progress -----------------------------------------------------------------------------------
@@ -232,6 +273,8 @@ class Kept(NamedTuple):
     mode: Mode
     start: Start
     created_ms: int
+    #: How many records it went over because they could not be had.
+    lost: int = 0
 
 
 def state_key(topic_id: uuid.UUID, name: str) -> str:
@@ -252,7 +295,7 @@ def encode_kept(kept: Kept) -> bytes:
         start = {"offset": start.value}
     elif isinstance(start, Time):
         start = {"timestamp_ms": start.timestamp_ms}
-    fields = {"mode": kept.mode, "start": start, "created_ms": kept.created_ms}
+    fields = {"mode": kept.mode, "start": start, "created_ms": kept.created_ms, "lost": kept.lost}
     return json.dumps(fields).encode()
 
 
@@ -264,7 +307,9 @@ def decode_kept(value: bytes) -> Kept:
         raise DamagedStore(f"a subscription in the store is not JSON: {error}") from None
     match fields:
         case {"mode": "last_id", "start": start, "created_ms": int(created_ms)}:
-            return Kept("last_id", _start_of(start), created_ms)
+            lost = fields.get("lost", 0)  # the first versions did not count
+            if type(lost) is int and lost >= 0:
+                return Kept("last_id", _start_of(start), created_ms, lost)
     raise DamagedStore(f"a subscription in the store makes no sense: {str(fields)[:200]}")
 
 

@@ -25,6 +25,9 @@ _TARGET = _INTEROP / "java" / "target"
 #: Where it puts Kafka's own broker, which the benchmarks use too.
 _KAFKA = Path(__file__).parents[1] / "benchmarks" / "target" / "kafka"
 
+#: And Spark's connector for Kafka.
+_CONNECTOR = Path(__file__).parent / "spark" / "connector" / "target"
+
 #: How to tell that a program is there and works: a container may have strace and forbid tracing.
 PROBES = {
     "curl": ("curl", "--version"),
@@ -36,6 +39,10 @@ PROBES = {
     "kafka-clients": ("java", "-cp", f"{_TARGET}/classes:{_TARGET}/lib/*", "quackmq.Driver"),
     # The broker itself, which one test of the Python client runs against.
     "kafka": ("java", "-cp", f"{_KAFKA}/*", "kafka.Kafka", "--version"),
+    # For Spark.
+    "java": ("java", "-version"),
+    # Spark's own Kafka connector: jars that `tests/spark/session.py` gives to Spark.
+    "spark-sql-kafka": ("test", "-f", f"{_CONNECTOR}/.made-from"),
     "tmpfs": ("unshare", *_NEW_MOUNTS, "mount", "-t", "tmpfs", "tmpfs", "/mnt"),
 }
 

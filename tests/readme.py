@@ -95,8 +95,9 @@ def typed(console: str) -> Iterator[tuple[str, str]]:
 class Tour:
     """Goes through blocks in an empty directory. A context manager, which ends what it started."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, line_seconds: float = LINE_SECONDS) -> None:
         self._directory = directory
+        self._line_seconds = line_seconds
         (directory / ".curlrc").write_text(_CURLRC)
         self._printed = ""
         self._server: Server | None = None
@@ -173,7 +174,7 @@ class Tour:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=LINE_SECONDS,
+            timeout=self._line_seconds,
             check=False,
         )
         if done.returncode != 0:

@@ -54,10 +54,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "quackmq.errors": set(),
     "quackmq.limits": set(),
     "quackmq.clock": set(),
+    "quackmq.lean": set(),
     "quackmq.checksum": set(),
     "quackmq.conventions": BASE,
     "quackmq.record": BASE,
-    "quackmq.disk": {"quackmq.record"},
+    "quackmq.disk": BASE | {"quackmq.record"},
     "quackmq.inflate": BASE,
     "quackmq.codec": BASE | {"quackmq.record", "quackmq.inflate"},
     "quackmq.arrow": BASE | CODECS | {"quackmq.record"},
@@ -69,7 +70,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "quackmq.subscriptions": VALUES,
     "quackmq.groups": VALUES,
     "quackmq.stores": VALUES | {"quackmq.clock", "quackmq.producers", "quackmq.transactions"},
-    "quackmq.archive": VALUES,
+    "quackmq.archive": VALUES | {"quackmq.clock", "quackmq.producers", "quackmq.stores.base"},
     "quackmq.broker": VALUES | PURE | {"quackmq.clock", "quackmq.stores.base", "quackmq.archive"},
     "quackmq.wire": BASE | {"quackmq.record"},
     "quackmq.doors": VALUES | {"quackmq", "quackmq.broker", "quackmq.wire"},
@@ -77,7 +78,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "quackmq.spark": VALUES | {"quackmq.client", "quackmq.wire", "quackmq.archive"},
     "quackmq.cli": VALUES
     | {"quackmq", "quackmq.broker", "quackmq.doors", "quackmq.stores", "quackmq.archive"}
-    | {"quackmq.transactions"},
+    | {"quackmq.transactions", "quackmq.client", "quackmq.lean"},
     "quackmq.__main__": {"quackmq.cli"},
     "quackmq": {"quackmq.errors", "quackmq.client"},
 }
@@ -96,7 +97,9 @@ WORLD = {"asyncio", "http", "os", "random", "select", "selectors", "signal", "so
 WORLDLESS = VALUES | PURE | {"quackmq.wire"}
 
 #: Files above 600 lines, each with the reason why it is not two.
-LONG_FILES: dict[str, str] = {}
+LONG_FILES: dict[str, str] = {
+    "quackmq/limits.py": "every bound of the system in one place; it has nothing but lines to read",
+}
 LONG_FILE_LINES = 600
 
 #: Packages that are imported by another name than they are installed by.

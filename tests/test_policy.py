@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quackmq.errors import InvalidPolicy
-from quackmq.policy import Facts, Policy, WhenFull, has_room, live_entries, trim_before
+from quackmq.policy import (
+    POLICY_DOCUMENTATION,
+    Facts,
+    Policy,
+    WhenFull,
+    has_room,
+    live_entries,
+    trim_before,
+)
 
 NUMBERS = st.none() | st.integers(1, 2**63 - 1)
 POLICIES = st.builds(
@@ -20,6 +30,8 @@ POLICIES = st.builds(
     keep_for_ms=NUMBERS,
     keep_bytes=NUMBERS,
     keep_until_consumed=st.booleans(),
+    hold_for_ms=NUMBERS,
+    hold_bytes=NUMBERS,
     archive_after_ms=NUMBERS,
     archive_bytes=NUMBERS,
     needs_subscriber=st.booleans(),
@@ -39,6 +51,8 @@ POLICIES = st.builds(
         {"live_entries": -5},
         {"keep_for_ms": -1},
         {"keep_bytes": 2**63},
+        {"hold_for_ms": -1},
+        {"hold_bytes": "all"},
         {"archive_after_ms": -1},
         {"archive_bytes": 0},
         {"batch_bytes": 0},
@@ -73,7 +87,8 @@ def test_the_default_is_spelled_out() -> None:
     assert configs["quackmq.when_full"] == "archive"
     assert configs["quackmq.keep_for_ms"] == configs["retention.ms"] == "-1"
     assert configs["quackmq.keep_until_consumed"] == "false"
-    assert len(configs) == 14
+    assert configs["quackmq.hold_for_ms"] == configs["quackmq.hold_bytes"] == "-1"
+    assert len(configs) == 16
 
 
 def test_kafkas_names_mean_ours() -> None:
@@ -127,6 +142,16 @@ def test_a_text_that_is_no_value_is_refused(name: str, text: str) -> None:
         Policy.from_configs({name: text})
 
 
+def test_every_policy_stands_in_the_document() -> None:
+    document = (Path(__file__).parent.parent / "docs" / "policies.md").read_text()
+    table = [line for line in document.splitlines() if line.startswith("| `")]
+    missing = [
+        name for name in POLICY_DOCUMENTATION if not any(f"`{name}`" in row for row in table)
+    ]
+    assert missing == []
+    assert set(POLICY_DOCUMENTATION) == {field.name for field in dataclasses.fields(Policy)}
+
+
 # --- what may be trimmed ------------------------------------------------------------------------
 
 
@@ -155,6 +180,22 @@ def test_what_all_subscriptions_have_consumed_goes() -> None:
 
 def test_nothing_is_consumed_while_nobody_subscribes() -> None:
     assert trim_before(Policy(keep_until_consumed=True), Facts(5, 100)) == 5
+
+
+def test_a_hold_has_its_bounds() -> None:
+    facts = Facts(5, 100, old_before=60, surplus_before=70, held_from=20, unheld_before=30)
+    assert trim_before(Policy(keep_for_ms=1, hold_for_ms=2), facts) == 30
+    assert trim_before(Policy(keep_until_consumed=True, hold_bytes=2), facts) == 30
+    ahead = facts._replace(held_from=40)
+    assert trim_before(Policy(keep_until_consumed=True, hold_bytes=2), ahead) == 40
+    assert trim_before(Policy(keep_for_ms=1, hold_for_ms=2), facts._replace(old_before=25)) == 25
+
+
+def test_what_is_held_no_longer_is_kept_for_as_long_as_anything_else_keeps_it() -> None:
+    facts = Facts(5, 100, held_from=20, unheld_before=90)
+    assert trim_before(Policy(keep_for_ms=1, hold_for_ms=0), facts) == 5
+    assert trim_before(Policy(hold_for_ms=0), facts) == 5
+    assert trim_before(Policy(keep_until_consumed=True), Facts(5, 100, unheld_before=90)) == 5
 
 
 def test_dropping_the_oldest_is_not_held_back() -> None:

@@ -1,5 +1,6 @@
 #!/bin/sh
-# Fetch the Kafka clients of other languages that tests/interop/ tries, and build what drives them.
+# Fetch the Kafka clients of other languages that tests/interop/ tries, and build what drives them;
+# and Spark's connector for Kafka, which tests/spark/ tries.
 #
 # npm and Maven are used as they are configured here. Tries only what is missing or has changed, and
 # never fails: a test whose client is not there is left out by tests/conftest.py, by name, and with
@@ -58,7 +59,16 @@ kafka() {
         cp pom.xml "$jars/.made-from"
 }
 
+# Spark's own Kafka connector, for tests/spark and the benchmarks.
+connector() {
+    cmp -s pom.xml target/.made-from && return
+    rm -rf target
+    fetch "Spark's Kafka connector" mvn --batch-mode --quiet process-resources &&
+        cp pom.xml target/.made-from
+}
+
 (cd javascript && javascript)
 (cd java && java)
 (cd ../../benchmarks/peers && kafka)
+(cd ../spark/connector && connector)
 exit 0

@@ -57,11 +57,11 @@ def encode(
         return
     offsets = rows.column("offset")
     times = timestamps_ms(rows)
-    headers = _headers(rows.column("headers"))
+    headers = headers_of(rows.column("headers"))
     starts = _starts(rows, offsets, times, headers, batch_bytes)
     ends = [*starts[1:], rows.num_rows]
     records = _records(rows, offsets, times, headers, starts, ends)
-    positions = _positions(records)
+    positions = positions_of(records)
     data = memoryview(records.buffers()[2])
     for start, end, fields in zip(
         starts, ends, _fields(rows, offsets, times, starts, ends), strict=True
@@ -211,21 +211,21 @@ def _records(
 ) -> pa.Array:
     key, value = rows.column("key"), rows.column("value")
     parts = [
-        _varints(pc.subtract(times, _spread(times, starts, ends))),
-        _varints(pc.subtract(offsets, _spread(offsets, starts, ends))),
-        _length_varints(key),
+        varints(pc.subtract(times, _spread(times, starts, ends))),
+        varints(pc.subtract(offsets, _spread(offsets, starts, ends))),
+        length_varints(key),
         key.fill_null(_EMPTY),
-        _length_varints(value),
+        length_varints(value),
         value.fill_null(_EMPTY),
         headers,
     ]
     length = pc.add(pc.binary_length(parts[0]).cast(pa.int64()), _ONE)
     for part in parts[1:]:
         length = pc.add(length, pc.binary_length(part))
-    return pc.binary_join_element_wise(_varints(length), _ATTRIBUTES, *parts, _EMPTY)
+    return pc.binary_join_element_wise(varints(length), _ATTRIBUTES, *parts, _EMPTY)
 
 
-def _headers(column: pa.Array) -> pa.Array:
+def headers_of(column: pa.Array) -> pa.Array:
     """How many headers a row has, and the headers."""
     if column.null_count == len(column):
         return pa.repeat(pa.scalar(b"\x00", pa.binary()), len(column))
@@ -233,14 +233,14 @@ def _headers(column: pa.Array) -> pa.Array:
     names, values = column.flatten().flatten()
     names = names.cast(pa.binary())
     pairs = pc.binary_join_element_wise(
-        *(_length_varints(names), names),
-        *(_length_varints(values), values.fill_null(_EMPTY)),
+        *(length_varints(names), names),
+        *(length_varints(values), values.fill_null(_EMPTY)),
         _EMPTY,
     )
     ends = pc.cumulative_sum(counts)
     bounds = pa.concat_arrays([pa.array([0], pa.int64()), ends]).cast(pa.int32())
     joined = pc.binary_join(pa.ListArray.from_arrays(bounds, pairs), _EMPTY)
-    return pc.binary_join_element_wise(_varints(counts), joined, _EMPTY)
+    return pc.binary_join_element_wise(varints(counts), joined, _EMPTY)
 
 
 def _spread(column: pa.Array, starts: list[int], ends: list[int]) -> pa.Array | pa.Scalar:
@@ -255,11 +255,11 @@ def _lengths(column: pa.Array) -> pa.Array:
     return pc.binary_length(column).fill_null(0).cast(pa.int64())
 
 
-def _length_varints(column: pa.Array) -> pa.Array:
-    return _varints(pc.binary_length(column).fill_null(-1).cast(pa.int64()))
+def length_varints(column: pa.Array) -> pa.Array:
+    return varints(pc.binary_length(column).fill_null(-1).cast(pa.int64()))
 
 
-def _varints(numbers: pa.Array) -> pa.Array:
+def varints(numbers: pa.Array) -> pa.Array:
     """As zigzag varints: looked up, or made once for each number that there is."""
     # Arrow does not shift an int64 by 63.
     signs = pc.negate(pc.less(numbers, _ZERO).cast(pa.int64()))
@@ -288,6 +288,6 @@ def _varint(zigzag: int) -> bytes:
     return bytes(output)
 
 
-def _positions(column: pa.Array) -> memoryview:
+def positions_of(column: pa.Array) -> memoryview:
     """Where each value of a column of bytes begins in its memory, and where the last one ends."""
     return memoryview(column.buffers()[1]).cast("i")[column.offset :]

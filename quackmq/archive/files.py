@@ -7,7 +7,8 @@
           _manifest.json
           00000000000000000000-00000001.parquet
           _quarantined-00000000000000002012-00000003.batch
-          _new-…                 on its way; never believed, swept
+          _offered-….new         offered in the place of others, by the merger or another program
+          _new-….new             on its way; never believed, swept
       ~0d9c6f3e-…/               what a topic left behind whose name was free to be taken again
 
 A topic's name is a directory's name as it is; "~" is in no topic's name. When a topic ends, or when
@@ -26,12 +27,14 @@ may call again with the same or a later manifest, and until that succeeds lets g
 
 from __future__ import annotations
 
+import logging
 import re
 import uuid
-from collections.abc import Collection
-from typing import Final
+from collections.abc import Collection, Mapping, Sequence
+from typing import Final, NamedTuple
 
 import orjson
+from crc32c import crc32c
 
 from quackmq import limits
 from quackmq.archive import manifest as manifests
@@ -39,17 +42,62 @@ from quackmq.archive.manifest import Manifest
 from quackmq.disk import Disk, read_all, write_durable
 from quackmq.errors import DamagedData
 from quackmq.record import Buffer
-from quackmq.topic import PartitionKey
+from quackmq.topic import PartitionKey, Topic
 
+log = logging.getLogger(__name__)
 ARCHIVE: Final = "archive"
 _TOPIC: Final = "_topic.json"
 _MANIFEST: Final = "_manifest.json"
 _NEW: Final = "_new-"
 _ASIDE: Final = "~"
+_FIRST_OFFSET: Final = re.compile("[0-9]{20}")
+_NUMBER: Final = re.compile("0|[1-9][0-9]*")
 _LEFT_BEHIND: Final = re.compile(rf"{_ASIDE}([0-9a-f]{{8}}(?:-[0-9a-f]{{4}}){{3}}-[0-9a-f]{{12}})")
 
 
+class Survey(NamedTuple):
+    """Which partitions of the living topics have a directory, by name; and topics whose directory
+    does not say whose it is."""
+
+    partitions: Mapping[str, Sequence[int]]
+    damaged: Mapping[str, DamagedData]
+
+
 # --- topics --------------------------------------------------------------------------------------
+
+
+def survey(disk: Disk, topics: Mapping[str, Topic]) -> Survey:
+    """Look at everything, once, given the living topics by name. What topics left behind that are
+    gone is removed; if that fails, another time."""
+    partitions: dict[str, list[int]] = {}
+    damaged: dict[str, DamagedData] = {}
+    for name in disk.list(ARCHIVE):
+        if name.startswith(_ASIDE):
+            continue
+        topic = topics.get(name)
+        try:
+            owner = _owner(disk, topic_path(name))
+        except DamagedData as damage:
+            if topic is not None:
+                damaged[name] = damage
+            continue
+        if topic is not None and owner == topic.id:
+            there = disk.list(topic_path(name))
+            numbers = sorted(int(number) for number in there if _NUMBER.fullmatch(number))
+            partitions[name] = [number for number in numbers if number < topic.partitions]
+        elif owner is not None:
+            _move_aside(disk, topic_path(name), owner)
+        elif topic is None:
+            _remove_begun(disk, topic_path(name))
+    _remove_all_left_behind(disk)
+    return Survey(partitions, damaged)
+
+
+def remove_topic(disk: Disk, topic: Topic) -> None:
+    """The topic has ended: its archive goes."""
+    leave_topic(disk, topic.id, topic.name)
+    if topic.id in left_behind(disk):
+        remove_left_behind(disk, topic.id)
 
 
 def claim_topic(disk: Disk, topic_id: uuid.UUID, topic: str) -> None:
@@ -67,7 +115,7 @@ def claim_topic(disk: Disk, topic_id: uuid.UUID, topic: str) -> None:
     disk.sync_directory("")
     disk.make_directory(path)
     disk.sync_directory(ARCHIVE)
-    _replace(disk, path, _TOPIC, orjson.dumps({"topic": topic, "topic_id": str(topic_id)}))
+    _replace(disk, path, _TOPIC, _encode_owner(topic_id, topic))
 
 
 def leave_topic(disk: Disk, topic_id: uuid.UUID, topic: str) -> None:
@@ -105,18 +153,31 @@ def partition_path(topic: str, partition: int) -> str:
 # --- partitions ----------------------------------------------------------------------------------
 
 
+def take_partition(disk: Disk, key: PartitionKey, topic: str, first_offset: int) -> Manifest:
+    """The same as `open_partition`, of a topic that may not be claimed yet."""
+    claim_topic(disk, key.topic_id, topic)
+    _remove_all_left_behind(disk)
+    return open_partition(disk, key, topic, first_offset)
+
+
 def open_partition(disk: Disk, key: PartitionKey, topic: str, first_offset: int) -> Manifest:
     """The manifest of a partition whose topic is claimed, durable; an empty one from `first_offset`
-    on if nothing of it is archived yet. Orphans are swept."""
+    on, where its log begins, if nothing of it is archived yet. Orphans are swept. DamagedData where
+    the manifest is damaged, or missing: there are files of offsets that the log has no more."""
     path = partition_path(topic, key.partition)
     manifest = read_manifest(disk, key, topic)
     if manifest is None:
+        _check_new(disk, path, first_offset)
         disk.make_directory(path)
         disk.sync_directory(topic_path(topic))
+        # From here on a manifest that is missing was lost, and what lies there was not left by a
+        # crash.
         manifest = manifests.empty(key, topic, first_offset)
+        commit(disk, manifest)
     # Renamed, perhaps, by a process that ended before it could make that last.
     disk.sync_directory(path)
     sweep(disk, manifest)
+    sweep_offered(disk, topic, key.partition)
     return manifest
 
 
@@ -138,8 +199,9 @@ def read_manifest(disk: Disk, key: PartitionKey, topic: str) -> Manifest | None:
 def write_file(disk: Disk, topic: str, partition: int, name: str, data: Buffer) -> None:
     """A file's bytes under its name. It counts only with a manifest that lists it: `commit`."""
     path = partition_path(topic, partition)
-    write_durable(disk, f"{path}/{_NEW}{name}", data)
-    disk.rename(f"{path}/{_NEW}{name}", f"{path}/{name}")
+    # Whoever globs for *.parquet meets nothing that is half there.
+    write_durable(disk, f"{path}/{_NEW}{name}.new", data)
+    disk.rename(f"{path}/{_NEW}{name}.new", f"{path}/{name}")
 
 
 def commit(disk: Disk, manifest: Manifest) -> None:
@@ -164,6 +226,31 @@ def sweep(disk: Disk, manifest: Manifest, in_use: Collection[str] = ()) -> list[
     return orphans
 
 
+def take_offered(disk: Disk, topic: str, partition: int, offered: str, name: str) -> None:
+    """A file that was offered, durable and under a name of ours. It counts only with a manifest
+    that lists it: `commit`. FileNotFoundError."""
+    path = partition_path(topic, partition)
+    file = disk.open(f"{path}/{offered}")
+    try:
+        file.sync()  # whoever wrote it may not have
+    finally:
+        file.close()
+    disk.rename(f"{path}/{offered}", f"{path}/{name}")
+
+
+def sweep_offered(disk: Disk, topic: str, partition: int, plan: str | None = None) -> list[str]:
+    """Remove what was offered under a plan that is over, or any, and was not taken; which files."""
+    path = partition_path(topic, partition)
+    left = [
+        name
+        for name in disk.list(path)
+        if (under := manifests.plan_of_offered(name)) is not None and plan in (None, under)
+    ]
+    for name in left:
+        disk.remove(f"{path}/{name}")
+    return left
+
+
 def missing(disk: Disk, manifest: Manifest) -> list[str]:
     """Names that the manifest lists and that are not there."""
     there = set(disk.list(partition_path(manifest.topic, manifest.key.partition)))
@@ -173,14 +260,49 @@ def missing(disk: Disk, manifest: Manifest) -> list[str]:
 # --- helpers -------------------------------------------------------------------------------------
 
 
+def _check_new(disk: Disk, path: str, first_offset: int) -> None:
+    """There was a manifest, if there are files; they are believed to be worth nothing only if the
+    log has all that may be in them."""
+    for name in disk.list(path):
+        found = _FIRST_OFFSET.search(name)
+        if manifests.is_ours(name) and found and int(found[0]) < first_offset:
+            raise DamagedData(
+                f"{path} holds {name}, the log begins at offset {first_offset}, and there is no "
+                f"{_MANIFEST}: restore it from a copy"
+            )
+
+
+def _remove_begun(disk: Disk, path: str) -> None:
+    """A directory that was made, and never came to be anybody's."""
+    for name in disk.list(path):
+        disk.remove(f"{path}/{name}")
+    disk.remove(path)
+
+
+def _remove_all_left_behind(disk: Disk) -> None:
+    for topic_id in left_behind(disk):
+        try:
+            remove_left_behind(disk, topic_id)
+        except OSError as error:
+            log.warning("%s of a topic that is gone cannot be removed: %s", _aside(topic_id), error)
+
+
 def _owner(disk: Disk, path: str) -> uuid.UUID | None:
     """Whose a topic's directory is; None if there is none, or nothing in it."""
     data = _read(disk, f"{path}/{_TOPIC}")
     if data is not None:
         try:
-            return uuid.UUID(orjson.loads(data)["topic_id"])
+            fields = orjson.loads(data)
+            owner, name = uuid.UUID(fields["topic_id"]), fields["topic"]
         except (ValueError, KeyError, TypeError) as error:
             raise DamagedData(f"{path}/{_TOPIC} does not say whose it is: {error!r}") from error
+        if data != _encode_owner(owner, name):
+            # One wrong bit in the id, and all of it would be taken for a stranger's, and removed.
+            raise DamagedData(f"{path}/{_TOPIC} does not say whose it is: its checksum is wrong")
+        if path != topic_path(name):
+            # Some systems take names for one that differ in upper and lower case.
+            raise DamagedData(f"{path} is the directory of topic {name!r}")
+        return owner
     strangers = [name for name in disk.list(path) if not name.startswith(_NEW)]
     if strangers:
         raise DamagedData(
@@ -188,6 +310,11 @@ def _owner(disk: Disk, path: str) -> uuid.UUID | None:
             "file back"
         )
     return None
+
+
+def _encode_owner(topic_id: uuid.UUID, topic: str) -> bytes:
+    text = orjson.dumps({"topic": topic, "topic_id": str(topic_id)})
+    return b'%b,"crc32c":"%08x"}' % (text[:-1], crc32c(text))
 
 
 def _move_aside(disk: Disk, path: str, owner: uuid.UUID) -> None:

@@ -51,6 +51,7 @@ FORMAT: Final = 1
 _CHECKSUM_LINE: Final = re.compile(rb'"crc32c":"([0-9a-f]{8})"\}\n')
 _CHECKSUM_BYTES: Final = len(b'"crc32c":"00000000"}\n')
 _FILE_NAME: Final = re.compile(r"\d{20}-\d{8,}\.parquet")
+_OFFERED_NAME: Final = re.compile(r"_offered-([0-9a-z]{1,32})-[A-Za-z0-9_.]{1,100}\.new")
 _QUARANTINE_NAME: Final = re.compile(r"_quarantined-\d{20}-\d{8,}\.batch")
 
 
@@ -120,7 +121,7 @@ class Manifest:
 
 
 def empty(key: PartitionKey, topic: str, first_offset: int) -> Manifest:
-    """Of a partition of which nothing is archived yet. It has version 0, and no file on disk."""
+    """Of a partition of which nothing is archived yet. It has version 0."""
     return Manifest(key, topic, 0, first_offset, first_offset)
 
 
@@ -142,6 +143,18 @@ def quarantined(batch: Batch, version: int, reason: str) -> Quarantined:
         crc32c(batch.view),
         reason[: limits.ARCHIVE_REASON_CHARS],
     )
+
+
+def offered_name(plan: str, word: str) -> str:
+    """Of a file that somebody offers in the place of others, under a plan of theirs. `word` tells
+    it from others of that plan: letters, digits, "_" and "."."""
+    return f"_offered-{plan}-{word}.new"
+
+
+def plan_of_offered(name: str) -> str | None:
+    """Under which plan a file is offered; None for a name that the one above does not give."""
+    found = _OFFERED_NAME.fullmatch(name)
+    return None if found is None else found[1]
 
 
 def is_ours(name: str) -> bool:
@@ -175,25 +188,18 @@ def replace(
 ) -> Manifest:
     """With `new` files in the place of the `old` ones, which are named in their order and follow
     on each other. Both have the same range and as many records, but for the edge, which may be left
-    out. StateChanged if the manifest is at another version than the one that this was planned by;
-    InvalidRequest where a range, a number or a name does not fit."""
-    if version != manifest.version:
-        raise StateChanged(
-            f"the manifest is at version {manifest.version}, not at {version}: plan again"
-        )
+    out. `version` is the manifest's that this was planned by. Changes since then do no harm while
+    the old files are listed: a name is given once, and the file of a name never changes; and what
+    is archived meanwhile must not make a merge futile that took an hour. StateChanged if an old
+    file went since then; InvalidRequest where a range, a number or a name does not fit."""
     if not old or not new:
         raise InvalidRequest("files are replaced by files: name one of each at least")
-    names = [file.name for file in manifest.files]
-    if old[0] not in names:
-        raise InvalidRequest(f"{old[0]} is not in the manifest")
-    start = names.index(old[0])
+    start = _index_of(manifest, old, version)
     stop = start + len(old)
-    if names[start:stop] != list(old):
-        raise InvalidRequest(f"{', '.join(old)} are not files of the manifest in their order")
     gone = manifest.files[start:stop]
     begin, end = new[0].first_offset, new[-1].next_offset
     edge = max(gone[0].first_offset, manifest.first_offset)
-    if begin not in (gone[0].first_offset, edge) or end != gone[-1].next_offset:
+    if not gone[0].first_offset <= begin <= edge or end != gone[-1].next_offset:
         raise InvalidRequest(
             f"offsets {gone[0].first_offset} to {gone[-1].next_offset - 1} cannot be replaced by "
             f"{begin} to {end - 1}"
@@ -227,6 +233,28 @@ def dropped(older: Manifest, newer: Manifest) -> tuple[str, ...]:
 
 def names_of(manifest: Manifest) -> list[str]:
     return [one.name for one in _all(manifest)]
+
+
+def _index_of(manifest: Manifest, names: Sequence[str], version: int) -> int:
+    """Where these files follow on each other, which were listed so at a version."""
+    if version > manifest.version:
+        raise StateChanged(
+            f"the manifest is at version {manifest.version}, and not yet at {version}: plan again"
+        )
+    listed = [file.name for file in manifest.files]
+    if missing := sorted(set(names) - set(listed)):
+        if version < manifest.version:
+            raise StateChanged(
+                f"{missing[0][:100]} is not in version {manifest.version} of the manifest, or not "
+                "any more: plan again"
+            )
+        raise InvalidRequest(f"{missing[0][:100]!r} is not in the manifest")
+    start = listed.index(names[0])
+    if listed[start : start + len(names)] != list(names):
+        raise InvalidRequest(
+            f"{names[0]} and {len(names) - 1} more do not follow on each other in the manifest"
+        )
+    return start
 
 
 def _all(manifest: Manifest) -> list[ArchiveFile | Quarantined]:

@@ -18,7 +18,7 @@ import io
 import threading
 import uuid
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Generic, NamedTuple, TypeVar
 
 import pyarrow as pa
@@ -27,6 +27,7 @@ import pyarrow.parquet as pq
 from crc32c import crc32c
 
 from quackmq import limits
+from quackmq.archive.ahead import Ahead
 from quackmq.archive.encoding import append_times_ms, encode, timestamps_ms
 from quackmq.archive.files import partition_path
 from quackmq.archive.manifest import ArchiveFile, Manifest, Quarantined
@@ -46,6 +47,8 @@ V = TypeVar("V")
 _CacheKey = tuple[uuid.UUID, int, str, int]
 #: About what a record takes beside key, value and headers.
 _RECORD_OVERHEAD: Final = 8
+#: What consumers are given, or ask by; the rest is known, or for others, and takes time to decode.
+_SERVED: Final = [name for name in SCHEMA.names if name not in ("topic", "partition", "publisher")]
 #: In the cache beside the row groups of a file, which are counted from 0.
 _TAIL: Final = -1
 
@@ -77,6 +80,7 @@ class ArchiveReader:
         self._disk = disk
         self._rows: _Cache[pa.RecordBatch] = _Cache(limits.ARCHIVE_CACHE_BYTES)
         self._tails: _Cache[_Tail] = _Cache(limits.ARCHIVE_CACHED_TAIL_BYTES)
+        self._ahead = Ahead(limits.ARCHIVE_WAITING_BYTES)
 
     def read(self, manifest: Manifest, offset: int, max_bytes: int) -> Piece:
         """Records from `offset` on: at most `max_bytes`, but one batch at least, if there is one
@@ -86,6 +90,8 @@ class ArchiveReader:
         left = max_bytes
         # The last bit of what was asked for is not worth a batch of its own.
         while offset < manifest.next_offset and (not batches or left > max_bytes // 8):
+            if batches and self._ahead.first_size(manifest.key, offset) > left:
+                break  # it is for the next read
             try:
                 piece = self._read_some(manifest, offset, left)
             except StorageError:
@@ -125,9 +131,41 @@ class ArchiveReader:
         if isinstance(file, Quarantined):
             self._read_quarantined(manifest, file)
             return
-        tail = self._load_tail(manifest, file)
+        for rows in self.scan(manifest, file):
+            if isinstance(rows, DamagedData):
+                raise rows
+
+    def scan(self, manifest: Manifest, file: ArchiveFile) -> Iterator[pa.RecordBatch | DamagedData]:
+        """Every row of a file, read anew and a row group at a time; what cannot be had is named in
+        its place, and the rest is given."""
+        try:
+            tail = self._load_tail(manifest, file)
+        except DamagedData as error:
+            yield error
+            return
         for index in range(len(tail.groups)):
-            self._load_row_group(manifest, file, tail, index)
+            try:
+                yield self._load_row_group(manifest, file, tail, index)
+            except DamagedData as error:
+                yield error
+
+    def pieces(self, manifest: Manifest, file: ArchiveFile | Quarantined) -> Iterator[bytes]:
+        """A file's bytes from its first to its last, of a row group at the most at a time, each
+        piece checked before it is given. DamagedData."""
+        if isinstance(file, Quarantined):
+            yield self._read_quarantined(manifest, file)
+            return
+        path = f"{partition_path(manifest.topic, manifest.key.partition)}/{file.name}"
+        position = 0
+        for index, group in enumerate(self._load_tail(manifest, file).groups):
+            # Nothing but Parquet's magic number stands before the first, and nothing in between.
+            yield self._read(path, file, position, group.position - position)
+            data = self._read(path, file, group.position, group.size)
+            if crc32c(data) != group.crc32c:
+                raise _damaged(path, file, f"the checksum of row group {index} is wrong")
+            yield data
+            position = group.position + group.size
+        yield self._read(path, file, position, file.size - position)
 
     # --- batches ---------------------------------------------------------------------------
 
@@ -136,17 +174,37 @@ class ArchiveReader:
         aside = manifest.quarantined_from(offset)
         if aside is not None and aside.first_offset <= offset:
             return Piece((self._read_quarantined(manifest, aside),), aside.next_offset)
+        ahead = self._ahead.take(manifest.key, offset)
+        if ahead and len(ahead[0]) <= max_bytes:
+            return self._given(manifest, ahead, max_bytes)
         file = manifest.files[manifest.file_at(offset)]
         end = min(file.next_offset, aside.first_offset if aside else file.next_offset)
+        ahead_bytes = 0 if ahead is None else limits.ARCHIVE_AHEAD_BYTES
         try:
-            batches = self._read_records(manifest, file, offset, end, max_bytes)
+            batches = self._read_records(manifest, file, offset, end, max_bytes, ahead_bytes)
         except DamagedData as error:
             # What is kept aside can be had, whatever has become of the file around it.
             raise DamagedData(str(error), min(error.next_offset or end, end)) from error
-        return Piece(tuple(batches), Batch.peek(batches[-1]).next_offset if batches else end)
+        return self._given(manifest, batches, max_bytes) if batches else Piece((), end)
+
+    def _given(self, manifest: Manifest, batches: Sequence[bytes], max_bytes: int) -> Piece:
+        """As many as fit, but one at least; the others wait for whoever reads on."""
+        count, size = 1, len(batches[0])
+        while count < len(batches) and size + len(batches[count]) <= max_bytes:
+            size += len(batches[count])
+            count += 1
+        next_offset = Batch.peek(batches[count - 1]).next_offset
+        self._ahead.put(manifest.key, next_offset, batches[count:])
+        return Piece(tuple(batches[:count]), next_offset)
 
     def _read_records(
-        self, manifest: Manifest, file: ArchiveFile, offset: int, end: int, max_bytes: int
+        self,
+        manifest: Manifest,
+        file: ArchiveFile,
+        offset: int,
+        end: int,
+        max_bytes: int,
+        ahead_bytes: int,
     ) -> list[bytes]:
         """Of the first row group that has any in [offset, end)."""
         for index, group in enumerate(self._tail(manifest, file).groups):
@@ -157,7 +215,7 @@ class ArchiveReader:
             rows = self._row_group(manifest, file, index)
             start, stop = _rows_between(rows, offset, end)
             if start < stop:
-                return _encode_some(rows.slice(start, stop - start), max_bytes)
+                return _encode_some(rows.slice(start, stop - start), max_bytes, ahead_bytes)
         return []
 
     def _read_quarantined(self, manifest: Manifest, aside: Quarantined) -> bytes:
@@ -180,7 +238,7 @@ class ArchiveReader:
         key = (*manifest.key, file.name, index)
         return self._rows.get(
             key,
-            lambda: self._load_row_group(manifest, file, tail, index),
+            lambda: self._load_row_group(manifest, file, tail, index, _SERVED),
             lambda rows: rows.nbytes,
         )
 
@@ -207,7 +265,12 @@ class ArchiveReader:
         return tail
 
     def _load_row_group(
-        self, manifest: Manifest, file: ArchiveFile, tail: _Tail, index: int
+        self,
+        manifest: Manifest,
+        file: ArchiveFile,
+        tail: _Tail,
+        index: int,
+        columns: Sequence[str] = SCHEMA.names,
     ) -> pa.RecordBatch:
         path = f"{partition_path(manifest.topic, manifest.key.partition)}/{file.name}"
         group = tail.groups[index]
@@ -219,11 +282,9 @@ class ArchiveReader:
         if crc32c(data) != group.crc32c:
             raise _damaged(path, what, f"the checksum of row group {index} is wrong")
         try:
-            source = pq.ParquetFile(
-                _Window(file.size, group.position, data), metadata=tail.metadata
-            )
-            table = source.read_row_group(index, use_threads=False)
-            rows = table.select(SCHEMA.names).combine_chunks().to_batches()
+            source = pq.ParquetFile(Window(file.size, group.position, data), metadata=tail.metadata)
+            table = source.read_row_group(index, columns=columns, use_threads=False)
+            rows = table.select(columns).combine_chunks().to_batches()
         except (pa.ArrowException, ValueError, KeyError, OSError) as error:
             raise _damaged(path, what, f"row group {index}: {error}") from error
         if len(rows) != 1 or rows[0].num_rows != group.records:
@@ -251,7 +312,7 @@ class ArchiveReader:
         return data
 
 
-class _Window(io.RawIOBase):
+class Window(io.RawIOBase):
     """A file of which one stretch was read: all that Parquet's reader will ask for. ValueError for
     anything else, which only a footer asks for that was not written by us."""
 
@@ -331,15 +392,16 @@ def _rows_between(rows: pa.RecordBatch, offset: int, end: int) -> tuple[int, int
     return bounds[0], bounds[1]
 
 
-def _encode_some(rows: pa.RecordBatch, max_bytes: int) -> list[bytes]:
-    """As many rows as fit, but one batch at least. What they will take is guessed, so that no more
-    rows are encoded than are given."""
+def _encode_some(rows: pa.RecordBatch, max_bytes: int, ahead_bytes: int) -> list[bytes]:
+    """As many rows as fit, but one batch at least; and others ahead of whoever reads on. What they
+    will take is guessed, so that no more rows are encoded than are given."""
     count = rows.num_rows
     content = sum(rows.column(name).nbytes for name in ("key", "value", "headers"))
     batch_bytes = max(1, min(limits.ENCODED_BATCH_BYTES, max_bytes))
+    wanted = max(max_bytes, min(ahead_bytes, limits.ARCHIVE_AHEAD_BATCHES * batch_bytes))
     batches: list[bytes] = []
-    start, left = 0, max_bytes
-    while start < count and (not batches or left > max_bytes // 8):
+    start, left = 0, wanted
+    while start < count and (not batches or left > wanted // 8):
         share = max(1, left * count // (content + _RECORD_OVERHEAD * count))
         for batch in encode(rows.slice(start, share), batch_bytes=batch_bytes):
             if batches and len(batch) > left:

@@ -27,6 +27,12 @@ from quackmq.arrow import HEADERS_TYPE, TIMESTAMP_TYPE
 SCHEMA_VERSION: Final = 1
 VERSION_KEY: Final = "quackmq.schema_version"
 ROW_GROUPS_KEY: Final = "quackmq.row_groups"
+#: Whose a file is, and which offsets it has.
+TOPIC_ID_KEY: Final = "quackmq.topic_id"
+TOPIC_KEY: Final = "quackmq.topic"
+PARTITION_KEY: Final = "quackmq.partition"
+FIRST_OFFSET_KEY: Final = "quackmq.first_offset"
+NEXT_OFFSET_KEY: Final = "quackmq.next_offset"
 SCHEMA: Final = pa.schema(
     [
         ("topic", pa.string()),

@@ -1,8 +1,7 @@
 """Committed batches of one partition, as the bytes of a Parquet file.
 
-Zstandard, sorted by offset, row groups of a bounded size with statistics and a page index, and what
-`quackmq.archive.schema` says behind them. Batches are opened by `quackmq.arrow`, many small ones
-together; a batch costs Python's time, a record that of C.
+Batches are opened by `quackmq.arrow`, many small ones together, and their rows become a file by
+`quackmq.archive.rows`; a batch costs Python's time, a record that of C.
 
 Who calls leaves out what was aborted; markers are left out here. A batch with a good checksum may
 still be one that cannot be opened, or not be made a batch again: `PoisonBatch` names it, everything
@@ -21,19 +20,12 @@ from typing import Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
-from crc32c import crc32c
 
 from quackmq import limits
-from quackmq.archive.encoding import append_times_ms, encode, timestamps_ms
-from quackmq.archive.manifest import ArchiveFile, file_name
-from quackmq.archive.schema import (
-    GREATEST_MS,
-    ROW_GROUPS_KEY,
-    SCHEMA,
-    RowGroup,
-    encode_row_groups,
-)
+from quackmq.archive.encoding import encode
+from quackmq.archive.manifest import ArchiveFile
+from quackmq.archive.rows import RowsWriter
+from quackmq.archive.schema import GREATEST_MS, SCHEMA
 from quackmq.arrow import to_arrow
 from quackmq.codec import open_batch
 from quackmq.errors import CorruptBatch, InvalidRequest
@@ -41,21 +33,6 @@ from quackmq.record import Batch
 from quackmq.topic import PartitionKey
 
 _MILLISECONDS: Final = pa.timestamp("ms", tz="UTC")
-#: What is worth skipping by. Keys and values are in no order, and their bounds could be long.
-_STATISTICS: Final = ["topic", "partition", "offset", "timestamp", "append_time", "producer_id"]
-#: Few values, many times. The rest is told by differences, or as it is.
-_DICTIONARIES: Final = ["topic", "partition", "timestampType", "append_time", "producer_id"] + [
-    "producer_epoch",
-    "publisher",
-    "key",
-    "headers.list.element.key",
-]
-_ENCODINGS: Final = {
-    "offset": "DELTA_BINARY_PACKED",
-    "timestamp": "DELTA_BINARY_PACKED",
-    "sequence": "DELTA_BINARY_PACKED",
-    "value": "DELTA_LENGTH_BYTE_ARRAY",
-}
 #: A batch that inflates to less can always be made again without compression.
 _SURELY_ENCODABLE_BYTES: Final = limits.BATCH_BYTES // 2
 
@@ -93,46 +70,29 @@ class FileWriter:
     """A file in the making, from `first_offset` on. Used once, by one thread at a time."""
 
     def __init__(self, key: PartitionKey, topic: str, first_offset: int) -> None:
-        self._key = key
-        self._topic = topic
         self._first_offset = self._next_offset = first_offset
-        self._sink = io.BytesIO()
-        self._writer = pq.ParquetWriter(
-            pa.PythonFile(self._sink, mode="w"),
-            SCHEMA,
-            compression="zstd",
-            use_dictionary=_DICTIONARIES,
-            column_encoding=_ENCODINGS,
-            write_statistics=_STATISTICS,
-            write_page_index=True,
-            write_page_checksum=True,
-        )
-        self._groups: list[RowGroup] = []
-        #: Rows that wait until they make a row group.
-        self._waiting: list[pa.RecordBatch] = []
-        self._waiting_rows = 0
-        self._waiting_bytes = 0
+        self._data = io.BytesIO()
+        self._rows = RowsWriter(key, topic, first_offset, self._data)
 
     @property
     def size(self) -> int:
         """Bytes of the row groups so far; what still waits for its row group does not count."""
-        return self._sink.tell()
+        return self._rows.size
 
     @property
     def records(self) -> int:
-        return sum(group.records for group in self._groups) + self._waiting_rows
+        return self._rows.records
 
     @property
     def is_full(self) -> bool:
         """Nothing more is taken then."""
-        return (
-            self.size >= limits.ARCHIVE_FILE_BYTES or len(self._groups) >= limits.ARCHIVE_ROW_GROUPS
-        )
+        return self._rows.is_full
 
     def add(self, entries: Sequence[Committed]) -> int:
         """Batches by offset, all behind those before; how many were taken: all, or those after
-        which the file is full. PoisonBatch for the first that cannot be: those before it are
-        taken, and the caller goes on with those behind it."""
+        which the file is full. Of a first batch that begins before the file does, the records are
+        taken that do not. PoisonBatch for the first that cannot be: those before it are taken, and
+        the caller goes on with those behind it."""
         taken = 0
         for group in _groups_of(entries):
             if self.is_full:
@@ -144,38 +104,15 @@ class FileWriter:
 
     def finish(self, next_offset: int, version: int) -> Written:
         """The file, for all offsets before `next_offset`, as it comes with a manifest's version."""
-        if not self._next_offset <= next_offset or next_offset == self._first_offset:
+        if not self._next_offset <= next_offset:
             raise InvalidRequest(f"a file up to {self._next_offset} cannot end at {next_offset}")
-        self._write(final=True)
-        tail_position = self._sink.tell()
-        self._writer.add_key_value_metadata(
-            {
-                ROW_GROUPS_KEY: encode_row_groups(self._groups),
-                "quackmq.topic_id": str(self._key.topic_id),
-                "quackmq.topic": self._topic,
-                "quackmq.partition": str(self._key.partition),
-                "quackmq.first_offset": str(self._first_offset),
-                "quackmq.next_offset": str(next_offset),
-            }
-        )
-        self._writer.close()
-        data = self._sink.getbuffer()
-        file = ArchiveFile(
-            name=file_name(self._first_offset, version),
-            first_offset=self._first_offset,
-            next_offset=next_offset,
-            records=self.records,
-            size=len(data),
-            tail_bytes=len(data) - tail_position,
-            tail_crc32c=crc32c(data[tail_position:]),
-            **_bounds(self._groups),
-        )
-        return Written(file, data)
-
-    # --- batches to rows -------------------------------------------------------------------
+        file = self._rows.finish(next_offset, version)
+        return Written(file, self._data.getbuffer())
 
     def _check_order(self, group: Sequence[Committed]) -> None:
         offset = self._next_offset
+        if offset == self._first_offset and group[0].batch.next_offset > offset:
+            offset = min(offset, group[0].batch.base_offset)
         for entry in group:
             if entry.batch.base_offset < offset:
                 raise InvalidRequest(
@@ -199,61 +136,11 @@ class FileWriter:
         self._next_offset = group[-1].batch.next_offset
         if not rows.num_rows:
             return
-        self._waiting.append(_with_times_and_publishers(rows, group))
-        self._waiting_rows += rows.num_rows
-        self._waiting_bytes += rows.nbytes
-        if (
-            self._waiting_rows >= limits.ARCHIVE_ROW_GROUP_ROWS
-            or self._waiting_bytes >= limits.ARCHIVE_ROW_GROUP_BYTES
-        ):
-            self._write()
-
-    # --- rows to row groups ----------------------------------------------------------------
-
-    def _write(self, final: bool = False) -> None:
-        """Write all row groups that are full; at last also what is left."""
-        if not self._waiting:
-            return
-        rows = pa.concat_batches(self._waiting)
-        self._waiting, self._waiting_rows, self._waiting_bytes = [], 0, 0
-        most = limits.ARCHIVE_ROW_GROUP_ROWS
-        for start in range(0, rows.num_rows, most):
-            part = rows.slice(start, most)
-            if not final and part.num_rows < most and part.nbytes < limits.ARCHIVE_ROW_GROUP_BYTES:
-                self._waiting = [part]
-                self._waiting_rows, self._waiting_bytes = part.num_rows, part.nbytes
-                return
-            for piece in _pieces(part):
-                self._write_group(piece)
-
-    def _write_group(self, rows: pa.RecordBatch) -> None:
-        count = rows.num_rows
-        columns = {name: rows.column(name) for name in rows.schema.names}
-        columns["topic"] = pa.repeat(pa.scalar(self._topic), count)
-        columns["partition"] = pa.repeat(pa.scalar(self._key.partition, pa.int32()), count)
-        table = pa.table([columns[name] for name in SCHEMA.names], schema=SCHEMA)
-        position = self._sink.tell()
-        self._writer.write_table(table, row_group_size=count)
-        end = self._sink.tell()
-        with self._sink.getbuffer() as data:
-            checksum = crc32c(data[position:end])
-        times = pc.min_max(timestamps_ms(rows)).as_py()
-        appended = pc.min_max(append_times_ms(rows)).as_py()
-        offsets = rows.column("offset")
-        self._groups.append(
-            RowGroup(
-                position=position,
-                size=end - position,
-                crc32c=checksum,
-                records=count,
-                first_offset=offsets[0].as_py(),
-                last_offset=offsets[-1].as_py(),
-                least_timestamp_ms=times["min"],
-                greatest_timestamp_ms=times["max"],
-                least_append_ms=appended["min"],
-                greatest_append_ms=appended["max"],
-            )
-        )
+        rows = _with_times_and_publishers(rows, group)
+        if group[0].batch.base_offset < self._first_offset:
+            first = pa.scalar(self._first_offset, pa.int64())
+            rows = rows.filter(pc.greater_equal(rows.column("offset"), first))
+        self._rows.add(rows)
 
 
 def _groups_of(entries: Sequence[Committed]) -> Iterator[Sequence[Committed]]:
@@ -332,24 +219,3 @@ def _exact_times(rows: pa.RecordBatch, group: Sequence[Committed]) -> pa.Array:
         return pa.nulls(rows.num_rows, pa.int64())
     times = [record.timestamp for one in group for part in open_batch(one.batch) for record in part]
     return pa.array([None if -GREATEST_MS < t < GREATEST_MS else t for t in times], pa.int64())
-
-
-def _pieces(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Halved until each is small enough for a row group, or one record."""
-    if rows.num_rows <= 1 or rows.nbytes <= limits.ARCHIVE_ROW_GROUP_BYTES:
-        yield rows
-        return
-    half = rows.num_rows // 2
-    yield from _pieces(rows.slice(0, half))
-    yield from _pieces(rows.slice(half))
-
-
-def _bounds(groups: Sequence[RowGroup]) -> dict[str, int]:
-    if not groups:
-        return {}
-    return {
-        "least_timestamp_ms": min(group.least_timestamp_ms for group in groups),
-        "greatest_timestamp_ms": max(group.greatest_timestamp_ms for group in groups),
-        "least_append_ms": min(group.least_append_ms for group in groups),
-        "greatest_append_ms": max(group.greatest_append_ms for group in groups),
-    }

@@ -1,14 +1,17 @@
 """The broker: all that a door sees. See `quackmq.broker.core`."""
 
+from quackmq.broker.archive import Archives, ArchiveState, TopicArchive
+from quackmq.broker.archive_plans import PartitionArchive, Plan
 from quackmq.broker.core import Broker
 from quackmq.broker.group_state import GroupSettings
 from quackmq.broker.groups import Commit, Groups
-from quackmq.broker.messages import Messages, Put
+from quackmq.broker.messages import BegunPut, Messages, Put
 from quackmq.broker.pages import Page
 from quackmq.broker.registrations import Registrations
 from quackmq.broker.settings import BrokerSettings, Caller
 from quackmq.broker.stage import CommittedStage, Receipt, StageDescription
 from quackmq.broker.stage_log import StagedBatch
+from quackmq.broker.stage_series import CommittedTurn, Turn
 from quackmq.broker.staging import Staging
 from quackmq.broker.transaction_known import ProducerEpoch, TransactionDescription
 from quackmq.broker.transactions import Transactions
@@ -30,15 +33,28 @@ from quackmq.groups import (
     Synced,
 )
 from quackmq.producers import Producer
-from quackmq.subscriptions import Message, Offset, Start, Subscription, Time, parse_message_id
+from quackmq.subscriptions import (
+    Losses,
+    Message,
+    Offset,
+    Standing,
+    Start,
+    Subscription,
+    Time,
+    parse_message_id,
+)
 from quackmq.transaction_states import ProducerRef, TransactionState
 
 __all__ = [
+    "ArchiveState",
+    "Archives",
+    "BegunPut",
     "Broker",
     "BrokerSettings",
     "Caller",
     "Commit",
     "CommittedStage",
+    "CommittedTurn",
     "ConsumerGroupDescription",
     "ConsumerMemberDescription",
     "GroupDescription",
@@ -52,12 +68,15 @@ __all__ = [
     "Joined",
     "JoinedMember",
     "Leaving",
+    "Losses",
     "MemberDescription",
     "MemberRef",
     "Message",
     "Messages",
     "Offset",
     "Page",
+    "PartitionArchive",
+    "Plan",
     "Producer",
     "ProducerEpoch",
     "ProducerRef",
@@ -67,13 +86,16 @@ __all__ = [
     "StageDescription",
     "StagedBatch",
     "Staging",
+    "Standing",
     "Start",
     "Subscription",
     "Sync",
     "Synced",
     "Time",
+    "TopicArchive",
     "TransactionDescription",
     "TransactionState",
     "Transactions",
+    "Turn",
     "parse_message_id",
 ]

@@ -19,24 +19,28 @@ clock, and the loop's own for waits.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
+from quackmq.broker.archive import Archives
 from quackmq.broker.coordinator import Coordinator
 from quackmq.broker.cursors import Cursors
 from quackmq.broker.decoded import DecodedBatches
 from quackmq.broker.delivery import Delivery
 from quackmq.broker.epochs import EpochEnd, epoch_end
 from quackmq.broker.groups import Groups
+from quackmq.broker.holds import Holds
 from quackmq.broker.messages import Messages
 from quackmq.broker.modes import Modes
 from quackmq.broker.producer_ids import ProducerIds
 from quackmq.broker.registrations import Registrations
-from quackmq.broker.retention import Retention
+from quackmq.broker.retention import Failure, Retention
 from quackmq.broker.settings import BrokerSettings, Caller
 from quackmq.broker.staging import Staging
 from quackmq.broker.subscribing import Subscribing, check_subscriber
@@ -57,7 +61,7 @@ from quackmq.policy import Policy
 from quackmq.producers import Producer
 from quackmq.record import Batch
 from quackmq.stores.base import Store
-from quackmq.subscriptions import Message, Start, Subscription
+from quackmq.subscriptions import Message, Standing, Start, Subscription
 from quackmq.topic import (
     Append,
     Appended,
@@ -71,6 +75,11 @@ from quackmq.topic import (
 )
 from quackmq.transactions import TRANSACTION_FLAGS
 
+if TYPE_CHECKING:  # what loads pyarrow, which a broker without an archive does without
+    from quackmq.archive.archiver import Archiver
+    from quackmq.archive.tiered import TieredStore
+    from quackmq.archive.workshop import Workshop
+
 log = logging.getLogger(__name__)
 
 
@@ -80,7 +89,11 @@ class Broker:
         store: Store,
         settings: BrokerSettings = BrokerSettings(),  # noqa: B008  (frozen)
         now_ms: Callable[[], int] = wall_clock_ms,
+        archive: TieredStore | None = None,
+        workshop: Workshop | None = None,
     ) -> None:
+        """`archive` is the store once more, where it has one; its files are made in `workshop`, or
+        in a thread of this process."""
         self.settings = settings
         self._store = store
         self._now_ms = now_ms
@@ -112,7 +125,10 @@ class Broker:
             now_ms,
             self._on_cursor_moved,
         )
-        self._retention = Retention(store, now_ms, self._held_from, settings.full_topic_wait_ms)
+        self._holds = Holds(self._delivery, self.groups)
+        self._retention = Retention(
+            store, now_ms, self._holds, settings.full_topic_wait_ms, archive
+        )
         self._producer_ids = ProducerIds(store)
         self.transactions = Transactions(
             store, self._topics, self.groups, self._producer_ids, now_ms, self._retention.note
@@ -136,15 +152,23 @@ class Broker:
             now_ms,
         )
         self.registrations = Registrations(self, store, self._topics, self._delivery, self._cursors)
+        #: Where doors listen, by name, as whoever opens them says: some tell of each other.
+        self.doors: dict[str, tuple[str, int]] = {}
         #: The names of topics that publishing to goes through retention.
         self._counted: set[str] = set()
         self._waits = Waits()
         self._changes = Changes()
+        self._archiver = None if archive is None else self._make_archiver(archive, workshop)
+        #: None where the store has none.
+        self.archive: Archives | None = None
+        if archive is not None and self._archiver is not None:
+            self.archive = Archives(archive, self._archiver, self._topics, now_ms, settings)
         self._cleaner: asyncio.Task[None] | None = None
+        self._archiving: asyncio.Task[None] | None = None
         self._is_closing = False
 
     async def open(self) -> None:
-        """Take up what the store holds, and begin to clean."""
+        """Take up what the store holds, begin to clean and to archive."""
         assert self._cleaner is None, "a broker is opened once"
         await self._topics.load()
         await self._cursors.load()
@@ -154,14 +178,25 @@ class Broker:
         await self.transactions.load()
         await self.staging.load()
         await self.registrations.load()
-        self._cleaner = asyncio.get_running_loop().create_task(self._clean_again_and_again())
+        loop = asyncio.get_running_loop()
+        self._cleaner = loop.create_task(self._clean_again_and_again())
+        if self._archiver is not None:
+            self._archiving = loop.create_task(self._archiver.run())
+        if self.archive is not None:
+            self.archive.open()
 
     async def close(self) -> None:
         """End every wait, finish what was begun. The store stays open: it is its opener's."""
         self._is_closing = True
-        if self._cleaner is not None:
-            self._cleaner.cancel()
-            await asyncio.wait([self._cleaner])
+        working = [task for task in (self._cleaner, self._archiving) if task is not None]
+        for task in working:
+            task.cancel()
+        if working:
+            await asyncio.wait(working)
+        if self.archive is not None:
+            await self.archive.close()
+        if self._archiver is not None:
+            await self._archiver.close()
         self._waits.end(_closing())
         await self.staging.close()
         await self.transactions.close()
@@ -323,6 +358,14 @@ class Broker:
         topic = self._topics.of(key)
         return await first_at(self._store, self._decoded, key, topic.name, timestamp_ms)
 
+    async def append_times(
+        self, caller: Caller, key: PartitionKey, first: int, next: int
+    ) -> Sequence[OffsetTime]:
+        """From which offset on which append time, as `Store.append_times`: of what the log has."""
+        self._check_open()
+        self._topics.of(key)
+        return await self._store.append_times(key, first, next)
+
     async def max_timestamp(self, caller: Caller, key: PartitionKey) -> OffsetTime | None:
         """The first of the records with the greatest timestamp; None if no record has one."""
         self._check_open()
@@ -352,6 +395,10 @@ class Broker:
         """An id that nobody ever had or will have."""
         self._check_open()
         return await self._changes.carry_through(self._producer_ids.next())
+
+    def retention_failures(self) -> list[Failure]:
+        """What keeps topics from letting go of what they should: of the first few that cannot."""
+        return self._retention.failures()
 
     async def clean(self) -> None:
         """What the cleaner does at its intervals, now."""
@@ -386,14 +433,22 @@ class Broker:
         topic_name: str,
         last_id: str | None,
         wait_ms: int = 0,
+        *,
+        raises: bool = False,
     ) -> Message | None:
         """The next message, if `last_id` is the id of the last one sent; otherwise that one again.
         None if there is nothing, after waiting so long. InvalidMessageId, UnknownSubscription,
-        NameInOtherMode."""
+        NameInOtherMode. What the subscription has lost is told with the message behind it; with
+        `raises`, for doors that cannot show that, before it, by EntriesLost."""
         self._check_open()
         topic = self.topic(topic_name)
         with self._by_last_id(caller, name, topic):
-            return await self._delivery.get(topic, name, last_id, wait_ms)
+            message = await self._delivery.get(topic, name, last_id, wait_ms, raises=raises)
+        if message is None or not topic.policy.keep_until_consumed:
+            return message
+        key = PartitionKey(topic.id, message.partition)
+        (left,) = self._holds.consumers_left(key, [message.record.offset])
+        return dataclasses.replace(message, consumers_left=left)
 
     async def commit(self, caller: Caller, name: str, topic_name: str, message_id: str) -> None:
         """Everything of the message's partition up to and including it is done with."""
@@ -411,8 +466,19 @@ class Broker:
 
     async def lag(self, caller: Caller, name: str, topic_name: str) -> int:
         """How many records are still to come, the outstanding one included."""
+        return (await self.standing(caller, name, topic_name)).lag
+
+    async def standing(self, caller: Caller, name: str, topic_name: str) -> Standing:
+        """The lag, and how many records the subscription has lost."""
         self._check_open()
-        return await self._delivery.lag(self.topic(topic_name), name)
+        return await self._delivery.standing(self.topic(topic_name), name)
+
+    def consumers_left(
+        self, caller: Caller, key: PartitionKey, offsets: Sequence[int]
+    ) -> list[int]:
+        """Of each offset, how many subscriptions, and groups that hold, have yet to consume it."""
+        self._topics.of(key)
+        return self._holds.consumers_left(key, offsets)
 
     async def subscriptions(
         self,
@@ -483,12 +549,16 @@ class Broker:
         self._retention.forget(topic.id, UnknownTopic(f"topic {topic.name} was deleted"))
         self._cursors.forget(topic.id)
         self.messages.forget(topic)
+        if self._archiver is not None:
+            self._archiver.forget(topic)
         await self._delivery.forget(topic)
         await self.registrations.forget(topic.id)
 
-    def _held_from(self, key: PartitionKey) -> int | None:
-        held = (self._delivery.held_from(key), self.groups.held_from(key))
-        return min((each for each in held if each is not None), default=None)
+    def _make_archiver(self, archive: TieredStore, workshop: Workshop | None) -> Archiver:
+        from quackmq.archive.archiver import Archiver
+
+        name_of = self.transactions.name_of
+        return Archiver(archive, self.topics, self._now_ms, name_of, workshop)
 
     def _on_cursor_moved(self, key: PartitionKey) -> None:
         self._retention.cursor_moved(key)

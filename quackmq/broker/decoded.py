@@ -37,6 +37,8 @@ class Decoded(NamedTuple):
     records: list[Record]
     size: int
     is_committed: bool = True
+    #: The store could not give it, and may another time: a file comes back, a disk recovers.
+    is_unread: bool = False
 
     @property
     def is_poison(self) -> bool:
@@ -74,7 +76,7 @@ class DecodedBatches:
         if decoded is None:
             holds = (each for each in of_partition.values() if each.holds(offset))
             decoded = next(holds, None)
-        if decoded is None or not decoded.is_committed:
+        if decoded is None or not decoded.is_committed or decoded.is_unread:
             return None
         self._used.move_to_end((key, decoded.base_offset))
         return decoded
@@ -86,7 +88,9 @@ class DecodedBatches:
         committed says so."""
         is_committed = is_committed or not (batch.is_transactional or batch.is_control)
         decoded = self._get(key, batch.base_offset)
-        if decoded is not None:
+        # An archive makes batches anew for each read: one from there may have reached less far.
+        is_known = decoded is not None and not decoded.is_unread
+        if decoded is not None and is_known and decoded.next_offset >= batch.next_offset:
             if is_committed and not decoded.is_committed:
                 decoded = decoded._replace(is_committed=True)
                 self._decoded[key][batch.base_offset] = decoded
@@ -94,7 +98,8 @@ class DecodedBatches:
         try:
             records = codec.decode(batch)
         except CorruptBatch as error:
-            return self.quarantine(key, batch.base_offset, batch.next_offset, topic_name, error)
+            begin, end = batch.base_offset, batch.next_offset
+            return self._quarantine(key, Decoded(begin, end, [], 0), topic_name, error)
         size = sum(len(record.key or b"") + len(record.value or b"") for record in records)
         size += _RECORD_BYTES * len(records)
         begin, end = batch.base_offset, batch.next_offset
@@ -103,19 +108,25 @@ class DecodedBatches:
     def quarantine(
         self, key: PartitionKey, base_offset: int, next_offset: int, topic_name: str, why: Exception
     ) -> Decoded:
-        """Name what cannot be read, unless that was done a short while ago."""
-        decoded = self._get(key, base_offset)
+        """Name what the store cannot give, unless that was done a short while ago."""
+        missed = Decoded(base_offset, next_offset, [], 0, is_unread=True)
+        return self._quarantine(key, missed, topic_name, why)
+
+    def _quarantine(
+        self, key: PartitionKey, what: Decoded, topic_name: str, why: Exception
+    ) -> Decoded:
+        decoded = self._get(key, what.base_offset)
         if decoded is not None:
             return decoded
         log.error(
             "topic %s, partition %d, offsets %d to %d cannot be read and are skipped: %s",
             topic_name,
             key.partition,
-            base_offset,
-            next_offset - 1,
+            what.base_offset,
+            what.next_offset - 1,
             why,
         )
-        return self._hold(key, Decoded(base_offset, next_offset, [], 0))
+        return self._hold(key, what)
 
     def forget(self, topic_id: uuid.UUID) -> None:
         """A topic is gone."""
@@ -126,6 +137,8 @@ class DecodedBatches:
         return self._decoded.get(key, {}).get(base_offset)
 
     def _hold(self, key: PartitionKey, decoded: Decoded) -> Decoded:
+        if self._get(key, decoded.base_offset) is not None:
+            self._drop(key, decoded.base_offset)
         self._decoded.setdefault(key, {})[decoded.base_offset] = decoded
         self._used[key, decoded.base_offset] = None
         self._size += decoded.size

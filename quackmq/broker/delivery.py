@@ -7,6 +7,10 @@ in the store, so that after a crash the message that a subscriber names is still
 Calls for one subscription are done one after the other, but none waits for messages while it keeps
 others out: two `get`s at once are both answered with the same head.
 
+What a subscription has lost, because it was let go of before it was read or cannot be read, is told
+with the message behind it, until that one is named, and is then counted in its state, in the same
+step that moves the cursor. So no crash hides a loss, and none is counted twice.
+
 Who may call: the broker's loop.
 """
 
@@ -30,6 +34,7 @@ from quackmq.broker.times import first_at
 from quackmq.broker.waits import Waits
 from quackmq.conventions import UNSUBSCRIBED, note_of
 from quackmq.errors import (
+    EntriesLost,
     InvalidMessageId,
     InvalidRequest,
     LimitReached,
@@ -48,6 +53,7 @@ from quackmq.subscriptions import (
     Offset,
     Place,
     Progress,
+    Standing,
     Start,
     Subscription,
     Time,
@@ -66,7 +72,7 @@ from quackmq.subscriptions import (
     sent,
     state_key,
 )
-from quackmq.topic import Cursor, CursorKey, PartitionKey, Read, Slice, Topic
+from quackmq.topic import Cursor, CursorKey, PartitionKey, Read, Slice, StatePut, Topic
 
 log = logging.getLogger(__name__)
 
@@ -137,6 +143,11 @@ class Delivery:
         """The least cursor of a partition's subscriptions."""
         held = self._held.get(key.topic_id, {}).values()
         return min((each.progress.cursors[key.partition] for each in held), default=None)
+
+    def holding(self, key: PartitionKey) -> dict[str, int]:
+        """The cursors of a partition's subscriptions, by name."""
+        held = self._held.get(key.topic_id, {}).values()
+        return {each.name: each.progress.cursors[key.partition] for each in held}
 
     def subscriptions(
         self,
@@ -263,7 +274,8 @@ class Delivery:
 
     async def _remove_state(self, held: _Held) -> None:
         try:
-            await self._store.put_state(state_key(held.topic.id, held.name), None, held.version)
+            async with held.lock:  # behind a change that is on its way
+                await self._store.put_state(state_key(held.topic.id, held.name), None, held.version)
         except StateChanged:
             # Whoever unsubscribed at the same time has removed it.
             log.debug("%s unsubscribed while topic %s went", held.name, held.topic.name)
@@ -271,8 +283,11 @@ class Delivery:
     # --- messages ---------------------------------------------------------------------------
 
     async def get(
-        self, topic: Topic, name: str, last_id: str | None, wait_ms: int
+        self, topic: Topic, name: str, last_id: str | None, wait_ms: int, *, raises: bool = False
     ) -> Message | None:
+        """With `raises`, for doors whose messages do not show it, what is lost before a message is
+        raised as EntriesLost, once in a run of the broker, and the next call is answered with the
+        message; but not on a topic that drops its oldest, where it is the rule."""
         held = self._find_held(topic, name)
         last = None if last_id is None else _place_in(topic, last_id)
         loop = asyncio.get_running_loop()
@@ -285,7 +300,10 @@ class Delivery:
                     last = None
                 found = await self._find(held, in_turn(held.progress))
                 if isinstance(found, Head):
+                    if raises and found.lost and not held.topic.policy.drops_oldest:
+                        held.tell(found)
                     held.progress = sent(held.progress, found.place)
+                    held.lost_before = found.lost
                     return held.message(found)
             left_ms = math.ceil((deadline - loop.time()) * 1000)
             if left_ms <= 0:
@@ -304,9 +322,15 @@ class Delivery:
             offsets = await self._store.offsets(PartitionKey(topic.id, place.partition))
             if place.offset >= offsets.next:
                 raise InvalidMessageId(f"there is no message {token} yet in topic {topic.name}")
-            if place.offset < held.progress.cursors[place.partition]:
+            cursor = held.progress.cursors[place.partition]
+            if place.offset < cursor:
                 return
-            await self._move(held, place)
+            outstanding = held.progress.outstanding
+            if outstanding is not None and outstanding.partition == place.partition:
+                lost = held.lost_before if place.offset >= outstanding.offset else 0
+            else:
+                lost = max(0, min(offsets.first, place.offset) - cursor)
+            await self._move(held, place, lost)
             held.progress = committed(held.progress, place)
             self._cursor_moved(PartitionKey(topic.id, place.partition))
 
@@ -322,37 +346,52 @@ class Delivery:
         for partition in range(len(cursors)):
             self._cursor_moved(PartitionKey(topic.id, partition))
 
-    async def lag(self, topic: Topic, name: str) -> int:
-        """How many records are still to come, as far as they are decided; markers and what was
-        aborted count."""
+    async def standing(self, topic: Topic, name: str) -> Standing:
+        """How many records are still to come, as far as they are decided, and how many are lost,
+        told or not; markers and what was aborted count."""
         held = self._find_held(topic, name)
-        lag = 0
+        lag, lost = 0, held.kept.lost
         for partition, cursor in enumerate(held.progress.cursors):
             offsets = await self._store.offsets(PartitionKey(topic.id, partition))
             lag += max(0, offsets.stable - max(offsets.first, cursor))
-        return lag
+            lost += max(0, offsets.first - cursor)
+        return Standing(lag, lost)
 
     async def _acknowledge(self, held: _Held, place: Place) -> None:
         """Move the cursor if the subscriber names the message that is its to name."""
         if not may_be_named(held.progress, place):
             return
-        if not held.progress.remembers and not await self._was_head(held, place):
-            return
-        await self._move(held, place)
+        lost: int | None = held.lost_before
+        if not held.progress.remembers:
+            lost = await self._lost_before_head(held, place)
+            if lost is None:
+                return
+        await self._move(held, place, lost or 0)
         held.progress = named(held.progress, place)
         self._cursor_moved(PartitionKey(held.topic.id, place.partition))
 
-    async def _was_head(self, held: _Held, place: Place) -> bool:
+    async def _lost_before_head(self, held: _Held, place: Place) -> int | None:
         """Whether a place not before the cursor is the head of its partition, or is gone: then it
-        was the head, or nobody could name it, and nothing that is left is skipped."""
+        was the head, or nobody could name it, and nothing that is left is skipped. How many were
+        lost before it; None if it is not the head."""
         offsets = await self._store.offsets(PartitionKey(held.topic.id, place.partition))
         if place.offset < offsets.first:
-            return True
+            return place.offset - held.progress.cursors[place.partition]
         head = await self._find(held, [place.partition])
-        return isinstance(head, Head) and head.place == place
+        return head.lost if isinstance(head, Head) and head.place == place else None
 
-    async def _move(self, held: _Held, place: Place) -> None:
-        await self._set_cursors(held.topic, held.name, {place.partition: place.offset + 1})
+    async def _move(self, held: _Held, place: Place, lost: int) -> None:
+        """To behind a place, with so many records gone over that could not be had."""
+        if not lost:
+            await self._set_cursors(held.topic, held.name, {place.partition: place.offset + 1})
+            return
+        kept = held.kept._replace(lost=held.kept.lost + lost)
+        key = CursorKey(held.name, held.topic.id, place.partition)
+        cursor = Cursor(key, place.offset + 1, "", self._now_ms())
+        put = StatePut(state_key(held.topic.id, held.name), encode_kept(kept), held.version)
+        await self._store.append((), [cursor], [put])
+        held.kept, held.version = kept, held.version + 1
+        self._cursors.note([cursor])
 
     async def _find(self, held: _Held, partitions: Sequence[int]) -> Head | list[Read]:
         cursors = {each: held.progress.cursors[each] for each in partitions}
@@ -467,7 +506,18 @@ class Delivery:
 class _Held:
     """A subscription in memory."""
 
-    __slots__ = ("gone", "kept", "lock", "name", "progress", "topic", "version", "waits")
+    __slots__ = (
+        "gone",
+        "kept",
+        "lock",
+        "lost_before",
+        "name",
+        "progress",
+        "told",
+        "topic",
+        "version",
+        "waits",
+    )
 
     def __init__(
         self, topic: Topic, name: str, kept: Kept, version: int, progress: Progress
@@ -477,6 +527,10 @@ class _Held:
         self.kept = kept
         self.version = version
         self.progress = progress
+        #: How many were lost before the outstanding message.
+        self.lost_before = 0
+        #: The head that was last refused for what was lost before it.
+        self.told: Head | None = None
         self.lock = asyncio.Lock()
         self.waits = Waits()
         #: Why it is no longer there.
@@ -506,9 +560,22 @@ class _Held:
             cursors=self.progress.cursors,
         )
 
+    def tell(self, head: Head) -> None:
+        """EntriesLost, unless it was raised for this very loss."""
+        if self.told is not None and (self.told.place, self.told.lost) == (head.place, head.lost):
+            return
+        self.told = head
+        ranges = ", ".join(f"{first} to {end - 1}" for first, end in head.lost_ranges)
+        raise EntriesLost(
+            f"{head.lost} entries of topic {self.topic.name}, partition {head.partition} are gone "
+            f"before {self.name} has read them: offsets {ranges}; get again to go on behind them"
+        )
+
     def message(self, head: Head) -> Message:
         token = message_id(self.topic.id, head.place)
-        return Message(token, self.topic.name, head.partition, head.record, head.lost)
+        return Message(
+            token, self.topic.name, head.partition, head.record, head.lost, head.lost_ranges
+        )
 
 
 class _Moved(Exception):

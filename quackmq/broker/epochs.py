@@ -9,6 +9,10 @@ A reader asks for this to learn whether what it has read is still in the log. He
 on from where it is: what was readable is never given to another record. After a power cut in one
 of the weak sync modes records may be missing, but their offsets are not given again: the next epoch
 begins behind all of them, so its beginning is beyond every reader of the epoch before.
+
+What is archived carries no epoch any more. It counts as being of the one that is asked for: so the
+end of an epoch that lies in the archive is told as where the log goes on with a later one, which is
+late and never early, and sends no reader back.
 """
 
 from __future__ import annotations
@@ -48,7 +52,9 @@ async def epoch_end(store: Store, key: PartitionKey, epoch: int) -> EpochEnd | N
         elif batch.leader_epoch > epoch:
             high, end = min(at, batch.base_offset), batch.base_offset
         else:
-            low, last_epoch = batch.next_offset, batch.leader_epoch
+            low = batch.next_offset
+            if batch.leader_epoch >= 0:
+                last_epoch = batch.leader_epoch
             step = None
         step = step and step * 2
     return EpochEnd(last_epoch, max(end, offsets.first))

@@ -277,6 +277,15 @@ class Groups:
         offsets = (each.offset for each in cursors if each is not None and each.offset is not None)
         return min(offsets, default=None)
 
+    def holding(self, key: PartitionKey) -> dict[str, int]:
+        """The offsets that groups told to hold retention want of a partition, by name."""
+        cursors = ((name, self._cursors.at(name, key)) for name in self._holding)
+        return {
+            name: each.offset
+            for name, each in cursors
+            if each is not None and each.offset is not None
+        }
+
     async def clean(self) -> None:
         """Let groups go whose time is over."""
         now_ms, looked_ms = self._now_ms(), self._looked_ms

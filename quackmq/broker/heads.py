@@ -20,16 +20,17 @@ from quackmq.broker.decoded import DecodedBatches
 from quackmq.errors import DamagedData, OffsetOutOfRange
 from quackmq.record import Batch, Record, batches
 from quackmq.stores.base import Store
-from quackmq.subscriptions import Place
+from quackmq.subscriptions import Losses, OffsetRange, Place
 from quackmq.topic import PartitionKey, Read, Slice, Topic
 
 
 class Head(NamedTuple):
-    """The record at the front of a partition, and how many were lost on the way to it."""
+    """The record at the front of a partition, and how many, and which, were lost on the way."""
 
     partition: int
     record: Record
-    lost: int
+    lost: int = 0
+    lost_ranges: tuple[OffsetRange, ...] = ()
 
     @property
     def place(self) -> Place:
@@ -66,7 +67,7 @@ async def _find_decoded(
     if not offsets.first <= cursor < offsets.stable:
         return None
     record = batch.from_offset(cursor)
-    return None if record is None else Head(key.partition, record, 0)
+    return None if record is None else Head(key.partition, record)
 
 
 class _Search:
@@ -77,11 +78,11 @@ class _Search:
         #: What stopped the search in a partition, which it then left out.
         self.error: Exception | None = None
         #: One batch is enough, which the store gives whole; where it is to be left out, more are.
-        self.max_bytes = 1
+        self.max_bytes = limits.HEAD_BYTES
         self._decoded = decoded
         self._topic = topic
         self._positions = dict(cursors)
-        self._lost = dict.fromkeys(cursors, 0)
+        self._losses = {partition: Losses() for partition in cursors}
 
     def reads(self) -> list[Read]:
         return [
@@ -108,10 +109,10 @@ class _Search:
             # Beyond the end: wait there for what comes.
             self._positions[partition] = part.next_offset
         elif isinstance(error, OffsetOutOfRange) and position < part.first_offset:
-            self._skip(partition, part.first_offset, part.first_offset - position)
+            self._lose(partition, position, part.first_offset)
         elif isinstance(error, DamagedData) and (end := error.next_offset or 0) > position:
             self._decoded.quarantine(part.key, position, end, self._topic.name, error)
-            self._skip(partition, end, end - position)
+            self._lose(partition, position, end)
         else:
             self.error = self.error or error
             del self._positions[partition]
@@ -131,18 +132,19 @@ class _Search:
         partition = part.key.partition
         position = self._positions[partition]
         if not is_committed(batch, part.aborted):
-            self._skip(partition, batch.next_offset, 0)
+            self._positions[partition] = batch.next_offset
             return False
         opened = self._decoded.open(part.key, batch, self._topic.name, is_committed=True)
         record = opened.from_offset(position)
         if record is not None:
-            self.head = Head(partition, record, self._lost[partition])
+            losses = self._losses[partition]
+            self.head = Head(partition, record, losses.count, losses.ranges())
             return True
-        begin = max(position, opened.base_offset)
-        lost = opened.next_offset - begin if opened.is_poison else 0
-        self._skip(partition, opened.next_offset, lost)
+        if opened.is_poison:
+            self._lose(partition, max(position, opened.base_offset), opened.next_offset)
+        self._positions[partition] = opened.next_offset
         return False
 
-    def _skip(self, partition: int, to: int, lost: int) -> None:
-        self._positions[partition] = to
-        self._lost[partition] += lost
+    def _lose(self, partition: int, begin: int, end: int) -> None:
+        self._losses[partition].add(begin, end)
+        self._positions[partition] = end

@@ -49,7 +49,7 @@ from quackmq.conventions import (
 )
 from quackmq.errors import Conflict, InvalidRequest, OutOfOrderSequence
 from quackmq.producers import FIRST_KEY_ID
-from quackmq.record import NO_PRODUCER_ID, NO_TIMESTAMP, Batch, Record
+from quackmq.record import NO_PRODUCER_ID, NO_TIMESTAMP, Batch, Headers, Record
 from quackmq.stores.base import Store
 from quackmq.subscriptions import Place, message_id
 from quackmq.topic import Append, Appended, Cursor, CursorKey, PartitionKey, Topic
@@ -61,6 +61,18 @@ class Put(NamedTuple):
 
     ids: tuple[str, ...]
     repeated: bool = False
+
+
+class BegunPut(NamedTuple):
+    """A put of one message that is on its way to a partition."""
+
+    topic: Topic
+    partition: int
+    appended: asyncio.Future[Appended]
+
+    def id_at(self, appended: Appended) -> str:
+        """The message's id, where it has come to lie."""
+        return message_id(self.topic.id, Place(self.partition, appended.base_offset))
 
 
 class Publisher(Protocol):
@@ -163,15 +175,32 @@ class Messages:
     def put_at_once(
         self, caller: Caller, topic_name: str, value: bytes
     ) -> asyncio.Future[Appended] | None:
-        """One message without a key, for doors that count microseconds: no task is needed for it,
-        and nobody asks for its id. None where it cannot begin now; `put` can wait. Otherwise raises
-        as `Broker.publish`, here or by the future."""
+        """One message without a key of which nobody asks for the id; else as `begin_put`."""
+        begun = self.begin_put(caller, topic_name, value)
+        return None if begun is None else begun.appended
+
+    def begin_put(
+        self,
+        caller: Caller,
+        topic_name: str,
+        value: bytes | None,
+        key: bytes | None = None,
+        headers: Headers = (),
+    ) -> BegunPut | None:
+        """One message, for doors that count microseconds: no task is needed for it. None where it
+        cannot begin now; `put` can wait. Otherwise raises as `Broker.publish`, here or by the
+        future."""
         topic = self._topics.by_name.get(topic_name)
         if topic is None or self._broker.pending_bytes > limits.PENDING_BYTES:
             return None
-        turn = 0 if topic.partitions == 1 else self._next_turn(topic)
-        batch = Batch.peek(codec.single(value, timestamp_ms=self._now_ms()))
-        return asyncio.ensure_future(self._broker.publish(caller, topic, turn, batch))
+        partition = 0
+        if topic.partitions > 1:
+            partition = self._next_turn(topic) if key is None else _partition_of(topic, key)
+        encoded = codec.single(value, timestamp_ms=self._now_ms(), key=key, headers=headers)
+        appended = self._broker.publish(caller, topic, partition, Batch.peek(encoded))
+        if not isinstance(appended, asyncio.Future):
+            appended = asyncio.ensure_future(appended)
+        return BegunPut(topic, partition, appended)
 
     async def last_sequence(self, caller: Caller, topic_name: str, publisher: str) -> int | None:
         """The sequence of the last put that is held of a publisher, behind all that are on their
@@ -281,7 +310,7 @@ class Messages:
         key: bytes,
     ) -> Put:
         producer_id = _producer_id(topic, key)
-        turn = zlib.crc32(key) % topic.partitions
+        turn = _partition_of(topic, key)
         shares = self._shares(topic, records, partition, turn, producer_id)
         if len(shares) == 1:
             shares = [self._found(topic, shares[0])]
@@ -322,8 +351,7 @@ class Messages:
         if turn is None:
             turn = self._next_turn(topic)
         partitions = [
-            turn if record.key is None else zlib.crc32(record.key) % topic.partitions
-            for record in records
+            turn if record.key is None else _partition_of(topic, record.key) for record in records
         ]
         if len(set(partitions)) <= 1:
             only = partitions[0] if partitions else turn
@@ -424,6 +452,10 @@ def _ids(topic: Topic, partition: int, appended: Appended) -> tuple[str, ...]:
 
 def _appends(topic: Topic, shares: Sequence[_Share]) -> list[Append]:
     return [Append(PartitionKey(topic.id, partition), batch) for partition, batch, _ in shares]
+
+
+def _partition_of(topic: Topic, key: bytes) -> int:
+    return zlib.crc32(key) % topic.partitions
 
 
 def _number_of(publisher: str | None, sequence: int | None) -> _Number | None:

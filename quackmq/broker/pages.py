@@ -11,6 +11,7 @@ Nothing is kept between two pages: whoever reads says where to go on.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import math
 from typing import NamedTuple
 
@@ -20,7 +21,7 @@ from quackmq.broker.decoded import Decoded, DecodedBatches
 from quackmq.broker.delivery import Reader
 from quackmq.errors import DamagedData, OffsetOutOfRange
 from quackmq.record import Record, batches
-from quackmq.subscriptions import Message, Place, message_id
+from quackmq.subscriptions import Losses, Message, Place, message_id
 from quackmq.topic import PartitionKey, Read, Slice, Topic
 
 
@@ -90,7 +91,7 @@ class _Gathering:
         self._key = PartitionKey(topic.id, partition)
         self._position = offset
         self._size = 0
-        self._lost = 0
+        self._losses = Losses()
 
     def reads(self) -> list[Read]:
         return [Read(self._key, self._position, self.read_bytes, committed=True)]
@@ -132,10 +133,12 @@ class _Gathering:
                 self.is_full = True
                 return
             token = message_id(self._topic.id, Place(self._key.partition, record.offset))
-            self.messages.append(
-                Message(token, self._topic.name, self._key.partition, record, self._lost)
-            )
-            self._lost = 0
+            message = Message(token, self._topic.name, self._key.partition, record)
+            if self._losses.count:
+                lost, ranges = self._losses.count, self._losses.ranges()
+                message = dataclasses.replace(message, lost=lost, lost_ranges=ranges)
+                self._losses = Losses()
+            self.messages.append(message)
             self._size += size
             self._position = record.offset + 1
             if len(self.messages) >= self._max_records:
@@ -144,7 +147,7 @@ class _Gathering:
         self._position = opened.next_offset
 
     def _lose(self, begin: int, end: int) -> None:
-        self._lost += end - begin
+        self._losses.add(begin, end)
         self._position = end
 
 

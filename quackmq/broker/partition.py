@@ -2,7 +2,9 @@
 for the lock that keeps trims apart.
 
 Until it is ready, a partition knows nothing and has to be told by `begin`. After that it follows
-appends and trims as they become durable, so it never claims more than the store holds.
+appends and trims as they become durable, so it never claims more than the store holds. That entries
+move from the log into the archive changes neither their offsets nor their age; for what it changes
+in size, `follow_archive` is told.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import asyncio
 import math
 from typing import Any
 
+from quackmq.archive.manifest import Manifest
 from quackmq.broker.marks import AgeMarks, SizeMarks
 from quackmq.policy import Facts
 from quackmq.topic import Appended, Offsets, PartitionKey, Topic
@@ -18,8 +21,12 @@ from quackmq.topic import Appended, Offsets, PartitionKey, Topic
 
 class Partition:
     __slots__ = (
+        "ages",
+        "all_sizes",
+        "cut_ms",
         "due_ms",
         "first",
+        "hold_sizes",
         "in_flight",
         "is_ready",
         "key",
@@ -29,13 +36,15 @@ class Partition:
         "old",
         "preparing",
         "sizes",
+        "told_held_from",
         "topic",
+        "unheld",
     )
 
     def __init__(self, topic: Topic, key: PartitionKey) -> None:
         self.topic = topic
         self.key = key
-        #: Held while the log is cut.
+        #: Held while entries are let go of.
         self.lock = asyncio.Lock()
         #: The task that makes it ready.
         self.preparing: asyncio.Task[Any] | None = None
@@ -43,6 +52,10 @@ class Partition:
         self.in_flight = 0
         self.first = 0
         self.next = 0
+        #: When a file of the archive was last cut.
+        self.cut_ms: int | None = None
+        #: The cursor whose hold was found to be over, as far as that was logged.
+        self.told_held_from: int | None = None
         self.forget()
 
     def forget(self) -> None:
@@ -50,11 +63,15 @@ class Partition:
         self.is_ready = False
         self.live: AgeMarks | None = None
         self.old: AgeMarks | None = None
+        self.unheld: AgeMarks | None = None
         self.sizes: SizeMarks | None = None
+        self.hold_sizes: SizeMarks | None = None
+        self._gather()
         #: The cleaner need not look before this time.
         self.due_ms: float = 0 if self.topic.policy.lets_go else math.inf
 
-    def begin(self, offsets: Offsets, now_ms: int) -> None:
+    def begin(self, offsets: Offsets, log: Offsets, now_ms: int) -> None:
+        """`offsets` are those over all tiers, `log` those of the log alone."""
         policy = self.topic.policy
         self.first, self.next = offsets.first, max(self.next, offsets.next)
         if policy.live_for_ms is not None and policy.live_entries is not None:
@@ -62,37 +79,50 @@ class Partition:
         if policy.keep_for_ms is not None:
             self.old = AgeMarks(policy.keep_for_ms, offsets.next)
         if policy.keep_bytes is not None:
-            self.sizes = SizeMarks(policy.keep_bytes, offsets)
+            self.sizes = SizeMarks(policy.keep_bytes, log.first, log.next)
+        if policy.lets_go and policy.hold_for_ms is not None:
+            self.unheld = AgeMarks(policy.hold_for_ms, offsets.next)
+        if policy.lets_go and policy.hold_bytes is not None:
+            self.hold_sizes = SizeMarks(policy.hold_bytes, log.first, log.next)
+        self._gather()
         self.follow(offsets, now_ms)
         self.due_ms = 0
-
-    def ages(self) -> list[AgeMarks]:
-        return [ages for ages in (self.live, self.old) if ages is not None]
 
     def follow(self, offsets: Offsets, now_ms: int) -> None:
         """What the store says; it may know of appends that did not come this way."""
         self.trimmed(offsets.first)
         self.next = max(self.next, offsets.next)
-        for ages in self.ages():
+        for ages in self.ages:
             ages.cover(self.next, now_ms)
+
+    def follow_archive(self, manifest: Manifest) -> None:
+        for sizes in self.all_sizes:
+            sizes.follow(manifest)
+
+    def has_seen(self, manifest: Manifest) -> bool:
+        """Whether sizes are those of this manifest."""
+        return all(sizes.has_seen(manifest) for sizes in self.all_sizes)
 
     def appended(self, answer: Appended, size: int) -> None:
         if answer.repeated:
             return
         self.next = max(self.next, answer.next_offset)
-        for ages in self.ages():
+        for ages in self.ages:
             ages.add(answer.next_offset, answer.append_time_ms)
-        if self.sizes is not None:
-            self.sizes.add(answer.next_offset, size)
-            if self.sizes.surplus_bytes > 0 or self.sizes.surplus_before() > self.first:
+        for sizes in self.all_sizes:
+            sizes.add(answer.next_offset, size)
+            if sizes.is_due:
                 self.due_ms = 0
-        if self.old is not None:
-            self.due_ms = min(self.due_ms, answer.append_time_ms + self.old.age_ms)
+        for lasting in (self.old, self.unheld):
+            if lasting is not None:
+                self.due_ms = min(self.due_ms, answer.append_time_ms + lasting.age_ms)
 
-    def trimmed(self, first: int, gone_bytes: int | None = None) -> None:
+    def trimmed(self, first: int) -> None:
         self.first = max(self.first, first)
-        if self.sizes is not None:
-            self.sizes.trimmed(first, gone_bytes)
+        for sizes in self.all_sizes:
+            sizes.trimmed(first)
+            if sizes.unmeasured() is not None:
+                self.due_ms = 0  # what is left may be more than it is taken for
 
     def least_facts(self) -> Facts:
         """Facts that cost nothing and claim less than is so."""
@@ -107,12 +137,23 @@ class Partition:
             old_before=0 if self.old is None else self.old.advance(now_ms),
             surplus_before=0 if self.sizes is None else self.sizes.surplus_before(),
             held_from=held_from,
+            unheld_before=max(
+                0 if self.unheld is None else self.unheld.advance(now_ms),
+                0 if self.hold_sizes is None else self.hold_sizes.surplus_before(),
+            ),
         )
+
+    def _gather(self) -> None:
+        """All marks that there are of each kind: every append is told to them."""
+        ages = (self.live, self.old, self.unheld)
+        self.ages = tuple(each for each in ages if each is not None)
+        sizes = (self.sizes, self.hold_sizes)
+        self.all_sizes = tuple(each for each in sizes if each is not None)
 
     def schedule(self, now_ms: int, again: bool) -> None:
         """When the cleaner should look next: at once if there may be more to do. What became due
         while it was looking stays due."""
         if again:
             self.due_ms = 0
-        for ages in self.ages():
+        for ages in self.ages:
             self.due_ms = min(self.due_ms, ages.due_ms(now_ms))

@@ -124,7 +124,7 @@ class Registrations:
         number = self._producer(producer_id)
         return await self._changes.carry_through(self._join(topic, number))
 
-    async def check_producer(self, topic_name: str, producer_id: str) -> None:
+    def check_producer(self, topic_name: str, producer_id: str) -> None:
         """Whether a producer may publish to a topic: UnknownTopic, UnknownProducerId,
         NotRegistered."""
         topic = self._topics.named(topic_name)
@@ -155,7 +155,7 @@ class Registrations:
             raise AlreadySubscribed(f"{consumer_id} is subscribed to topic {topic.name} already")
         return consumer_id
 
-    async def check_consumer(self, topic_name: str, consumer_id: str) -> None:
+    def check_consumer(self, topic_name: str, consumer_id: str) -> None:
         """Whether a consumer may take messages of a topic: UnknownTopic, UnknownConsumerId,
         UnknownSubscription."""
         topic = self._topics.named(topic_name)

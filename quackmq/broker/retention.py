@@ -1,8 +1,8 @@
 """Topic policies carried out: who may publish now, who waits, and what the cleaner lets go of.
 
 Only topics whose policy counts entries are known here; publishing to any other does not come this
-way. The decisions are `quackmq.policy`'s. This module gathers the facts, a partition at a time, and
-does what was decided:
+way. The decisions are `quackmq.policy`'s, by facts that `Survey` gathers, a partition at a time.
+This module does what was decided:
 
 - A publisher to a full topic waits in its partition's queue, first come, first served, and is
   admitted at the moment that makes room: a trim, a cursor that moves, entries that expire (noticed
@@ -11,10 +11,16 @@ does what was decided:
 - A publish to a topic that drops its oldest is answered when they are dropped. If dropping fails,
   the publish stands, and the cleaner tries again.
 - The cleaner looks at partitions in which something may be due. An error is logged with the topic's
-  name, once until it goes away, and stops neither the other topics nor the cleaner.
+  name, once until it goes away, and stops neither the other topics nor the cleaner; `failures` are
+  those that have not gone away.
+- Log and archive are one: what is let go of is trimmed from whichever has it. By age a file of the
+  archive is cut where it has to be, by size whole files go. A manifest is not written for each
+  publish and each message consumed: what `drop_oldest` drops from an archive goes with the next
+  cleaning, and one file is cut again after `limits.ARCHIVE_CUT_MS`.
+- A subscription that is further behind than the topic holds is overtaken, and named in the log.
 
 What a partition knows of itself is asked from the store when it is first needed, and kept up from
-what is appended and trimmed through here.
+what is appended and trimmed through here, and from the archive's manifests.
 
 Who may call: the broker's loop.
 """
@@ -27,20 +33,32 @@ import math
 import uuid
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import Any, Final, TypeVar
+from itertools import islice
+from typing import Any, Final, NamedTuple, TypeVar
 
 from quackmq import limits
 from quackmq.broker.partition import Partition
+from quackmq.broker.survey import Archive, Holds, Survey
 from quackmq.errors import BrokerClosing, QuackError, RecordTooLarge, TopicFull
 from quackmq.policy import WhenFull, has_room, trim_before
-from quackmq.record import Batch, spans
+from quackmq.record import Batch
 from quackmq.stores.base import Store
-from quackmq.topic import Append, Appended, Cursor, PartitionKey, Read, Topic
+from quackmq.topic import Append, Appended, Cursor, PartitionKey, Topic
 
 log = logging.getLogger(__name__)
 
 _Done = TypeVar("_Done")
 _CLOSING: Final = "the broker is closing: publish again when it is back"
+#: Of the subscriptions that are overtaken in a partition, so many are named in the log.
+_NAMED: Final = 3
+
+
+class Failure(NamedTuple):
+    """What keeps a topic from being cleaned."""
+
+    topic_name: str
+    partition: int
+    error: Exception
 
 
 class Retention:
@@ -48,20 +66,22 @@ class Retention:
         self,
         store: Store,
         now_ms: Callable[[], int],
-        held_from: Callable[[PartitionKey], int | None],
+        holds: Holds,
         full_topic_wait_ms: int,
+        archive: Archive | None = None,
     ) -> None:
-        """`held_from` tells the least cursor of a partition's subscriptions."""
+        """`archive` is the store itself, where it archives."""
         self._store = store
+        self._survey = Survey(store, archive, holds)
         self._now_ms = now_ms
-        self._held_from = held_from
+        self._holds = holds
         self._full_topic_wait_ms = full_topic_wait_ms
         self._partitions: dict[uuid.UUID, list[Partition]] = {}
         self._queues: dict[PartitionKey, deque[_Waiter]] = {}
         self._waiting = 0
         self._waiting_bytes = 0
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._reported: dict[uuid.UUID, type[Exception]] = {}
+        self._failures: dict[uuid.UUID, Failure] = {}
 
     # --- topics -----------------------------------------------------------------------------
 
@@ -84,7 +104,7 @@ class Retention:
         """A topic is gone; who waits for room in it is told so."""
         for partition in self._partitions.pop(topic_id, []):
             self._fail_queue(partition.key, error)
-        self._reported.pop(topic_id, None)
+        self._failures.pop(topic_id, None)
 
     # --- publishing and trimming --------------------------------------------------------------
 
@@ -152,7 +172,11 @@ class Retention:
                     failed.add(partition.topic.id)
                     self._report(partition, result)
         for topic_id in {partition.topic.id for partition in due} - failed:
-            self._reported.pop(topic_id, None)
+            self._failures.pop(topic_id, None)
+
+    def failures(self) -> list[Failure]:
+        """What keeps topics from being cleaned, one of each topic, of the first few."""
+        return list(islice(self._failures.values(), limits.SHOWN_FAILURES))
 
     async def close(self) -> None:
         """Who waits for room gets BrokerClosing; what is on its way to the store arrives."""
@@ -167,7 +191,7 @@ class Retention:
             partition
             for partitions in self._partitions.values()
             for partition in partitions
-            if partition.due_ms <= now_ms
+            if partition.due_ms <= now_ms or self._survey.is_archived_anew(partition)
         ]
         waited_for = (queue[0].partition for queue in self._queues.values())
         due.extend(partition for partition in waited_for if partition.due_ms > now_ms)
@@ -180,52 +204,58 @@ class Retention:
             now_ms = self._now_ms()
             partition.due_ms = math.inf
             try:
-                partition.follow(await self._store.offsets(partition.key), now_ms)
-                await self._ask_history(partition, now_ms)
+                has_more = await self._survey.look(partition, now_ms)
                 trimmed = await self._trim_due(partition, now_ms)
             except BaseException:
                 partition.due_ms = 0
                 raise
-            partition.schedule(now_ms, again=trimmed)
+            partition.schedule(now_ms, again=trimmed or has_more)
         self._admit(partition)
 
     async def _trim_due(self, partition: Partition, now_ms: int) -> bool:
-        facts = partition.facts(now_ms, self._held_from(partition.key))
-        before = trim_before(partition.topic.policy, facts)
-        gone_bytes = None
-        sizes = partition.sizes
-        if before <= partition.first and sizes is not None and sizes.surplus_is_in_history:
-            before, gone_bytes = await self._walk(partition, sizes.surplus_bytes, facts.held_from)
-        if before <= partition.first:
+        facts = self._survey.facts(partition, now_ms)
+        policy = partition.topic.policy
+        before = trim_before(policy, facts)
+        if before <= partition.first or self._waits_with_cut(partition, before, now_ms):
             return False
-        await self._trim(partition, before, gone_bytes)
+        if facts.held_from is not None and before > facts.held_from and not policy.drops_oldest:
+            self._tell_overtaken(partition, facts.held_from, before)
+        await self._trim(partition, before)
         return True
 
-    async def _walk(
-        self, partition: Partition, surplus_bytes: int, held_from: int | None
-    ) -> tuple[int, int]:
-        """How far the oldest batches are a surplus that nobody holds, and how many bytes."""
-        before, gone_bytes = partition.first, 0
-        if held_from is not None and held_from <= before:
-            return before, gone_bytes
-        max_bytes = min(surplus_bytes, limits.CLEAN_READ_BYTES)
-        read = Read(partition.key, partition.first, max_bytes)
-        (part,) = await self._store.read([read], max_bytes=max_bytes)
-        if part.error is not None:
-            raise part.error
-        for chunk in part.chunks:
-            for span in spans(chunk):
-                is_held = held_from is not None and span.next_offset > held_from
-                if is_held or gone_bytes + span.size > surplus_bytes:
-                    return before, gone_bytes
-                before, gone_bytes = span.next_offset, gone_bytes + span.size
-        return before, gone_bytes
+    def _waits_with_cut(self, partition: Partition, before: int, now_ms: int) -> bool:
+        """Whether a file of the archive was cut just now, and would only be cut again."""
+        if not self._survey.only_cuts_a_file(partition, before):
+            return False
+        last_ms = partition.cut_ms
+        if last_ms is not None and 0 <= now_ms - last_ms < limits.ARCHIVE_CUT_MS:
+            partition.due_ms = min(partition.due_ms, last_ms + limits.ARCHIVE_CUT_MS)
+            return True
+        partition.cut_ms = now_ms
+        return False
+
+    def _tell_overtaken(self, partition: Partition, held_from: int, before: int) -> None:
+        """Once for each place at which somebody stays behind."""
+        if partition.told_held_from == held_from:
+            return
+        partition.told_held_from = held_from
+        names = self._holds.behind(partition.key, before)
+        log.warning(
+            "topic %s, partition %d: offsets from %d on go, unread by %s%s, further behind than "
+            "the topic holds",
+            partition.topic.name,
+            partition.key.partition,
+            max(held_from, partition.first),
+            ", ".join(names[:_NAMED]),
+            f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "",
+        )
 
     def _report(self, partition: Partition, error: Exception) -> None:
         topic = partition.topic
-        if self._reported.get(topic.id) is type(error):
+        known = self._failures.get(topic.id)
+        self._failures[topic.id] = Failure(topic.name, partition.key.partition, error)
+        if known is not None and type(known.error) is type(error):
             return
-        self._reported[topic.id] = type(error)
         log.error(
             "cleaning topic %s, partition %d: %s",
             topic.name,
@@ -246,8 +276,7 @@ class Retention:
         try:
             while not partition.is_ready:
                 topic = partition.topic
-                partition.begin(await self._store.offsets(partition.key), self._now_ms())
-                await self._ask_history(partition, self._now_ms())
+                await self._survey.begin(partition, self._now_ms())
                 partition.is_ready = partition.topic is topic
         except Exception as error:
             self._fail_queue(partition.key, error)
@@ -256,15 +285,10 @@ class Retention:
             partition.preparing = None
         self._admit(partition)
 
-    async def _ask_history(self, partition: Partition, now_ms: int) -> None:
-        for ages in partition.ages():
-            if (time_ms := ages.asks(now_ms)) is not None:
-                found = await self._store.offset_for_time(partition.key, time_ms, "append")
-                ages.learn(found, now_ms)
-
-    async def _trim(self, partition: Partition, before: int, gone_bytes: int | None = None) -> int:
+    async def _trim(self, partition: Partition, before: int) -> int:
         first = await self._store.trim(partition.key, before)
-        partition.trimmed(first, gone_bytes)
+        partition.trimmed(first)
+        self._survey.follow_archive(partition)
         self._admit(partition)
         return first
 
@@ -276,7 +300,7 @@ class Retention:
         facts = partition.least_facts()
         if has_room(policy, facts, entries):
             return True
-        facts = partition.facts(self._now_ms(), self._held_from(partition.key))
+        facts = self._survey.facts(partition, self._now_ms())
         # A repeat takes no room: the log has it.
         return has_room(policy, facts, entries) or self._store.is_repeat(
             Append(partition.key, batch)
@@ -350,9 +374,13 @@ class Retention:
             async with partition.lock:
                 if not partition.is_ready:
                     return  # the policy is a new one; the cleaner will look into it
-                facts = partition.facts(self._now_ms(), self._held_from(partition.key))
+                facts = self._survey.facts(partition, self._now_ms())
                 before = trim_before(partition.topic.policy, facts)
-                if before > partition.first:
+                if before <= partition.first:
+                    return
+                if self._survey.begins_in_archive(partition):
+                    partition.due_ms = 0
+                else:
                     await self._trim(partition, before)
         except QuackError as error:
             partition.due_ms = 0

@@ -27,3 +27,4 @@ class BrokerSettings:
     clean_interval_ms: int = limits.CLEAN_INTERVAL_MS
     full_topic_wait_ms: int = limits.FULL_TOPIC_WAIT_MS
     group_initial_delay_ms: int = limits.GROUP_INITIAL_DELAY_MS
+    merge_target_bytes: int = limits.MERGE_TARGET_BYTES

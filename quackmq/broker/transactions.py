@@ -97,6 +97,11 @@ class Transactions:
             if known.partitions or known.pending:
                 self._begin(known)
 
+    def name_of(self, producer_id: int) -> str | None:
+        """The transactional id that stands behind a producer's id now."""
+        known = self._records.of_producer(producer_id)
+        return None if known is None else known.transactional_id
+
     async def close(self) -> None:
         """What was begun is finished; what is open stays open, for the next start."""
         self._is_closing = True

@@ -1,7 +1,7 @@
 """`quackmq log`: a look into a data directory without a broker. Nothing in it is changed.
 
-Exit codes: 0 all is well, 1 damage was found, 2 the directory cannot be looked at, or what was
-asked for is not in it. A batch that nobody can decode is no damage: its producer sent it so.
+Exit codes are those of `outcome`. A batch that nobody can decode is no damage: its producer sent
+it so.
 
 What is printed is made in `look`, which is loaded only when there is something to look at.
 """
@@ -9,18 +9,9 @@ What is printed is made in `look`, which is loaded only when there is something 
 from __future__ import annotations
 
 import argparse
-import os
-import sys
 from pathlib import Path
-from typing import Final
 
-from quackmq.errors import NewerFormat, NotFound, StoreLocked, UnusableDirectory
-
-SOUND: Final = 0
-DAMAGED: Final = 1
-UNREADABLE: Final = 2
-#: As if SIGPIPE had ended the process: whoever read our output has enough of it.
-ENOUGH: Final = 141
+from quackmq.cli.outcome import outcome
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -61,12 +52,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--from",
         dest="start",
         metavar="OFFSET",
-        type=_count,
+        type=count,
         default=0,
         help="in each partition from this offset on",
     )
     dump.add_argument(
-        "--limit", metavar="N", type=_count, help="so many batches (records, frames) at the most"
+        "--limit", metavar="N", type=count, help="so many batches (records, frames) at the most"
     )
     dump.add_argument("--records", action="store_true", help="also the records")
     dump.add_argument("--journal", action="store_true", help="the journal's frames and entries")
@@ -78,29 +69,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     from quackmq.cli import look
 
-    try:
-        if not args.directory.is_dir():
-            raise UnusableDirectory(f"{args.directory} is no directory")
-        damaged = look.look(args)
-        sys.stdout.flush()
-        return DAMAGED if damaged else SOUND
-    except BrokenPipeError:
-        # What is still buffered must not be tried again when Python ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return ENOUGH
-    except (NewerFormat, NotFound, StoreLocked, UnusableDirectory) as error:
-        return _complain(str(error))
-    except OSError as error:
-        where = error.filename or args.directory
-        return _complain(f"cannot read {where}: {error.strerror or error}")
+    return outcome(args.directory, lambda: look.look(args))
 
 
-def _complain(sentence: str) -> int:
-    print(f"quackmq: {sentence}", file=sys.stderr)
-    return UNREADABLE
-
-
-def _count(text: str) -> int:
+def count(text: str) -> int:
     if not (text.isascii() and text.isdigit()):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 on")
     return int(text)

@@ -1,23 +1,20 @@
 """What `quackmq log` prints: tables, lines of batches and records, lines of findings.
 
-What peers have sent never reaches the terminal as it is: text is quoted, with everything escaped
-that a terminal might obey, and other bytes are shown as hexadecimal digits.
+Nothing is made text here that `text` does not make harmless.
 """
 
 from __future__ import annotations
 
 import argparse
-import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import fields
-from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any
 
 import orjson
 
-from quackmq import codec, limits
+from quackmq import codec
+from quackmq.cli.text import counted, moment, progress_on_stderr, shown, table
 from quackmq.errors import (
     CorruptBatch,
     DamagedStore,
@@ -26,7 +23,7 @@ from quackmq.errors import (
     UnknownTopic,
 )
 from quackmq.policy import Policy
-from quackmq.record import NO_PRODUCER_ID, NO_TIMESTAMP, Batch, Record
+from quackmq.record import NO_PRODUCER_ID, Batch, Record
 from quackmq.stores.local.contents import Held
 from quackmq.stores.local.disk import RealDisk
 from quackmq.stores.local.findings import Finding, Kind
@@ -40,10 +37,6 @@ from quackmq.stores.local.segment import Segment
 from quackmq.stores.local.verification import Tally, Verification
 from quackmq.topic import PartitionKey, Topic
 from quackmq.transactions import Step, read_marker
-
-#: Whoever waits longer than this is told how far it has got.
-PROGRESS_EVERY_S: Final = 5.0
-_LONGEST_CHARACTER_BYTES: Final = 4
 
 
 def look(args: argparse.Namespace) -> bool:
@@ -74,7 +67,7 @@ def list_topics(inspection: Inspection, *, as_json: bool) -> bool:
         print(orjson.dumps(_as_json(inspection), option=orjson.OPT_INDENT_2).decode())
     else:
         print("\n".join(_standing_lines(inspection)))
-        print("\n".join(_table(list(_topic_rows(inspection)))))
+        print("\n".join(table(list(_topic_rows(inspection)), range(1, 7))))
         for finding in inspection.findings:
             print(finding)
     return inspection.damaged
@@ -110,17 +103,6 @@ def _topic_rows(inspection: Inspection) -> Iterator[Sequence[str]]:
                 str(topic.id) if first else "",
                 policy if first else "",
             )
-
-
-def _table(rows: list[Sequence[str]]) -> Iterator[str]:
-    """Numbers to the right, words to the left."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = [
-            cell.rjust(width) if 1 <= number <= 6 else cell.ljust(width)
-            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        yield "  ".join(cells).rstrip()
 
 
 def _as_json(inspection: Inspection) -> dict[str, Any]:
@@ -237,7 +219,7 @@ def _batch_line(held: Held) -> str:
             f"producer {batch.producer_id} epoch {batch.producer_epoch} "
             f"sequence {batch.base_sequence}"
         )
-    parts.append(f"{_moment(batch.base_timestamp)} to {_moment(batch.max_timestamp)}")
+    parts.append(f"{moment(batch.base_timestamp)} to {moment(batch.max_timestamp)}")
     if batch.is_transactional:
         parts.append("transactional")
     if batch.is_control:
@@ -269,10 +251,10 @@ def _print_records(batch: Batch, start: int, limit: int | None) -> int:
 
 
 def _record_line(record: Record) -> str:
-    line = f"{record.offset} {_moment(record.timestamp_ms)} {_shown(record.key)} "
-    line += _shown(record.value)
+    line = f"{record.offset} {moment(record.timestamp_ms)} {shown(record.key)} "
+    line += shown(record.value)
     for name, value in record.headers:
-        line += f" {_shown(name.encode())}: {_shown(value)}"
+        line += f" {shown(name.encode())}: {shown(value)}"
     return line
 
 
@@ -308,7 +290,7 @@ def _print_frame(inspection: Inspection, found: FrameAt) -> None:
 def _entry_line(inspection: Inspection, entry: Entry) -> str:
     match entry:
         case ChangeEntry(change):
-            return f"change {_shown(change)}"
+            return f"change {shown(change)}"
         case TrimEntry(key, first_offset):
             return f"trim {_partition(inspection, key)} before offset {first_offset}"
         case AppendEntry(descriptor, data):
@@ -317,7 +299,7 @@ def _entry_line(inspection: Inspection, entry: Entry) -> str:
                 f"{'refer to' if data is None else 'append'} "
                 f"{_partition(inspection, descriptor.key)} offsets {descriptor.base_offset} to "
                 f"{descriptor.next_offset - 1}, {descriptor.length} bytes for "
-                f"{path}:{descriptor.position}, at {_moment(descriptor.append_time_ms)}"
+                f"{path}:{descriptor.position}, at {moment(descriptor.append_time_ms)}"
                 f"{''.join(map(_step_text, descriptor.steps))}"
             )
 
@@ -344,7 +326,7 @@ def _tell_all(inspection: Inspection, *, but_journal: bool = False) -> bool:
 
 
 def verify(inspection: Inspection, *, deep: bool) -> bool:
-    verification = Verification(inspection, deep=deep, progress=_progress_on_stderr())
+    verification = Verification(inspection, deep=deep, progress=progress_on_stderr())
     for finding in verification.findings():
         print(finding, flush=True)
     print(_closing_line(verification.tally))
@@ -353,59 +335,15 @@ def verify(inspection: Inspection, *, deep: bool) -> bool:
 
 def _closing_line(tally: Tally) -> str:
     found = [
-        _counted(tally.damage, "damaged range") if tally.damage else "no damage",
-        *([_counted(tally.poison, "undecodable batch", "es")] if tally.poison else []),
-        *([_counted(tally.notes, "note")] if tally.notes else []),
+        counted(tally.damage, "damaged range") if tally.damage else "no damage",
+        *([counted(tally.poison, "undecodable batch", "es")] if tally.poison else []),
+        *([counted(tally.notes, "note")] if tally.notes else []),
     ]
     looked_at = [
-        _counted(tally.partitions, "partition"),
-        _counted(tally.segments, "segment"),
-        _counted(tally.batches, "batch", "es"),
-        _counted(tally.bytes, "byte"),
-        _counted(tally.frames, "frame"),
+        counted(tally.partitions, "partition"),
+        counted(tally.segments, "segment"),
+        counted(tally.batches, "batch", "es"),
+        counted(tally.bytes, "byte"),
+        counted(tally.frames, "frame"),
     ]
     return f"{', '.join(found)} in {', '.join(looked_at)}"
-
-
-def _counted(number: int, thing: str, plural: str = "s") -> str:
-    return f"{number} {thing}{'' if number == 1 else plural}"
-
-
-def _progress_on_stderr() -> Callable[[int, int], None]:
-    told = time.monotonic()
-
-    def tell(done: int, total: int) -> None:
-        nonlocal told
-        if time.monotonic() - told >= PROGRESS_EVERY_S:
-            told = time.monotonic()
-            share = f" ({done * 100 // total} %)" if total else ""
-            print(f"{done} of {total} bytes{share}", file=sys.stderr, flush=True)
-
-    return tell
-
-
-# --- values as text ------------------------------------------------------------------------------
-
-
-def _shown(data: bytes | None) -> str:
-    """Text in quotes where it is any, else hexadecimal digits; the beginning of what is long."""
-    if data is None:
-        return "null"
-    part = data[: limits.SHOWN_BYTES]
-    rest = f"… ({len(data)} bytes)" if len(data) > len(part) else ""
-    try:
-        return repr(part.decode()) + rest
-    except UnicodeDecodeError as error:
-        if rest and len(part) - error.start < _LONGEST_CHARACTER_BYTES:  # cut within a character
-            return repr(part[: error.start].decode()) + rest
-    return f"0x{part.hex()}{rest}"
-
-
-def _moment(timestamp_ms: int) -> str:
-    if timestamp_ms == NO_TIMESTAMP:
-        return "no time"
-    try:
-        moment = datetime.fromtimestamp(timestamp_ms / 1000, UTC)
-    except (OverflowError, ValueError, OSError):
-        return f"{timestamp_ms} ms"
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Final, NoReturn, Protocol
 
 from quackmq import __version__
-from quackmq.cli import log, serve
+from quackmq.cli import archive, log, serve
 from quackmq.cli.settings import suggest
 from quackmq.errors import InvalidRequest, QuackError
 
@@ -31,7 +31,7 @@ class Command(Protocol):
 
 
 #: By the word typed. A new command is a module and a line here.
-COMMANDS: Final[dict[str, Command]] = {"serve": serve, "log": log}
+COMMANDS: Final[dict[str, Command]] = {"serve": serve, "log": log, "archive": archive}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -25,6 +25,7 @@ from quackmq.cli.settings import (
     variable_name,
 )
 from quackmq.errors import InvalidSetting
+from quackmq.lean import without_pandas
 
 log = logging.getLogger(__name__)
 
@@ -75,6 +76,7 @@ def run(args: argparse.Namespace) -> int:
     for doubt in loaded.doubts:
         log.warning("%s", doubt)
 
+    without_pandas()
     from quackmq.cli import server
 
     with asyncio.Runner(loop_factory=server.loop_factory()) as runner:

@@ -17,6 +17,8 @@ from contextlib import AsyncExitStack
 from typing import Final, NoReturn, Protocol
 
 from quackmq import __version__, limits
+from quackmq.archive.tiered import TieredStore
+from quackmq.archive.workers import WorkerWorkshop
 from quackmq.broker import Broker, BrokerSettings
 from quackmq.cli import process
 from quackmq.cli.address import Address
@@ -67,7 +69,7 @@ async def serve(settings: Settings, doors: Mapping[str, Address]) -> int:
     process.prepare()
     stopping = _catch_signals()
     async with AsyncExitStack() as opened:
-        store = await _open_store(settings)
+        store, archive = await _open_store(settings)
         opened.push_async_callback(store.close)
         broker = Broker(
             store,
@@ -75,7 +77,10 @@ async def serve(settings: Settings, doors: Mapping[str, Address]) -> int:
                 auto_create_topics=settings.auto_create_topics,
                 default_partitions=settings.default_partitions,
                 group_initial_delay_ms=settings.group_initial_delay_ms,
+                merge_target_bytes=settings.merge_target_bytes,
             ),
+            archive=archive,
+            workshop=None if archive is None else WorkerWorkshop(),
         )
         await broker.open()
         opened.push_async_callback(broker.close)
@@ -85,7 +90,9 @@ async def serve(settings: Settings, doors: Mapping[str, Address]) -> int:
         for name, address in doors.items():
             door = DOOR_MAKERS[name](broker, address, settings)
             started.append(door)
-            print(f"{name} listening on {await _start(name, door, address)}", flush=True)
+            listening = await _start(name, door, address)
+            broker.doors[name] = (listening.host, listening.port)
+            print(f"{name} listening on {listening}", flush=True)
         print("ready", flush=True)
 
         await stopping.wait()
@@ -104,16 +111,23 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return uvloop.new_event_loop
 
 
-async def _open_store(settings: Settings) -> Store:
+async def _open_store(settings: Settings) -> tuple[Store, TieredStore | None]:
+    """The store, and once more where it has an archive."""
     if settings.store == MEMORY_STORE:
         if settings.data is not None:
             log.warning("with store = memory: nothing is kept; %s is not used", settings.data)
-        return MemoryStore()
+        return MemoryStore(), None
     assert settings.data is not None, "settings were checked before"
     if settings.sync != "always":
         log.warning("sync = %s: a power cut can lose acknowledged messages", settings.sync)
     options = LocalOptions(sync=settings.sync, sync_interval_ms=settings.sync_interval_ms)
-    return await LocalStore.open(settings.data, options)
+    log_store = await LocalStore.open(settings.data, options)
+    try:
+        archive = await TieredStore.open(log_store, log_store.disk)
+    except BaseException:
+        await log_store.close()
+        raise
+    return archive, archive
 
 
 async def _start(name: str, door: Door, address: Address) -> Address:

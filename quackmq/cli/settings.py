@@ -130,6 +130,11 @@ class Settings:
         whole_number(0, limits.LONGEST_GROUP_INITIAL_DELAY_MS),
         "how long the first member of a Kafka group waits for others that start with it",
     )
+    merge_target_bytes: int = setting(
+        limits.MERGE_TARGET_BYTES,
+        whole_number(limits.MIB, limits.ARCHIVE_OFFERED_BYTES),
+        "small files of the archive are merged until they are about this large",
+    )
     log_level: str = setting(
         "info", choice("debug", "info", "warning", "error"), "the least that is logged, on stderr"
     )

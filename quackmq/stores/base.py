@@ -25,7 +25,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 
 from quackmq.errors import QuackError
 from quackmq.policy import Policy
@@ -145,6 +145,30 @@ class Store(ABC):
         late. Never below the partition's first offset. Damaged ranges are skipped."""
 
     @abstractmethod
+    async def append_times(self, key: PartitionKey, first: int, next: int) -> Sequence[OffsetTime]:
+        """When the batches from one offset to before another were appended: from which offset on
+        which time, both ascending, the first at `first` or, if that is not in the log any more,
+        where the log begins. A time is exact, or up to `limits.REGION_MS` early; early by more
+        where the index of a segment is damaged. Empty where nothing lies between, or nothing is
+        known. UnknownTopic, UnknownPartition."""
+
+    async def least_bytes_between(self, key: PartitionKey, first: int, next: int) -> int:
+        """How many bytes the batches take that lie from one offset to before another, never more
+        than so many; less by what an index cannot tell apart: a region at either end, or where it
+        is damaged. UnknownTopic, UnknownPartition."""
+        return 0
+
+    async def bytes_between(self, key: PartitionKey, first: int, next: int) -> int:
+        """About how many bytes of batches lie from one offset to before another, as if all records
+        of a segment were of one size: at once, and without looking into an index. Of what the log
+        has. UnknownTopic, UnknownPartition."""
+        offsets = await self.offsets(key)
+        first, next = max(first, offsets.first), min(next, offsets.next)
+        return (
+            0 if next <= first else offsets.size * (next - first) // (offsets.next - offsets.first)
+        )
+
+    @abstractmethod
     async def trim(self, key: PartitionKey, before: int) -> int:
         """Let go of what lies before an offset; readers never see it again. Whole batches go, so
         the new first offset, which is returned, is `before` itself: a batch that straddles it is
@@ -203,3 +227,12 @@ class Store(ABC):
     async def close(self) -> None:
         """Finish what was begun, then let go of everything. Every later call but this one raises
         BrokerClosing."""
+
+
+def changes_of_time(times: Iterable[OffsetTime]) -> list[OffsetTime]:
+    """Without those that say the same time as the one before."""
+    changes: list[OffsetTime] = []
+    for each in times:
+        if not changes or changes[-1].timestamp_ms != each.timestamp_ms:
+            changes.append(each)
+    return changes

@@ -26,7 +26,7 @@ from quackmq.errors import BrokerClosing, LimitReached, NotFound, OffsetOutOfRan
 from quackmq.policy import Policy
 from quackmq.producers import Producer, Remembered, advance, expired, has_producer, is_repeat
 from quackmq.record import Batch, stamp
-from quackmq.stores.base import Store
+from quackmq.stores.base import Store, changes_of_time
 from quackmq.stores.catalog import Catalog, Change
 from quackmq.topic import (
     Append,
@@ -191,6 +191,24 @@ class MemoryStore(Store):
             if held_ms >= time_ms:
                 return OffsetTime(max(held.base_offset, partition.first_offset), held_ms)
         return None
+
+    async def append_times(self, key: PartitionKey, first: int, next: int) -> Sequence[OffsetTime]:
+        self._check_open()
+        partition = self._partition(key)
+        first = max(first, partition.first_offset)
+        held = [each for each in partition.batches if first < each.next_offset]
+        return changes_of_time(
+            OffsetTime(max(first, each.base_offset), each.append_time_ms)
+            for each in held
+            if each.base_offset < next
+        )
+
+    async def least_bytes_between(self, key: PartitionKey, first: int, next: int) -> int:
+        self._check_open()
+        partition = self._partition(key)
+        first = max(first, partition.first_offset)
+        held = (each for each in partition.batches if first <= each.base_offset)
+        return sum(len(each.data) for each in held if each.next_offset <= next)
 
     async def trim(self, key: PartitionKey, before: int) -> int:
         self._check_open()

@@ -56,6 +56,7 @@ GREETING: Final = b"\xff" + bytes(8) + b"\x7f\x03\x01" + _MECHANISM + bytes(32)
 _PEERS: Final = (b"REQ", b"DEALER", b"ROUTER")
 #: What nearly every request of a REQ socket begins with: the empty frame, then a short last one.
 _PLAIN: Final = b"\x01\x00\x00"
+_new_tuple: Final = tuple.__new__
 
 
 class Ready(NamedTuple):
@@ -203,12 +204,15 @@ class Decoder:
             # The common case, all in one: a short request, whole, without an envelope.
             begin = self._position
             buffer = self._buffer
+            if begin == len(buffer) and self._size < 0:
+                return None
             if self._size < 0 and not self._has_delimiter and buffer.startswith(_PLAIN, begin):
                 if not self._envelope and self._refusal is None and len(buffer) > begin + 3:
                     end = begin + 4 + buffer[begin + 3]
                     if end <= len(buffer):
                         self._position = end
-                        return Message((), buffer[begin + 4 : end])
+                        # The class's own constructor takes three times as long.
+                        return _new_tuple(Message, ((), buffer[begin + 4 : end]))
             return self._next_frames()
         if not self._greeted and not self._read_greeting():
             return None

@@ -68,6 +68,9 @@ class MemoryDisk:
             raise FileNotFoundError(errno.ENOENT, "no such file", path)
         return MemoryFile(self, path)
 
+    def location(self, path: str) -> str:
+        return f"/memory/{path}"
+
     def make_directory(self, path: str) -> None: ...
 
     def sync_directory(self, path: str) -> None: ...

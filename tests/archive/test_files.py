@@ -127,7 +127,7 @@ def test_a_topic_made_anew_inherits_nothing_and_the_old_one_is_moved_aside(
     assert f"archive/~{KEY.topic_id}/0/_manifest.json" in names_in(tmp_path)
     files.remove_left_behind(disk, KEY.topic_id)
     assert files.left_behind(disk) == []
-    assert names_in(tmp_path) == ["archive/ducks/_topic.json"]
+    assert names_in(tmp_path) == ["archive/ducks/0/_manifest.json", "archive/ducks/_topic.json"]
 
 
 def test_a_topic_that_ends_leaves_its_name_free(disk: RealDisk, tmp_path: Path) -> None:

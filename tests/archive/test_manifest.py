@@ -113,10 +113,30 @@ def test_small_files_are_replaced_by_a_large_one() -> None:
     assert list(dropped(listed, merged)) == names(listed)[1:3]
 
 
-def test_a_plan_by_another_version_is_refused() -> None:
+def test_what_was_planned_by_an_older_version_holds_while_its_files_are_listed() -> None:
+    """Archiving goes on while a merge takes an hour; it must not have been for nothing."""
+    planned = of_ranges(10, 20, 30)
+    later = add(planned, file_of(30, 40, 4))
+    merged = replace(later, names(planned)[:2], [file_of(0, 20, 5)], planned.version)
+    assert [file.next_offset for file in merged.files] == [20, 30, 40]
+    cut = trim(later, 12)
+    with pytest.raises(StateChanged, match="plan again"):
+        replace(cut, names(planned)[:2], [file_of(0, 20, 6)], planned.version)
+    with pytest.raises(StateChanged, match="plan again"):
+        replace(merged, names(planned)[:2], [file_of(0, 20, 6)], planned.version)
+
+
+def test_a_plan_by_a_version_that_has_not_been_is_refused() -> None:
     listed = of_ranges(10, 20)
     with pytest.raises(StateChanged, match="plan again"):
-        replace(listed, names(listed), [file_of(0, 20, 3)], 1)
+        replace(listed, names(listed), [file_of(0, 20, 3)], 3)
+
+
+def test_an_edge_that_moved_on_since_the_plan_is_replaced_by_what_was_planned() -> None:
+    planned = trim(of_ranges(10, 20), 4)
+    later = trim(planned, 7)
+    again = replace(later, names(planned), [file_of(4, 20, 5)], planned.version)
+    assert (again.first_offset, again.edge) == (7, again.files[0])
 
 
 @pytest.mark.parametrize(
@@ -284,7 +304,7 @@ class Changes(RuleBasedStateMachine):
         records = {offset for file in old for offset in self.held[file.name] if offset >= begin}
         new = self.file(begin, old[-1].next_offset, records)
         with pytest.raises(StateChanged):
-            replace(self.listed, [file.name for file in old], [new], self.listed.version - 1)
+            replace(self.listed, [file.name for file in old], [new], self.listed.version + 1)
         self.listed = replace(self.listed, [file.name for file in old], [new], self.listed.version)
 
     @invariant()

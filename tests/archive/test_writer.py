@@ -248,11 +248,17 @@ def test_many_small_batches_that_inflate_to_much_are_opened_one_by_one() -> None
 # --- what callers must not do --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("starts", [(5, 3), (0, 2), (4, 4)])
+@pytest.mark.parametrize("starts", [(5, 3), (-1, 2), (2, 0), (4, 4)])
 def test_batches_come_in_the_order_of_their_offsets(starts: tuple[int, ...]) -> None:
     writer = FileWriter(KEY, TOPIC, 1)
     with pytest.raises(InvalidRequest, match="comes after"):
         writer.add([plain(start, 2) for start in starts])
+
+
+def test_of_a_first_batch_that_begins_before_the_file_only_the_rest_is_taken() -> None:
+    writer = FileWriter(KEY, TOPIC, 13)
+    assert writer.add([plain(10, 5), plain(15, 2)]) == 2
+    assert table(writer.finish(17, 1)).column("offset").to_pylist() == [13, 14, 15, 16]
 
 
 @pytest.mark.parametrize("end", [0, 9])

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import pytest
+import uuid
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from quackmq import limits
-from quackmq.broker.marks import AgeMarks, SizeMarks
-from quackmq.topic import Offsets, OffsetTime
+from quackmq.archive.manifest import ArchiveFile, Manifest, Quarantined
+from quackmq.broker.marks import AgeMarks, SizeMarks, Stretch, Walk
+from quackmq.topic import OffsetTime, PartitionKey
 
 APPENDS = st.lists(st.tuples(st.integers(0, 50), st.integers(1, 5)), min_size=1, max_size=60)
-
-
-def nothing() -> Offsets:
-    return Offsets(0, 0, 0, 0)
 
 
 # --- age ----------------------------------------------------------------------------------------
@@ -107,12 +105,6 @@ def test_what_was_appended_unseen_is_taken_to_be_new() -> None:
     assert marks.due_ms(1_200) == 1_300
 
 
-@pytest.fixture
-def no_segments(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bytes at rest are those that can be read, as in a store that trims at once."""
-    monkeypatch.setattr(limits, "SEGMENT_BYTES", 0)
-
-
 # --- size ---------------------------------------------------------------------------------------
 
 
@@ -120,7 +112,7 @@ def no_segments(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_the_surplus_enough_is_left(
     appends: list[tuple[int, int]], keep_bytes: int
 ) -> None:
-    marks = SizeMarks(keep_bytes, nothing())
+    marks = SizeMarks(keep_bytes, 0, 0)
     sizes: list[int] = []
     for size, _ in appends:
         sizes.append(size + 1)
@@ -137,57 +129,202 @@ def test_without_the_surplus_enough_is_left(
 
 
 def test_the_number_of_size_marks_has_a_bound() -> None:
-    marks = SizeMarks(100_000_000, nothing())
+    marks = SizeMarks(100_000_000, 0, 0)
     for number in range(50_000):
         marks.add(number + 1, 10_000)
     assert len(marks) <= limits.LIVE_MARKS
     assert 39_900 <= marks.surplus_before() <= 40_000
 
 
-def test_up_to_a_segment_of_history_may_be_trimmed_already_and_does_not_count() -> None:
-    size = limits.SEGMENT_BYTES + 500
-    marks = SizeMarks(100, Offsets(0, 10, size, 0))
-    assert (marks.surplus_bytes, marks.surplus_is_in_history) == (400, True)
-    marks = SizeMarks(100, Offsets(0, 10, limits.SEGMENT_BYTES, 0))
-    assert marks.surplus_bytes == 0
-    marks.add(11, 100)
-    assert marks.surplus_before() == 10
+def with_history(keep_bytes: int, first: int, next: int, size: int) -> SizeMarks:
+    marks = SizeMarks(keep_bytes, first, next)
+    marks.measured(Stretch(first, next), size)
+    return marks
 
 
-@pytest.mark.usefixtures("no_segments")
+def test_history_counts_when_it_is_measured() -> None:
+    marks = SizeMarks(100, 5, 25)
+    assert (marks.surplus_bytes, marks.asks(), marks.unmeasured()) == (0, None, Stretch(5, 25))
+    marks.add(26, 100)
+    assert marks.surplus_before() == 25, "without it there is enough, whatever it is"
+    marks.measured(Stretch(5, 24), 1000)
+    assert marks.log_bytes == 100, "that was asked before something else became known"
+    marks.measured(Stretch(5, 25), 400)
+    assert (marks.log_bytes, marks.unmeasured()) == (500, None)
+
+
 def test_a_surplus_in_history_has_to_be_looked_for() -> None:
-    marks = SizeMarks(100, Offsets(5, 25, 400, 0))
-    assert (marks.surplus_bytes, marks.surplus_is_in_history) == (300, True)
+    marks = with_history(100, 5, 25, 400)
+    assert (marks.surplus_bytes, marks.asks()) == (300, Walk(5, 300))
     assert marks.surplus_before() == 5
-    marks.trimmed(15, gone_bytes=250)
-    assert (marks.surplus_bytes, marks.surplus_is_in_history) == (50, True)
+    marks.learn(15, 250, next_batch_bytes=70)
+    assert marks.surplus_before() == 15
+    assert marks.asks() is None, "a batch of 70 bytes is more than the rest of the surplus"
+    marks.trimmed(15)
+    assert (marks.surplus_bytes, marks.surplus_before(), marks.unmeasured()) == (50, 15, None)
     marks.add(26, 60)
-    assert (marks.surplus_bytes, marks.surplus_is_in_history) == (110, True)
+    assert (marks.surplus_bytes, marks.asks()) == (110, Walk(15, 110))
     marks.add(27, 60)
-    assert not marks.surplus_is_in_history, "all of it is a surplus"
+    assert marks.asks() is None, "all of it is a surplus"
     assert marks.surplus_before() == 25
     marks.trimmed(25)
     assert (marks.surplus_bytes, marks.surplus_before()) == (20, 25)
 
 
-@pytest.mark.usefixtures("no_segments")
-def test_a_cut_between_marks_takes_its_share() -> None:
-    marks = SizeMarks(0, Offsets(0, 10, 1000, 0))
+def test_a_walk_goes_on_where_the_one_before_it_ended() -> None:
+    marks = with_history(100, 0, 40, 400)
+    marks.learn(10, 100)
+    assert marks.asks() == Walk(10, 200)
+    marks.learn(20, 100)
+    assert marks.asks() == Walk(20, 100)
+    assert marks.surplus_before() == 20
+
+
+def test_history_that_was_cut_is_measured_again() -> None:
+    marks = with_history(0, 0, 10, 1000)
+    marks.learn(6, 900)
     marks.trimmed(4)
-    assert marks.surplus_bytes == 600
+    assert (marks.log_bytes, marks.unmeasured()) == (0, Stretch(4, 10))
+    marks.measured(Stretch(4, 10), 150)
     marks.trimmed(3)
-    assert marks.surplus_bytes == 600
+    assert (marks.log_bytes, marks.unmeasured()) == (150, None)
     marks.trimmed(10)
-    assert marks.surplus_bytes == 0
+    assert (marks.surplus_bytes, marks.unmeasured()) == (0, None)
     marks.trimmed(12)
     marks.add(13, 50)
     assert (marks.surplus_bytes, marks.surplus_before()) == (50, 13)
 
 
-@pytest.mark.usefixtures("no_segments")
+def test_a_cut_between_marks_leaves_what_lies_behind_it() -> None:
+    marks = SizeMarks(0, 0, 0)
+    marks.add(10, 100)
+    marks.add(20, 100)
+    marks.trimmed(5)
+    assert marks.log_bytes == 100, "that a part of the first is left counts for nothing"
+    marks.trimmed(10)
+    assert marks.log_bytes == 100
+
+
 def test_what_is_told_late_and_is_history_already_is_not_counted_twice() -> None:
-    marks = SizeMarks(0, Offsets(0, 10, 1000, 0))
+    marks = with_history(0, 0, 10, 1000)
     marks.add(10, 100)
     assert marks.surplus_bytes == 1000
     marks.add(11, 100)
     assert marks.surplus_bytes == 1100
+
+
+# --- what is archived -----------------------------------------------------------------------------
+
+KEY = PartitionKey(uuid.UUID(int=7), 0)
+
+
+def archive(version: int, first: int, *files: tuple[int, int], quarantined: int = 0) -> Manifest:
+    """Files by their end and their size, one after the other from `first` on; the first of them may
+    have a quarantined batch in it."""
+    made, begin = [], first
+    for end, size in files:
+        made.append(ArchiveFile(f"{begin}.parquet", begin, end, end - begin, size, 1, 0))
+        begin = end
+    aside = (Quarantined("_q", first, first + 1, quarantined, 0, ""),) if quarantined else ()
+    return Manifest(KEY, "ducks", version, first, begin, tuple(made), aside)
+
+
+def test_whole_files_go_the_oldest_first_while_enough_is_left() -> None:
+    marks = SizeMarks(250, 0, 0)
+    for offset in range(1, 41):
+        marks.add(offset, 10)
+    marks.follow(archive(1, 0, (10, 100), (20, 100), (30, 100)))
+    assert marks.log_bytes == 100, "of the log counts what lies behind the archive"
+    assert marks.surplus_bytes == 150
+    assert marks.surplus_before() == 10, "with the second file gone as well 200 would be left"
+    marks.add(41, 50)
+    marks.follow(archive(1, 0, (10, 100), (20, 100), (30, 100)))
+    assert marks.surplus_before() == 20
+
+
+def test_what_shrinks_by_being_archived_makes_room_and_what_grows_takes_it() -> None:
+    marks = SizeMarks(250, 0, 0)
+    for offset in range(1, 31):
+        marks.add(offset, 10)
+    assert marks.surplus_before() == 5
+    marks.follow(archive(1, 0, (20, 30)))
+    assert (marks.surplus_bytes, marks.surplus_before()) == (0, 0)
+    marks.follow(archive(2, 0, (20, 30), (30, 270)))
+    assert (marks.surplus_bytes, marks.surplus_before(), marks.is_due) == (50, 20, True)
+
+
+def test_a_quarantined_batch_goes_and_counts_with_the_file_of_its_range() -> None:
+    marks = SizeMarks(100, 0, 0)
+    marks.follow(archive(1, 0, (10, 60), (20, 100), quarantined=40))
+    assert (marks.surplus_bytes, marks.surplus_before()) == (100, 10)
+
+
+def test_what_was_cut_from_a_file_does_not_keep_the_file_or_take_another() -> None:
+    marks = SizeMarks(100, 0, 0)
+    files = archive(1, 0, (10, 60), (20, 100)).files
+    marks.follow(Manifest(KEY, "ducks", 2, 9, 20, files))
+    assert marks.surplus_before() == 10
+
+
+def test_with_the_whole_archive_a_surplus_the_log_follows() -> None:
+    marks = SizeMarks(50, 0, 0)
+    for offset in range(1, 31):
+        marks.add(offset, 10)
+    marks.follow(archive(1, 0, (10, 90), (20, 90)))
+    assert marks.surplus_before() == 25
+    marks.trimmed(25)
+    marks.follow(archive(2, 25))
+    assert (marks.surplus_bytes, marks.surplus_before(), marks.log_bytes) == (0, 25, 50)
+
+
+def test_history_is_walked_over_only_where_the_archive_is_gone() -> None:
+    marks = with_history(100, 0, 40, 400)
+    marks.follow(archive(1, 0, (10, 500)))
+    marks.measured(Stretch(10, 40), 300)
+    marks.follow(archive(1, 0, (10, 500)))
+    assert (marks.surplus_before(), marks.asks()) == (10, None)
+    marks.trimmed(10)
+    marks.follow(archive(2, 10))
+    assert marks.asks() == Walk(10, 200)
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 50), st.sampled_from("aaadtmm")), min_size=1, max_size=40),
+    st.integers(0, 300),
+)
+def test_sizes_never_drift_whatever_is_archived_merged_and_trimmed(
+    steps: list[tuple[int, str]], keep_bytes: int
+) -> None:
+    marks = SizeMarks(keep_bytes, 0, 0)
+    log: dict[int, int] = {}  # by offset, entries that are in the log
+    files: list[tuple[int, int]] = []
+    version = first = 0
+    for size, step in steps:
+        version += 1
+        archived = files[-1][0] if files else first
+        if step == "a":  # appended
+            offset = max([archived - 1, *log]) + 1
+            log[offset] = size
+            marks.add(offset + 1, size)
+        elif step == "d" and log:  # archived
+            end = min(log) + len(log) // 2 + 1
+            files.append((end, size * 3))
+            log = {offset: each for offset, each in log.items() if offset >= end}
+        elif step == "m" and len(files) > 1:  # merged
+            files[:2] = [(files[1][0], size)]
+        elif step == "t":
+            first = max(first, marks.surplus_before())
+            files = [(end, each) for end, each in files if end > first]
+            log = {offset: each for offset, each in log.items() if offset >= first}
+            marks.trimmed(first)
+        begin = first if not files else 0
+        marks.follow(archive(version, begin, *files))
+        assert marks.log_bytes == sum(log.values())
+        units = [*files, *((offset + 1, each) for offset, each in sorted(log.items()))]
+        left, before = sum(each for _, each in units), first
+        for end, each in units:
+            left -= each
+            if left < keep_bytes:
+                break
+            before = end
+        assert max(first, marks.surplus_before()) == before

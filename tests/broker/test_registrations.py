@@ -48,8 +48,8 @@ async def test_a_producer_brings_its_topic_to_life_and_may_publish_to_it() -> No
         assert await registrations.register_producer(CALLER, TOPIC) == "producer-1"
         assert TOPIC in broker.topics()
         assert await registrations.register_producer(CALLER, TOPIC) == "producer-2"
-        await registrations.check_producer(TOPIC, "producer-1")
-        await registrations.check_producer(TOPIC, "producer-2")
+        registrations.check_producer(TOPIC, "producer-1")
+        registrations.check_producer(TOPIC, "producer-2")
 
 
 @pytest.mark.parametrize("producer_id", ["producer-2", "producer-0", "producer-01", "1", "", "x"])
@@ -62,11 +62,11 @@ async def test_publishing_is_refused_by_the_rules_of_the_document_in_their_order
         await registrations.register_producer(CALLER, TOPIC)
         await broker.create_topic(CALLER, OTHER)
         with pytest.raises(UnknownTopic):
-            await registrations.check_producer("nowhere", producer_id)
+            registrations.check_producer("nowhere", producer_id)
         with pytest.raises(UnknownProducerId):
-            await registrations.check_producer(TOPIC, producer_id)
+            registrations.check_producer(TOPIC, producer_id)
         with pytest.raises(NotRegistered, match=TOPIC):
-            await registrations.check_producer(OTHER, "producer-1")
+            registrations.check_producer(OTHER, "producer-1")
 
 
 async def test_a_producer_joins_a_topic_by_the_rules_of_the_document_in_their_order() -> None:
@@ -91,13 +91,13 @@ async def test_a_producer_whose_topic_is_gone_is_free_for_another(pond: Pond) ->
         await broker.delete_topic(CALLER, TOPIC)
         await broker.create_topic(CALLER, TOPIC)
         with pytest.raises(NotRegistered, match="any topic"):
-            await broker.registrations.check_producer(TOPIC, "producer-1")
+            broker.registrations.check_producer(TOPIC, "producer-1")
     async with pond.open() as broker:
         with pytest.raises(NotRegistered):
-            await broker.registrations.check_producer(TOPIC, "producer-1")
+            broker.registrations.check_producer(TOPIC, "producer-1")
         joined = await broker.registrations.register_producer(CALLER, TOPIC, "producer-1")
         assert joined == "producer-1"
-        await broker.registrations.check_producer(TOPIC, "producer-1")
+        broker.registrations.check_producer(TOPIC, "producer-1")
 
 
 async def test_a_producer_joins_another_topic_while_its_own_is_going(pond: Pond) -> None:
@@ -110,9 +110,9 @@ async def test_a_producer_joins_another_topic_while_its_own_is_going(pond: Pond)
         assert not going.done(), "what hangs on the topic goes behind it"
         await broker.registrations.register_producer(CALLER, OTHER, "producer-1")
         await going
-        await broker.registrations.check_producer(OTHER, "producer-1")
+        broker.registrations.check_producer(OTHER, "producer-1")
     async with pond.open() as broker:
-        await broker.registrations.check_producer(OTHER, "producer-1")
+        broker.registrations.check_producer(OTHER, "producer-1")
 
 
 async def test_producers_and_their_numbers_outlive_a_restart(pond: Pond) -> None:
@@ -123,7 +123,7 @@ async def test_producers_and_their_numbers_outlive_a_restart(pond: Pond) -> None
         assert sorted(registered) == [f"producer-{number}" for number in range(1, 6)]
     async with pond.open() as broker:
         for producer_id in registered:
-            await broker.registrations.check_producer(TOPIC, producer_id)
+            broker.registrations.check_producer(TOPIC, producer_id)
         assert await broker.registrations.register_producer(CALLER, TOPIC) == "producer-6"
 
 
@@ -135,14 +135,14 @@ async def test_beyond_the_bound_the_producer_longest_unused_has_to_register_agai
         registrations = broker.registrations
         for _ in range(3):
             await registrations.register_producer(CALLER, TOPIC)
-        await registrations.check_producer(TOPIC, "producer-1")
+        registrations.check_producer(TOPIC, "producer-1")
         await registrations.register_producer(CALLER, TOPIC)
     async with pond.open() as broker:
         registrations = broker.registrations
         with pytest.raises(NotRegistered):
-            await registrations.check_producer(TOPIC, "producer-2")
+            registrations.check_producer(TOPIC, "producer-2")
         for number in (1, 3, 4):
-            await registrations.check_producer(TOPIC, f"producer-{number}")
+            registrations.check_producer(TOPIC, f"producer-{number}")
         await registrations.register_producer(CALLER, TOPIC, "producer-2")
 
 
@@ -156,7 +156,7 @@ async def test_a_consumer_gets_what_comes_after_it() -> None:
         consumer_id = await broker.registrations.register_consumer(CALLER, TOPIC)
         assert consumer_id == "consumer-1"
         await publish(broker, b"after")
-        await broker.registrations.check_consumer(TOPIC, consumer_id)
+        broker.registrations.check_consumer(TOPIC, consumer_id)
         assert values_of(await get_all(broker, name=consumer_id)) == [b"after"]
 
 
@@ -167,11 +167,11 @@ async def test_consuming_is_refused_by_the_rules_of_the_document_in_their_order(
         await broker.create_topic(CALLER, OTHER)
         await broker.registrations.register_consumer(CALLER, TOPIC)
         with pytest.raises(UnknownTopic):
-            await broker.registrations.check_consumer("nowhere", "consumer-9")
+            broker.registrations.check_consumer("nowhere", "consumer-9")
         with pytest.raises(UnknownConsumerId):
-            await broker.registrations.check_consumer(TOPIC, "consumer-9")
+            broker.registrations.check_consumer(TOPIC, "consumer-9")
         with pytest.raises(UnknownSubscription):
-            await broker.registrations.check_consumer(OTHER, "consumer-1")
+            broker.registrations.check_consumer(OTHER, "consumer-1")
 
 
 async def test_a_consumer_subscribes_by_the_rules_of_the_document_in_their_order() -> None:
@@ -190,7 +190,7 @@ async def test_a_consumer_subscribes_by_the_rules_of_the_document_in_their_order
         with pytest.raises(AlreadySubscribed):
             await registrations.register_consumer(CALLER, TOPIC, "consumer-1")
         assert await registrations.register_consumer(CALLER, OTHER, "consumer-1") == "consumer-1"
-        await registrations.check_consumer(OTHER, "consumer-1")
+        registrations.check_consumer(OTHER, "consumer-1")
 
 
 async def test_a_consumer_that_has_unsubscribed_everywhere_is_still_one(pond: Pond) -> None:
@@ -200,18 +200,18 @@ async def test_a_consumer_that_has_unsubscribed_everywhere_is_still_one(pond: Po
         await broker.unsubscribe(CALLER, "consumer-1", TOPIC)
     async with pond.open() as broker:
         with pytest.raises(UnknownSubscription):
-            await broker.registrations.check_consumer(TOPIC, "consumer-1")
+            broker.registrations.check_consumer(TOPIC, "consumer-1")
         await broker.registrations.register_consumer(CALLER, TOPIC, "consumer-1")
-        await broker.registrations.check_consumer(TOPIC, "consumer-1")
+        broker.registrations.check_consumer(TOPIC, "consumer-1")
 
 
 async def test_who_subscribed_through_another_door_is_a_consumer_too() -> None:
     async with open_broker() as broker:
         await broker.subscribe(CALLER, NAME, TOPIC)
         await broker.create_topic(CALLER, OTHER)
-        await broker.registrations.check_consumer(TOPIC, NAME)
+        broker.registrations.check_consumer(TOPIC, NAME)
         with pytest.raises(UnknownSubscription):
-            await broker.registrations.check_consumer(OTHER, NAME)
+            broker.registrations.check_consumer(OTHER, NAME)
         assert await broker.registrations.register_consumer(CALLER, OTHER, NAME) == NAME
 
 
@@ -236,7 +236,7 @@ async def test_a_registration_that_cannot_be_kept_is_none() -> None:
         with pytest.raises(StoreReadOnly):
             await broker.registrations.register_producer(CALLER, TOPIC)
         with pytest.raises(UnknownProducerId):
-            await broker.registrations.check_producer(TOPIC, "producer-1")
+            broker.registrations.check_producer(TOPIC, "producer-1")
         store.append_error = None
         assert await broker.registrations.register_producer(CALLER, TOPIC) == "producer-1"
 
@@ -253,7 +253,7 @@ async def test_a_topic_that_goes_while_a_producer_registers_takes_it_along(pond:
         outcomes = [task.result() for task in registering]
         for producer_id in [each for each in outcomes if isinstance(each, str)]:
             with pytest.raises(NotRegistered, match="any topic"):
-                await broker.registrations.check_producer(OTHER, producer_id)
+                broker.registrations.check_producer(OTHER, producer_id)
         others = [each for each in outcomes if not isinstance(each, str)]
         assert all(isinstance(each, UnknownTopic) for each in others)
 

@@ -8,7 +8,6 @@ from typing import NoReturn
 
 import pytest
 
-from quackmq import limits
 from quackmq.broker import Broker
 from quackmq.errors import StoreReadOnly
 from quackmq.policy import Policy
@@ -157,19 +156,13 @@ async def test_never_less_than_told_is_kept() -> None:
         assert len(await values_in(broker)) == 3
 
 
-@pytest.fixture
-def no_segments(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bytes at rest are those that can be read, as in a store that trims at once."""
-    monkeypatch.setattr(limits, "SEGMENT_BYTES", 0)
-
-
 @pytest.mark.asyncio
-async def test_bytes_at_rest_that_were_trimmed_are_not_taken_for_a_surplus() -> None:
-    class Segments(MemoryStore):
-        async def offsets(self, key: PartitionKey) -> Offsets:
-            return (await super().offsets(key))._replace(size=limits.SEGMENT_BYTES)
+async def test_where_no_size_can_be_told_only_what_is_new_counts() -> None:
+    class Vague(MemoryStore):
+        async def least_bytes_between(self, key: PartitionKey, first: int, next: int) -> int:
+            return 0
 
-    store = Segments(Clock())
+    store = Vague(Clock())
     keep_bytes = 2 * _size(b"12345")
     for _ in range(3):
         async with open_broker(store) as broker:
@@ -187,7 +180,6 @@ async def test_bytes_at_rest_that_were_trimmed_are_not_taken_for_a_surplus() -> 
 
 
 @pytest.mark.asyncio
-@pytest.mark.usefixtures("no_segments")
 async def test_the_sizes_of_what_was_there_before_a_restart_are_found_out() -> None:
     clock = Clock()
     store = MemoryStore(clock)
@@ -213,7 +205,6 @@ async def test_the_sizes_of_what_was_there_before_a_restart_are_found_out() -> N
 
 
 @pytest.mark.asyncio
-@pytest.mark.usefixtures("no_segments")
 async def test_the_walk_over_old_batches_stops_at_a_subscription() -> None:
     async with open_broker() as broker:
         await broker.create_topic(CALLER, TOPIC)

@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from quackmq import codec
-from quackmq.cli import look
+from quackmq.cli import text
 from quackmq.cli.main import main
 from quackmq.policy import Policy
 from quackmq.record import Batch, Record
@@ -344,7 +344,7 @@ def test_verify_takes_poison_for_no_damage(log: Log, tmp_path: Path) -> None:
 def test_verify_tells_how_far_it_has_got(
     log: Log, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(look, "PROGRESS_EVERY_S", 0.0)
+    monkeypatch.setattr(text, "PROGRESS_EVERY_S", 0.0)
     output = log("verify", directory)
     size = sum(path.stat().st_size for path in segments_of(directory))
     assert output.err.splitlines()[-1] == f"{size} of {size} bytes (100 %)"

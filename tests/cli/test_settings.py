@@ -24,6 +24,7 @@ EXAMPLES: dict[str, tuple[str, object]] = {
     "auto_create_topics": ("false", False),
     "default_partitions": ("12", 12),
     "group_initial_delay_ms": ("0", 0),
+    "merge_target_bytes": ("2000000", 2_000_000),
     "log_level": ("debug", "debug"),
     "log_format": ("json", "json"),
 }

@@ -40,9 +40,13 @@ SETTINGS: Final[Mapping[Promise, dict[str, Any]]] = {
 }
 
 
-def create_topics(address: str, partitions: Mapping[str, int]) -> None:
+def create_topics(
+    address: str, partitions: Mapping[str, int], configs: Mapping[str, str] | None = None
+) -> None:
     admin = AdminClient({"bootstrap.servers": address, **QUIET})
-    made = admin.create_topics([NewTopic(topic, count) for topic, count in partitions.items()])
+    made = admin.create_topics(
+        [NewTopic(topic, count, config=dict(configs or {})) for topic, count in partitions.items()]
+    )
     for created in made.values():
         created.result(timeout=DEADLINE_S)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,13 +67,17 @@ def run_round(
     *,
     command: Sequence[str] = QUACKMQ,
     sync: str = "always",
+    configs: Mapping[str, str] | None = None,
+    wait: Callable[[], None] | None = None,
 ) -> Result:
+    """`configs` are those of the topics. A running broker is killed a moment after `wait` returns,
+    or after some acknowledgements."""
     source = random.Random(seed)
     progress = Progress()
     with ExitStack() as ending:
         broker = ending.enter_context(Broker(data, "--sync", sync, command=command))
         make_directory(broker, source)
-        create_topics(broker.address, TOPICS)
+        create_topics(broker.address, TOPICS, configs)
         publishers = [
             Publisher(name, kind, broker.address, PLACES, random.Random(source.random()), progress)
             for name, kind in KINDS.items()
@@ -82,7 +86,9 @@ def run_round(
             ending.callback(publisher.abandon)
         follower = Follower(broker.address, PLACES)
         ending.callback(follower.abandon)
-        logs, while_starting = kill_again_and_again(broker, source, kills, progress)
+        logs, while_starting = kill_again_and_again(
+            broker, source, kills, wait or (lambda: some_progress(progress, source))
+        )
         accounts = [publisher.finish() for publisher in publishers]
         found = read_back(broker.address, PLACES)
         followed = follower.finish(sum(map(len, found.values())))
@@ -101,6 +107,10 @@ def run_round(
     )
 
 
+def some_progress(progress: Progress, source: random.Random) -> None:
+    progress.wait_for_more(round(MOST_ACKNOWLEDGEMENTS ** source.random()))
+
+
 def make_directory(broker: Broker, source: random.Random) -> None:
     """A first start, at times after one that was killed while it made the directory."""
     if source.random() < STARTING_SHARE:
@@ -115,7 +125,7 @@ def kill_again_and_again(
     broker: Broker,
     source: random.Random,
     kills: int,
-    progress: Progress,
+    wait: Callable[[], None],
 ) -> tuple[list[str], int]:
     """What each life had logged, and how many never became ready. At the end the broker runs."""
     logs = []
@@ -123,7 +133,7 @@ def kill_again_and_again(
     ready = True
     for number in range(1, kills + 1):
         if ready:
-            progress.wait_for_more(round(MOST_ACKNOWLEDGEMENTS ** source.random()))
+            wait()
         else:
             broker.wait_until_opening()
         # Not to wait for anything: this makes the instant a random one.

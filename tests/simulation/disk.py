@@ -34,7 +34,7 @@ CrashKind = Literal["power", "process"]
 
 #: No life of a simulated process needs as many; one that does goes round in circles.
 _MOST_OPERATIONS = 100_000
-_LANE_THREADS: dict[Lane, int] = {"flush": 1, "checkpoint": 1, "read": 2}
+_LANE_THREADS: dict[Lane, int] = {"flush": 1, "checkpoint": 1, "read": 2, "archive": 1}
 
 
 @dataclass(frozen=True)
@@ -225,16 +225,31 @@ class SimulatedDisk:
     def run_here(self, function: Callable[[], None]) -> None:
         function()
 
+    def location(self, path: str) -> str:
+        return f"/simulated/{path}"
+
     @property
     def is_prompt(self) -> bool:
         return self._source.random() < 0.9
 
-    def sync_soon(self, file: File, done: Synced) -> None:
+    def sync_soon(self, file: File, done: Synced, alone: bool) -> None:
         self._check_alive()
+        if alone and self._source.random() < 0.5:
+            self.machine.counts["syncs on the loop"] += 1
+            self._sync_here(file, done)
+            return
         future: asyncio.Future[None] = self._loop.create_future()
         future.add_done_callback(lambda ended: done(ended.exception()))  # type: ignore[arg-type]
         self._lanes["flush"].waiting.append(_Job(Side(file.sync), future))
         self._start("flush")
+
+    def _sync_here(self, file: File, done: Synced) -> None:
+        failure: OSError | None = None
+        try:
+            file.sync()
+        except OSError as error:
+            failure = error
+        done(failure)
 
     def close(self) -> None:
         """Like the real one, waits for its threads, and the loop stands still meanwhile."""

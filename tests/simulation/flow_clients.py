@@ -22,6 +22,7 @@ from quackmq.broker import (
     Put,
     Receipt,
     StagedBatch,
+    Turn,
 )
 from quackmq.errors import (
     ConcurrentTransactions,
@@ -316,6 +317,8 @@ class Job:
 
     key: str
     deal: Deal
+    #: Which of a series it is, if it is of one.
+    turn: Turn | None = None
     receipts: dict[str, Receipt] = field(default_factory=dict)
     #: A call of which nobody has heard: part, number, batches.
     unsure: tuple[str, int, list[StagedBatch]] | None = None
@@ -323,8 +326,9 @@ class Job:
 
 
 class Stager:
-    """Many writers and somebody who commits for them: jobs, one after the other. What it was
-    unsure of, it asks for again; now and then it leaves a job where it is."""
+    """Many writers and somebody who commits for them: jobs, one after the other, of which every
+    second is the next turn of a series. What it was unsure of, it asks for again; now and then it
+    leaves a job where it is."""
 
     name = "stager"
 
@@ -337,7 +341,8 @@ class Stager:
         if job is None:
             self._count += 1
             deal = life.ledger.new_deal(is_repeated=True)
-            job = self._job = Job(f"job {self._count}", deal)
+            turn = Turn("series", self._count) if self._count % 2 else None
+            job = self._job = Job(f"job {self._count}", deal, turn)
         if job.ending is not None:
             life.counts["ends of stages asked for again"] += 1
             await self._end(life, job, job.ending)
@@ -360,7 +365,8 @@ class Stager:
             number = job.receipts[part].calls if part in job.receipts else 0
             job.unsure = (part, number, [self._staged(life, value) for value in values])
         part, number, staged = job.unsure
-        receipt = await life.broker.staging.stage(CALLER, job.key, part, number, staged)
+        staging = life.broker.staging
+        receipt = await staging.stage(CALLER, job.key, part, number, staged, job.turn)
         if receipt.calls != number + 1:
             raise Violation(f"{receipt} is answered to call {number}")
         job.receipts[part] = receipt
@@ -372,15 +378,17 @@ class Stager:
         value = life.ledger.value(deal, "in vain")
         deal.values.append((TARGET, value))
         part = f"vain {deal.number}"
-        await life.broker.staging.stage(CALLER, job.key, part, 0, [self._staged(life, value)])
+        staged = [self._staged(life, value)]
+        await life.broker.staging.stage(CALLER, job.key, part, 0, staged, job.turn)
 
     async def _end(self, life: Flow, job: Job, how: Literal["commit", "abort"]) -> None:
         job.ending = how
         if how == "commit":
             job.deal.asked_to_commit = True
-            await life.broker.staging.commit(CALLER, job.key, list(job.receipts.values()))
+            staging, receipts = life.broker.staging, list(job.receipts.values())
+            await staging.commit(CALLER, job.key, receipts, turn=job.turn)
             job.deal.learn(Marker.COMMIT)
-            if not (await life.broker.staging.commit(CALLER, job.key)).repeated:
+            if not (await staging.commit(CALLER, job.key, turn=job.turn)).repeated:
                 raise Violation(f"{job.key} was committed twice")
         else:
             await life.broker.staging.abort(CALLER, job.key)

@@ -41,7 +41,7 @@ def test_an_acknowledgement_before_the_sync_is_caught() -> None:
     def no_sync(journal: Journal) -> None:
         """Returns at once, and the caller believes that the frame is on disk."""
 
-    def no_sync_soon(journal: Journal, done: Synced) -> None:
+    def no_sync_soon(journal: Journal, done: Synced, alone: bool) -> None:
         done(None)
 
     with (

@@ -34,6 +34,7 @@ _MUST_HAPPEN = (
     "full disk",
     "bit flips",
     # What the store and its clients did about it.
+    "syncs on the loop",
     "recoveries checked",
     "retries after an unknown outcome",
     "repeats answered like the first",

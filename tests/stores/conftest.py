@@ -7,14 +7,17 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from typing import Final
 
 import pytest
 import pytest_asyncio
 
+from quackmq.archive.tiered import TieredStore
 from quackmq.stores.base import Store
 from quackmq.stores.local import LocalOptions, LocalStore
 from quackmq.stores.local.disk import RealDisk
 from quackmq.stores.memory import MemoryStore
+from tests.archive.archiving import ArchivingStore
 from tests.stores.reopening import ReopeningStore
 from tests.support import Clock
 
@@ -57,16 +60,40 @@ def local(options: LocalOptions) -> Opener:
     return open_local
 
 
+def tiered(options: LocalOptions, kind: type[TieredStore] = TieredStore) -> Opener:
+    """With an archive, to which nothing goes unless its kind sees to it."""
+
+    async def open_tiered(directory: Path, clock: Clock) -> Store:
+        directory.mkdir(exist_ok=True)
+        log = await LocalStore.open_on(RealDisk(directory), options=options, now_ms=clock)
+        return await kind.open(log, log.disk, clock)
+
+    return open_tiered
+
+
 DURABLE: dict[str, Opener] = {
     "local": local(LocalOptions()),
     "local small": local(SMALL),
     "local interval": local(LocalOptions(sync="interval", sync_interval_ms=1)),
     "local os": local(LocalOptions(sync="os")),
+    "tiered": tiered(LocalOptions()),
+    "archiving": tiered(SMALL, ArchivingStore),
 }
 STORES: dict[str, Opener] = {"memory": open_memory, **DURABLE}
 VARIANTS: dict[str, Opener] = STORES | {
     f"{name} reopened": reopened(DURABLE[name]) for name in ("local", "local small")
 }
+
+
+#: For tests of the very batches that were appended, and of what is known of transactions beside
+#: them. An archive makes other batches of the same records, and keeps only what was committed.
+_ARCHIVING: Final = "archiving"
+keeps_batches: Final = pytest.mark.parametrize(
+    "store", [name for name in VARIANTS if name != _ARCHIVING], indirect=True
+)
+keeps_batches_restarting: Final = pytest.mark.parametrize(
+    "restarting", [name for name in DURABLE if name != _ARCHIVING], indirect=True
+)
 
 
 class Restarting:

@@ -110,6 +110,12 @@ class ReopeningStore(Store):
     ) -> OffsetTime | None:
         return await self._look(lambda: self._store.offset_for_time(key, time_ms, kind))
 
+    async def bytes_between(self, key: PartitionKey, first: int, next: int) -> int:
+        return await self._look(lambda: self._store.bytes_between(key, first, next))
+
+    async def append_times(self, key: PartitionKey, first: int, next: int) -> Sequence[OffsetTime]:
+        return await self._look(lambda: self._store.append_times(key, first, next))
+
     async def trim(self, key: PartitionKey, before: int) -> int:
         return await self._change(lambda: self._store.trim(key, before))
 

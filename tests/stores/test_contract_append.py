@@ -31,6 +31,7 @@ from tests.stores.calls import (
     read_one,
     soon,
 )
+from tests.stores.conftest import keeps_batches
 from tests.support import Clock, batch_of, batches_of
 
 pytestmark = pytest.mark.asyncio
@@ -126,6 +127,7 @@ async def test_a_large_batch_is_kept_like_a_small_one(store: Store) -> None:
     assert await read_all(store, other) == [(0, b"small too")]
 
 
+@keeps_batches
 async def test_a_partition_says_how_many_bytes_it_holds(store: Store) -> None:
     key = await new_partition(store)
     batches = [batch_of(b"x" * n) for n in (10, 1000)]
@@ -221,6 +223,7 @@ async def nothing_but_the_first_of(store: Store, key: PartitionKey, other: Parti
 # --- repeats ---------------------------------------------------------------------------------
 
 
+@keeps_batches
 async def test_a_repeat_is_answered_like_the_first_and_appended_once(
     store: Store, clock: Clock
 ) -> None:

@@ -27,6 +27,7 @@ from tests.stores.calls import (
     read_one,
     soon,
 )
+from tests.stores.conftest import keeps_batches
 from tests.support import START_MS, Clock, batch_of, batches_of, let_others_run, offsets_and_values
 
 pytestmark = pytest.mark.asyncio
@@ -69,6 +70,7 @@ async def test_one_read_gives_several_batches(store: Store) -> None:
     assert offsets(await read_one(store, key, 1)) == [1, 2]
 
 
+@keeps_batches
 async def test_a_read_from_the_middle_of_a_batch_gives_it_whole(store: Store) -> None:
     key = await new_partition(store)
     await append_values(store, key, b"0", b"1", b"2")
@@ -396,7 +398,7 @@ async def test_a_time_of_appending_leads_to_the_first_batch_appended_then(
     for n in range(3):
         at_ms = START_MS + n * step_ms
         assert await store.offset_for_time(key, at_ms, "append") == OffsetTime(2 * n, at_ms)
-        found = await store.offset_for_time(key, at_ms - step_ms + 1, "append")
+        found = await store.offset_for_time(key, at_ms - step_ms + limits.REGION_MS, "append")
         assert found == OffsetTime(2 * n, at_ms)
     assert await store.offset_for_time(key, clock.now_ms, "append") is None
 
@@ -417,6 +419,46 @@ async def test_a_time_never_leads_before_the_beginning(store: Store) -> None:
     assert found is not None and found.offset == 3
     await store.trim(key, 6)
     assert await store.offset_for_time(key, 0) is None
+
+
+@keeps_batches
+async def test_the_times_of_appending_are_told_from_offset_to_offset(
+    store: Store, clock: Clock
+) -> None:
+    key = await new_partition(store)
+    step_ms = 2 * limits.REGION_MS
+    for _ in range(4):
+        await append(store, key, batch_of(b"a", b"b"))
+        await append(store, key, batch_of(b"c"))
+        clock.advance(step_ms)
+    told = [OffsetTime(3 * n, START_MS + n * step_ms) for n in range(4)]
+    assert list(await store.append_times(key, 0, 12)) == told
+    assert list(await store.append_times(key, 0, 100)) == told
+    assert list(await store.append_times(key, 4, 7)) == [told[1]._replace(offset=4), told[2]]
+    assert list(await store.append_times(key, 9, 10)) == [told[3]]
+    for first, next_ in ((12, 20), (5, 5)):
+        assert list(await store.append_times(key, first, next_)) == []
+    await store.trim(key, 5)
+    assert list(await store.append_times(key, 0, 7)) == [told[1]._replace(offset=5), told[2]]
+    with pytest.raises(UnknownTopic):
+        await store.append_times(no_such_topic(), 0, 1)
+
+
+@keeps_batches
+async def test_a_time_of_appending_is_never_told_late_and_hardly_early(
+    store: Store, clock: Clock
+) -> None:
+    key = await new_partition(store)
+    appended: dict[int, int] = {}
+    for n in range(40):
+        clock.advance((n * 7919) % (limits.REGION_MS // 2))
+        answer = await append(store, key, batch_of(b"x" * (n % 50)))
+        appended[answer.base_offset] = answer.append_time_ms
+    told = await store.append_times(key, 0, 40)
+    assert [each.offset for each in told] == sorted({each.offset for each in told})
+    for offset, time_ms in appended.items():
+        said_ms = [each.timestamp_ms for each in told if each.offset <= offset][-1]
+        assert time_ms - limits.REGION_MS <= said_ms <= time_ms
 
 
 # --- trimming --------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ from tests.stores.calls import (
     read_all,
     soon,
 )
-from tests.stores.conftest import Restarting
+from tests.stores.conftest import Restarting, keeps_batches, keeps_batches_restarting
 from tests.support import START_MS, Clock, batch_of, batches_of, let_others_run, offsets_and_values
 from tests.transaction_model import LogModel, Taken
 
@@ -356,6 +356,7 @@ async def test_a_committed_read_ends_where_something_is_open(store: Store) -> No
     assert len(await read_all(store, key)) == 4
 
 
+@keeps_batches
 async def test_what_was_committed_is_shown_and_what_was_aborted_is_named(store: Store) -> None:
     key = await new_partition(store)
     for batch in (
@@ -377,6 +378,7 @@ async def test_what_was_committed_is_shown_and_what_was_aborted_is_named(store: 
     assert await read_all_committed(store, key) == kept
 
 
+@keeps_batches
 async def test_only_the_aborted_transactions_that_a_slice_touches_are_named(store: Store) -> None:
     key = await new_partition(store)
     for producer_id in (1, 2, 3):
@@ -467,6 +469,7 @@ async def test_trimming_into_an_open_transaction_leaves_it_open(store: Store) ->
 # --- against the definition, across restarts -------------------------------------------------
 
 
+@keeps_batches_restarting
 @pytest.mark.parametrize("seed", range(4))
 async def test_open_aborted_and_stable_are_as_defined_whatever_comes(
     restarting: Restarting, seed: int

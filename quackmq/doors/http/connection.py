@@ -11,7 +11,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from typing import Final, Protocol, cast
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final, Protocol, cast
 
 from quackmq import limits
 from quackmq.broker import Caller
@@ -26,7 +28,7 @@ from quackmq.doors.http.heads import (
     stream_head,
 )
 from quackmq.doors.http.receiving import Asked, Place, Receiver
-from quackmq.doors.http.values import Response, Stream
+from quackmq.doors.http.values import Begun, Response, Stream
 from quackmq.errors import BrokerClosing, QuackError
 
 log = logging.getLogger(__name__)
@@ -68,7 +70,8 @@ class Connection(asyncio.Protocol):
         self._unparsed = _NOTHING
         self._reserved_bytes = 0
         self._current: Asked | None = None
-        self._task: asyncio.Task[None] | None = None
+        #: What it waits for: a task, or a change.
+        self._under_way: asyncio.Future[Any] | None = None
         self._is_streaming = False
         self._reads = True
         self._draining = False
@@ -129,8 +132,8 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         assert self._receiver is not None
         self._transport = None
-        if self._task is not None:
-            self._task.cancel()
+        if self._under_way is not None:
+            self._under_way.cancel()
         for asked in (*self._waiting, self._current):
             self._receiver.release(asked)
         self._receiver.close()
@@ -154,8 +157,8 @@ class Connection(asyncio.Protocol):
 
     def cancel(self) -> None:
         """What is still under way is answered that the broker closes."""
-        if self._task is not None:
-            self._task.cancel()
+        if self._under_way is not None:
+            self._under_way.cancel()
 
     def abort(self) -> None:
         """Without another word, also where the peer takes nothing."""
@@ -202,26 +205,38 @@ class Connection(asyncio.Protocol):
         if asked.refusal is not None:
             self._answer(asked, asked.refusal)
             return
-        self._task = self._loop.create_task(self._work(asked))
-
-    async def _work(self, asked: Asked) -> None:
         assert asked.request is not None and asked.route is not None
         try:
-            answer = await asked.route.handler(asked.request)
-        except (QuackError, HttpFailure) as error:
-            answer = failure_of(error, asked.path)
-        except asyncio.CancelledError:
-            if self._transport is None:
-                raise
-            closing = BrokerClosing("the broker is closing: try again when it is back")
-            answer = failure_of(closing, asked.path)
-        except Exception:
-            log.exception("%s %s failed", asked.request.method, asked.path)
-            answer = failure(500, "error", "the broker has failed at this: see its log", asked.path)
-        if isinstance(answer, Stream):
-            await self._send_stream(asked, answer)
+            begun = asked.route.handler(asked.request)
+        except Exception as error:
+            self._answer(asked, self._failure(asked, error))
+            return
+        answer: Callable[[Any], Response | Stream]
+        if isinstance(begun, Begun):
+            self._under_way, answer = begun
         else:
-            self._answer(asked, answer)
+            self._under_way, answer = asyncio.ensure_future(begun), _as_it_is
+        self._under_way.add_done_callback(partial(self._on_done, asked, answer))
+
+    def _on_done(
+        self, asked: Asked, answer: Callable[[Any], Response | Stream], done: asyncio.Future[Any]
+    ) -> None:
+        try:
+            answered = answer(done.result())
+        except asyncio.CancelledError:
+            answered = self._failure(asked, _closing())
+        except Exception as error:
+            answered = self._failure(asked, error)
+        if isinstance(answered, Stream):
+            self._under_way = self._loop.create_task(self._send_stream(asked, answered))
+        elif self._transport is not None:
+            self._answer(asked, answered)
+
+    def _failure(self, asked: Asked, error: Exception) -> Response:
+        if isinstance(error, QuackError | HttpFailure):
+            return failure_of(error, asked.path)
+        log.error("a request for %s failed", asked.path, exc_info=error)
+        return failure(500, "error", "the broker has failed at this: see its log", asked.path)
 
     def _answer(self, asked: Asked, response: Response) -> None:
         if self._transport is not None:
@@ -238,7 +253,7 @@ class Connection(asyncio.Protocol):
         if asked.reserved_bytes:
             self._receiver.release(asked)
         self._current = None
-        self._task = None
+        self._under_way = None
         self._idle_since = self._loop.time()
         if asked.closes:
             self._end()
@@ -295,14 +310,16 @@ class Connection(asyncio.Protocol):
     async def _send_stream(self, asked: Asked, stream: Stream) -> None:
         """Pieces as they come, no faster than they are taken. That it breaks off cannot be told by
         a status any more: then the connection breaks off too."""
-        chunked = not asked.is_old
+        chunked = not asked.is_old and stream.length is None
         asked.closes = asked.closes or asked.is_old or self._draining
+        is_whole = asked.is_head
         self._is_streaming = True
         self._door.streaming(1)
         try:
             self._write(stream_head(stream, self._door.date.line(), asked.closes, chunked))
-            if not asked.is_head and not self._draining:
+            if not asked.is_head and not self._draining and self._transport is not None:
                 await self._send_chunks(stream, chunked)
+                is_whole = True
         except asyncio.CancelledError:
             if self._transport is None:
                 raise
@@ -319,7 +336,8 @@ class Connection(asyncio.Protocol):
                 await aclose()
         if chunked and not asked.is_head:
             self._write(LAST_CHUNK)
-        asked.closes = asked.closes or self._draining
+        # Where a length was promised, only the end of the connection tells that it is not all.
+        asked.closes = asked.closes or self._draining or not (chunked or is_whole)
         self._done(asked)
 
     async def _send_chunks(self, stream: Stream, chunked: bool) -> None:
@@ -384,3 +402,11 @@ class Connection(asyncio.Protocol):
         if change_bytes:
             self._door.unsent(change_bytes)
         return change_bytes
+
+
+def _as_it_is(answer: Response | Stream) -> Response | Stream:
+    return answer
+
+
+def _closing() -> BrokerClosing:
+    return BrokerClosing("the broker is closing: try again when it is back")

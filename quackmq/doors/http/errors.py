@@ -48,6 +48,8 @@ STATUSES: Final[Mapping[type[errors.QuackError], int]] = {
     errors.UnknownProducerId: 404,
     errors.UnknownConsumerId: 404,
     errors.UnknownStage: 404,
+    errors.UnknownPlan: 404,
+    errors.UnknownFile: 404,
     errors.Conflict: 409,
     errors.TopicExists: 409,
     # Who asks is known, and may not: another topic, or a registration, would be right.
@@ -64,6 +66,7 @@ STATUSES: Final[Mapping[type[errors.QuackError], int]] = {
     errors.InvalidProducerIdMapping: 409,
     errors.ConcurrentTransactions: 409,
     errors.StageConflict: 409,
+    errors.StageCommitted: 409,
     errors.OtherGroupProtocol: 409,
     errors.MemberIdRequired: 409,
     errors.MemberFenced: 409,
@@ -77,6 +80,7 @@ STATUSES: Final[Mapping[type[errors.QuackError], int]] = {
     errors.FencedLeaderEpoch: 409,
     errors.UnknownLeaderEpoch: 409,
     errors.OffsetOutOfRange: 416,
+    errors.EntriesLost: 410,
     # The topic's policy says no as things stand: somebody has to change them.
     errors.Refused: 409,
     errors.TopicFull: 409,

@@ -59,11 +59,13 @@ def response_bytes(
 
 
 def stream_head(stream: Stream, date: bytes, closes: bool, chunked: bool) -> bytes:
-    parts = [_start(200, stream.content_type), date, headers_bytes(stream.headers)]
+    parts = [_start(stream.status, stream.content_type), date, headers_bytes(stream.headers)]
     if closes:
         parts.append(_CLOSE)
     if chunked:
         parts.append(b"transfer-encoding: chunked\r\n")
+    elif stream.length is not None:
+        parts.append(b"content-length: %d\r\n" % stream.length)
     return b"".join((*parts, b"\r\n"))
 
 

@@ -9,13 +9,15 @@ is answered, so an answer that is lost is a message that is lost. Who cannot hav
 last message received as `last_id`, an empty one before the first: then the same message is answered
 until it is named, and `size`, which takes it too, counts what comes behind it. `produce` takes a
 `sequence`, which grows with each message of a producer: what the broker has already is not added
-again.
+again. With a message comes what its consumer has `lost` before it; and where the topic's policy is
+to keep messages until they are consumed, as in the document, how many `subscribers` have yet to
+take it (D3).
 """
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -26,7 +28,14 @@ from quackmq.broker import Message
 from quackmq.broker.waits import NamedLocks
 from quackmq.doors.http.errors import HttpFailure
 from quackmq.doors.http.routes import Route
-from quackmq.doors.http.values import Request, Response, decoded, json_response, parse_query
+from quackmq.doors.http.values import (
+    Begun,
+    Request,
+    Response,
+    decoded,
+    json_response,
+    parse_query,
+)
 from quackmq.errors import InvalidRequest
 from quackmq.record import NO_TIMESTAMP, Record
 
@@ -100,17 +109,25 @@ class Queue:
         )
         return _success(consumer_id=consumer_id)
 
-    async def produce(self, request: Request) -> Response:
+    def produce(self, request: Request) -> Begun | Awaitable[Response]:
         given = parameters(request)
         topic, producer_id = _text(given, "topic"), _text(given, "producer_id")
-        record = Record(0, NO_TIMESTAMP, None, _text(given, "message").encode())
+        value = _text(given, "message").encode()
         sequence = _number_or_none(given, "sequence")
-        broker = request.broker
-        await broker.registrations.check_producer(topic, producer_id)
-        put = await broker.messages.put(
+        request.broker.registrations.check_producer(topic, producer_id)
+        if sequence is None:
+            put = request.broker.messages.begin_put(request.caller, topic, value)
+            if put is not None:
+                return Begun(put.appended, lambda where: _success(message_id=put.id_at(where)))
+        return self._produce(request, topic, value, producer_id, sequence)
+
+    async def _produce(
+        self, request: Request, topic: str, value: bytes, producer_id: str, sequence: int | None
+    ) -> Response:
+        put = await request.broker.messages.put(
             request.caller,
             topic,
-            [record],
+            [Record(0, NO_TIMESTAMP, None, value)],
             publisher=None if sequence is None else producer_id,
             sequence=sequence,
         )
@@ -122,7 +139,8 @@ class Queue:
         topic, consumer_id = _text(given, "topic"), _text(given, "consumer_id")
         last_id = _text_or_none(given, "last_id")
         broker, caller = request.broker, request.caller
-        await broker.registrations.check_consumer(topic, consumer_id)
+        broker.registrations.check_consumer(topic, consumer_id)
+        taken = 0
         if last_id is not None:
             message = await broker.get(caller, consumer_id, topic, last_id or None)
         else:
@@ -130,16 +148,17 @@ class Queue:
                 message = await broker.get(caller, consumer_id, topic, None)
                 if message is not None:
                     await broker.commit(caller, consumer_id, topic, message.id)
+                    taken = 1
         if message is None:
             raise HttpFailure(404, "empty", f"there is nothing more for {consumer_id} in {topic}")
-        return _success(message_id=message.id, **_content(message))
+        return _success(message_id=message.id, **_content(message), **_news(message, taken))
 
     async def size(self, request: Request) -> Response:
         given = parameters(request)
         topic, consumer_id = _text(given, "topic"), _text(given, "consumer_id")
         last_id = _text_or_none(given, "last_id")
         broker = request.broker
-        await broker.registrations.check_consumer(topic, consumer_id)
+        broker.registrations.check_consumer(topic, consumer_id)
         if last_id:
             await broker.commit(request.caller, consumer_id, topic, last_id)
         return _success(size=await broker.lag(request.caller, consumer_id, topic))
@@ -203,6 +222,18 @@ def _content(message: Message) -> dict[str, object]:
         return {"message": str(value, "utf-8")}
     except UnicodeDecodeError:
         return {"message": base64.b64encode(value).decode(), "encoding": "base64"}
+
+
+def _news(message: Message, taken: int) -> dict[str, object]:
+    """What else there is to say: messages that are gone before it; and on a topic that keeps them
+    until they are consumed, how many consumers have yet to take it, as the document counts."""
+    news: dict[str, object] = {}
+    if message.lost:
+        news["lost"] = message.lost
+        news["lost_ranges"] = [each._asdict() for each in message.lost_ranges]
+    if message.consumers_left is not None:
+        news["subscribers"] = message.consumers_left - taken
+    return news
 
 
 def _success(**fields: object) -> Response:

@@ -20,6 +20,7 @@ from quackmq import limits
 from quackmq.broker import Broker, Caller
 from quackmq.doors.http.errors import HttpFailure, failure, failure_of
 from quackmq.doors.http.guards import is_foreign_host, is_foreign_origin, is_foreign_site
+from quackmq.doors.http.known import KnownHead, KnownHeads
 from quackmq.doors.http.routes import Found, Route, Router
 from quackmq.doors.http.values import DoorFacts, Request, Response
 from quackmq.errors import InvalidRequest
@@ -28,6 +29,7 @@ log = logging.getLogger(__name__)
 
 _VERSIONS: Final = ("1.1", "1.0")
 _NO_PARTS: Final[Mapping[str, str]] = {}
+_HEAD_END: Final = b"\r\n\r\n"
 #: Framing that a chunked body may bring along for each byte of its own: chunks of one byte have 5.
 _FRAMING: Final = 6
 
@@ -37,6 +39,7 @@ class Place(DoorFacts, Protocol):
 
     broker: Broker
     router: Router
+    known_heads: KnownHeads
     host: str
 
     def reserve(self, body_bytes: int) -> bool:
@@ -80,6 +83,9 @@ class Receiver:
         self._caller = caller
         self._is_loopback = is_loopback
         self._deliver = deliver
+        self._known = place.known_heads.of(is_loopback)
+        #: What was made of the last head, if it is one to be known again.
+        self._made: KnownHead | None = None
         self._parser: httptools.HttpRequestParser | None = httptools.HttpRequestParser(self)
         #: Whether a request has begun to come and is not whole.
         self.is_coming = False
@@ -103,10 +109,14 @@ class Receiver:
     def feed(self, data: bytes | memoryview) -> None:
         if not self.takes_requests:
             return
-        was_coming = self.is_coming
-        self._parse(data)
-        if was_coming and self.is_coming:
-            self._count(len(data))
+        if self.is_coming:
+            self._parse(data)
+            if self.is_coming:
+                self._count(len(data))
+        elif isinstance(data, bytes) and (end := data.find(_HEAD_END)) > 0:
+            self._feed_whole(data, end + len(_HEAD_END))
+        else:
+            self._parse(data)
 
     def refuse(self, status: int, code: str, message: str) -> None:
         """Answer the request that is coming at once, and take no other."""
@@ -134,6 +144,30 @@ class Receiver:
         self._asked = None
         self._body = b""
         self._parser = None  # it refers to this, and this to it
+
+    def _feed_whole(self, data: bytes, head_bytes: int) -> None:
+        """A whole head, and perhaps its body and more."""
+        head = data[:head_bytes]
+        known = self._known.get(head)
+        if known is not None and len(data) - head_bytes == known.body_bytes:
+            route, method, path, parts, raw_query, headers, _ = known
+            asked = Asked(path, method == "HEAD", is_old=False, closes=False)
+            place, body = self._place, data[head_bytes:]
+            asked.request = Request(
+                *(place.broker, self._caller, method, path, parts, raw_query, (), body, place),
+                headers,
+            )
+            asked.route = route
+            self._deliver(asked)
+            return
+        self._made = None
+        self._parse(data)
+        self._learn(head, len(data) - head_bytes)
+
+    def _learn(self, head: bytes, rest_bytes: int) -> None:
+        """Keep what was made of a head, if its body and nothing else came with it."""
+        if self._made is not None and self._made.body_bytes == rest_bytes:
+            self._place.known_heads.learn(self._is_loopback, head, self._made, self._headers)
 
     # --- what the parser calls --------------------------------------------------------------
 
@@ -190,6 +224,8 @@ class Receiver:
         asked.request = Request(
             place.broker, self._caller, method, path, parts, raw_query, self._headers, b"", place
         )
+        if route is not None and not closes and not asked.is_old:
+            self._made = KnownHead(route, method, path, parts, raw_query, {}, declared_bytes)
 
     def on_body(self, body: bytes) -> None:
         asked = self._asked

@@ -23,6 +23,7 @@ from quackmq.broker import Broker
 from quackmq.doors.http import queue, v1
 from quackmq.doors.http.connection import Connection
 from quackmq.doors.http.heads import Date
+from quackmq.doors.http.known import KnownHeads
 from quackmq.doors.http.routes import Route, Router
 
 log = logging.getLogger(__name__)
@@ -37,6 +38,7 @@ class HttpDoor:
         self.broker = broker
         self.host = host
         self.router = Router((*queue.routes(), *v1.ROUTES) if routes is None else routes)
+        self.known_heads = KnownHeads()
         self.date = Date()
         self._port = port
         self._server: asyncio.Server | None = None

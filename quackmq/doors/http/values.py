@@ -6,8 +6,9 @@ when somebody asks for them: most requests need one of them at the most.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from typing import Final, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 from urllib.parse import unquote_to_bytes
 
 import msgspec
@@ -61,7 +62,9 @@ class Request:
         raw_headers: Sequence[tuple[bytes, bytes]],
         body: bytes,
         door: DoorFacts,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
+        """`headers` where they were taken apart before."""
         self.broker = broker
         self.caller = caller
         self.method = method
@@ -72,7 +75,7 @@ class Request:
         self._raw_query = raw_query
         self._raw_headers = raw_headers
         self._query: Mapping[str, str] | None = None
-        self._headers: Mapping[str, str] | None = None
+        self._headers = headers
 
     @property
     def query(self) -> Mapping[str, str]:
@@ -96,15 +99,27 @@ class Response(NamedTuple):
 
 
 class Stream(NamedTuple):
-    """An answer of status 200 in pieces, as they come. The iterator is closed when the peer goes
-    away, and does not get ahead of what the peer takes."""
+    """An answer in pieces, as they come; of `length` bytes in all, where that is known before. The
+    iterator is closed when the peer goes away, if it was begun, and does not get ahead of what the
+    peer takes."""
 
     content_type: str
     chunks: AsyncIterator[bytes]
     headers: tuple[tuple[str, str], ...] = ()
+    status: int = 200
+    length: int | None = None
 
 
-Handler = Callable[[Request], Awaitable[Response | Stream]]
+class Begun(NamedTuple):
+    """A change that is on its way, and the answer that is made of what it comes to: for handlers
+    that are asked so often that a task for each would cost more than what it does."""
+
+    change: asyncio.Future[Any]
+    answer: Callable[[Any], Response]
+
+
+#: Most handlers are coroutines. One that is none may raise at once, or say how it goes on.
+Handler = Callable[[Request], Awaitable[Response | Stream] | Begun]
 
 
 def json_response(

@@ -26,6 +26,9 @@ from quackmq.wire.kafka.writer import Fields
 
 #: All that a broker knows of where its store keeps things is that it is one place.
 LOG_DIRECTORY: Final = "quackmq"
+#: The config of a broker that tells where its HTTP door is.
+HTTP_ADDRESS: Final = CONFIG_PREFIX + "http.address"
+_EVERYWHERE: Final = frozenset({"", "0.0.0.0", "::"})
 
 _LATEST_MS: Final = str(2**63 - 1)
 _BOOLEANS: Final = {"true": True, "false": False}
@@ -306,14 +309,17 @@ def _shown(name: str, value: str) -> str:
 def _kind_of(default: object) -> Kind:
     if isinstance(default, bool):
         return Kind.BOOLEAN
-    return Kind.LONG if default is None else Kind.STRING
+    return Kind.STRING if isinstance(default, str) else Kind.LONG
 
 
 # --- brokers and groups --------------------------------------------------------------------------
 
 
-def broker_configs(node: Node, settings: BrokerSettings) -> list[Config]:
-    """What is true of this broker, under the names by which Kafka's tools ask for it."""
+def broker_configs(
+    node: Node, settings: BrokerSettings, http: tuple[str, int] | None = None
+) -> list[Config]:
+    """What is true of this broker, under the names by which Kafka's tools ask for it; and where its
+    HTTP door is, which clients of both learn here."""
     address = f"PLAINTEXT://{node.host}:{node.port}"
     facts = {
         "node.id": Fact(node.id, Kind.INT, "The only node of the cluster."),
@@ -321,6 +327,10 @@ def broker_configs(node: Node, settings: BrokerSettings) -> list[Config]:
         "advertised.listeners": Fact(address, Kind.STRING, "Where clients find this broker."),
         **BROKER_FACTS,
     }
+    if http is not None:
+        facts[HTTP_ADDRESS] = Fact(
+            _reached_by(node, *http), Kind.STRING, "Where the HTTP door of this broker is found."
+        )
     configs = [
         _broker_config(name, str(fact.value), Source.DEFAULT, fact.kind, fact.documentation)
         for name, fact in facts.items()
@@ -334,6 +344,14 @@ def broker_configs(node: Node, settings: BrokerSettings) -> list[Config]:
         (synonym,) = config.synonyms
         configs.append(config._replace(name=synonym.name, read_only=True))
     return configs
+
+
+def _reached_by(node: Node, host: str, port: int) -> str:
+    """Another door's address as the peer of this one can use it: a door that listens everywhere is
+    found where this one is."""
+    if host in _EVERYWHERE:
+        host = node.host
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def group_configs(settings: GroupSettings) -> list[Config]:

@@ -189,14 +189,15 @@ class Connection(asyncio.BufferedProtocol):
             return
         self._pumping = True
         is_held_up = False
+        frames = self._frames
         try:
-            while self._frames.is_ready():
+            while frames.begun and frames.is_ready():
                 is_held_up = not self._may_begin(has_room)
                 if is_held_up:
                     break
                 self.begun_at = None
                 has_room = False
-                self._begin(self._frames.take())
+                self._begin(frames.take())
         except ProtocolError as error:
             self.disconnect(str(error))
         except Exception:
@@ -204,8 +205,11 @@ class Connection(asyncio.BufferedProtocol):
             self.abort()
         finally:
             self._pumping = False
-        self._frames.settle()
-        self._regulate(is_held_up)
+        frames.settle()
+        if is_held_up or frames.begun or not self._reads:
+            self._regulate(is_held_up)
+        else:
+            self.begun_at = None  # as mostly: all that came was taken, and it is read on
 
     def drain(self) -> None:
         """Take no more requests, answer those that were taken, then close."""
@@ -343,7 +347,8 @@ class Connection(asyncio.BufferedProtocol):
         if self._draining and not replies and not self._peer_is_slow:
             self._end()
             return
-        self._work_on()
+        if self._queue:
+            self._work_on()
         if not self._reads:
             self.pump()
 

@@ -39,6 +39,7 @@ from quackmq.wire.kafka.produce import (
     ProduceRequest,
     TopicAnswer,
     read_request,
+    write_one,
     write_response,
 )
 
@@ -64,9 +65,14 @@ class Refusal(NamedTuple):
 def submit(call: Call, request: ProduceRequest, reply: Reply, owned: bool) -> None:
     """Give every batch to the broker; the reply is made when the last of them is durable. A batch
     that is all of a request whose bytes are `owned` is handed over, and not copied again."""
-    answer = _Answer(call.version, request.acks, reply)
-    owned = owned and sum(len(wanted.partitions) for wanted in request.topics) == 1
     refusal = _refusal(call.version, request)
+    topics = request.topics
+    is_one = len(topics) == 1 and len(topics[0].partitions) == 1
+    if is_one and refusal is None and request.acks != _NO_ANSWER:
+        _submit_one(call, request, reply, owned)
+        return
+    answer = _Answer(call.version, request.acks, reply)
+    owned = owned and is_one
     for wanted in request.topics:
         partitions = answer.begin_topic(wanted.topic)
         topic = find_topic(call.broker, wanted.topic)
@@ -81,7 +87,47 @@ def submit(call: Call, request: ProduceRequest, reply: Reply, owned: bool) -> No
     answer.one_less()
 
 
+def _submit_one(call: Call, request: ProduceRequest, reply: Reply, owned: bool) -> None:
+    """The same for one batch, as nearly all requests have it."""
+    wanted, ((partition, records),) = request.topics[0]
+    topic = find_topic(call.broker, wanted)
+    appended = _publish(call, topic, partition, records, request.transactional_id, owned)
+    answer = _OneAnswer(call.version, wanted, partition, reply)
+    if isinstance(appended, Refusal):
+        answer.refuse(appended)
+    else:
+        appended.add_done_callback(answer.settle)
+
+
 PRODUCE_API: Final = Api(API_KEY, 0, 13, FLEXIBLE_FROM, read_request, submit=submit)
+
+
+class _OneAnswer:
+    """What becomes of the only batch of a request."""
+
+    __slots__ = ("_partition", "_reply", "_topic", "_version")
+
+    def __init__(
+        self, version: int, topic: str | uuid.UUID | None, partition: int, reply: Reply
+    ) -> None:
+        self._version = version
+        self._topic = topic
+        self._partition = partition
+        self._reply = reply
+
+    def settle(self, future: asyncio.Future[Appended]) -> None:
+        outcome = _outcome(future, self._version)
+        if isinstance(outcome, Refusal):
+            self.refuse(outcome)
+            return
+        base_offset, _, _, first_offset, *_ = outcome
+        self._reply.send(
+            (write_one(self._version, self._topic, self._partition, base_offset, first_offset),)
+        )
+
+    def refuse(self, refusal: Refusal) -> None:
+        answer = TopicAnswer(self._topic, [_refused(self._partition, refusal)])
+        self._reply.send((write_response(self._version, [answer]),))
 
 
 class _Answer:
@@ -115,16 +161,12 @@ class _Answer:
         self, partitions: list[PartitionAnswer], place: int, future: asyncio.Future[Appended]
     ) -> None:
         partition = partitions[place].partition
-        error = BrokerClosing("cancelled") if future.cancelled() else future.exception()
-        if error is not None:
-            if not isinstance(error, QuackError):
-                log.error("a publish failed", exc_info=error)
-            code = _code_of(error, self._version)
-            partitions[place] = _refused(partition, Refusal(code, str(error)))
+        outcome = _outcome(future, self._version)
+        if isinstance(outcome, Refusal):
+            partitions[place] = _refused(partition, outcome)
         else:
-            appended = future.result()
             partitions[place] = PartitionAnswer(
-                partition, 0, appended.base_offset, appended.first_offset
+                partition, 0, outcome.base_offset, outcome.first_offset
             )
         self.one_less()
 
@@ -141,6 +183,16 @@ class _Answer:
             self._reply.disconnect(f"a batch sent with acks=0 was refused: {refused[0].message}")
         else:
             self._reply.skip()
+
+
+def _outcome(future: asyncio.Future[Appended], version: int) -> Appended | Refusal:
+    """Where a batch lies, or why it does not."""
+    error = BrokerClosing("cancelled") if future.cancelled() else future.exception()
+    if error is None:
+        return future.result()
+    if not isinstance(error, QuackError):
+        log.error("a publish failed", exc_info=error)
+    return Refusal(_code_of(error, version), str(error))
 
 
 def _refusal(version: int, request: ProduceRequest) -> Refusal | None:

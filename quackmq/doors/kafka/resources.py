@@ -135,7 +135,9 @@ def _describe(call: Call, resource: Any) -> list[Config]:
     if kind == BROKER:
         _check_broker(call, name)
         # Without a name: what was set for all brokers at once, which is nothing.
-        return broker_configs(call.node, call.broker.settings) if name else []
+        if not name:
+            return []
+        return broker_configs(call.node, call.broker.settings, call.broker.doors.get("http"))
     if kind == GROUP:
         return group_configs(_group_settings(call, name))
     raise _unknown_kind(kind)

@@ -329,6 +329,9 @@ class Connection(asyncio.BufferedProtocol):
     def _regulate(self, may_go_on: bool) -> None:
         """Read on, unless a request is held up, or one comes for which there is no memory; whoever
         changes that pumps again."""
+        if may_go_on and self._reads and not self._decoder.is_amid:
+            self._begun_at = None  # as mostly: all that came was taken
+            return
         if may_go_on:
             claimed = _large_bytes(self._decoder.claimed_bytes)
             if claimed > self._reserved_bytes:

@@ -104,12 +104,13 @@ async def _put(broker: Broker, caller: Caller, request: Put, frame: bytes) -> An
 
 async def _get(broker: Broker, caller: Caller, request: Get, peer: Peer) -> Answer:
     # This moves the cursor, so it is not cut short if the peer goes; what waits moves nothing.
-    message = await broker.get(caller, request.client, request.topic, request.last_id)
+    # A frame has no place for what is lost: it is told by an error, and the next GET goes on.
+    client, topic = request.client, request.topic
+    message = await broker.get(caller, client, topic, request.last_id, raises=True)
     if message is None:
         with peer.waiting():
-            message = await broker.get(
-                caller, request.client, request.topic, None, limits.ZMQ_GET_WAIT_MS
-            )
+            wait_ms = limits.ZMQ_GET_WAIT_MS
+            message = await broker.get(caller, client, topic, None, wait_ms, raises=True)
     if message is None:
         waited_s = limits.ZMQ_GET_WAIT_MS / 1000
         return failed(EMPTY, f"no message in {request.topic} for {waited_s:g} s: ask again"), b""

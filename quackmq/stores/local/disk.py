@@ -1,7 +1,8 @@
 """The local store's disk: `quackmq.disk`, with what a store needs beyond it.
 
 A lock; reads in place; and the loop. `Disk.run` takes a blocking function to a side thread (a
-*lane*; functions of one lane run one after the other, but for "read", which has several threads).
+*lane*; functions of one lane run one after the other, but for "read", which has several threads;
+that of "archive" gives way to the others).
 """
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ import errno
 import fcntl
 import os
 import queue
+import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
@@ -22,10 +25,11 @@ from quackmq import disk, limits
 from quackmq.errors import StoreLocked
 from quackmq.record import Buffer
 from quackmq.stores.local.kernel_sync import KernelSync, Synced
+from quackmq.stores.local.patience import Patience
 from quackmq.stores.local.windows import Windows
 
 T = TypeVar("T")
-Lane = Literal["flush", "checkpoint", "read"]
+Lane = Literal["flush", "checkpoint", "read", "archive"]
 #: Hears on the loop what a function returned, or raised.
 Ended = Callable[[Any, Any], None]
 
@@ -50,6 +54,9 @@ class Disk(disk.Disk, Protocol):
     def lock(self, path: str) -> None:
         """Hold a lock file until `close`; StoreLocked if another process has it."""
 
+    def location(self, path: str) -> str:
+        """Where a path lies for other programs of this machine."""
+
     def boot_id(self) -> str:
         """Changes whenever what was not synced may have been lost: when the machine starts."""
 
@@ -62,9 +69,10 @@ class Disk(disk.Disk, Protocol):
     def is_prompt(self) -> bool:
         """Whether it still does so, by what `run_here` has seen lately."""
 
-    def sync_soon(self, file: File, done: Synced) -> None:
+    def sync_soon(self, file: File, done: Synced, alone: bool) -> None:
         """`file.sync` beside the loop, with as little as can be on the way there and back. One at a
-        time. `done` is called on the loop."""
+        time. `done` is called on the loop. Where nothing else waits for the loop as far as is known
+        (`alone`), the loop may do it itself, and `done` has been called when this returns."""
 
     def close(self) -> None: ...
 
@@ -124,9 +132,13 @@ class RealDisk:
         #: When the loop may write again after the system has held a write up.
         self._prompt_from = 0.0
         self._windows = Windows()
+        self._patience = Patience()
         self._kernel: KernelSync | None = None
         self._asked_kernel = False
         self._locks: list[int] = []
+
+    def location(self, path: str) -> str:
+        return os.path.abspath(self._path(path))
 
     def _path(self, path: str) -> str:
         return f"{self._root}/{path}" if path else str(self._root)
@@ -235,15 +247,36 @@ class RealDisk:
         worker = self._lanes.get(lane)
         if worker is None:
             threads = _READ_THREADS if lane == "read" else 1
-            worker = self._lanes[lane] = _Worker(lane, threads)
+            niceness = limits.ARCHIVE_NICENESS if lane == "archive" else 0
+            worker = self._lanes[lane] = _Worker(lane, threads, niceness)
         return worker
 
-    def sync_soon(self, file: File, done: Synced) -> None:
+    def sync_soon(self, file: File, done: Synced, alone: bool) -> None:
         assert isinstance(file, RealFile)
+        began = time.monotonic()
+        if alone and self._patience.may_wait(began):
+            self._sync_here(file, done, began)
+            return
+
+        def ended(error: OSError | None) -> None:
+            now = time.monotonic()
+            self._patience.took(now - began, now)
+            done(error)
+
         if not self._asked_kernel:
             self._kernel, self._asked_kernel = KernelSync.open(), True
-        if self._kernel is None or not self._kernel.begin(file.descriptor, done):
-            self._worker("flush").submit(file.sync, lambda _, error: done(error))
+        if self._kernel is None or not self._kernel.begin(file.descriptor, ended):
+            self._worker("flush").submit(file.sync, lambda _, error: ended(error))
+
+    def _sync_here(self, file: RealFile, done: Synced, began: float) -> None:
+        failure: OSError | None = None
+        try:
+            file.sync()
+        except OSError as error:
+            failure = error
+        now = time.monotonic()
+        self._patience.took(now - began, now)
+        done(failure)
 
     def close(self) -> None:
         for worker in self._lanes.values():
@@ -260,8 +293,9 @@ class _Worker:
     """Threads that take functions from one queue. Leaner than concurrent.futures, whose hand-over
     costs as much as a small sync. The queue is bounded by its callers, who await each function."""
 
-    def __init__(self, name: str, threads: int) -> None:
+    def __init__(self, name: str, threads: int, niceness: int = 0) -> None:
         self._loop = asyncio.get_running_loop()
+        self._niceness = niceness
         self._queue: queue.SimpleQueue[tuple[Callable[[], Any], Ended] | None]
         self._queue = queue.SimpleQueue()
         self._threads = [
@@ -281,6 +315,8 @@ class _Worker:
             thread.join()
 
     def _work(self) -> None:
+        if self._niceness:
+            _be_nice(self._niceness)
         while (job := self._queue.get()) is not None:
             function, ended = job
             try:
@@ -289,6 +325,15 @@ class _Worker:
                 result, error = None, raised
             self._loop.call_soon_threadsafe(ended, result, error)
             del job, function, ended, result, error  # an idle thread keeps no buffers alive
+
+
+def _be_nice(niceness: int) -> None:
+    """Let the system prefer other threads, where it can tell them apart."""
+    if sys.platform == "linux":  # elsewhere this would be said of the whole process
+        thread = threading.get_native_id()
+        with suppress(OSError):  # not allowed in some sandboxes, and then it is as it is
+            present = os.getpriority(os.PRIO_PROCESS, thread)
+            os.setpriority(os.PRIO_PROCESS, thread, present + niceness)
 
 
 def _finish(future: asyncio.Future[T], result: T, error: BaseException | None) -> None:

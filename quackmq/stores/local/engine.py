@@ -8,7 +8,8 @@ When a write or a sync fails (the disk is full, the device is broken), nobody kn
 holds. From then on the store only reads; what it holds is sorted out when it is opened again.
 
 Who may call: the loop. Blocking work is handed to the disk's lanes: segments and journal to
-"flush", checkpoints and removals to "checkpoint". Only a small frame is written by the loop itself.
+"flush", checkpoints and removals to "checkpoint". Only a small frame is written by the loop itself,
+and synced by it where that is over sooner than it would be handed to somebody else.
 """
 
 from __future__ import annotations
@@ -98,6 +99,8 @@ class Engine:
         self._closing = False
         #: A cycle is on its way, or will begin in the loop's next turn.
         self._is_flushing = False
+        #: How many units the cycle before had: whoever publishes among others comes with them.
+        self._units_before = 0
         self._flushing: asyncio.Task[None] | None = None
         self._at_rest: asyncio.Future[None] | None = None
         # What is written and not synced; used by the weak sync modes.
@@ -214,6 +217,7 @@ class Engine:
         """Commit what was gathered. A small frame is written here, since handing it to a thread
         would take longer than that; only its sync goes on beside the loop."""
         gathered, self._gathered = self._gathered, Gathered()
+        alone = self._is_alone(gathered)
         try:
             cycle = Cycle(gathered, self.options.journal_inline_bytes, self._frame_inline_bytes)
             place = self._journal.reserve(cycle.frame_bytes)
@@ -222,7 +226,7 @@ class Engine:
                 return
             self.disk.run_here(lambda: self._write(cycle, place, (), sync=False))
             if self._sync is Sync.ALWAYS:
-                self._journal.sync_soon(lambda error: self._end_quick(cycle, place, error))
+                self._journal.sync_soon(lambda error: self._end_quick(cycle, place, error), alone)
                 return
             self._journal.advance(place, cycle.frame_bytes)
             self._unsynced_offsets += cycle.offsets
@@ -230,6 +234,17 @@ class Engine:
             self._give_up(gathered, error)
         else:
             self._end_cycle(cycle)
+
+    def _is_alone(self, gathered: Gathered) -> bool:
+        """Whether somebody publishes one thing at a time, and nobody else does: nobody gains then
+        by a sync that goes on beside the loop. Nor does anything of ours keep the disk busy."""
+        units_before, self._units_before = self._units_before, len(gathered.units)
+        return (
+            len(gathered.units) == 1
+            and units_before <= 1
+            and _is_over(self._checkpointing)
+            and _is_over(self._writing_back)
+        )
 
     def _is_quick(self, cycle: Cycle, place: Place) -> bool:
         """Whether writing the cycle takes no time to speak of. Where nothing is synced the system
@@ -562,6 +577,10 @@ class Engine:
                 self.files.forget(f"{directory}/{name}")
                 _remove_if_there(self.disk, f"{directory}/{name}")
             _remove_if_there(self.disk, directory)
+
+
+def _is_over(task: asyncio.Task[None] | None) -> bool:
+    return task is None or task.done()
 
 
 def _remove_if_there(disk: Disk, path: str) -> None:

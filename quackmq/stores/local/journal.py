@@ -70,11 +70,12 @@ class Journal:
         the disk: the file is open and need not grow."""
         return place.position + size <= self._sizes.get(place.slot, 0)
 
-    def sync_soon(self, done: Synced) -> None:
-        """Sync the frame that was just written, all others being synced."""
+    def sync_soon(self, done: Synced, alone: bool) -> None:
+        """Sync the frame that was just written, all others being synced; `alone` as `Disk` has
+        it."""
         (slot,) = self._unsynced
         self._unsynced.clear()
-        self._disk.sync_soon(self._files[slot], done)
+        self._disk.sync_soon(self._files[slot], done, alone)
 
     # --- in the flush lane, or on the loop ----------------------------------------------------
 

@@ -122,15 +122,15 @@ class PartitionLog:
     ) -> Appended:
         """Give a batch its offset and copy it, or keep it as it is if it is large and its buffer
         was handed over. It must have been checked."""
-        base_offset = self.end
+        base_offset, size = self.end, batch.size
         chunk = self.pending[-1] if self.pending else None
         position = 0
-        if owned and batch.size >= limits.KEPT_BATCH_BYTES and not batch.view.readonly:
+        if owned and size >= limits.KEPT_BATCH_BYTES and not batch.view.readonly:
             chunk = Chunk(batch.view, base_offset, now_ms)
             self.pending.append(chunk)
         elif (
             chunk is None
-            or len(chunk.data) + batch.size > self._options.chunk_bytes
+            or len(chunk.data) + size > self._options.chunk_bytes
             or chunk.append_time_ms != now_ms
             or isinstance(chunk.data, memoryview)
         ):
@@ -154,7 +154,8 @@ class PartitionLog:
                 if chunk.steps is None:
                     chunk.steps = []
                 chunk.steps.append(step)
-        return Appended(base_offset, self.end, now_ms, self.first_offset)
+        # The class's own constructor takes its arguments one by one: three times as long.
+        return _new_tuple(Appended, (base_offset, self.end, now_ms, self.first_offset, False))
 
     # --- flush cycles -------------------------------------------------------------------------
 
@@ -386,6 +387,21 @@ class PartitionLog:
     def size(self) -> int:
         """Bytes at rest, of whole segments."""
         return sum(segment.size for segment in self.segments)
+
+    def bytes_between(self, first: int, next: int) -> int:
+        """About how many bytes lie between two offsets: a segment's share of what it has."""
+        total = 0
+        end = self.readable
+        for segment in reversed(self.segments):
+            begin = segment.base_offset
+            low, high = max(first, begin), min(next, end)
+            if segment.size and low < high:
+                total += segment.size * (high - low) // (end - begin)
+            if begin <= first:
+                break
+            if segment.size:
+                end = begin
+        return total
 
 
 def _bytes_from(region: Region, offset: int) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import AsyncIterator
 from functools import partial
+from itertools import takewhile
 
 from quackmq import limits
 from quackmq.errors import DamagedData, OffsetOutOfRange, UnknownTopic
@@ -172,6 +173,57 @@ class Reader:
                     max(region.base_offset, log.first_offset), max(region.first_append_ms, time_ms)
                 )
         return None
+
+    async def least_bytes_between(self, log: PartitionLog, first: int, next: int) -> int:
+        """Of the regions that lie wholly between."""
+        size = 0
+        first = max(first, log.first_offset)
+        for segment in tuple(log.segments_from(first)):
+            if next <= segment.base_offset:
+                break
+            if first <= segment.base_offset and self.beyond(log, segment) <= next:
+                size += segment.size
+                continue
+            try:
+                index = await self._index(log, segment, first)
+            except (DamagedData, FileNotFoundError):
+                continue  # named by who reads there
+            size += sum(
+                region.length
+                for region in segment.regions(first, index)
+                if first <= region.base_offset and region.next_offset <= next
+            )
+        return size
+
+    async def append_times(self, log: PartitionLog, first: int, next: int) -> list[OffsetTime]:
+        """Of the regions, and exactly of what is in the tail."""
+        times: list[OffsetTime] = []
+        first = max(first, log.first_offset)
+        tail_from = log.tail.first_offset
+        for segment in tuple(log.segments_from(first)):
+            if next <= segment.base_offset or (tail_from is not None and tail_from <= first):
+                break
+            if not segment.size:
+                continue
+            try:
+                index = await self._index(log, segment, first)
+            except (DamagedData, FileNotFoundError):
+                continue  # named by who reads there
+            wanted = takewhile(
+                lambda region: region.base_offset < next, segment.regions(first, index)
+            )
+            times += [
+                OffsetTime(max(first, region.base_offset), region.first_append_ms)
+                for region in wanted
+            ]
+        tail_from = log.tail.first_offset
+        if tail_from is None:
+            return times
+        exact = [
+            OffsetTime(max(first, offset), time_ms)
+            for offset, time_ms in log.tail.append_times(first, next)
+        ]
+        return [each for each in times if each.offset < tail_from] + exact
 
     async def _regions(
         self, log: PartitionLog, append_since: int | None = None

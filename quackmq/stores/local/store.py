@@ -35,7 +35,7 @@ from quackmq.errors import (
 from quackmq.policy import Policy
 from quackmq.producers import Producer, Remembered
 from quackmq.record import NO_PRODUCER_ID, Batch
-from quackmq.stores.base import Store
+from quackmq.stores.base import Store, changes_of_time
 from quackmq.stores.catalog import Change
 from quackmq.stores.local.disk import Disk, RealDisk
 from quackmq.stores.local.engine import Engine
@@ -70,7 +70,14 @@ class LocalStore(Store):
         self._engine = engine
         self.cluster_id = cluster_id
         self._waiting = 0
+        #: Of the last append that was plain.
+        self._last_log: PartitionLog | None = None
         self._closed = False
+
+    @property
+    def disk(self) -> Disk:
+        """What it stands on, for who keeps more in the same directory. Closed with the store."""
+        return self._engine.disk
 
     @classmethod
     async def open(cls, directory: Path, options: LocalOptions | None = None) -> LocalStore:
@@ -182,7 +189,10 @@ class LocalStore(Store):
     def _accept_plain(self, append: Append) -> Appended:
         """What most publishers of single messages send: no repeats to look for."""
         key, batch, owned = append
-        log = self._writable_log(key)
+        log = self._last_log
+        # Mostly it is the one as before, which needs no id to be hashed.
+        if log is None or log.key != key or log.doomed or log.deleted:
+            log = self._last_log = self._writable_log(key)
         appended = log.accept(batch, self._engine.now_ms(), None, owned)
         self._engine.submit_log(log, batch.size)
         return appended
@@ -330,6 +340,15 @@ class LocalStore(Store):
         if kind == "append":
             return await self._engine.reader.offset_for_append(log, time_ms)
         return await self._engine.reader.offset_for_timestamp(log, time_ms)
+
+    async def append_times(self, key: PartitionKey, first: int, next: int) -> Sequence[OffsetTime]:
+        return changes_of_time(await self._engine.reader.append_times(self._log(key), first, next))
+
+    async def least_bytes_between(self, key: PartitionKey, first: int, next: int) -> int:
+        return await self._engine.reader.least_bytes_between(self._log(key), first, next)
+
+    async def bytes_between(self, key: PartitionKey, first: int, next: int) -> int:
+        return self._log(key).bytes_between(first, next)
 
     async def trim(self, key: PartitionKey, before: int) -> int:
         self._engine.check_writable()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import bisect
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 from quackmq.producers import Producer
@@ -94,6 +94,22 @@ class PartitionTail:
         if self._head == len(self._chunks):
             return False
         return self._chunks[self._head].base_offset <= offset
+
+    @property
+    def first_offset(self) -> int | None:
+        if self._head == len(self._chunks):
+            return None
+        return self._chunks[self._head].base_offset
+
+    def append_times(self, first: int, next: int) -> Iterator[tuple[int, int]]:
+        """Base offset and append time of the chunks with something between two offsets."""
+        at = bisect.bisect_right(self._chunks, first, lo=self._head, key=_base_offset) - 1
+        for number in range(max(at, self._head), len(self._chunks)):
+            chunk = self._chunks[number]
+            if next <= chunk.base_offset:
+                return
+            if first < chunk.next_offset:
+                yield chunk.base_offset, chunk.append_time_ms
 
     @property
     def first_append_ms(self) -> int | None:

@@ -37,6 +37,8 @@ from quackmq.topic import PartitionKey
 
 _INDEX_NAME: Final = re.compile(r"(\d+)-(\d{20})\.index")
 _TOPIC_DIRECTORY: Final = re.compile(r"[0-9a-f]{32}")
+#: Beside the store, and not its own: `quackmq archive verify` looks at it.
+_ARCHIVE: Final = "archive"
 _ORPHAN: Final = "it belongs to nothing that is known"
 #: No offset is as large.
 _NO_END: Final = 2**63
@@ -137,7 +139,7 @@ class Verification:
         slots = inspection.meta.slots if inspection.meta is not None else 0
         topics = {f"{LOG_DIRECTORY}/{topic_id.hex}" for topic_id in inspection.catalog.topics_by_id}
         segments = [segment for log in inspection.logs.values() for segment in log.segments]
-        known = {META_PATH, LOCK_PATH, checkpoint.PATH, JOURNAL_DIRECTORY, LOG_DIRECTORY}
+        known = {META_PATH, LOCK_PATH, checkpoint.PATH, JOURNAL_DIRECTORY, LOG_DIRECTORY, _ARCHIVE}
         known |= {slot_path(slot) for slot in range(slots)} | topics
         known |= {path for segment in segments for path in segment.paths}
         for directory in ("", JOURNAL_DIRECTORY, LOG_DIRECTORY, *sorted(topics)):

@@ -39,6 +39,7 @@ _FLEXIBLE_RESPONSE_HEAD: Final = struct.Struct(">iix")
 #: which are rare, are as large as they must be and go.
 _SMALLEST_BUFFER_BYTES: Final = 4 * limits.KIB
 _LARGEST_POOLED_BYTES: Final = 2 * limits.MIB
+_new_tuple: Final = tuple.__new__
 
 
 class RequestHeader(NamedTuple):
@@ -57,11 +58,14 @@ def read_header(frame: memoryview) -> RequestHeader:
         api_key, version, correlation_id, client_bytes = _REQUEST_HEAD.unpack_from(frame)
     except struct.error:
         raise malformed("request's header") from None
-    position = _REQUEST_HEAD.size + max(client_bytes, 0)
-    if position > len(frame):
-        raise malformed("request's header")
-    client_id = bytes(frame[_REQUEST_HEAD.size : position])
-    return RequestHeader(api_key, version, correlation_id, client_id, position)
+    position, client_id = _REQUEST_HEAD.size, b""
+    if client_bytes > 0:
+        position += client_bytes
+        if position > len(frame):
+            raise malformed("request's header")
+        client_id = bytes(frame[_REQUEST_HEAD.size : position])
+    # The class's own constructor takes its arguments one by one: three times as long.
+    return _new_tuple(RequestHeader, (api_key, version, correlation_id, client_id, position))
 
 
 def body(frame: memoryview, header: RequestHeader, flexible: bool) -> memoryview:

@@ -56,6 +56,7 @@ _NO_APPEND_TIME: Final = struct.pack(">q", -1)
 _LOG_START: Final = struct.Struct(">q")
 _NO_THROTTLE: Final = INT32.pack(0)
 _INDEX_BYTES: Final = 4
+_new_tuple: Final = tuple.__new__
 
 
 class PartitionRecords(NamedTuple):
@@ -102,12 +103,25 @@ def read_request(version: int, data: memoryview) -> ProduceRequest:
     return ProduceRequest(transactional_id, acks, topics)
 
 
+def write_one(
+    version: int,
+    topic: str | uuid.UUID | None,
+    partition: int,
+    base_offset: int,
+    log_start: int,
+) -> Buffer:
+    """The response to a request of one batch, which was appended."""
+    if version >= FLEXIBLE_FROM:
+        end = _FLEXIBLE_END.pack(partition, 0, base_offset, -1, log_start, 1)
+    elif _FIRST_WITH_LOG_START <= version < _FIRST_WITH_MESSAGE:
+        end = _END.pack(partition, 0, base_offset, -1, log_start, 0)
+    else:
+        answer = PartitionAnswer(partition, 0, base_offset, log_start)
+        return write_response(version, [TopicAnswer(topic, [answer])])
+    return _head(version, topic) + end
+
+
 def write_response(version: int, answers: Sequence[TopicAnswer]) -> Buffer:
-    if len(answers) == 1 and len(answers[0].partitions) == 1:
-        topic, (partition,) = answers[0]
-        usual = _usual_partition(version, partition)
-        if usual is not None:
-            return _head(version, topic) + usual
     flexible = version >= FLEXIBLE_FROM
     out = bytearray()
     write_array_length(out, len(answers), flexible)
@@ -123,18 +137,6 @@ def write_response(version: int, answers: Sequence[TopicAnswer]) -> Buffer:
     if flexible:
         out.append(0)
     return out
-
-
-def _usual_partition(version: int, answer: PartitionAnswer) -> bytes | None:
-    """The only partition's answer to the end of the response, if nothing went wrong with it."""
-    partition, error, base_offset, log_start, message = answer
-    if error or message is not None:
-        return None
-    if version >= FLEXIBLE_FROM:
-        return _FLEXIBLE_END.pack(partition, 0, base_offset, -1, log_start, 1)
-    if _FIRST_WITH_LOG_START <= version < _FIRST_WITH_MESSAGE:
-        return _END.pack(partition, 0, base_offset, -1, log_start, 0)
-    return None
 
 
 @lru_cache(maxsize=limits.KAFKA_ANSWER_HEADS)
@@ -195,7 +197,10 @@ def _usual(
         topic = str(name, "utf-8")
     except UnicodeDecodeError:
         return None
-    return ProduceRequest(None, acks, [ByTopic(topic, [PartitionRecords(partition, records)])])
+    # The classes' own constructors take their arguments one by one: three times as long.
+    wanted = _new_tuple(PartitionRecords, (partition, records))
+    by_topic = _new_tuple(ByTopic, (topic, [wanted]))
+    return _new_tuple(ProduceRequest, (None, acks, [by_topic]))
 
 
 def _read_partition(cursor: Cursor) -> PartitionRecords:

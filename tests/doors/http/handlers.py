@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 
 from quackmq.doors.http.routes import Route
-from quackmq.doors.http.values import Request, Response, Stream, json_response
+from quackmq.doors.http.values import Begun, Request, Response, Stream, json_response
 
 
 class Handlers:
@@ -14,6 +14,7 @@ class Handlers:
 
     def __init__(self) -> None:
         self.gate = asyncio.Event()
+        self.changes: list[asyncio.Future[int]] = []
         self.begun = 0
         self.cancelled = 0
         self.closed_streams = 0
@@ -24,6 +25,7 @@ class Handlers:
             Route("GET", "/echo", self.echo),
             Route("POST", "/small", self.echo, 1_000),
             Route("GET", "/wait", self.wait),
+            Route("GET", "/change", self.change),
             Route("GET", "/poll", self.wait, waits=True),
             Route("GET", "/bug", self.bug),
             Route("GET", "/large/{bytes}", self.large),
@@ -52,6 +54,10 @@ class Handlers:
             self.cancelled += 1
             raise
         return json_response(200, request.query.get("number"))
+
+    def change(self, request: Request) -> Begun:
+        self.changes.append(asyncio.get_running_loop().create_future())
+        return Begun(self.changes[-1], lambda came_to: json_response(200, 6 // came_to))
 
     async def bug(self, request: Request) -> Response:
         raise ZeroDivisionError("a bug of ours")

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import http.client
 import logging
+from unittest import mock
 
 import pytest
 
 from quackmq import limits
 from quackmq.doors.http.routes import Route
+from quackmq.errors import TopicFull
 from tests.doors.http.handlers import Handlers
 from tests.doors.http.peers import request, served
 from tests.doors.kafka.client import on_both_loops, soon, until
@@ -204,6 +206,67 @@ async def test_a_bug_of_ours_is_answered_and_logged(caplog: pytest.LogCaptureFix
         assert "ZeroDivisionError" not in answer.failed(500, "error")
         assert "a bug of ours" in caplog.text
         assert (await peer.get("/echo")).status == 200
+
+
+# --- changes that need no task ---------------------------------------------------------------
+
+
+@on_both_loops
+async def test_a_change_that_is_begun_is_answered_when_it_is_done() -> None:
+    handlers = Handlers()
+    async with served(handlers.routes()) as running:
+        peer = await running.peer()
+        peer.send(request("GET", "/change") * 2 + request("GET", "/echo"))
+        await until(lambda: len(handlers.changes) == 1)
+        handlers.changes[0].set_result(3)
+        assert (await peer.receive()).json == 2
+        await until(lambda: len(handlers.changes) == 2)
+        handlers.changes[1].set_exception(TopicFull("no room"))
+        (await peer.receive()).failed(409, "topic_full")
+        assert (await peer.receive()).status == 200
+
+
+@on_both_loops
+async def test_an_answer_that_cannot_be_made_of_a_change_is_a_bug_that_is_answered(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    handlers = Handlers()
+    async with served(handlers.routes()) as running:
+        peer = await running.peer()
+        peer.send(request("GET", "/change"))
+        await until(lambda: len(handlers.changes) == 1)
+        handlers.changes[0].set_result(0)
+        (await peer.receive()).failed(500, "error")
+        assert "ZeroDivisionError" in caplog.text
+
+
+@on_both_loops
+async def test_who_hangs_up_does_not_hear_of_a_change() -> None:
+    handlers = Handlers()
+    async with served(handlers.routes()) as running:
+        for end in ("cancelled", "done"):
+            peer = await running.peer()
+            peer.send(request("GET", "/change"))
+            await until(lambda: bool(handlers.changes))
+            change = handlers.changes.pop()
+            await peer.close()
+            if end == "done":
+                change.set_exception(TopicFull("no room"))
+            await until(change.done)
+            await until(lambda: running.door.connection_count == 0)
+
+
+@on_both_loops
+async def test_a_door_that_cannot_wait_for_a_change_says_that_it_closes() -> None:
+    handlers = Handlers()
+    with mock.patch.object(limits, "HTTP_DRAIN_MS", 20):
+        async with served(handlers.routes()) as running:
+            peer = await running.peer()
+            peer.send(request("GET", "/change"))
+            await until(lambda: len(handlers.changes) == 1)
+            closing = asyncio.ensure_future(running.door.close())
+            (await peer.receive()).failed(503, "closing")
+            await soon(closing)
 
 
 # --- streams ---------------------------------------------------------------------------------

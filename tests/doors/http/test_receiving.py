@@ -7,6 +7,7 @@ from typing import NamedTuple
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quackmq import limits
 from quackmq.broker import Broker, Caller
 from quackmq.doors.http import HttpDoor
 from quackmq.doors.http.receiving import Asked, Receiver
@@ -40,7 +41,11 @@ class Got(NamedTuple):
     is_old: bool
 
 
-def received(data: bytes, cuts: list[int]) -> list[Got]:
+def new_door() -> HttpDoor:
+    return HttpDoor(Broker(MemoryStore()), "127.0.0.1", 0, routes=Handlers().routes())
+
+
+def received(data: bytes, cuts: list[int], door: HttpDoor | None = None) -> list[Got]:
     """What comes of bytes that are cut at these places."""
     got: list[Got] = []
 
@@ -57,7 +62,7 @@ def received(data: bytes, cuts: list[int]) -> list[Got]:
             )
         )
 
-    door = HttpDoor(Broker(MemoryStore()), "127.0.0.1", 0, routes=Handlers().routes())
+    door = door or new_door()
     receiver = Receiver(door, Caller(), True, deliver)
     places = [0, *sorted({cut % (len(data) + 1) for cut in cuts}), len(data)]
     for begin, end in zip(places, places[1:], strict=False):
@@ -111,3 +116,58 @@ def test_a_spoilt_request_is_a_request_or_refused_once(
     at = place % len(sound)
     got = received(sound[:at] + spoilt + sound[at + len(spoilt) :], cuts)
     assert len([one for one in got if one.closes]) <= 1
+
+
+def known(door: HttpDoor) -> int:
+    return len(door.known_heads.of(is_loopback=True))
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.sampled_from(SENT), min_size=1, max_size=8),
+    st.sampled_from((b"", *LAST)),
+    st.lists(st.integers(min_value=0, max_value=10_000), max_size=5),
+)
+def test_a_head_that_is_known_makes_the_same_request(
+    sent: list[bytes], last: bytes, cuts: list[int]
+) -> None:
+    """Each comes in one piece, as clients send them, or cut; to a door that has seen them all."""
+    door = new_door()
+    for each in SENT:
+        received(each, [], door)
+    assert known(door) == 2, "the only plain ones that are for a route"
+    data = b"".join(sent) + last
+    ends = [len(b"".join(sent[: number + 1])) for number in range(len(sent))]
+    assert received(data, ends, door) == received(data, [])
+    assert received(data, ends + cuts, door) == received(data, [])
+
+
+def test_a_body_of_another_length_does_not_belong_to_a_known_head() -> None:
+    door = new_door()
+    whole = request("POST", "/echo", b"quack")
+    received(whole, [], door)
+    assert known(door) == 1
+    assert [got.body for got in received(whole[:-1], [], door)] == []
+    assert [got.body for got in received(whole * 2, [len(whole) - 1], door)] == [b"quack"] * 2
+    assert [got.status for got in received(whole + b"xx", [], door)] == [None, 501]
+
+
+def test_what_a_loopback_asks_is_not_known_from_elsewhere() -> None:
+    door = new_door()
+    foreign = request("POST", "/echo", b"quack", host="elsewhere.example")
+    receiver = Receiver(door, Caller(), False, lambda asked: None)
+    receiver.feed(foreign)
+    receiver.close()
+    assert len(door.known_heads.of(is_loopback=False)) == 1
+    assert [got.status for got in received(foreign, [], door)] == [421]
+
+
+def test_no_more_heads_are_known_than_there_is_room_for() -> None:
+    door = new_door()
+    for number in range(limits.HTTP_KNOWN_HEADS + 10):
+        received(request("GET", f"/echo?n={number}"), [], door)
+    assert known(door) == limits.HTTP_KNOWN_HEADS
+    received(request("GET", "/echo?n=" + "9" * limits.HTTP_KNOWN_HEAD_BYTES), [], door)
+    assert all(
+        len(head) <= limits.HTTP_KNOWN_HEAD_BYTES for head in door.known_heads.of(is_loopback=True)
+    )

@@ -39,11 +39,13 @@ class WatchedBroker(Broker):
         topic_name: str,
         last_id: str | None,
         wait_ms: int = 0,
+        *,
+        raises: bool = False,
     ) -> Message | None:
         self.gets += 1
         self.waiting += wait_ms > 0
         try:
-            return await super().get(caller, name, topic_name, last_id, wait_ms)
+            return await super().get(caller, name, topic_name, last_id, wait_ms, raises=raises)
         finally:
             self.waiting -= wait_ms > 0
 

@@ -95,7 +95,7 @@ async def test_where_the_system_does_not_do_it_a_thread_does(tmp_path: Path, kno
     }
     future: asyncio.Future[OSError | None] = asyncio.get_running_loop().create_future()
     with patches[known]:
-        disk.sync_soon(file, future.set_result)
+        disk.sync_soon(file, future.set_result, alone=False)
     async with asyncio.timeout(DEADLINE_S):
         assert await future is None
     file.close()

@@ -30,7 +30,7 @@ class HeldDisk(RealDisk):
         super().__init__(root)
         self.held: asyncio.Queue[Synced] = asyncio.Queue()
 
-    def sync_soon(self, file: File, done: Synced) -> None:
+    def sync_soon(self, file: File, done: Synced, alone: bool) -> None:
         self.held.put_nowait(done)
 
 

@@ -1,8 +1,9 @@
 """The API under /v1. What it offers is told by its own document, at /v1/openapi.json.
 
 Read in this order: `operations` (what an operation is), `messages` (how messages are written), then
-any of the rest: `topics`, `publishing`, `reading`, `events`, `subscriptions`, `stages`, `health`,
-each with its handlers and its `OPERATIONS`; `documents`, `openapi` and `page` tell of all of them.
+any of the rest: `topics`, `publishing`, `reading`, `batches`, `events`, `subscriptions`, `stages`,
+`archive`, `health`, each with its handlers and its `OPERATIONS`; `documents`, `openapi` and `page`
+tell of all of them.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from typing import Final
 
 from quackmq.doors.http.routes import Route
 from quackmq.doors.http.v1 import (
+    archive,
+    batches,
     documents,
     events,
     health,
@@ -26,9 +29,11 @@ _OFFERED: Final = (
     *topics.OPERATIONS,
     *publishing.OPERATIONS,
     *reading.OPERATIONS,
+    *batches.OPERATIONS,
     *events.OPERATIONS,
     *subscriptions.OPERATIONS,
     *stages.OPERATIONS,
+    *archive.OPERATIONS,
     *health.OPERATIONS,
 )
 OPERATIONS: Final[tuple[Operation, ...]] = (*_OFFERED, *documents.operations(_OFFERED))

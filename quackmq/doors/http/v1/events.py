@@ -18,7 +18,7 @@ from typing import Final
 from msgspec import Struct
 
 from quackmq import limits
-from quackmq.broker import Broker, Caller
+from quackmq.broker import Broker, Caller, Losses
 from quackmq.doors.http.v1.common import GREATEST, TOPIC
 from quackmq.doors.http.v1.messages import stored
 from quackmq.doors.http.v1.operations import EVENTS, Answer, Number, Operation, Text, encoded
@@ -106,7 +106,7 @@ class _Following:
         self._partition = partition
         self._positions = positions
         #: What was lost in a partition and not told yet.
-        self._lost: dict[int, int] = {}
+        self._losses: dict[int, Losses] = {}
         #: The partition to look at first, so that a busy one does not keep out the others.
         self._turn = 0
 
@@ -157,7 +157,7 @@ class _Following:
         partition = part.key.partition
         before = self._positions[partition]
         if before < part.first_offset:
-            self._lost[partition] = self._lost.get(partition, 0) + part.first_offset - before
+            self._losses.setdefault(partition, Losses()).add(before, part.first_offset)
         self._positions[partition] = min(max(before, part.first_offset), part.next_offset)
 
     async def _read(self, partition: int) -> bytes:
@@ -175,7 +175,7 @@ class _Following:
         pieces: list[bytes] = []
         for message in page.messages:
             self._positions[partition] = message.record.offset + 1
-            data = encoded(stored(message, self._lost.pop(partition, 0)))
+            data = encoded(stored(message, self._losses.pop(partition, None)))
             pieces += (b"id: ", self._token(message.id), b"\ndata: ", data, b"\n\n")
         self._positions[partition] = page.next_offset
         return b"".join(pieces)

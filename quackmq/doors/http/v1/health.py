@@ -2,7 +2,8 @@
 
 `/v1/health` is for whoever restarts a process that is stuck: it asks nothing of the disk.
 `/v1/ready` is for whoever sends traffic: a broker whose disk is full lives, and can be read, but
-should not be written to.
+should not be written to. An archive that is stuck is named by both, and keeps nobody from
+publishing: the log has all of it until it is archived.
 """
 
 from __future__ import annotations
@@ -19,14 +20,34 @@ from quackmq.errors import BrokerClosing, StoreReadOnly
 _TAG: Final = "health"
 
 
+class ArchiveHealth(Struct, frozen=True):
+    """How the archive is doing, which nothing that is published waits for. It is `stuck` where
+    something needs somebody's help, or time: `problems` are some of what it is, in words, and the
+    log keeps everything meanwhile. `backlog_bytes` are about the bytes of the log that are decided
+    and not archived, `quarantined` batches that nobody can open."""
+
+    status: Literal["well", "stuck"]
+    problems: list[str]
+    backlog_bytes: int
+    due_partitions: int
+    failing_partitions: int
+    quarantined: int
+    files_archived: int
+    merges: int
+    plans: int
+
+
 class Health(Struct, frozen=True):
-    """`connections` and `streams` are those of this door."""
+    """`connections` and `streams` are those of this door; `archive` is null where there is none.
+    `not_cleaned` says of topics that cannot let go of what they should what keeps them from it."""
 
     status: Literal["live", "ready"]
     version: str
     topics: int
     connections: int
     streams: int
+    archive: ArchiveHealth | None
+    not_cleaned: list[str]
 
 
 async def health(request: Request) -> Response:
@@ -41,7 +62,35 @@ async def ready(request: Request) -> Response:
 def _health(request: Request, status: Literal["live", "ready"]) -> Health:
     door = request.door
     topics = len(request.broker.topics())
-    return Health(status, __version__, topics, door.connection_count, door.stream_count)
+    return Health(
+        status,
+        __version__,
+        topics,
+        door.connection_count,
+        door.stream_count,
+        _archive_health(request),
+        [
+            f"{failure.topic_name}, partition {failure.partition}: {failure.error}"
+            for failure in request.broker.retention_failures()
+        ],
+    )
+
+
+def _archive_health(request: Request) -> ArchiveHealth | None:
+    if request.broker.archive is None:
+        return None
+    state = request.broker.archive.state(request.caller)
+    return ArchiveHealth(
+        "stuck" if state.problems else "well",
+        list(state.problems),
+        state.archiver.backlog_bytes,
+        state.archiver.due_partitions,
+        state.archiver.failing,
+        state.quarantined,
+        state.archiver.done.files,
+        state.merged.merges,
+        state.plans,
+    )
 
 
 OPERATIONS: Final = (

@@ -23,7 +23,7 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from quackmq import limits
-from quackmq.broker import Message
+from quackmq.broker import Losses, Message
 from quackmq.doors.http.v1.operations import (
     BYTES,
     JSON,
@@ -250,6 +250,13 @@ class Header(Struct, frozen=True):
     value_base64: Base64 | UnsetType = UNSET
 
 
+class Range(Struct, frozen=True):
+    """Offsets from the first up to, not including, the next."""
+
+    first_offset: int
+    next_offset: int
+
+
 class StoredMessage(Struct, frozen=True):
     """A message of a topic. `value` is there, or `value_base64` where it is not UTF-8; the same
     holds of the key, which is null where there is none."""
@@ -269,7 +276,7 @@ class StoredMessage(Struct, frozen=True):
         int,
         Meta(
             description="How many messages of its partition right before it are gone for this "
-            "reader: the topic has dropped them, or they cannot be read."
+            "reader: the topic has let go of them, or they cannot be read."
         ),
     ]
     headers: list[Header]
@@ -277,21 +284,41 @@ class StoredMessage(Struct, frozen=True):
     key_base64: Base64 | UnsetType = UNSET
     value: str | None | UnsetType = UNSET
     value_base64: Base64 | UnsetType = UNSET
+    lost_ranges: Annotated[
+        list[Range] | UnsetType,
+        Meta(
+            description="Where messages are lost: the offsets of those that are gone, "
+            f"{limits.LOST_RANGES} ranges of them at the most."
+        ),
+    ] = UNSET
+    consumers_left: Annotated[
+        int | UnsetType,
+        Meta(
+            description="On a topic that keeps messages until they are consumed: how many "
+            "subscriptions have yet to consume this one."
+        ),
+    ] = UNSET
 
 
-def stored(message: Message, lost: int = 0) -> StoredMessage:
-    """`lost` is what is known to be lost before it, beside what the message says itself."""
+def stored(message: Message, losses: Losses | None = None) -> StoredMessage:
+    """`losses` are known to lie before it, beside what the message says itself."""
     offset, timestamp_ms, key, value, headers = message.record
+    lost, ranges = message.lost, message.lost_ranges
+    if losses is not None:
+        lost, ranges = lost + losses.count, losses.ranges() + ranges
+    left = message.consumers_left
     return StoredMessage(
         message.id,
         message.topic_name,
         message.partition,
         offset,
         None if timestamp_ms == NO_TIMESTAMP else timestamp_ms,
-        message.lost + lost,
+        lost,
         [Header(name, *_shown(each)) for name, each in headers],
         *_shown(key),
         *_shown(value),
+        [Range(*each) for each in ranges[: limits.LOST_RANGES]] if ranges else UNSET,
+        UNSET if left is None else left,
     )
 
 

@@ -45,6 +45,7 @@ TAGS: Final = {
     "messages": "Publish, read by offset, follow.",
     "subscriptions": "Durable names that get each message exactly once.",
     "stages": "Many writers, one commit.",
+    "archive": "All history as Parquet files, for who reads or rewrites it as such.",
     "health": "Whether the broker lives, and takes what is published.",
     "document": "This document.",
 }

@@ -17,7 +17,7 @@ import msgspec
 from quackmq import limits
 from quackmq.doors.http.errors import HttpFailure
 from quackmq.doors.http.routes import Route
-from quackmq.doors.http.values import Handler, Request, Response, Stream, decoded
+from quackmq.doors.http.values import Begun, Handler, Request, Response, Stream, decoded
 from quackmq.errors import InvalidRequest, QuackError
 
 JSON: Final = "application/json"
@@ -200,7 +200,7 @@ def _route(operation: Operation) -> Route:
     known = frozenset(each.name for each in operation.parameters if each.where == "query")
     handler = operation.handler
 
-    def handle(request: Request) -> Awaitable[Response | Stream]:
+    def handle(request: Request) -> Awaitable[Response | Stream] | Begun:
         unknown = request.query.keys() - known
         if unknown:
             raise InvalidRequest(

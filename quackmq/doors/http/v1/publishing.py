@@ -7,18 +7,19 @@ known by its `Idempotency-Key`, or by the number that a publisher with a durable
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
+from functools import partial
 from typing import Annotated, Final
 
 from msgspec import Meta, Struct
 
 from quackmq import limits
-from quackmq.broker import parse_message_id
+from quackmq.broker import BegunPut, parse_message_id
 from quackmq.conventions import GREATEST_NUMBER, PUBLISHER_PREFIX
 from quackmq.doors.http.v1.common import TOPIC
 from quackmq.doors.http.v1.messages import KEY, KEY_BASE64, MESSAGES, published
 from quackmq.doors.http.v1.operations import Answer, Number, Operation, Text, answered
-from quackmq.doors.http.values import Request, Response
+from quackmq.doors.http.values import Begun, Request, Response
 from quackmq.errors import (
     Conflict,
     IllegalTopicName,
@@ -33,6 +34,7 @@ from quackmq.errors import (
     UnknownTopic,
 )
 from quackmq.record import Record
+from quackmq.topic import Appended
 
 _TAG: Final = "messages"
 _PUBLISHER_CHARS: Final = limits.NAME_BYTES - len(PUBLISHER_PREFIX)
@@ -97,10 +99,28 @@ PUBLISHER_PART: Final = Text(
 )
 
 
-async def publish(request: Request) -> Response:
+def publish(request: Request) -> Begun | Awaitable[Response]:
     records, partition = published(request, PARTITION)
-    await _others_turn(records)
     key = IDEMPOTENCY_KEY.given(request)
+    if len(records) == 1 and key is None and partition is None and not request.query:
+        record, topic = records[0], TOPIC.of(request)
+        put = request.broker.messages.begin_put(
+            request.caller, topic, record.value, record.key, record.headers
+        )
+        if put is not None:
+            return Begun(put.appended, partial(_published, put))
+    return _publish(request, records, partition, key)
+
+
+def _published(put: BegunPut, where: Appended) -> Response:
+    message = Published(put.id_at(where), put.partition, where.base_offset)
+    return answered(201, PublishAnswer([message], repeated=False))
+
+
+async def _publish(
+    request: Request, records: Sequence[Record], partition: int | None, key: str | None
+) -> Response:
+    await _others_turn(records)
     publisher, sequence = PUBLISHER.given(request), SEQUENCE.given(request)
     if (publisher is None) != (sequence is None):
         raise InvalidRequest("publisher and sequence go together: give both, or none")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+import msgspec
 from msgspec import Struct
 
 from quackmq import limits
@@ -48,6 +49,13 @@ async def read(request: Request) -> Response:
         wait_ms=wait_ms,
     )
     messages = [stored(message) for message in page.messages]
+    if messages and broker.topic(topic).policy.keep_until_consumed:
+        key = PartitionKey(broker.topic(topic).id, partition)
+        left = broker.consumers_left(caller, key, [each.offset for each in messages])
+        messages = [
+            msgspec.structs.replace(each, consumers_left=count)
+            for each, count in zip(messages, left, strict=True)
+        ]
     return answered(
         200, MessagePage(messages, page.next_offset, page.first_offset, page.end_offset)
     )

@@ -107,9 +107,11 @@ class SubscriptionPage(Struct, frozen=True):
 
 
 class Lag(Struct, frozen=True):
-    """How many messages are still to come, the outstanding one included."""
+    """How many messages are still to come, the outstanding one included, and how many the
+    subscription has lost since it began: the topic let go of them, or they cannot be read."""
 
     lag: int
+    lost: int
 
 
 # --- parameters and bodies ------------------------------------------------------------------------
@@ -201,9 +203,8 @@ async def seek(request: Request) -> Response:
 
 
 async def lag(request: Request) -> Response:
-    return answered(
-        200, Lag(await request.broker.lag(request.caller, NAME.of(request), TOPIC.of(request)))
-    )
+    standing = await request.broker.standing(request.caller, NAME.of(request), TOPIC.of(request))
+    return answered(200, Lag(*standing))
 
 
 # --- helpers --------------------------------------------------------------------------------------
@@ -249,7 +250,8 @@ OPERATIONS: Final = (
         path=_ONE,
         handler=subscribe,
         about="Subscribe a name to a topic, until it is unsubscribed. What it has not read is kept "
-        "for it. The topic may come to life by it; a subscription that is there stays as it is.",
+        "for it, as long as the topic's policy says. The topic may come to life by it; a "
+        "subscription that is there stays as it is.",
         parameters=_BY_NAME,
         body=NEW,
         answers={
@@ -327,7 +329,7 @@ OPERATIONS: Final = (
         method="GET",
         path=f"{_ONE}/lag",
         handler=lag,
-        about="How far a subscription is behind.",
+        about="How far a subscription is behind, and how much it has lost.",
         parameters=_BY_NAME,
         answers={200: Answer("The lag.", Lag)},
         errors=_UNKNOWN,

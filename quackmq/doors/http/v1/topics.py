@@ -35,7 +35,7 @@ from quackmq.errors import (
     TopicExists,
     UnknownTopic,
 )
-from quackmq.policy import POLICY_DOCUMENTATION, Policy, number_bounds
+from quackmq.policy import POLICY_DOCUMENTATION, Policy, WhenFull, number_bounds
 from quackmq.topic import PartitionKey, Topic
 
 _TAG: Final = "topics"
@@ -49,7 +49,7 @@ def _policy_fields(*, optional: bool) -> Iterable[Any]:
     nothing."""
     for field in dataclasses.fields(Policy):
         kind: Any = type(field.default)
-        if field.default is None:
+        if kind not in (bool, WhenFull):  # a number, or nothing for no bound
             least, most = number_bounds(field.name)
             kind = Annotated[int, Meta(ge=least, le=most)] | None
         kind = Annotated[kind, Meta(description=POLICY_DOCUMENTATION[field.name])]

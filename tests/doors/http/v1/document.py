@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import shlex
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -16,12 +17,16 @@ from tests.doors.http.v1.serving import DEADLINE_S, Serving, serving
 
 DOCUMENT: Final = Path(__file__).resolve().parents[4] / "docs" / "http.md"
 PART: Final = "## The API under /v1"
-#: What differs from run to run: ids of messages and topics, times, digests, who is connected.
+#: What differs from run to run: ids of messages, topics and plans, times, digests, sizes of files
+#: and where they lie, who is connected.
 _VARYING: Final = re.compile(
     r"(?<![\w-])[\w-]{39}(?![\w-])|\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b"
     r"|\b[0-9a-f]{32}\b|(?<=_ms\":)1\d{12}|(?<=\"connections\":)\d+|(?<=\"streams\":)\d+"
-    r"|\d+\.\d+\.\d+"
+    r"|\d+\.\d+\.\d+|(?<=\"size\":)\d+|(?<=_bytes\":)\d+|(?<=crc32c\":)\d+"
+    r"|(?<=\"directory\":\")[^\"]+"
 )
+#: Of these, what a later command may name is at least so long.
+_ID_CHARS: Final = 32
 
 
 def part() -> str:
@@ -46,7 +51,8 @@ def answers(served: Serving) -> Iterator[tuple[str, str, str]]:
             said = said.replace(in_document, value)
         lines = printed.count("\n") + 1 if printed else 0
         got = curl(said.replace("localhost:8002", f"{served.host}:{served.port}"), lines)
-        real |= zip(_VARYING.findall(printed), _VARYING.findall(got), strict=False)
+        pairs = zip(_VARYING.findall(printed), _VARYING.findall(got), strict=False)
+        real |= {shown: value for shown, value in pairs if len(shown) >= _ID_CHARS}
         yield command, printed, got
 
 
@@ -75,7 +81,7 @@ def curl(command: str, lines: int) -> str:
 
 
 if __name__ == "__main__":
-    with serving() as running:
+    with tempfile.TemporaryDirectory() as directory, serving(directory=Path(directory)) as running:
         for command, printed, got in answers(running):
             if alike(printed) != alike(got):
                 print(f"$ {command}\n{got}")

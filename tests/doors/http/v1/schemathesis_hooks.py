@@ -15,9 +15,16 @@ from typing import Any, Final
 import schemathesis
 
 #: By the name of a part of the path, or of a parameter, what there is.
-THERE: Final = {"topic": "ducks", "name": "puddles", "key": "nest", "partition": 0}
-#: The id of a message that is there comes by this variable.
+THERE: Final = {
+    "topic": "ducks",
+    "name": "puddles",
+    "key": "nest",
+    "partition": 0,
+    "file": "00000000000000000000-00000001.parquet",
+}
+#: The ids of a message and of a plan that are there come by these variables.
 ID_VARIABLE: Final = "QUACKMQ_TEST_MESSAGE_ID"
+PLAN_VARIABLE: Final = "QUACKMQ_TEST_PLAN"
 
 _turns = count()
 
@@ -34,7 +41,8 @@ def before_call(context: Any, case: Any, **options: Any) -> None:
 
 def ask_for_what_is_there(case: Any) -> None:
     parts = case.path_parameters or {}
-    case.path_parameters = {**parts, **{name: THERE[name] for name in parts if name in THERE}}
+    there = {**THERE, "plan": os.environ[PLAN_VARIABLE]}
+    case.path_parameters = {**parts, **{name: there[name] for name in parts if name in there}}
     query = dict(case.query or {})
     if case.operation.definition.raw["operationId"] == "stage":
         query |= {"topic": THERE["topic"], "partition": THERE["partition"], "timestamp_ms": 1}

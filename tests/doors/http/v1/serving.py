@@ -8,11 +8,14 @@ import json
 import threading
 from collections.abc import Coroutine, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from quackmq.archive.tiered import TieredStore
 from quackmq.broker import Broker, Caller
 from quackmq.doors.http import HttpDoor
 from quackmq.stores.base import Store
+from quackmq.stores.local import LocalOptions, LocalStore
 from quackmq.stores.memory import MemoryStore
 
 #: For anything that takes milliseconds when all is well. Long, since machines can be busy.
@@ -93,10 +96,12 @@ class Client:
 
 
 class Serving:
-    """A broker and its door. Calls come from the test's thread."""
+    """A broker and its door, over a store, or a directory where it has an archive, too. Calls come
+    from the test's thread."""
 
-    def __init__(self, store: Store | None = None) -> None:
+    def __init__(self, store: Store | None = None, directory: Path | None = None) -> None:
         self._store = store
+        self._directory = directory
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
@@ -128,8 +133,12 @@ class Serving:
             self._loop.close()
 
     async def _open(self) -> tuple[str, int]:
+        archive = None
+        if self._directory is not None:
+            log = await LocalStore.open(self._directory, LocalOptions(sync="os"))
+            self._store = archive = await TieredStore.open(log, log.disk)
         self._store = self._store or MemoryStore()
-        self.broker = Broker(self._store)
+        self.broker = Broker(self._store, archive=archive)
         await self.broker.open()
         self.door = HttpDoor(self.broker, "127.0.0.1", 0)
         return await self.door.start()
@@ -142,8 +151,8 @@ class Serving:
 
 
 @contextmanager
-def serving(store: Store | None = None) -> Iterator[Serving]:
-    served = Serving(store)
+def serving(store: Store | None = None, directory: Path | None = None) -> Iterator[Serving]:
+    served = Serving(store, directory)
     try:
         yield served
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -12,9 +13,9 @@ from tests.doors.http.v1.serving import serving
 
 
 @pytest.mark.needs("curl")
-def test_every_curl_line_is_answered_as_printed() -> None:
+def test_every_curl_line_is_answered_as_printed(tmp_path: Path) -> None:
     run = 0
-    with serving() as served:
+    with serving(directory=tmp_path) as served:
         for command, printed, got in answers(served):
             assert alike(got) == alike(printed), command
             run += 1

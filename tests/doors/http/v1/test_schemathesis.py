@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from quackmq.doors.http import v1
 from tests.cli.process import Server
-from tests.doors.http.v1.schemathesis_hooks import ID_VARIABLE, THERE
+from tests.doors.http.v1.schemathesis_hooks import ID_VARIABLE, PLAN_VARIABLE, THERE
 from tests.doors.http.v1.serving import Client
 
 HERE = Path(__file__).parent
@@ -26,10 +27,11 @@ PATIENCE_S = 280
 
 
 @pytest.mark.timeout(PATIENCE_S + 20)
-def test_every_answer_is_one_that_the_document_tells_of() -> None:
-    with Server("serve", "--store", "memory:", "--http", "127.0.0.1:0") as server:
+def test_every_answer_is_one_that_the_document_tells_of(tmp_path: Path) -> None:
+    data = str(tmp_path / "pond")
+    with Server("serve", "--data", data, "--sync", "os", "--http", "127.0.0.1:0") as server:
         address = server.doors()["http"]
-        message_id = prepare(address)
+        message_id, plan = prepare(address)
         tried = subprocess.run(
             [
                 str(Path(sys.executable).with_name("schemathesis")),
@@ -49,6 +51,7 @@ def test_every_answer_is_one_that_the_document_tells_of() -> None:
                 "SCHEMATHESIS_HOOKS": "tests.doors.http.v1.schemathesis_hooks",
                 "PYTHONPATH": str(HERE.parents[3]),
                 ID_VARIABLE: message_id,
+                PLAN_VARIABLE: plan,
             },
             capture_output=True,
             text=True,
@@ -56,12 +59,13 @@ def test_every_answer_is_one_that_the_document_tells_of() -> None:
             check=False,
         )
         assert tried.returncode == 0, tried.stdout + tried.stderr
-        assert "Tested: 24" in tried.stdout, tried.stdout
+        # All but the document itself, and the stream of events.
+        assert f"Tested: {len(v1.OPERATIONS) - 2}" in tried.stdout, tried.stdout
         assert server.process.poll() is None
 
 
-def prepare(address: str) -> str:
-    """Something of every kind; the id of a message is answered."""
+def prepare(address: str) -> tuple[str, str]:
+    """Something of every kind; the ids of a message and of a plan are answered."""
     host, _, port = address.rpartition(":")
     api, topic = Client(host, int(port)), THERE["topic"]
     try:
@@ -80,6 +84,9 @@ def prepare(address: str) -> str:
         path = f"/v1/stages/{THERE['key']}/parts/a/0"
         query = f"?topic={topic}&partition=0&timestamp_ms=1"
         assert api.put(path + query, {"messages": [{"value": 1}]}).status == 200
-        return str(published.json["messages"][0]["id"])
+        assert api.post(f"/v1/topics/{topic}/archive/now").json["files"] == 1
+        made = api.post(f"/v1/topics/{topic}/archive/plans", {"for_ms": 3_600_000})
+        assert made.status == 201
+        return str(published.json["messages"][0]["id"]), str(made.json["plan"])
     finally:
         api.close()

@@ -1,0 +1,384 @@
+"""What is decided in the logs goes to the archive, and only then out of the logs (Q7, Q8).
+
+    log ── reads on the loop ──▶ two buffers ──▶ rows ──▶ file ──▶ manifest ──▶ the log is trimmed
+             buffers.py            turn about      workshop.py       partitions.py    tiered.py
+
+Partitions are looked at again and again; those that are due (`due.py`) take turns, a file each. One
+file is made at a time, so that memory is that of two buffers and one file, whatever the backlog and
+however many topics wait. `archive` does the same at once, whatever is due.
+
+Promised: publishing and delivery never wait for the archive: what it does on the loop are small
+reads. Nothing leaves a log before file and manifest are durable. A batch that nobody can open is
+kept aside as it is, named, and archiving goes on behind it.
+
+What fails is named in the log and in `state`, once until it is another thing, and tried again after
+a wait that grows to a minute; meanwhile the log keeps what it has, and others are archived. Where
+there is no room, all wait together. **Damage in a log** stops its partition there: what lies before
+it is archived; going on behind it would trim the damaged bytes away, which somebody may still be
+able to restore, and would make a loss look like a hole that was always there. It goes on by itself
+when the log can be read again, or when retention or a trim has let go of the damaged range.
+
+Who may call: the broker's loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
+
+from quackmq import limits
+from quackmq.archive.buffers import Buffers
+from quackmq.archive.due import Failure, Failures, Ready
+from quackmq.archive.tiered import TieredStore
+from quackmq.archive.turn import Suspects, Turn, take_turn
+from quackmq.archive.workshop import LocalWorkshop, Workshop
+from quackmq.errors import BrokerClosing, NotFound, QuackError, UnknownTopic
+from quackmq.policy import Policy
+from quackmq.topic import OffsetTime, PartitionKey, Topic
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+
+class Archived(NamedTuple):
+    """What was done: files, their records and bytes, batches kept aside, and bytes of logs read."""
+
+    files: int = 0
+    records: int = 0
+    file_bytes: int = 0
+    quarantined: int = 0
+    log_bytes: int = 0
+
+    def plus(self, other: Archived) -> Archived:
+        return Archived(*(left + right for left, right in zip(self, other, strict=True)))
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiverState:
+    """For health. `backlog_bytes` are about the bytes in all logs that are decided and not
+    archived; `failures` are those of the first partitions of `failing` that fail. `no_room` is what
+    the disk said where all wait for room. `done` is since the start."""
+
+    backlog_bytes: int
+    due_partitions: int
+    failing: int
+    failures: tuple[Failure, ...]
+    no_room: str | None
+    done: Archived
+
+
+class Archiver:
+    def __init__(
+        self,
+        store: TieredStore,
+        topics: Callable[[], Mapping[str, Topic]],
+        now_ms: Callable[[], int],
+        publisher_of: Callable[[int], str | None],
+        workshop: Workshop | None = None,
+    ) -> None:
+        """`topics` are those to be archived, by name; `publisher_of` tells the durable name of a
+        producer that writes in transactions, by its id."""
+        self._store = store
+        self._topics = topics
+        self._now_ms = now_ms
+        self._publisher_of = publisher_of
+        self._workshop = LocalWorkshop() if workshop is None else workshop
+        self._buffers = Buffers(store.inner)
+        #: Held by whoever makes a file.
+        self._making = asyncio.Lock()
+        self._round: Iterator[tuple[str, PartitionKey]] = iter(())
+        self._standings: dict[PartitionKey, _Standing] = {}
+        #: Partitions that wait for their turn, and their topics' names.
+        self._due: dict[PartitionKey, str] = {}
+        self._failures = Failures()
+        self._done = Archived()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._is_closed = False
+
+    async def run(self) -> None:
+        """Archive whatever is due, until cancelled."""
+        loop = asyncio.get_running_loop()
+        idle_from = loop.time()
+        while True:
+            try:
+                if await self.archive_due():
+                    idle_from = loop.time()
+                elif loop.time() - idle_from > limits.ARCHIVE_WORKER_IDLE_MS / 1000:
+                    idle_from = loop.time()
+                    await self._rest()
+            except Exception:
+                log.exception("archiving failed; it is tried again")
+            await asyncio.sleep(limits.ARCHIVE_LOOK_MS / 1000)
+
+    async def archive_due(self) -> bool:
+        """Look at the partitions and archive what is due, until nothing is; whether anything was.
+        What fails stands in the state."""
+        await self._look()
+        was_due = False
+        while self._due and not self._waits_for_room:
+            was_due = True
+            await self._take_turns()
+            await self._look()
+        return was_due
+
+    async def archive(self, topic_name: str | None = None) -> Archived:
+        """Everything that is decided now, of one topic or of all, whatever is due. UnknownTopic;
+        what keeps a partition from being archived is raised when the others are. It goes on where
+        nobody waits for it any more."""
+        topics = self._topics()
+        if topic_name is not None and topic_name not in topics:
+            raise UnknownTopic(f"there is no topic {topic_name[: limits.TOPIC_NAME_CHARS]!r}")
+        names = list(topics) if topic_name is None else [topic_name]
+        return await self._carry_through(self._archive(_partitions_of(topics, names)))
+
+    def state(self) -> ArchiverState:
+        failures = self._failures.by_key.values()
+        no_room = self._failures.no_room
+        return ArchiverState(
+            backlog_bytes=sum(standing.ready_bytes for standing in self._standings.values()),
+            due_partitions=len(self._due),
+            failing=len(failures),
+            failures=tuple(failures)[: limits.ARCHIVE_FAILURES],
+            no_room=None if no_room is None else no_room.reason,
+            done=self._done,
+        )
+
+    def forget(self, topic: Topic) -> None:
+        """A topic is gone."""
+        for number in range(topic.partitions):
+            self._forget(PartitionKey(topic.id, number))
+
+    async def close(self) -> None:
+        """A file in the making is given up; a manifest on its way arrives, by itself. `run` was
+        cancelled before."""
+        self._is_closed = True
+        self._workshop.close()
+        for task in (tasks := set(self._tasks)):
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    # --- looking -----------------------------------------------------------------------------
+
+    async def _look(self) -> None:
+        """Find out which partitions are due: of all, or of the next so many."""
+        for count in range(limits.ARCHIVE_LOOKS):
+            following = next(self._round, None)
+            if following is None:
+                if count:
+                    return  # all were looked at
+                topics = self._topics()
+                self._round = _partitions_of(topics, list(topics))
+                continue
+            await self._look_at(*following)
+            if count % limits.ARCHIVE_LOOKS_AT_ONCE == 0:
+                await asyncio.sleep(0)
+
+    async def _look_at(self, name: str, key: PartitionKey) -> None:
+        """A partition that is due keeps its place among those that wait for their turn."""
+        topic = self._topics().get(name)
+        if topic is None or topic.id != key.topic_id:
+            self._forget(key)
+            return
+        try:
+            is_due = await self._is_due(key, topic.policy)
+        except NotFound:
+            self._forget(key)
+            return
+        except QuackError as error:
+            self._failed(name, key, error)
+            is_due = False
+        if is_due:
+            self._due.setdefault(key, name)
+        else:
+            self._due.pop(key, None)
+
+    async def _is_due(self, key: PartitionKey, policy: Policy) -> bool:
+        now_ms = self._now_ms()
+        if policy.archive_bytes is None and policy.archive_after_ms is None:
+            return False
+        if self._failures.must_wait(key, now_ms):
+            return False
+        ready = await self._ready(key)
+        standing = self._standings.get(key)
+        if standing is None:
+            return False
+        if ready.is_due(policy, now_ms):
+            # All of it, in as many turns as it takes: what is left would not be due for long.
+            standing.target = max(standing.target, ready.next)
+        return ready.first < standing.target
+
+    async def _ready(self, key: PartitionKey) -> Ready:
+        log_store = self._store.inner
+        offsets = await log_store.offsets(key)
+        present = self._store.partitions.manifest(key)
+        first = offsets.first if present is None else present.next_offset
+        if offsets.first < first:  # a trim that failed, or did not come to its turn
+            await self._store.trim_log(key, first)
+        standing = self._standings.get(key)
+        if standing is not None:
+            first = max(first, standing.passed)
+        if first >= offsets.stable:
+            if standing is not None:
+                standing.ready_bytes = 0
+            return Ready(first, first, 0, None)
+        if standing is None:
+            standing = self._standings[key] = _Standing()
+        standing.ready_bytes = await log_store.bytes_between(key, first, offsets.stable)
+        if standing.oldest is None or standing.oldest.offset != first:
+            times = await log_store.append_times(key, first, first + 1)
+            standing.oldest = OffsetTime(first, times[0].timestamp_ms if times else self._now_ms())
+        return Ready(first, offsets.stable, standing.ready_bytes, standing.oldest.timestamp_ms)
+
+    # --- turns -------------------------------------------------------------------------------
+
+    async def _take_turns(self) -> None:
+        """Of those that are due, one after the other, until it is time to look at others."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + limits.ARCHIVE_LOOK_MS / 1000
+        while self._due and not self._waits_for_room and loop.time() < until:
+            key, name = next(iter(self._due.items()))
+            del self._due[key]
+            standing = self._standings.get(key)
+            if standing is None:
+                continue
+            try:
+                await self._archive_some(name, key, standing.target)
+            except NotFound:
+                self._forget(key)
+            except QuackError as error:
+                self._failed(name, key, error)
+            except Exception as error:
+                log.exception("topic %s, partition %d cannot be archived", name, key.partition)
+                self._failed(name, key, error)
+            else:
+                await self._look_at(name, key)  # behind the others, if there is more
+
+    async def _archive(self, partitions: Iterable[tuple[str, PartitionKey]]) -> Archived:
+        done = Archived()
+        errors: list[QuackError] = []
+        for name, key in partitions:
+            try:
+                done = done.plus(await self._archive_all(name, key))
+            except NotFound:
+                self._forget(key)
+            except QuackError as error:
+                self._failed(name, key, error)
+                errors.append(error)
+        if errors:
+            raise errors[0]
+        return done
+
+    async def _archive_all(self, name: str, key: PartitionKey) -> Archived:
+        """Of one partition, up to where it is decided now."""
+        end = (await self._store.inner.offsets(key)).stable
+        done = Archived()
+        before = -1
+        while before < (first := (await self._ready(key)).first) < end:
+            done = done.plus(await self._archive_some(name, key, end))
+            before = first
+        return done
+
+    async def _archive_some(self, name: str, key: PartitionKey, end: int) -> Archived:
+        """A file at the most."""
+        async with self._making:
+            if self._is_closed:
+                raise _closing()
+            topic = self._topics().get(name)
+            if topic is None or topic.id != key.topic_id:
+                raise UnknownTopic(f"topic {name} was deleted")
+            standing = self._standings.setdefault(key, _Standing())
+            turn = Turn(topic, key, standing.passed, end, standing.suspects)
+            try:
+                await take_turn(
+                    turn, self._store, self._buffers, self._workshop, self._publisher_of
+                )
+            finally:
+                standing.passed = max(standing.passed, turn.passed)
+                standing.suspects = turn.suspects
+                done = Archived(*turn.done)
+                self._done = self._done.plus(done)
+        self._succeeded(name, key)
+        return done
+
+    async def _rest(self) -> None:
+        async with self._making:
+            await self._store.partitions.disk.run(self._workshop.rest, "archive")
+
+    # --- failures ----------------------------------------------------------------------------
+
+    @property
+    def _waits_for_room(self) -> bool:
+        return self._failures.waits_for_room(self._now_ms())
+
+    def _failed(self, name: str, key: PartitionKey, error: Exception) -> None:
+        if self._is_closed:
+            return
+        if self._failures.note(key, name, error, self._now_ms()):
+            log.error(
+                "topic %s, partition %d is not archived, and its log is kept: %s; it is tried "
+                "again",
+                *(name, key.partition, error),
+            )
+
+    def _succeeded(self, name: str, key: PartitionKey) -> None:
+        if self._failures.clear(key) is not None:
+            log.info("topic %s, partition %d is archived again", name, key.partition)
+
+    def _forget(self, key: PartitionKey) -> None:
+        self._standings.pop(key, None)
+        self._due.pop(key, None)
+        self._failures.clear(key)
+
+    async def _carry_through(self, work: Coroutine[Any, Any, T]) -> T:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if task.cancelled() and self._is_closed:
+                raise BrokerClosing(
+                    "the broker is closing: archive again when it is back"
+                ) from None
+            raise
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # told to whoever waits; if they have left, it stands in the state
+
+
+class _Standing:
+    """What is known of a partition that has, or had, something to archive."""
+
+    __slots__ = ("oldest", "passed", "ready_bytes", "suspects", "target")
+
+    def __init__(self) -> None:
+        #: Between the archive's end and this lies nothing that could be archived.
+        self.passed = 0
+        #: It is due until all before this is archived.
+        self.target = 0
+        self.ready_bytes = 0
+        #: When what is to be archived first was appended.
+        self.oldest: OffsetTime | None = None
+        #: What a workshop ended over.
+        self.suspects: Suspects | None = None
+
+
+def _closing() -> BrokerClosing:
+    return BrokerClosing("the broker is closing: archive again when it is back")
+
+
+def _partitions_of(
+    topics: Mapping[str, Topic], names: Iterable[str]
+) -> Iterator[tuple[str, PartitionKey]]:
+    """Of topics that may go meanwhile."""
+    for name in names:
+        topic = topics.get(name)
+        if topic is not None:
+            for number in range(topic.partitions):
+                yield name, PartitionKey(topic.id, number)

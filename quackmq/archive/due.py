@@ -1,0 +1,119 @@
+"""When a partition is to be archived, and when that is tried again after it failed. Pure.
+
+Only what is decided counts: what lies below the last stable offset. Of that, a partition is due
+when `archive_bytes` are ready, or when the oldest of it was appended `archive_after_ms` ago; with
+neither it is never due. What is ready may still come to nothing (records of aborted transactions):
+whoever has looked at it remembers how far, and does not look again.
+"""
+
+from __future__ import annotations
+
+import errno
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from quackmq import limits
+from quackmq.errors import QuackError
+from quackmq.policy import Policy
+from quackmq.topic import PartitionKey
+
+#: What the system says where no topic could be written.
+_NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+
+
+class Ready(NamedTuple):
+    """What a partition has to archive: its offsets, about its bytes, when its oldest came."""
+
+    first: int
+    next: int
+    size: int
+    oldest_ms: int | None
+
+    def is_due(self, policy: Policy, now_ms: int) -> bool:
+        if self.first >= self.next:
+            return False
+        if policy.archive_bytes is not None and self.size >= policy.archive_bytes:
+            return True
+        return (
+            policy.archive_after_ms is not None
+            and self.oldest_ms is not None
+            and now_ms - self.oldest_ms >= policy.archive_after_ms
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a partition is not archived, since when, and when it is tried again."""
+
+    topic: str
+    partition: int
+    reason: str
+    code: str
+    attempts: int
+    since_ms: int
+    retry_ms: int
+
+
+class Failures:
+    """Partitions whose archiving fails, each with a wait of its own that grows; and no room, for
+    which all wait."""
+
+    def __init__(self) -> None:
+        self.by_key: dict[PartitionKey, Failure] = {}
+        self.no_room: Failure | None = None
+
+    def note(self, key: PartitionKey, topic: str, error: Exception, now_ms: int) -> bool:
+        """Whether it is another failure than the one before, which was told."""
+        before = self.by_key.get(key)
+        failure = self.by_key[key] = _failure(topic, key.partition, error, before, now_ms)
+        if is_no_room(error):
+            told, self.no_room = self.no_room, _failure("", 0, error, self.no_room, now_ms)
+            return told is None
+        return before is None or before.code != failure.code
+
+    def clear(self, key: PartitionKey) -> Failure | None:
+        """It went well; what it failed by before."""
+        self.no_room = None
+        return self.by_key.pop(key, None)
+
+    def must_wait(self, key: PartitionKey, now_ms: int) -> bool:
+        failure = self.by_key.get(key)
+        return failure is not None and _is_ahead(failure.retry_ms, now_ms)
+
+    def waits_for_room(self, now_ms: int) -> bool:
+        return self.no_room is not None and _is_ahead(self.no_room.retry_ms, now_ms)
+
+
+def is_no_room(error: BaseException) -> bool:
+    """Whether nobody could write, whatever the topic."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.errno in _NO_ROOM:
+            return True
+        cause = cause.__cause__
+    return False
+
+
+def wait_ms(attempts: int) -> int:
+    """Before the next attempt, when so many have failed."""
+    return min(limits.ARCHIVE_RETRY_MAX_MS, limits.ARCHIVE_RETRY_MS << min(attempts - 1, 16))
+
+
+def _failure(
+    topic: str, partition: int, error: Exception, before: Failure | None, now_ms: int
+) -> Failure:
+    attempts = 1 if before is None else before.attempts + 1
+    return Failure(
+        topic,
+        partition,
+        str(error) or repr(error),
+        error.code if isinstance(error, QuackError) else type(error).__name__,
+        attempts,
+        now_ms if before is None else before.since_ms,
+        now_ms + wait_ms(attempts),
+    )
+
+
+def _is_ahead(time_ms: int, now_ms: int) -> bool:
+    """A clock that was set back makes nobody wait for longer than the longest wait."""
+    return 0 < time_ms - now_ms <= limits.ARCHIVE_RETRY_MAX_MS

@@ -1,0 +1,231 @@
+"""Merges carried out inside the broker: what `merging` plans, one by one, while all else goes on.
+
+A merge reads the old files a row group at a time and writes the new one as it grows, under a name
+by which files are offered; when it is whole and durable, one change of the manifest puts it in the
+place of the old ones. Readers notice nothing: who reads by an older manifest has its files until it
+lets go of it. What is archived or trimmed meanwhile does no harm; where an old file went, the merge
+came to nothing and the next plan is another one.
+
+Promised: memory for a few row groups, whatever the files' sizes; one row group's work in the disk's
+lane at a time, and rest after it; a crash leaves the old files or the new one. A file that cannot
+be read is named and left alone until the broker is opened again. A partition that fails is named,
+too, and tried again later, while others are merged; where there is no room, all wait.
+
+Who may call: the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+from collections.abc import Collection, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from quackmq import limits
+from quackmq.archive import manifest as manifests
+from quackmq.archive.due import is_no_room
+from quackmq.archive.manifest import ArchiveFile, Manifest
+from quackmq.archive.merging import Merge, MergeSettings, Unreadable, plan
+from quackmq.archive.partitions import Partitions
+from quackmq.errors import (
+    NotFound,
+    QuackError,
+    StateChanged,
+    StorageError,
+)
+from quackmq.topic import PartitionKey
+
+if TYPE_CHECKING:
+    from quackmq.archive.merge_work import MergeWork
+
+log = logging.getLogger("quackmq.archive")
+
+#: The plan under which the broker's own files are offered.
+PLAN: Final = "merger"
+
+
+class Merged(NamedTuple):
+    """What was done: so many merges, of files with so many bytes, into fewer with so many."""
+
+    merges: int = 0
+    files_before: int = 0
+    files_after: int = 0
+    bytes_before: int = 0
+    bytes_after: int = 0
+
+    def plus(self, other: Merged) -> Merged:
+        return Merged(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
+
+
+class Merger:
+    def __init__(
+        self,
+        partitions: Partitions,
+        settings: MergeSettings = MergeSettings(),  # noqa: B008  (frozen)
+    ) -> None:
+        self.settings = settings
+        self._partitions = partitions
+        self._disk = partitions.disk
+        self._one_at_a_time = asyncio.Lock()
+        self._numbers = iter(range(1, 2**63))
+        #: The version by which a partition was last found to need nothing.
+        self._done: dict[PartitionKey, int] = {}
+        #: Files that cannot be read, and why.
+        self._unreadable: dict[PartitionKey, dict[str, str]] = {}
+        #: What merges failed with that will be tried again.
+        self._failures: dict[PartitionKey, QuackError] = {}
+        self._total = Merged()
+
+    @property
+    def total(self) -> Merged:
+        """Of everything since the broker was opened."""
+        return self._total
+
+    def problems(self) -> list[str]:
+        """What merges fail with, and files that cannot be read: a line for each."""
+        unreadable = [reason for each in self._unreadable.values() for reason in each.values()]
+        return [*map(str, self._failures.values()), *unreadable]
+
+    async def merge_due(self) -> Merged:
+        """All that is worth it now, in partitions that changed since they were looked at; with a
+        rest behind each step. Partitions take turns, merge by merge. What one fails with is raised
+        when the others are done."""
+        listed = {each.key: each for each in self._partitions.all()}
+        self._done = {key: at for key, at in self._done.items() if key in listed}
+        self._unreadable = {k: why for k, why in self._unreadable.items() if k in listed}
+        self._failures = {key: why for key, why in self._failures.items() if key in listed}
+        waiting = {
+            key: each.next_offset
+            for key, each in listed.items()
+            if self._done.get(key) != each.version
+        }
+        return await self._merge_all(waiting, limits.MERGE_DUTY)
+
+    async def merge(self, keys: Collection[PartitionKey]) -> Merged:
+        """The same in these partitions, without rest."""
+        listed = {each.key: each.next_offset for each in self._partitions.all()}
+        return await self._merge_all({key: listed[key] for key in keys if key in listed}, 1.0)
+
+    async def _merge_all(self, ends: Mapping[PartitionKey, int], duty: float) -> Merged:
+        """In these partitions, up to these offsets: what comes meanwhile is for another time."""
+        done = Merged()
+        failed: QuackError | None = None
+        waiting = list(ends)
+        while waiting:
+            again: list[PartitionKey] = []
+            for key in waiting:
+                try:
+                    merged = await self._merge_one(key, ends[key], duty)
+                except NotFound:  # the topic was deleted meanwhile
+                    continue
+                except QuackError as error:
+                    self._note(key, error)
+                    if is_no_room(error):
+                        raise
+                    failed = failed or error
+                    continue
+                if merged is not None:
+                    done = done.plus(merged)
+                    again.append(key)
+            waiting = again
+        if failed is not None:
+            raise failed
+        return done
+
+    async def _merge_one(self, key: PartitionKey, end: int, duty: float) -> Merged | None:
+        """The first of the merges that are worth it; None if none is."""
+        async with self._one_at_a_time:
+            with self._partitions.pin(key) as pin:
+                listed = pin.manifest
+                planned: list[Merge] = []
+                excluded = self._excluded(listed)
+                if len(listed.files) > 1 or listed.edge is not None:
+                    make = partial(plan, listed, self.settings, excluded)
+                    planned = await self._disk.run(make, "archive")
+                if not planned:
+                    self._done[key] = listed.version
+                    self._failures.pop(key, None)
+                for merge in planned:
+                    if merge.next_offset <= end:
+                        return await self._carry_out(listed, merge, duty)
+                return None
+
+    def _excluded(self, listed: Manifest) -> frozenset[str]:
+        """The names of files that cannot be merged, as far as the manifest still has them."""
+        known = self._unreadable.pop(listed.key, {})
+        if known:
+            names = {file.name for file in listed.files}
+            known = {name: why for name, why in known.items() if name in names}
+        if known:
+            self._unreadable[listed.key] = known
+        return frozenset(known)
+
+    async def _carry_out(self, listed: Manifest, merge: Merge, duty: float) -> Merged:
+        name = manifests.offered_name(PLAN, str(next(self._numbers)))
+        work = await self._disk.run(partial(self._begin, listed, merge, name), "archive")
+        try:
+            await self._make(work, duty)
+            make = partial(_replaced, merge=merge, file=work.made)
+            await self._partitions.replace(listed.key, make, [name])
+        except Unreadable as error:
+            log.error("not merged: %s", error)
+            self._unreadable.setdefault(listed.key, {})[error.name] = str(error)
+            return Merged()
+        except StateChanged as error:
+            log.info("a merge came to nothing: %s", error)
+            await self._undo(work)
+            return Merged()
+        except QuackError:
+            await self._undo(work)
+            raise
+        self._failures.pop(listed.key, None)
+        merged = Merged(1, len(merge.files), 1, merge.size, work.made.size)
+        self._total = self._total.plus(merged)
+        log.info(
+            "topic %s, partition %d: %d files became one",
+            *(listed.topic, listed.key.partition, len(merge.files)),
+        )
+        return merged
+
+    def _begin(self, listed: Manifest, merge: Merge, name: str) -> MergeWork:
+        """In the archive lane, where it may take a while to load what it stands on."""
+        from quackmq.archive.merge_work import MergeWork
+
+        return MergeWork(self._disk, self._partitions.reader, listed, merge, name)
+
+    async def _make(self, work: MergeWork, duty: float) -> None:
+        """The new file; where that cannot be, nothing is left of it."""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        try:
+            while await self._disk.run(work.step, "archive"):
+                await asyncio.sleep((loop.time() - began) * (1 / duty - 1))
+                began = loop.time()
+        except OSError as error:
+            await self._undo(work)
+            # Without the file's name, which is another one each time: it is named once.
+            why = error.strerror or error
+            raise StorageError(f"{work.directory}: files cannot be merged: {why}") from error
+        except (QuackError, Unreadable, asyncio.CancelledError):
+            await self._undo(work)
+            raise
+
+    def _note(self, key: PartitionKey, error: QuackError) -> None:
+        """Named in the log once, until it is another thing."""
+        if str(self._failures.get(key)) != str(error):
+            log.warning("files are not merged for now: %s", error)
+        self._failures[key] = error
+
+    async def _undo(self, work: MergeWork) -> None:
+        try:
+            await self._disk.run(work.undo, "archive")
+        except OSError as error:
+            log.warning("%s is still there: %s; it goes when the broker opens", work.path, error)
+
+
+def _replaced(present: Manifest, *, merge: Merge, file: ArchiveFile) -> Manifest:
+    name = manifests.file_name(file.first_offset, present.version + 1)
+    new = dataclasses.replace(file, name=name)
+    return manifests.replace(present, merge.names, [new], merge.version)

@@ -1,0 +1,159 @@
+"""Which files of a partition should become one: a pure function of its manifest.
+
+Small files cost: a line in the manifest, a footer that is half of the file, a task of whoever reads
+the history. Rewriting costs too, so a merge has to be worth it:
+
+    records   16    16    16    4    4    1  1  1  1         the last four are one now:
+              16    16    16    4    4    4                   and four times as large
+
+Neighbours are merged when together they have `growth` times the records of the largest of them, or
+twice as many where they make a file that is never touched again, of half of `target_bytes` or more.
+So **a record is rewritten at most as often as the number of a file's records can double**, and
+about log₄ of that in practice; and what is left of small files is at most `growth - 1` of each
+size. Records are counted and not bytes, since only they add up whatever a compression makes of it.
+
+The edge, a file of which the beginning was trimmed, is rewritten when more than `edge_share` of it
+is gone, with its neighbours or alone.
+
+The broker runs these merges one by one (`merger`); programs that have many hands may run all merges
+of a plan at once: no file is in two of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from quackmq import limits
+from quackmq.archive.manifest import ArchiveFile, Manifest
+from quackmq.errors import InvalidSetting, QuackError
+from quackmq.topic import PartitionKey
+
+#: The most that the footers of merged files may take: the new one's lists all their row groups.
+_TAIL_BYTES: Final = limits.ARCHIVE_TAIL_BYTES // 8
+#: By how much records grow at the least where the file will be large enough to be left alone.
+_LAST_GROWTH: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class MergeSettings:
+    """What files should become: about `target_bytes` large. `most_files` of one merge."""
+
+    target_bytes: int = limits.MERGE_TARGET_BYTES
+    growth: int = limits.MERGE_GROWTH
+    most_files: int = limits.MERGE_FILES
+    edge_share: float = limits.MERGE_EDGE_SHARE
+
+    def __post_init__(self) -> None:
+        if self.target_bytes < 1 or self.most_files < 2 or self.growth < _LAST_GROWTH:
+            raise InvalidSetting(
+                f"files of {self.target_bytes} bytes from {self.most_files} others, growing "
+                f"{self.growth} times, cannot be: bytes of 1, files of 2 and a growth of "
+                f"{_LAST_GROWTH} are the least"
+            )
+        if not 0 < self.edge_share < 1:
+            raise InvalidSetting(f"edge_share cannot be {self.edge_share}: it lies between 0 and 1")
+
+
+@dataclass(frozen=True, slots=True)
+class Merge:
+    """Neighbouring files that become one, for the offsets from `first_offset` to before
+    `next_offset`; by the manifest of this version."""
+
+    key: PartitionKey
+    version: int
+    files: tuple[ArchiveFile, ...]
+    first_offset: int
+
+    @property
+    def next_offset(self) -> int:
+        return self.files[-1].next_offset
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(file.name for file in self.files)
+
+    @property
+    def size(self) -> int:
+        """Bytes that are read for it."""
+        return sum(file.size for file in self.files)
+
+
+class Unreadable(Exception):
+    """An old file that cannot be read, by name."""
+
+    def __init__(self, name: str, why: QuackError) -> None:
+        super().__init__(str(why))
+        self.name = name
+
+
+def plan(
+    manifest: Manifest,
+    settings: MergeSettings = MergeSettings(),  # noqa: B008  (frozen)
+    excluded: Collection[str] = (),
+) -> list[Merge]:
+    """The merges that are worth it now, by offset, without a file in two of them. Files whose names
+    are `excluded`, damaged ones for instance, are left as they are."""
+    merges: list[Merge] = []
+    parts = [_part(manifest, file) for file in manifest.files]
+    start = 0
+    while start < len(parts):
+        count = _worth_merging(parts, start, settings, excluded)
+        if count:
+            files = tuple(part.file for part in parts[start : start + count])
+            begin = max(files[0].first_offset, manifest.first_offset)
+            merges.append(Merge(manifest.key, manifest.version, files, begin))
+        start += count or 1
+    return merges
+
+
+class _Part(NamedTuple):
+    """A file as far as it is not gone: of the edge, what there should be by its offsets."""
+
+    file: ArchiveFile
+    records: int
+    size: int
+    gone_share: float = 0.0
+
+
+def _part(manifest: Manifest, file: ArchiveFile) -> _Part:
+    gone = manifest.first_offset - file.first_offset
+    if gone <= 0:
+        return _Part(file, file.records, file.size)
+    offsets = file.next_offset - file.first_offset
+    left = offsets - gone
+    return _Part(file, file.records * left // offsets, file.size * left // offsets, gone / offsets)
+
+
+def _worth_merging(
+    parts: list[_Part], start: int, settings: MergeSettings, excluded: Collection[str]
+) -> int:
+    """How many of the files from this one on should become one; 0 if none."""
+    best = 0
+    if parts[start].gone_share > settings.edge_share and parts[start].file.name not in excluded:
+        best = 1
+    records = most_records = size = tail_bytes = 0
+    for count, part in enumerate(_mergeable(parts, start, settings, excluded), start=1):
+        records += part.records
+        most_records = max(most_records, part.records)
+        size += part.size
+        tail_bytes += part.file.tail_bytes
+        if size > settings.target_bytes or tail_bytes > _TAIL_BYTES:
+            break
+        is_last = size * 2 >= settings.target_bytes
+        growth = _LAST_GROWTH if is_last else settings.growth
+        if count > 1 and records >= growth * most_records:
+            best = count
+    return best
+
+
+def _mergeable(
+    parts: list[_Part], start: int, settings: MergeSettings, excluded: Collection[str]
+) -> Iterator[_Part]:
+    """The files from this one on that may be merged with each other: none that is large, none that
+    is excluded."""
+    for part in parts[start : start + settings.most_files]:
+        if part.size * 2 >= settings.target_bytes or part.file.name in excluded:
+            return
+        yield part

@@ -1,0 +1,227 @@
+"""Files that are offered in the place of others: made beside the broker, and not believed.
+
+Whoever merges files of a partition writes the new ones into its directory, as
+`quackmq.archive.rows` makes them, under names that begin with `_offered-` and the id of a plan, and
+asks the broker to take them. Before it does, each is read from its first to its last byte:
+
+    examine     its footer: whose it is, the columns, where its row groups lie and what they claim
+    compare     its rows: every one of the old files is in the new ones, once, the same in every
+                column, and nothing else is; and row groups are what the footer says of them
+
+So a program with a bug can cost time and room, and no record. All of it blocks and belongs into a
+lane of the disk; `compare` is done a row group at a time, so that others of that lane get a turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from crc32c import crc32c
+
+from quackmq import limits
+from quackmq.archive.encoding import append_times_ms, timestamps_ms
+from quackmq.archive.files import partition_path
+from quackmq.archive.manifest import ArchiveFile, Manifest, plan_of_offered
+from quackmq.archive.reader import ArchiveReader
+from quackmq.archive.rows import bounds_of, rows_from
+from quackmq.archive.schema import (
+    FIRST_OFFSET_KEY,
+    NEXT_OFFSET_KEY,
+    PARTITION_KEY,
+    SCHEMA,
+    SCHEMA_VERSION,
+    TOPIC_ID_KEY,
+    RowGroup,
+    decode_row_groups,
+    schema_version,
+)
+from quackmq.disk import Disk, File, read_all
+from quackmq.errors import DamagedData, InvalidRequest
+
+_MAGIC: Final = b"PAR1"
+#: The length of the footer, and the magic number behind it.
+_END_BYTES: Final = 8
+
+
+class Offered(NamedTuple):
+    """A file as it lies there, under the name that it is offered by."""
+
+    file: ArchiveFile
+    groups: tuple[RowGroup, ...]
+
+
+def examine(disk: Disk, manifest: Manifest, name: str) -> Offered:
+    """What a file that is offered for a partition says of itself. InvalidRequest if it is not
+    there, or could not be one of this partition's."""
+    if plan_of_offered(name) is None:
+        raise InvalidRequest(f"{name[:100]!r} is no name by which a file is offered")
+    path = f"{partition_path(manifest.topic, manifest.key.partition)}/{name}"
+    try:
+        file = disk.open(path)
+    except FileNotFoundError:
+        raise InvalidRequest(f"{path} is not there") from None
+    try:
+        return _examine(file, manifest, name)
+    except (pa.ArrowException, ValueError, KeyError) as error:
+        raise InvalidRequest(f"{path} is no file of the archive: {error}") from error
+    finally:
+        file.close()
+
+
+def compare(
+    reader: ArchiveReader,
+    manifest: Manifest,
+    old: Sequence[ArchiveFile],
+    new: Sequence[Offered],
+) -> Iterator[None]:
+    """Whether new files hold what the old ones do, from where the first of the new ones begins.
+    Reads a row group of each between two yields. InvalidRequest where they do not; DamagedData
+    where an old one cannot be read."""
+    begin = new[0].file.first_offset
+    theirs = _rows_of_offered(reader, manifest, new)
+    waiting = next(theirs, None)
+    for file in old:
+        for found in reader.scan(manifest, file):
+            if isinstance(found, DamagedData):
+                raise found
+            rows = rows_from(found, begin)
+            while rows.num_rows:
+                if waiting is None:
+                    raise InvalidRequest(f"offset {_first(rows)} is missing in what is offered")
+                count = min(rows.num_rows, waiting.num_rows)
+                if not rows.slice(0, count).equals(waiting.slice(0, count)):
+                    raise InvalidRequest(
+                        f"what is offered differs from {file.name} at offset {_first(rows)} or "
+                        f"one of the {count - 1} records behind it"
+                    )
+                rows = rows.slice(count)
+                waiting = waiting.slice(count)
+                if not waiting.num_rows:
+                    waiting = next(theirs, None)
+            yield
+    if waiting is not None:
+        raise InvalidRequest(f"offset {_first(waiting)} is offered, and nobody has it")
+
+
+# --- footers -------------------------------------------------------------------------------------
+
+
+def _examine(file: File, manifest: Manifest, name: str) -> Offered:
+    size = file.size()
+    if not len(_MAGIC) + _END_BYTES < size <= limits.ARCHIVE_OFFERED_BYTES:
+        raise InvalidRequest(
+            f"{name} has {size} bytes; {limits.ARCHIVE_OFFERED_BYTES} are the most"
+        )
+    end = read_all(file, _END_BYTES, size - _END_BYTES)
+    footer_bytes = int.from_bytes(end[:4], "little") + _END_BYTES
+    if end[4:] != _MAGIC or footer_bytes > min(size, limits.ARCHIVE_TAIL_BYTES):
+        raise InvalidRequest(f"{name} does not end like a Parquet file")
+    footer = read_all(file, footer_bytes, size - footer_bytes)
+    metadata = _metadata(footer, name)
+    said: Mapping[bytes, bytes] = metadata.metadata or {}
+    groups = decode_row_groups(said)
+    _check_owner(said, manifest, name)
+    if schema_version(said) != SCHEMA_VERSION or not _has_our_columns(metadata, name):
+        raise InvalidRequest(f"{name} has not the columns of the archive's schema {SCHEMA_VERSION}")
+    position = _check_groups(groups, metadata, name)
+    tail = read_all(file, size - position, position)
+    if len(tail) > limits.ARCHIVE_TAIL_BYTES:
+        raise InvalidRequest(f"{len(tail)} bytes stand behind the rows of {name}: too many")
+    return Offered(
+        ArchiveFile(
+            name=name,
+            first_offset=int(said[FIRST_OFFSET_KEY.encode()]),
+            next_offset=int(said[NEXT_OFFSET_KEY.encode()]),
+            records=sum(group.records for group in groups),
+            size=size,
+            tail_bytes=len(tail),
+            tail_crc32c=crc32c(tail),
+            **bounds_of(groups),
+        ),
+        groups,
+    )
+
+
+def _check_owner(said: Mapping[bytes, bytes], manifest: Manifest, name: str) -> None:
+    topic_id, partition = said[TOPIC_ID_KEY.encode()], said[PARTITION_KEY.encode()]
+    wanted = (str(manifest.key.topic_id).encode(), str(manifest.key.partition).encode())
+    if (topic_id, partition) != wanted:
+        raise InvalidRequest(
+            f"{name} is of topic id {topic_id.decode()}, partition {partition.decode()}"
+        )
+
+
+def _metadata(footer: bytes, name: str) -> pq.FileMetaData:
+    try:
+        return pq.read_metadata(pa.BufferReader(footer))
+    except (pa.ArrowException, OSError) as error:  # so Arrow names bytes that make no sense
+        raise InvalidRequest(f"{name} does not end like a Parquet file: {error}") from error
+
+
+def _has_our_columns(metadata: pq.FileMetaData, name: str) -> bool:
+    try:
+        return bool(metadata.schema.to_arrow_schema().equals(SCHEMA, check_metadata=False))
+    except (pa.ArrowException, OSError) as error:
+        raise InvalidRequest(f"{name} has columns that make no sense: {error}") from error
+
+
+def _check_groups(groups: Sequence[RowGroup], metadata: pq.FileMetaData, name: str) -> int:
+    """Where the last row group ends: they lie one after the other, from the magic number on."""
+    if len(groups) != metadata.num_row_groups or len(groups) > limits.ARCHIVE_ROW_GROUPS:
+        raise InvalidRequest(f"{name} has {metadata.num_row_groups} row groups, not {len(groups)}")
+    position = len(_MAGIC)
+    for index, group in enumerate(groups):
+        if group.position != position or group.size < 1 or group.records < 1:
+            raise InvalidRequest(f"row group {index} of {name} is not where it should be")
+        if group.records > limits.ARCHIVE_ROW_GROUP_ROWS:
+            raise InvalidRequest(f"row group {index} of {name} has {group.records} records")
+        if metadata.row_group(index).total_byte_size > limits.ARROW_BYTES:
+            raise InvalidRequest(f"row group {index} of {name} would take too much memory")
+        position += group.size
+    return position
+
+
+# --- rows ----------------------------------------------------------------------------------------
+
+
+def _rows_of_offered(
+    reader: ArchiveReader, manifest: Manifest, new: Sequence[Offered]
+) -> Iterator[pa.RecordBatch]:
+    for file, groups in new:
+        next_offset = file.first_offset
+        for group, rows in zip(groups, reader.scan(manifest, file), strict=False):
+            if isinstance(rows, DamagedData):
+                raise InvalidRequest(f"what is offered cannot be read: {rows}") from rows
+            if _told_by(rows, group) != group:
+                raise InvalidRequest(
+                    f"{file.name}: the row group of offsets {group.first_offset} to "
+                    f"{group.last_offset} is not what the footer says of it"
+                )
+            if group.first_offset < next_offset or group.last_offset >= file.next_offset:
+                raise InvalidRequest(f"{file.name} has offsets that are not of its range")
+            next_offset = group.last_offset + 1
+            yield rows
+
+
+def _told_by(rows: pa.RecordBatch, group: RowGroup) -> RowGroup:
+    """What a footer should say of these rows."""
+    offsets = rows.column("offset")
+    times = pc.min_max(timestamps_ms(rows)).as_py()
+    appended = pc.min_max(append_times_ms(rows)).as_py()
+    return group._replace(
+        records=rows.num_rows,
+        first_offset=offsets[0].as_py(),
+        last_offset=offsets[-1].as_py(),
+        least_timestamp_ms=times["min"],
+        greatest_timestamp_ms=times["max"],
+        least_append_ms=appended["min"],
+        greatest_append_ms=appended["max"],
+    )
+
+
+def _first(rows: pa.RecordBatch) -> int:
+    return int(rows.column("offset")[0].as_py())

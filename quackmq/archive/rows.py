@@ -1,0 +1,262 @@
+"""Rows of one partition, as a Parquet file of the archive: rows in, row groups out.
+
+Zstandard, row groups of a bounded size with statistics and a page index, and what
+`quackmq.archive.schema` says behind them. Whoever makes a file of the archive makes it here: the
+archiver of batches (`writer`), the merger of other files, and programs that merge beside the
+broker. The same rows give the same bytes, however they come.
+
+A file is made where its sink is: in memory, or on a disk as it grows. Promised: memory for two row
+groups beside the sink. Blocks for as long as it takes: for a side thread, one at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final, Protocol
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from crc32c import crc32c
+
+from quackmq import limits
+from quackmq.archive.encoding import append_times_ms, timestamps_ms
+from quackmq.archive.manifest import ArchiveFile, file_name
+from quackmq.archive.schema import (
+    FIRST_OFFSET_KEY,
+    NEXT_OFFSET_KEY,
+    PARTITION_KEY,
+    ROW_GROUPS_KEY,
+    SCHEMA,
+    TOPIC_ID_KEY,
+    TOPIC_KEY,
+    RowGroup,
+    encode_row_groups,
+)
+from quackmq.errors import InvalidRequest
+from quackmq.record import Buffer
+from quackmq.topic import PartitionKey
+
+#: What is worth skipping by. Keys and values are in no order, and their bounds could be long.
+_STATISTICS: Final = ["topic", "partition", "offset", "timestamp", "append_time", "producer_id"]
+#: Few values, many times. The rest is told by differences, or as it is.
+_DICTIONARIES: Final = ["topic", "partition", "timestampType", "append_time", "producer_id"] + [
+    "producer_epoch",
+    "publisher",
+    "key",
+    "headers.list.element.key",
+]
+_ENCODINGS: Final = {
+    "offset": "DELTA_BINARY_PACKED",
+    "timestamp": "DELTA_BINARY_PACKED",
+    "sequence": "DELTA_BINARY_PACKED",
+    "value": "DELTA_LENGTH_BYTE_ARRAY",
+}
+
+
+class Sink(Protocol):
+    """Where the bytes of a file go, one after the other."""
+
+    def write(self, data: Buffer, /) -> object: ...
+
+
+class RowsWriter:
+    """A file in the making, from `first_offset` on. Used once, by one thread at a time."""
+
+    def __init__(self, key: PartitionKey, topic: str, first_offset: int, sink: Sink) -> None:
+        self._key = key
+        self._topic = topic
+        self._first_offset = first_offset
+        #: The offset behind the last row that was added.
+        self._next_offset = first_offset
+        self._bytes = _Checked(sink)
+        self._writer = pq.ParquetWriter(
+            pa.PythonFile(self._bytes, mode="w"),
+            SCHEMA,
+            compression="zstd",
+            use_dictionary=_DICTIONARIES,
+            column_encoding=_ENCODINGS,
+            write_statistics=_STATISTICS,
+            write_page_index=True,
+            write_page_checksum=True,
+        )
+        self._groups: list[RowGroup] = []
+        #: Rows that wait until they make a row group.
+        self._waiting: list[pa.RecordBatch] = []
+        self._waiting_rows = 0
+        self._waiting_bytes = 0
+
+    @property
+    def size(self) -> int:
+        """Bytes of the row groups so far; what still waits for its row group does not count."""
+        return self._bytes.position
+
+    @property
+    def records(self) -> int:
+        return sum(group.records for group in self._groups) + self._waiting_rows
+
+    @property
+    def is_full(self) -> bool:
+        """As large as a file should be, or of as many row groups as it may have."""
+        return (
+            self.size >= limits.ARCHIVE_FILE_BYTES or len(self._groups) >= limits.ARCHIVE_ROW_GROUPS
+        )
+
+    def add(self, rows: pa.RecordBatch) -> None:
+        """Rows by offset, all behind those before. All columns of the archive but `topic` and
+        `partition`, which are the file's; others are let go of."""
+        if not rows.num_rows:
+            return
+        offsets = rows.column("offset")
+        if offsets[0].as_py() < self._next_offset:
+            raise InvalidRequest(
+                f"a row at offset {offsets[0].as_py()} comes after {self._next_offset - 1}"
+            )
+        self._next_offset = offsets[-1].as_py() + 1
+        rows = rows.select(_GIVEN)
+        self._waiting.append(rows)
+        self._waiting_rows += rows.num_rows
+        self._waiting_bytes += rows.nbytes
+        if (
+            self._waiting_rows >= limits.ARCHIVE_ROW_GROUP_ROWS
+            or self._waiting_bytes >= limits.ARCHIVE_ROW_GROUP_BYTES
+        ):
+            self._write()
+
+    def finish(self, next_offset: int, version: int) -> ArchiveFile:
+        """The file's line in a manifest of this version: it has all offsets before `next_offset`.
+        Its bytes are in the sink."""
+        if not self._next_offset <= next_offset or next_offset == self._first_offset:
+            raise InvalidRequest(f"a file up to {self._next_offset} cannot end at {next_offset}")
+        self._write(final=True)
+        tail_position = self._bytes.position
+        self._bytes.take_checksum()
+        self._writer.add_key_value_metadata(
+            {
+                ROW_GROUPS_KEY: encode_row_groups(self._groups),
+                TOPIC_ID_KEY: str(self._key.topic_id),
+                TOPIC_KEY: self._topic,
+                PARTITION_KEY: str(self._key.partition),
+                FIRST_OFFSET_KEY: str(self._first_offset),
+                NEXT_OFFSET_KEY: str(next_offset),
+            }
+        )
+        self._writer.close()
+        size = self._bytes.position
+        return ArchiveFile(
+            name=file_name(self._first_offset, version),
+            first_offset=self._first_offset,
+            next_offset=next_offset,
+            records=self.records,
+            size=size,
+            tail_bytes=size - tail_position,
+            tail_crc32c=self._bytes.take_checksum(),
+            **bounds_of(self._groups),
+        )
+
+    def _write(self, final: bool = False) -> None:
+        """Write all row groups that are full; at last also what is left."""
+        if not self._waiting:
+            return
+        rows = pa.concat_batches(self._waiting)
+        self._waiting, self._waiting_rows, self._waiting_bytes = [], 0, 0
+        most = limits.ARCHIVE_ROW_GROUP_ROWS
+        for start in range(0, rows.num_rows, most):
+            part = rows.slice(start, most)
+            if not final and part.num_rows < most and part.nbytes < limits.ARCHIVE_ROW_GROUP_BYTES:
+                self._waiting = [part]
+                self._waiting_rows, self._waiting_bytes = part.num_rows, part.nbytes
+                return
+            for piece in _pieces(part):
+                self._write_group(piece)
+
+    def _write_group(self, rows: pa.RecordBatch) -> None:
+        count = rows.num_rows
+        columns = {name: rows.column(name) for name in rows.schema.names}
+        columns["topic"] = pa.repeat(pa.scalar(self._topic), count)
+        columns["partition"] = pa.repeat(pa.scalar(self._key.partition, pa.int32()), count)
+        table = pa.table([columns[name] for name in SCHEMA.names], schema=SCHEMA)
+        position = self._bytes.position
+        self._bytes.take_checksum()
+        self._writer.write_table(table, row_group_size=count)
+        times = pc.min_max(timestamps_ms(rows)).as_py()
+        appended = pc.min_max(append_times_ms(rows)).as_py()
+        offsets = rows.column("offset")
+        self._groups.append(
+            RowGroup(
+                position=position,
+                size=self._bytes.position - position,
+                crc32c=self._bytes.take_checksum(),
+                records=count,
+                first_offset=offsets[0].as_py(),
+                last_offset=offsets[-1].as_py(),
+                least_timestamp_ms=times["min"],
+                greatest_timestamp_ms=times["max"],
+                least_append_ms=appended["min"],
+                greatest_append_ms=appended["max"],
+            )
+        )
+
+
+#: The columns that come with the rows.
+_GIVEN: Final = [name for name in SCHEMA.names if name not in ("topic", "partition")]
+
+
+class _Checked:
+    """Passes bytes on to a sink, counts them, and makes the checksum of each stretch. What Arrow
+    wants of a file that is written."""
+
+    closed = False
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+        self._crc = 0
+        self.position = 0
+
+    def write(self, data: bytes) -> int:
+        self._sink.write(data)
+        self._crc = crc32c(data, self._crc)
+        self.position += len(data)
+        return len(data)
+
+    def take_checksum(self) -> int:
+        """Of what was written since this was asked for last."""
+        crc, self._crc = self._crc, 0
+        return crc
+
+    def tell(self) -> int:
+        return self.position
+
+    def flush(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def rows_from(rows: pa.RecordBatch, offset: int) -> pa.RecordBatch:
+    """Without those before an offset."""
+    offsets = rows.column("offset")
+    if not rows.num_rows or offsets[0].as_py() >= offset:
+        return rows
+    return rows.slice(pc.sum(pc.less(offsets, pa.scalar(offset, pa.int64()))).as_py())
+
+
+def bounds_of(groups: Sequence[RowGroup]) -> dict[str, int]:
+    """The bounds of times, as a manifest's line has them; none where there are no records."""
+    if not groups:
+        return {}
+    return {
+        "least_timestamp_ms": min(group.least_timestamp_ms for group in groups),
+        "greatest_timestamp_ms": max(group.greatest_timestamp_ms for group in groups),
+        "least_append_ms": min(group.least_append_ms for group in groups),
+        "greatest_append_ms": max(group.greatest_append_ms for group in groups),
+    }
+
+
+def _pieces(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Halved until each is small enough for a row group, or one record."""
+    if rows.num_rows <= 1 or rows.nbytes <= limits.ARCHIVE_ROW_GROUP_BYTES:
+        yield rows
+        return
+    half = rows.num_rows // 2
+    yield from _pieces(rows.slice(0, half))
+    yield from _pieces(rows.slice(half))

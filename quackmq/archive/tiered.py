@@ -1,0 +1,252 @@
+"""Log and archive as one store: the contract of stores/base.py over both, in one offset space.
+
+    archive   |first ·················· next|
+    log                        |first ·················· end|
+                               served from here on by the log
+
+What is in the log is served by the log; what lies before that, by the archive. Nobody above knows:
+a partition's first offset is the archive's, its size that of both, and trimming lets go of either.
+Everything that only concerns the log (appends, producers, cursors, states) is the log's own method,
+so nothing is added on the way of what is published.
+
+Trimming moves the archive first, then the log. The archive moves what is below the log's end there
+by `partitions.change`, and lets the log go of it by `trim_log`, in this order. So a crash anywhere
+leaves no gap and, after the next opening, no overlap.
+
+What is archived was decided before: a committed read of it needs no list of what was aborted, and
+its markers are gone. Batches are made anew by the archive: the same records, at the same offsets.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+
+from quackmq import limits
+from quackmq.archive import manifest as manifests
+from quackmq.archive.manifest import Manifest
+from quackmq.archive.partitions import Disk, Partitions
+from quackmq.archive.reading import TieredReader, beginning
+from quackmq.clock import wall_clock_ms
+from quackmq.errors import DamagedData, OffsetOutOfRange, QuackError
+from quackmq.policy import Policy
+from quackmq.producers import Producer
+from quackmq.stores.base import Store
+from quackmq.topic import (
+    Append,
+    Appended,
+    Cursor,
+    CursorKey,
+    Offsets,
+    OffsetTime,
+    PartitionKey,
+    Read,
+    Slice,
+    State,
+    StatePut,
+    TimeKind,
+    Topic,
+)
+
+
+class TieredStore(Store):
+    """Who may call: the loop that opened it."""
+
+    def __init__(
+        self, inner: Store, partitions: Partitions, now_ms: Callable[[], int] = wall_clock_ms
+    ) -> None:
+        self.inner = inner
+        self.partitions = partitions
+        self.cluster_id = inner.cluster_id
+        self.now_ms = now_ms
+        self._reader = TieredReader(inner, partitions)
+        self._take_no_detour()
+
+    @classmethod
+    async def open(
+        cls, inner: Store, disk: Disk, now_ms: Callable[[], int] = wall_clock_ms
+    ) -> TieredStore:
+        """Over a log's store that was just opened, and the disk that it stands on, which it closes.
+        What a crash left is brought into order. A damaged archive is named, and its log served."""
+        partitions = Partitions(disk, inner)
+        await partitions.load(await inner.topics())
+        return cls(inner, partitions, now_ms)
+
+    # --- topics -----------------------------------------------------------------------------
+
+    async def create_topic(self, name: str, partitions: int, policy: Policy) -> Topic:
+        return await self.inner.create_topic(name, partitions, policy)
+
+    async def alter_topic(
+        self, topic_id: uuid.UUID, *, partitions: int | None = None, policy: Policy | None = None
+    ) -> Topic:
+        return await self.inner.alter_topic(topic_id, partitions=partitions, policy=policy)
+
+    async def delete_topic(self, topic_id: uuid.UUID) -> None:
+        """Its archive goes with it; what is left of that by a crash goes at the next opening."""
+        named = [each for each in (await self.inner.topics()).values() if each.id == topic_id]
+        await self.inner.delete_topic(topic_id)
+        for topic in named:
+            await self.partitions.forget(topic)
+
+    async def topics(self) -> Mapping[str, Topic]:
+        return await self.inner.topics()
+
+    # --- batches ----------------------------------------------------------------------------
+
+    def append(
+        self,
+        appends: Sequence[Append],
+        cursors: Sequence[Cursor] = (),
+        states: Sequence[StatePut] = (),
+    ) -> Awaitable[list[Appended]]:
+        return self.inner.append(appends, cursors, states)
+
+    def is_repeat(self, append: Append) -> bool:
+        return self.inner.is_repeat(append)
+
+    @property
+    def pending_bytes(self) -> int:
+        return self.inner.pending_bytes
+
+    async def room(self) -> None:
+        await self.inner.room()
+
+    async def read(
+        self, reads: Sequence[Read], *, max_bytes: int, min_bytes: int = 1, wait_ms: int = 0
+    ) -> list[Slice]:
+        if not self.partitions:
+            return await self.inner.read(
+                reads, max_bytes=max_bytes, min_bytes=min_bytes, wait_ms=wait_ms
+            )
+        return await self._reader.read(reads, max_bytes, min_bytes, wait_ms)
+
+    async def offsets(self, key: PartitionKey) -> Offsets:
+        offsets = await self.inner.offsets(key)
+        manifest = self.partitions.manifest(key)
+        if manifest is None:
+            return offsets
+        first = beginning(manifest, offsets.first)
+        return Offsets(
+            first,
+            offsets.next,
+            offsets.size + self.partitions.size(key),
+            offsets.epoch,
+            max(first, offsets.stable),
+        )
+
+    async def offset_for_time(
+        self, key: PartitionKey, time_ms: int, kind: TimeKind = "timestamp"
+    ) -> OffsetTime | None:
+        manifest = self.partitions.manifest(key)
+        if manifest is not None and manifest.files:
+            with self.partitions.pin(key) as pin:
+                # Times of appending went there as the log tells them, up to a region's early.
+                since_ms = time_ms if kind == "timestamp" else time_ms - limits.REGION_MS + 1
+                search = partial(self._offset_in_archive, pin.manifest, since_ms, kind)
+                found = await self.partitions.disk.run(search, "read")
+        else:
+            found = None
+        if found is None:
+            found = await self.inner.offset_for_time(key, time_ms, kind)
+        if found is None:
+            return None
+        # Either may have been trimmed meanwhile.
+        first = (await self.offsets(key)).first
+        return found._replace(offset=max(found.offset, first))
+
+    async def append_times(self, key: PartitionKey, first: int, next: int) -> Sequence[OffsetTime]:
+        """Of what the log has."""
+        return await self.inner.append_times(key, first, next)
+
+    async def bytes_between(self, key: PartitionKey, first: int, next: int) -> int:
+        """Of what the log has."""
+        return await self.inner.bytes_between(key, first, next)
+
+    async def least_bytes_between(self, key: PartitionKey, first: int, next: int) -> int:
+        """Of what the log has."""
+        return await self.inner.least_bytes_between(key, first, next)
+
+    async def trim(self, key: PartitionKey, before: int) -> int:
+        offsets = await self.inner.offsets(key)
+        if before > offsets.next:
+            raise OffsetOutOfRange(
+                f"cannot trim before offset {before}: the partition ends at {offsets.next}"
+            )
+        if self.inner.failure is not None:
+            raise self.inner.failure
+        await self.partitions.trim(key, before)
+        return (await self.offsets(key)).first
+
+    async def trim_log(self, key: PartitionKey, before: int) -> None:
+        """Let the log go of what lies before an offset, as far as it is archived, and no further;
+        of nothing where the archive has a problem."""
+        manifest = self.partitions.manifest(key)
+        if manifest is None or self.partitions.problem(key) is not None:
+            return
+        offsets = await self.inner.offsets(key)
+        before = min(before, manifest.next_offset, offsets.next)
+        if before > offsets.first:
+            await self.inner.trim(key, before)
+
+    # --- producers and transactions ---------------------------------------------------------
+
+    async def open_transactions(
+        self, producer_id: int | None = None
+    ) -> Mapping[PartitionKey, Mapping[int, int]]:
+        return await self.inner.open_transactions(producer_id)
+
+    async def producers(self, key: PartitionKey) -> Mapping[int, Producer]:
+        return await self.inner.producers(key)
+
+    # --- cursors and small state ------------------------------------------------------------
+
+    async def set_cursors(self, cursors: Sequence[Cursor]) -> None:
+        await self.inner.set_cursors(cursors)
+
+    async def cursors(
+        self, name: str | None = None, topic_id: uuid.UUID | None = None
+    ) -> Mapping[CursorKey, Cursor]:
+        return await self.inner.cursors(name, topic_id)
+
+    async def state(self, key: str) -> State:
+        return await self.inner.state(key)
+
+    async def states(self, prefix: str) -> Mapping[str, State]:
+        return await self.inner.states(prefix)
+
+    async def put_state(self, key: str, value: bytes | None, expected_version: int) -> State:
+        return await self.inner.put_state(key, value, expected_version)
+
+    # --- health and the end -----------------------------------------------------------------
+
+    @property
+    def failure(self) -> QuackError | None:
+        """The log's. What is wrong with the archive is told by `partitions.problems`."""
+        return self.inner.failure
+
+    async def close(self) -> None:
+        await self.partitions.close()
+        await self.inner.close()
+
+    # --- helpers ----------------------------------------------------------------------------
+
+    def _take_no_detour(self) -> None:
+        """What is published goes to the log as if there were nothing around it."""
+        self.append = self.inner.append  # type: ignore[method-assign]
+        self.append_plain = self.inner.append_plain  # type: ignore[method-assign]
+        self.is_repeat = self.inner.is_repeat  # type: ignore[method-assign]
+        self.room = self.inner.room  # type: ignore[method-assign]
+
+    def _offset_in_archive(
+        self, manifest: Manifest, time_ms: int, kind: TimeKind
+    ) -> OffsetTime | None:
+        """In the read lane. What is damaged is skipped."""
+        while True:
+            try:
+                return self.partitions.reader.offset_at(manifest, time_ms, kind)
+            except DamagedData as damage:
+                if damage.next_offset is None or damage.next_offset >= manifest.next_offset:
+                    return None
+                manifest = manifests.trim(manifest, damage.next_offset)

@@ -1,0 +1,254 @@
+"""One turn of a partition: some of its log becomes a file, its manifest says so, the log lets go.
+
+    fill a buffer ──▶ fill the other ──▶ fill the first …        on the loop, small reads
+                      turn into rows     turn into rows …        in the workshop, meanwhile
+
+A turn ends when the file is full, where the log is damaged, or at the offset that it was given. It
+may come to nothing: where there are only markers and what was aborted, it says how far that goes.
+
+Crash anywhere: before the manifest is durable, nothing has changed but for a file that nobody
+lists; after it, the log still has what is archived, and is trimmed at the next opportunity.
+
+Who may call: `Archiver`, one turn at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+from collections.abc import Callable
+from typing import NamedTuple
+
+from quackmq import limits
+from quackmq.archive import manifest as manifests
+from quackmq.archive.buffers import Buffers, Filled
+from quackmq.archive.manifest import Manifest
+from quackmq.archive.pieces import Made, Piece, Progress, Unnamed
+from quackmq.archive.tiered import TieredStore
+from quackmq.archive.workshop import Workshop, WorkshopGone
+from quackmq.errors import StorageError
+from quackmq.topic import PartitionKey, Topic
+
+log = logging.getLogger(__name__)
+
+
+class Done(NamedTuple):
+    """As `archiver.Archived`."""
+
+    files: int = 0
+    records: int = 0
+    file_bytes: int = 0
+    quarantined: int = 0
+    log_bytes: int = 0
+
+
+class Suspects(NamedTuple):
+    """Offsets over which a workshop ended: they are taken a batch at a time, to see which of them
+    it is; when it is known, that batch is kept aside unopened."""
+
+    first: int
+    next: int
+    is_one_batch: bool
+    reason: str
+
+
+class Turn:
+    """What a partition is to archive: up to `end`, from where the archive ends. Nothing before
+    `passed` is left to do; the turn moves it on, and says in `done` what came of it."""
+
+    __slots__ = ("done", "end", "key", "passed", "suspects", "topic")
+
+    def __init__(
+        self,
+        topic: Topic,
+        key: PartitionKey,
+        passed: int,
+        end: int,
+        suspects: Suspects | None = None,
+    ) -> None:
+        self.topic = topic
+        self.key = key
+        self.passed = passed
+        self.end = end
+        self.suspects = suspects
+        self.done = Done()
+
+
+async def take_turn(
+    turn: Turn,
+    store: TieredStore,
+    buffers: Buffers,
+    workshop: Workshop,
+    publisher_of: Callable[[int], str | None],
+) -> None:
+    """StorageError where something cannot be read or written, DamagedData among them: what could
+    be archived before it, is. NotFound if the topic is deleted meanwhile."""
+    partitions = store.partitions
+    present = partitions.manifest(turn.key)
+    if present is None or partitions.problem(turn.key) is not None:
+        present = await partitions.open_partition(turn.topic, turn.key, 0)
+    if turn.suspects is not None and turn.suspects.next <= present.next_offset:
+        turn.suspects = None
+    making = _Making(turn, present, store, buffers, workshop, publisher_of)
+    start = making.position
+    stopped_by = await making.run()
+    turn.done = Done(log_bytes=making.log_bytes)
+    if making.end > present.next_offset:
+        made = await making.finish()
+        await _commit(turn, store, made)
+        turn.passed = making.position
+        await store.trim_log(turn.key, making.end)
+    turn.passed = max(turn.passed, making.position)
+    if stopped_by is None and making.position == start < turn.end:
+        stopped_by = StorageError(f"the log gives nothing at offset {start}, and ends later")
+    if stopped_by is not None and not _was_trimmed(turn, store, present):
+        raise stopped_by
+
+
+def _was_trimmed(turn: Turn, store: TieredStore, present: Manifest) -> bool:
+    """Whether retention has let go of what was to be archived: then there is less to do, and
+    nothing is wrong."""
+    now = store.partitions.manifest(turn.key)
+    return now is None or now.first_offset > max(present.first_offset, present.next_offset)
+
+
+class _Making:
+    """A file in the making. Everything before `position` was looked at; `end` is where the file
+    ends; `log_bytes` were read."""
+
+    def __init__(
+        self,
+        turn: Turn,
+        present: Manifest,
+        store: TieredStore,
+        buffers: Buffers,
+        workshop: Workshop,
+        publisher_of: Callable[[int], str | None],
+    ) -> None:
+        self._turn = turn
+        self._present = present
+        self._disk = store.partitions.disk
+        self._buffers = buffers
+        self._workshop = workshop
+        self._publisher_of = publisher_of
+        self._publishers: dict[int, str | None] = {}
+        self._is_begun = False
+        self._is_full = False
+        self.end = present.next_offset
+        self.position = max(turn.passed, self.end)
+        self.log_bytes = 0
+
+    async def run(self) -> Exception | None:
+        """What stopped it before the turn's end, if anything did."""
+        end = self._end_of_turn()
+        filling: asyncio.Task[Filled] | None = self._fill(self.position, end)
+        try:
+            while filling is not None:
+                filled = await filling
+                is_last = filled.is_last or filled.next_offset >= end
+                filling = None if is_last else self._fill(filled.next_offset, end)
+                try:
+                    await self._take(filled)
+                finally:
+                    self._buffers.give_back(filled)
+                if self._is_full or self.log_bytes >= limits.ARCHIVE_TURN_BYTES:
+                    return None
+                if is_last:
+                    return filled.error
+            return None
+        finally:
+            if filling is not None:
+                await self._stop(filling)
+
+    async def finish(self) -> Made:
+        version = self._present.version + 1
+        return await self._disk.run(lambda: self._workshop.finish(version), "archive")
+
+    def _end_of_turn(self) -> int:
+        """Where there are suspects, what lies before them goes first, in a file of its own."""
+        suspects, end = self._turn.suspects, self._turn.end
+        return end if suspects is None or suspects.first <= self.position else suspects.first
+
+    def _is_suspect(self, position: int) -> bool:
+        suspects = self._turn.suspects
+        return suspects is not None and suspects.first <= position < suspects.next
+
+    def _fill(self, position: int, end: int) -> asyncio.Task[Filled]:
+        one_batch = 1 if self._is_suspect(position) else None
+        fill = self._buffers.fill(self._turn.key, position, end, one_batch)
+        return asyncio.get_running_loop().create_task(fill)
+
+    async def _stop(self, filling: asyncio.Task[Filled]) -> None:
+        """A buffer that is not wanted any more is given back."""
+        if not filling.done():
+            filling.cancel()
+            await asyncio.wait([filling])
+        if not filling.cancelled() and filling.exception() is None:
+            self._buffers.give_back(filling.result())
+
+    async def _take(self, filled: Filled) -> None:
+        """Into the file, as far as it has room."""
+        piece = filled.piece
+        if not piece.data:
+            return
+        self.log_bytes += len(piece.data)
+        suspects = self._turn.suspects
+        is_suspect = self._is_suspect(piece.offset)
+        if is_suspect and suspects is not None and suspects.is_one_batch:
+            piece = piece._replace(poison=suspects.reason)
+        try:
+            result = await self._disk.run(lambda: self._add(piece), "archive")
+            while isinstance(result, Unnamed):
+                for producer_id in result.producer_ids:
+                    self._publishers[producer_id] = self._publisher_of(producer_id)
+                result = await self._disk.run(lambda: self._add(piece), "archive")
+        except WorkshopGone as error:
+            self._turn.suspects = Suspects(
+                piece.offset, filled.next_offset, is_suspect, f"nobody could open it: {error}"
+            )
+            raise
+        self.position, self.end, self._is_full = result
+
+    def _add(self, piece: Piece) -> Progress | Unnamed:
+        """In the archive lane."""
+        if not self._is_begun:
+            first_offset = self._present.next_offset
+            self._workshop.begin(self._turn.key, self._turn.topic.name, first_offset)
+            self._is_begun = True
+        return self._workshop.add(piece, self._publishers)
+
+
+async def _commit(turn: Turn, store: TieredStore, made: Made) -> None:
+    file, data, aside = made
+    files = [(file.name, data), *((one.line.name, one.data) for one in aside)]
+    await store.partitions.change(turn.key, lambda present: _with(present, made), files)
+    turn.done = turn.done._replace(
+        files=1, records=file.records, file_bytes=file.size, quarantined=len(aside)
+    )
+    where = turn.topic.name, turn.key.partition
+    for line, _ in aside:
+        log.warning(
+            "topic %s, partition %d: offsets %d to %d cannot be opened, and are kept aside as %s: "
+            "%s",
+            *(*where, line.first_offset, line.next_offset - 1, line.name, line.reason),
+        )
+    log.info(
+        "topic %s, partition %d: archived offsets %d to %d, %d records in %d bytes",
+        *(*where, file.first_offset, file.next_offset - 1, file.records, file.size),
+    )
+
+
+def _with(present: Manifest, made: Made) -> Manifest:
+    """The manifest with a new file behind the others. Retention may have let go of a part of what
+    is in it meanwhile, or of all."""
+    file = made.file
+    lines = [one.line for one in made.aside]
+    if present.next_offset == file.first_offset:
+        return manifests.add(present, file, lines)
+    if present.next_offset >= file.next_offset:
+        return present
+    begin = file.first_offset
+    beginning = dataclasses.replace(present, first_offset=begin, next_offset=begin)
+    trimmed = manifests.trim(manifests.add(beginning, file, lines), present.first_offset)
+    return dataclasses.replace(trimmed, version=present.version + 1)

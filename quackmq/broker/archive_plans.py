@@ -1,0 +1,202 @@
+"""Plans: looks at a topic's archive that stay true for as long as their lease.
+
+A plan pins the manifests of its partitions, so that no file of theirs goes. It ends when it is
+released, or when its lease is over, and then what was offered under it and not taken is removed.
+Plans live in memory, and their number is bounded.
+
+Who may call: the broker's loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from quackmq import limits
+from quackmq.archive import files as archive_files
+from quackmq.archive.manifest import ArchiveFile, Manifest, Quarantined
+from quackmq.errors import InvalidRequest, LimitReached, UnknownPlan
+from quackmq.topic import PartitionKey, Topic
+
+if TYPE_CHECKING:  # what loads pyarrow, which a broker without an archive does without
+    from quackmq.archive.partitions import Partitions, Pin
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionArchive:
+    """A partition's files at one moment, and its log behind them. Archived is what lies from
+    `first_offset` up to, not including, `next_offset`; in the log, and decided, from
+    `log_first_offset` to `end_offset`. The log never begins behind the archive's end."""
+
+    partition: int
+    version: int
+    first_offset: int
+    next_offset: int
+    log_first_offset: int
+    end_offset: int
+    log_bytes: int
+    files: tuple[ArchiveFile, ...] = ()
+    quarantined: tuple[Quarantined, ...] = ()
+    problem: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What keeps files of these partitions from going, until `expires_ms`. Files may be offered
+    under one that `offers`."""
+
+    id: str
+    topic: Topic
+    expires_ms: int
+    offers: bool
+    partitions: tuple[int, ...]
+
+
+#: Tells of a partition as it is, by the manifest that a function looks up for it.
+Describe = Callable[
+    [PartitionKey, Callable[[PartitionKey], Manifest | None]], Awaitable[PartitionArchive]
+]
+
+
+class Plans:
+    def __init__(
+        self,
+        partitions: Partitions,
+        describe: Describe,
+        now_ms: Callable[[], int],
+        taking: asyncio.Lock,
+    ) -> None:
+        """`taking` is held by whoever takes what is offered."""
+        self._taking = taking
+        self._partitions = partitions
+        self._describe = describe
+        self._now_ms = now_ms
+        self._plans: dict[str, HeldPlan] = {}
+        self._sweeps: set[asyncio.Task[None]] = set()
+
+    def __len__(self) -> int:
+        return len(self._plans)
+
+    def all(self) -> list[HeldPlan]:
+        return list(self._plans.values())
+
+    async def make(
+        self, topic: Topic, numbers: Sequence[int], for_ms: int, offers: bool
+    ) -> HeldPlan:
+        """InvalidRequest, LimitReached."""
+        _check_time(for_ms)
+        if len(self._plans) >= limits.ARCHIVE_PLANS:
+            raise LimitReached(f"{len(self._plans)} plans hold files already: try again later")
+        made = HeldPlan(uuid.uuid4().hex, topic, offers)
+        self._plans[made.id] = made
+        try:
+            for number in numbers:
+                hold = partial(made.hold, self._partitions)
+                key = PartitionKey(topic.id, number)
+                made.partitions[number] = await self._describe(key, hold)
+        except BaseException:
+            self.end(made)
+            raise
+        self._lease(made, for_ms)
+        return made
+
+    def get(self, plan_id: str) -> HeldPlan:
+        """UnknownPlan."""
+        made = self._plans.get(plan_id)
+        if made is None:
+            raise UnknownPlan(f"there is no plan {plan_id[:100]!r}, or not any more: plan again")
+        return made
+
+    def renew(self, plan_id: str, for_ms: int) -> HeldPlan:
+        """For so long from now on. InvalidRequest, UnknownPlan."""
+        _check_time(for_ms)
+        made = self.get(plan_id)
+        self._lease(made, for_ms)
+        return made
+
+    def end(self, made: HeldPlan) -> None:
+        if self._plans.pop(made.id, None) is None:
+            return
+        made.release()
+        if made.offers:
+            task = asyncio.get_running_loop().create_task(self._sweep_offered(made))
+            self._sweeps.add(task)
+            task.add_done_callback(self._sweeps.discard)
+
+    async def close(self) -> None:
+        """End them all."""
+        for made in self.all():
+            self.end(made)
+        while self._sweeps:
+            await asyncio.wait(self._sweeps)
+
+    def _lease(self, made: HeldPlan, for_ms: int) -> None:
+        made.expires_ms = self._now_ms() + for_ms
+        if made.timer is not None:
+            made.timer.cancel()
+        loop = asyncio.get_running_loop()
+        made.timer = loop.call_later(for_ms / 1000, self.end, made)
+
+    async def _sweep_offered(self, made: HeldPlan) -> None:
+        """Remove what was offered under a plan that is over, and not taken."""
+        disk = self._partitions.disk
+        for number in made.partitions:
+            if self._partitions.manifest(PartitionKey(made.topic.id, number)) is None:
+                continue
+            sweep = partial(archive_files.sweep_offered, disk, made.topic.name, number, made.id)
+            try:
+                async with self._taking:
+                    await disk.run(sweep, "archive")
+            except OSError as error:
+                log.warning(
+                    "what was offered under plan %s is still there: %s; it goes when the broker "
+                    "opens",
+                    *(made.id, error),
+                )
+                return
+
+
+class HeldPlan:
+    """A plan with all that it holds."""
+
+    def __init__(self, plan_id: str, topic: Topic, offers: bool) -> None:
+        self.id = plan_id
+        self.topic = topic
+        self.offers = offers
+        self.expires_ms = 0
+        self.timer: asyncio.TimerHandle | None = None
+        self.partitions: dict[int, PartitionArchive] = {}
+        self._pins: dict[int, Pin] = {}
+
+    def told(self) -> Plan:
+        return Plan(self.id, self.topic, self.expires_ms, self.offers, tuple(self.partitions))
+
+    def hold(self, partitions: Partitions, key: PartitionKey) -> Manifest | None:
+        """The present manifest of a partition, held from now on; None where there is none."""
+        if partitions.manifest(key) is None:
+            return None
+        pin = self._pins[key.partition] = partitions.pin(key)
+        return pin.manifest
+
+    def held(self, key: PartitionKey) -> Manifest | None:
+        pin = self._pins.get(key.partition)
+        return None if pin is None or key.topic_id != self.topic.id else pin.manifest
+
+    def release(self) -> None:
+        if self.timer is not None:
+            self.timer.cancel()
+        for pin in self._pins.values():
+            pin.release()
+        self._pins.clear()
+
+
+def _check_time(for_ms: int) -> None:
+    if not 1 <= for_ms <= limits.ARCHIVE_PLAN_MS:
+        raise InvalidRequest(f"a plan cannot be for {for_ms} ms: 1 to {limits.ARCHIVE_PLAN_MS} are")

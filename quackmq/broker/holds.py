@@ -1,0 +1,45 @@
+"""Who holds what lies behind its cursor: subscriptions, and groups that were told to.
+
+Retention stops at the least of these cursors, for as long as a topic's policy holds; and an entry's
+number of consumers that are left (D3) is the number of cursors that have not passed it.
+
+Who may call: the broker's loop.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+
+from quackmq.broker.delivery import Delivery
+from quackmq.broker.groups import Groups
+from quackmq.topic import PartitionKey
+
+
+class Holds:
+    def __init__(self, delivery: Delivery, groups: Groups) -> None:
+        self._delivery = delivery
+        self._groups = groups
+
+    def held_from(self, key: PartitionKey) -> int | None:
+        """The least cursor that holds in a partition; None if there is none."""
+        held = (self._delivery.held_from(key), self._groups.held_from(key))
+        return min((each for each in held if each is not None), default=None)
+
+    def behind(self, key: PartitionKey, offset: int) -> Sequence[str]:
+        """The names of those whose cursors lie before an offset."""
+        return sorted(name for name, cursor in self._cursors(key).items() if cursor < offset)
+
+    def consumers_left(self, key: PartitionKey, offsets: Sequence[int]) -> list[int]:
+        """Of each offset, how many have not consumed it."""
+        cursors = self._cursors(key).values()
+        if len(offsets) == 1:
+            return [sum(cursor <= offsets[0] for cursor in cursors)]
+        in_order = sorted(cursors)
+        return [bisect_right(in_order, offset) for offset in offsets]
+
+    def _cursors(self, key: PartitionKey) -> dict[str, int]:
+        """By name: a group and a subscription of one name have one cursor."""
+        cursors = self._delivery.holding(key)
+        cursors.update(self._groups.holding(key))
+        return cursors

@@ -1,0 +1,358 @@
+"""`quackmq archive export`: a topic's archive, or a part of it, as plain Parquet beside a manifest.
+
+    TARGET/
+      0/00000000000000000000-00000001.parquet    by partition and first offset
+      1/…
+      _manifest.json                             what is there, with checksums; written last
+
+A file that is wanted whole is copied as it is, under its own name, and checked on the way: it is a
+copy from which the archive can be mended. One that is cut is written anew, under a name that is
+none of the archive's. A batch that nobody can open is copied raw, under a name that no tool takes
+for data.
+
+Promised: with a manifest the export is whole. Where it fails, what it wrote goes again. A broker
+may run, merge and let go of files meanwhile: what it lets go of before its turn is named.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from crc32c import crc32c
+
+from quackmq import limits
+from quackmq.archive.encoding import timestamps_ms
+from quackmq.archive.manifest import ArchiveFile, Manifest
+from quackmq.archive.schema import SCHEMA
+from quackmq.cli.archived import Archived, Place
+from quackmq.cli.text import counted, progress_on_stderr
+from quackmq.errors import DamagedData, InvalidRequest, UnusableDirectory
+
+MANIFEST: Final = "_manifest.json"
+KIND: Final = "quackmq export"
+FORMAT: Final = 1
+
+
+def export(args: argparse.Namespace) -> bool:
+    """Whether there was damage. UnknownTopic, UnusableDirectory, InvalidRequest, OSError."""
+    bounds = Bounds(args.start, args.before, args.since, args.until)
+    with Archived(args.directory) as archived:
+        places = archived.places(args.topic)
+        target = _Target(args.target)
+        exporter = Exporter(archived, target, bounds, skips_damaged=args.skip_damaged)
+        try:
+            exporter.export(places)
+        except DamagedData as error:
+            target.undo()
+            print(f"damage: {error}")
+            print("nothing was exported: --skip-damaged leaves out what is damaged")
+            return True
+        except BaseException:
+            target.undo()
+            raise
+    for line in exporter.lost:
+        print(line)
+    print(
+        f"{counted(exporter.records, 'record')} in {counted(target.files, 'file')}, "
+        f"{counted(target.bytes, 'byte')}, exported to {args.target}"
+    )
+    return bool(exporter.damaged)
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Offsets [start, before) of each partition, and times [since_ms, until_ms) of records."""
+
+    start: int = 0
+    before: int | None = None
+    since_ms: int | None = None
+    until_ms: int | None = None
+
+    def of(self, manifest: Manifest) -> tuple[int, int]:
+        """The offsets that are wanted of what there is."""
+        end = manifest.next_offset if self.before is None else self.before
+        return max(self.start, manifest.first_offset), min(end, manifest.next_offset)
+
+    @property
+    def has_times(self) -> bool:
+        return self.since_ms is not None or self.until_ms is not None
+
+    def may_hold(self, file: ArchiveFile) -> bool:
+        """Whether a file may have records of these times, by what the manifest says."""
+        if file.least_timestamp_ms is None or file.greatest_timestamp_ms is None:
+            return False
+        return (self.since_ms is None or file.greatest_timestamp_ms >= self.since_ms) and (
+            self.until_ms is None or file.least_timestamp_ms < self.until_ms
+        )
+
+    def chosen(self, rows: pa.RecordBatch, start: int, end: int) -> pa.RecordBatch:
+        offsets = rows.column("offset")
+        fits = pc.and_(pc.greater_equal(offsets, start), pc.less(offsets, end))
+        if self.since_ms is not None:
+            fits = pc.and_(fits, pc.greater_equal(timestamps_ms(rows), self.since_ms))
+        if self.until_ms is not None:
+            fits = pc.and_(fits, pc.less(timestamps_ms(rows), self.until_ms))
+        return rows.filter(fits)
+
+
+class Exported(NamedTuple):
+    """A file of an export, as its manifest lists it. The checksum is of all of its bytes."""
+
+    name: str
+    first_offset: int
+    next_offset: int
+    records: int
+    size: int
+    crc32c: str
+
+
+@dataclass
+class _Part:
+    """What was exported of a partition."""
+
+    partition: int
+    first_offset: int
+    next_offset: int
+    files: list[Exported] = field(default_factory=list)
+    quarantined: list[Exported] = field(default_factory=list)
+    damaged: list[dict[str, Any]] = field(default_factory=list)
+
+
+class Exporter:
+    def __init__(
+        self, archived: Archived, target: _Target, bounds: Bounds, *, skips_damaged: bool
+    ) -> None:
+        self.damaged = 0
+        #: What an export does not have and a reader might expect, a line each.
+        self.lost: list[str] = []
+        self.records = 0
+        self._archived = archived
+        self._target = target
+        self._bounds = bounds
+        self._skips_damaged = skips_damaged
+        self._tell = progress_on_stderr()
+        self._done = self._total = 0
+
+    def export(self, places: list[Place]) -> None:
+        """DamagedData where it is not to be skipped."""
+        found = [(place, manifest) for place in places if (manifest := self._manifest(place))]
+        if not found:
+            raise InvalidRequest(f"of topic {places[0].topic} nothing is archived yet")
+        self._total = sum(manifest.size for _, manifest in found)
+        parts = [self._export_partition(place, manifest) for place, manifest in found]
+        first = found[0][1]
+        self._target.finish(
+            {
+                "kind": KIND,
+                "format": FORMAT,
+                "topic": first.topic,
+                "topic_id": str(first.key.topic_id),
+                "since_ms": self._bounds.since_ms,
+                "until_ms": self._bounds.until_ms,
+                "partitions": [
+                    asdict(part)
+                    | {
+                        "files": [file._asdict() for file in part.files],
+                        "quarantined": [file._asdict() for file in part.quarantined],
+                    }
+                    for part in parts
+                ],
+            }
+        )
+
+    def _manifest(self, place: Place) -> Manifest | None:
+        return self._archived.manifest(place)
+
+    def _export_partition(self, place: Place, manifest: Manifest) -> _Part:
+        offset, end = self._bounds.of(manifest)
+        part = _Part(place.partition, offset, max(offset, end))
+        while offset < end:
+            file = manifest.files[manifest.file_at(offset)]
+            stop = min(file.next_offset, end)
+            try:
+                self._export_file(manifest, file, offset, stop, part)
+            except DamagedData:
+                now = self._manifest(place)
+                if now is None or not _is_newer(now, manifest):
+                    raise
+                manifest = now  # a broker has merged the file, or let it go
+                if manifest.first_offset > offset:
+                    gone = min(manifest.first_offset, end)
+                    self.lost.append(f"{place}: offsets {offset} to {gone - 1} are gone by now")
+                    offset = gone
+                continue
+            self._done += file.size
+            self._tell(self._done, self._total)
+            offset = stop
+        self._export_quarantined(manifest, part)
+        return part
+
+    def _export_file(
+        self, manifest: Manifest, file: ArchiveFile, start: int, stop: int, part: _Part
+    ) -> None:
+        if not file.records or not self._bounds.may_hold(file):
+            return
+        is_whole = (start, stop) == (file.first_offset, file.next_offset)
+        if is_whole and not self._bounds.has_times:
+            name = f"{part.partition}/{file.name}"
+            try:
+                written = self._target.copy(name, self._archived.reader.pieces(manifest, file))
+                part.files.append(Exported(name, start, stop, file.records, *written))
+                self.records += file.records
+                return
+            except DamagedData:
+                self._target.drop(name)
+                if not self._skips_damaged:
+                    raise
+        name = f"{part.partition}/{start:020d}.parquet"
+        rows = self._chosen_rows(manifest, file, start, stop, part)
+        records, written = self._target.write(name, rows)
+        if records:
+            part.files.append(Exported(name, start, stop, records, *written))
+            self.records += records
+
+    def _chosen_rows(
+        self, manifest: Manifest, file: ArchiveFile, start: int, stop: int, part: _Part
+    ) -> Iterator[pa.RecordBatch]:
+        for rows in self._archived.reader.scan(manifest, file):
+            if isinstance(rows, DamagedData):
+                now = self._manifest(Place(manifest.topic, manifest.key.partition))
+                if not self._skips_damaged or _is_newer(now, manifest):
+                    raise rows
+                self.damaged += 1
+                self.lost.append(f"damage: {rows}")
+                part.damaged.append({"reason": str(rows)})
+                continue
+            chosen = self._bounds.chosen(rows, start, stop)
+            if chosen.num_rows:
+                yield chosen
+
+    def _export_quarantined(self, manifest: Manifest, part: _Part) -> None:
+        for one in manifest.quarantined:
+            if part.first_offset <= one.first_offset < part.next_offset:
+                name = f"{part.partition}/_quarantined-{one.first_offset:020d}.batch"
+                written = self._target.copy(name, self._archived.reader.pieces(manifest, one))
+                part.quarantined.append(
+                    Exported(name, one.first_offset, one.next_offset, 0, *written)
+                )
+                self.lost.append(
+                    f"poison: {name}, offsets {one.first_offset} to {one.next_offset - 1}: copied "
+                    f"as it came, since it cannot be opened: {one.reason}"
+                )
+
+
+def _is_newer(now: Manifest | None, manifest: Manifest) -> bool:
+    """Whether what was missed may be missed: a broker has replaced the manifest meanwhile."""
+    return now is not None and now.version != manifest.version
+
+
+class _Target:
+    """The directory of an export: files under their names, whole and synced, and the manifest."""
+
+    def __init__(self, path: Path) -> None:
+        """UnusableDirectory if something lies there."""
+        self.files = 0
+        self.bytes = 0
+        self._path = path
+        self._written: list[Path] = []
+        self._made: list[Path] = []
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise UnusableDirectory(f"{path} is there and not empty: export into a new directory")
+
+    def copy(self, name: str, pieces: Iterator[bytes]) -> tuple[int, str]:
+        """Size and checksum."""
+        path = self._new(name)
+        size = checksum = 0
+        with path.open("wb") as file:
+            for piece in pieces:
+                file.write(piece)
+                size += len(piece)
+                checksum = crc32c(piece, checksum)
+            _sync(file.fileno(), file.flush)
+        return self._count(size, checksum)
+
+    def write(self, name: str, batches: Iterator[pa.RecordBatch]) -> tuple[int, tuple[int, str]]:
+        """Rows as Parquet; how many, size and checksum. No file for none."""
+        first = next(batches, None)
+        if first is None:
+            return 0, (0, "")
+        path = self._new(name)
+        records = 0
+        with path.open("wb") as file:
+            with pq.ParquetWriter(file, SCHEMA, compression="zstd") as writer:
+                for rows in _chain(first, batches):
+                    records += rows.num_rows
+                    writer.write_batch(rows, row_group_size=rows.num_rows)
+            _sync(file.fileno(), file.flush)
+        return records, self._count(*_checksum_of(path))
+
+    def drop(self, name: str) -> None:
+        (self._path / name).unlink()
+        self._written.remove(self._path / name)
+
+    def finish(self, manifest: dict[str, Any]) -> None:
+        for directory in self._made:
+            _sync_directory(directory)
+        path, unfinished = self._new(MANIFEST), self._new("_unfinished.json")
+        with unfinished.open("wb") as file:
+            file.write(orjson.dumps(manifest, option=orjson.OPT_INDENT_2) + b"\n")
+            _sync(file.fileno(), file.flush)
+        unfinished.rename(path)
+        _sync_directory(self._path)
+
+    def undo(self) -> None:
+        """Remove what was written."""
+        for path in self._written:
+            path.unlink(missing_ok=True)
+        for directory in reversed(self._made):
+            directory.rmdir()
+
+    def _new(self, name: str) -> Path:
+        path = self._path / name
+        for directory in (*reversed(self._path.parents), self._path, path.parent):
+            if not directory.exists():
+                directory.mkdir()
+                self._made.append(directory)
+        self._written.append(path)
+        return path
+
+    def _count(self, size: int, checksum: int) -> tuple[int, str]:
+        self.files += 1
+        self.bytes += size
+        return size, f"{checksum:08x}"
+
+
+def _chain(first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    yield first
+    yield from rest
+
+
+def _checksum_of(path: Path) -> tuple[int, int]:
+    size = checksum = 0
+    with path.open("rb") as file:
+        while piece := file.read(limits.COPIED_BYTES):
+            size += len(piece)
+            checksum = crc32c(piece, checksum)
+    return size, checksum
+
+
+def _sync(descriptor: int, flush: Any) -> None:
+    flush()
+    os.fsync(descriptor)
+
+
+def _sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,192 @@
+"""`quackmq archive import`: Parquet files into a topic of a running broker, each record once.
+
+Records are put in transactions, each with the number up to which they are there, as a publisher
+with a durable name does it (see `quackmq.conventions`); the name is made of the files' content and
+so the same for every run. Whatever fails, and whenever: the same command goes on behind the last
+transaction that the broker has. That holds as long as the broker remembers the name
+(`limits.PUBLISHER_EXPIRY_MS` after its last put), and for a Kafka cluster as long as it keeps
+offsets of groups.
+
+Kept of each record: key, value, headers, time, and its partition unless keys are to choose. Not
+kept: its offset, and who put it first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
+
+from aiokafka import AIOKafkaProducer, TopicPartition
+from aiokafka.errors import KafkaError, ProducerFenced
+from aiokafka.structs import OffsetAndMetadata
+
+from quackmq import limits
+from quackmq.cli.parquet_rows import Row, Source
+from quackmq.cli.text import progress_on_stderr
+from quackmq.client.cluster import Cluster
+from quackmq.client.failures import Deadline
+from quackmq.client.settings import Connection
+from quackmq.client.values import TopicInfo
+from quackmq.conventions import NUMBER_PARTITION, publisher_group
+from quackmq.errors import InvalidRequest, QuackError, UnknownTopic
+
+_NAME: Final = "import-"
+#: Of the digest that is a name: enough that no two are ever the same.
+_DIGEST_CHARS: Final = 32
+
+Tell = Callable[[int, int], None]
+
+
+def run(args: argparse.Namespace) -> int:
+    """InvalidRequest for what cannot be imported, QuackError for what did not come through."""
+    source = Source.open(args.source, progress_on_stderr())
+    group = publisher_group(args.name or f"{_NAME}{source.digest[:_DIGEST_CHARS]}")
+    if len(group.encode()) > limits.NAME_BYTES:
+        raise InvalidRequest(f"the name takes more than {limits.NAME_BYTES} bytes")
+    topic = _topic(args.to, args.topic, source, by_key=args.by_key)
+    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)  # what fails is told in one sentence
+    importing = Import(args.to, topic, group, by_key=args.by_key or not source.partitions)
+    before = asyncio.run(importing.put(source, progress_on_stderr("records")))
+    print(f"{source.rows - before} records imported into {topic.name}, {before} were there already")
+    return 0
+
+
+def _topic(address: str, name: str, source: Source, *, by_key: bool) -> TopicInfo:
+    """The topic, made with as many partitions as the records name. InvalidRequest where it has
+    fewer."""
+    cluster = Cluster(Connection(address))
+    wanted = 0 if by_key else source.partitions
+    deadline = Deadline(limits.IMPORT_WAIT_MS / 1000)
+    try:
+        topic = cluster.topic(name, deadline)
+    except UnknownTopic:
+        cluster.create_topic(name, wanted or -1, {}, deadline)
+        topic = cluster.topic(name, deadline)
+    if topic.partitions < wanted:
+        raise InvalidRequest(
+            f"topic {name} has {topic.partitions} partitions, and the records are of {wanted}: "
+            "give it more, or let keys choose with --by-key"
+        )
+    return topic
+
+
+class Import:
+    """Puts records into one topic under one name. One run at a time: a later one ends an earlier
+    one."""
+
+    def __init__(self, address: str, topic: TopicInfo, group: str, *, by_key: bool) -> None:
+        self._address = address
+        self._topic = topic
+        self._group = group
+        self._by_key = by_key
+
+    async def put(self, source: Source, tell: Tell) -> int:
+        """All that is not there yet; how many were. QuackError says how many are there now."""
+        before = done = 0
+        producer = self._producer()
+        try:
+            await producer.start()  # ends what an earlier run has left open
+            before = done = await asyncio.to_thread(self._held)
+            if done > source.rows:
+                raise InvalidRequest(
+                    f"{done} records are there under the name of {self._group}, and the source has "
+                    f"{source.rows}: other records were imported under this name"
+                )
+            for chunk in _chunks(source.records(done)):
+                await self._transact(producer, chunk, done)
+                done += len(chunk)
+                tell(done, source.rows)
+        except ProducerFenced as error:
+            raise QuackError(
+                "another import of the same records has begun: one at a time can"
+            ) from error
+        except (KafkaError, OSError) as error:
+            raise QuackError(
+                f"{error or type(error).__name__}: {done} of {source.rows} records are there; run "
+                "it again, and it goes on"
+            ) from error
+        finally:
+            await producer.stop()
+        return before
+
+    def _producer(self) -> Any:
+        return AIOKafkaProducer(
+            bootstrap_servers=self._address,
+            transactional_id=self._group,
+            compression_type="zstd",
+            max_batch_size=limits.IMPORT_BATCH_BYTES,
+            max_request_size=limits.BATCH_BYTES,
+            request_timeout_ms=limits.IMPORT_WAIT_MS,
+            transaction_timeout_ms=2 * limits.IMPORT_WAIT_MS,
+        )
+
+    def _held(self) -> int:
+        """How many of the records the topic has."""
+        deadline = Deadline(limits.IMPORT_WAIT_MS / 1000)
+        told = Cluster(Connection(self._address)).committed(self._group, self._topic, deadline)
+        number = told.get(NUMBER_PARTITION)
+        return 0 if number is None else number.offset
+
+    async def _transact(self, producer: Any, chunk: Sequence[Row], done: int) -> None:
+        async with producer.transaction():
+            sent = []
+            for partition, rows in self._shared_out(chunk, done).items():
+                for batch in _batches(producer, rows):
+                    sent.append(
+                        await producer.send_batch(batch, self._topic.name, partition=partition)
+                    )
+            await asyncio.gather(*sent)
+            place = TopicPartition(self._topic.name, NUMBER_PARTITION)
+            number = OffsetAndMetadata(done + len(chunk), "")
+            await producer.send_offsets_to_transaction({place: number}, self._group)
+
+    def _shared_out(self, chunk: Sequence[Row], done: int) -> dict[int, list[Row]]:
+        """By partition, each in its order."""
+        found: dict[int, list[Row]] = {}
+        for number, row in enumerate(chunk, done):
+            found.setdefault(self._choose(row, number), []).append(row)
+        return found
+
+    def _choose(self, row: Row, number: int) -> int:
+        if not self._by_key and row.partition is not None:
+            return row.partition
+        if row.key is None:
+            return number % self._topic.partitions
+        # As librdkafka and every door here choose: what has a key joins what had it before.
+        return zlib.crc32(row.key) % self._topic.partitions
+
+
+def _chunks(rows: Iterator[Row]) -> Iterator[list[Row]]:
+    """What is put in one transaction each."""
+    chunk: list[Row] = []
+    size = 0
+    for row in rows:
+        chunk.append(row)
+        size += len(row.key or b"") + len(row.value or b"")
+        size += sum(len(name) + len(value or b"") for name, value in row.headers)
+        if len(chunk) == limits.IMPORT_RECORDS or size >= limits.IMPORT_BYTES:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk
+
+
+def _batches(producer: Any, rows: Sequence[Row]) -> Iterator[Any]:
+    batch = producer.create_batch()
+    for row in rows:
+        if not _append(batch, row):
+            yield batch
+            batch = producer.create_batch()
+            _append(batch, row)  # the first always fits
+    yield batch
+
+
+def _append(batch: Any, row: Row) -> bool:
+    taken = batch.append(
+        timestamp=row.timestamp_ms, key=row.key, value=row.value, headers=row.headers
+    )
+    return taken is not None

@@ -1,0 +1,362 @@
+"""What `quackmq archive ls` and `verify` print: tables, and lines of findings."""
+
+from __future__ import annotations
+
+import argparse
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from quackmq.archive.manifest import ArchiveFile, Manifest, Quarantined
+from quackmq.cli.archived import Archived, Place
+from quackmq.cli.text import counted, moment, progress_on_stderr, table
+from quackmq.errors import DamagedData, StorageError, StoreLocked, UnusableDirectory
+from quackmq.stores.local.disk import RealDisk
+from quackmq.stores.local.findings import Finding, Kind
+from quackmq.stores.local.inspection import Inspection
+from quackmq.topic import PartitionKey
+
+#: The log's first offset of each partition.
+Seams = dict[PartitionKey, int]
+
+
+def look(args: argparse.Namespace) -> bool:
+    """Do one of the two; whether there is damage. NewerFormat, UnusableDirectory, NotFound,
+    OSError."""
+    with Archived(args.directory) as archived:
+        if args.action == "ls":
+            return list_partitions(archived, args.topic, with_files=args.files, as_json=args.json)
+        return verify(archived, args.directory, args.topic)
+
+
+# --- ls ------------------------------------------------------------------------------------------
+
+_HEADINGS: Final = ("TOPIC", "PARTITION", "FIRST", "NEXT", "RECORDS", "BYTES", "FILES")
+_NUMBERS: Final = range(1, 7)
+
+
+def list_partitions(
+    archived: Archived, wanted: str | None, *, with_files: bool, as_json: bool
+) -> bool:
+    found: list[tuple[Place, Manifest]] = []
+    findings: list[Finding] = []
+    for place in archived.places(wanted):
+        try:
+            manifest = archived.manifest(place)
+        except DamagedData as error:
+            findings.append(_damage(error))
+            continue
+        if manifest is not None:
+            found.append((place, manifest))
+    if as_json:
+        print(orjson.dumps(_as_json(found, findings), option=orjson.OPT_INDENT_2).decode())
+        return bool(findings)
+    rows: list[Sequence[str]] = [(*_HEADINGS, "FROM", "TO")]
+    rows += [row for one in found for row in _rows(*one, with_files=with_files)]
+    print("\n".join(table(rows, _NUMBERS)))
+    for _, manifest in found:
+        for one in manifest.quarantined:
+            print(_quarantined(manifest, one))
+    for finding in findings:
+        print(finding)
+    return bool(findings)
+
+
+def _rows(place: Place, manifest: Manifest, *, with_files: bool) -> Iterator[Sequence[str]]:
+    yield (
+        place.topic,
+        str(place.partition),
+        str(manifest.first_offset),
+        str(manifest.next_offset),
+        str(manifest.records),
+        str(manifest.size),
+        str(len(manifest.files)),
+        *_times(manifest.files),
+    )
+    if with_files:
+        for file in manifest.files:
+            yield (
+                f"  {file.name}",
+                "",
+                str(file.first_offset),
+                str(file.next_offset),
+                str(file.records),
+                str(file.size),
+                "",
+                *_times([file]),
+            )
+
+
+def _times(listed: Sequence[ArchiveFile]) -> tuple[str, str]:
+    """Of the earliest and the latest record."""
+    least = [file.least_timestamp_ms for file in listed if file.least_timestamp_ms is not None]
+    greatest = [
+        file.greatest_timestamp_ms for file in listed if file.greatest_timestamp_ms is not None
+    ]
+    return (moment(min(least)), moment(max(greatest))) if least and greatest else ("", "")
+
+
+def _as_json(
+    found: Sequence[tuple[Place, Manifest]], findings: Sequence[Finding]
+) -> dict[str, Any]:
+    return {
+        "partitions": [
+            {
+                "topic": place.topic,
+                "topic_id": str(manifest.key.topic_id),
+                "partition": place.partition,
+                "directory": place.path,
+                "version": manifest.version,
+                "first_offset": manifest.first_offset,
+                "next_offset": manifest.next_offset,
+                "records": manifest.records,
+                "bytes": manifest.size,
+                "files": [asdict(file) for file in manifest.files],
+                "quarantined": [asdict(one) for one in manifest.quarantined],
+            }
+            for place, manifest in found
+        ],
+        "findings": [asdict(finding) for finding in findings],
+    }
+
+
+def _quarantined(manifest: Manifest, one: Quarantined) -> Finding:
+    path = f"{Place(manifest.topic, manifest.key.partition).path}/{one.name}"
+    return Finding(
+        Kind.POISON,
+        path,
+        f"kept as it came, since it cannot be opened: {one.reason}",
+        first_offset=one.first_offset,
+        next_offset=one.next_offset,
+    )
+
+
+# --- verify --------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Tally:
+    partitions: int = 0
+    files: int = 0
+    records: int = 0
+    bytes: int = 0
+    damage: int = 0
+    poison: int = 0
+    notes: int = 0
+
+    def count(self, finding: Finding) -> None:
+        self.damage += finding.kind is Kind.DAMAGE
+        self.poison += finding.kind is Kind.POISON
+        self.notes += finding.kind is Kind.NOTE
+
+
+def verify(archived: Archived, directory: Path, wanted: str | None) -> bool:
+    """Every byte of the archive, its rows, and that it meets the log. While a broker runs the log
+    is not looked at."""
+    tally = _Tally()
+    for finding in _findings(archived, directory, wanted, tally):
+        tally.count(finding)
+        print(finding, flush=True)
+    print(_closing_line(tally))
+    return tally.damage > 0
+
+
+def _findings(
+    archived: Archived, directory: Path, wanted: str | None, tally: _Tally
+) -> Iterator[Finding]:
+    places = archived.places(wanted)
+    seams = _seams(directory)
+    if seams is None:
+        what = "a broker has it open: where log and archive meet is not looked at"
+        yield Finding(Kind.NOTE, str(directory), what)
+    tell = progress_on_stderr()
+    total = sum(manifest.size for place in places if (manifest := _known(archived, place)))
+    for place in places:
+        tally.partitions += 1
+        verification = _Partition(archived, place, tally, lambda: tell(tally.bytes, total))
+        yield from verification.findings()
+        manifest = verification.manifest
+        if seams is None:
+            continue
+        if not verification.is_damaged:
+            yield from _meeting(archived, place, manifest, seams)
+
+
+def _meeting(
+    archived: Archived, place: Place, manifest: Manifest | None, seams: Seams
+) -> Iterator[Finding]:
+    """That archive and log meet, and what lies there beside the archive."""
+    if manifest is not None:
+        log_first = seams.get(manifest.key, 0)
+        ends = manifest.next_offset
+    else:
+        log_first = seams.get(
+            PartitionKey(uuid.UUID(archived.owner(place.topic)), place.partition), 0
+        )
+        begins = archived.first_file(place)
+        ends = log_first if begins is None else begins
+    if ends < log_first:
+        what = f"neither archive nor log has them: the log begins at {log_first}"
+        if manifest is None:
+            what = (
+                "files without a _manifest.json, which the log has no more: restore it from a copy"
+            )
+        yield Finding(Kind.DAMAGE, place.path, what, first_offset=ends, next_offset=log_first)
+        return
+    yield from archived.strangers(place, manifest)
+
+
+def _seams(directory: Path) -> Seams | None:
+    """Where each partition's log begins; None while a broker has the directory open. The lock goes
+    again at once: what comes after needs none, and may take long."""
+    disk = RealDisk(directory, read_only=True)
+    try:
+        inspection = Inspection(disk)
+        found = {key: log.first_offset for key, log in inspection.logs.items()}
+        inspection.close()
+        return found
+    except StoreLocked:
+        return None
+    except UnusableDirectory:  # an archive that was copied without its log
+        return {}
+    finally:
+        disk.close()
+
+
+def _known(archived: Archived, place: Place) -> Manifest | None:
+    """DamagedData is told where its turn comes."""
+    try:
+        return archived.manifest(place)
+    except DamagedData:
+        return None
+
+
+class _Partition:
+    """One partition: its files are checked one by one, by a manifest that may change meanwhile."""
+
+    def __init__(
+        self, archived: Archived, place: Place, tally: _Tally, tell: Callable[[], None]
+    ) -> None:
+        self.manifest: Manifest | None = None
+        #: There is a manifest, or something in its place, and it cannot be believed.
+        self.is_damaged = False
+        self._archived = archived
+        self._place = place
+        self._tally = tally
+        self._tell = tell
+        self._checked: set[str] = set()
+
+    def findings(self) -> Iterator[Finding]:
+        while True:
+            try:
+                self.manifest = self._archived.manifest(self._place)
+            except DamagedData as error:
+                self.is_damaged = True
+                yield _damage(error)
+                return
+            if self.manifest is None:
+                return
+            try:
+                yield from self._check_all(self.manifest)
+                return
+            except _Changed:
+                continue
+
+    def _check_all(self, manifest: Manifest) -> Iterator[Finding]:
+        everything: list[ArchiveFile | Quarantined] = [*manifest.files, *manifest.quarantined]
+        for file in everything:
+            if file.name in self._checked:
+                continue
+            found = list(self._check(manifest, file))
+            if found and self._has_changed(manifest):
+                raise _Changed
+            yield from found
+            self._checked.add(file.name)
+            self._tally.files += 1
+            self._tally.bytes += file.size
+            self._tell()
+
+    def _check(self, manifest: Manifest, file: ArchiveFile | Quarantined) -> Iterator[Finding]:
+        reader = self._archived.reader
+        try:
+            if isinstance(file, Quarantined):
+                reader.verify(manifest, file)
+                yield _quarantined(manifest, file)
+                return
+            offset = file.first_offset
+            for rows in reader.scan(manifest, file):
+                if isinstance(rows, DamagedData):
+                    yield _damage(rows)
+                    continue
+                if wrong := _wrong_rows(rows, file, offset, self._place):
+                    yield Finding(
+                        Kind.DAMAGE,
+                        f"{self._place.path}/{file.name}",
+                        wrong,
+                        first_offset=file.first_offset,
+                        next_offset=file.next_offset,
+                    )
+                    return
+                self._tally.records += rows.num_rows
+                offset = rows.column("offset")[-1].as_py() + 1
+        except DamagedData as error:
+            yield _damage(error)
+        except StorageError as error:  # not ours to read: nobody knows whether it is sound
+            raise UnusableDirectory(str(error)) from error
+
+    def _has_changed(self, manifest: Manifest) -> bool:
+        """Whether what was missed may be missed: a broker has replaced the manifest meanwhile."""
+        now = self._archived.manifest(self._place)
+        return now is not None and now.version != manifest.version
+
+
+class _Changed(Exception):
+    """The manifest is another one by now."""
+
+
+def _wrong_rows(rows: pa.RecordBatch, file: ArchiveFile, offset: int, place: Place) -> str | None:
+    """What in a row group's rows is not as the archive has it; None if all is. Its checksum is
+    right: whoever wrote it wrote it so."""
+    offsets = rows.column("offset")
+    first, last = offsets[0].as_py(), offsets[-1].as_py()
+    if not offset <= first <= last < file.next_offset:
+        return f"offsets {first} to {last} lie where {offset} to {file.next_offset - 1} should"
+    steps = pc.subtract(offsets.slice(1), offsets.slice(0, len(offsets) - 1))
+    if rows.num_rows > 1 and pc.min(steps).as_py() < 1:
+        return f"offsets {first} to {last} do not grow"
+    told = {(topic.as_py(), partition.as_py()) for topic, partition in _ends(rows)}
+    if told != {place}:
+        return f"rows say that they are of {', '.join(f'{t}:{p}' for t, p in sorted(told))}"
+    return None
+
+
+def _ends(rows: pa.RecordBatch) -> Iterator[tuple[pa.Scalar, pa.Scalar]]:
+    for name in (0, rows.num_rows - 1):
+        yield rows.column("topic")[name], rows.column("partition")[name]
+
+
+def _damage(error: DamagedData) -> Finding:
+    """The error names path and offsets itself."""
+    path, _, what = str(error).partition(": ")
+    return Finding(Kind.DAMAGE, path, what)
+
+
+def _closing_line(tally: _Tally) -> str:
+    found = [
+        counted(tally.damage, "damaged range") if tally.damage else "no damage",
+        *([counted(tally.poison, "quarantined batch", "es")] if tally.poison else []),
+        *([counted(tally.notes, "note")] if tally.notes else []),
+    ]
+    looked_at = [
+        counted(tally.partitions, "partition"),
+        counted(tally.files, "file"),
+        counted(tally.records, "record"),
+        counted(tally.bytes, "byte"),
+    ]
+    return f"{', '.join(found)} in {', '.join(looked_at)}"

@@ -1,0 +1,45 @@
+"""Exit codes of the commands that look into a data directory, and what becomes of their errors.
+
+0 all is well, 1 damage was found, 2 the directory cannot be looked at, or what was asked for is not
+in it. Whoever reads our output and has enough of it ends a command quietly.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from quackmq.errors import NewerFormat, NotFound, StoreLocked, UnusableDirectory
+
+SOUND: Final = 0
+DAMAGED: Final = 1
+UNREADABLE: Final = 2
+#: As if SIGPIPE had ended the process.
+ENOUGH: Final = 141
+
+
+def outcome(directory: Path, look: Callable[[], bool]) -> int:
+    """The exit code of a look, which says whether it found damage. InvalidRequest passes."""
+    try:
+        if not directory.is_dir():
+            raise UnusableDirectory(f"{directory} is no directory")
+        damaged = look()
+        sys.stdout.flush()
+        return DAMAGED if damaged else SOUND
+    except BrokenPipeError:
+        # What is still buffered must not be tried again when Python ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return ENOUGH
+    except (NewerFormat, NotFound, StoreLocked, UnusableDirectory) as error:
+        return _complain(str(error))
+    except OSError as error:
+        where = error.filename or directory
+        return _complain(f"cannot read {where}: {error.strerror or error}")
+
+
+def _complain(sentence: str) -> int:
+    print(f"quackmq: {sentence}", file=sys.stderr)
+    return UNREADABLE

@@ -1,0 +1,273 @@
+"""Parquet files as records to be put: an export of `quackmq archive export`, or anybody's files.
+
+One column is needed, `value`, of bytes or text; `key`, `headers`, `timestamp` and `partition` are
+taken where they are there, and all others are left alone. Records are numbered from 0 over all
+files, in an order that the files alone decide, so that a number tells where to go on.
+
+Who calls reads each byte twice: `Source.open` reads all files once, to know what they are (and that
+an export is as its manifest says), before `records` is asked for the first of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from crc32c import crc32c
+
+from quackmq import limits
+from quackmq.cli.archive_export import FORMAT, KIND, MANIFEST
+from quackmq.errors import DamagedData, InvalidRequest, NewerFormat
+
+_TOPIC: Final = "_topic.json"
+_COLUMNS: Final = ("value", "key", "headers", "timestamp", "exact_timestamp_ms", "partition")
+
+Headers = list[tuple[str, bytes | None]]
+
+
+class Row(NamedTuple):
+    """A record to be put. Without a time it gets that of its putting; without a partition, one by
+    its key."""
+
+    key: bytes | None
+    value: bytes | None
+    headers: Headers
+    timestamp_ms: int | None
+    partition: int | None
+
+
+class _File(NamedTuple):
+    path: Path
+    rows: int
+
+
+@dataclass(frozen=True)
+class Source:
+    """`digest` tells these files from all others; `partitions` is how many their records name, and
+    0 where they name none."""
+
+    files: tuple[_File, ...]
+    digest: str
+    partitions: int
+
+    @property
+    def rows(self) -> int:
+        return sum(file.rows for file in self.files)
+
+    @classmethod
+    def open(cls, path: Path, tell: Callable[[int, int], None]) -> Source:
+        """InvalidRequest for what cannot be imported, DamagedData for an export that is not as its
+        manifest says, NewerFormat, OSError."""
+        listed = _listed(path)
+        total = sum(each.path.stat().st_size for each in listed)
+        digest = hashlib.sha256()
+        done = 0
+        found: list[_File] = []
+        partitions = 0
+        for each in listed:
+            size = checksum = 0
+            with each.path.open("rb") as file:
+                while piece := file.read(limits.COPIED_BYTES):
+                    digest.update(piece)
+                    size += len(piece)
+                    checksum = crc32c(piece, checksum)
+                    tell(done + size, total)
+            done += size
+            digest.update(size.to_bytes(8))
+            if each.checksum is not None and (size, f"{checksum:08x}") != each.checksum:
+                raise DamagedData(f"{each.path} is not as the export's {MANIFEST} says")
+            rows, named = _inspect(each.path)
+            found.append(_File(each.path, rows))
+            partitions = max(partitions, named)
+        return cls(tuple(found), digest.hexdigest(), partitions)
+
+    def records(self, start: int) -> Iterator[Row]:
+        """From a number on."""
+        before = 0
+        for path, rows in self.files:
+            if before + rows > start:
+                yield from _rows(path, max(0, start - before))
+            before += rows
+
+
+class _Listed(NamedTuple):
+    """A file, with size and checksum where a manifest tells them."""
+
+    path: Path
+    checksum: tuple[int, str] | None = None
+
+
+def _listed(path: Path) -> list[_Listed]:
+    if path.is_file():
+        return [_Listed(path)]
+    if not path.is_dir():
+        raise InvalidRequest(f"{path} is neither a file nor a directory")
+    if (path / MANIFEST).exists():
+        return _listed_by_manifest(path)
+    if (path / _TOPIC).exists():
+        raise InvalidRequest(
+            f"{path} is a broker's own archive, whose files may change: export it first, with "
+            "quackmq archive export"
+        )
+    found = [
+        each
+        for each in sorted(path.rglob("*.parquet"))
+        if not any(part.startswith(("_", ".")) for part in each.relative_to(path).parts)
+    ]
+    if not found:
+        raise InvalidRequest(f"there is no .parquet file in {path}")
+    return [_Listed(each) for each in found]
+
+
+def _listed_by_manifest(path: Path) -> list[_Listed]:
+    try:
+        told = orjson.loads((path / MANIFEST).read_bytes())
+        if told.get("kind") != KIND:
+            raise InvalidRequest(
+                f"{path / MANIFEST} is of no export: name the files one by one, or export them "
+                "first"
+            )
+        if told["format"] != FORMAT:
+            raise NewerFormat(
+                f"{path} is an export of format {told['format']}; this version knows {FORMAT}"
+            )
+        return [
+            _Listed(path / file["name"], (file["size"], file["crc32c"]))
+            for part in told["partitions"]
+            for file in part["files"]
+        ]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DamagedData(f"{path / MANIFEST} is damaged: {error!r}") from error
+
+
+def _inspect(path: Path) -> tuple[int, int]:
+    """How many rows a file has, and how many partitions they name. InvalidRequest."""
+    try:
+        with pq.ParquetFile(path) as file:
+            schema = file.schema_arrow
+            _check(path, schema)
+            rows = file.metadata.num_rows
+            if "partition" not in schema.names:
+                return rows, 0
+            greatest = -1
+            for batch in file.iter_batches(columns=["partition"]):
+                bounds = pc.min_max(batch.column(0)).as_py()
+                if bounds["min"] is not None and bounds["min"] < 0:
+                    raise InvalidRequest(f"{path}: {bounds['min']} is no partition")
+                greatest = max(greatest, -1 if bounds["max"] is None else bounds["max"])
+            return rows, greatest + 1
+    except pa.ArrowException as error:
+        raise InvalidRequest(f"{path} cannot be read as Parquet: {error}") from error
+
+
+def _check(path: Path, schema: pa.Schema) -> None:
+    if "value" not in schema.names:
+        raise InvalidRequest(f"{path} has no column `value`: it has {', '.join(schema.names)}")
+    for name in ("value", "key"):
+        if name in schema.names and not _is_bytes(schema.field(name).type):
+            raise InvalidRequest(
+                f"{path}: column `{name}` is {schema.field(name).type}, and must be bytes or text"
+            )
+    if "timestamp" in schema.names:
+        kind = schema.field("timestamp").type
+        if not (pa.types.is_timestamp(kind) or pa.types.is_integer(kind)):
+            raise InvalidRequest(
+                f"{path}: column `timestamp` is {kind}, and must be a time, or milliseconds"
+            )
+    if "partition" in schema.names and not pa.types.is_integer(schema.field("partition").type):
+        raise InvalidRequest(
+            f"{path}: column `partition` is {schema.field('partition').type}, and must be a number"
+        )
+    if "headers" in schema.names and not _is_headers(schema.field("headers").type):
+        raise InvalidRequest(
+            f"{path}: column `headers` is {schema.field('headers').type}, and must be a list of "
+            "key and value"
+        )
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    tests = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_string)
+    more = (pa.types.is_large_string, pa.types.is_binary_view, pa.types.is_string_view)
+    return any(test(kind) for test in (*tests, *more)) or pa.types.is_null(kind)
+
+
+def _is_headers(kind: pa.DataType) -> bool:
+    if pa.types.is_null(kind):
+        return True
+    if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
+        return False
+    pair = kind.value_type
+    return pa.types.is_struct(pair) and {"key", "value"} <= {field.name for field in pair}
+
+
+# --- rows ----------------------------------------------------------------------------------------
+
+
+def _rows(path: Path, start: int) -> Iterator[Row]:
+    """Of one file, from its row `start` on, a row group at a time."""
+    with pq.ParquetFile(path) as file:
+        columns = [name for name in _COLUMNS if name in file.schema_arrow.names]
+        for index in range(file.metadata.num_row_groups):
+            count = file.metadata.row_group(index).num_rows
+            if start >= count:
+                start -= count
+                continue
+            table = file.read_row_group(index, columns=columns).slice(start)
+            start = 0
+            for batch in table.to_batches(max_chunksize=limits.IMPORT_RECORDS):
+                yield from _rows_of(batch)
+
+
+def _rows_of(batch: pa.RecordBatch) -> Iterator[Row]:
+    there = set(batch.schema.names)
+    nothing: Sequence[Any] = [None] * batch.num_rows
+
+    def column(name: str) -> pa.Array | None:
+        return batch.column(name) if name in there else None
+
+    keys = nothing if (key := column("key")) is None else _bytes(key)
+    headers = nothing if (told := column("headers")) is None else told.to_pylist()
+    times = nothing if (time := column("timestamp")) is None else _times_ms(time)
+    exact = nothing if (ms := column("exact_timestamp_ms")) is None else ms.to_pylist()
+    partitions = nothing if (number := column("partition")) is None else number.to_pylist()
+    columns = zip(
+        keys, _bytes(batch.column("value")), headers, times, exact, partitions, strict=True
+    )
+    for key, value, pairs, time_ms, exact_ms, partition in columns:
+        yield Row(key, value, _pairs(pairs), time_ms if exact_ms is None else exact_ms, partition)
+
+
+def _bytes(column: pa.Array) -> list[bytes | None]:
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    found: list[bytes | None] = column.cast(pa.large_binary()).to_pylist()
+    return found
+
+
+def _times_ms(column: pa.Array) -> list[int | None]:
+    if pa.types.is_timestamp(column.type):
+        unit = pa.timestamp("ms", column.type.tz)
+        column = column.cast(unit, safe=False)
+    found: list[int | None] = column.cast(pa.int64()).to_pylist()
+    return found
+
+
+def _pairs(told: Sequence[Any] | None) -> Headers:
+    return [] if told is None else [(_text(one["key"]), _data(one["value"])) for one in told]
+
+
+def _text(told: str | bytes) -> str:
+    return told.decode() if isinstance(told, bytes) else told
+
+
+def _data(told: str | bytes | None) -> bytes | None:
+    return told.encode() if isinstance(told, str) else told

@@ -1,0 +1,91 @@
+"""When a partition is due for the archive, and how long a failed attempt waits: pure."""
+
+from __future__ import annotations
+
+import errno
+import uuid
+
+import pytest
+
+from quackmq import limits
+from quackmq.archive.due import Failures, Ready, is_no_room, wait_ms
+from quackmq.errors import DamagedData, StorageError
+from quackmq.policy import Policy
+from quackmq.topic import PartitionKey
+
+KEY = PartitionKey(uuid.UUID(int=1), 0)
+NOW_MS = 1_700_000_000_000
+
+
+@pytest.mark.parametrize(
+    ("after_ms", "size", "bytes_ready", "age_ms", "is_due"),
+    [
+        (None, None, 10**12, 10**12, False),
+        (1_000, None, 10**12, 999, False),
+        (1_000, None, 1, 1_000, True),
+        (None, 500, 499, 10**12, False),
+        (None, 500, 500, 0, True),
+        (1_000, 500, 499, 999, False),
+        (1_000, 500, 500, 999, True),
+        (1_000, 500, 499, 1_000, True),
+        (0, None, 1, 0, True),
+    ],
+)
+def test_a_partition_is_due_by_bytes_or_by_age_and_never_without_either(
+    after_ms: int | None, size: int | None, bytes_ready: int, age_ms: int, is_due: bool
+) -> None:
+    policy = Policy(archive_after_ms=after_ms, archive_bytes=size)
+    ready = Ready(5, 9, bytes_ready, NOW_MS - age_ms)
+    assert ready.is_due(policy, NOW_MS) is is_due
+
+
+def test_nothing_is_never_due() -> None:
+    policy = Policy(archive_after_ms=0, archive_bytes=1)
+    assert not Ready(5, 5, 0, None).is_due(policy, NOW_MS)
+    assert not Ready(5, 5, 10, 0).is_due(policy, NOW_MS)
+
+
+def test_by_default_topics_are_archived_after_an_hour_or_a_gibibyte() -> None:
+    assert not Ready(0, 9, 2**30 - 1, NOW_MS - 3_599_999).is_due(Policy(), NOW_MS)
+    assert Ready(0, 9, 2**30, NOW_MS).is_due(Policy(), NOW_MS)
+    assert Ready(0, 9, 1, NOW_MS - 3_600_000).is_due(Policy(), NOW_MS)
+
+
+def test_the_wait_doubles_up_to_its_bound() -> None:
+    waits = [wait_ms(attempts) for attempts in range(1, 100)]
+    assert waits[:4] == [1_000, 2_000, 4_000, 8_000]
+    assert max(waits) == waits[-1] == limits.ARCHIVE_RETRY_MAX_MS
+
+
+def test_a_failure_is_told_once_and_waits_longer_each_time() -> None:
+    failures = Failures()
+    assert failures.note(KEY, "ducks", StorageError("no"), NOW_MS)
+    assert failures.must_wait(KEY, NOW_MS + 999) and not failures.must_wait(KEY, NOW_MS + 1_000)
+    assert not failures.note(KEY, "ducks", StorageError("no"), NOW_MS + 1_000)
+    assert failures.must_wait(KEY, NOW_MS + 2_999)
+    assert failures.note(KEY, "ducks", DamagedData("another one"), NOW_MS + 3_000)
+    told = failures.clear(KEY)
+    assert told is not None
+    assert (told.attempts, told.since_ms, told.code) == (3, NOW_MS, "damaged_data")
+    assert not failures.must_wait(KEY, NOW_MS + 3_001)
+
+
+def test_a_clock_that_is_set_back_makes_nobody_wait_for_long() -> None:
+    failures = Failures()
+    failures.note(KEY, "ducks", StorageError("no"), NOW_MS)
+    assert not failures.must_wait(KEY, NOW_MS - 10 * limits.ARCHIVE_RETRY_MAX_MS)
+
+
+def test_where_there_is_no_room_all_wait() -> None:
+    failures = Failures()
+    error = StorageError("the archive cannot be written")
+    error.__cause__ = OSError(errno.ENOSPC, "no space left on device")
+    assert is_no_room(error) and not is_no_room(StorageError("no"))
+    assert not is_no_room(OSError(errno.EACCES, "permission denied"))
+    assert failures.note(KEY, "ducks", error, NOW_MS)
+    assert failures.waits_for_room(NOW_MS + 999) and not failures.waits_for_room(NOW_MS + 1_000)
+    other = KEY._replace(partition=1)
+    assert not failures.note(other, "ducks", error, NOW_MS + 1_000), "it was told before"
+    assert failures.waits_for_room(NOW_MS + 2_999)
+    failures.clear(other)
+    assert not failures.waits_for_room(NOW_MS + 1_001)

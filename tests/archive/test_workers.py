@@ -1,0 +1,211 @@
+"""Files made in a process of its own: the same files, and nothing lost if the process is."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from quackmq import limits
+from quackmq.archive import workers
+from quackmq.archive.pieces import Made, Piece, Progress, Unnamed
+from quackmq.archive.worker import Channel
+from quackmq.archive.workers import WorkerWorkshop
+from quackmq.archive.workshop import LocalWorkshop, Workshop
+from quackmq.errors import BrokerClosing, StorageError
+from quackmq.policy import Policy
+from quackmq.record import Record
+from quackmq.topic import OffsetTime
+from tests.archive.pond import pond
+from tests.archive.support import KEY, NOON_MS, TOPIC, committed, plain
+from tests.batches import sealed
+
+DEADLINE_S = 30
+TIMES = (OffsetTime(0, NOON_MS),)
+
+
+@pytest.fixture
+def workshop() -> Iterator[WorkerWorkshop]:
+    made = WorkerWorkshop()
+    yield made
+    made.close()
+
+
+def piece(*batches: bytes) -> Piece:
+    return Piece(b"".join(batches), 0, (), TIMES)
+
+
+def some(first: int, count: int) -> bytes:
+    return bytes(plain(first, count).batch.view)
+
+
+def make(workshop: Workshop) -> Made:
+    workshop.begin(KEY, TOPIC, 0)
+    poison = sealed(b"\x01no", base_offset=300)
+    progress = workshop.add(piece(some(0, 100), some(100, 200), poison), {})
+    assert progress == Progress(301, 301, False)
+    return workshop.finish(1)
+
+
+def test_a_process_makes_the_same_file_as_a_thread(workshop: WorkerWorkshop) -> None:
+    here, there = make(LocalWorkshop()), make(workshop)
+    assert there.file == here.file
+    assert bytes(there.data) == bytes(here.data)
+    assert there.aside == here.aside and len(there.aside) == 1
+    assert bytes(make(workshop).data) == bytes(here.data), "the next file is not made of the last"
+
+
+def test_names_are_asked_for(workshop: WorkerWorkshop) -> None:
+    workshop.begin(KEY, TOPIC, 0)
+    records = [Record(0, NOON_MS, None, b"quack")]
+    entry = committed(records, 0, producer_id=5, producer_epoch=0, transactional=True)
+    batch = bytes(entry.batch.view)
+    assert workshop.add(piece(batch), {}) == Unnamed(frozenset({5}))
+    assert workshop.add(piece(batch), {5: "mill"}) == Progress(1, 1, False)
+    assert workshop.finish(1).file.records == 1
+
+
+def test_a_process_that_is_killed_is_named_and_the_next_file_has_another(
+    workshop: WorkerWorkshop,
+) -> None:
+    workshop.begin(KEY, TOPIC, 0)
+    first = workshop.pid
+    assert first is not None
+    os.kill(first, signal.SIGKILL)
+    with pytest.raises(StorageError, match="exit code -9"):
+        workshop.add(piece(some(0, 10)), {})
+    make(workshop)
+    assert workshop.pid not in (None, first)
+
+
+def test_a_process_that_does_not_answer_in_time_is_ended(
+    workshop: WorkerWorkshop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(workshop)
+    pid = workshop.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    assert workshop._worker is not None
+    workshop._worker.channel._end.settimeout(0.01)
+    with pytest.raises(StorageError, match="exit code -9.*timed out"):
+        workshop.begin(KEY, TOPIC, 0)
+    make(workshop)
+
+
+def test_a_process_that_cannot_be_started_is_a_failure_that_passes(
+    workshop: WorkerWorkshop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(sys, "executable", "/nowhere/python")
+        with pytest.raises(StorageError, match="cannot be started"):
+            workshop.begin(KEY, TOPIC, 0)
+    make(workshop)
+
+
+def test_a_process_that_cannot_load_its_modules_is_a_failure_that_passes(
+    workshop: WorkerWorkshop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(workers, "_PROGRAM", "raise SystemExit(3)")
+        with pytest.raises(StorageError, match="cannot be started, or has ended"):
+            workshop.begin(KEY, TOPIC, 0)
+    make(workshop)
+
+
+def test_what_goes_wrong_there_is_told_here_and_the_process_serves_on(
+    workshop: WorkerWorkshop,
+) -> None:
+    workshop.begin(KEY, TOPIC, 10)
+    pid = workshop.pid
+    with pytest.raises(StorageError, match="InvalidRequest.*cannot end at 10"):
+        workshop.finish(1)
+    make(workshop)
+    assert workshop.pid == pid
+
+
+def test_at_rest_there_is_no_process(workshop: WorkerWorkshop) -> None:
+    make(workshop)
+    pid = workshop.pid
+    workshop.rest()
+    assert workshop.pid is None
+    assert pid is not None and not _is_there(pid)
+    make(workshop)
+
+
+def test_closing_ends_whatever_goes_on() -> None:
+    workshop = WorkerWorkshop()
+    make(workshop)
+    pid = workshop.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)  # it will never answer
+    outcome: list[Exception] = []
+
+    def wait() -> None:
+        try:
+            workshop.begin(KEY, TOPIC, 0)
+        except Exception as error:
+            outcome.append(error)
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    workshop.close()
+    waiting.join(DEADLINE_S)
+    assert [type(error) for error in outcome] == [BrokerClosing]
+    assert not _is_there(pid)
+    with pytest.raises(BrokerClosing):
+        workshop.begin(KEY, TOPIC, 0)
+
+
+def test_a_process_ends_with_the_broker_that_started_it() -> None:
+    """However that ends: the system closes its end of the connection."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        process = workers._launch(theirs.fileno())
+    try:
+        channel = Channel(ours)
+        ours.settimeout(DEADLINE_S)
+        assert channel.receive()[0] == "ready"
+        assert os.getpriority(os.PRIO_PROCESS, process.pid) >= limits.ARCHIVE_WORKER_NICENESS
+        assert os.getpgid(process.pid) != os.getpgid(0), "an interrupt would reach it"
+        assert os.getsid(process.pid) == os.getsid(0), "it would be served as well as the broker"
+        channel.close()
+        assert process.wait(DEADLINE_S) == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.asyncio
+async def test_an_archiver_whose_process_is_killed_again_and_again_loses_nothing(
+    tmp_path: Path,
+) -> None:
+    workshop = WorkerWorkshop()
+    async with pond(tmp_path / "data", workshop=workshop) as home:
+        key = await home.create("ducks", Policy(archive_bytes=1))
+        put = {}
+        for number in range(3):
+            put[await home.put(key, b"%d" % number)] = b"%d" % number
+            archiving = asyncio.create_task(home.archiver.archive_due())
+            if (pid := workshop.pid) is not None:
+                os.kill(pid, signal.SIGKILL)
+            await archiving
+            home.clock.advance(limits.ARCHIVE_RETRY_MAX_MS)
+            await home.archiver.archive_due()
+            assert home.manifest(key).next_offset == number + 1
+        assert await home.values(key) == put
+        assert home.archiver.state().failing == 0
+
+
+def _is_there(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True

@@ -1,0 +1,328 @@
+"""Users of a store with an archive: who publish, archive, merge, trim, delete, read, hold on."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from quackmq.archive.archiver import Archiver
+from quackmq.archive.merger import Merger
+from quackmq.archive.merging import MergeSettings
+from quackmq.archive.partitions import Pin
+from quackmq.archive.tiered import TieredStore
+from quackmq.errors import (
+    DamagedData,
+    InvalidRequest,
+    NotFound,
+    OffsetOutOfRange,
+    StorageError,
+    TopicExists,
+)
+from quackmq.policy import Policy
+from quackmq.record import Batch
+from quackmq.topic import Append, Cursor, CursorKey, PartitionKey, Read
+from quackmq.transactions import Marker, marker_batch
+from tests.archive.archiving import archive
+from tests.simulation.disk import SimulatedDisk
+from tests.simulation.model import Register, Violation, make_body
+from tests.simulation.platter import Counts
+from tests.simulation.tier_truth import Sent, Transaction, Truth
+
+NAMES = ("ducks", "geese")
+POLICY = Policy(archive_bytes=1_500, archive_after_ms=50)
+
+
+@dataclass
+class Tiers:
+    """One life of the process, as its clients share it."""
+
+    store: TieredStore
+    disk: SimulatedDisk
+    truth: Truth
+    source: random.Random
+    counts: Counts
+    now_ms: Callable[[], int]
+    pins: list[Pin] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.archiver = Archiver(
+            self.store, lambda: self.truth.topics, self.now_ms, lambda producer_id: None
+        )
+        self.merger = Merger(
+            self.store.partitions, MergeSettings(target_bytes=20_000, growth=2, most_files=3)
+        )
+
+    def some_partition(self) -> PartitionKey | None:
+        topics = self.truth.live()
+        if not topics:
+            return None
+        topic = self.source.choice(topics)
+        return PartitionKey(topic.id, self.source.randrange(topic.partitions))
+
+    def excuse(self, key: PartitionKey, error: Exception) -> None:
+        if key.topic_id not in self.truth.doomed:
+            raise Violation(f"{key} is gone, and nobody deleted it") from error
+
+
+class Publisher:
+    name = "publisher"
+
+    async def step(self, life: Tiers) -> None:
+        keys = [key for _ in range(life.source.randint(1, 3)) if (key := life.some_partition())]
+        if keys:
+            await publish(life, [life.truth.send(key, _sizes(life)) for key in keys])
+
+
+class Transactor:
+    """Begins, writes, and ends what it began, or leaves it open for the next to end."""
+
+    name = "transactor"
+
+    async def step(self, life: Tiers) -> None:
+        truth, source = life.truth, life.source
+        left = [each for each in truth.transactions if each.ends == {"open"} and each.keys]
+        if left and source.random() < 0.6:
+            await end(life, source.choice(left), source.choice(("commit", "abort")))
+            return
+        transaction = truth.begin()
+        sequences: dict[PartitionKey, int] = {}
+        for _ in range(source.randint(1, 3)):
+            key = life.some_partition()
+            if key is None:
+                return
+            sent = truth.send(key, _sizes(life), transaction)
+            await publish(life, [sent], sequences.get(key, 0))
+            if sent.offset is None:
+                return
+            transaction.keys.add(key)
+            sequences[key] = sequences.get(key, 0) + len(sent.values)
+
+
+async def publish(life: Tiers, batches: list[Sent], sequence: int = 0) -> None:
+    appends = []
+    for sent in batches:
+        transaction = sent.transaction
+        producer = None if transaction is None else (transaction.producer_id, 0, sequence)
+        body = make_body(
+            sent.values, life.now_ms(), producer, transactional=transaction is not None
+        )
+        appends.append(Append(sent.key, Batch.parse(body)))
+    try:
+        answers = await life.store.append(appends)
+    except NotFound as error:
+        if not {sent.key.topic_id for sent in batches} & life.truth.doomed:
+            raise Violation("a topic is gone, and nobody deleted it") from error
+        return
+    for sent, answer in zip(batches, answers, strict=True):
+        life.truth.place(sent, answer.base_offset)
+    life.counts["batches published"] += len(batches)
+
+
+async def end(life: Tiers, transaction: Transaction, how: str) -> None:
+    marker = Marker.COMMIT if how == "commit" else Marker.ABORT
+    body = marker_batch(transaction.producer_id, 0, marker, life.now_ms())
+    keys = sorted(await life.store.open_transactions(transaction.producer_id))
+    if {key.topic_id for key in transaction.keys} & (life.truth.doomed - life.truth.gone):
+        return  # nobody can say whether it ends there, too
+    appends = [Append(key, Batch.parse(body)) for key in keys]
+    transaction.ends.add(how)  # type: ignore[arg-type]
+    if appends:
+        try:
+            await life.store.append(appends)
+        except NotFound as error:
+            if not {key.topic_id for key in keys} & life.truth.doomed:
+                raise Violation("a topic is gone, and nobody deleted it") from error
+            transaction.ends.discard(how)  # type: ignore[arg-type]
+            return
+    transaction.ends.discard("open")
+    life.counts[f"transactions ended by {how}"] += 1
+
+
+class Archivist:
+    """Archives: with the broker's archiver, or a piece of one partition by hand."""
+
+    name = "archivist"
+
+    async def step(self, life: Tiers) -> None:
+        key = life.some_partition()
+        if key is None:
+            return
+        choice = life.source.random()
+        try:
+            if choice < 0.3:
+                await life.archiver.archive()
+            elif choice < 0.5:
+                await life.archiver.archive_due()
+            else:
+                before = life.source.randint(0, life.truth.partition(key).next)
+                trims = life.source.random() < 0.7
+                await archive(life.store, key, before, trims=trims)
+            life.counts["archivings"] += 1
+        except (InvalidRequest, OffsetOutOfRange):
+            life.counts["archivings that a trim overtook"] += 1
+        except NotFound as error:
+            life.excuse(key, error)
+        except StorageError as error:
+            if not life.disk.failed:
+                raise Violation(f"archiving met {error!r}") from error
+            life.counts["archivings that failed"] += 1
+
+
+class MergingClient:
+    name = "merger"
+
+    async def step(self, life: Tiers) -> None:
+        try:
+            merged = await life.merger.merge_due()
+        except StorageError as error:
+            # What is merged may go with its topic, directory and all.
+            if not life.disk.failed and not life.truth.doomed:
+                raise Violation(f"merging met {error!r}") from error
+            return
+        life.counts["merges"] += merged.merges
+
+
+class Trimmer:
+    name = "trimmer"
+
+    async def step(self, life: Tiers) -> None:
+        key = life.some_partition()
+        if key is None or life.source.random() < 0.5:
+            return
+        partition = life.truth.partition(key)
+        before = life.source.randint(0, partition.next)
+        partition.first_at_most = max(partition.first_at_most, before)
+        try:
+            first = await life.store.trim(key, before)
+        except NotFound as error:
+            life.excuse(key, error)
+            return
+        if first < before:
+            raise Violation(f"{key} was trimmed before {before} and begins at {first}")
+        partition.first = max(partition.first, first)
+        life.counts["trims"] += 1
+
+
+class Administrator:
+    """Topics come, and now and then go, and come again under their name."""
+
+    name = "administrator"
+
+    async def step(self, life: Tiers) -> None:
+        truth = life.truth
+        name = life.source.choice(NAMES)
+        topic = truth.topics.get(name)
+        if topic is None:
+            try:
+                made = await life.store.create_topic(name, life.source.randint(1, 2), POLICY)
+            except TopicExists:
+                return
+            truth.topics[name] = made
+        elif life.source.random() < 0.06 and topic.id not in truth.doomed:
+            truth.doomed.add(topic.id)
+            await life.store.delete_topic(topic.id)
+            truth.gone.add(topic.id)
+            truth.topics.pop(name, None)
+            life.archiver.forget(topic)
+            life.counts["topics deleted"] += 1
+
+
+class CursorKeeper:
+    name = "cursors"
+
+    async def step(self, life: Tiers) -> None:
+        key = life.some_partition()
+        if key is None:
+            return
+        cursor_key = CursorKey("reader", *key)
+        register = life.truth.cursors.setdefault(cursor_key, Register(f"{cursor_key}", None))
+        value = len(life.truth.sent)
+        register.maybe.append(value)
+        try:
+            await life.store.set_cursors([Cursor(cursor_key, value)])
+        except NotFound as error:
+            life.excuse(key, error)
+            return
+        register.settle(value)
+
+
+class Reader:
+    """Reads from anywhere, some partitions in the log and some in the archive, and waits."""
+
+    name = "reader"
+
+    async def step(self, life: Tiers) -> None:
+        source = life.source
+        reads: list[Read] = []
+        for _ in range(source.randint(1, 3)):
+            key = life.some_partition()
+            if key is None:
+                return
+            try:
+                offsets = await life.store.offsets(key)
+            except NotFound as error:
+                life.excuse(key, error)
+                return
+            offset = source.randint(offsets.first, offsets.next)
+            size = source.choice((1, 500, 5_000, 100_000))
+            reads.append(Read(key, offset, size, source.random() < 0.3))
+        at_least = [life.truth.partition(read.key).next for read in reads]
+        slices = await life.store.read(
+            reads,
+            max_bytes=source.choice((1, 2_000, 100_000)),
+            min_bytes=source.choice((1, 1, 3_000)),
+            wait_ms=source.choice((0, 0, 20, 300)),
+        )
+        for index, (read, found) in enumerate(zip(reads, slices, strict=True)):
+            if isinstance(found.error, NotFound):
+                life.excuse(read.key, found.error)
+            elif isinstance(found.error, OffsetOutOfRange):
+                if found.first_offset <= read.offset <= found.next_offset:
+                    raise Violation(f"{read} is in range, the answer is {found}")
+            elif found.error is not None:
+                if not life.disk.failed or isinstance(found.error, DamagedData):
+                    self._forgive(life, read, found.error)
+            else:
+                if found.next_offset < at_least[index]:
+                    raise Violation(f"{read}: the end is at {found.next_offset}")
+                life.truth.check_slice(read, found)
+                life.counts["slices read"] += 1
+
+    def _forgive(self, life: Tiers, read: Read, error: Exception) -> None:
+        """A sync that failed may have cost pages of the log that were only cached."""
+        if not life.disk.failed or "archive/" in str(error):
+            raise Violation(f"{read} met {error!r}") from error
+        life.counts["reads that met a failed disk"] += 1
+
+
+class Holder:
+    """Holds on to manifests, and finds every file of them whole, whatever went on since."""
+
+    name = "holder"
+
+    async def step(self, life: Tiers) -> None:
+        key = life.some_partition()
+        if key is not None and life.source.random() < 0.6:
+            try:
+                life.pins.append(life.store.partitions.pin(key))
+            except NotFound:
+                return  # nothing of it is archived
+        if life.pins and life.source.random() < 0.6:
+            pin = life.pins.pop(life.source.randrange(len(life.pins)))
+            held = pin.manifest
+            if held.key.topic_id not in life.truth.doomed:
+                reader = life.store.partitions.reader
+                for file in (*held.files, *held.quarantined):
+                    try:
+                        await life.disk.run(lambda file=file: reader.verify(held, file), "read")  # type: ignore[misc]
+                    except DamagedData as error:
+                        if held.key.topic_id not in life.truth.doomed:
+                            raise Violation(f"a file that is held is not there: {error}") from error
+                life.counts["manifests held"] += 1
+            pin.release()
+
+
+def _sizes(life: Tiers) -> list[int]:
+    count = life.source.choice((1, 1, 2, 5))
+    return [life.source.choice((0, 10, 100, 600)) for _ in range(count)]

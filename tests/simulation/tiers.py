@@ -1,0 +1,258 @@
+"""Log and archive on a disk that loses, tears and fails: archiving, merging, trimming at random.
+
+One seed is a machine and a store with an archive that lives on it several times over. Everything
+that moves records between the tiers happens at random moments, at once, and a life ends by a crash
+anywhere: at any write, rename, removal and sync. At the beginning of each life (`Truth.check`):
+
+- every record that was acknowledged, or seen once, is there once and at its offset, unless it was
+  trimmed, or aborted; nothing is there that nobody sent;
+- who reads committed records is shown just those;
+- log and archive meet without gap and overlap; what a manifest lists is there, and nothing else;
+- cursors are as they were, and nothing is left of deleted topics.
+
+At the end bits are flipped at rest in the archive: each is noticed, what it hit is named by its
+offsets, and no changed byte is ever served.
+
+    python -m tests.simulation.tiers --seed 7               this seed alone, with a trace
+    python -m tests.simulation.tiers --seed 7 --seeds 500   this one and 499 more
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import dataclasses
+import random
+from collections import Counter
+
+from quackmq.archive.files import ARCHIVE
+from quackmq.archive.tiered import TieredStore
+from quackmq.errors import BrokerClosing, StorageError, StoreReadOnly
+from quackmq.stores.local import LocalStore
+from tests.simulation.disk import Faults, Machine, SimulatedDisk
+from tests.simulation.life import patiently
+from tests.simulation.loop import Clock, Crash, VirtualLoop, run
+from tests.simulation.model import Violation
+from tests.simulation.platter import Counts
+from tests.simulation.scenario import (
+    Endless,
+    Failure,
+    Trace,
+    determined,
+    innermost,
+    make_faults,
+    make_options,
+    watched,
+)
+from tests.simulation.tier_clients import (
+    Administrator,
+    Archivist,
+    CursorKeeper,
+    Holder,
+    MergingClient,
+    Publisher,
+    Reader,
+    Tiers,
+    Transactor,
+    Trimmer,
+)
+from tests.simulation.tier_truth import Truth, check_damaged
+
+_FLIPS = 4
+_Client = (
+    Administrator
+    | Archivist
+    | CursorKeeper
+    | Holder
+    | MergingClient
+    | Publisher
+    | Reader
+    | Transactor
+    | Trimmer
+)
+
+
+def tiers(seed: int, trace: Trace | None = None) -> Counts:
+    """Run a seed to its end; what happened, counted. Failure if a promise was broken."""
+    world = World(seed, trace)
+    try:
+        with determined(seed), watched():
+            world.run()
+    except (Exception, Crash) as error:
+        raise Failure(seed, innermost(error), "tiers") from error
+    return world.counts
+
+
+class World:
+    def __init__(self, seed: int, trace: Trace | None) -> None:
+        self._seed = seed
+        self._trace = trace
+        self._source = random.Random(f"{seed}/tiers")
+        self._clock = Clock()
+        self._machine = Machine(random.Random(f"{seed}/disk"))
+        self._options = dataclasses.replace(make_options(self._source), sync="always")
+        self._truth = Truth()
+        self.counts: Counts = self._machine.counts
+
+    def run(self) -> None:
+        lives = self._source.randint(2, 5)
+        for number in range(lives + 1):
+            self._live(number, last=number == lives)
+        for number in range(_FLIPS):
+            self._flip(random.Random(f"{self._seed}/flip/{number}"))
+
+    def _live(self, number: int, *, last: bool) -> None:
+        """One process from start to end, and what the machine makes of its end."""
+        faults = Faults() if last else self._faults()
+        loop = VirtualLoop(self._clock, random.Random(f"{self._seed}/loop/{number}"))
+        disk = SimulatedDisk(self._machine, loop, faults, self._trace)
+        power = self._source.random() < 0.6
+        self._say(f"--- life {number}: {faults}")
+        crashed = True
+        try:
+            crashed = run(loop, self._life(disk, last))
+        except Endless:
+            raise
+        except Crash:
+            pass
+        finally:
+            disk.crash()
+            loop.kill()
+        if loop.unhandled:
+            raise Violation(f"nobody took {loop.unhandled[0]}")
+        if disk.misuses:
+            raise Violation(disk.misuses[0])
+        if crashed and power:
+            self._machine.power_cut()
+        elif crashed:
+            self._machine.process_crash(evictions=True)
+
+    def _faults(self) -> Faults:
+        """Mostly a crash while everybody is busy, and nothing else that would end it before."""
+        faults = make_faults(self._source, self._options)
+        if self._source.random() < 0.4:
+            return faults
+        return Faults(crash_at=self._source.randint(20, 1_500), pauses=faults.pauses)
+
+    async def _life(self, disk: SimulatedDisk, last: bool) -> bool:
+        """Whether it ends as a crash."""
+        store = await self._open(disk)
+        if store is None:
+            return True
+        await self._truth.check(store, self._machine, sound=not disk.failed)
+        self.counts["recoveries checked"] += 1
+        life = Tiers(store, disk, self._truth, self._source, self.counts, self._clock.now_ms)
+        if not last:
+            await self._work(life)
+            if self._source.random() < 0.6:
+                return True
+        for pin in life.pins:
+            pin.release()
+        await life.archiver.close()
+        try:
+            await store.close()
+        except StorageError as error:
+            if not disk.failed:
+                raise Violation(f"a sound store does not close: {error!r}") from error
+        if disk.open_files and not disk.failed:
+            raise Violation(f"{disk.open_files} files were left open")
+        return disk.failed
+
+    async def _open(self, disk: SimulatedDisk) -> TieredStore | None:
+        try:
+            log = await LocalStore.open_on(disk, options=self._options, now_ms=self._clock.now_ms)
+            return await TieredStore.open(log, disk, self._clock.now_ms)
+        except StorageError as error:
+            if not disk.failed:
+                raise Violation(f"a sound directory does not open: {error!r}") from error
+            self.counts["failures while opening"] += 1
+            return None
+
+    async def _work(self, life: Tiers) -> None:
+        steps = self._source.choice((3, 10, 25))
+        everyone: list[_Client] = [Publisher(), Publisher(), Transactor(), Archivist(), Archivist()]
+        everyone += [MergingClient(), Trimmer(), Administrator(), CursorKeeper(), Reader()]
+        everyone += [Reader(), Holder()]
+        async with asyncio.TaskGroup() as group:
+            for client in everyone:
+                group.create_task(self._run(client, life, steps), name=client.name)
+
+    async def _run(self, client: _Client, life: Tiers, steps: int) -> None:
+        for _ in range(steps):
+            try:
+                await patiently(client.name, client.step(life))
+            except StoreReadOnly as error:
+                if not life.disk.failed:
+                    raise Violation(f"{client.name}: the store stopped for no reason") from error
+                life.counts["writes refused by a store that had failed"] += 1
+            except StorageError as error:
+                if not life.disk.failed:
+                    raise Violation(f"{client.name} met {error!r}") from error
+                life.counts["calls that met a failed disk"] += 1
+            except BrokerClosing:
+                return
+            await asyncio.sleep(life.source.random() ** 3 * 0.02)
+
+    # --- bits that flip at rest ----------------------------------------------------------------
+
+    def _flip(self, source: random.Random) -> None:
+        machine = self._machine.copy_at_rest(source)
+        there = [
+            (path, node)
+            for path, node in machine.files()
+            if path.startswith(f"{ARCHIVE}/") and node.cache
+        ]
+        if not there:
+            return
+        path, node = source.choice([each for each in there if _is_data(each[0])] or there)
+        if source.random() < 0.4:
+            path, node = source.choice(there)
+        size = len(node.cache)
+        # Small files are footer for the most part; what is in front of it is what people read.
+        position = source.randrange(size if source.random() < 0.4 else max(1, size // 4))
+        node.cache[position] ^= 1 << source.randrange(8)
+        node.platter[:] = node.cache
+        self._say(f"=== byte {position} of {path} is flipped")
+        loop = VirtualLoop(self._clock, source)
+        disk = SimulatedDisk(machine, loop, Faults(), self._trace)
+        try:
+            run(loop, self._look_at(disk, path))
+        finally:
+            disk.crash()
+            loop.kill()
+        self.counts["bits flipped in the archive"] += 1
+
+    async def _look_at(self, disk: SimulatedDisk, path: str) -> None:
+        store = await self._open(disk)
+        assert store is not None, "a damaged archive kept the store from opening"
+        lost, _ = await check_damaged(store, self._truth, path)
+        self.counts["records named as damaged"] += lost
+        if not lost and path.endswith("_manifest.json") and not store.partitions.problems():
+            # Only an archive that holds nothing can be missed by nobody, and it has no problem.
+            raise Violation(f"{path} was flipped, and nobody noticed")
+        await store.close()
+
+    def _say(self, line: str) -> None:
+        if self._trace is not None:
+            self._trace(line)
+
+
+def _is_data(path: str) -> bool:
+    return path.endswith(".parquet")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Simulate an archive, and crashes.")
+    parser.add_argument("--seed", type=int, default=0, help="the first seed; alone, it is shown")
+    parser.add_argument("--seeds", type=int, default=1, help="so many seeds")
+    chosen = parser.parse_args()
+    counts: Counts = Counter()
+    for seed in range(chosen.seed, chosen.seed + chosen.seeds):
+        counts += tiers(seed, print if chosen.seeds == 1 else None)
+    for what, count in sorted(counts.items()):
+        print(f"{count:10} {what}")
+    print(f"{chosen.seeds} seeds, no promise broken")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,61 @@
+"""A broker's process has no pandas in it, and no pyarrow until it reads or merges an archive."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.util import find_spec
+
+import pytest
+
+PROGRAM = """
+import sys
+{before}
+import pyarrow
+assert pyarrow.array([1]).to_pylist() == [1]
+print("pandas" in sys.modules)
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "loaded"),
+    [("", "True"), ("from quackmq.lean import without_pandas; without_pandas()", "False")],
+)
+def test_pandas_is_loaded_unless_a_process_does_without(before: str, loaded: str) -> None:
+    assert find_spec("pandas") is not None, "there is something to do without"
+    program = PROGRAM.format(before=before)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == loaded
+
+
+BROKER = """
+import asyncio, sys, tempfile
+from pathlib import Path
+from quackmq.archive.tiered import TieredStore
+from quackmq.archive.workers import WorkerWorkshop
+from quackmq.broker import Broker
+import quackmq.cli.server
+from quackmq.stores.local import LocalOptions, LocalStore
+
+async def main():
+    with tempfile.TemporaryDirectory() as directory:
+        log = await LocalStore.open(Path(directory), LocalOptions())
+        store = await TieredStore.open(log, log.disk)
+        broker = Broker(store, archive=store, workshop=WorkerWorkshop())
+        await broker.open()
+        await broker.close()
+        await store.close()
+
+asyncio.run(main())
+print("pyarrow" in sys.modules)
+"""
+
+
+def test_a_broker_that_reads_no_archive_does_not_load_pyarrow() -> None:
+    """It is a half of a small broker's memory, and of the time that it takes to start."""
+    done = subprocess.run(
+        [sys.executable, "-c", BROKER], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "False"
