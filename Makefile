@@ -65,5 +65,6 @@ $(READY): pyproject.toml tools/venv.sh
 
 clean:
 	rm -rf $(VENV) build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache .schemathesis
-	rm -rf tests/interop/javascript/node_modules tests/interop/java/target benchmarks/target
+	rm -rf tests/interop/javascript/node_modules tests/interop/java/target \
+		tests/spark/connector/target benchmarks/target
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
