@@ -319,6 +319,19 @@ SUBSCRIPTIONS: Final = 100_000
 #: Ranges of offsets that are named of what a reader has lost before a message; what was let go of
 #: is one, and each batch that cannot be read may be another.
 LOST_RANGES: Final = 16
+#: Entries of a partition that a subscription may have been lent and not acknowledged; one costs
+#: about 250 bytes of memory, and all of them together must fit into a value of small state.
+LEASES: Final = 10_000
+#: Stretches that a live subscription has left behind for newer ones, of a partition; kept likewise.
+LEASE_GAPS: Final = 1_000
+#: What is lent and not acknowledged is lent again after this time, unless told otherwise: the
+#: retransmission of the reliable proxy.
+LEASE_MS: Final = 3_000
+#: The longest that a lease may be given or extended; who works longer says so again.
+LONGEST_LEASE_MS: Final = 12 * 3_600_000
+#: So many of the newest entries are served in order to a live subscription that is behind; newer
+#: ones wait for these at the most.
+LIVE_WINDOW: Final = 100
 #: Messages in one page of a partition, and their keys, values and headers: each message becomes a
 #: handful of Python objects, and a page is held until its reader has taken it.
 PAGE_RECORDS: Final = 10_000
@@ -536,8 +549,10 @@ SPARK_RETRY_MS: Final = 30_000
 #: Between two tries: a broker takes longer to come back.
 SPARK_PAUSE_MS: Final = 100
 #: An answer begins to come after so long at the latest: more than the longest wait that is asked
-#: for, and a commit of a large stage.
+#: for. A commit of a large stage may take longer, and its answer is waited for so often: the
+#: largest is copied within that on a slow disk.
 SPARK_ANSWER_MS: Final = 120_000
+SPARK_COMMIT_WAITS: Final = 15
 #: Batches that a task asks for at a time; while it opens them, the next come.
 SPARK_FETCH_BYTES: Final = 4 * MIB
 #: Compressed batches that are opened together, and what they may come to together; those that come
@@ -768,3 +783,16 @@ ZMQ_SEND_WAIT_MS: Final = 30_000
 ZMQ_DRAIN_MS: Final = 5_000
 #: After the last answer the peer has so long to hang up itself.
 ZMQ_LINGER_MS: Final = 1_000
+
+# --- the line door -------------------------------------------------------------------------
+
+#: QUACKSIZE, unless told otherwise: an entry is news, not a file; each subscriber may hold one.
+LINE_ENTRY_BYTES: Final = 4 * KIB
+#: The words before an entry, or a whole message without one: an id and a topic fit well.
+LINE_HEAD_BYTES: Final = 1 * KIB
+#: Of a line too long, what is read past to answer it: a slip, not a peer that never ends one.
+LINE_LEFT_OUT_BYTES: Final = 1 * MIB
+#: Bad messages in a row. A person's slips are fewer; a peer of another protocol has more.
+LINE_REFUSALS: Final = 100
+#: Topics of one connection; each is a subscription's, or a publisher's entry that waits.
+LINE_TOPICS: Final = 1_000

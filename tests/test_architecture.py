@@ -45,7 +45,8 @@ VALUES = (
     }
 )
 PURE = {f"quackmq.{name}" for name in ("producers", "transactions", "subscriptions", "groups")} | {
-    "quackmq.transaction_states"
+    "quackmq.transaction_states",
+    "quackmq.leases",
 }
 
 #: Package or module, and what of ours it may import beside itself. The longest name that fits a
@@ -68,6 +69,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "quackmq.transactions": VALUES,
     "quackmq.transaction_states": VALUES,
     "quackmq.subscriptions": VALUES,
+    "quackmq.leases": VALUES | {"quackmq.subscriptions"},
     "quackmq.groups": VALUES,
     "quackmq.stores": VALUES | {"quackmq.clock", "quackmq.producers", "quackmq.transactions"},
     "quackmq.archive": VALUES | {"quackmq.clock", "quackmq.producers", "quackmq.stores.base"},

@@ -317,6 +317,10 @@ class Archiver:
     def _failed(self, name: str, key: PartitionKey, error: Exception) -> None:
         if self._is_closed:
             return
+        topic = self._topics().get(name)
+        if topic is None or topic.id != key.topic_id:  # deleted meanwhile: nobody looks at it again
+            self._forget(key)
+            return
         if self._failures.note(key, name, error, self._now_ms()):
             log.error(
                 "topic %s, partition %d is not archived, and its log is kept: %s; it is tried "

@@ -42,6 +42,7 @@ from quackmq.errors import (
     DamagedData,
     InvalidRequest,
     LimitReached,
+    NotFound,
     QuackError,
     StorageError,
     UnknownPartition,
@@ -221,20 +222,27 @@ class Partitions:
                 log.error("the archive cannot be read: %s; the log is kept", error)
             self._failure = StorageError(f"the archive cannot be read: {error}")
             return
-        self._failure = None
         for name, damage in found.damaged.items():
             for number in range(topics[name].partitions):
                 key = PartitionKey(topics[name].id, number)
                 self._known[key] = _Partition(key, name, self._lock(key), problem=damage)
             log.error("topic %s: %s; it is not archived, and its log is kept", name, damage)
+        opening: list[_Partition] = []
         for name, numbers in found.partitions.items():
             for number in numbers:
                 key = PartitionKey(topics[name].id, number)
-                partition = self._known[key] = _Partition(key, name, self._lock(key))
-                try:
-                    await self._open(partition, 0, files.open_partition)
-                except QuackError as error:
-                    _report(partition, error)
+                # Until it is known what it holds: nobody takes that for nothing.
+                unread = StorageError(f"topic {name}, partition {number}: archive not read yet")
+                self._known[key] = _Partition(key, name, self._lock(key), problem=unread)
+                opening.append(self._known[key])
+        self._failure = None
+        for partition in opening:
+            try:
+                await self._open(partition, 0, files.open_partition)
+            except NotFound:  # the topic was deleted meanwhile
+                self._known.pop(partition.key, None)
+            except QuackError as error:
+                _report(partition, error)
 
     async def close(self) -> None:
         """Returns when what was begun is done; the disk is the caller's to close. Every later
@@ -254,7 +262,7 @@ class Partitions:
             if self._failure is not None:
                 await self.load(await self._log.topics())
             if self._failure is not None:
-                raise self._failure
+                raise _anew(self._failure)
 
     async def _open(
         self, partition: _Partition, first_offset: int, open_files: _OpenFiles
@@ -331,12 +339,12 @@ class Partitions:
     async def _trim(self, key: PartitionKey, before: int) -> None:
         async with self._lock(key):
             if (unavailable := self.unavailable(key)) is not None:
-                raise unavailable
+                raise _anew(unavailable)
             first_in_log = (await self._log.offsets(key)).first
             partition = self._known.get(key)
             if partition is not None and partition.manifest is not None:
                 if partition.problem is not None and before < first_in_log:
-                    raise partition.problem
+                    raise _anew(partition.problem)
                 await self._trim_archive(partition, partition.manifest, before)
             if before > first_in_log:
                 await self._log.trim(key, before)
@@ -523,7 +531,7 @@ class _Partition:
         if self.is_gone or self.manifest is None:
             raise _unknown(self.key)
         if self.problem is not None:
-            raise self.problem
+            raise _anew(self.problem)
         return self.manifest
 
     def hold(self) -> Manifest:
@@ -555,6 +563,11 @@ def _check_names(older: Manifest, made: Manifest, given: Sequence[str]) -> None:
         )
     if made.key != older.key or made.version != older.version + 1:
         raise InvalidRequest("a change makes the next version of the same partition's manifest")
+
+
+def _anew(problem: QuackError) -> QuackError:
+    """To be raised again, without the frames of the times before, which it would keep."""
+    return problem.with_traceback(None)
 
 
 def _unknown(key: PartitionKey) -> UnknownPartition:

@@ -57,6 +57,8 @@ class TieredReader:
 
     def _see_all(self, reads: Sequence[Read], slices: list[Slice]) -> bool:
         """Slices of the log become such of both; False if one is in the archive by now."""
+        if not self._partitions:
+            return True  # nothing is archived of anything
         manifest_of, is_known = self._partitions.manifest, self._partitions.failure is None
         for index, read in enumerate(reads):
             part = slices[index]
@@ -217,10 +219,15 @@ class TieredReader:
             problem = self._partitions.unavailable(read.key) if offset < first_in_log else None
             if problem is None:
                 return found
-            return found._replace(error=DamagedData(str(problem), first_in_log))
+            if isinstance(problem, DamagedData):
+                return found._replace(error=DamagedData(str(problem), first_in_log))
+            # Nothing is lost that could be gone over: it may go well another time.
+            return found._replace(error=StorageError(str(problem)))
         first = beginning(manifest, first_in_log)
         seen = found if first == first_in_log else found._replace(first_offset=first)
         if first_in_log <= offset and first <= offset:
+            if isinstance(seen.error, OffsetOutOfRange):  # the log knows but its own beginning
+                return seen._replace(error=_out_of_range(offset, seen))
             return seen
         # What the log gave may lack what was trimmed from it meanwhile, in the midst of it even.
         error: Exception = _out_of_range(offset, seen)

@@ -116,10 +116,6 @@ class TieredStore(Store):
     async def read(
         self, reads: Sequence[Read], *, max_bytes: int, min_bytes: int = 1, wait_ms: int = 0
     ) -> list[Slice]:
-        if not self.partitions:
-            return await self.inner.read(
-                reads, max_bytes=max_bytes, min_bytes=min_bytes, wait_ms=wait_ms
-            )
         return await self._reader.read(reads, max_bytes, min_bytes, wait_ms)
 
     async def offsets(self, key: PartitionKey) -> Offsets:
@@ -139,17 +135,13 @@ class TieredStore(Store):
     async def offset_for_time(
         self, key: PartitionKey, time_ms: int, kind: TimeKind = "timestamp"
     ) -> OffsetTime | None:
-        manifest = self.partitions.manifest(key)
-        if manifest is not None and manifest.files:
-            with self.partitions.pin(key) as pin:
-                # Times of appending went there as the log tells them, up to a region's early.
-                since_ms = time_ms if kind == "timestamp" else time_ms - limits.REGION_MS + 1
-                search = partial(self._offset_in_archive, pin.manifest, since_ms, kind)
-                found = await self.partitions.disk.run(search, "read")
-        else:
-            found = None
-        if found is None:
+        found, searched = await self._search_archive(key, time_ms, kind, 0)
+        while found is None:
             found = await self.inner.offset_for_time(key, time_ms, kind)
+            if (await self.inner.offsets(key)).first <= searched:
+                break
+            # What nobody has looked through went to the archive, and out of the log, meanwhile.
+            found, searched = await self._search_archive(key, time_ms, kind, searched)
         if found is None:
             return None
         # Either may have been trimmed meanwhile.
@@ -175,7 +167,7 @@ class TieredStore(Store):
                 f"cannot trim before offset {before}: the partition ends at {offsets.next}"
             )
         if self.inner.failure is not None:
-            raise self.inner.failure
+            raise self.inner.failure.with_traceback(None)
         await self.partitions.trim(key, before)
         return (await self.offsets(key)).first
 
@@ -239,14 +231,37 @@ class TieredStore(Store):
         self.is_repeat = self.inner.is_repeat  # type: ignore[method-assign]
         self.room = self.inner.room  # type: ignore[method-assign]
 
+    async def _search_archive(
+        self, key: PartitionKey, time_ms: int, kind: TimeKind, begin: int
+    ) -> tuple[OffsetTime | None, int]:
+        """What the archive has of a time from an offset on; and from where on the log has all that
+        was not looked through, as long as it is not trimmed."""
+        first_in_log = (await self.inner.offsets(key)).first
+        manifest = self.partitions.manifest(key)
+        if manifest is None or not manifest.files:
+            return None, first_in_log
+        # Times of appending went there as the log tells them, up to a region's early.
+        since_ms = time_ms if kind == "timestamp" else time_ms - limits.REGION_MS + 1
+        with self.partitions.pin(key) as pin:
+            rest = manifests.trim(pin.manifest, begin)
+            search = partial(self._offset_in_archive, rest, since_ms, kind)
+            found = await self.partitions.disk.run(search, "read")
+            return found, max(first_in_log, pin.manifest.next_offset)
+
     def _offset_in_archive(
         self, manifest: Manifest, time_ms: int, kind: TimeKind
     ) -> OffsetTime | None:
-        """In the read lane. What is damaged is skipped."""
+        """In the read lane. Who reads skips what is damaged; who lets go of what is old does not
+        take it for old before all of its file is: somebody may still be able to restore it."""
         while True:
             try:
                 return self.partitions.reader.offset_at(manifest, time_ms, kind)
             except DamagedData as damage:
-                if damage.next_offset is None or damage.next_offset >= manifest.next_offset:
+                end = damage.next_offset
+                if kind == "append" and end is not None:
+                    file = manifest.files[manifest.file_at(end - 1)]
+                    begin = max(file.first_offset, manifest.first_offset)
+                    return OffsetTime(begin, file.greatest_append_ms or time_ms)
+                if end is None or end >= manifest.next_offset:
                     return None
-                manifest = manifests.trim(manifest, damage.next_offset)
+                manifest = manifests.trim(manifest, end)

@@ -222,9 +222,20 @@ class _Making:
 async def _commit(turn: Turn, store: TieredStore, made: Made) -> None:
     file, data, aside = made
     files = [(file.name, data), *((one.line.name, one.data) for one in aside)]
-    await store.partitions.change(turn.key, lambda present: _with(present, made), files)
+
+    def make(present: Manifest) -> Manifest:
+        manifest = _with(present, made)
+        listed = {each.name for each in manifest.files[-1:]}
+        listed.update(each.name for each in manifest.quarantined)
+        # What retention has let go of meanwhile is not brought.
+        files[:] = [(name, content) for name, content in files if name in listed]
+        return manifest
+
+    await store.partitions.change(turn.key, make, files)
+    if not files:
+        return
     turn.done = turn.done._replace(
-        files=1, records=file.records, file_bytes=file.size, quarantined=len(aside)
+        files=1, records=file.records, file_bytes=file.size, quarantined=len(files) - 1
     )
     where = turn.topic.name, turn.key.partition
     for line, _ in aside:

@@ -88,8 +88,8 @@ class WorkerWorkshop:
             if self._is_closed:
                 raise BrokerClosing("the broker is closing: no file is made any more") from error
             raise WorkshopGone(
-                "the process that makes files of the archive cannot be started, or has ended "
-                f"(exit code {code}): {error}"
+                "the process that makes files of the archive cannot be started, or has ended"
+                f"{'' if code is None else f' (exit code {code})'}: {error}"
             ) from error
         if outcome != "done":
             raise StorageError(f"no file of the archive could be made: {answer}")

@@ -78,6 +78,8 @@ class ArchiveState:
     archiver: ArchiverState
     merged: Merged
     quarantined: int
+    #: Some of the quarantined batches, for people.
+    kept_aside: tuple[str, ...]
     plans: int
 
 
@@ -252,10 +254,7 @@ class Archives:
     def state(self, caller: Caller) -> ArchiveState:
         archiver = self._archiver.state()
         problems = [
-            *(
-                f"{each.topic}, partition {each.partition}: {each.reason}"
-                for each in archiver.failures
-            ),
+            *(_named(each.topic, each.partition, each.reason) for each in archiver.failures),
             *_some(str(problem) for problem in self._partitions.problems().values()),
             *_some(self._merger.problems()),
         ]
@@ -269,6 +268,7 @@ class Archives:
             archiver=archiver,
             merged=self._merger.total,
             quarantined=sum(len(each.quarantined) for each in listed),
+            kept_aside=tuple(_some(_kept_aside(listed))),
             plans=len(self._plans),
         )
 
@@ -448,6 +448,20 @@ def _compare(
     from quackmq.archive.offered import compare
 
     return compare(partitions.reader, present, gone, offered)
+
+
+def _named(topic: str, partition: int, reason: str) -> str:
+    """A reason with where it holds, unless it says so itself."""
+    where = f"topic {topic}, partition {partition}: "
+    return reason if reason.startswith(where) else f"{where}{reason}"
+
+
+def _kept_aside(listed: Iterable[Manifest]) -> Iterator[str]:
+    for each in listed:
+        for one in each.quarantined:
+            what = f"offsets {one.first_offset} to {one.next_offset - 1} cannot be opened, and are"
+            reason = f"{what} kept as {one.name}: {one.reason}"
+            yield _named(each.topic, each.key.partition, reason)
 
 
 def _is_not_done(steps: Iterator[None]) -> bool:

@@ -52,6 +52,7 @@ from quackmq.clock import wall_clock_ms
 from quackmq.errors import (
     BrokerClosing,
     CorruptBatch,
+    DamagedData,
     NoSubscriber,
     RecordTooLarge,
     UnknownTopic,
@@ -327,8 +328,15 @@ class Broker:
         wait_ms: int = 0,
     ) -> list[Slice]:
         """As `Store.read`: whole batches, errors in the slices. What is to be left out of a
-        committed read stands in its slice (see `quackmq.broker.committed`)."""
-        return await self._read(reads, max_bytes=max_bytes, min_bytes=min_bytes, wait_ms=wait_ms)
+        committed read stands in its slice (see `quackmq.broker.committed`). Damage is named in the
+        log as well, once in a while: a peer may have no words for it."""
+        slices = await self._read(reads, max_bytes=max_bytes, min_bytes=min_bytes, wait_ms=wait_ms)
+        for (key, offset, _, _), part in zip(reads, slices, strict=True):
+            if isinstance(part.error, DamagedData) and key.topic_id in self._topics.by_id:
+                end = max(part.error.next_offset or 0, offset + 1)
+                name = self._topics.by_id[key.topic_id].name
+                self._decoded.quarantine(key, offset, end, name, part.error)
+        return slices
 
     @property
     def pending_bytes(self) -> int:
@@ -343,7 +351,7 @@ class Broker:
         """Whether changes are taken at all: BrokerClosing, or what has happened to the store."""
         self._check_open()
         if self._store.failure is not None:
-            raise self._store.failure
+            raise self._store.failure.with_traceback(None)
 
     async def offsets(self, caller: Caller, key: PartitionKey) -> Offsets:
         self._check_open()

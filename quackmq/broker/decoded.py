@@ -119,7 +119,7 @@ class DecodedBatches:
         if decoded is not None:
             return decoded
         log.error(
-            "topic %s, partition %d, offsets %d to %d cannot be read and are skipped: %s",
+            "topic %s, partition %d, offsets %d to %d cannot be read: %s",
             topic_name,
             key.partition,
             what.base_offset,

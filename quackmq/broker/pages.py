@@ -2,8 +2,8 @@
 
 What is no message is stepped over: markers, and records whose transaction was aborted. What cannot
 be read (a batch that cannot be opened, a range that the store knows to be damaged) is too, and
-counts as lost with the message behind it. Damage whose end is not known ends a page, and is an
-error for one that begins with it.
+counts as lost with the message behind it, or with the page where there is none. Damage whose end is
+not known ends a page, and is an error for one that begins with it.
 
 Nothing is kept between two pages: whoever reads says where to go on.
 """
@@ -27,12 +27,15 @@ from quackmq.topic import PartitionKey, Read, Slice, Topic
 
 class Page(NamedTuple):
     """Messages of one partition, and where to go on: at `next_offset`, which also steps over what
-    is no message. The partition is readable from `first_offset` to before `end_offset`."""
+    is no message. The partition is readable from `first_offset` to before `end_offset`. `losses`
+    are those behind the last message, which no message tells of: whoever goes on does not meet them
+    again."""
 
     messages: tuple[Message, ...]
     next_offset: int
     first_offset: int
     end_offset: int
+    losses: Losses
 
 
 async def read_page(
@@ -121,7 +124,8 @@ class _Gathering:
 
     def finished(self, part: Slice) -> Page:
         messages = tuple(self.messages)
-        return Page(messages, self._position, part.first_offset, part.stable_offset)
+        where = (self._position, part.first_offset, part.stable_offset)
+        return Page(messages, *where, self._losses)
 
     def _take_batch(self, opened: Decoded) -> None:
         if opened.is_poison:

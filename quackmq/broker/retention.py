@@ -370,21 +370,31 @@ class Retention:
 
     async def _drop_oldest(self, partition: Partition) -> None:
         try:
+            if self._leaves_to_cleaner(partition):
+                return
             # Whoever comes first here trims for all whose appends have arrived.
             async with partition.lock:
-                if not partition.is_ready:
-                    return  # the policy is a new one; the cleaner will look into it
-                facts = self._survey.facts(partition, self._now_ms())
-                before = trim_before(partition.topic.policy, facts)
-                if before <= partition.first:
-                    return
-                if self._survey.begins_in_archive(partition):
-                    partition.due_ms = 0
-                else:
+                before = self._drop_before(partition)
+                if before > partition.first and not self._leaves_to_cleaner(partition):
                     await self._trim(partition, before)
         except QuackError as error:
             partition.due_ms = 0
             self._report(partition, error)
+
+    def _drop_before(self, partition: Partition) -> int:
+        """Where a topic that drops its oldest begins now; where the policy is a new one, the
+        cleaner will look into it."""
+        if not partition.is_ready:
+            return partition.first
+        return trim_before(partition.topic.policy, self._survey.facts(partition, self._now_ms()))
+
+    def _leaves_to_cleaner(self, partition: Partition) -> bool:
+        """Who publishes does not wait for a manifest, nor for the cleaner, who may do so."""
+        if not self._survey.begins_in_archive(partition):
+            return False
+        if self._drop_before(partition) > partition.first:
+            partition.due_ms = 0
+        return True
 
     # --- who waits --------------------------------------------------------------------------
 

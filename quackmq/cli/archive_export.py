@@ -45,6 +45,7 @@ FORMAT: Final = 1
 def export(args: argparse.Namespace) -> bool:
     """Whether there was damage. UnknownTopic, UnusableDirectory, InvalidRequest, OSError."""
     bounds = Bounds(args.start, args.before, args.since, args.until)
+    bounds.check()
     with Archived(args.directory) as archived:
         places = archived.places(args.topic)
         target = _Target(args.target)
@@ -82,9 +83,22 @@ class Bounds:
         end = manifest.next_offset if self.before is None else self.before
         return max(self.start, manifest.first_offset), min(end, manifest.next_offset)
 
-    @property
-    def has_times(self) -> bool:
-        return self.since_ms is not None or self.until_ms is not None
+    def check(self) -> None:
+        """InvalidRequest where nothing can lie between them."""
+        if self.before is not None and self.start >= self.before:
+            raise InvalidRequest(f"--from {self.start} and --before {self.before} leave nothing")
+        since, until = self.since_ms, self.until_ms
+        if since is not None and until is not None and since >= until:
+            raise InvalidRequest("--since and --until leave nothing: --since has to be earlier")
+
+    def takes_whole(self, file: ArchiveFile, start: int, stop: int) -> bool:
+        """Whether all of a file is wanted, of which these offsets are."""
+        if (start, stop) != (file.first_offset, file.next_offset):
+            return False
+        least, greatest = file.least_timestamp_ms, file.greatest_timestamp_ms
+        return (self.since_ms is None or (least is not None and least >= self.since_ms)) and (
+            self.until_ms is None or (greatest is not None and greatest < self.until_ms)
+        )
 
     def may_hold(self, file: ArchiveFile) -> bool:
         """Whether a file may have records of these times, by what the manifest says."""
@@ -201,8 +215,7 @@ class Exporter:
     ) -> None:
         if not file.records or not self._bounds.may_hold(file):
             return
-        is_whole = (start, stop) == (file.first_offset, file.next_offset)
-        if is_whole and not self._bounds.has_times:
+        if self._bounds.takes_whole(file, start, stop):
             name = f"{part.partition}/{file.name}"
             try:
                 written = self._target.copy(name, self._archived.reader.pieces(manifest, file))

@@ -149,9 +149,11 @@ class Http:
         body: bytes | memoryview | None = None,
         content_type: str = _JSON,
         headers: Mapping[str, str] | None = None,
+        waits: int = 1,
     ) -> Answer:
         """`value` goes as JSON, `body` as it is. The broker's errors are raised as they are;
-        QuackTimeout if it stays away, or keeps telling us to come back."""
+        QuackTimeout if it stays away, keeps telling us to come back, or has taken the request and
+        does not answer: that is waited for, and asked again, so many times."""
         if value is not None:
             body = json.dumps(value).encode()
         target = f"{path}?{urlencode(query)}" if query else path
@@ -163,6 +165,9 @@ class Http:
             except (OSError, http.client.HTTPException) as error:
                 self.close()
                 reason: object = error
+                if isinstance(error, TimeoutError) and waits > 1:
+                    waits -= 1
+                    deadline = Deadline(self._retry_ms / 1000)
             else:
                 if answer.status < 400:
                     return answer
@@ -189,11 +194,7 @@ class Http:
         body: bytes | memoryview | None,
         headers: Mapping[str, str],
     ) -> Answer:
-        connection = self._connection
-        if connection is None:
-            connection = self._connection = http.client.HTTPConnection(
-                self._host, self._port, timeout=limits.SPARK_ANSWER_MS / 1000
-            )
+        connection = self._connection or self._connected()
         connection.request(method, target, body, dict(headers))
         answer = connection.getresponse()
         data = answer.read()
@@ -201,6 +202,18 @@ class Http:
         if answer.will_close:
             self.close()
         return Answer(answer.status, said, data)
+
+    def _connected(self) -> http.client.HTTPConnection:
+        """A host that says nothing at all is away, like one that refuses."""
+        connect_ms = min(self._retry_ms, limits.SPARK_ANSWER_MS)
+        connection = http.client.HTTPConnection(self._host, self._port, timeout=connect_ms / 1000)
+        try:
+            connection.connect()
+        except TimeoutError as error:
+            raise ConnectionError(f"no connection within {connect_ms} ms") from error
+        connection.sock.settimeout(limits.SPARK_ANSWER_MS / 1000)
+        self._connection = connection
+        return connection
 
 
 # --- what the broker says ------------------------------------------------------------------------
@@ -250,6 +263,8 @@ def _node_of(admin: AdminClient, bootstrap: str, deadline: Deadline) -> int:
             continue
         if told.brokers:
             return min(told.brokers)
+        if deadline.passed():
+            raise deadline.timeout(f"a broker to be told of by {bootstrap}")
         time.sleep(limits.SPARK_PAUSE_MS / 1000)
 
 

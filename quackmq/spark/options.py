@@ -229,8 +229,9 @@ class _Given:
 
 _GREATEST: Final = 2**63 - 1
 _LONGEST_MS: Final = 24 * 3_600_000
-#: Spark's words for times.
+#: Spark's words for times; without one it is milliseconds.
 _UNITS_MS: Final = {
+    "": 1,
     "ms": 1,
     "s": 1_000,
     "m": 60_000,
@@ -238,7 +239,7 @@ _UNITS_MS: Final = {
     "h": 3_600_000,
     "d": 86_400_000,
 }
-_DURATION: Final = re.compile(r"([0-9]{1,9})\s*(ms|s|min|m|h|d)")
+_DURATION: Final = re.compile(r"([0-9]{1,9})\s*(ms|s|min|m|h|d|)")
 
 
 def _options(given: _Given, starting: Place, ending: Place) -> Options:

@@ -106,7 +106,7 @@ class Progress:
         if self._on_its_way is not None and not self._on_its_way.done():
             return  # the next time it is told from where it is then
         self._hear(Deadline(0))
-        self._send(position, self._note)
+        self._send(position, self._note + (_BEGINS if position.initial else ""))
 
     def close(self, position: Position | None = None) -> None:
         """The last word."""

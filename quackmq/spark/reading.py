@@ -14,7 +14,7 @@ one group of batches, or one row group, comes to.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final
@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from quackmq import limits
-from quackmq.errors import CorruptBatch, DamagedData, OffsetOutOfRange, QuackError
+from quackmq.errors import CorruptBatch, DamagedData, OffsetOutOfRange, QuackError, UnknownTopic
 from quackmq.record import Batch
 from quackmq.spark.archived import files_now
 from quackmq.spark.columns import Shaper
@@ -133,6 +133,11 @@ class _Task:
                 at = first
                 coming = self._fetch(piece, at)
                 continue
+            except UnknownTopic as error:
+                if self._fails:
+                    raise
+                self._lose(piece, at, piece.next, str(error))
+                return
             except DamagedData as error:
                 if error.next_offset is None or error.next_offset <= at:
                     raise
@@ -181,10 +186,12 @@ class _Task:
         self, piece: Piece, answer: Answer, begin: int, times: Sequence[tuple[int, int]]
     ) -> Iterator[pa.RecordBatch]:
         for group in groups_of(answer.body):
+            found: Iterable[pa.RecordBatch]
             try:
                 found = [opened(group)]
             except CorruptBatch:
-                found = list(self._open_each(piece, group, begin))
+                # One after the other as they are wanted: each may come to much.
+                found = self._open_each(piece, group, begin)
             for rows in found:
                 rows = between(rows, begin, piece.next)
                 if rows.num_rows:

@@ -55,6 +55,7 @@ from quackmq.spark.options import (
 from quackmq.spark.planning import File, Piece, Range, limited, pieces, splits
 from quackmq.spark.positions import Position, TopicPosition, Topics
 from quackmq.spark.progress import Progress
+from quackmq.spark.progress import release as forget
 from quackmq.spark.survey import Facts, PartitionFacts, Survey
 
 log = logging.getLogger(__name__)
@@ -124,9 +125,11 @@ class BatchReader(DataSourceReader):
             ranges = self._narrowed(survey, facts, ranges_between(starts, ends, facts))
             planned = plan(survey.http, {each.topic: each.topic_id for each in ranges})
             found = pieces(ranges, planned.files)
+            wanted = [each for each in found if each.file is None or self._may_hold(each.file)]
+            if all(each.file is None for each in wanted):
+                release(survey.http, planned)  # there are only so many plans, and this is no use
         finally:
             survey.close()
-        wanted = [each for each in found if each.file is None or self._may_hold(each.file)]
         return split(survey.access, self._options, wanted)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -207,7 +210,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._survey.look(replace(here, topics=facts.ends()), limits.SPARK_IDLE_MS)
             return start
         ends = limited(sizes, **self._limits(limit))
-        if all(ends[key] == each.first for key, each in sizes.items()):
+        is_new = any(ends[key] != each.first for key, each in sizes.items())
+        if not is_new and not _is_elsewhere(here, facts, sizes):
             return start
         self._batch_at = time.monotonic()
         moved: dict[str, TopicPosition] = {}
@@ -251,8 +255,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # --- tasks ------------------------------------------------------------------------------
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        last = positions.decode(end)
-        first = positions.beginning_of(positions.decode(start), last)
+        begin, last = positions.decode(start), positions.decode(end)
+        self._let_go_of(begin, last)
+        first = positions.beginning_of(begin, last)
         facts = self._facts
         if facts is None:  # the batch is repeated after a restart
             facts = self._facts = self._survey.look(last)
@@ -281,10 +286,17 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._progress = Progress(self._survey.access, self._options.hold_retention)
         return self._progress
 
+    def _let_go_of(self, begin: Position, end: Position) -> None:
+        """A first batch that is repeated is that of the query as it was named when it first came:
+        the name that its beginning was given now is nobody's, and must not hold anything."""
+        is_ours = self._initial is not None and begin.group == self._initial.group
+        if is_ours and self._options.group is None and begin.group != end.group:
+            forget(self._survey.access, begin.group)
+
     def _tell(self, here: Position) -> None:
         if not here.initial:
             self._reached = here
-            self._told_progress().tell(here)
+        self._told_progress().tell(here)
 
     def _look(self, here: Position) -> Facts:
         """What there is, after a wait for more if there is nothing; for a query that is to end,
@@ -320,6 +332,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     self._lose(UnknownTopic(f"partition {partition} of topic {name} is gone"))
                     continue
                 begin = self._first(first.topics, name, topic.id, partition, of)
+                if end > of.stable:  # a batch that is repeated
+                    self._lose(
+                        OffsetOutOfRange(
+                            f"partition {partition} of topic {name} ends at {of.stable}: offsets "
+                            f"up to {end - 1} were read before, and are gone"
+                        )
+                    )
+                    end = of.stable
                 if begin < end:
                     ranges.append(Range(name, topic.id, partition, begin, end, of.record_bytes))
         return ranges
@@ -348,7 +368,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 )
             )
             return of.first
-        if at > of.stable and self._target is None:
+        if at > of.stable:
             self._lose(
                 OffsetOutOfRange(
                     f"partition {partition} of topic {name} ends at {of.stable}, before offset "
@@ -433,6 +453,16 @@ def read(
     if not isinstance(partition, Split):
         raise DamagedData(f"{partition!r} is no part of a plan of ours")
     return Reading(partition.access, schema, options.fail_on_data_loss).read(partition.pieces)
+
+
+def _is_elsewhere(here: Position, facts: Facts, ahead: Mapping[tuple[str, int], Range]) -> bool:
+    """Whether reading goes on somewhere else than where it ended, since something is lost. That is
+    to be written down also if nothing lies ahead: what comes then is new."""
+    for name, topic in here.topics.items():
+        if name not in facts.topics or facts.topics[name].id != topic.id:
+            return True
+    places = ((ahead.get((name, each)), offset) for name, each, offset in here.partitions())
+    return any(found is None or found.first != offset for found, offset in places)
 
 
 def _end_in(topics: Topics, name: str, topic_id: str, partition: int) -> int | None:

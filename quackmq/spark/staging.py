@@ -109,9 +109,11 @@ def commit(http: Http, target: Target, staged: Sequence[Staged]) -> None:
         return
     # That of one key everything is the same, whoever staged it, is what naming it means.
     contents = "" if target.series is not None else target.key
-    http.post(
+    http.ask(
+        "POST",
         path_of("stages", target.key, "commit"),
         {"receipts": receipts, "contents": contents, **target.turn_fields()},
+        waits=limits.SPARK_COMMIT_WAITS,
     )
 
 

@@ -20,6 +20,7 @@ from quackmq.client.settings import Connection
 from quackmq.client.values import TopicInfo
 from quackmq.errors import (
     InvalidRequest,
+    LimitReached,
     OffsetOutOfRange,
     UnknownPartition,
     UnknownTopic,
@@ -169,15 +170,26 @@ class Survey:
             asked = names[start : start + some]
             # Who reads so many that it takes several questions waits with the last.
             is_last = start + some >= len(names)
-            answer = self._ask_some(asked, beyond, wait_ms if is_last else 0)
-            cluster = answer["cluster_id"]
-            topics |= {topic["topic"]: _facts(topic) for topic in answer["topics"]}
+            for answer in self._answers(asked, beyond, wait_ms if is_last else 0):
+                cluster = answer["cluster_id"]
+                topics |= {topic["topic"]: _facts(topic) for topic in answer["topics"]}
         if not isinstance(self.options.selection, Pattern):
             for name in names:
                 if name not in topics and (beyond is None or self.options.fail_on_data_loss):
                     option = "assign" if isinstance(self.options.selection, Assign) else "subscribe"
                     raise UnknownTopic(f"{option}: there is no topic {name}")
         return Facts(cluster, topics)
+
+    def _answers(self, names: Sequence[str], beyond: Position | None, wait_ms: int) -> list[Any]:
+        """One, or several where these topics have more partitions than an answer may."""
+        try:
+            return [self._ask_some(names, beyond, wait_ms)]
+        except LimitReached:
+            if len(names) < 2:
+                raise
+        middle = len(names) // 2
+        first = self._answers(names[:middle], beyond, 0)
+        return [*first, *self._answers(names[middle:], beyond, wait_ms)]
 
     def _ask_some(self, names: Sequence[str], beyond: Position | None, wait_ms: int) -> Any:
         asked: dict[str, Any] = {"topics": list(names)}
@@ -188,6 +200,8 @@ class Survey:
                 for topic, partition, offset in beyond.partitions()
                 if topic in here
             ]
+            if len(places) > limits.HTTP_OFFSETS_PARTITIONS:
+                raise LimitReached(f"{len(places)} partitions in one question")
             if not places:  # there is nothing to wait for yet, only somebody who asks
                 time.sleep(wait_ms / 1000)
             asked |= {"beyond": places, "wait_ms": wait_ms}

@@ -23,7 +23,7 @@ from pyspark.sql.types import StructType
 from quackmq import limits
 from quackmq.errors import DamagedData
 from quackmq.spark import columns
-from quackmq.spark.archived import Files, plan
+from quackmq.spark.archived import Files, plan, release
 from quackmq.spark.options import Options, Subscribe
 from quackmq.spark.planning import File
 from quackmq.spark.registration import register
@@ -58,11 +58,14 @@ def table(
         facts = survey.look()
         archived: Files = {}
         if files is not False:
-            archived = plan(survey.http, {topic: facts.topics[topic].id}, lease_ms).files
+            planned = plan(survey.http, {topic: facts.topics[topic].id}, lease_ms)
+            archived = planned.files
+            if files is None and not all(os.path.exists(each.path) for each in _all(archived)):
+                archived = {}
+            if not archived:
+                release(survey.http, planned)
     finally:
         survey.close()
-    if files is None and not all(os.path.exists(each.path) for each in _all(archived)):
-        archived = {}
     register(spark)
     parts = [_live(spark, topic, bootstrap, facts, archived, fail_on_data_loss)]
     if archived:

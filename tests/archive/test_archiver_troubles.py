@@ -332,6 +332,46 @@ async def test_a_topic_deleted_while_its_file_is_made_leaves_nothing(tmp_path: P
         assert await home.values(again) == put and home.ranges(again) == [(0, 5)]
 
 
+async def test_poison_that_retention_trims_while_a_file_is_made_is_not_brought(
+    tmp_path: Path,
+) -> None:
+    workshop = Held()
+    async with pond(tmp_path / "data", workshop=workshop) as home:
+        key = await home.create("ducks")
+        for number in range(3):
+            await home.put_raw(key, sealed(b"\x01no"))
+            await home.put(key, b"%d" % number)
+        archiving = asyncio.create_task(home.archiver.archive())
+        await workshop.until_waiting()
+        trimming = asyncio.create_task(home.store.trim(key, 3))
+        await asyncio.sleep(0)
+        workshop.may_go.set()
+        await archiving
+        await trimming
+        assert [one.first_offset for one in home.manifest(key).quarantined] == [4]
+        assert home.manifest(key).first_offset == 3 and home.archiver.state().failing == 0
+
+
+async def test_a_topic_deleted_while_its_file_fails_does_not_fail_for_ever(tmp_path: Path) -> None:
+    class Gone(Held):
+        def finish(self, version: int) -> Made:
+            super().finish(version)
+            raise WorkshopGone("killed")
+
+    workshop = Gone()
+    async with pond(tmp_path / "data", workshop=workshop) as home:
+        key = await home.create("ducks", Policy(archive_bytes=1))
+        await put_some(home, key, 10)
+        archiving = asyncio.create_task(home.archiver.archive_due())
+        await workshop.until_waiting()
+        deleting = asyncio.create_task(home.store.delete_topic(key.topic_id))
+        home.archiver.forget(home.topics.pop("ducks"))
+        workshop.may_go.set()
+        await archiving
+        await deleting
+        assert home.archiver.state().failing == 0
+
+
 async def test_an_archiver_that_closes_gives_up_the_file_and_says_so(tmp_path: Path) -> None:
     workshop = Held()
     async with pond(tmp_path / "data", workshop=workshop) as home:

@@ -37,7 +37,7 @@ def test_docs_archive_works_line_by_line(tmp_path: Path) -> None:
                 running.run(block)
 
 
-@pytest.mark.timeout(LONG_SECONDS)
+@pytest.mark.timeout(2 * LONG_SECONDS)
 @pytest.mark.needs("kcat", "curl", "java")
 def test_plain_spark_reads_the_directory(tmp_path: Path) -> None:
     """S1's lower half: the snippet of docs/archive.md, with nothing of ours in it."""

@@ -6,6 +6,8 @@ import asyncio
 import errno
 import os
 import shutil
+import threading
+import traceback
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -14,6 +16,8 @@ import pytest_asyncio
 
 from quackmq import limits
 from quackmq.archive import files, manifest
+from quackmq.archive.manifest import Manifest
+from quackmq.disk import Disk
 from quackmq.errors import (
     BrokerClosing,
     DamagedData,
@@ -377,6 +381,23 @@ async def test_a_damaged_manifest_keeps_nobody_from_opening_and_its_log_is_serve
     assert await home.values(key) == VALUES
 
 
+async def test_what_is_wrong_takes_no_more_memory_each_time_that_it_is_told(home: Home) -> None:
+    """An error that is raised again keeps the frames of every time before."""
+    key = await home.filled()
+    await archive(home.store, key, 4)
+    await home.store.close()
+    flip(home.path("ducks", "0", "_manifest.json"), 20)
+    await home.open()
+    problem = home.partitions.problem(key)
+    assert problem is not None
+    depths = []
+    for _ in range(20):
+        with pytest.raises(DamagedData):
+            await home.store.trim(key, 2)
+        depths.append(len(list(traceback.walk_tb(problem.__traceback__))))
+    assert len(set(depths)) == 1
+
+
 async def test_a_missing_manifest_is_damage_where_the_log_has_no_more_what_is_in_the_files(
     home: Home,
 ) -> None:
@@ -415,7 +436,7 @@ async def test_an_archive_that_cannot_be_read_keeps_the_log_and_is_taken_up_late
     monkeypatch.setattr(FailingDisk, "list", refuse)
     await home.open()
     assert home.partitions.failure is not None
-    assert isinstance((await read_one(home.store, key, 0)).error, DamagedData)
+    assert type((await read_one(home.store, key, 0)).error) is StorageError  # not to be gone over
     assert (await read_one(home.store, key, 4)).error is None
     for call in (home.store.trim(key, 6), archive(home.store, key)):
         with pytest.raises(StorageError):
@@ -425,8 +446,51 @@ async def test_an_archive_that_cannot_be_read_keeps_the_log_and_is_taken_up_late
     opening = home.partitions.open_partition
     await asyncio.gather(opening(topic, key, 0), opening(topic, key, 0))
     await archive(home.store, key)
-    assert home.partitions.failure is None
+    assert home.partitions.problem(key) is None
     assert await home.values(key) == VALUES
+
+
+async def test_while_an_archive_is_taken_up_later_nothing_counts_as_gone(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Partitions are opened one after the other. Who asks for what is archived in one of them is
+    not told that it was let go of, and no log is trimmed as if there were no archive."""
+    keys = [await home.filled(name) for name in ("ducks", "geese")]
+    for key in keys:
+        await archive(home.store, key, 4)
+    await home.store.close()
+    real_survey, real_open = files.survey, files.open_partition
+    is_opening, may_open = threading.Event(), threading.Event()
+
+    def refuse(*_: object) -> files.Survey:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), files.ARCHIVE)
+
+    def open_late(disk: Disk, key: PartitionKey, topic: str, first_offset: int) -> Manifest:
+        is_opening.set()
+        may_open.wait()
+        return real_open(disk, key, topic, first_offset)
+
+    monkeypatch.setattr(files, "survey", refuse)
+    await home.open()
+    monkeypatch.setattr(files, "survey", real_survey)
+    monkeypatch.setattr(files, "open_partition", open_late)
+    topic = await topic_of(home.store, keys[0])
+    opening = asyncio.create_task(home.partitions.open_partition(topic, keys[0], 0))
+    try:
+        while not is_opening.is_set():
+            await asyncio.sleep(0)
+        for key in keys:
+            assert type((await read_one(home.store, key, 0)).error) is StorageError
+        trimming = [asyncio.create_task(home.store.trim(key, 6)) for key in keys]
+        await let_others_run()
+    finally:
+        may_open.set()
+    await opening
+    await asyncio.gather(*trimming, return_exceptions=True)
+    for key, trimmed in zip(keys, trimming, strict=True):
+        assert home.partitions.problem(key) is None
+        is_trimmed = trimmed.exception() is None
+        assert await home.values(key) == VALUES[6 if is_trimmed else 0 :]
 
 
 async def test_a_directory_that_does_not_say_whose_it_is_is_left_alone(home: Home) -> None:

@@ -1,4 +1,4 @@
-"""Log and archive read as one: across the seam, in mixed reads, by time, with damage."""
+"""Log and archive read as one: across the seam, in mixed reads, with damage."""
 
 from __future__ import annotations
 
@@ -14,9 +14,6 @@ from crc32c import crc32c
 from quackmq import limits
 from quackmq.archive import manifest
 from quackmq.archive.reader import Piece
-from quackmq.broker.decoded import DecodedBatches
-from quackmq.broker.epochs import EpochEnd, epoch_end
-from quackmq.broker.times import first_at, latest
 from quackmq.codec import decode
 from quackmq.errors import (
     DamagedData,
@@ -173,6 +170,21 @@ async def test_a_read_at_the_seam_is_served_wherever_it_is_by_then(home: Home) -
         home.store.inner.read = late_read  # type: ignore[assignment,method-assign]
         part = await read_one(home.store, key, offset)
         assert offsets(part)[0] == offset
+
+
+async def test_a_read_that_began_before_anything_was_archived_is_served(home: Home) -> None:
+    """The log waits for more than it has; the first archiving of all comes in between."""
+    key = await home.filled()
+    read = Read(key, 1, PLENTY_BYTES)
+    reading = asyncio.create_task(
+        home.store.read([read], max_bytes=PLENTY_BYTES, min_bytes=2_000, wait_ms=LONG_MS)
+    )
+    await let_others_run()
+    assert not reading.done()
+    await archive(home.store, key, 8)
+    await append(home.store, key, batch_of(b"x" * 3_000))
+    (part,) = await soon(reading)
+    assert offsets(part)[0] == 1
 
 
 async def test_what_the_log_gave_while_it_was_trimmed_is_read_again_from_the_archive(
@@ -401,83 +413,6 @@ async def test_a_range_never_ends_in_a_hole(home: Home) -> None:
 
 def _peeked(part: Slice) -> list[Batch]:
     return [Batch.peek(chunk) for chunk in part.chunks]
-
-
-# --- times and epochs ------------------------------------------------------------------------
-
-
-async def test_times_reach_into_the_archive(home: Home) -> None:
-    key = PartitionKey((await home.topic()).id, 0)
-    step_ms = 10 * limits.REGION_MS
-    for number in range(6):
-        time_ms = START_MS + 100 * number
-        await append(home.store, key, batch_of(b"a", b"b", timestamp_ms=time_ms))
-        home.clock.advance(step_ms)
-    await archive(home.store, key, 8)
-    store = home.store
-    for number in range(6):
-        time_ms = START_MS + 100 * number
-        expected = OffsetTime(2 * number, time_ms)
-        assert await store.offset_for_time(key, time_ms) == expected
-        assert await store.offset_for_time(key, time_ms - 99) == expected
-        at_ms = START_MS + number * step_ms
-        assert await store.offset_for_time(key, at_ms, "append") == OffsetTime(2 * number, at_ms)
-    assert await store.offset_for_time(key, START_MS + 501) is None
-    assert await store.offset_for_time(key, START_MS + 6 * step_ms, "append") is None
-    await store.trim(key, 3)
-    assert await store.offset_for_time(key, 0) == OffsetTime(3, START_MS + 100)
-
-
-async def test_the_first_and_the_latest_record_of_a_time_are_found_in_the_archive(
-    home: Home,
-) -> None:
-    key = PartitionKey((await home.topic()).id, 0)
-    for number in (0, 1, 7, 3, 4, 5):
-        await append(home.store, key, batch_of(b"a", b"b", timestamp_ms=START_MS + number))
-    store, decoded = home.store, DecodedBatches()
-    before = [await first_at(store, decoded, key, "ducks", START_MS + n) for n in range(9)]
-    greatest = await latest(store, decoded, key, "ducks")
-    assert greatest == OffsetTime(4, START_MS + 7)
-    for offset in (4, 8, None):
-        await archive(store, key, offset)
-        for cache in (decoded, DecodedBatches()):
-            after = [await first_at(store, cache, key, "ducks", START_MS + n) for n in range(9)]
-            assert after == before
-            assert await latest(store, cache, key, "ducks") == greatest
-
-
-async def test_a_batch_that_was_opened_short_is_opened_again_when_it_is_longer(
-    home: Home,
-) -> None:
-    """The archive makes batches as large as what is asked for."""
-    key = await home.filled()
-    await archive(home.store, key)
-    decoded = DecodedBatches()
-    for max_bytes, count in ((1, 1), (PLENTY_BYTES, 10), (1, 10)):
-        part = await read_one(home.store, key, 0, max_bytes=max_bytes)
-        opened = decoded.open(key, Batch.peek(part.chunks[0]), "ducks")
-        assert len(opened.records) == count
-    assert decoded.find(key, 9) is not None
-
-
-async def test_an_epoch_never_ends_before_what_is_archived_of_it(home: Home) -> None:
-    key = PartitionKey((await home.topic()).id, 0)
-    for _ in range(3):
-        for value in (b"a", b"b"):
-            await append_values(home.store, key, value)
-        home.disk.close()  # as a crash: the next one to open is another leader
-        home.store.inner._engine.files.close()  # type: ignore[attr-defined]
-        await home.open()
-    epoch = (await home.store.offsets(key)).epoch
-    ends = [await epoch_end(home.store, key, each) for each in range(epoch + 1)]
-    assert [end and end.offset for end in ends][-4:] == [2, 4, 6, 6]
-    await archive(home.store, key, 3)
-    after = [await epoch_end(home.store, key, each) for each in range(epoch + 1)]
-    assert [end and end.offset for end in after][-4:] == [3, 4, 6, 6]
-    assert all(end is not None and 0 <= end.epoch <= each for each, end in enumerate(after))
-    await archive(home.store, key)
-    after = [await epoch_end(home.store, key, each) for each in range(epoch + 1)]
-    assert after == [EpochEnd(each, 6) for each in range(epoch + 1)]
 
 
 # --- damage ----------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from quackmq.errors import (
 from quackmq.topic import PartitionKey, Read
 from tests.archive.merging import settled
 from tests.broker.archives import BY_HAND, beside, names_in
-from tests.broker.support import CALLER, TOPIC, key_of, publish, values_in
+from tests.broker.support import CALLER, TOPIC, key_of, poison_batch, publish, values_in
 from tests.support import offsets_and_values
 
 HOUR_MS = 3_600_000
@@ -382,6 +382,30 @@ async def test_another_partitions_file_and_names_of_nobody_are_refused(tmp_path:
 
 
 # --- health, and the end -------------------------------------------------------------------------
+
+
+@pytest.mark.asyncio
+async def test_a_batch_that_nobody_can_open_is_named_in_the_state(tmp_path: Path) -> None:
+    async with beside(tmp_path) as here:
+        topic = await here.broker.create_topic(CALLER, TOPIC)
+        await publish(here.broker, b"a")
+        await here.broker.publish(CALLER, topic, 0, poison_batch(b"x", b"y"))
+        await here.archive.archive(CALLER, TOPIC)
+        state = here.archive.state(CALLER)
+        assert (state.quarantined, state.problems) == (1, ())
+        (named,) = state.kept_aside
+        assert named.startswith(f"topic {TOPIC}, partition 0: offsets 1 to 2 cannot be opened")
+
+
+@pytest.mark.asyncio
+async def test_an_offset_out_of_range_is_told_with_the_range_of_both_tiers(tmp_path: Path) -> None:
+    async with beside(tmp_path) as here:
+        await here.broker.create_topic(CALLER, TOPIC)
+        await here.archive_each(*FOUR)
+        end = (await here.broker.offsets(CALLER, key_of(here.broker.topic(TOPIC)))).next
+        read = Read(key_of(here.broker.topic(TOPIC)), 99, 1000)
+        (part,) = await here.broker.read(CALLER, [read], max_bytes=1000)
+        assert str(part.error) == f"offset 99 is not between 0 and {end}"
 
 
 @pytest.mark.asyncio

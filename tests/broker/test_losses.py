@@ -11,7 +11,7 @@ import pytest
 from quackmq.errors import DamagedData
 from quackmq.policy import Policy, WhenFull
 from quackmq.stores.memory import MemoryStore
-from quackmq.topic import Read, Slice
+from quackmq.topic import PartitionKey, Read, Slice
 from tests.broker.support import (
     CALLER,
     LONG_MS,
@@ -154,6 +154,25 @@ async def test_a_damaged_range_is_named_skipped_and_counted(
             assert await get(broker, first) == message
         assert (message.record.value, message.lost) == (b"d", 2)
         assert len(caplog.records) == 1 and "bytes 0 to 99" in caplog.text
+
+
+@pytest.mark.asyncio
+async def test_a_door_of_batches_that_meets_damage_has_it_named_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Kafka's answer is a number: it has no room for which offsets cannot be had, and why."""
+    store = _DamagedStore()
+    async with open_broker(store) as broker:
+        await subscribed(broker)
+        await publish_each(broker, b"a", b"b", b"c")
+        store.damaged = range(1, 3)
+        read = Read(PartitionKey(broker.topic(TOPIC).id, 0), 1, 1000)
+        with caplog.at_level(logging.ERROR):
+            for _ in range(2):
+                (part,) = await broker.read(CALLER, [read], max_bytes=1000)
+                assert isinstance(part.error, DamagedData)
+        assert len(caplog.records) == 1, "it is named once"
+        assert "offsets 1 to 2 cannot be read: bytes 0 to 99" in caplog.text
 
 
 @pytest.mark.asyncio

@@ -103,3 +103,14 @@ async def test_what_cannot_be_opened_is_stepped_over_and_counted() -> None:
         page = await read(broker)
         assert [(each.record.value, each.lost) for each in page.messages] == [(b"a", 0), (b"b", 2)]
         assert page.next_offset == 4
+        assert page.losses.count == 0
+
+
+async def test_what_cannot_be_opened_at_the_end_is_told_with_the_page() -> None:
+    async with open_broker() as broker:
+        await put(broker, b"a")
+        await broker.publish(CALLER, broker.topic(TOPIC), 0, poison_batch(b"x", b"y"))
+        page = await read(broker)
+        assert [each.record.value for each in page.messages] == [b"a"]
+        assert (page.next_offset, page.losses.count) == (3, 2)
+        assert page.losses.ranges() == ((1, 3),)

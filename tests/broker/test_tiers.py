@@ -4,6 +4,7 @@ model of what should be there."""
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Iterator
 from contextlib import suppress
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from quackmq import limits
+from quackmq.archive.files import partition_path
 from quackmq.broker import Broker
 from quackmq.errors import QuackError
 from quackmq.policy import Policy, WhenFull
@@ -28,7 +30,8 @@ from tests.broker.support import (
 )
 from tests.broker.tier_model import MANUAL, Run, Step, Steps, Truth, run_until_restart
 from tests.broker.tiers import Tiers
-from tests.support import batch_of
+from tests.stores.calls import soon
+from tests.support import batch_of, let_others_run
 
 
 @pytest.fixture(autouse=True)
@@ -101,6 +104,33 @@ async def test_an_age_that_the_archive_has_from_a_region_errs_towards_keeping(
         tiers.clock.advance(500 + limits.REGION_MS)
         await broker.clean()
         assert await values_in(broker) == []
+
+
+@pytest.mark.asyncio
+async def test_a_file_that_is_missing_is_not_taken_for_old() -> None:
+    """Somebody may put it back."""
+    tiers = Tiers()
+    async with tiers.broker() as broker:
+        topic = await broker.create_topic(CALLER, TOPIC, policy=Policy(keep_for_ms=1000, **MANUAL))
+        key = key_of(topic)
+        for value in (b"a", b"b", b"c", b"d"):
+            await publish(broker, value)
+            await tiers.archive(key)
+            tiers.clock.advance(300)
+        await publish(broker, b"e")
+        files = tiers.manifest(key).files
+    path = f"{partition_path(TOPIC, 0)}/{files[2].name}"
+    content = tiers.disk.files.pop(path)
+    async with tiers.broker() as broker:
+        tiers.clock.advance(300)  # a and b are old, c and d are not
+        await broker.clean()
+        assert tiers.manifest(key).files == files[2:]
+        tiers.disk.files[path] = content
+        assert await values_in(broker) == [b"c", b"d", b"e"]
+        del tiers.disk.files[path]
+        tiers.clock.advance(500)
+        await broker.clean()
+        assert tiers.manifest(key).files == ()
 
 
 @pytest.mark.asyncio
@@ -244,6 +274,28 @@ async def test_dropping_the_oldest_out_of_an_archive_waits_for_the_cleaner() -> 
         assert await values_in(broker) == [b"c", b"d", b"e"]
         await publish(broker, b"f")
         assert await values_in(broker) == [b"d", b"e", b"f"], "the log is cut at once"
+
+
+@pytest.mark.asyncio
+async def test_who_publishes_does_not_wait_while_the_cleaner_waits_for_the_archive() -> None:
+    tiers = Tiers()
+    async with tiers.broker() as broker:
+        policy = Policy(live_entries=3, when_full=WhenFull.DROP_OLDEST, **MANUAL)
+        topic = await broker.create_topic(CALLER, TOPIC, policy=policy)
+        await publish_each(broker, b"a", b"b", b"c")
+        await tiers.archive(key_of(topic), 2)
+        await publish_each(broker, b"d", b"e")
+        tiers.disk.is_free.clear()
+        cleaning = asyncio.create_task(broker.clean())
+        await let_others_run()
+        try:
+            await soon(publish(broker, b"f"))
+            assert not cleaning.done()
+        finally:
+            tiers.disk.is_free.set()
+        await cleaning
+        await broker.clean()
+        assert await values_in(broker) == [b"d", b"e", b"f"]
 
 
 @pytest.mark.asyncio

@@ -3,6 +3,7 @@ says so."""
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, nullcontext, suppress
@@ -36,10 +37,15 @@ class LaneDisk(MemoryDisk):
         super().__init__()
         #: What the archive is to fail with.
         self.error: OSError | None = None
+        #: Cleared while the archive's lane is busy with something else.
+        self.is_free = asyncio.Event()
+        self.is_free.set()
 
     async def run(self, function: Callable[[], T], lane: Literal["read", "archive"]) -> T:
         if self.error is not None and lane == "archive":
             raise self.error
+        if lane == "archive":
+            await self.is_free.wait()
         return function()
 
 

@@ -330,6 +330,21 @@ def test_export_takes_offsets_and_times(
     assert output.lines[-1].startswith(f"{len(expected)} records in ")
 
 
+def test_export_copies_files_as_they_are_that_lie_between_its_times(
+    archive: Command, directory: Path, tmp_path: Path
+) -> None:
+    target = tmp_path / "export"
+    times = ["--since", str(NOON_MS), "--until", str(NOON_MS + 250_000)]
+    assert archive("export", directory, "ducks:0", target, *times).exit_code == 0
+    assert [path.name for path in sorted(target.glob("0/*"))] == [
+        "00000000000000000000-00000001.parquet",
+        "00000000000000000200.parquet",
+    ]
+    whole = target / "0" / "00000000000000000000-00000001.parquet"
+    assert whole.read_bytes() == file_of(directory).read_bytes()
+    assert offsets(target) == list(range(250))
+
+
 def test_export_begins_behind_what_was_trimmed(
     archive: Command, directory: Path, tmp_path: Path
 ) -> None:
@@ -406,6 +421,11 @@ def test_no_look_changes_anything(archive: Command, directory: Path, tmp_path: P
         (["export", "{}/data", "ducks", "{}/data"], "data is there and not empty"),
         (["export", "{}/data", "ducks", "{}/x", "--since", "noon"], "'noon' is no time"),
         (["export", "{}/data", "ducks", "{}/x", "--from", "-1"], "'-1' is not a number from 0 on"),
+        (["export", "{}/data", "ducks", "{}/x", "--from", "3", "--before", "3"], "leave nothing"),
+        (
+            ["export", "{}/data", "ducks", "{}/x", "--since=2024-01-01", "--until=2023-01-01"],
+            "--since has to be earlier",
+        ),
         (["import", "{}/none", "ducks"], "none is neither a file nor a directory"),
         (["import", "{}/data", "ducks"], "there is no .parquet file"),
         (["import", "{}/data/archive/ducks", "ducks"], "export it first"),

@@ -23,7 +23,7 @@ def without_last_id() -> None:
     async def acknowledge(self: delivery.Delivery, held: delivery._Held, place: object) -> None:
         outstanding = held.progress.outstanding
         if outstanding is not None:
-            await self._move(held, outstanding)
+            await self._move(held, outstanding, 0)
             held.progress = named(held.progress, outstanding)
 
     delivery.Delivery._acknowledge = acknowledge  # type: ignore[assignment,method-assign]

@@ -133,6 +133,11 @@ class HttpWay(Way):
         except (OSError, http.client.HTTPException) as error:
             self._connection.close()
             raise Unsure(f"{method} {path}: {error!r}") from error
+        has_body = response.status != http.HTTPStatus.NO_CONTENT
+        if has_body and response.getheader("Content-Length") is None:
+            # http.client takes a head that is cut off for one that ends there.
+            self._connection.close()
+            raise Unsure(f"{method} {path}: the answer was torn")
         if response.status == http.HTTPStatus.SERVICE_UNAVAILABLE:
             raise Unsure(f"{method} {path}: {answer!r}")
         assert response.status < http.HTTPStatus.BAD_REQUEST, f"{method} {path}: {answer!r}"

@@ -62,7 +62,7 @@ class Broker(Serving):
         assert producer.flush(DEADLINE_S) == 0
 
     def options(self, topic: str | None = None, **more: object) -> dict[str, str]:
-        options = {"kafka.bootstrap.servers": self.address, "retryTimeoutMs": "10000"}
+        options = {"kafka.bootstrap.servers": self.address, "retryTimeoutMs": "30000"}
         if topic is not None:
             options["subscribe"] = topic
         return options | {name: str(value) for name, value in more.items()}
@@ -105,8 +105,8 @@ def serving(store: Store | None = None, directory: Path | None = None) -> Iterat
         broker.close()
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
+def wait_until(condition: Callable[[], bool], deadline_s: float = DEADLINE_S) -> None:
+    deadline = time.monotonic() + deadline_s
     while not condition():
         assert time.monotonic() < deadline, "it does not come true"
         time.sleep(0.01)

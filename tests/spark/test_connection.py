@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import socket
 import threading
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 from confluent_kafka import Producer
 
+from quackmq import limits
 from quackmq.broker import BrokerSettings
 from quackmq.doors.kafka.api import Node
 from quackmq.doors.kafka.configs import broker_configs
@@ -71,6 +73,34 @@ def test_a_broker_that_stays_away_is_given_up_after_its_time() -> None:
     with Http("127.0.0.1:1", retry_ms=200) as http:
         with pytest.raises(QuackTimeout, match="waited 0.2 s for GET /v1/topics of the broker at"):
             http.get("/v1/topics")
+
+
+def test_an_answer_that_takes_its_time_is_asked_for_again_as_often_as_is_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A commit of much: the broker has taken it, and is at work for longer than it may be away."""
+    monkeypatch.setattr(limits, "SPARK_ANSWER_MS", 400)
+    for waits in (1, 10):
+        with socket.create_server(("127.0.0.1", 0)) as busy, ExitStack() as taken:
+            answering = threading.Thread(target=_answer_the_second, args=(busy, taken))
+            answering.start()
+            with Http(f"127.0.0.1:{busy.getsockname()[1]}", retry_ms=200) as http:
+                if waits == 1:
+                    with pytest.raises(QuackTimeout, match="timed out"):
+                        http.post("/v1/stages/s/commit")
+                    http.ask("POST", "/v1/stages/s/commit", waits=10)  # for the thread to end
+                else:
+                    assert http.ask("POST", "/v1/stages/s/commit", waits=waits).status == 204
+            answering.join()
+
+
+def _answer_the_second(server: socket.socket, taken: ExitStack) -> None:
+    taken.enter_context(server.accept()[0])
+    while True:
+        connection = taken.enter_context(server.accept()[0])
+        if connection.recv(65_536):
+            connection.sendall(b"HTTP/1.1 204 No Content\r\nContent-Length: 0\r\n\r\n")
+            return
 
 
 def test_a_task_goes_on_when_its_broker_is_killed_and_comes_back(tmp_path: Path) -> None:

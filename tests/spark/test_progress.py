@@ -10,6 +10,7 @@ import pytest
 from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, TopicPartition
 from confluent_kafka.admin import AdminClient
 
+from quackmq import limits
 from quackmq.errors import NameInOtherMode
 from quackmq.policy import Policy
 from quackmq.spark import release
@@ -65,6 +66,25 @@ def test_a_query_shows_as_a_group_with_its_offsets_also_when_it_is_idle_s4(
     assert broker.run(broker.broker.lag(CALLER, group, topic)) == 1
 
 
+def test_a_query_that_has_had_no_batch_yet_is_told_again_now_and_then(
+    broker: Broker, topic: str, group: str, stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever forgets groups that say nothing must not forget where it begins."""
+    broker.publish(topic, ["before"])
+    query = stream(startingOffsets="latest")
+    assert query.step() is None
+    admin = AdminClient({"bootstrap.servers": broker.address})
+    assert release(broker.address, group) == [topic]
+    admin.delete_consumer_groups([group])[group].result(DEADLINE_S)
+    assert committed(broker, group, topic) < 0
+    monkeypatch.setattr(limits, "SPARK_TOLD_MS", 0)
+    assert query.step() is None
+    wait_until(lambda: committed(broker, group, topic) == 1)
+    broker.publish(topic, ["a"])
+    again = stream(startingOffsets="latest")
+    assert again.step() == 1, "it begins where it began"
+
+
 def test_a_query_that_is_stopped_says_how_far_it_got(
     broker: Broker, topic: str, group: str, stream: Stream
 ) -> None:
@@ -89,6 +109,21 @@ def test_a_query_without_a_name_keeps_the_one_it_was_given_through_restarts(
     second.close()
     assert second.log[-1]["group"] == name
     assert committed(broker, name, topic) == 2
+
+
+def test_a_query_without_a_name_that_repeats_its_first_batch_leaves_no_other_name_behind(
+    broker: Broker, topic: str
+) -> None:
+    broker.publish(topic, ["a"])
+    options = broker.options(topic, startingOffsets="earliest")
+    first = Query(options)
+    assert first.step() == 1
+    again = Query(options, first.log)
+    assert again.repeat() == 1
+    subscribed = broker.run(broker.broker.subscriptions(CALLER, topic_name=topic))
+    assert [each.name for each in subscribed] == [first.log[-1]["group"]]
+    first.close()
+    again.close()
 
 
 def first_offset(broker: Broker, topic: str) -> int:

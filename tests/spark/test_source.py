@@ -21,6 +21,8 @@ from quackmq.errors import (
     UnknownTopic,
 )
 from quackmq.record import Batch
+from quackmq.spark import reading
+from quackmq.spark.rows import opened
 from quackmq.spark.source import PushingSource, QuackSource
 from quackmq.topic import Append, PartitionKey
 from tests.batches import sealed
@@ -362,6 +364,18 @@ def test_more_topics_than_one_question_may_name_are_asked_for_in_several(
     assert sorted(row["value"] for row in query.rows) == [b"%d" % number for number in range(5)]
 
 
+def test_more_partitions_than_one_answer_may_have_are_asked_for_in_several(
+    broker: Broker, topic: str, stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(5):
+        broker.create(f"{topic}.{number}", partitions=2)
+        broker.publish(f"{topic}.{number}", [f"{number}"], partition=1)
+    monkeypatch.setattr(limits, "HTTP_OFFSETS_PARTITIONS", 4)
+    query = stream(subscribePattern=rf"{topic}\..*", startingOffsets="earliest")
+    query.drain()
+    assert sorted(row["value"] for row in query.rows) == [b"%d" % number for number in range(5)]
+
+
 def test_a_topic_and_partitions_that_come_later_are_read_from_their_beginning(
     broker: Broker, topic: str, stream: Stream
 ) -> None:
@@ -419,6 +433,27 @@ def test_a_batch_that_cannot_be_opened_is_named_or_gone_over(broker: Broker, top
     assert [(row["offset"], row["value"]) for row in left] == [(0, b"a"), (2, b"b")]
 
 
+def test_batches_that_come_to_too_much_together_are_opened_as_they_are_wanted(
+    broker: Broker, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(3):
+        broker.publish(topic, [str(number) * 10_000], **{"compression.type": "zstd"})
+    monkeypatch.setattr(limits, "SPARK_DECODED_BYTES", 20_000)
+    sizes: list[int] = []
+
+    def noted(group: Any) -> Any:
+        sizes.append(len(group))
+        return opened(group)
+
+    monkeypatch.setattr(reading, "opened", noted)
+    reader: Any = batch_reader(broker.options(topic))
+    (task,) = reader.partitions()
+    rows = reader.read(task)
+    assert next(rows).num_rows == 1
+    assert sizes == [3, 1]
+    assert sum(batch.num_rows for batch in rows) == 2
+
+
 async def broker_append(broker: Broker, topic: str, append: Append) -> None:
     await broker.broker.publish_together(CALLER, broker.broker.topic(topic), [append])
 
@@ -461,3 +496,41 @@ def test_the_checkpoint_of_another_broker_is_refused(
     ahead["topics"][topic]["offsets"]["0"] = 99
     with pytest.raises(OffsetOutOfRange, match="ends at 2, before offset 99"):
         stream([ahead]).step()
+    ending = stream([ahead])
+    ending.reader.prepareForTriggerAvailableNow()
+    with pytest.raises(OffsetOutOfRange, match="ends at 2, before offset 99"):
+        ending.step()
+
+
+def test_a_query_that_is_ahead_of_its_broker_goes_on_with_what_comes(
+    broker: Broker, topic: str, stream: Stream
+) -> None:
+    """As after a broker was put back from a copy: nothing that it takes then is left out."""
+    broker.publish(topic, ["a"])
+    query = stream(startingOffsets="earliest")
+    assert query.step() == 1
+    ahead = json.loads(json.dumps(query.log[-1]))
+    ahead["topics"][topic]["offsets"]["0"] = 3
+    repeated = stream([*query.log, ahead])
+    with pytest.raises(OffsetOutOfRange, match="ends at 1: offsets up to 2 .* are gone"):
+        repeated.repeat()
+    going_on = stream([*query.log, ahead], failOnDataLoss="false")
+    assert going_on.repeat() == 0
+    assert (going_on.step(), going_on.step()) == (0, None), "it is written down where it is"
+    broker.publish(topic, ["b", "c", "d"])
+    going_on.drain()
+    assert [row["value"] for row in going_on.rows] == [b"b", b"c", b"d"]
+
+
+def test_a_topic_that_goes_between_plan_and_task_fails_the_task_or_is_gone_over(
+    broker: Broker, topic: str
+) -> None:
+    broker.publish(topic, ["a"])
+    readers: list[Any] = [
+        batch_reader(broker.options(topic, failOnDataLoss=fails)) for fails in ("true", "false")
+    ]
+    plans = [reader.partitions() for reader in readers]
+    broker.run(broker.broker.delete_topic(CALLER, topic))
+    with pytest.raises(UnknownTopic, match=topic):
+        rows_of(readers[0], plans[0])
+    assert rows_of(readers[1], plans[1]) == []

@@ -70,6 +70,11 @@ def test_settings_of_kafkas_go_on_to_the_client_but_for_those_that_are_ours() ->
     assert options.group == "flock"
 
 
+@pytest.mark.parametrize(("text", "delay_ms"), [("500", 500), ("500ms", 500), ("2 m", 120_000)])
+def test_a_time_may_have_a_unit_as_in_sparks_kafka_source(text: str, delay_ms: int) -> None:
+    assert stream_options({**BASE, "maxTriggerDelay": text}).max_delay_ms == delay_ms
+
+
 def test_options_of_sparks_kafka_source_that_mean_nothing_here_are_left_alone() -> None:
     batch_options({**BASE, "kafkaConsumer.pollTimeoutMs": "512", "fetchOffset.numRetries": "3"})
 

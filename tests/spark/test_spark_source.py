@@ -21,7 +21,10 @@ from quackmq.spark.registration import PUSHDOWN_PROPERTY
 from tests.doors.http.v1.serving import CALLER, DEADLINE_S
 from tests.spark.serving import Broker, serving, wait_until
 
-pytestmark = [pytest.mark.needs("java"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.needs("java"), pytest.mark.timeout(600)]
+
+#: A query has so long, the first with all that Spark starts for it, on a busy machine.
+QUERY_S = 300
 
 KAFKA_COLUMNS = [
     ("key", "binary"),
@@ -55,7 +58,7 @@ def run(frame: DataFrame, output: Path) -> list[dict[str, Any]]:
         .trigger(availableNow=True)
         .start()
     )
-    assert query.awaitTermination(120)
+    assert query.awaitTermination(QUERY_S), "the query takes too long"
     return [progress for progress in query.recentProgress if progress["numInputRows"]]
 
 
@@ -124,7 +127,7 @@ def test_latest_misses_nothing_that_comes_before_the_first_batch(
         .start()
     )
     try:
-        wait_until(lambda: group_of(broker, topic) is not None)
+        wait_until(lambda: group_of(broker, topic) is not None, QUERY_S)
         for number in range(3):
             broker.publish(topic, [f"{number}"])
             query.processAllAvailable()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -92,6 +93,29 @@ def test_whatever_is_read_is_the_same_from_files_through_the_broker_and_from_the
     assert rows_of(reader, planned) == in_log, "archived since it was planned to be in the log"
 
 
+@pytest.mark.parametrize("at_a_time", [1, 3])
+def test_a_stream_whose_batches_lie_in_what_was_aborted_and_archived_goes_on(
+    broker: Broker, topic: str, at_a_time: int
+) -> None:
+    """The archive has a hole there, which is wider than a batch."""
+    broker.create(topic)
+    transactor = Transactor(broker.broker, f"till of {topic}")
+    broker.run(transactor.init())
+    broker.publish(topic, ["a", "b"])
+    broker.run(transactor.send(*[b"aborted"] * 5, topic=topic))
+    broker.run(transactor.abort())
+    broker.publish(topic, ["c"])
+    broker.archive(topic)
+    options = {"startingOffsets": "earliest", "maxOffsetsPerTrigger": at_a_time}
+    query = Query(broker.options(topic, **options))
+    try:
+        query.drain()
+    finally:
+        query.close()
+    assert [row["value"] for row in query.rows] == [b"a", b"b", b"c"]
+    assert found(query.rows) == broker.consumed(topic)
+
+
 def test_files_that_are_merged_away_after_the_plan_cost_nothing(
     broker: Broker, tiered: str
 ) -> None:
@@ -106,6 +130,15 @@ def test_files_that_are_merged_away_after_the_plan_cost_nothing(
     wait_until(lambda: not any(Path(path).exists() for path in paths))
     assert found(rows_of(reader, tasks)) == expected
     assert found(rows_of(reader, [elsewhere(task) for task in tasks])) == expected
+
+
+def test_a_batch_that_needs_no_file_holds_none(broker: Broker, tiered: str) -> None:
+    before = len(broker.client().get("/v1/archive/plans").json["plans"])
+    in_log = broker.options(tiered, startingOffsets=json.dumps({tiered: {"0": 100 * MERGED}}))
+    assert len(read(in_log)) == 50
+    assert len(broker.client().get("/v1/archive/plans").json["plans"]) == before
+    assert len(read(broker.options(tiered))) == 100 * MERGED + 50
+    assert len(broker.client().get("/v1/archive/plans").json["plans"]) == before + 1
 
 
 def test_a_plan_keeps_its_files_while_others_merge(broker: Broker, tiered: str) -> None:

@@ -60,6 +60,8 @@ PARTITIONS = 3
 LOCAL = "local[2,4]"
 #: For a life on a machine that has other things to do as well.
 LIFE_S = 600
+#: For one thing that the broker is asked for.
+DEADLINE_S = 120
 PAUSE_S = 0.05
 ROOT = Path(__file__).parents[2]
 
@@ -157,7 +159,7 @@ class Torture:
         admin = AdminClient({"bootstrap.servers": self._doors["kafka"]})
         made = admin.create_topics([NewTopic(name, PARTITIONS) for name in (SOURCE, TARGET)])
         for each in made.values():
-            each.result(30)
+            each.result(DEADLINE_S)
         producer = Producer({"bootstrap.servers": self._doors["kafka"], "linger.ms": 20})
         for number in range(self.records):
             producer.produce(
@@ -167,7 +169,7 @@ class Torture:
                 headers=[("number", b"%d" % number)],
                 timestamp=1_700_000_000_000 + number,
             )
-        assert producer.flush(30) == 0
+        assert producer.flush(DEADLINE_S) == 0
         return self._read(SOURCE)
 
     def _live(self, blows: Sequence[Blow]) -> int:
@@ -245,7 +247,7 @@ class Torture:
 def _until_the_end(consumer: Consumer) -> Iterator[Record]:
     ended: set[int] = set()
     while len(ended) < PARTITIONS:
-        message = consumer.poll(30)
+        message = consumer.poll(DEADLINE_S)
         assert message is not None, "the consumer hears nothing"
         if message.error() is not None:
             ended.add(message.partition())

@@ -86,6 +86,8 @@ class Receiver:
         self._known = place.known_heads.of(is_loopback)
         #: What was made of the last head, if it is one to be known again.
         self._made: KnownHead | None = None
+        #: Requests whose beginning was seen in what was fed last.
+        self._begun = 0
         self._parser: httptools.HttpRequestParser | None = httptools.HttpRequestParser(self)
         #: Whether a request has begun to come and is not whole.
         self.is_coming = False
@@ -161,8 +163,11 @@ class Receiver:
             self._deliver(asked)
             return
         self._made = None
+        self._begun = 0
         self._parse(data)
-        self._learn(head, len(data) - head_bytes)
+        # Of several that came together, what was made is the last one's, and the head the first's.
+        if self._begun == 1:
+            self._learn(head, len(data) - head_bytes)
 
     def _learn(self, head: bytes, rest_bytes: int) -> None:
         """Keep what was made of a head, if its body and nothing else came with it."""
@@ -173,6 +178,7 @@ class Receiver:
 
     def on_message_begin(self) -> None:
         self.is_coming = True
+        self._begun += 1
         self._has_head = False
         self._url = b""
         self._headers = []

@@ -138,7 +138,8 @@ class Engine:
 
     def check_writable(self) -> None:
         if self.failure is not None:
-            raise self.failure
+            # Without the frames of those who met it before, which would be kept for ever.
+            raise self.failure.with_traceback(None)
         if self._closing:
             raise BrokerClosing("the store is closing: nothing more is taken")
 
@@ -378,7 +379,7 @@ class Engine:
         while (place := self._journal.reserve(frame_bytes)) is None:
             await self._start_checkpoint()
             if self.failure is not None:
-                raise self.failure
+                raise self.failure.with_traceback(None)
         return place
 
     def _must_sync(self, cycle: Cycle) -> bool:

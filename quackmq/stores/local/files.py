@@ -98,7 +98,7 @@ class OpenFiles:
         entry = self._take(path, create=False)
         with entry as file, entry.syncing:
             if self._failure is not None:
-                raise self._failure
+                raise self._failure.with_traceback(None)
             try:
                 file.sync()
             except OSError as error:

@@ -171,3 +171,19 @@ def test_no_more_heads_are_known_than_there_is_room_for() -> None:
     assert all(
         len(head) <= limits.HTTP_KNOWN_HEAD_BYTES for head in door.known_heads.of(is_loopback=True)
     )
+
+
+def test_of_two_that_come_together_the_second_is_not_known_by_the_head_of_the_first() -> None:
+    """Not even where the second's head is as long as the body that it has yet to send."""
+    door = new_door()
+    first = request("GET", "/echo?first=1")
+    head = (
+        request("POST", "/echo?second=" + "1" * 99, b"x" * 100).partition(b"\r\n\r\n")[0]
+        + b"\r\n\r\n"
+    )
+    body = b"x" * len(head)
+    head = head.replace(b"100", str(len(body)).encode())
+    assert len(head) == len(body)
+    together = first + head + body
+    assert [each.body for each in received(together, [len(first + head)], door)] == [b"", body]
+    assert [each.query for each in received(first + head, [], door)] == [{"first": "1"}]

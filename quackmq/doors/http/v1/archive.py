@@ -91,8 +91,9 @@ class QuarantinedBatch(Struct, frozen=True):
 class ArchivedPartition(Struct, frozen=True):
     """Archived is what lies from `first_offset` up to, not including, `next_offset`. The log holds
     what lies from `log_first_offset`, which is never behind that, up to `end_offset`, where all
-    transactions are decided. `version` grows with each change; `problem` says why nothing more is
-    archived, where that is so."""
+    transactions are decided; `log_bytes` is what it takes, with what is archived and has not left
+    it yet. `version` grows with each change; `problem` says why nothing more is archived, where
+    that is so."""
 
     partition: int
     version: int

@@ -160,7 +160,12 @@ async def read_batches(request: Request) -> Response:
         raise found.error
     chunks: Sequence[Buffer] = found.chunks if end is None else _before(found.chunks, end)
     headers = [(FIRST_OFFSET, str(found.first_offset)), (END_OFFSET, str(found.stable_offset))]
-    next_offset = _end_of(chunks[-1]) if chunks else offset
+    if chunks:
+        next_offset = _end_of(chunks[-1])
+    else:
+        # What there is begins behind the end that was asked for: up to there lies a hole, as what
+        # was aborted leaves one in the archive.
+        next_offset = end if end is not None and found.chunks else offset
     if APPEND_TIMES.given(request) == "true" and chunks:
         times = await broker.append_times(caller, key, offset, next_offset)
         if len(times) > limits.HTTP_APPEND_TIMES:

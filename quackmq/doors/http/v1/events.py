@@ -178,6 +178,8 @@ class _Following:
             data = encoded(stored(message, self._losses.pop(partition, None)))
             pieces += (b"id: ", self._token(message.id), b"\ndata: ", data, b"\n\n")
         self._positions[partition] = page.next_offset
+        for begin, end in page.losses.ranges():
+            self._losses.setdefault(partition, Losses()).add(begin, end)
         return b"".join(pieces)
 
     def _token(self, message_id: str) -> bytes:

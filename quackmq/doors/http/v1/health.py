@@ -24,7 +24,8 @@ class ArchiveHealth(Struct, frozen=True):
     """How the archive is doing, which nothing that is published waits for. It is `stuck` where
     something needs somebody's help, or time: `problems` are some of what it is, in words, and the
     log keeps everything meanwhile. `backlog_bytes` are about the bytes of the log that are decided
-    and not archived, `quarantined` batches that nobody can open."""
+    and not archived, `quarantined` batches that nobody can open; `kept_aside` names some of them.
+    """
 
     status: Literal["well", "stuck"]
     problems: list[str]
@@ -32,6 +33,7 @@ class ArchiveHealth(Struct, frozen=True):
     due_partitions: int
     failing_partitions: int
     quarantined: int
+    kept_aside: list[str]
     files_archived: int
     merges: int
     plans: int
@@ -87,6 +89,7 @@ def _archive_health(request: Request) -> ArchiveHealth | None:
         state.archiver.due_partitions,
         state.archiver.failing,
         state.quarantined,
+        list(state.kept_aside),
         state.archiver.done.files,
         state.merged.merges,
         state.plans,

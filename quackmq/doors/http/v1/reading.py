@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Final
 
 import msgspec
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from quackmq import limits
 from quackmq.doors.http.v1.common import GREATEST, LIMIT, PARTITION, TOPIC, WAIT_MS
-from quackmq.doors.http.v1.messages import StoredMessage, stored
+from quackmq.doors.http.v1.messages import Range, StoredMessage, stored
 from quackmq.doors.http.v1.operations import Answer, Number, Operation, answered
 from quackmq.doors.http.values import Request, Response
 from quackmq.errors import DamagedData, OffsetOutOfRange, UnknownPartition, UnknownTopic
@@ -19,12 +19,15 @@ from quackmq.topic import PartitionKey
 class MessagePage(Struct, frozen=True):
     """Messages of one partition. `next_offset` goes into `offset` to ask for more; it also steps
     over what is no message. Readable is what lies from `first_offset` up to, not including,
-    `end_offset`."""
+    `end_offset`. Where `next_offset` also steps over messages that cannot be read, `lost` says how
+    many of them lie behind the last one here, and `lost_ranges` which."""
 
     messages: list[StoredMessage]
     next_offset: int
     first_offset: int
     end_offset: int
+    lost: int | UnsetType = UNSET
+    lost_ranges: list[Range] | UnsetType = UNSET
 
 
 OFFSET: Final = Number(
@@ -56,9 +59,11 @@ async def read(request: Request) -> Response:
             msgspec.structs.replace(each, consumers_left=count)
             for each, count in zip(messages, left, strict=True)
         ]
-    return answered(
-        200, MessagePage(messages, page.next_offset, page.first_offset, page.end_offset)
-    )
+    shown = MessagePage(messages, page.next_offset, page.first_offset, page.end_offset)
+    if page.losses.count:
+        ranges = [Range(*each) for each in page.losses.ranges()]
+        shown = msgspec.structs.replace(shown, lost=page.losses.count, lost_ranges=ranges)
+    return answered(200, shown)
 
 
 OPERATIONS: Final = (

@@ -1,0 +1,478 @@
+"""Individually acknowledged subscriptions: what is sent next, what again, what is done. Pure.
+
+Push, retransmission and work queues want each entry acknowledged by itself, in any order. This is
+the state of one subscription in one partition. An offset is in one of three conditions, and only
+ever goes on to the next:
+
+    fresh  --lend-->  outstanding  --ack----------------------->  done
+      |                |  |    ^
+      |                |  +----+  its time runs out, or nack: lent again, one delivery more
+      |                +--it is too old to be lent again (live), or it is gone ------>  done
+      +--skipped (live), lost, or no entry at all (a marker, an aborted record) ----->  done
+
+Before the low-water mark all is done; it is what holds retention, and it only grows. Above it lie
+done ranges, outstanding entries and fresh ones. Only the last two are kept, the rest follows:
+
+        low-water mark                frontier
+             |                           |
+    done     | outstanding  done  gap    | fresh, up to the end of the log and beyond
+    ---------+---------------------------+-----------------------------------------------
+                                   ^-- fresh, and left behind by a `live` reading
+
+An `every` reading serves what is due again, then the oldest fresh entries. A `live` one skips what
+is older than the topic's δ, and serves the newest window of what has come since, then what is due
+again, then the newest gap: new news has faster access than old news. A window is read in order.
+
+Promised: what was acked is not lent again; what was not is lent until it is acked, skipped or
+gone; `acked + skipped + lost + absent + outstanding` are all offsets that are no longer fresh.
+Outstanding entries and gaps are bounded, hence so are the done ranges between them and the encoded
+state; an ack is never refused for want of room. With gaps at their bound a live reading goes on at
+the end of an older window, until it has caught up with one.
+
+Not promised: that leases outlive a crash. The state says what was outstanding when it was encoded;
+that is lent again, with its delivery count; what was lent later is fresh again. An ack of such an
+entry changes nothing until it was lent again, so who is sent one twice must know it by its offset.
+
+Each step is a bisection and a move of a few kilobytes within a list. Not for several threads.
+
+    0         1          5
+    +---------+----------+------------------------------------------------------------------+
+    | version | CRC32C   | varints: low-water mark, frontier, acked, skipped, lost, absent,  |
+    | u8, 1   | u32, of  |   gaps, and for each: distance from the end of the one before,    |
+    |         | the rest |   length; outstanding entries, and for each: distance from the    |
+    |         |          |   one before, deliveries. Distances begin at the low-water mark.  |
+    +---------+----------+------------------------------------------------------------------+
+"""
+
+from __future__ import annotations
+
+import heapq
+import struct
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, NamedTuple, Self
+
+from crc32c import crc32c
+
+from quackmq import limits
+from quackmq.errors import DamagedStore, InvalidRequest, NewerFormat
+from quackmq.subscriptions import OffsetRange
+
+_HEAD: Final = struct.Struct(">BI")
+_VERSION: Final = 1
+#: Every number that is kept is less: the last fresh range ends here, where no log ever does.
+_NO_END: Final = 2**63 - 1
+_VARINT_BYTES: Final = 9
+_COUNTERS: Final = 8
+#: No state takes more bytes than this, whatever happens.
+LONGEST_STATE_BYTES: Final = _HEAD.size + _VARINT_BYTES * (
+    _COUNTERS + 2 * limits.LEASE_GAPS + 2 * limits.LEASES
+)
+#: Entries of the heap that nobody needs any more, beyond one for each that is needed.
+_SPARE_DUES: Final = 64
+
+Reading = Literal["every", "live"]
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """How a subscription is served. `outstanding` is how many entries of a partition may be lent
+    and not acked at once, `window` how many of the newest a live reading serves in order."""
+
+    reading: Reading = "every"
+    lease_ms: int = limits.LEASE_MS
+    outstanding: int = limits.LEASES
+    window: int = limits.LIVE_WINDOW
+
+    def __post_init__(self) -> None:
+        _check_lease(self.lease_ms)
+        if not 1 <= self.outstanding <= limits.LEASES:
+            raise InvalidRequest(
+                f"1 to {limits.LEASES} entries may be outstanding, not {self.outstanding}"
+            )
+        if self.window < 1:
+            raise InvalidRequest(f"a window holds one entry or more, not {self.window}")
+
+
+class Wanted(NamedTuple):
+    """Offsets to be read now and lent; `is_again` if it is one that was lent before."""
+
+    first_offset: int
+    next_offset: int
+    is_again: bool = False
+
+
+class Lease(NamedTuple):
+    """An outstanding entry: how often it was lent, the last time included, and when it is due to be
+    lent again. Offset and deliveries together name one delivery."""
+
+    offset: int
+    deliveries: int
+    due_ms: int
+
+
+class Counts(NamedTuple):
+    """What became of the offsets that are done. `skipped` were too old for a live reading and stay
+    in the history; `lost` were let go of, or could not be read, before they were acked; `absent`
+    were no entries."""
+
+    acked: int = 0
+    skipped: int = 0
+    lost: int = 0
+    absent: int = 0
+
+
+class Leases:
+    """One subscription in one partition. Owned by the broker's loop."""
+
+    __slots__ = ("terms", "counts", "_fresh", "_held", "_offsets", "_dues")
+
+    def __init__(self, terms: Terms, start_offset: int) -> None:
+        if not 0 <= start_offset < _NO_END:
+            raise InvalidRequest(f"there is no offset {start_offset}")
+        self.terms = terms
+        self.counts = Counts()
+        self._fresh = _Fresh([start_offset], [_NO_END])
+        self._held: dict[int, Lease] = {}
+        #: The keys of `_held` in order.
+        self._offsets: list[int] = []
+        #: (due_ms, offset) of every lease, and of some that are no more.
+        self._dues: list[tuple[int, int]] = []
+
+    # --- how it stands ---
+
+    @property
+    def low_water_mark(self) -> int:
+        """Everything before it is done."""
+        oldest = self._fresh.starts[0]
+        return min(oldest, self._offsets[0]) if self._offsets else oldest
+
+    @property
+    def frontier(self) -> int:
+        """Everything from here on is fresh."""
+        return self._fresh.starts[-1]
+
+    @property
+    def outstanding(self) -> int:
+        return len(self._held)
+
+    @property
+    def next_due_ms(self) -> int | None:
+        """When the next outstanding entry is to be lent again: for a timer."""
+        self._forget_old_dues()
+        return self._dues[0][0] if self._dues else None
+
+    def leases(self) -> list[Lease]:
+        return [self._held[offset] for offset in self._offsets]
+
+    def gaps(self) -> list[OffsetRange]:
+        """What is fresh before the frontier."""
+        ranges = zip(self._fresh.starts[:-1], self._fresh.ends[:-1], strict=True)
+        return [OffsetRange(*each) for each in ranges]
+
+    def done_ranges(self) -> list[OffsetRange]:
+        """What is done above the low-water mark, merged."""
+        left = [OffsetRange(offset, offset + 1) for offset in self._offsets]
+        ranges, begin = [], self.low_water_mark
+        for first, end in sorted([*left, *self.gaps(), OffsetRange(self.frontier, _NO_END)]):
+            if first > begin:
+                ranges.append(OffsetRange(begin, first))
+            begin = end
+        return ranges
+
+    # --- what is next ---
+
+    def wanted(self, now_ms: int, end_offset: int, live_from: int = 0) -> Wanted | None:
+        """What to read and lend next of a log that ends at `end_offset`; None if there is nothing,
+        or no room. Entries before `live_from` are older than δ: a live reading skips them here."""
+        if self.terms.reading == "every":
+            return self._due(now_ms) or self._oldest(end_offset)
+        self._skip(now_ms, min(live_from, end_offset))
+        newest = self._newest(end_offset)
+        if newest is not None and newest.first_offset >= self.frontier:
+            return newest
+        return self._due(now_ms) or newest
+
+    def lend(
+        self, wanted: Wanted, entries: Sequence[int], read_to: int, now_ms: int
+    ) -> list[Lease]:
+        """Lend what was found. `entries` are the offsets of all entries from the first wanted one
+        up to, not including, `read_to`, in order; what lies between them holds nothing for a
+        subscriber. Those for which there is no room stay fresh; so does everything if something
+        else became of the wanted offsets meanwhile."""
+        read_to = min(read_to, wanted.next_offset)
+        if read_to <= wanted.first_offset:
+            return []
+        if wanted.is_again:
+            return self._lend_again(wanted.first_offset, entries, now_ms)
+        lent = [offset for offset in entries if wanted.first_offset <= offset < read_to]
+        if len(lent) > self._room:
+            read_to = lent[self._room]
+            del lent[self._room :]
+        if not self._fresh.may_take(wanted.first_offset, read_to):
+            return []
+        taken = self._fresh.take(wanted.first_offset, read_to)
+        self.counts = self.counts._replace(absent=self.counts.absent + taken - len(lent))
+        place = bisect_left(self._offsets, wanted.first_offset)
+        self._offsets[place:place] = lent
+        return [self._hold(Lease(offset, 1, now_ms + self.terms.lease_ms)) for offset in lent]
+
+    # --- what a subscriber says ---
+
+    def ack(self, offset: int) -> bool:
+        """It is done. False, and no change, if it is not outstanding: it was acked before, say. Any
+        delivery of it counts, also one whose time has run out."""
+        if offset not in self._held:
+            return False
+        self._drop(offset)
+        self.counts = self.counts._replace(acked=self.counts.acked + 1)
+        return True
+
+    def nack(self, offset: int, deliveries: int, now_ms: int, wait_ms: int = 0) -> bool:
+        """It was not taken: it is due again after `wait_ms`. False, and no change, if that delivery
+        is not the one that is outstanding."""
+        if wait_ms:
+            _check_lease(wait_ms)
+        return self._set_due(offset, deliveries, now_ms + wait_ms)
+
+    def extend(self, offset: int, deliveries: int, now_ms: int, lease_ms: int) -> bool:
+        """It is still worked on, for so long from now. False as with `nack`."""
+        _check_lease(lease_ms)
+        return self._set_due(offset, deliveries, now_ms + lease_ms)
+
+    # --- what the log says ---
+
+    def lose_before(self, offset: int) -> int:
+        """The log begins here now: what was fresh before it is lost, and counted. What is
+        outstanding may still be acked, and is lost when it is to be lent again."""
+        taken = self._fresh.take(0, offset)
+        self.counts = self.counts._replace(lost=self.counts.lost + taken)
+        return taken
+
+    # --- how it is kept ---
+
+    def encode(self) -> bytes:
+        low = self.low_water_mark
+        numbers = [low, self.frontier - low, *self.counts, len(self._fresh.starts) - 1]
+        before = low
+        for first, end in self.gaps():
+            numbers += (first - before, end - first)
+            before = end
+        numbers.append(len(self._offsets))
+        before = low
+        for offset in self._offsets:
+            numbers += (offset - before, self._held[offset].deliveries)
+            before = offset
+        body = _encoded(numbers)
+        return _HEAD.pack(_VERSION, crc32c(body)) + body
+
+    @classmethod
+    def decode(cls, value: bytes, terms: Terms, due_ms: int) -> Self:
+        """As it was encoded; what was outstanding is due again at `due_ms`. DamagedStore for what
+        `encode` did not make."""
+        if value and value[0] > _VERSION:
+            raise NewerFormat(
+                f"the state of a subscription has version {value[0]}; this program knows {_VERSION}"
+            )
+        if not _HEAD.size < len(value) <= LONGEST_STATE_BYTES:
+            raise _damaged(f"it takes {len(value)} bytes")
+        version, checksum = _HEAD.unpack_from(value)
+        if version != _VERSION:
+            raise _damaged(f"there is no version {version}")
+        if crc32c(value[_HEAD.size :]) != checksum:
+            raise _damaged("its checksum is wrong")
+        leases = cls._of_numbers(_varints(value, _HEAD.size), terms, due_ms)
+        if leases.encode() != value:
+            raise _damaged("it says the same in another way, or contradicts itself")
+        return leases
+
+    @classmethod
+    def _of_numbers(cls, numbers: Iterator[int], terms: Terms, due_ms: int) -> Self:
+        """What the numbers say; only re-encoding tells whether they make sense as a whole."""
+        low = next(numbers)
+        frontier = low + next(numbers)
+        if frontier >= _NO_END:
+            raise _damaged(f"its frontier is {frontier}")
+        leases = cls(terms, frontier)
+        leases.counts = Counts(*(next(numbers) for _ in Counts._fields))
+        leases._fresh = _Fresh.of_gaps(_pairs(numbers, limits.LEASE_GAPS), low, frontier)
+        offset = low
+        for distance, deliveries in _pairs(numbers, limits.LEASES):
+            offset += distance
+            is_lent = deliveries and offset < frontier and not leases._fresh.has(offset)
+            if not is_lent or offset in leases._held:
+                raise _damaged(f"{offset} cannot be outstanding, lent {deliveries} times")
+            leases._offsets.append(offset)
+            leases._hold(Lease(offset, deliveries, due_ms))
+        return leases
+
+    # --- helpers ---
+
+    @property
+    def _room(self) -> int:
+        return max(0, self.terms.outstanding - len(self._held))
+
+    def _due(self, now_ms: int) -> Wanted | None:
+        self._forget_old_dues()
+        if not self._dues or self._dues[0][0] > now_ms:
+            return None
+        offset = self._dues[0][1]
+        return Wanted(offset, offset + 1, is_again=True)
+
+    def _oldest(self, end_offset: int) -> Wanted | None:
+        first = self._fresh.starts[0]
+        end = min(self._fresh.ends[0], end_offset, first + self._room)
+        return Wanted(first, end) if first < end else None
+
+    def _newest(self, end_offset: int) -> Wanted | None:
+        index = bisect_left(self._fresh.starts, end_offset) - 1
+        if index < 0 or not self._room:
+            return None
+        first, end = self._fresh.starts[index], min(self._fresh.ends[index], end_offset)
+        # A window in the middle of a range makes two ranges of it.
+        if len(self._fresh.starts) <= limits.LEASE_GAPS:
+            first = max(first, end - self.terms.window)
+        return Wanted(first, min(end, first + self._room))
+
+    def _skip(self, now_ms: int, live_from: int) -> None:
+        """What is fresh before, and what is due again: who works on an old entry may ack it."""
+        skipped = self._fresh.take(0, live_from)
+        while (due := self._due(now_ms)) is not None and due.first_offset < live_from:
+            self._drop(due.first_offset)
+            skipped += 1
+        if skipped:
+            self.counts = self.counts._replace(skipped=self.counts.skipped + skipped)
+
+    def _lend_again(self, offset: int, entries: Sequence[int], now_ms: int) -> list[Lease]:
+        before = self._held.get(offset)
+        if before is None or before.due_ms > now_ms:
+            return []
+        if offset not in entries:
+            self._drop(offset)
+            self.counts = self.counts._replace(lost=self.counts.lost + 1)
+            return []
+        return [self._hold(Lease(offset, before.deliveries + 1, now_ms + self.terms.lease_ms))]
+
+    def _set_due(self, offset: int, deliveries: int, due_ms: int) -> bool:
+        lease = self._held.get(offset)
+        if lease is None or lease.deliveries != deliveries:
+            return False
+        self._hold(lease._replace(due_ms=due_ms))
+        return True
+
+    def _hold(self, lease: Lease) -> Lease:
+        self._held[lease.offset] = lease
+        heapq.heappush(self._dues, (lease.due_ms, lease.offset))
+        if len(self._dues) > 2 * len(self._held) + _SPARE_DUES:
+            self._dues = [(each.due_ms, each.offset) for each in self._held.values()]
+            heapq.heapify(self._dues)
+        return lease
+
+    def _drop(self, offset: int) -> None:
+        del self._held[offset]
+        del self._offsets[bisect_left(self._offsets, offset)]
+
+    def _forget_old_dues(self) -> None:
+        while self._dues:
+            due_ms, offset = self._dues[0]
+            lease = self._held.get(offset)
+            if lease is not None and lease.due_ms == due_ms:
+                return
+            heapq.heappop(self._dues)
+
+
+class _Fresh:
+    """Ranges of offsets, in order, apart from each other; the last has no end. Only ever less."""
+
+    __slots__ = ("starts", "ends")
+
+    def __init__(self, starts: list[int], ends: list[int]) -> None:
+        self.starts = starts
+        self.ends = ends
+
+    @classmethod
+    def of_gaps(cls, pairs: Iterator[tuple[int, int]], low: int, frontier: int) -> Self:
+        """Of each gap's distance from the one before, and its length."""
+        fresh = cls([], [])
+        end = low
+        for distance, length in pairs:
+            start = end + distance
+            touches = bool(fresh.ends) and not distance
+            if touches or not length or start + length >= frontier:
+                raise _damaged(f"there cannot be a gap of {length} at {start}")
+            end = start + length
+            fresh.starts.append(start)
+            fresh.ends.append(end)
+        return cls([*fresh.starts, frontier], [*fresh.ends, _NO_END])
+
+    def has(self, offset: int) -> bool:
+        index = bisect_right(self.starts, offset) - 1
+        return index >= 0 and offset < self.ends[index]
+
+    def may_take(self, first: int, end: int) -> bool:
+        """Whether all of it lies in one range, and what is left are not too many ranges."""
+        index = bisect_right(self.starts, first) - 1
+        if first >= end or index < 0 or end > self.ends[index]:
+            return False
+        splits = self.starts[index] < first and end < self.ends[index]
+        return not splits or len(self.starts) <= limits.LEASE_GAPS
+
+    def take(self, first: int, end: int) -> int:
+        """Take out what there is from `first` up to `end`; how many offsets that were."""
+        assert end < _NO_END, "no log ends there"
+        low = bisect_right(self.ends, first)
+        high = bisect_left(self.starts, end)
+        if low >= high:
+            return 0
+        starts, ends = self.starts[low:high], self.ends[low:high]
+        left = [(starts[0], min(first, ends[0])), (max(end, starts[-1]), ends[-1])]
+        kept = [(start, stop) for start, stop in left if start < stop]
+        self.starts[low:high] = [start for start, _ in kept]
+        self.ends[low:high] = [stop for _, stop in kept]
+        return sum(ends) - sum(starts) - sum(stop - start for start, stop in kept)
+
+
+def _check_lease(lease_ms: int) -> None:
+    if not 1 <= lease_ms <= limits.LONGEST_LEASE_MS:
+        raise InvalidRequest(
+            f"a lease lasts 1 to {limits.LONGEST_LEASE_MS} milliseconds, not {lease_ms}"
+        )
+
+
+def _encoded(numbers: Sequence[int]) -> bytes:
+    assert 0 <= min(numbers) <= max(numbers) <= _NO_END, "all that is kept counts something"
+    encoded = bytearray()
+    for number in numbers:
+        while number > 0x7F:
+            encoded.append(number & 0x7F | 0x80)
+            number >>= 7
+        encoded.append(number)
+    return bytes(encoded)
+
+
+def _varints(value: bytes, position: int) -> Iterator[int]:
+    """One number after the other; behind the last there is no other."""
+    number = shift = 0
+    for byte in memoryview(value)[position:]:
+        number |= (byte & 0x7F) << shift
+        shift += 7
+        if byte < 0x80:
+            yield number
+            number = shift = 0
+        elif shift >= 7 * _VARINT_BYTES:
+            raise _damaged("a number in it is too large")
+    raise _damaged("it ends too early")
+
+
+def _pairs(numbers: Iterator[int], most: int) -> Iterator[tuple[int, int]]:
+    """As many pairs as the first number says."""
+    count = next(numbers)
+    if count > most:
+        raise _damaged(f"it has {count} of what there are {most} at the most")
+    for _ in range(count):
+        yield next(numbers), next(numbers)
+
+
+def _damaged(reason: str) -> DamagedStore:
+    return DamagedStore(f"the state of a subscription in the store makes no sense: {reason}")
