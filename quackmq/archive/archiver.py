@@ -27,13 +27,13 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from quackmq import limits
 from quackmq.archive.buffers import Buffers
 from quackmq.archive.due import Failure, Failures, Ready
 from quackmq.archive.tiered import TieredStore
-from quackmq.archive.turn import Suspects, Turn, take_turn
+from quackmq.archive.turn import Archived, Suspects, Turn, take_turn
 from quackmq.archive.workshop import LocalWorkshop, Workshop
 from quackmq.errors import BrokerClosing, NotFound, QuackError, UnknownTopic
 from quackmq.policy import Policy
@@ -41,19 +41,6 @@ from quackmq.topic import OffsetTime, PartitionKey, Topic
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
-
-
-class Archived(NamedTuple):
-    """What was done: files, their records and bytes, batches kept aside, and bytes of logs read."""
-
-    files: int = 0
-    records: int = 0
-    file_bytes: int = 0
-    quarantined: int = 0
-    log_bytes: int = 0
-
-    def plus(self, other: Archived) -> Archived:
-        return Archived(*(left + right for left, right in zip(self, other, strict=True)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,10 +286,9 @@ class Archiver:
             finally:
                 standing.passed = max(standing.passed, turn.passed)
                 standing.suspects = turn.suspects
-                done = Archived(*turn.done)
-                self._done = self._done.plus(done)
+                self._done = self._done.plus(turn.done)
         self._succeeded(name, key)
-        return done
+        return turn.done
 
     async def _rest(self) -> None:
         async with self._making:

@@ -33,14 +33,17 @@ from quackmq.topic import PartitionKey, Topic
 log = logging.getLogger(__name__)
 
 
-class Done(NamedTuple):
-    """As `archiver.Archived`."""
+class Archived(NamedTuple):
+    """What was done: files, their records and bytes, batches kept aside, and bytes of logs read."""
 
     files: int = 0
     records: int = 0
     file_bytes: int = 0
     quarantined: int = 0
     log_bytes: int = 0
+
+    def plus(self, other: Archived) -> Archived:
+        return Archived(*(left + right for left, right in zip(self, other, strict=True)))
 
 
 class Suspects(NamedTuple):
@@ -72,7 +75,7 @@ class Turn:
         self.passed = passed
         self.end = end
         self.suspects = suspects
-        self.done = Done()
+        self.done = Archived()
 
 
 async def take_turn(
@@ -93,7 +96,7 @@ async def take_turn(
     making = _Making(turn, present, store, buffers, workshop, publisher_of)
     start = making.position
     stopped_by = await making.run()
-    turn.done = Done(log_bytes=making.log_bytes)
+    turn.done = Archived(log_bytes=making.log_bytes)
     if making.end > present.next_offset:
         made = await making.finish()
         await _commit(turn, store, made)

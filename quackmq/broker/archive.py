@@ -45,11 +45,12 @@ from quackmq.errors import (
 from quackmq.topic import PartitionKey, Topic
 
 if TYPE_CHECKING:  # what loads pyarrow, which a broker without an archive does without
-    from quackmq.archive.archiver import Archived, Archiver, ArchiverState
+    from quackmq.archive.archiver import Archiver, ArchiverState
     from quackmq.archive.merger import Merged, Merger
     from quackmq.archive.offered import Offered
     from quackmq.archive.partitions import Partitions, Pin
     from quackmq.archive.tiered import TieredStore
+    from quackmq.archive.turn import Archived
 
 log = logging.getLogger(__name__)
 

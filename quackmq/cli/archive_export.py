@@ -35,6 +35,7 @@ from quackmq.archive.manifest import ArchiveFile, Manifest
 from quackmq.archive.schema import SCHEMA
 from quackmq.cli.archived import Archived, Place
 from quackmq.cli.text import counted, progress_on_stderr
+from quackmq.client.durable import sync_directory
 from quackmq.errors import DamagedData, InvalidRequest, UnusableDirectory
 
 MANIFEST: Final = "_manifest.json"
@@ -314,13 +315,13 @@ class _Target:
 
     def finish(self, manifest: dict[str, Any]) -> None:
         for directory in self._made:
-            _sync_directory(directory)
+            sync_directory(directory)
         path, unfinished = self._new(MANIFEST), self._new("_unfinished.json")
         with unfinished.open("wb") as file:
             file.write(orjson.dumps(manifest, option=orjson.OPT_INDENT_2) + b"\n")
             _sync(file.fileno(), file.flush)
         unfinished.rename(path)
-        _sync_directory(self._path)
+        sync_directory(self._path)
 
     def undo(self) -> None:
         """Remove what was written."""
@@ -361,11 +362,3 @@ def _checksum_of(path: Path) -> tuple[int, int]:
 def _sync(descriptor: int, flush: Any) -> None:
     flush()
     os.fsync(descriptor)
-
-
-def _sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

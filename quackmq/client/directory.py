@@ -39,6 +39,7 @@ from typing import Final, NamedTuple
 from urllib.parse import quote
 
 from quackmq import limits
+from quackmq.client.durable import sync_directory
 from quackmq.client.failures import Deadline
 from quackmq.errors import LimitReached, NewerFormat, UnusableDirectory
 
@@ -126,7 +127,7 @@ class PositionFile:
         is_new = not path.exists()
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         if is_new:
-            _sync_directory(path.parent)
+            sync_directory(path.parent)
 
     def close(self) -> None:
         os.close(self._fd)
@@ -210,7 +211,7 @@ def _identity(path: Path) -> str:
         except FileExistsError:
             made = uuid.UUID(file.read_text()).hex
         fresh.unlink()
-        _sync_directory(path)
+        sync_directory(path)
         return made
     except ValueError as error:
         raise UnusableDirectory(f"{file} is damaged: remove the directory {path}") from error
@@ -227,11 +228,3 @@ def _lock_process(path: Path) -> tuple[int, int]:
         except BlockingIOError:
             os.close(fd)
     raise LimitReached(f"{limits.CLIENT_PROCESSES} processes use {path} at once")
-
-
-def _sync_directory(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
