@@ -10,7 +10,7 @@ SEED ?=
 SECONDS ?= $(if $(SEED),,600)
 KILLS ?= 1000
 PYTEST ?=
-SUITE ?= engine kafka pubsub archive compare
+SUITE ?= engine kafka pubsub archive compare spark
 BENCH ?=
 
 .PHONY: help demo test lint format bench soak programs clients clean
@@ -39,7 +39,7 @@ format: $(READY)
 	$(PYTHON_IN_VENV) -m ruff check --fix .
 	$(PYTHON_IN_VENV) -m ruff format .
 
-bench: $(READY) programs
+bench: $(READY) clients
 	@failed=0; for suite in $(SUITE); do \
 		$(PYTHON_IN_VENV) -m benchmarks.$$suite $(BENCH) || failed=1; \
 	done; exit $$failed
