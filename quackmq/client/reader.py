@@ -40,7 +40,7 @@ from quackmq.client.standing import (
 )
 from quackmq.client.values import TopicInfo
 from quackmq.client.watch import OUT_OF_RANGE, Watch
-from quackmq.errors import QuackError
+from quackmq.errors import QuackError, QuackTimeout
 from quackmq.subscriptions import Place
 
 log = logging.getLogger(__name__)
@@ -78,6 +78,8 @@ class Reader:
         self._note = "" if by_id else directory.note
         self.buffer = Buffer()
         self._partitions: dict[int, Standing] = {}
+        #: What the group gave us and we could not begin with, since nobody answered.
+        self._unbegun: set[int] = set()
         #: Where the program says that it stands, also in partitions that others have.
         self._named: dict[int, int] = {}
         #: What was returned last, and is not done with for all that is known.
@@ -246,6 +248,8 @@ class Reader:
         consumer = self._consumer
         while (first := self.buffer.first()) is None:
             self._raise_trouble()
+            if self._unbegun:
+                self._try_to_begin(consumer, deadline)
             self._commits.hear()
             changes = self._changes
             come = consumer.consume(self._batch_messages, 0)
@@ -421,33 +425,44 @@ class Reader:
     # --- what the group gives and takes --------------------------------------------------------
 
     def _assigned(self, consumer: Consumer, told: list[TopicPartition]) -> None:
-        partitions = [each.partition for each in told]
-        starts: dict[int, int] = {}
+        self._changes += 1
+        self._unbegun |= {each.partition for each in told}
+        self._try_to_begin(consumer, Deadline(limits.CLIENT_TIMEOUT_MS / 1000))
+
+    def _try_to_begin(self, consumer: Consumer, deadline: Deadline) -> None:
+        """What does not succeed is tried again: the group, which gave it to us, will not."""
         try:
-            starts = self._begin(partitions)
+            self._begin(consumer, deadline)
+        except QuackTimeout as error:
+            log.warning("%s will try again to begin: %s", self._name, error)
         except QuackError as error:
             self._trouble = error
-        self._changes += 1
-        consumer.incremental_assign(
-            [TopicPartition(self.topic.name, each, start) for each, start in starts.items()]
-        )
+        except KafkaException as exception:
+            self._trouble = self._watch.meaning(exception.args[0])
 
-    def _begin(self, partitions: list[int]) -> dict[int, int]:
-        """Where to begin in each. UnknownSubscription."""
-        deadline = Deadline(limits.CLIENT_TIMEOUT_MS / 1000)
+    def _begin(self, consumer: Consumer, deadline: Deadline) -> None:
+        """Read what has not begun. UnknownSubscription, QuackTimeout."""
+        starts: list[TopicPartition] = []
+        try:
+            for partition, cursor in self._cursors(deadline).items():
+                start = self._begin_one(partition, cursor, deadline)
+                starts.append(TopicPartition(self.topic.name, partition, start))
+                self._unbegun.discard(partition)
+        finally:
+            # Also where there is nothing: of who does not say so librdkafka assumes it all.
+            consumer.incremental_assign(starts)
+
+    def _cursors(self, deadline: Deadline) -> dict[int, Committed]:
+        """Of what has not begun."""
         topic = self._watch.check_topic(deadline)
         committed = self._cluster.committed(self._name, topic, deadline)
         if not is_subscribed(committed):
             raise not_subscribed(self._name, self.topic.name)
-        first: list[int] | None = None
-        starts = {}
-        for partition in partitions:
-            cursor = committed.get(partition)
-            if cursor is None:  # it came after the subscription, and is read from its beginning
-                first = first or self._cluster.ends(topic, deadline)[0]
-                cursor = Committed(first[partition], "")
-            starts[partition] = self._begin_one(partition, cursor, deadline)
-        return starts
+        if not self._unbegun <= committed.keys():
+            # Partitions that came after the subscription are read from their beginning.
+            firsts = enumerate(self._cluster.ends(topic, deadline)[0])
+            committed = {each: Committed(first, "") for each, first in firsts} | committed
+        return {each: committed[each] for each in sorted(self._unbegun)}
 
     def _begin_one(self, partition: int, cursor: Committed, deadline: Deadline) -> int:
         file = None
@@ -455,9 +470,13 @@ class Reader:
             start = self._named.get(partition, cursor.offset)
         else:
             file = self._directory.position(self.topic.id, partition)
-            start = file.take_over(
-                lambda position: position_by(cursor, position, self._note), deadline
-            )
+            try:
+                start = file.take_over(
+                    lambda position: position_by(cursor, position, self._note), deadline
+                )
+            except QuackTimeout:
+                file.close()
+                raise
         state = Standing(start, file)
         state.committed = cursor.offset
         state.is_claimed = is_note(cursor.note, self._note)
@@ -474,12 +493,21 @@ class Reader:
             self._commits.send(consumer, behind, self._note)
         except KafkaException as exception:
             log.warning("%s could not commit: %s", self._name, exception)
-        _unassign(consumer, told)
+        self._unassign(consumer, told)
 
     def _lost(self, consumer: Consumer, told: list[TopicPartition]) -> None:
         """They went to others already."""
         self._let_go(told)
-        _unassign(consumer, told)
+        self._unassign(consumer, told)
+
+    def _unassign(self, consumer: Consumer, told: list[TopicPartition]) -> None:
+        begun = [each for each in told if each.partition not in self._unbegun]
+        self._unbegun -= {each.partition for each in told}
+        try:
+            consumer.incremental_unassign(begun)
+        except KafkaException as exception:
+            # An error that ends the consumer has taken them away before: `poll` tells of that one.
+            log.debug("there was nothing to let go of: %s", exception)
 
     def _let_go(self, told: list[TopicPartition]) -> dict[int, Standing]:
         positions = self._positions()
@@ -556,11 +584,3 @@ class Reader:
         except QuackError as found:
             return found
         return None
-
-
-def _unassign(consumer: Consumer, told: list[TopicPartition]) -> None:
-    try:
-        consumer.incremental_unassign(told)
-    except KafkaException as exception:
-        # An error that ends the consumer has taken them away before: `poll` tells of that one.
-        log.debug("there was nothing to let go of: %s", exception)

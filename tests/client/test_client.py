@@ -6,8 +6,9 @@ import datetime
 import math
 import threading
 import time
-from collections.abc import Iterator
-from itertools import islice
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from itertools import count, islice
 from typing import Any
 
 import pytest
@@ -468,6 +469,56 @@ def test_a_client_can_be_closed_in_the_middle_of_joining(clients: Clients, topic
         with pytest.raises(QuackTimeout, match=topic):
             client.get(topic, timeout=timeout)
         client.close()
+
+
+@pytest.mark.parametrize("options", [{}, {"after": None}])
+def test_partitions_that_a_client_could_not_begin_with_are_begun_later(
+    monkeypatch: pytest.MonkeyPatch, client: Client, topic: str, options: Any
+) -> None:
+    """The group gives them but once: a reader once waited for ever if the broker was away then."""
+    client.create_topic(topic, partitions=3)
+    client.subscribe(topic, start="beginning")
+    client.put(topic, "rain")
+    silent_when(monkeypatch, client, lambda asked: asked in {2, 3})
+    assert client.get(topic, **options).value == "rain"
+
+
+def test_partitions_that_a_client_could_not_begin_with_go_to_who_can(
+    monkeypatch: pytest.MonkeyPatch, clients: Clients, topic: str
+) -> None:
+    client, other = clients(), clients()
+    client.create_topic(topic, partitions=3)
+    client.subscribe(topic, start="beginning")
+    client.put_many(topic, [str(number) for number in range(30)])
+    silent_when(monkeypatch, client, lambda asked: asked > 1)
+    with pytest.raises(QuackTimeout, match="a partition of topic"):
+        client.get(topic, timeout=1)
+    got: set[str] = set()
+    deadline = time.monotonic() + 60
+    # It takes part in handing them over though it never got any; and in the end it leaves.
+    while not got and time.monotonic() < deadline:
+        with pytest.raises(QuackTimeout, match="a partition of topic"):
+            client.get(topic, timeout=0.2)
+        with suppress(QuackTimeout):
+            got.add(other.get(topic, timeout=0.2).value)
+    client.close()
+    while len(got) < 30:
+        got.add(other.get(topic).value)
+
+
+def silent_when(
+    monkeypatch: pytest.MonkeyPatch, client: Client, is_silent: Callable[[int], bool]
+) -> None:
+    """The broker does not say where a client's name stands: by which time it is asked, from 1."""
+    cluster, asked = client.session.cluster, count(1)
+    answer = cluster.committed
+
+    def committed(*about: Any) -> Any:
+        if is_silent(next(asked)):
+            raise QuackTimeout("the broker does not answer")
+        return answer(*about)
+
+    monkeypatch.setattr(cluster, "committed", committed)
 
 
 def test_a_client_that_is_closed_says_so(client: Client, topic: str) -> None:
