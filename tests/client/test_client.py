@@ -491,13 +491,13 @@ def test_partitions_that_a_client_could_not_begin_with_go_to_who_can(
     client.subscribe(topic, start="beginning")
     client.put_many(topic, [str(number) for number in range(30)])
     silent_when(monkeypatch, client, lambda asked: asked > 1)
-    with pytest.raises(QuackTimeout, match="a partition of topic"):
+    with pytest.raises(QuackTimeout):
         client.get(topic, timeout=1)
     got: set[str] = set()
     deadline = time.monotonic() + 60
     # It takes part in handing them over though it never got any; and in the end it leaves.
     while not got and time.monotonic() < deadline:
-        with pytest.raises(QuackTimeout, match="a partition of topic"):
+        with pytest.raises(QuackTimeout):
             client.get(topic, timeout=0.2)
         with suppress(QuackTimeout):
             got.add(other.get(topic, timeout=0.2).value)
