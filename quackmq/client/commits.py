@@ -2,6 +2,9 @@
 
 librdkafka has a commit that waits, but for as long as it likes; so commits are sent, their answers
 come in by `poll` like everything else, and who must know waits for them with a deadline.
+
+One is under way at a time: librdkafka sends one whose answer was lost again, by then perhaps behind
+a later one, and the cursor would go back.
 """
 
 from __future__ import annotations
@@ -32,16 +35,25 @@ class Commits:
         self._topic = topic
         self._acknowledged = acknowledged
         self._answers: list[Answer] = []
+        self._unanswered = 0
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether none is under way."""
+        return not self._unanswered
 
     def answered(self, error: KafkaError | None, told: list[TopicPartition]) -> None:
         """librdkafka's callback."""
+        self._unanswered -= 1
         failed = error or next((each.error for each in told if each.error is not None), None)
         self._answers.append((failed, {each.partition: each.offset for each in told}))
 
     def send(self, consumer: Consumer, offsets: Mapping[int, int], note: str) -> None:
+        """To be called when none is under way, or when there is no time to wait for it."""
         if offsets:
             wanted = partitions_of(self._topic, offsets, note)
             consumer.commit(offsets=wanted, asynchronous=True)
+            self._unanswered += 1
 
     def hear(self) -> list[Answer]:
         """The answers since the last time."""
@@ -81,6 +93,10 @@ class Commits:
         what: str,
         poll: Callable[[], None],
     ) -> KafkaError | None:
+        while not self.is_idle:
+            if deadline.passed():
+                raise deadline.timeout(what)
+            poll()
         self.hear()
         try:
             self.send(consumer, offsets, note)

@@ -533,8 +533,10 @@ class Reader:
         now = time.monotonic()
         if (now - self._committed_at) * 1000 < limits.CLIENT_COMMIT_MS:
             return
-        self._committed_at = now
         self._commits.hear()
+        if not self._commits.is_idle:
+            return
+        self._committed_at = now
         self._commits.send(self._consumer, self._uncommitted(), self._note)
 
     def _uncommitted(self) -> dict[int, int]:
