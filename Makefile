@@ -10,18 +10,18 @@ SEED ?=
 SECONDS ?= $(if $(SEED),,600)
 KILLS ?= 1000
 PYTEST ?=
-SUITE ?= engine kafka pubsub archive compare spark
+SUITE ?= engine kafka pubsub push archive compare spark pipelines
 BENCH ?=
 
 .PHONY: help demo test lint format bench soak programs clients clean
 
 help:
-	@echo "make demo     the whole story: publish, copy in transactions, kill everybody, count"
+	@echo "make demo     the whole story: publish by every door, kill everybody, ask Spark, count"
 	@echo "make test     ruff, mypy and all tests (PYTEST=\"-k name\" for some)"
 	@echo "make lint     ruff and mypy alone"
 	@echo "make format   let ruff format the code and sort its imports"
 	@echo "make bench    how fast, against the bare machine and against others (SUITE=\"$(SUITE)\")"
-	@echo "make soak     the simulation, KILLS=$(KILLS) real kills, exactly-once four times; SECONDS=$(SECONDS) each; SEED=N replays the first"
+	@echo "make soak     the simulations, KILLS=$(KILLS) real kills, exactly-once five times; SECONDS=$(SECONDS) each; SEED=N replays the first"
 	@echo "make clean    remove the environment and all that tools left behind"
 
 demo: $(READY)
@@ -47,11 +47,15 @@ bench: $(READY) clients
 soak: $(READY) clients
 	$(PYTHON_IN_VENV) -m tests.simulation.soak $(if $(SECONDS),--seconds $(SECONDS)) \
 		$(if $(SEED),--seed $(SEED))
+	$(if $(SEED),,$(PYTHON_IN_VENV) -m tests.simulation.tiers --seconds $(SECONDS))
+	$(if $(SEED),,$(PYTHON_IN_VENV) -m tests.simulation.flow --seconds $(SECONDS))
+	$(if $(SEED),,$(PYTHON_IN_VENV) -m tests.simulation.pushes --seconds $(SECONDS))
 	$(if $(SEED),,$(PYTHON_IN_VENV) -m tests.real.soak --kills $(KILLS))
 	$(if $(SEED),,$(PYTHON_IN_VENV) -m tests.interop.transforming --seconds $(SECONDS))
 	$(if $(SEED),,$(PYTHON_IN_VENV) -m tests.interop.transforming --seconds $(SECONDS) --client java)
 	$(if $(SEED),,$(PYTHON_IN_VENV) -m tests.pubsub.torture --seconds $(SECONDS))
 	$(if $(SEED),,$(PYTHON_IN_VENV) -m tests.spark.torture --seconds $(SECONDS))
+	$(if $(SEED),,$(PYTHON_IN_VENV) -m tests.spark.torture --seconds $(SECONDS) --cluster)
 
 programs:
 	@tools/programs.sh
@@ -60,7 +64,7 @@ clients: programs
 	@tools/clients.sh
 
 $(READY): pyproject.toml tools/venv.sh
-	@tools/venv.sh $(VENV) test,spark,bench
+	@tools/venv.sh $(VENV) test,spark,java,plot,bench
 	@touch $@
 
 clean:

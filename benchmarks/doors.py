@@ -32,6 +32,8 @@ class Broker(NamedTuple):
         words += ["--sync", sync, "--log-level", "error"]
         for option, address in zip(("--kafka", "--http", "--zmq"), addresses, strict=True):
             words += [option, address]
+        for option in ("--xsub", "--xpub", "--proxy"):
+            words += [option, f"{HOST}:0"]  # which open with zmq
         with running([Command(words)], ports[0], directory) as server:
             while "ready" not in server.last_words.splitlines():
                 server.check()

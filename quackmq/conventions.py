@@ -24,6 +24,9 @@ from quackmq.errors import InvalidRequest
 SUBSCRIBED: Final = "quackmq:subscribed"
 UNSUBSCRIBED: Final = "quackmq:unsubscribed"
 
+#: Where subscriptions that leave receipts leave them: what each took, and when.
+RECEIPTS_TOPIC: Final = "quackmq.receipts"
+
 #: Begins the names of the groups that hold publishers' numbers.
 PUBLISHER_PREFIX: Final = "publisher:"
 #: Where in a topic they are held.

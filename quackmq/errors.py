@@ -63,6 +63,7 @@
     │   ├── NoSubscriber
     │   ├── LimitReached
     │   ├── GroupLoading          a group that is not ready, since a restart for instance: ask again
+    │   ├── Unreachable           nobody answers at the address that a client says is its own
     │   └── NotAllowed
     ├── QuackTimeout
     ├── BrokerClosing
@@ -337,6 +338,10 @@ class LimitReached(Refused):
 
 class GroupLoading(Refused):
     code = "group_loading"
+
+
+class Unreachable(Refused):
+    code = "unreachable"
 
 
 class NotAllowed(Refused):

@@ -50,14 +50,13 @@ import heapq
 import struct
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Final, Literal, NamedTuple, Self
+from typing import Final, NamedTuple, Self
 
 from crc32c import crc32c
 
 from quackmq import limits
 from quackmq.errors import DamagedStore, InvalidRequest, NewerFormat
-from quackmq.subscriptions import OffsetRange
+from quackmq.subscriptions import OffsetRange, Terms, check_lease
 
 _HEAD: Final = struct.Struct(">BI")
 _VERSION: Final = 1
@@ -72,27 +71,8 @@ LONGEST_STATE_BYTES: Final = _HEAD.size + _VARINT_BYTES * (
 #: Entries of the heap that nobody needs any more, beyond one for each that is needed.
 _SPARE_DUES: Final = 64
 
-Reading = Literal["every", "live"]
-
-
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """How a subscription is served. `outstanding` is how many entries of a partition may be lent
-    and not acked at once, `window` how many of the newest a live reading serves in order."""
-
-    reading: Reading = "every"
-    lease_ms: int = limits.LEASE_MS
-    outstanding: int = limits.LEASES
-    window: int = limits.LIVE_WINDOW
-
-    def __post_init__(self) -> None:
-        _check_lease(self.lease_ms)
-        if not 1 <= self.outstanding <= limits.LEASES:
-            raise InvalidRequest(
-                f"1 to {limits.LEASES} entries may be outstanding, not {self.outstanding}"
-            )
-        if self.window < 1:
-            raise InvalidRequest(f"a window holds one entry or more, not {self.window}")
+#: Makes named tuples of fields that are known to be right, at a third of the time.
+_new_tuple: Final = tuple.__new__
 
 
 class Wanted(NamedTuple):
@@ -158,6 +138,10 @@ class Leases:
         return len(self._held)
 
     @property
+    def has_room(self) -> bool:
+        return len(self._held) < self.terms.outstanding
+
+    @property
     def next_due_ms(self) -> int | None:
         """When the next outstanding entry is to be lent again: for a timer."""
         self._forget_old_dues()
@@ -181,6 +165,13 @@ class Leases:
             begin = end
         return ranges
 
+    def left(self, first_offset: int, end_offset: int) -> int:
+        """How many offsets of a log that begins and ends there are not done: fresh or lent."""
+        return self._fresh.count(first_offset, end_offset) + len(self._held)
+
+    def is_done(self, offset: int) -> bool:
+        return offset not in self._held and not self._fresh.has(offset)
+
     # --- what is next ---
 
     def wanted(self, now_ms: int, end_offset: int, live_from: int = 0) -> Wanted | None:
@@ -188,11 +179,15 @@ class Leases:
         or no room. Entries before `live_from` are older than δ: a live reading skips them here."""
         if self.terms.reading == "every":
             return self._due(now_ms) or self._oldest(end_offset)
-        self._skip(now_ms, min(live_from, end_offset))
+        self.skip(now_ms, min(live_from, end_offset))
         newest = self._newest(end_offset)
         if newest is not None and newest.first_offset >= self.frontier:
             return newest
         return self._due(now_ms) or newest
+
+    def has_nothing(self, now_ms: int, end_offset: int) -> bool:
+        """Whether nothing is fresh or due again in a log that ends there."""
+        return self._fresh.starts[0] >= end_offset and self._due(now_ms) is None
 
     def lend(
         self, wanted: Wanted, entries: Sequence[int], read_to: int, now_ms: int
@@ -213,10 +208,32 @@ class Leases:
         if not self._fresh.may_take(wanted.first_offset, read_to):
             return []
         taken = self._fresh.take(wanted.first_offset, read_to)
-        self.counts = self.counts._replace(absent=self.counts.absent + taken - len(lent))
+        if taken > len(lent):
+            self.counts = self.counts._replace(absent=self.counts.absent + taken - len(lent))
         place = bisect_left(self._offsets, wanted.first_offset)
         self._offsets[place:place] = lent
         return [self._hold(Lease(offset, 1, now_ms + self.terms.lease_ms)) for offset in lent]
+
+    def lend_next(self, now_ms: int, end_offset: int) -> bool:
+        """`wanted` and `lend` in one step, for what comes most: there is an entry at the frontier,
+        live if that matters, and nothing else comes before it. False, and no change, where
+        something may."""
+        starts, held, dues, terms = self._fresh.starts, self._held, self._dues, self.terms
+        offset = starts[0]
+        if len(starts) > 1 or len(held) >= terms.outstanding:
+            return False
+        if end_offset - offset > terms.window and terms.reading == "live":
+            return False
+        if dues and dues[0][0] <= now_ms:
+            return False
+        starts[0] = offset + 1
+        self._offsets.append(offset)
+        due_ms = now_ms + terms.lease_ms
+        held[offset] = _new_tuple(Lease, (offset, 1, due_ms))
+        heapq.heappush(dues, (due_ms, offset))
+        if len(dues) > 2 * len(held) + _SPARE_DUES:
+            self._renew_dues()
+        return True
 
     # --- what a subscriber says ---
 
@@ -226,29 +243,46 @@ class Leases:
         if offset not in self._held:
             return False
         self._drop(offset)
-        self.counts = self.counts._replace(acked=self.counts.acked + 1)
+        acked, skipped, lost, absent = self.counts
+        self.counts = _new_tuple(Counts, (acked + 1, skipped, lost, absent))
         return True
 
     def nack(self, offset: int, deliveries: int, now_ms: int, wait_ms: int = 0) -> bool:
         """It was not taken: it is due again after `wait_ms`. False, and no change, if that delivery
         is not the one that is outstanding."""
         if wait_ms:
-            _check_lease(wait_ms)
+            check_lease(wait_ms)
         return self._set_due(offset, deliveries, now_ms + wait_ms)
 
     def extend(self, offset: int, deliveries: int, now_ms: int, lease_ms: int) -> bool:
         """It is still worked on, for so long from now. False as with `nack`."""
-        _check_lease(lease_ms)
+        check_lease(lease_ms)
         return self._set_due(offset, deliveries, now_ms + lease_ms)
 
     # --- what the log says ---
 
-    def lose_before(self, offset: int) -> int:
-        """The log begins here now: what was fresh before it is lost, and counted. What is
-        outstanding may still be acked, and is lost when it is to be lent again."""
-        taken = self._fresh.take(0, offset)
-        self.counts = self.counts._replace(lost=self.counts.lost + taken)
+    def lose(self, first_offset: int, next_offset: int) -> int:
+        """It cannot be had: what was fresh there is lost, and counted. What is outstanding may
+        still be acked, and is lost when it is to be lent again."""
+        taken = self._fresh.take(first_offset, next_offset)
+        if taken:
+            self.counts = self.counts._replace(lost=self.counts.lost + taken)
         return taken
+
+    def lose_before(self, offset: int) -> int:
+        """The log begins here now."""
+        return self.lose(0, offset)
+
+    def skip(self, now_ms: int, live_from: int) -> int:
+        """A live reading goes over what is older than this offset: what is fresh, and what is due
+        to be lent again; who works on an old entry may still ack it. How many those were."""
+        skipped = self._fresh.take(0, live_from)
+        while (due := self._due(now_ms)) is not None and due.first_offset < live_from:
+            self._drop(due.first_offset)
+            skipped += 1
+        if skipped:
+            self.counts = self.counts._replace(skipped=self.counts.skipped + skipped)
+        return skipped
 
     # --- how it is kept ---
 
@@ -335,15 +369,6 @@ class Leases:
             first = max(first, end - self.terms.window)
         return Wanted(first, min(end, first + self._room))
 
-    def _skip(self, now_ms: int, live_from: int) -> None:
-        """What is fresh before, and what is due again: who works on an old entry may ack it."""
-        skipped = self._fresh.take(0, live_from)
-        while (due := self._due(now_ms)) is not None and due.first_offset < live_from:
-            self._drop(due.first_offset)
-            skipped += 1
-        if skipped:
-            self.counts = self.counts._replace(skipped=self.counts.skipped + skipped)
-
     def _lend_again(self, offset: int, entries: Sequence[int], now_ms: int) -> list[Lease]:
         before = self._held.get(offset)
         if before is None or before.due_ms > now_ms:
@@ -365,13 +390,17 @@ class Leases:
         self._held[lease.offset] = lease
         heapq.heappush(self._dues, (lease.due_ms, lease.offset))
         if len(self._dues) > 2 * len(self._held) + _SPARE_DUES:
-            self._dues = [(each.due_ms, each.offset) for each in self._held.values()]
-            heapq.heapify(self._dues)
+            self._renew_dues()
         return lease
+
+    def _renew_dues(self) -> None:
+        self._dues = [(each.due_ms, each.offset) for each in self._held.values()]
+        heapq.heapify(self._dues)
 
     def _drop(self, offset: int) -> None:
         del self._held[offset]
-        del self._offsets[bisect_left(self._offsets, offset)]
+        offsets = self._offsets
+        del offsets[0 if offsets[0] == offset else bisect_left(offsets, offset)]
 
     def _forget_old_dues(self) -> None:
         while self._dues:
@@ -410,6 +439,11 @@ class _Fresh:
         index = bisect_right(self.starts, offset) - 1
         return index >= 0 and offset < self.ends[index]
 
+    def count(self, first: int, end: int) -> int:
+        """How many offsets there are from `first` up to `end`."""
+        clipped = zip(self.starts, self.ends, strict=True)
+        return sum(max(0, min(stop, end) - max(start, first)) for start, stop in clipped)
+
     def may_take(self, first: int, end: int) -> bool:
         """Whether all of it lies in one range, and what is left are not too many ranges."""
         index = bisect_right(self.starts, first) - 1
@@ -431,13 +465,6 @@ class _Fresh:
         self.starts[low:high] = [start for start, _ in kept]
         self.ends[low:high] = [stop for _, stop in kept]
         return sum(ends) - sum(starts) - sum(stop - start for start, stop in kept)
-
-
-def _check_lease(lease_ms: int) -> None:
-    if not 1 <= lease_ms <= limits.LONGEST_LEASE_MS:
-        raise InvalidRequest(
-            f"a lease lasts 1 to {limits.LONGEST_LEASE_MS} milliseconds, not {lease_ms}"
-        )
 
 
 def _encoded(numbers: Sequence[int]) -> bytes:

@@ -208,6 +208,11 @@ ARCHIVE_FAILURES: Final = 100
 #: How much others go before the process that makes files: it gets a thirtieth of a processor that
 #: the broker wants too, and all of one that nobody wants. What waits for it waits in the log.
 ARCHIVE_WORKER_NICENESS: Final = 15
+#: While somebody publishes, archiving pauses between two pieces, for so many times as long as the
+#: last one took, but no longer than that: beside a publisher who takes all that there is, a third
+#: of its speed is left, and the publisher loses a tenth instead of a quarter.
+ARCHIVE_PAUSES: Final = 2
+ARCHIVE_PAUSE_MS: Final = 1_000
 #: That process ends when it had nothing to do for so long: it takes some 100 MB.
 ARCHIVE_WORKER_IDLE_MS: Final = 60_000
 #: It is given so long to start, and to answer: files are made of pieces that take it a second.
@@ -316,6 +321,11 @@ SHOWN_FAILURES: Final = 20
 PRODUCER_ID_BLOCK: Final = 1_000
 #: Subscriptions over all topics.
 SUBSCRIPTIONS: Final = 100_000
+#: Receipts of subscriptions are kept for so long, unless their topic is told otherwise: longer than
+#: anybody waits with asking what became of a delivery.
+RECEIPTS_KEEP_MS: Final = 30 * 24 * 3_600_000
+#: Append times that one receipt tells; a commit may take thousands of batches at once.
+RECEIPT_TIMES: Final = 64
 #: Ranges of offsets that are named of what a reader has lost before a message; what was let go of
 #: is one, and each batch that cannot be read may be another.
 LOST_RANGES: Final = 16
@@ -332,6 +342,34 @@ LONGEST_LEASE_MS: Final = 12 * 3_600_000
 #: So many of the newest entries are served in order to a live subscription that is behind; newer
 #: ones wait for these at the most.
 LIVE_WINDOW: Final = 100
+#: Channels by which subscriptions are pushed, over all of them: each is a peer of a door.
+CHANNELS: Final = 50_000
+#: Entries that one `take` of a channel lends at the most.
+TAKEN_ENTRIES: Final = 1_000
+#: What has become of pushed entries is written so often at the most, for all subscriptions
+#: together: after a crash, what was acknowledged since is delivered again.
+PUSHED_FLUSH_MS: Final = 50
+#: Where many subscriptions have changed, more rarely: so much later for each of them, which takes
+#: about 50 µs of the loop, but never more than the second.
+PUSHED_FLUSH_EACH_MS: Final = 1
+PUSHED_LONGEST_FLUSH_MS: Final = 500
+#: After a write that failed, the next one is tried so much later.
+PUSHED_RETRY_MS: Final = 1_000
+#: What is written of it in one append; one subscription's share may take STATE_VALUE_BYTES.
+PUSHED_FLUSH_BYTES: Final = 1 * MIB
+#: What is read at a time of a topic whose subscriptions are pushed.
+FEED_READ_BYTES: Final = 256 * KIB
+#: The newest batches that are held for pushed subscriptions, over all topics, and of one topic at
+#: the least: whoever is not further behind costs no read.
+FEED_BYTES: Final = 64 * MIB
+FEED_TOPIC_BYTES: Final = 64 * KIB
+#: Batches of one partition that are held so.
+FEED_BATCHES: Final = 10_000
+#: A feed whose read was refused reads again after this time.
+FEED_RETRY_MS: Final = 1_000
+#: Batches read for subscriptions that are behind and not yet lent, over all of them; the one that
+#: was just read is held however large.
+AHEAD_BYTES: Final = 32 * MIB
 #: Messages in one page of a partition, and their keys, values and headers: each message becomes a
 #: handful of Python objects, and a page is held until its reader has taken it.
 PAGE_RECORDS: Final = 10_000
@@ -479,6 +517,16 @@ STAGE_EXPIRY_INTERVAL_MS: Final = 60_000
 
 #: Of a key, a value or a header that `quackmq log dump` shows; how long it really is, is said.
 SHOWN_BYTES: Final = 200
+#: Ids of messages that a chaos client knows again; some 100 bytes each.
+CHAOS_REMEMBERED: Final = 1_000_000
+#: Publishers, subscribers and topics of an experiment: each peer is a process and four descriptors.
+EXPERIMENT_PEERS: Final = 200
+#: Entries of one publisher of an experiment: a subscriber keeps a byte for each.
+EXPERIMENT_ENTRIES: Final = 10_000_000
+#: How long peers of an experiment have to connect, or to end: a busy machine starts slowly.
+EXPERIMENT_WAIT_MS: Final = 60_000
+#: When all was published: how long subscribers have to catch up, beside what δ leaves them.
+EXPERIMENT_SETTLE_MS: Final = 60_000
 #: What tools read of a file at one go, to copy it or to make a checksum of it.
 COPIED_BYTES: Final = MIB
 #: Records of a transaction of `quackmq archive import`, and about how much they hold: enough that
@@ -582,11 +630,57 @@ SPARK_STOP_MS: Final = 2_000
 SPARK_FINDS: Final = 4
 #: Files of a plan stay for so long, unless it is renewed; what is gone is read through the broker.
 SPARK_PLAN_MS: Final = 3_600_000
+#: A compaction's plan lasts so long unless it is renewed, which it is three times in that: so long
+#: the files of one that was killed are kept, and what it offered lies there.
+COMPACT_PLAN_MS: Final = 60_000
+#: Merges of a compaction that are at work at once; each is a thread of the driver that waits.
+COMPACT_AT_ONCE: Final = 256
+#: Plans of a compaction, one after the other, of which nothing could be carried out because others
+#: were faster: somebody else is at it then.
+COMPACT_TRIES: Final = 5
+#: How much records grow by a merge of a compaction, at the least: whoever asks for it wants few
+#: files more than little work.
+COMPACT_GROWTH: Final = 2
+#: Between two looks at whether a compaction is to stop.
+COMPACT_LOOK_MS: Final = 200
 #: A task of a sink gathers so much before it makes batches of it, and stages them in one call: the
 #: larger, the larger the batches of each partition; it is in memory about four times.
 SPARK_CHUNK_BYTES: Final = 8 * MIB
 #: Rows without a key that go to one partition before the next has its turn.
 SPARK_SPREAD_ROWS: Final = 500
+
+# --- pipelines -----------------------------------------------------------------------------
+
+#: Times that a stream is started whose Python process is not there in time: a machine that is busy
+#: beyond that is too busy.
+PIPELINE_STARTS: Final = 5
+#: A stream that is told to stop has so long for the batch that it is in; it is done again anyway.
+PIPELINE_STOP_MS: Final = 60_000
+#: One that follows it then has so long for what is there: seconds, on a busy machine minutes; who
+#: does not want to wait sends a second signal.
+PIPELINE_FOLLOW_MS: Final = 600_000
+#: Rows of a report that a terminal shows; all are in its JSON.
+PIPELINE_SHOWN_ROWS: Final = 50
+#: Windows that a report on a stream has: the last ones, since a stream may run for years.
+PIPELINE_KEPT_WINDOWS: Final = 60
+#: Processes that a pipeline starts; each takes some 50 MB.
+PIPELINE_WORKERS: Final = 100
+#: Workers that die are started again so often, all together: then it is no accident.
+PIPELINE_RESTARTS: Final = 20
+#: A worker that is not wanted any more has so long to end by itself.
+PIPELINE_WORKER_END_MS: Final = 10_000
+#: Measurements that a process gathers before it reports them: they would be lost with it.
+PIPELINE_SAMPLES: Final = 1_000
+#: Offsets that a replay publishes at once: each such portion is a transaction of the broker's, and
+#: a name that it remembers for a week.
+REPLAY_OFFSETS: Final = 1_000_000
+#: Runs of offsets and numbers that a task of an audit holds before it joins them, at 56 bytes each.
+AUDIT_RUNS: Final = 200_000
+#: What an audit takes to the driver of what it found, holes that can be explained included: a hole
+#: is left by every transaction, and one costs about 200 bytes there.
+AUDIT_FINDINGS: Final = 1_000_000
+#: Findings that an audit names one by one, of each kind; the others are counted.
+AUDIT_NAMED: Final = 10
 
 # --- the Kafka door ------------------------------------------------------------------------
 
@@ -718,6 +812,9 @@ HTTP_EVENTS_RECORDS: Final = 500
 #: Record batches in one answer, beyond the first: few requests for much data, and no more memory
 #: for one that is taken slowly than a fetch of Kafka's has.
 HTTP_BATCHES_BYTES: Final = 8 * MIB
+#: What is looked through for holes in one request: a batch of one marker takes 78 bytes, so that
+#: an answer may tell of 13,000.
+HTTP_HOLES_BYTES: Final = 1 * MIB
 #: Append times that one such answer tells, in a header of some 10 bytes each; there are fewer
 #: batches in an answer that would have to tell more.
 HTTP_APPEND_TIMES: Final = 1_000
@@ -796,3 +893,93 @@ LINE_LEFT_OUT_BYTES: Final = 1 * MIB
 LINE_REFUSALS: Final = 100
 #: Topics of one connection; each is a subscription's, or a publisher's entry that waits.
 LINE_TOPICS: Final = 1_000
+#: The most that QUACKSIZE may be set to: half a line of it lies here for each peer that is slow.
+LINE_LONGEST_ENTRY_BYTES: Final = 64 * KIB
+#: Connections at once; an idle one costs about 10 KiB, one that means harm a line and a buffer.
+LINE_CONNECTIONS: Final = 4_000
+#: Connections that the system holds for us before we have taken them.
+LINE_BACKLOG: Final = 1_024
+#: The one buffer into which all connections receive; what has not been read of it, they keep.
+LINE_SCRATCH_BYTES: Final = 16 * KIB
+#: Messages of one connection that are looked at in one turn of the loop: then others have theirs.
+LINE_MESSAGES_AT_ONCE: Final = 64
+#: Lines of entries that are kept for the other subscribers to whom they will be sent as well; in
+#: step with each other they need one, and those who are behind make their own.
+LINE_KEPT_LINES: Final = 256
+#: A peer that has not said what it wants has so long for its next message: a person may type it.
+LINE_HANDSHAKE_MS: Final = 60_000
+#: A line that has begun must be whole after this time: terminals and programs send lines whole.
+LINE_WAIT_MS: Final = 10_000
+#: A subscriber that does not answer an entry for so long is dead, unless told otherwise: time to
+#: type the answer.
+LINE_ANSWER_MS: Final = 30_000
+#: The longest that a subscriber may be given.
+LINE_LONGEST_ANSWER_MS: Final = 3_600_000
+#: An entry is lent for so much longer than its subscriber has for the answer, so that who is silent
+#: is found out by the door, which gives it back at once.
+LINE_LEASE_MARGIN_MS: Final = 10_000
+#: Written and not yet taken by the peer; above it nothing more is read from or sent to it.
+LINE_WRITE_BUFFER_BYTES: Final = 64 * KIB
+#: A peer that does not take its answers for so long is disconnected.
+LINE_SEND_WAIT_MS: Final = 10_000
+#: How often peers are looked at for having been silent or slow for too long.
+LINE_SWEEP_MS: Final = 500
+#: A door that closes waits so long for entries to be durable and for answers to those that are out.
+LINE_DRAIN_MS: Final = 3_000
+#: After the last word the peer has so long to hang up itself.
+LINE_LINGER_MS: Final = 1_000
+#: Ended connections whose records are kept, for whoever wants to know how they ended.
+LINE_ENDED: Final = 1_000
+
+# --- the reliable proxy: XSUB, XPUB and its REP ----------------------------------------------
+
+#: Frames of a publisher's message: its topic and its body.
+PROXY_FRAMES: Final = 2
+#: A publisher's message, both frames: the largest batch, and a topic's name.
+PROXY_MESSAGE_BYTES: Final = BATCH_BYTES + KIB
+#: A subscription: the longest topic's or client's name, and what stands before it.
+PROXY_PREFIX_BYTES: Final = KIB
+#: Ids that one request acknowledges: at 40 bytes each they fit into a request many times.
+PROXY_IDS: Final = 1_000
+#: What a PUB socket has sent and is not published yet: messages, and their bytes; then nothing more
+#: is read from it. What is read together is published together, and a batch is about 1 MiB.
+PROXY_PUBLISHER_MESSAGES: Final = 4_096
+PROXY_PUBLISHER_BYTES: Final = MIB
+#: What is read for subscribers at once, and made into frames together; others have a turn between.
+PROXY_PAGE_RECORDS: Final = 2_000
+PROXY_PAGE_BYTES: Final = 256 * KIB
+#: Partitions that are followed for subscribers: a task each, of some 4 KiB.
+PROXY_FEEDS: Final = 20_000
+#: Subscriptions of one SUB socket.
+PROXY_SUBSCRIPTIONS: Final = 1_000
+#: What a SUB socket has not taken, beyond which it misses messages: some seconds at 10 Mbit/s, and
+#: of all sockets that are so slow together no more than ZMQ_SEND_BYTES. They share the bytes.
+PROXY_UNSENT_BYTES: Final = 8 * MIB
+#: Following a topic that cannot be read is tried again after this time.
+PROXY_RETRY_MS: Final = 1_000
+#: What goes wrong again and again is in the log so often.
+PROXY_TELL_MS: Final = 10_000
+#: Clients of the proxy, each counted once for each topic that it has said hello to: a task each.
+PROXY_CLIENTS: Final = 10_000
+#: Entries that the proxy lends to a client at once; each takes an exchange if it was missed.
+PROXY_TAKEN: Final = 100
+#: Acknowledgements that have come before their entries were lent, of a client and topic; one takes
+#: about 200 bytes. XPUB runs ahead of leases by as many entries as a subscription may have lent.
+PROXY_EARLY: Final = 10_000
+#: A client's address is given so long to answer a connection, less than the 5 s that clients wait
+#: for an answer to `hello`; and a message to be acknowledged.
+PROXY_CONNECT_MS: Final = 4_000
+PROXY_ANSWER_MS: Final = 3_000
+#: Large messages on their way to clients at once: each takes its bytes, until it is answered.
+PROXY_LARGE_EXCHANGES: Final = 64
+#: What a client's REP socket may answer: three words and an id.
+PROXY_ANSWER_BYTES: Final = 4 * KIB
+#: A connection to a client is kept for so long after its last message.
+PROXY_IDLE_MS: Final = 30_000
+#: Where nobody answers, nothing is tried for this time, twice as long after each failure, up to:
+PROXY_BACKOFF_MS: Final = 100
+PROXY_LONGEST_BACKOFF_MS: Final = 30_000
+#: What a reliable subscriber has in hand, got and not done or to be got: messages, and their bytes.
+#: What comes beyond that is not kept, and comes again.
+CLIENT_PROXY_MESSAGES: Final = 10_000
+CLIENT_PROXY_BYTES: Final = 64 * MIB

@@ -39,8 +39,9 @@ _MESSAGE_ID: Final = struct.Struct(">B16sIq")
 _MESSAGE_ID_VERSION: Final = 1
 _MESSAGE_ID_CHARS: Final = 39
 
-#: How a subscription's name is used: by the id of the last message. One name, one mode at a time.
-Mode = Literal["last_id"]
+#: How a subscription's name is used: by the id of the last message, or pushed, each entry
+#: acknowledged by itself (`quackmq.leases`). One name, one mode at a time.
+Mode = Literal["last_id", "pushed"]
 
 
 # --- what the broker and its doors say about subscriptions ----------------------------------------
@@ -64,9 +65,34 @@ class Time:
 Start = Literal["beginning", "end"] | Offset | Time
 
 
+#: A pushed subscription reads every entry, or what is live.
+Reading = Literal["every", "live"]
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """How a pushed subscription is served. `outstanding` is how many entries of a partition may be
+    lent and not acked at once, `window` how many of the newest a live reading serves in order."""
+
+    reading: Reading = "every"
+    lease_ms: int = limits.LEASE_MS
+    outstanding: int = limits.LEASES
+    window: int = limits.LIVE_WINDOW
+
+    def __post_init__(self) -> None:
+        check_lease(self.lease_ms)
+        if not 1 <= self.outstanding <= limits.LEASES:
+            raise InvalidRequest(
+                f"1 to {limits.LEASES} entries may be outstanding, not {self.outstanding}"
+            )
+        if self.window < 1:
+            raise InvalidRequest(f"a window holds one entry or more, not {self.window}")
+
+
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """A name's interest in a topic. `cursors` are the next offsets wanted, by partition."""
+    """A name's interest in a topic. `cursors` are the next offsets wanted, by partition;
+    `receipts` says whether each step of theirs is told to a topic (`quackmq.broker.receipts`)."""
 
     name: str
     topic_name: str
@@ -75,6 +101,9 @@ class Subscription:
     start: Start
     created_ms: int
     cursors: tuple[int, ...]
+    receipts: bool = False
+    #: Of a pushed one, whose cursors are its low-water marks.
+    terms: Terms | None = None
 
 
 class Standing(NamedTuple):
@@ -225,6 +254,13 @@ def check_name(name: str) -> None:
         )
 
 
+def check_lease(lease_ms: int) -> None:
+    if not 1 <= lease_ms <= limits.LONGEST_LEASE_MS:
+        raise InvalidRequest(
+            f"a lease lasts 1 to {limits.LONGEST_LEASE_MS} milliseconds, not {lease_ms}"
+        )
+
+
 def message_id(topic_id: uuid.UUID, place: Place) -> str:
     packed = _MESSAGE_ID.pack(_MESSAGE_ID_VERSION, topic_id.bytes, place.partition, place.offset)
     return base64.urlsafe_b64encode(packed).rstrip(b"=").decode("ascii")
@@ -275,6 +311,8 @@ class Kept(NamedTuple):
     created_ms: int
     #: How many records it went over because they could not be had.
     lost: int = 0
+    #: Whether it leaves receipts.
+    receipts: bool = False
 
 
 def state_key(topic_id: uuid.UUID, name: str) -> str:
@@ -290,12 +328,10 @@ def parse_state_key(key: str) -> tuple[uuid.UUID, str]:
 
 
 def encode_kept(kept: Kept) -> bytes:
-    start: Any = kept.start
-    if isinstance(start, Offset):
-        start = {"offset": start.value}
-    elif isinstance(start, Time):
-        start = {"timestamp_ms": start.timestamp_ms}
+    start = encode_start(kept.start)
     fields = {"mode": kept.mode, "start": start, "created_ms": kept.created_ms, "lost": kept.lost}
+    if kept.receipts:
+        fields["receipts"] = True
     return json.dumps(fields).encode()
 
 
@@ -308,12 +344,23 @@ def decode_kept(value: bytes) -> Kept:
     match fields:
         case {"mode": "last_id", "start": start, "created_ms": int(created_ms)}:
             lost = fields.get("lost", 0)  # the first versions did not count
-            if type(lost) is int and lost >= 0:
-                return Kept("last_id", _start_of(start), created_ms, lost)
+            receipts = fields.get("receipts", False)
+            if type(lost) is int and lost >= 0 and type(receipts) is bool:
+                return Kept("last_id", decode_start(start), created_ms, lost, receipts)
     raise DamagedStore(f"a subscription in the store makes no sense: {str(fields)[:200]}")
 
 
-def _start_of(value: object) -> Start:
+def encode_start(start: Start) -> Any:
+    """As JSON has it."""
+    if isinstance(start, Offset):
+        return {"offset": start.value}
+    if isinstance(start, Time):
+        return {"timestamp_ms": start.timestamp_ms}
+    return start
+
+
+def decode_start(value: object) -> Start:
+    """DamagedStore for what `encode_start` did not make."""
     match value:
         case "beginning" | "end":
             return value

@@ -32,6 +32,7 @@ _CONNECTOR = Path(__file__).parent / "spark" / "connector" / "target"
 PROBES = {
     "curl": ("curl", "--version"),
     "kcat": ("kcat", "-V"),
+    "socat": ("socat", "-V"),
     "strace": ("strace", "-o", os.devnull, "true"),
     # These end with their input, which is empty here.
     "kafkajs": ("node", f"{_INTEROP}/javascript/kafkajs.mjs"),

@@ -28,7 +28,15 @@ from tests.cli.process import Server
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 #: The ports of a broker's doors, unless it is told otherwise.
-PORTS: Final = {"kafka": "9092", "http": "8002", "zmq": "5555"}
+PORTS: Final = {
+    "kafka": "9092",
+    "http": "8002",
+    "zmq": "5555",
+    "xsub": "5556",
+    "xpub": "5557",
+    "proxy": "5558",
+    "line": "5550",
+}
 #: Lines that change the machine of whoever types them.
 SET_UP: Final = (". .venv/bin/activate", "pip install")
 SERVE: Final = "quackmq serve"

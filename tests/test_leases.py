@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from quackmq import leases as module
 from quackmq import limits
 from quackmq.errors import DamagedStore, InvalidRequest, NewerFormat
-from quackmq.leases import Counts, Lease, Leases, Terms, Wanted
+from quackmq.leases import Counts, Lease, Leases, Wanted
+from quackmq.subscriptions import Terms
 
 LEASE_MS = limits.LEASE_MS
 EVERY = Terms()
@@ -49,6 +50,30 @@ def test_every_entry_is_lent_once_in_order_and_then_there_is_nothing_to_do() -> 
     assert serve(leases, 10) == [Lease(offset, 1, LEASE_MS) for offset in (7, 8, 9)]
     assert leases.wanted(0, 10) is None
     assert (leases.low_water_mark, leases.frontier, leases.outstanding) == (7, 10, 3)
+
+
+def test_what_is_left_is_fresh_or_lent_and_the_rest_is_done() -> None:
+    leases = lent()
+    assert leases.ack(1)
+    assert leases.left(0, 8) == 4 + 3
+    assert leases.left(6, 8) == 4 + 2, "what is lent counts, wherever the log begins"
+    assert [leases.is_done(offset) for offset in (0, 1, 4, 5, 99)] == [False, True, *[False] * 3]
+
+
+def test_what_cannot_be_had_in_the_middle_is_lost_and_the_rest_is_not() -> None:
+    leases = lent(end=2)
+    assert leases.lose(2, 4) == 2
+    assert leases.lose(0, 4) == 0, "what is lent may still be acked"
+    assert leases.counts == Counts(lost=2)
+    assert offsets(serve(leases, 6)) == [4, 5]
+
+
+def test_a_live_reading_skips_what_is_fresh_and_what_is_due_and_not_what_is_worked_on() -> None:
+    leases = lent(LIVE, end=3)
+    assert leases.nack(0, 1, now_ms=5)
+    assert leases.skip(now_ms=5, live_from=10) == 1 + 7
+    assert (leases.outstanding, leases.counts) == (2, Counts(skipped=8))
+    assert leases.ack(1) and not leases.ack(0)
 
 
 def test_the_low_water_mark_follows_the_oldest_entry_that_is_not_acked() -> None:

@@ -16,7 +16,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from quackmq import leases as module
 from quackmq import limits
-from quackmq.leases import Counts, Leases, Terms, Wanted
+from quackmq.leases import Counts, Leases, Wanted
+from quackmq.subscriptions import Terms
 
 OUTSTANDING = 6
 GAPS = 3

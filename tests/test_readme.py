@@ -11,7 +11,7 @@ from tests.readme import INDENTED, ROOT, Block, Tour, Wrong, blocks, commands, s
 TITLE = "Five minutes"
 
 
-@pytest.mark.needs("kcat", "curl")
+@pytest.mark.needs("kcat", "curl", "socat")
 def test_the_five_minute_tour_works_line_by_line(tmp_path: Path) -> None:
     tour = blocks(section((ROOT / "README.md").read_text(), TITLE))
     assert any("quackmq serve" in block.text for block in tour)

@@ -6,7 +6,7 @@
 set -u
 
 # Each with Debian's package, where that is called otherwise.
-programs="curl kcat strace wrk node:nodejs npm javac:default-jdk-headless mvn:maven"
+programs="curl kcat socat strace wrk node:nodejs npm javac:default-jdk-headless mvn:maven"
 
 missing=
 for program in $programs; do

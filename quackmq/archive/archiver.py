@@ -96,6 +96,7 @@ class Archiver:
                 elif loop.time() - idle_from > limits.ARCHIVE_WORKER_IDLE_MS / 1000:
                     idle_from = loop.time()
                     await self._rest()
+                    await self._store.partitions.remove_left_behind()
             except Exception:
                 log.exception("archiving failed; it is tried again")
             await asyncio.sleep(limits.ARCHIVE_LOOK_MS / 1000)

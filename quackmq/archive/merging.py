@@ -15,6 +15,10 @@ size. Records are counted and not bytes, since only they add up whatever a compr
 The edge, a file of which the beginning was trimmed, is rewritten when more than `edge_share` of it
 is gone, with its neighbours or alone.
 
+Who wants to find a day in files of its own asks for it `by_day`: no merge then goes on into another
+day (UTC, by the time of appending, in which offsets are in order). A file that was archived across
+midnight is of the day that it began in.
+
 The broker runs these merges one by one (`merger`); programs that have many hands may run all merges
 of a plan at once: no file is in two of them.
 """
@@ -32,6 +36,7 @@ from quackmq.topic import PartitionKey
 
 #: The most that the footers of merged files may take: the new one's lists all their row groups.
 _TAIL_BYTES: Final = limits.ARCHIVE_TAIL_BYTES // 8
+_DAY_MS: Final = 24 * 3_600_000
 #: By how much records grow at the least where the file will be large enough to be left alone.
 _LAST_GROWTH: Final = 2
 
@@ -44,6 +49,7 @@ class MergeSettings:
     growth: int = limits.MERGE_GROWTH
     most_files: int = limits.MERGE_FILES
     edge_share: float = limits.MERGE_EDGE_SHARE
+    by_day: bool = False
 
     def __post_init__(self) -> None:
         if self.target_bytes < 1 or self.most_files < 2 or self.growth < _LAST_GROWTH:
@@ -152,8 +158,13 @@ def _mergeable(
     parts: list[_Part], start: int, settings: MergeSettings, excluded: Collection[str]
 ) -> Iterator[_Part]:
     """The files from this one on that may be merged with each other: none that is large, none that
-    is excluded."""
+    is excluded, and by day none of another one."""
+    days: set[int] = set()
     for part in parts[start : start + settings.most_files]:
         if part.size * 2 >= settings.target_bytes or part.file.name in excluded:
             return
+        if settings.by_day and part.file.least_append_ms is not None:
+            days.add(part.file.least_append_ms // _DAY_MS)
+            if len(days) > 1:
+                return
         yield part

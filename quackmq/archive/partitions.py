@@ -27,9 +27,9 @@ import asyncio
 import dataclasses
 import logging
 import threading
+import uuid
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 from weakref import WeakValueDictionary
 
@@ -37,6 +37,7 @@ from quackmq import disk as disks
 from quackmq import limits
 from quackmq.archive import files, manifest
 from quackmq.archive.manifest import Manifest
+from quackmq.archive.pins import Pin
 from quackmq.errors import (
     BrokerClosing,
     DamagedData,
@@ -77,6 +78,8 @@ class Partitions:
         self._log = log_store
         self._known: dict[PartitionKey, _Partition] = {}
         self._pins = 0
+        #: Topics that were deleted, and why their archive is still there.
+        self._left: dict[uuid.UUID, tuple[Topic, str]] = {}
         #: Why nothing at all is known of the archive, where that is so.
         self._failure: StorageError | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -98,6 +101,11 @@ class Partitions:
 
                 self._reader = ArchiveReader(self.disk)
             return self._reader
+
+    @property
+    def loaded_reader(self) -> ArchiveReader | None:
+        """The same for the loop: None until somebody has read."""
+        return self._reader
 
     # --- what is known -----------------------------------------------------------------------
 
@@ -136,6 +144,10 @@ class Partitions:
         """Of all partitions that have one."""
         known = self._known.items()
         return {key: each.problem for key, each in known if each.problem is not None}
+
+    def left_behind(self) -> list[str]:
+        """What is still there of topics that were deleted, and why."""
+        return [why for _, why in self._left.values()]
 
     @property
     def failure(self) -> StorageError | None:
@@ -203,11 +215,17 @@ class Partitions:
         await self._carry_out(self._trim(key, before))
 
     async def forget(self, topic: Topic) -> None:
-        """A topic was deleted: its archive goes. What fails is tried again at the next opening."""
+        """A topic was deleted: its archive goes. What fails is told by `left_behind`, and tried
+        again by `remove_left_behind`, and at the next opening."""
         gone = [key for key in self._known if key.topic_id == topic.id]
         for key in gone:
             self._known.pop(key).is_gone = True
         if gone:
+            await self._carry_out(self._remove(topic))
+
+    async def remove_left_behind(self) -> None:
+        """Of topics that were deleted, what could not be removed then."""
+        for topic, _ in list(self._left.values()):
             await self._carry_out(self._remove(topic))
 
     # --- opening and closing -----------------------------------------------------------------
@@ -404,7 +422,13 @@ class Partitions:
         try:
             await self.disk.run(partial(files.remove_topic, self.disk, topic), "archive")
         except (OSError, DamagedData) as error:
-            log.warning("topic %s was deleted, its archive is still there: %s", topic.name, error)
+            why = f"topic {topic.name} was deleted, its archive is still there: {error}"
+            if topic.id not in self._left:
+                log.warning(why)
+            if topic.id in self._left or len(self._left) < limits.ARCHIVE_FAILURES:
+                self._left[topic.id] = topic, why
+        else:
+            self._left.pop(topic.id, None)
 
     # --- sweeping ----------------------------------------------------------------------------
 
@@ -414,7 +438,7 @@ class Partitions:
             self._sweep_soon(partition)
 
     def _sweep_soon(self, partition: _Partition) -> None:
-        self._begin(self._sweep(partition))
+        self.begin(self._sweep(partition))
 
     async def _sweep(self, partition: _Partition) -> None:
         """Remove what neither the manifest nor a pin has."""
@@ -454,9 +478,10 @@ class Partitions:
         if self._closed:
             work.close()
             self.check_open()
-        return await asyncio.shield(self._begin(work))
+        return await asyncio.shield(self.begin(work))
 
-    def _begin(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    def begin(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Beside everything else; `close` waits for it."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
@@ -466,33 +491,6 @@ class Partitions:
         self._tasks.discard(task)
         if not task.cancelled():
             task.exception()  # told to whoever waits; if they have left, nobody needs to know
-
-
-class Pin:
-    """A manifest in use. Released once, or by leaving a `with`."""
-
-    __slots__ = ("_release", "manifest")
-
-    def __init__(self, held: Manifest, release: Callable[[], None]) -> None:
-        self.manifest = held
-        self._release: Callable[[], None] | None = release
-
-    def release(self) -> None:
-        """Whoever calls again does nothing."""
-        release, self._release = self._release, None
-        if release is not None:
-            release()
-
-    def __enter__(self) -> Pin:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        where: TracebackType | None,
-    ) -> None:
-        self.release()
 
 
 class _Partition:

@@ -106,6 +106,37 @@ class ArchiveReader:
             left -= size
         return Piece(tuple(batches), offset)
 
+    def read_waiting(self, manifest: Manifest, offset: int, max_bytes: int) -> Piece | None:
+        """The same of what was made ahead, without any work; None if nothing that fits waits."""
+        _check_range(manifest, offset)
+        if not 0 < self._ahead.first_size(manifest.key, offset) <= max_bytes:
+            return None
+        batches: list[bytes] = []
+        left = max_bytes
+        while ahead := self._ahead.take(manifest.key, offset):
+            piece = self._given(manifest, ahead, left)
+            batches += piece.batches
+            offset = piece.next_offset
+            left -= sum(map(len, piece.batches))
+            if not 0 < self._ahead.first_size(manifest.key, offset) <= left:
+                break
+        return Piece(tuple(batches), offset) if batches else None
+
+    def wanted_ahead(self, manifest: Manifest, offset: int) -> int | None:
+        """Where batches are to be made for who has read up to an offset, if they are: somebody
+        takes what waits there, and will want more."""
+        end = self._ahead.run_end(manifest.key, offset, limits.ARCHIVE_AHEAD_BYTES)
+        return end if end is not None and end < manifest.next_offset else None
+
+    def make_ahead(self, manifest: Manifest, offset: int, max_bytes: int) -> None:
+        """Batches from an offset on, to wait there, of `max_bytes` each at the most. What cannot be
+        had is told to whoever asks for it."""
+        try:
+            batches = self._make_some(manifest, offset, max_bytes, limits.ARCHIVE_AHEAD_BYTES)
+        except StorageError:
+            batches = []
+        self._ahead.put(manifest.key, offset, batches)
+
     def offset_at(
         self, manifest: Manifest, time_ms: int, kind: TimeKind = "timestamp"
     ) -> OffsetTime | None:
@@ -177,15 +208,24 @@ class ArchiveReader:
         ahead = self._ahead.take(manifest.key, offset)
         if ahead and len(ahead[0]) <= max_bytes:
             return self._given(manifest, ahead, max_bytes)
-        file = manifest.files[manifest.file_at(offset)]
-        end = min(file.next_offset, aside.first_offset if aside else file.next_offset)
         ahead_bytes = 0 if ahead is None else limits.ARCHIVE_AHEAD_BYTES
+        batches = self._make_some(manifest, offset, max_bytes, ahead_bytes)
+        if not batches:
+            return Piece((), _end_of_records(manifest, offset))
+        return self._given(manifest, batches, max_bytes)
+
+    def _make_some(
+        self, manifest: Manifest, offset: int, max_bytes: int, ahead_bytes: int
+    ) -> list[bytes]:
+        """Of one row group; none where there is nothing up to the file's end, or to what was kept
+        aside."""
+        file = manifest.files[manifest.file_at(offset)]
+        end = _end_of_records(manifest, offset)
         try:
-            batches = self._read_records(manifest, file, offset, end, max_bytes, ahead_bytes)
+            return self._read_records(manifest, file, offset, end, max_bytes, ahead_bytes)
         except DamagedData as error:
             # What is kept aside can be had, whatever has become of the file around it.
             raise DamagedData(str(error), min(error.next_offset or end, end)) from error
-        return self._given(manifest, batches, max_bytes) if batches else Piece((), end)
 
     def _given(self, manifest: Manifest, batches: Sequence[bytes], max_bytes: int) -> Piece:
         """As many as fit, but one at least; the others wait for whoever reads on."""
@@ -381,6 +421,14 @@ def _check_range(manifest: Manifest, offset: int) -> None:
             f"offset {offset} is not archived: {manifest.first_offset} to "
             f"{manifest.next_offset - 1} are"
         )
+
+
+def _end_of_records(manifest: Manifest, offset: int) -> int:
+    """Where the file of an offset ends, or before that a batch was kept aside; where that is the
+    offset itself, there is none."""
+    end = manifest.files[manifest.file_at(offset)].next_offset
+    aside = manifest.quarantined_from(offset)
+    return end if aside is None else min(end, max(offset, aside.first_offset))
 
 
 def _rows_between(rows: pa.RecordBatch, offset: int, end: int) -> tuple[int, int]:

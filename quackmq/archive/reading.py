@@ -14,24 +14,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from functools import partial
-from typing import TYPE_CHECKING
 
 from quackmq import limits
+from quackmq.archive.following import Following
 from quackmq.archive.manifest import Manifest
 from quackmq.archive.partitions import Partitions
 from quackmq.errors import DamagedData, LimitReached, NotFound, OffsetOutOfRange, StorageError
 from quackmq.stores.base import Store
 from quackmq.topic import Read, Slice
 
-if TYPE_CHECKING:
-    from quackmq.archive.reader import Piece
-
 
 class TieredReader:
     def __init__(self, log: Store, partitions: Partitions) -> None:
         self._log = log
         self._partitions = partitions
+        self._following = Following(partitions)
 
     async def read(
         self, reads: Sequence[Read], max_bytes: int, min_bytes: int, wait_ms: int
@@ -164,7 +161,6 @@ class TieredReader:
 
     async def _read_pieces(self, part: _Part, room: int, is_first: bool) -> None:
         """From the archive, until there is enough, or the archive ends."""
-        disk = self._partitions.disk
         most = max(1, min(part.read.max_bytes, room))
         try:
             pin = self._partitions.pin(part.read.key)
@@ -176,10 +172,9 @@ class TieredReader:
                 return  # trimmed meanwhile, and told so
             while part.position < end and part.archived_size * 2 <= most:
                 wanted = max(1, min(most - part.archived_size, limits.ARCHIVE_READ_BYTES))
-                job = partial(self._read_piece, pin.manifest, part.position, wanted)
                 self._partitions.check_open()
                 try:
-                    piece = await disk.run(job, "read")
+                    piece = await self._following.read(pin.manifest, part.position, wanted)
                 except StorageError as error:
                     part.stop(None if part.chunks else error)  # told to whoever asks for it
                     return
@@ -190,10 +185,6 @@ class TieredReader:
                 part.add(piece.batches, size, piece.next_offset)
             if part.position < end:
                 part.stop(None)
-
-    def _read_piece(self, manifest: Manifest, offset: int, max_bytes: int) -> Piece:
-        """In the read lane."""
-        return self._partitions.reader.read(manifest, offset, max_bytes)
 
     # --- what the log says -------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ its markers are gone. Batches are made anew by the archive: the same records, at
 
 from __future__ import annotations
 
+import logging
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
@@ -49,6 +50,8 @@ from quackmq.topic import (
     Topic,
 )
 
+log = logging.getLogger(__name__)
+
 
 class TieredStore(Store):
     """Who may call: the loop that opened it."""
@@ -61,6 +64,8 @@ class TieredStore(Store):
         self.cluster_id = inner.cluster_id
         self.now_ms = now_ms
         self._reader = TieredReader(inner, partitions)
+        #: The damage that was gone over and told last.
+        self._gone_over = ""
         self._take_no_detour()
 
     @classmethod
@@ -262,6 +267,9 @@ class TieredStore(Store):
                     file = manifest.files[manifest.file_at(end - 1)]
                     begin = max(file.first_offset, manifest.first_offset)
                     return OffsetTime(begin, file.greatest_append_ms or time_ms)
+                if str(damage) != self._gone_over:  # once, as long as they all look there
+                    self._gone_over = str(damage)
+                    log.warning("who looks for a time is led past what is damaged: %s", damage)
                 if end is None or end >= manifest.next_offset:
                     return None
                 manifest = manifests.trim(manifest, end)

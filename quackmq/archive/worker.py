@@ -65,13 +65,13 @@ def main(descriptor: int) -> None:
     os.nice(limits.ARCHIVE_WORKER_NICENESS)
     channel = Channel(socket.socket(fileno=descriptor))
     workshop = LocalWorkshop()
-    channel.send("ready")
-    while True:
-        try:
+    try:
+        channel.send("ready")  # to a broker that may have been killed meanwhile
+        while True:
             request, data = channel.receive()
             channel.send(*_carry_out(workshop, request, data))
-        except (EOFError, OSError):
-            return
+    except (EOFError, OSError):
+        return
 
 
 def _carry_out(

@@ -7,12 +7,14 @@ from quackmq.broker.group_state import GroupSettings
 from quackmq.broker.groups import Commit, Groups
 from quackmq.broker.messages import BegunPut, Messages, Put
 from quackmq.broker.pages import Page
+from quackmq.broker.pushing import Channel, Delivery, PushedStanding, Pushing
 from quackmq.broker.registrations import Registrations
 from quackmq.broker.settings import BrokerSettings, Caller
 from quackmq.broker.stage import CommittedStage, Receipt, StageDescription
 from quackmq.broker.stage_log import StagedBatch
 from quackmq.broker.stage_series import CommittedTurn, Turn
 from quackmq.broker.staging import Staging
+from quackmq.broker.topic_queue import QueueEntry, TopicQueue
 from quackmq.broker.transaction_known import ProducerEpoch, TransactionDescription
 from quackmq.broker.transactions import Transactions
 from quackmq.groups import (
@@ -32,15 +34,20 @@ from quackmq.groups import (
     Sync,
     Synced,
 )
+from quackmq.leases import Counts
 from quackmq.producers import Producer
 from quackmq.subscriptions import (
     Losses,
     Message,
     Offset,
+    Place,
+    Reading,
     Standing,
     Start,
     Subscription,
+    Terms,
     Time,
+    message_id,
     parse_message_id,
 )
 from quackmq.transaction_states import ProducerRef, TransactionState
@@ -52,11 +59,14 @@ __all__ = [
     "Broker",
     "BrokerSettings",
     "Caller",
+    "Channel",
     "Commit",
     "CommittedStage",
     "CommittedTurn",
     "ConsumerGroupDescription",
     "ConsumerMemberDescription",
+    "Counts",
+    "Delivery",
     "GroupDescription",
     "GroupKind",
     "GroupSettings",
@@ -76,11 +86,16 @@ __all__ = [
     "Offset",
     "Page",
     "PartitionArchive",
+    "Place",
     "Plan",
     "Producer",
     "ProducerEpoch",
     "ProducerRef",
+    "PushedStanding",
+    "Pushing",
     "Put",
+    "Reading",
+    "QueueEntry",
     "Receipt",
     "Registrations",
     "StageDescription",
@@ -91,11 +106,14 @@ __all__ = [
     "Subscription",
     "Sync",
     "Synced",
+    "Terms",
     "Time",
     "TopicArchive",
+    "TopicQueue",
     "TransactionDescription",
     "TransactionState",
     "Transactions",
     "Turn",
+    "message_id",
     "parse_message_id",
 ]

@@ -48,7 +48,8 @@ if TYPE_CHECKING:  # what loads pyarrow, which a broker without an archive does 
     from quackmq.archive.archiver import Archiver, ArchiverState
     from quackmq.archive.merger import Merged, Merger
     from quackmq.archive.offered import Offered
-    from quackmq.archive.partitions import Partitions, Pin
+    from quackmq.archive.partitions import Partitions
+    from quackmq.archive.pins import Pin
     from quackmq.archive.tiered import TieredStore
     from quackmq.archive.turn import Archived
 
@@ -258,6 +259,7 @@ class Archives:
             *(_named(each.topic, each.partition, each.reason) for each in archiver.failures),
             *_some(str(problem) for problem in self._partitions.problems().values()),
             *_some(self._merger.problems()),
+            *_some(self._partitions.left_behind()),
         ]
         if archiver.no_room is not None:
             problems.insert(0, f"there is no room: {archiver.no_room}")

@@ -24,7 +24,8 @@ from quackmq.errors import InvalidRequest, LimitReached, UnknownPlan
 from quackmq.topic import PartitionKey, Topic
 
 if TYPE_CHECKING:  # what loads pyarrow, which a broker without an archive does without
-    from quackmq.archive.partitions import Partitions, Pin
+    from quackmq.archive.partitions import Partitions
+    from quackmq.archive.pins import Pin
 
 log = logging.getLogger(__name__)
 

@@ -10,10 +10,23 @@ Readers of whole batches get the bytes as they are, with the aborted transaction
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from typing import Literal, NamedTuple
 
-from quackmq.record import Batch
-from quackmq.topic import Aborted
+from quackmq.record import Batch, batches
+from quackmq.topic import Aborted, Slice
+
+
+class LeftOut(NamedTuple):
+    """A batch of a committed read that is for nobody, and why: its transaction was aborted, or it
+    is a marker, which has no sequence."""
+
+    first_offset: int
+    next_offset: int
+    reason: Literal["aborted", "marker"]
+    producer_id: int
+    producer_epoch: int
+    first_sequence: int
 
 
 def is_committed(batch: Batch, aborted: Iterable[Aborted]) -> bool:
@@ -26,3 +39,18 @@ def is_committed(batch: Batch, aborted: Iterable[Aborted]) -> bool:
         and each.first_offset <= batch.base_offset < each.last_offset
         for each in aborted
     )
+
+
+def left_out(part: Slice) -> Iterator[LeftOut]:
+    """The batches of a committed read that hold no records for readers of single messages."""
+    for chunk in part.chunks:
+        for batch in batches(chunk):
+            if not is_committed(batch, part.aborted):
+                yield LeftOut(
+                    batch.base_offset,
+                    batch.next_offset,
+                    "marker" if batch.is_control else "aborted",
+                    batch.producer_id,
+                    batch.producer_epoch,
+                    batch.base_sequence,
+                )

@@ -28,17 +28,24 @@ from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from quackmq.broker.admission import check_takes
 from quackmq.broker.archive import Archives
+from quackmq.broker.cleaner import Cleaner
 from quackmq.broker.coordinator import Coordinator
 from quackmq.broker.cursors import Cursors
 from quackmq.broker.decoded import DecodedBatches
 from quackmq.broker.delivery import Delivery
 from quackmq.broker.epochs import EpochEnd, epoch_end
+from quackmq.broker.feeds import Feeds
 from quackmq.broker.groups import Groups
 from quackmq.broker.holds import Holds
 from quackmq.broker.messages import Messages
 from quackmq.broker.modes import Modes
+from quackmq.broker.notes import Notes
 from quackmq.broker.producer_ids import ProducerIds
+from quackmq.broker.pushed import Pushed
+from quackmq.broker.pushing import Pushing
+from quackmq.broker.receipts import Receipts
 from quackmq.broker.registrations import Registrations
 from quackmq.broker.retention import Failure, Retention
 from quackmq.broker.settings import BrokerSettings, Caller
@@ -51,10 +58,7 @@ from quackmq.broker.waits import Changes, Waits, only
 from quackmq.clock import wall_clock_ms
 from quackmq.errors import (
     BrokerClosing,
-    CorruptBatch,
     DamagedData,
-    NoSubscriber,
-    RecordTooLarge,
     UnknownTopic,
     UnsupportedBatch,
 )
@@ -105,6 +109,7 @@ class Broker:
             store, self._topics, now_ms, settings.group_initial_delay_ms
         )
         self._modes = Modes(self._coordinator.holder)
+        self._pushed = Pushed(store, self._topics.by_id, now_ms, self._on_cursor_moved)
         self._delivery = Delivery(
             store,
             self._decoded,
@@ -114,8 +119,15 @@ class Broker:
             self._cursors,
             self._on_cursor_moved,
             self._coordinator,
+            Receipts(store, self._topics, now_ms, lambda *added: self._retention.note(*added)),
+            self._pushed.check_free,
         )
-        self._subscribing = Subscribing(self._topics, self._delivery, settings)
+        self._subscribing = Subscribing(
+            self._topics, self._delivery, self._pushed, self._cursors, self._modes, settings, now_ms
+        )
+        self._changes = Changes()
+        feeds = Feeds(store, self._read, now_ms, self._decoded)
+        self.pushing = Pushing(self._topics, self._pushed, self._subscribing, feeds, self._changes)
         self.groups = Groups(
             self._coordinator,
             self._cursors,
@@ -125,23 +137,18 @@ class Broker:
             self._topics,
             now_ms,
             self._on_cursor_moved,
+            self._pushed.check_free,
         )
-        self._holds = Holds(self._delivery, self.groups)
+        self._holds = Holds(self._delivery, self._pushed, self.groups)
         self._retention = Retention(
-            store, now_ms, self._holds, settings.full_topic_wait_ms, archive
+            store, now_ms, self._holds, settings.full_topic_wait_ms, self.pushing.trimmed, archive
         )
         self._producer_ids = ProducerIds(store)
         self.transactions = Transactions(
             store, self._topics, self.groups, self._producer_ids, now_ms, self._retention.note
         )
-        self.staging = Staging(
-            store,
-            self._topics,
-            self._producer_ids,
-            now_ms,
-            self._retention.note,
-            self._delivery.count,
-        )
+        counted = (self._retention.note, self._subscribing.count)
+        self.staging = Staging(store, self._topics, self._producer_ids, now_ms, *counted)
         self.messages = Messages(
             self,
             store,
@@ -153,34 +160,39 @@ class Broker:
             now_ms,
         )
         self.registrations = Registrations(self, store, self._topics, self._delivery, self._cursors)
+        self.notes = Notes(store)
+        #: Called with every topic that comes or is altered, for doors that follow all of them.
+        self.topic_watchers: set[Callable[[Topic], None]] = set()
         #: Where doors listen, by name, as whoever opens them says: some tell of each other.
         self.doors: dict[str, tuple[str, int]] = {}
         #: The names of topics that publishing to goes through retention.
         self._counted: set[str] = set()
         self._waits = Waits()
-        self._changes = Changes()
         self._archiver = None if archive is None else self._make_archiver(archive, workshop)
         #: None where the store has none.
         self.archive: Archives | None = None
         if archive is not None and self._archiver is not None:
             self.archive = Archives(archive, self._archiver, self._topics, now_ms, settings)
-        self._cleaner: asyncio.Task[None] | None = None
+        cleaned = (self._retention, self.pushing, self.groups, self.transactions, self.staging)
+        self._cleaner = Cleaner(cleaned, settings.clean_interval_ms)
+        self._cleaning: asyncio.Task[None] | None = None
         self._archiving: asyncio.Task[None] | None = None
         self._is_closing = False
 
     async def open(self) -> None:
         """Take up what the store holds, begin to clean and to archive."""
-        assert self._cleaner is None, "a broker is opened once"
+        assert self._cleaning is None, "a broker is opened once"
         await self._topics.load()
         await self._cursors.load()
         await self._coordinator.load()
         await self._delivery.load()
+        await self._pushed.load()
         self.groups.load()
         await self.transactions.load()
         await self.staging.load()
         await self.registrations.load()
         loop = asyncio.get_running_loop()
-        self._cleaner = loop.create_task(self._clean_again_and_again())
+        self._cleaning = loop.create_task(self._cleaner.run())
         if self._archiver is not None:
             self._archiving = loop.create_task(self._archiver.run())
         if self.archive is not None:
@@ -189,7 +201,7 @@ class Broker:
     async def close(self) -> None:
         """End every wait, finish what was begun. The store stays open: it is its opener's."""
         self._is_closing = True
-        working = [task for task in (self._cleaner, self._archiving) if task is not None]
+        working = [task for task in (self._cleaning, self._archiving) if task is not None]
         for task in working:
             task.cancel()
         if working:
@@ -199,12 +211,14 @@ class Broker:
         if self._archiver is not None:
             await self._archiver.close()
         self._waits.end(_closing())
+        await self.pushing.close()
         await self.staging.close()
         await self.transactions.close()
         await self.groups.close()
         await self._retention.close()
         await self.messages.close()
         await self.registrations.close()
+        await self.notes.close()
         await self._changes.finish()
 
     @property
@@ -267,12 +281,20 @@ class Broker:
     # --- batches ----------------------------------------------------------------------------
 
     def publish(
-        self, caller: Caller, topic: Topic, partition: int, batch: Batch, *, owned: bool = False
+        self,
+        caller: Caller,
+        topic: Topic,
+        partition: int,
+        batch: Batch,
+        *,
+        owned: bool = False,
+        waits: bool = True,
     ) -> Awaitable[Appended]:
         """Append a batch that has passed `Batch.parse`, under the topic's policy.
 
         The order of calls is the order in the partition. The bytes are copied before this returns,
-        or kept where their buffer is handed over (`owned`, see `Append`).
+        or kept where their buffer is handed over (`owned`, see `Append`). Unless it `waits`,
+        TopicFull comes at once also from a topic that would let it wait.
         Errors are raised here or by the awaitable: UnknownTopic, UnknownPartition, CorruptBatch,
         UnsupportedBatch, NoSubscriber, TopicFull, RecordTooLarge (more bytes than the topic takes,
         more records than it ever holds), and what `Store.append` raises. Callers mind
@@ -293,10 +315,10 @@ class Broker:
             if batch.is_control:
                 raise UnsupportedBatch("control batches are the broker's own")
             transaction = self.transactions.check_admitted(key, batch)
-        self._check_takes(topic, batch)
+        check_takes(topic, batch, self._subscribing.count)
         if topic.name in self._counted:
             if transaction is None:
-                return self._retention.publish(key, batch)
+                return self._retention.publish(key, batch, waits=waits)
             may_still = partial(self.transactions.check_admitted, key, serial=transaction)
             return self._retention.publish(key, batch, may_still)
         append = Append(key, batch, owned)
@@ -313,7 +335,7 @@ class Broker:
         nothing. Otherwise as `publish`; bytes must stay as they are until it is answered."""
         self._check_open()
         for key, batch, _ in appends:
-            self._check_takes(self._topics.of(key), batch)
+            check_takes(self._topics.of(key), batch, self._subscribing.count)
         if topic.name in self._counted:
             return self._retention.publish_together(appends, cursors)
         return self._store.append(appends, cursors)
@@ -411,22 +433,24 @@ class Broker:
     async def clean(self) -> None:
         """What the cleaner does at its intervals, now."""
         self._check_open()
-        await self._retention.clean()
-        await self.groups.clean()
-        await self.transactions.clean()
-        await self.staging.clean()
+        await self._cleaner.clean()
 
     # --- subscriptions ----------------------------------------------------------------------
 
     async def subscribe(
-        self, caller: Caller, name: str, topic_name: str, start: Start = "end"
+        self,
+        caller: Caller,
+        name: str,
+        topic_name: str,
+        start: Start = "end",
+        receipts: bool | None = None,
     ) -> bool:
         """A durable subscription, which lasts until `unsubscribe` and holds what it has not read
-        (unless the topic drops its oldest). True if it is new; one that is there stays as it is.
-        The topic may come to life by it."""
+        (unless the topic drops its oldest). True if it is new; one that is there stays as it is,
+        but for the `receipts` that it leaves, if that is said. The topic may come to life by it."""
         self._check_open()
         check_subscriber(name)
-        change = self._subscribing.subscribe(name, topic_name, start)
+        change = self._subscribing.subscribe(name, topic_name, start, receipts)
         return await self._changes.carry_through(change)
 
     async def unsubscribe(self, caller: Caller, name: str, topic_name: str) -> None:
@@ -479,7 +503,7 @@ class Broker:
     async def standing(self, caller: Caller, name: str, topic_name: str) -> Standing:
         """The lag, and how many records the subscription has lost."""
         self._check_open()
-        return await self._delivery.standing(self.topic(topic_name), name)
+        return await self._subscribing.standing(self.topic(topic_name), name)
 
     def consumers_left(
         self, caller: Caller, key: PartitionKey, offsets: Sequence[int]
@@ -500,32 +524,18 @@ class Broker:
         """By name and topic; those behind a name and topic, and no more than so many, if asked."""
         self._check_open()
         topic_id = None if topic_name is None else self.topic(topic_name).id
-        return self._delivery.subscriptions(name, topic_id, after, limit)
+        return self._subscribing.subscriptions(name, topic_id, after, limit)
 
     # --- helpers ----------------------------------------------------------------------------
 
     def _by_last_id(self, caller: Caller, name: str, topic: Topic) -> AbstractContextManager[None]:
+        self._pushed.check_free(name)
         self._delivery.check_subscribed(topic, name)
         return self._modes.by_last_id(caller, name)
 
     def _check_open(self) -> None:
         if self._is_closing:
             raise _closing()
-
-    def _check_takes(self, topic: Topic, batch: Batch) -> None:
-        """What a topic says to a batch, as far as it does not depend on others."""
-        if batch.record_count < 1 or batch.record_count != batch.last_offset_delta + 1:
-            raise CorruptBatch(
-                f"the batch says {batch.record_count} records and a last offset delta of "
-                f"{batch.last_offset_delta}"
-            )
-        policy = topic.policy
-        if policy.batch_bytes is not None and batch.size > policy.batch_bytes:
-            raise RecordTooLarge(
-                f"a batch of {batch.size} bytes; topic {topic.name} takes {policy.batch_bytes}"
-            )
-        if policy.needs_subscriber and not self._delivery.count(topic.id):
-            raise NoSubscriber(f"topic {topic.name} takes nothing while nobody subscribes to it")
 
     async def _ensure(self, name: str) -> Topic:
         self._check_open()
@@ -546,11 +556,14 @@ class Broker:
 
     def _on_topic_put(self, topic: Topic) -> None:
         self._delivery.follow(topic)
+        self.pushing.follow(topic)
         self._retention.follow(topic)
         if topic.policy.counts_entries:
             self._counted.add(topic.name)
         else:
             self._counted.discard(topic.name)
+        for watcher in self.topic_watchers:
+            watcher(topic)
 
     async def _on_topic_deleted(self, topic: Topic) -> None:
         self._counted.discard(topic.name)
@@ -560,6 +573,7 @@ class Broker:
         if self._archiver is not None:
             self._archiver.forget(topic)
         await self._delivery.forget(topic)
+        await self.pushing.forget(topic)
         await self.registrations.forget(topic.id)
 
     def _make_archiver(self, archive: TieredStore, workshop: Workshop | None) -> Archiver:
@@ -570,20 +584,6 @@ class Broker:
 
     def _on_cursor_moved(self, key: PartitionKey) -> None:
         self._retention.cursor_moved(key)
-
-    async def _clean_again_and_again(self) -> None:
-        while True:
-            await asyncio.sleep(self.settings.clean_interval_ms / 1000)
-            for clean in (
-                self._retention.clean,
-                self.groups.clean,
-                self.transactions.clean,
-                self.staging.clean,
-            ):
-                try:
-                    await clean()
-                except Exception:
-                    log.exception("cleaning failed; it is tried again")
 
 
 def _closing() -> BrokerClosing:

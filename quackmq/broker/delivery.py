@@ -30,11 +30,12 @@ from quackmq.broker.coordinator import Coordinator
 from quackmq.broker.cursors import Cursors, partition_of
 from quackmq.broker.decoded import DecodedBatches
 from quackmq.broker.heads import Head, find_head
+from quackmq.broker.held import Held, Moved, taken_by_group
+from quackmq.broker.receipts import Receipts, Step, begun, check_topic
 from quackmq.broker.times import first_at
-from quackmq.broker.waits import Waits
+from quackmq.broker.waits import to_the_end
 from quackmq.conventions import UNSUBSCRIBED, note_of
 from quackmq.errors import (
-    EntriesLost,
     InvalidMessageId,
     InvalidRequest,
     LimitReached,
@@ -64,7 +65,6 @@ from quackmq.subscriptions import (
     grown,
     in_turn,
     may_be_named,
-    message_id,
     moved,
     named,
     parse_state_key,
@@ -72,7 +72,17 @@ from quackmq.subscriptions import (
     sent,
     state_key,
 )
-from quackmq.topic import Cursor, CursorKey, PartitionKey, Read, Slice, StatePut, Topic
+from quackmq.topic import (
+    Append,
+    Cursor,
+    CursorKey,
+    PartitionKey,
+    Read,
+    Slice,
+    State,
+    StatePut,
+    Topic,
+)
 
 log = logging.getLogger(__name__)
 
@@ -96,9 +106,13 @@ class Delivery:
         cursors: Cursors,
         cursor_moved: Callable[[PartitionKey], None],
         groups: Coordinator,
+        receipts: Receipts,
+        check_free: Callable[[str], None],
     ) -> None:
         """`topics` is the broker's own view of what is there. `cursor_moved` is told of every
-        cursor of a subscription that moved, came or went. `groups` share names and cursors."""
+        cursor of a subscription that moved, came or went. `groups` share names and cursors.
+        `receipts` are written for the subscriptions that want it. `check_free` raises
+        NameInOtherMode for a name that is pushed."""
         self._store = store
         self._decoded = decoded
         self._now_ms = now_ms
@@ -107,8 +121,10 @@ class Delivery:
         self._cursors = cursors
         self._cursor_moved = cursor_moved
         self._groups = groups
-        self._held: dict[uuid.UUID, dict[str, _Held]] = {}
-        self._by_name: dict[str, dict[uuid.UUID, _Held]] = {}
+        self._check_free = check_free
+        self._receipts = receipts
+        self._held: dict[uuid.UUID, dict[str, Held]] = {}
+        self._by_name: dict[str, dict[uuid.UUID, Held]] = {}
         self._count = 0
 
     async def load(self) -> None:
@@ -124,7 +140,7 @@ class Delivery:
             own = self._own_cursors(name, topic_id)
             offsets = tuple(own.get(partition, 0) for partition in range(topic.partitions))
             progress = Progress(offsets, remembers=False)
-            self._add(_Held(topic, name, kept, state.version, progress))
+            self._add(Held(topic, name, kept, state.version, progress))
 
     async def _remove_remains(self, key: str, version: int) -> None:
         try:
@@ -201,19 +217,24 @@ class Delivery:
 
     # --- coming and going -------------------------------------------------------------------
 
-    async def subscribe(self, topic: Topic, name: str, start: Start) -> None:
+    async def subscribe(
+        self, topic: Topic, name: str, start: Start, *, receipts: bool = False
+    ) -> None:
         """A new subscription. One of this name must not be there, nor on its way. Where a group of
         this name has committed before, and did not note that it has unsubscribed, it goes on from
         there."""
         check_name(name)
+        if receipts:
+            check_topic(topic.name)
         if self._count >= limits.SUBSCRIPTIONS:
             raise LimitReached(f"there are {limits.SUBSCRIPTIONS} subscriptions: unsubscribe some")
         async with self._cursors.changing(name):
-            await self._subscribe(topic, name, start)
+            self._check_free(name)
+            await self._subscribe(topic, name, Kept("last_id", start, self._now_ms(), 0, receipts))
 
-    async def _subscribe(self, topic: Topic, name: str, start: Start) -> None:
-        kept = Kept("last_id", start, self._now_ms())
-        offsets = dict(enumerate(await self._starts(topic, start)))
+    async def _subscribe(self, topic: Topic, name: str, kept: Kept) -> None:
+        start = kept.start
+        offsets = dict(enumerate(await self.starts(topic, start)))
         of_group: dict[int, int] = {}
         if self._groups.keeps_offsets(name):
             ended = _ended(self._cursors.in_topic(name, topic.id))
@@ -225,13 +246,34 @@ class Delivery:
         offsets |= of_group
         cursors = tuple(offsets.get(partition, 0) for partition in range(max(offsets) + 1))
         key = state_key(topic.id, name)
-        state = await self._store.put_state(key, encode_kept(kept), 0)
+        state = await self._put_new(topic, name, kept, cursors)
         now = self._topics.get(topic.id)
         if now is None:
             await self._store.put_state(key, None, state.version)
             raise UnknownTopic(f"topic {topic.name} was deleted")
         progress = grown(Progress(cursors), now.partitions)
-        self._add(_Held(now, name, kept, state.version, progress))
+        self._add(Held(now, name, kept, state.version, progress))
+
+    async def _put_new(self, topic: Topic, name: str, kept: Kept, cursors: Sequence[int]) -> State:
+        put = StatePut(state_key(topic.id, name), encode_kept(kept), 0)
+        if not kept.receipts:
+            return await self._store.put_state(*put)
+        await self._receipts.write(begun(name, topic, cursors), (), [put])
+        return State(put.value, 1)
+
+    async def leave_receipts(self, topic: Topic, name: str, wanted: bool) -> None:
+        """From now on, or no longer."""
+        held = self._find_held(topic, name)
+        check_topic(topic.name)
+        async with self._cursors.changing(name), held.lock:
+            held.check_there()
+            if held.kept.receipts == wanted:
+                return
+            kept = held.kept._replace(receipts=wanted)
+            put = StatePut(state_key(topic.id, name), encode_kept(kept), held.version)
+            steps = begun(name, topic, held.progress.cursors) if wanted else []
+            await self._receipts.write(steps, (), [put])
+            held.kept, held.version = kept, held.version + 1
 
     async def unsubscribe(self, topic: Topic, name: str) -> None:
         """With its cursors, unless members of a group of this name use them: those stay, with the
@@ -260,7 +302,7 @@ class Delivery:
             held.topic = topic
             held.progress = grown(held.progress, topic.partitions)
             # Who waits for messages does not wait in the new partitions.
-            held.waits.end(_Moved())
+            held.waits.end(Moved())
 
     async def forget(self, topic: Topic) -> None:
         """A topic is gone, its subscriptions with it."""
@@ -272,7 +314,7 @@ class Delivery:
             some = gone[start : start + limits.CHANGES_AT_ONCE]
             await asyncio.gather(*(self._remove_state(held) for held in some))
 
-    async def _remove_state(self, held: _Held) -> None:
+    async def _remove_state(self, held: Held) -> None:
         try:
             async with held.lock:  # behind a change that is on its way
                 await self._store.put_state(state_key(held.topic.id, held.name), None, held.version)
@@ -296,7 +338,8 @@ class Delivery:
             async with held.lock:
                 held.check_there()
                 if last is not None:
-                    await self._acknowledge(held, last)
+                    # Who goes away meanwhile must not leave a receipt whose step is forgotten.
+                    await to_the_end(self._acknowledge(held, last), held.kept.receipts)
                     last = None
                 found = await self._find(held, in_turn(held.progress))
                 if isinstance(found, Head):
@@ -310,7 +353,7 @@ class Delivery:
                 return None
             try:
                 await held.waits.wait(self._read(found, max_bytes=1, wait_ms=left_ms))
-            except _Moved:
+            except Moved:
                 continue
 
     async def commit(self, topic: Topic, name: str, token: str) -> None:
@@ -330,7 +373,8 @@ class Delivery:
                 lost = held.lost_before if place.offset >= outstanding.offset else 0
             else:
                 lost = max(0, min(offsets.first, place.offset) - cursor)
-            await self._move(held, place, lost)
+            first_offset = min(max(cursor, offsets.first), place.offset)
+            await self._move(held, place, lost, first_offset)
             held.progress = committed(held.progress, place)
             self._cursor_moved(PartitionKey(topic.id, place.partition))
 
@@ -338,11 +382,11 @@ class Delivery:
         held = self._find_held(topic, name)
         async with held.lock:
             held.check_there()
-            cursors = await self._starts(topic, to)
-            await self._set_cursors(topic, name, dict(enumerate(cursors)))
+            cursors = await self.starts(topic, to)
+            await self._seek(held, cursors)
             held.progress = grown(moved(held.progress, cursors), held.topic.partitions)
             # Who waits for messages waits at the old place.
-            held.waits.end(_Moved())
+            held.waits.end(Moved())
         for partition in range(len(cursors)):
             self._cursor_moved(PartitionKey(topic.id, partition))
 
@@ -357,7 +401,7 @@ class Delivery:
             lost += max(0, offsets.first - cursor)
         return Standing(lag, lost)
 
-    async def _acknowledge(self, held: _Held, place: Place) -> None:
+    async def _acknowledge(self, held: Held, place: Place) -> None:
         """Move the cursor if the subscriber names the message that is its to name."""
         if not may_be_named(held.progress, place):
             return
@@ -370,7 +414,7 @@ class Delivery:
         held.progress = named(held.progress, place)
         self._cursor_moved(PartitionKey(held.topic.id, place.partition))
 
-    async def _lost_before_head(self, held: _Held, place: Place) -> int | None:
+    async def _lost_before_head(self, held: Held, place: Place) -> int | None:
         """Whether a place not before the cursor is the head of its partition, or is gone: then it
         was the head, or nobody could name it, and nothing that is left is skipped. How many were
         lost before it; None if it is not the head."""
@@ -380,20 +424,39 @@ class Delivery:
         head = await self._find(held, [place.partition])
         return head.lost if isinstance(head, Head) and head.place == place else None
 
-    async def _move(self, held: _Held, place: Place, lost: int) -> None:
-        """To behind a place, with so many records gone over that could not be had."""
-        if not lost:
+    async def _move(
+        self, held: Held, place: Place, lost: int, first_offset: int | None = None
+    ) -> None:
+        """To behind a place, with so many records gone over that could not be had. What is taken
+        is the place alone, or all from an offset on."""
+        if not lost and not held.kept.receipts:
             await self._set_cursors(held.topic, held.name, {place.partition: place.offset + 1})
             return
         kept = held.kept._replace(lost=held.kept.lost + lost)
         key = CursorKey(held.name, held.topic.id, place.partition)
         cursor = Cursor(key, place.offset + 1, "", self._now_ms())
         put = StatePut(state_key(held.topic.id, held.name), encode_kept(kept), held.version)
-        await self._store.append((), [cursor], [put])
-        held.kept, held.version = kept, held.version + 1
+        steps: list[Step] = []
+        if held.kept.receipts:
+            first_offset = place.offset if first_offset is None else first_offset
+            steps.append(held.taken(place, first_offset, lost))
+        await self._receipts.write(steps, [cursor], [put] if lost else [])
+        held.kept, held.version = kept, held.version + (1 if lost else 0)
         self._cursors.note([cursor])
 
-    async def _find(self, held: _Held, partitions: Sequence[int]) -> Head | list[Read]:
+    async def _seek(self, held: Held, offsets: Sequence[int]) -> None:
+        if not held.kept.receipts:
+            await self._set_cursors(held.topic, held.name, dict(enumerate(offsets)))
+            return
+        now_ms = self._now_ms()
+        cursors = [
+            Cursor(CursorKey(held.name, held.topic.id, partition), offset, "", now_ms)
+            for partition, offset in enumerate(offsets)
+        ]
+        await self._receipts.write([held.moved(*each) for each in enumerate(offsets)], cursors)
+        self._cursors.note(cursors)
+
+    async def _find(self, held: Held, partitions: Sequence[int]) -> Head | list[Read]:
         cursors = {each: held.progress.cursors[each] for each in partitions}
         return await find_head(self._store, self._decoded, held.topic, cursors)
 
@@ -402,13 +465,18 @@ class Delivery:
     async def move(self, name: str, cursors: Sequence[Cursor]) -> None:
         """Set cursors for the group of a name; its subscriptions go on from there. To be called
         within `Cursors.changing`. As `Store.set_cursors`."""
-        async with self.moving(cursors):
-            await self._cursors.set(cursors)
+        async with self.moving(cursors) as receipts:
+            if not receipts:
+                await self._cursors.set(cursors)
+                return
+            self._receipts.note(receipts, await self._store.append(receipts, cursors))
+            self._cursors.note(cursors)
 
     @asynccontextmanager
-    async def moving(self, cursors: Sequence[Cursor]) -> AsyncIterator[None]:
+    async def moving(self, cursors: Sequence[Cursor]) -> AsyncIterator[Sequence[Append]]:
         """Around a change that sets cursors for groups, within `Cursors.changing` of each: the
-        subscriptions of their names go on from there."""
+        subscriptions of their names go on from there. Gives the receipts that are to be appended in
+        the same change."""
         names = dict.fromkeys((cursor.key.name, cursor.key.topic_id) for cursor in cursors)
         moving = {
             (name, topic_id): self._by_name[name][topic_id]
@@ -418,7 +486,7 @@ class Delivery:
         async with AsyncExitStack() as locks:
             for held in moving.values():
                 await locks.enter_async_context(held.lock)
-            yield
+            yield await self._receipts.batches(await taken_by_group(self._store, moving, cursors))
             for held in moving.values():
                 held.go_on_from(self._own_cursors(held.name, held.topic.id))
         for cursor in cursors:
@@ -433,7 +501,7 @@ class Delivery:
             if cursor.offset is not None
         }
 
-    async def _starts(self, topic: Topic, start: Start) -> tuple[int, ...]:
+    async def starts(self, topic: Topic, start: Start) -> tuple[int, ...]:
         """The offset in each partition that a start stands for."""
         keys = [PartitionKey(topic.id, partition) for partition in range(topic.partitions)]
         ranges = [await self._store.offsets(key) for key in keys]
@@ -472,20 +540,20 @@ class Delivery:
 
     # --- who is there -----------------------------------------------------------------------
 
-    def _find_held(self, topic: Topic, name: str) -> _Held:
+    def _find_held(self, topic: Topic, name: str) -> Held:
         held = self._held.get(topic.id, {}).get(name)
         if held is None:
             who = repr(name[: limits.NAME_BYTES])
             raise UnknownSubscription(f"{who} has not subscribed to topic {topic.name}")
         return held
 
-    def _add(self, held: _Held) -> None:
+    def _add(self, held: Held) -> None:
         self._held.setdefault(held.topic.id, {})[held.name] = held
         self._by_name.setdefault(held.name, {})[held.topic.id] = held
         self._count += 1
         self._moved_all(held)
 
-    def _remove(self, held: _Held, reason: QuackError) -> None:
+    def _remove(self, held: Held, reason: QuackError) -> None:
         of_topic = self._held[held.topic.id]
         del of_topic[held.name]
         if not of_topic:
@@ -498,88 +566,9 @@ class Delivery:
         held.waits.end(reason)
         self._moved_all(held)
 
-    def _moved_all(self, held: _Held) -> None:
+    def _moved_all(self, held: Held) -> None:
         for partition in range(len(held.progress.cursors)):
             self._cursor_moved(PartitionKey(held.topic.id, partition))
-
-
-class _Held:
-    """A subscription in memory."""
-
-    __slots__ = (
-        "gone",
-        "kept",
-        "lock",
-        "lost_before",
-        "name",
-        "progress",
-        "told",
-        "topic",
-        "version",
-        "waits",
-    )
-
-    def __init__(
-        self, topic: Topic, name: str, kept: Kept, version: int, progress: Progress
-    ) -> None:
-        self.topic = topic
-        self.name = name
-        self.kept = kept
-        self.version = version
-        self.progress = progress
-        #: How many were lost before the outstanding message.
-        self.lost_before = 0
-        #: The head that was last refused for what was lost before it.
-        self.told: Head | None = None
-        self.lock = asyncio.Lock()
-        self.waits = Waits()
-        #: Why it is no longer there.
-        self.gone: QuackError | None = None
-
-    def check_there(self) -> None:
-        if self.gone is not None:
-            raise self.gone
-
-    def go_on_from(self, offsets: Mapping[int, int]) -> None:
-        """Moved by somebody else: nothing that was sent before counts, and who waits for messages
-        waits at the old place."""
-        cursors = tuple(
-            offsets.get(partition, cursor) for partition, cursor in enumerate(self.progress.cursors)
-        )
-        self.progress = moved(self.progress, cursors)
-        self.waits.end(_Moved())
-
-    def subscription(self) -> Subscription:
-        return Subscription(
-            name=self.name,
-            topic_name=self.topic.name,
-            topic_id=self.topic.id,
-            mode=self.kept.mode,
-            start=self.kept.start,
-            created_ms=self.kept.created_ms,
-            cursors=self.progress.cursors,
-        )
-
-    def tell(self, head: Head) -> None:
-        """EntriesLost, unless it was raised for this very loss."""
-        if self.told is not None and (self.told.place, self.told.lost) == (head.place, head.lost):
-            return
-        self.told = head
-        ranges = ", ".join(f"{first} to {end - 1}" for first, end in head.lost_ranges)
-        raise EntriesLost(
-            f"{head.lost} entries of topic {self.topic.name}, partition {head.partition} are gone "
-            f"before {self.name} has read them: offsets {ranges}; get again to go on behind them"
-        )
-
-    def message(self, head: Head) -> Message:
-        token = message_id(self.topic.id, head.place)
-        return Message(
-            token, self.topic.name, head.partition, head.record, head.lost, head.lost_ranges
-        )
-
-
-class _Moved(Exception):
-    """A subscription was moved while somebody waited for its messages."""
 
 
 def _ended(cursors: Mapping[int, Cursor]) -> set[int]:

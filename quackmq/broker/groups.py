@@ -60,7 +60,7 @@ from quackmq.groups import (
     Synced,
 )
 from quackmq.groups.states import CONSUMER_PROTOCOL_TYPE
-from quackmq.topic import Cursor, CursorKey, PartitionKey
+from quackmq.topic import Append, Cursor, CursorKey, PartitionKey
 
 log = logging.getLogger(__name__)
 
@@ -87,8 +87,10 @@ class Groups:
         topics: Topics,
         now_ms: Callable[[], int],
         cursor_moved: Callable[[PartitionKey], None],
+        check_free: Callable[[str], None],
     ) -> None:
-        """`cursor_moved` is told of every cursor that moved, came or went and holds retention."""
+        """`cursor_moved` is told of every cursor that moved, came or went and holds retention.
+        `check_free` raises NameInOtherMode for a name that is pushed."""
         self._coordinator = coordinator
         self._cursors = cursors
         self._delivery = delivery
@@ -97,6 +99,7 @@ class Groups:
         self._topics = topics
         self._now_ms = now_ms
         self._cursor_moved = cursor_moved
+        self._check_free = check_free
         self._changes = Changes()
         #: The names of groups that hold retention.
         self._holding: dict[str, None] = {}
@@ -253,15 +256,15 @@ class Groups:
         return outcomes
 
     @asynccontextmanager
-    async def committing(self, cursors: Sequence[Cursor]) -> AsyncIterator[None]:
+    async def committing(self, cursors: Sequence[Cursor]) -> AsyncIterator[Sequence[Append]]:
         """Around a change of the store that sets cursors of groups together with something else:
-        it is alone with them, and what follows from it in memory follows when it is done."""
+        it is alone with them, and what follows from it in memory follows when it is done. Gives the
+        receipts that belong to it."""
         async with AsyncExitStack() as alone:
             # In one order for all, so that no two wait for each other.
             for name in sorted({cursor.key.name for cursor in cursors}):
                 await alone.enter_async_context(self._cursors.changing(name))
-            await alone.enter_async_context(self._delivery.moving(cursors))
-            yield
+            yield await alone.enter_async_context(self._delivery.moving(cursors))
             self._cursors.note(cursors)
         for cursor in cursors:
             if cursor.key.name in self._holding:
@@ -507,6 +510,7 @@ class Groups:
     def _check_mode(self, name: str) -> None:
         """A name that no subscription has cannot be in use by last id; one that has members is the
         group's."""
+        self._check_free(name)
         if self._delivery.has_name(name) and not self._coordinator.is_live(name):
             self._modes.check_group_may(name)
 

@@ -1,7 +1,8 @@
 """Who holds what lies behind its cursor: subscriptions, and groups that were told to.
 
 Retention stops at the least of these cursors, for as long as a topic's policy holds; and an entry's
-number of consumers that are left (D3) is the number of cursors that have not passed it.
+number of consumers that are left (D3) is the number of cursors that have not passed it. A pushed
+subscription holds from its durable low-water mark on, and has consumed what it has acknowledged.
 
 Who may call: the broker's loop.
 """
@@ -13,30 +14,42 @@ from collections.abc import Sequence
 
 from quackmq.broker.delivery import Delivery
 from quackmq.broker.groups import Groups
+from quackmq.broker.pushed import Pushed
 from quackmq.topic import PartitionKey
 
 
 class Holds:
-    def __init__(self, delivery: Delivery, groups: Groups) -> None:
+    def __init__(self, delivery: Delivery, pushed: Pushed, groups: Groups) -> None:
         self._delivery = delivery
+        self._pushed = pushed
         self._groups = groups
 
     def held_from(self, key: PartitionKey) -> int | None:
         """The least cursor that holds in a partition; None if there is none."""
-        held = (self._delivery.held_from(key), self._groups.held_from(key))
+        held = (
+            self._delivery.held_from(key),
+            self._pushed.held_from(key),
+            self._groups.held_from(key),
+        )
         return min((each for each in held if each is not None), default=None)
 
     def behind(self, key: PartitionKey, offset: int) -> Sequence[str]:
         """The names of those whose cursors lie before an offset."""
-        return sorted(name for name, cursor in self._cursors(key).items() if cursor < offset)
+        cursors = self._cursors(key) | self._pushed.holding(key)
+        return sorted(name for name, cursor in cursors.items() if cursor < offset)
 
     def consumers_left(self, key: PartitionKey, offsets: Sequence[int]) -> list[int]:
         """Of each offset, how many have not consumed it."""
         cursors = self._cursors(key).values()
         if len(offsets) == 1:
-            return [sum(cursor <= offsets[0] for cursor in cursors)]
-        in_order = sorted(cursors)
-        return [bisect_right(in_order, offset) for offset in offsets]
+            left = [sum(cursor <= offsets[0] for cursor in cursors)]
+        else:
+            in_order = sorted(cursors)
+            left = [bisect_right(in_order, offset) for offset in offsets]
+        if not self._pushed.count(key.topic_id):
+            return left
+        both = zip(left, offsets, strict=True)
+        return [others + self._pushed.left(key, offset) for others, offset in both]
 
     def _cursors(self, key: PartitionKey) -> dict[str, int]:
         """By name: a group and a subscription of one name have one cursor."""

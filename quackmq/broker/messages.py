@@ -80,7 +80,7 @@ class Publisher(Protocol):
     and cursors with them, are one unit."""
 
     def publish(
-        self, caller: Caller, topic: Topic, partition: int, batch: Batch
+        self, caller: Caller, topic: Topic, partition: int, batch: Batch, *, waits: bool = True
     ) -> Awaitable[Appended]: ...
 
     def publish_together(
@@ -186,18 +186,22 @@ class Messages:
         value: bytes | None,
         key: bytes | None = None,
         headers: Headers = (),
+        *,
+        partition: int | None = None,
+        waits: bool = True,
     ) -> BegunPut | None:
         """One message, for doors that count microseconds: no task is needed for it. None where it
         cannot begin now; `put` can wait. Otherwise raises as `Broker.publish`, here or by the
-        future."""
+        future; `waits` as there. Without a partition, one is chosen as by `put`."""
         topic = self._topics.by_name.get(topic_name)
         if topic is None or self._broker.pending_bytes > limits.PENDING_BYTES:
             return None
-        partition = 0
-        if topic.partitions > 1:
-            partition = self._next_turn(topic) if key is None else _partition_of(topic, key)
+        if partition is None:
+            partition = 0
+            if topic.partitions > 1:
+                partition = self._next_turn(topic) if key is None else _partition_of(topic, key)
         encoded = codec.single(value, timestamp_ms=self._now_ms(), key=key, headers=headers)
-        appended = self._broker.publish(caller, topic, partition, Batch.peek(encoded))
+        appended = self._broker.publish(caller, topic, partition, Batch.peek(encoded), waits=waits)
         if not isinstance(appended, asyncio.Future):
             appended = asyncio.ensure_future(appended)
         return BegunPut(topic, partition, appended)

@@ -1,8 +1,10 @@
-"""One name, one mode at a time: by the id of the last message, or as a Kafka group with members.
+"""One name, one mode at a time: by the id of the last message, pushed, or as a Kafka group with
+members.
 
-Both modes move the same cursors, by different rules. A group holds its name for as long as it has
-members. Who uses a name by last id holds it while a call is under way and for a while after it:
-between two calls there is the time in which a message is worked on. Nothing of this is durable.
+The first and the last move the same cursors, by different rules. A group holds its name for as long
+as it has members. Who uses a name by last id holds it while a call is under way and for a while
+after it: between two calls there is the time in which a message is worked on. Nothing of this is
+durable. A name that is pushed is so for as long as it has such a subscription (`Pushed`).
 
 Who may call: the broker's loop.
 """
@@ -28,12 +30,7 @@ class Modes:
     @contextmanager
     def by_last_id(self, caller: Caller, name: str) -> Iterator[None]:
         """Around a call by last id. The name must be that of a subscription."""
-        holder = self._group_holder(name)
-        if holder is not None:
-            raise NameInOtherMode(
-                f"the name {name} is used as a Kafka group, by {holder}: stop its consumers, or "
-                "use another name"
-            )
+        self.check_no_group(name)
         use = self._uses.setdefault(name, _Use())
         use.calls += 1
         use.who = _words(caller)
@@ -42,6 +39,15 @@ class Modes:
         finally:
             use.calls -= 1
             use.last_s = asyncio.get_running_loop().time()
+
+    def check_no_group(self, name: str) -> None:
+        """NameInOtherMode if a group of this name has members."""
+        holder = self._group_holder(name)
+        if holder is not None:
+            raise NameInOtherMode(
+                f"the name {name} is used as a Kafka group, by {holder}: stop its consumers, or "
+                "use another name"
+            )
 
     def check_group_may(self, name: str) -> None:
         """NameInOtherMode if a group of this name must not be joined, nor commit."""

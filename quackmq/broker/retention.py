@@ -68,14 +68,17 @@ class Retention:
         now_ms: Callable[[], int],
         holds: Holds,
         full_topic_wait_ms: int,
+        on_trimmed: Callable[[PartitionKey, int], None],
         archive: Archive | None = None,
     ) -> None:
-        """`archive` is the store itself, where it archives."""
+        """`archive` is the store itself, where it archives. `on_trimmed` is told where a partition
+        begins when something of it was let go of."""
         self._store = store
         self._survey = Survey(store, archive, holds)
         self._now_ms = now_ms
         self._holds = holds
         self._full_topic_wait_ms = full_topic_wait_ms
+        self._on_trimmed = on_trimmed
         self._partitions: dict[uuid.UUID, list[Partition]] = {}
         self._queues: dict[PartitionKey, deque[_Waiter]] = {}
         self._waiting = 0
@@ -109,20 +112,28 @@ class Retention:
     # --- publishing and trimming --------------------------------------------------------------
 
     def publish(
-        self, key: PartitionKey, batch: Batch, check: Callable[[Batch], object] | None = None
+        self,
+        key: PartitionKey,
+        batch: Batch,
+        check: Callable[[Batch], object] | None = None,
+        *,
+        waits: bool = True,
     ) -> Awaitable[Appended]:
         """Append when there is room. Raises, here or when awaited, TopicFull and RecordTooLarge
         beside what the store raises. The bytes are copied before this returns. If it has to wait,
-        `check` is asked once more when its turn comes, and raises if it came too late."""
+        `check` is asked once more when its turn comes, and raises if it came too late. Who does not
+        wait for room gets TopicFull where others would."""
         partition = self._partitions[key.topic_id][key.partition]
         policy = partition.topic.policy
         _check_fits(partition, batch)
+        if partition.is_ready and not waits and key in self._queues:
+            raise _full(partition)
         if not partition.is_ready or key in self._queues:
-            return self._wait_for_turn(partition, batch, check, self._append)
+            return self._wait_for_turn(partition, batch, check, self._append, waits)
         if self._has_room(partition, batch):
             # The append happens, whether or not its publisher stays to hear of it.
             return asyncio.shield(self._append(partition, batch))
-        if policy.when_full is WhenFull.REFUSE:
+        if policy.when_full is WhenFull.REFUSE or not waits:
             raise _full(partition)
         return self._wait_for_turn(partition, batch, check, self._append)
 
@@ -152,7 +163,7 @@ class Retention:
     async def trim(self, key: PartitionKey, before: int) -> int:
         partitions = self._partitions.get(key.topic_id)
         if partitions is None:
-            return await self._store.trim(key, before)
+            return await self._trim_store(key, before)
         partition = partitions[key.partition]
         async with partition.lock:
             return await self._trim(partition, before)
@@ -286,10 +297,15 @@ class Retention:
         self._admit(partition)
 
     async def _trim(self, partition: Partition, before: int) -> int:
-        first = await self._store.trim(partition.key, before)
+        first = await self._trim_store(partition.key, before)
         partition.trimmed(first)
         self._survey.follow_archive(partition)
         self._admit(partition)
+        return first
+
+    async def _trim_store(self, key: PartitionKey, before: int) -> int:
+        first = await self._store.trim(key, before)
+        self._on_trimmed(key, first)
         return first
 
     def _has_room(self, partition: Partition, batch: Batch) -> bool:
@@ -404,8 +420,10 @@ class Retention:
         batch: Batch,
         check: Callable[[Batch], object] | None,
         begin: Callable[[Partition, Batch], asyncio.Future[_Done]],
+        waits: bool = True,
     ) -> Awaitable[_Done]:
-        """In its turn, when there is room, what `begin` begins."""
+        """In its turn, when there is room, what `begin` begins. Who does not wait for room is here
+        until it is known whether there is any."""
         if (
             self._waiting >= limits.WAITING_PUBLISHERS
             or self._waiting_bytes + batch.size > limits.WAITING_PUBLISH_BYTES
@@ -414,7 +432,7 @@ class Retention:
                 f"{_full(partition)}; and {self._waiting} publishers of {self._waiting_bytes} "
                 "bytes are waiting for room already"
             )
-        waiter = _Waiter(partition, batch, check, begin)
+        waiter = _Waiter(partition, batch, check, begin, waits)
         self._queues.setdefault(partition.key, deque()).append(waiter)
         self._waiting += 1
         self._waiting_bytes += batch.size
@@ -458,7 +476,8 @@ class Retention:
                     waiter.check(waiter.batch)
                 _check_fits(partition, waiter.batch)
                 if not self._has_room(partition, waiter.batch):
-                    if partition.topic.policy.when_full is WhenFull.WAIT:
+                    if partition.topic.policy.when_full is WhenFull.WAIT and waiter.waits:
+                        self._refuse_the_hasty(partition)
                         return
                     raise _full(partition)
                 waiter.outcome = waiter.begin(partition, waiter.batch)
@@ -466,6 +485,14 @@ class Retention:
                 waiter.outcome = error
             self._dequeue(waiter)
             waiter.woken.set_result(None)
+
+    def _refuse_the_hasty(self, partition: Partition) -> None:
+        """There is no room now: those in the queue who do not wait for it are told."""
+        for waiter in [each for each in self._queues[partition.key] if not each.waits]:
+            waiter.outcome = _full(partition)
+            self._dequeue(waiter)
+            if not waiter.woken.done():
+                waiter.woken.set_result(None)
 
     def _admit_after_change(self, partition: Partition) -> None:
         """The policy is another one: who waits may no longer have to."""
@@ -508,7 +535,7 @@ class _Waiter:
     """A publisher in a queue, with a copy of its batch. The outcome is there when it is woken: its
     append, which has begun, or why there is none."""
 
-    __slots__ = ("batch", "begin", "check", "outcome", "partition", "woken")
+    __slots__ = ("batch", "begin", "check", "outcome", "partition", "waits", "woken")
 
     def __init__(
         self,
@@ -516,8 +543,10 @@ class _Waiter:
         batch: Batch,
         check: Callable[[Batch], object] | None,
         begin: Callable[[Partition, Batch], asyncio.Future[Any]],
+        waits: bool = True,
     ) -> None:
         self.partition = partition
+        self.waits = waits
         self.check = check
         self.begin = begin
         self.batch = Batch.peek(bytes(batch.view))

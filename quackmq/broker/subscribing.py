@@ -8,15 +8,20 @@ Who may call: the broker's loop. A change must not be cancelled half-way (see `w
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from uuid import UUID
 
+from quackmq.broker.cursors import Cursors
 from quackmq.broker.delivery import Delivery
+from quackmq.broker.modes import Modes
+from quackmq.broker.pushed import Pushed
+from quackmq.broker.pushed_state import PushedKept
 from quackmq.broker.settings import BrokerSettings
 from quackmq.broker.topics import Topics
 from quackmq.broker.waits import NamedLocks
 from quackmq.conventions import PUBLISHER_PREFIX
-from quackmq.errors import InvalidRequest
-from quackmq.subscriptions import Start, check_name
+from quackmq.errors import InvalidRequest, NameInOtherMode
+from quackmq.subscriptions import Standing, Start, Subscription, Terms, check_name
 from quackmq.topic import Topic
 
 
@@ -31,17 +36,60 @@ def check_subscriber(name: str) -> None:
 
 
 class Subscribing:
-    def __init__(self, topics: Topics, delivery: Delivery, settings: BrokerSettings) -> None:
+    def __init__(
+        self,
+        topics: Topics,
+        delivery: Delivery,
+        pushed: Pushed,
+        cursors: Cursors,
+        modes: Modes,
+        settings: BrokerSettings,
+        now_ms: Callable[[], int],
+    ) -> None:
         self._topics = topics
         self._delivery = delivery
+        self._pushed = pushed
+        self._cursors = cursors
+        self._modes = modes
         self._settings = settings
+        self._now_ms = now_ms
         self._locks = NamedLocks()
 
-    async def subscribe(self, name: str, topic_name: str, start: Start) -> bool:
-        """Whether there is a new subscription, to a topic that may come to life by it."""
+    def count(self, topic_id: UUID) -> int:
+        """How many subscriptions a topic has, of every mode."""
+        return self._delivery.count(topic_id) + self._pushed.count(topic_id)
+
+    def subscriptions(
+        self,
+        name: str | None,
+        topic_id: UUID | None,
+        after: tuple[str, str],
+        limit: int | None,
+    ) -> list[Subscription]:
+        """By name and topic, as `Delivery.subscriptions`, of every mode."""
+        asked = (name, topic_id, after, limit)
+        found = self._delivery.subscriptions(*asked) + self._pushed.subscriptions(*asked)
+        return sorted(found, key=lambda each: (each.name, each.topic_name))[:limit]
+
+    async def standing(self, topic: Topic, name: str) -> Standing:
+        """UnknownSubscription."""
+        held = self._pushed.find(topic, name)
+        if held is not None:
+            pushed = await self._pushed.standing(held)
+            return Standing(pushed.lag, pushed.counts.lost)
+        return await self._delivery.standing(topic, name)
+
+    async def subscribe(
+        self, name: str, topic_name: str, start: Start, receipts: bool | None = None
+    ) -> bool:
+        """Whether there is a new subscription, to a topic that may come to life by it. `receipts`
+        says whether it leaves any, from now on; None leaves that as it is."""
         async with self._locks.hold(self._lock(name, topic_name)):
             topic = await self._topics.ensure(topic_name, subscribing=True)
-            return await self._subscribe(topic, name, start)
+            is_new = await self._subscribe(topic, name, start, receipts or False)
+            if not is_new and receipts is not None:
+                await self._delivery.leave_receipts(topic, name, receipts)
+            return is_new
 
     async def subscribe_group(self, name: str, topic_id: UUID) -> None:
         """A group's name subscribes to a topic that is there, from what the group has committed on;
@@ -50,21 +98,49 @@ class Subscribing:
         async with self._locks.hold(self._lock(name, topic_name)):
             await self._subscribe(self._topics.with_id(topic_id), name, "end")
 
+    async def subscribe_pushed(
+        self, name: str, topic_name: str, terms: Terms, start: Start
+    ) -> bool:
+        """Whether there is a new pushed subscription; one that is there gets these terms."""
+        async with self._locks.hold(self._lock(name, topic_name)):
+            topic = await self._topics.ensure(topic_name, subscribing=True)
+            async with self._cursors.changing(name):
+                held = self._pushed.find(topic, name)
+                if held is not None:
+                    if held.kept.terms != terms:
+                        await self._pushed.change(held, terms)
+                    return False
+                if self._delivery.has_name(name):
+                    raise NameInOtherMode(
+                        f"the name {name} is subscribed by last id: unsubscribe it, or use "
+                        "another name"
+                    )
+                self._modes.check_no_group(name)
+                kept = PushedKept(terms, start, self._now_ms())
+                starts = await self._delivery.starts(topic, start)
+                await self._pushed.subscribe(topic, name, kept, starts)
+                return True
+
     async def unsubscribe(self, name: str, topic_name: str) -> None:
+        """Whichever mode it is of."""
         async with self._locks.hold(self._lock(name, topic_name)):
             topic = self._topics.named(topic_name)
-            is_last = self._delivery.count(topic.id) == 1
-            is_last = is_last and self._delivery.is_subscribed(topic, name)
-            if is_last and topic.policy.ephemeral:
+            held = self._pushed.find(topic, name)
+            is_there = held is not None or self._delivery.is_subscribed(topic, name)
+            if is_there and self.count(topic.id) == 1 and topic.policy.ephemeral:
                 # One change of the store: the subscription cannot be gone and the topic there.
                 await self._topics.delete(topic_name)
+            elif held is not None:
+                await self._pushed.unsubscribe(held)
             else:
                 await self._delivery.unsubscribe(topic, name)
 
-    async def _subscribe(self, topic: Topic, name: str, start: Start) -> bool:
+    async def _subscribe(
+        self, topic: Topic, name: str, start: Start, receipts: bool = False
+    ) -> bool:
         if self._delivery.is_subscribed(topic, name):
             return False
-        await self._delivery.subscribe(topic, name, start)
+        await self._delivery.subscribe(topic, name, start, receipts=receipts)
         return True
 
     def _lock(self, name: str, topic_name: str) -> tuple[str, ...]:

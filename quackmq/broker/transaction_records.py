@@ -153,7 +153,7 @@ class TransactionRecords:
         there, now_ms = self._topics.by_id, self._now_ms()
         cursors = known.cursors(there, now_ms) if marker is Marker.COMMIT else []
         appends: list[Append] = []
-        async with self._groups.committing(cursors) if cursors else nullcontext():
+        async with self._groups.committing(cursors) if cursors else nullcontext(()) as receipts:
             if known.is_ongoing:
                 producer_id, _ = known.producer()
                 batch = Batch.peek(marker_batch(producer_id, after.marker_epoch, marker, now_ms))
@@ -161,6 +161,7 @@ class TransactionRecords:
                 opened = await self._store.open_transactions(producer_id)
                 keys = known.partitions | dict.fromkeys(opened)
                 appends = [Append(key, batch) for key in keys if key.topic_id in there]
+            appends.extend(receipts)
             states = known.states(encode_standing(after.standing))
             appended = await self._store.append(appends, cursors, states)
             self._forget_transaction(known)

@@ -76,6 +76,23 @@ class Changes:
             await asyncio.wait(self._tasks)
 
 
+async def to_the_end(change: Coroutine[Any, Any, T], is_needed: bool = True) -> T:
+    """Await a change that must not be left half-way: a cancellation has its effect when the change
+    is done, so that what its caller holds (a lock) is held for as long. For short changes."""
+    if not is_needed:
+        return await change
+    task = asyncio.get_running_loop().create_task(change)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        while not task.done():
+            try:
+                await asyncio.wait([task])
+            except asyncio.CancelledError:
+                continue
+        raise
+
+
 class NamedLocks:
     """A lock for each name that somebody holds or wants; nothing is kept of the others."""
 

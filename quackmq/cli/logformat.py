@@ -1,41 +1,109 @@
-"""How the broker's log looks: lines for people on a terminal, or one JSON object a line."""
+"""How logs look, for every command: lines for people, coloured on a terminal, or one JSON object a
+line for programs.
+
+What a caller gave as `extra` is shown in both: as `key=value` behind the message, or as a member of
+the object. Colours only where somebody looks: on a terminal that knows them, and not where NO_COLOR
+is set. A line for people is one line, whatever a peer has put into its names: what a terminal might
+obey is escaped; only a traceback takes more lines.
+
+`quackmq serve` has `log_level` and `log_format` among its settings; other commands read the same
+two environment variables, and log warnings unless these say otherwise.
+"""
 
 from __future__ import annotations
 
 import logging
+import os
+import re
 import sys
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Final, TextIO
 
 import orjson
 
-#: A record's own attributes; whatever else a caller gave as `extra` goes into the JSON too.
+from quackmq.cli.settings import ENVIRONMENT_PREFIX, Kind, choice
+from quackmq.errors import InvalidSetting
+
+#: A record's own attributes; whatever else it has, a caller gave as `extra`.
 _PLAIN: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+
+LEVEL: Final = choice("debug", "info", "warning", "error")
+FORMAT: Final = choice("text", "json")
+#: What tools log unless they are told otherwise: they print their results themselves.
+TOOLS_LEVEL: Final = "warning"
+
+_RESET: Final = "\x1b[0m"
+_DIM: Final = "\x1b[2m"
+_PLACE: Final = "\x1b[36m"
+_LEVEL_COLOURS: Final = (
+    (logging.CRITICAL, "\x1b[1;31m"),
+    (logging.ERROR, "\x1b[31m"),
+    (logging.WARNING, "\x1b[33m"),
+    (logging.INFO, "\x1b[32m"),
+)
+#: All that moves a terminal's cursor, or ends a line for somebody.
+_CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+#: A value that can stand without quotes.
+_BARE: Final = re.compile(r'[^\s"=]+')
 
 
 def configure(level: str, log_format: str, stream: TextIO | None = None) -> None:
     """Send everything logged in this process to `stream` (stderr). Replaces what was set before."""
-    handler = logging.StreamHandler(stream or sys.stderr)
-    handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
+    handler = _StderrHandler() if stream is None else logging.StreamHandler(stream)
+    handler.setFormatter(
+        JsonFormatter() if log_format == "json" else TextFormatter(has_colours(handler.stream))
+    )
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
 
 
+def configure_tool(environment: Mapping[str, str], stream: TextIO | None = None) -> None:
+    """For a command that has no settings of its own. InvalidSetting for a variable of no sense."""
+    configure(
+        _variable(environment, "LOG_LEVEL", LEVEL, TOOLS_LEVEL),
+        _variable(environment, "LOG_FORMAT", FORMAT, "text"),
+        stream,
+    )
+
+
+def has_colours(stream: TextIO, environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether somebody looks who likes them: see https://no-color.org."""
+    if environment.get("NO_COLOR") or environment.get("TERM") == "dumb":
+        return False
+    return stream.isatty()
+
+
 class TextFormatter(logging.Formatter):
-    """`12:04:05.678 warning kafka: what happened`, in local time and without our package."""
+    """`12:04:05.678 warning kafka: what happened peer=10.0.0.7`, in local time and without our
+    package."""
+
+    def __init__(self, colours: bool = False) -> None:
+        super().__init__()
+        self._colours = colours
 
     def format(self, record: logging.LogRecord) -> str:
         moment = datetime.fromtimestamp(record.created).strftime("%H:%M:%S.%f")[:-3]
+        level = f"{record.levelname.lower():7}"
         where = record.name.removeprefix("quackmq.").removeprefix("doors.")
-        lines = [f"{moment} {record.levelname.lower():7} {where}: {record.getMessage()}"]
+        message = _CONTROL.sub(_escaped, record.getMessage())
+        extras = "".join(f" {name}={_value(value)}" for name, value in _extras(record).items())
+        if self._colours:
+            moment = f"{_DIM}{moment}{_RESET}"
+            level = f"{_colour(record.levelno)}{level}{_RESET}"
+            where = f"{_PLACE}{where}{_RESET}"
+            extras = f"{_DIM}{extras}{_RESET}" if extras else ""
+        lines = [f"{moment} {level} {where}: {message}{extras}"]
         if record.exc_info:
             lines.append(self.formatException(record.exc_info))
         return "\n".join(lines)
 
 
 class JsonFormatter(logging.Formatter):
-    """One object a line: time (UTC), level, logger, message, an exception's text, extras."""
+    """One object a line: time (UTC), level, logger, message, an exception's text, extras. Where the
+    message was made of a template, also that and what went into it, so that programs can tell what
+    kind of line it is, and its values, without taking the message apart."""
 
     def format(self, record: logging.LogRecord) -> str:
         entry: dict[str, object] = {
@@ -44,7 +112,50 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
+        if record.args:
+            values = record.args.values() if isinstance(record.args, Mapping) else record.args
+            entry["template"] = record.msg
+            entry["values"] = [
+                each if isinstance(each, int | float) else str(each) for each in values
+            ]
         if record.exc_info:
             entry["exception"] = self.formatException(record.exc_info)
-        entry |= {name: value for name, value in vars(record).items() if name not in _PLAIN}
+        entry |= _extras(record)
         return orjson.dumps(entry, default=str, option=orjson.OPT_NON_STR_KEYS).decode()
+
+
+class _StderrHandler(logging.StreamHandler[TextIO]):
+    """To whatever stderr is when something is logged: it may be exchanged meanwhile."""
+
+    def __init__(self) -> None:
+        logging.Handler.__init__(self)
+
+    @property
+    def stream(self) -> TextIO:  # type: ignore[override]
+        return sys.stderr
+
+
+def _extras(record: logging.LogRecord) -> dict[str, object]:
+    return {name: value for name, value in vars(record).items() if name not in _PLAIN}
+
+
+def _value(value: object) -> str:
+    text = _CONTROL.sub(_escaped, str(value))
+    return text if _BARE.fullmatch(text) else '"' + text.replace('"', '\\"') + '"'
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return repr(found.group())[1:-1]
+
+
+def _colour(level: int) -> str:
+    return next((colour for least, colour in _LEVEL_COLOURS if level >= least), _DIM)
+
+
+def _variable(environment: Mapping[str, str], name: str, kind: Kind, default: str) -> str:
+    text = environment.get(ENVIRONMENT_PREFIX + name, default)
+    try:
+        return str(kind.parse(text))
+    except ValueError as error:
+        where = f"the environment variable {ENVIRONMENT_PREFIX}{name}"
+        raise InvalidSetting(f"{where}: {text!r} {error}") from None

@@ -6,12 +6,13 @@ Not here: what a subcommand does. Each has its own file in this package.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from typing import Final, NoReturn, Protocol
 
 from quackmq import __version__
-from quackmq.cli import archive, log, serve
+from quackmq.cli import archive, chaos, experiment, get, log, logformat, pipeline, put, serve
 from quackmq.cli.settings import suggest
 from quackmq.errors import InvalidRequest, QuackError
 
@@ -31,14 +32,25 @@ class Command(Protocol):
 
 
 #: By the word typed. A new command is a module and a line here.
-COMMANDS: Final[dict[str, Command]] = {"serve": serve, "log": log, "archive": archive}
+COMMANDS: Final[dict[str, Command]] = {
+    "serve": serve,
+    "log": log,
+    "archive": archive,
+    "pipeline": pipeline,
+    "put": put,
+    "get": get,
+    "experiment": experiment,
+    "chaos-client": chaos,
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; the result is the process's exit code."""
-    arguments = sys.argv[1:] if arguments is None else arguments
+    """Run one command; the result is the process's exit code. Without arguments given, it is the
+    process's own command, and the process's log is set up for it."""
     args = build_parser().parse_args(arguments)
     try:
+        if arguments is None and args.command != "serve":  # which has settings for it
+            logformat.configure_tool(os.environ)
         return COMMANDS[args.command].run(args)
     except InvalidRequest as error:
         return _complain(error, MISUSED)
@@ -51,6 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def build_parser() -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = Parser(
         prog="quackmq",
+        formatter_class=_Help,
         description="A publish/subscribe broker that acknowledges only what is on disk.",
         allow_abbrev=False,
     )
@@ -73,6 +86,16 @@ class Parser(argparse.ArgumentParser):
                 None, f"there is no command {value!r}{suggest(str(value), action.choices)}"
             )
         super()._check_value(action, value)
+
+
+class _Help(argparse.HelpFormatter):
+    """argparse, with room for the longest command beside what it does: it forgets the indent."""
+
+    def add_argument(self, action: argparse.Action) -> None:
+        super().add_argument(action)
+        for command in self._iter_indented_subactions(action):
+            length = len(self._format_action_invocation(command)) + self._current_indent
+            self._action_max_length = max(self._action_max_length, length)
 
 
 def _complain(error: Exception, exit_code: int) -> int:

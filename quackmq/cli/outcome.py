@@ -30,14 +30,19 @@ def outcome(directory: Path, look: Callable[[], bool]) -> int:
         sys.stdout.flush()
         return DAMAGED if damaged else SOUND
     except BrokenPipeError:
-        # What is still buffered must not be tried again when Python ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return ENOUGH
+        return had_enough()
     except (NewerFormat, NotFound, StoreLocked, UnusableDirectory) as error:
         return _complain(str(error))
     except OSError as error:
         where = error.filename or directory
         return _complain(f"cannot read {where}: {error.strerror or error}")
+
+
+def had_enough() -> int:
+    """The exit code where nobody reads our output any more."""
+    # What is still buffered must not be tried again when Python ends.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return ENOUGH
 
 
 def _complain(sentence: str) -> int:

@@ -8,9 +8,11 @@ quarter of the time of publishing to many topics. So it looks rarely.
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import logging
 import resource
+from collections.abc import Callable
 from typing import Final
 
 log = logging.getLogger(__name__)
@@ -24,6 +26,15 @@ def prepare() -> None:
     gc.freeze()  # what is there now, mostly code, stays
     gc.set_threshold(*_COLLECTOR)
     _allow_open_files()
+
+
+def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """uvloop's where there is one, else asyncio's own."""
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
 
 
 def _allow_open_files() -> None:

@@ -13,8 +13,8 @@ import os
 from pathlib import Path
 from typing import Final
 
-from quackmq.cli import logformat
-from quackmq.cli.address import Address
+from quackmq.cli import logformat, process
+from quackmq.cli.address import LAST_PORT, Address, UnixPath
 from quackmq.cli.settings import (
     CONFIG_VARIABLE,
     MEMORY_STORE,
@@ -29,14 +29,16 @@ from quackmq.lean import without_pandas
 
 log = logging.getLogger(__name__)
 
-#: Every door of the interface in the order in which they open, and where it listens unless told
-#: otherwise. None: this version does not have it.
-DOORS: Final[dict[str, Address | None]] = {
+#: Every door in the order in which they open, and where it listens unless told otherwise.
+DOORS: Final[dict[str, Address]] = {
     "kafka": Address("127.0.0.1", 9092),
     "http": Address("127.0.0.1", 8002),
     "zmq": Address("127.0.0.1", 5555),
-    "line": None,
+    "line": Address("127.0.0.1", 5550),
 }
+#: The other sockets of the ZeroMQ door, which open with it: each on the port behind the one before,
+#: unless told otherwise.
+BEHIND_ZMQ: Final = ("xsub", "xpub", "proxy")
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -53,12 +55,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     for schema in setting_fields():
         default = "" if schema.default is None else f"; default {str(schema.default).lower()}"
-        missing = " (not in this version)" if DOORS.get(schema.name, ...) is None else ""
         parser.add_argument(
             option_name(schema.name),
             dest=schema.name,
             metavar=schema.metadata["kind"].metavar,
-            help=f"{schema.metadata['help']}{missing} [{variable_name(schema.name)}{default}]",
+            help=f"{schema.metadata['help']} [{variable_name(schema.name)}{default}]",
         )
 
 
@@ -79,18 +80,36 @@ def run(args: argparse.Namespace) -> int:
     without_pandas()
     from quackmq.cli import server
 
-    with asyncio.Runner(loop_factory=server.loop_factory()) as runner:
+    with asyncio.Runner(loop_factory=process.loop_factory()) as runner:
         return runner.run(server.serve(settings, doors))
 
 
-def plan_doors(loaded: Loaded) -> dict[str, Address]:
+def plan_doors(loaded: Loaded) -> dict[str, Address | UnixPath]:
     """Which doors to open, and where: those named, or all there are where none is."""
-    there = {name: default for name, default in DOORS.items() if default is not None}
-    named = {name: value for name in DOORS if (value := getattr(loaded.settings, name)) is not None}
-    for name in named:
-        if name not in there:
+    settings = loaded.settings
+    named = {name: value for name in DOORS if (value := getattr(settings, name)) is not None}
+    if any(getattr(settings, name) is not None for name in BEHIND_ZMQ):
+        named.setdefault("zmq", DOORS["zmq"])
+    planned: dict[str, Address | UnixPath] = {}
+    for name in DOORS:
+        if named and name not in named:
+            continue
+        planned[name] = named.get(name, DOORS[name])
+        if name == "zmq":
+            planned |= _behind_zmq(loaded, named.get(name, DOORS[name]))
+    return planned
+
+
+def _behind_zmq(loaded: Loaded, zmq: Address) -> dict[str, Address]:
+    """Where the other sockets of the ZeroMQ door listen. Port 0 asks for a free one each."""
+    found = {}
+    for distance, name in enumerate(BEHIND_ZMQ, start=1):
+        port = zmq.port + distance if zmq.port else 0
+        told: Address | None = getattr(loaded.settings, name)
+        if told is None and port > LAST_PORT:
             raise InvalidSetting(
-                f"{loaded.origins[name]}: this version has no {name} door yet; it has "
-                f"{', '.join(there)}"
+                f"{loaded.origins['zmq']}: there is no port {port} for {name}: give "
+                f"{option_name(name)}, or a lower one"
             )
-    return named or there
+        found[name] = told or Address(zmq.host, port)
+    return found

@@ -1,9 +1,9 @@
 """A broker put together: the store at the bottom, the broker on it, the doors in front.
 
-On stdout, and nothing else there: a line `NAME listening on HOST:PORT` for each door once it is
-open, then `ready`. SIGTERM or SIGINT drain: doors close first, so that whatever was accepted is
-answered, then the broker, then the store. A SIGINT during that does not wait for it. Leaving
-without having closed is safe at any instant: it costs the next start a recovery, no data.
+On stdout, and nothing else there: a line `NAME listening on HOST:PORT`, or `on unix:PATH`, for each
+door once it is open, then `ready`. SIGTERM or SIGINT drain: doors close first, so that whatever was
+accepted is answered, then the broker, then the store. A SIGINT during that does not wait for it.
+Leaving without having closed is safe at any instant: it costs the next start a recovery, no data.
 """
 
 from __future__ import annotations
@@ -12,20 +12,22 @@ import asyncio
 import logging
 import os
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
-from typing import Final, NoReturn, Protocol
+from typing import Any, Final, NoReturn, Protocol
 
 from quackmq import __version__, limits
 from quackmq.archive.tiered import TieredStore
 from quackmq.archive.workers import WorkerWorkshop
 from quackmq.broker import Broker, BrokerSettings
 from quackmq.cli import process
-from quackmq.cli.address import Address
+from quackmq.cli.address import Address, UnixPath
 from quackmq.cli.settings import MEMORY_STORE, Settings
 from quackmq.doors.http import HttpDoor
 from quackmq.doors.kafka import KafkaDoor
+from quackmq.doors.line import LineDoor, LineSettings
 from quackmq.doors.zmq import ZmqDoor
+from quackmq.doors.zmq.proxy import ProxyDoor, ProxySettings, XpubDoor, XsubDoor
 from quackmq.stores.base import Store
 from quackmq.stores.local import LocalOptions, LocalStore
 from quackmq.stores.memory import MemoryStore
@@ -37,9 +39,10 @@ INTERRUPTED: Final = 130
 
 
 class Door(Protocol):
-    """What a server needs of a door. `start` answers where it really listens."""
+    """What a server needs of a door. `start` answers where it really listens: host and port, or the
+    path of a Unix socket."""
 
-    async def start(self) -> tuple[str, int]: ...
+    async def start(self) -> tuple[str, int] | str | None: ...
 
     async def close(self) -> None: ...
 
@@ -56,15 +59,51 @@ def _zmq_door(broker: Broker, address: Address, settings: Settings) -> Door:
     return ZmqDoor(broker, address.host, address.port)
 
 
-#: What makes each door that this version has; `serve.DOORS` says where they listen.
-DOOR_MAKERS: Final[Mapping[str, Callable[[Broker, Address, Settings], Door]]] = {
+def _xsub_door(broker: Broker, address: Address, settings: Settings) -> Door:
+    return XsubDoor(broker, address.host, address.port)
+
+
+def _xpub_door(broker: Broker, address: Address, settings: Settings) -> Door:
+    return XpubDoor(broker, address.host, address.port)
+
+
+def _line_door(broker: Broker, address: Address | UnixPath, settings: Settings) -> Door:
+    where = address.path if isinstance(address, UnixPath) else address
+    return LineDoor(
+        broker,
+        where,
+        LineSettings(
+            entry_bytes=settings.line_entry_bytes,
+            answer_ms=settings.line_answer_ms,
+            reading=settings.line_reading,
+        ),
+    )
+
+
+#: What makes each door, of the address that its setting takes; `serve.DOORS` has the usual ones.
+DOOR_MAKERS: Final[Mapping[str, Callable[[Broker, Any, Settings], Door]]] = {
     "kafka": _kafka_door,
     "http": _http_door,
     "zmq": _zmq_door,
+    "xsub": _xsub_door,
+    "xpub": _xpub_door,
+    "line": _line_door,
 }
 
 
-async def serve(settings: Settings, doors: Mapping[str, Address]) -> int:
+def _make_door(
+    name: str, broker: Broker, address: Any, settings: Settings, made: Mapping[str, Door]
+) -> Door:
+    """`made` are those that open before it: the proxy has to know what its XPUB socket sends."""
+    if name != "proxy":
+        return DOOR_MAKERS[name](broker, address, settings)
+    xpub = made["xpub"]
+    assert isinstance(xpub, XpubDoor), "it opens before"
+    proxy = ProxySettings(lease_ms=settings.proxy_lease_ms, any_address=settings.proxy_any_address)
+    return ProxyDoor(broker, address.host, address.port, xpub, proxy)
+
+
+async def serve(settings: Settings, doors: Mapping[str, Address | UnixPath]) -> int:
     """Open everything, say so, wait for a signal, close everything in the opposite order."""
     process.prepare()
     stopping = _catch_signals()
@@ -85,13 +124,13 @@ async def serve(settings: Settings, doors: Mapping[str, Address]) -> int:
         await broker.open()
         opened.push_async_callback(broker.close)
         log.info("quackmq %s with %d topics", __version__, len(broker.topics()))
-        started: list[Door] = []
+        started: dict[str, Door] = {}
         opened.push_async_callback(_close_together, started)
         for name, address in doors.items():
-            door = DOOR_MAKERS[name](broker, address, settings)
-            started.append(door)
+            door = started[name] = _make_door(name, broker, address, settings, started)
             listening = await _start(name, door, address)
-            broker.doors[name] = (listening.host, listening.port)
+            if isinstance(listening, Address):
+                broker.doors[name] = (listening.host, listening.port)
             print(f"{name} listening on {listening}", flush=True)
         print("ready", flush=True)
 
@@ -100,15 +139,6 @@ async def serve(settings: Settings, doors: Mapping[str, Address]) -> int:
         asyncio.get_running_loop().call_later(limits.DRAIN_MS / 1000, _give_up)
     log.info("closed")
     return 0
-
-
-def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """uvloop's where there is one, else asyncio's own."""
-    try:
-        import uvloop
-    except ImportError:
-        return None
-    return uvloop.new_event_loop
 
 
 async def _open_store(settings: Settings) -> tuple[Store, TieredStore | None]:
@@ -130,9 +160,11 @@ async def _open_store(settings: Settings) -> tuple[Store, TieredStore | None]:
     return archive, archive
 
 
-async def _start(name: str, door: Door, address: Address) -> Address:
+async def _start(name: str, door: Door, address: Address | UnixPath) -> Address | UnixPath:
     try:
-        return Address(*await door.start())
+        where = await door.start()
+        assert where is not None, "a door that has an address listens there"
+        return UnixPath(where) if isinstance(where, str) else Address(*where)
     except OSError as error:
         # The loop's own text repeats the address; a failed look-up of a name has no system's error.
         known = error.errno is not None and error.errno > 0
@@ -140,10 +172,10 @@ async def _start(name: str, door: Door, address: Address) -> Address:
         raise OSError(f"cannot open the {name} door on {address}: {reason.lower()}") from error
 
 
-async def _close_together(doors: Sequence[Door]) -> None:
+async def _close_together(doors: Mapping[str, Door]) -> None:
     """At once, since each has a time of its own for peers that do not take their answers; what goes
     wrong with one keeps no other from closing."""
-    ends = await asyncio.gather(*(door.close() for door in doors), return_exceptions=True)
+    ends = await asyncio.gather(*(door.close() for door in doors.values()), return_exceptions=True)
     for end in ends:
         if end is not None:
             raise end

@@ -102,8 +102,40 @@ class Settings:
     kafka: Address | None = setting(None, ADDRESS, "listen for Kafka clients")
     http: Address | None = setting(None, ADDRESS, "listen for HTTP")
     zmq: Address | None = setting(None, ADDRESS, "listen for ZeroMQ")
+    xsub: Address | None = setting(
+        None, ADDRESS, "listen for ZeroMQ's PUB sockets; with zmq, else on the port behind it"
+    )
+    xpub: Address | None = setting(
+        None, ADDRESS, "listen for ZeroMQ's SUB sockets; with zmq, else two ports behind it"
+    )
+    proxy: Address | None = setting(
+        None, ADDRESS, "listen for clients of the reliable proxy; with zmq, else three behind it"
+    )
+    proxy_lease_ms: int = setting(
+        limits.LEASE_MS,
+        whole_number(1, limits.LONGEST_LEASE_MS),
+        "what such a client does not acknowledge for so long is sent to it again",
+    )
+    proxy_any_address: bool = setting(
+        False, yes_or_no(), "such a client may name an address that is not on its own host"
+    )
     line: Address | UnixPath | None = setting(
         None, ADDRESS_OR_PATH, "listen for the line protocol, over TCP or a Unix socket"
+    )
+    line_entry_bytes: int = setting(
+        limits.LINE_ENTRY_BYTES,
+        whole_number(1, limits.LINE_LONGEST_ENTRY_BYTES),
+        "QUACKSIZE: the most bytes of an entry of the line protocol",
+    )
+    line_answer_ms: int = setting(
+        limits.LINE_ANSWER_MS,
+        whole_number(1, limits.LINE_LONGEST_ANSWER_MS),
+        "a subscriber of the line protocol that does not answer an entry for so long is dead",
+    )
+    line_reading: Literal["live", "every"] = setting(
+        "live",
+        choice("live", "every"),
+        "what such a subscriber is brought: what is live, the newest first, or every entry",
     )
     advertise: Address | None = setting(
         None, ADVERTISED, "the address that Kafka clients are told to connect to"

@@ -252,7 +252,7 @@ class Cluster:
 
     def _result(self, future: Any, waited_for: str, deadline: Deadline) -> Any:
         try:
-            return future.result(deadline.left() + _GRACE_S)
+            return future.result(_seconds(deadline) + _GRACE_S)
         except KafkaException as exception:
             raise self._failure(exception, waited_for, deadline) from exception
         except concurrent.futures.TimeoutError:

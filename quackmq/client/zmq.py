@@ -33,19 +33,12 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from types import TracebackType
 from typing import Final, NamedTuple, Self
 
-import zmq
-
+from quackmq.client.asking import Asking, Deadline
 from quackmq.client.zmq_ids import LastIds
-from quackmq.errors import (
-    InvalidRequest,
-    ProtocolError,
-    QuackError,
-    QuackTimeout,
-)
+from quackmq.errors import InvalidRequest, QuackTimeout
 from quackmq.subscriptions import check_name
 from quackmq.topic import check_topic_name
 from quackmq.wire.zmq import (
@@ -92,11 +85,9 @@ class ZmqClient:
         kept by the broker under `name`. `timeout` is in seconds, for every call."""
         check_name(name)
         self.name = name
-        self._address = address if "://" in address else f"tcp://{address}"
+        self._asking = Asking(address)
         self._timeout_s = timeout
         self._lock = threading.Lock()
-        self._socket: zmq.Socket[bytes] | None = None
-        self._is_closed = False
         self._ids = LastIds(directory, name)
 
     def __enter__(self) -> Self:
@@ -112,8 +103,7 @@ class ZmqClient:
 
     def close(self) -> None:
         with self._lock:
-            self._is_closed = True
-            self._hang_up()
+            self._asking.close()
             self._ids.close()
 
     # --- calls ------------------------------------------------------------------------------
@@ -141,7 +131,7 @@ class ZmqClient:
         with self._lock:
             last = self._ids.get(topic) if after is None else after
             get = Get(self.name, topic, None if last == BEFORE_THE_FIRST else last)
-            deadline = _Deadline(self._timeout_s if timeout is None else timeout)
+            deadline = Deadline(self._timeout_s if timeout is None else timeout)
             # The broker waits a while and then says that there is none.
             while (got := self._exchange(get, deadline, "a message")) is None:
                 if deadline.left_ms() <= 0:
@@ -159,7 +149,7 @@ class ZmqClient:
         """
         with self._lock:
             subscribe = Subscribe(self.name, topic)
-            is_new = bool(self._exchange(subscribe, _Deadline(self._timeout_s), "the broker"))
+            is_new = bool(self._exchange(subscribe, Deadline(self._timeout_s), "the broker"))
             if is_new:
                 self._ids.forget(topic)
             return is_new
@@ -171,7 +161,7 @@ class ZmqClient:
         """
         with self._lock:
             unsubscribe = Unsubscribe(self.name, topic)
-            self._exchange(unsubscribe, _Deadline(self._timeout_s), "the broker")
+            self._exchange(unsubscribe, Deadline(self._timeout_s), "the broker")
             self._ids.forget(topic)
 
     def last_sequence(self, topic: str) -> int | None:
@@ -188,70 +178,25 @@ class ZmqClient:
 
     def _ask(self, request: Request, waits_for: str) -> Got | bool | int | None:
         with self._lock:
-            return self._exchange(request, _Deadline(self._timeout_s), waits_for)
+            return self._exchange(request, Deadline(self._timeout_s), waits_for)
 
     def _exchange(
-        self, request: Request, deadline: _Deadline, waits_for: str
+        self, request: Request, deadline: Deadline, waits_for: str
     ) -> Got | bool | int | None:
-        """One request and its answer. A REQ socket that did not get its answer is of no more use,
-        and a later answer must not be taken for that of another request: it is replaced."""
         check_topic_name(request.topic)
-        socket = self._connected()
-        try:
-            socket.send(encode_request(request), zmq.NOBLOCK)
-            if not socket.poll(max(0, deadline.left_ms()), zmq.POLLIN):
-                raise self._timed_out(request, deadline, waits_for)
-            frames = socket.recv_multipart(zmq.NOBLOCK)
-        except zmq.ZMQError as error:
-            self._hang_up()
-            raise QuackError(f"ZeroMQ failed to ask {self._address}: {error}") from error
-        except BaseException:
-            self._hang_up()
-            raise
-        if len(frames) != 1:
-            raise ProtocolError(f"{self._address} answered with {len(frames)} frames, not one")
-        return read_answer(request, frames[0])
+        answer = self._asking.ask(encode_request(request), deadline.left_ms())
+        if answer is None:
+            raise self._timed_out(request, deadline, waits_for)
+        return read_answer(request, answer)
 
-    def _connected(self) -> zmq.Socket[bytes]:
-        if self._is_closed:
-            raise InvalidRequest("this client is closed")
-        if self._socket is None:
-            socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.REQ)
-            # What could not be sent in time is not to be sent later.
-            socket.linger = 0
-            try:
-                socket.ipv6 = True
-                socket.connect(self._address)
-            except zmq.ZMQError as error:
-                socket.close()
-                raise InvalidRequest(f"cannot connect to {self._address}: {error}") from error
-            self._socket = socket
-        return self._socket
-
-    def _hang_up(self) -> None:
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
-
-    def _timed_out(self, request: Request, deadline: _Deadline, waits_for: str) -> QuackTimeout:
+    def _timed_out(self, request: Request, deadline: Deadline, waits_for: str) -> QuackTimeout:
         what = encode_request(request).split(b" ", 1)[0].decode()
         text = f"{what} {request.topic}: waited {deadline.timeout_s:g} s for {waits_for}"
-        text += f", for {self.name} at {self._address}"
+        text += f", for {self.name} at {self._asking.address}"
         if isinstance(request, Put):
             text += "; whether it was taken is not known"
             text += "" if request.sequence is None else ": put it again with the same sequence"
         return QuackTimeout(text)
-
-
-class _Deadline:
-    """When a call has to be over."""
-
-    def __init__(self, timeout_s: float) -> None:
-        self.timeout_s = timeout_s
-        self._at = time.monotonic() + timeout_s
-
-    def left_ms(self) -> int:
-        return int((self._at - time.monotonic()) * 1000)
 
 
 def _utf8(content: str | bytes) -> bytes:

@@ -139,6 +139,12 @@ def parse(line: bytes, entry_bytes: int = limits.LINE_ENTRY_BYTES) -> Message:
     raise ProtocolError(f"{_shown(line)} is no message; words are parted by one space")
 
 
+def check_size(size: int, entry_bytes: int) -> None:
+    """RecordTooLarge for an entry of more."""
+    if size > entry_bytes:
+        raise RecordTooLarge(f"an entry of {size} bytes; {entry_bytes} are taken")
+
+
 class Lines:
     """One peer's bytes, as lines. `receive` takes them, `next_line` gives them one at a time."""
 
@@ -320,6 +326,20 @@ class Conversation:
         if self._state is not State.OVER:
             self._lines.receive(data)
 
+    def receive_successful(self, data: bytes) -> bool:
+        """`receive` and `next_event` in one step, for what comes most: all that came is the answer
+        that is awaited. False, and nothing was received, where it is something else."""
+        if (
+            data != _SUCCESSFUL
+            or self._state is not State.DELIVERING
+            or self._owed is not None
+            or self._lines.is_amid
+        ):
+            return False
+        self._state = State.LISTENING
+        self._refusals = 0
+        return True
+
     def next_event(self) -> Event | None:
         """None until more has come, or the answer was given, and when all is over. ProtocolError
         for a line without an end, and for more refusals in a row than any slip explains."""
@@ -361,7 +381,7 @@ class Conversation:
         same may give its `line`, encoded once. RecordTooLarge, and then nothing has changed."""
         assert self._state is State.LISTENING and self._owed is None, f"it is {self._state}"
         assert entry.topic in self._topics, f"{entry.topic} was not asked for"
-        _check_size(len(entry.content), self._entry_bytes)
+        check_size(len(entry.content), self._entry_bytes)
         self._state = State.DELIVERING
         return encode(entry) if line is None else line
 
@@ -416,6 +436,7 @@ def kind_of(message: Message) -> Kind:
 
 _WORDS: Final[Mapping[bytes, Word]] = {word.value.encode(): word for word in Word}
 _LINES: Final[Mapping[Word, bytes]] = {word: f"{word}\n".encode() for word in Word}
+_SUCCESSFUL: Final = _LINES[Word.SUCCESSFUL]
 _KINDS: Final[Mapping[Word, Kind]] = {
     Word.END: Kind.END,
     Word.SUCCESSFUL: Kind.SUCCESSFUL,
@@ -455,13 +476,8 @@ def _entry(line: bytes, entry_bytes: int) -> Entry:
     if not rest or not rest[0].startswith(b"[") or not rest[0].endswith(b"]"):
         raise ProtocolError(f"{_shown(line)} is no entry: write topic K [entry]")
     content = _unescaped(rest[0][1:-1])
-    _check_size(len(content), entry_bytes)
+    check_size(len(content), entry_bytes)
     return Entry(_topic(topic), content)
-
-
-def _check_size(size: int, entry_bytes: int) -> None:
-    if size > entry_bytes:
-        raise RecordTooLarge(f"an entry of {size} bytes; {entry_bytes} are taken")
 
 
 def _topic(word: bytes) -> str:

@@ -24,22 +24,22 @@ say, but no word is longer than they may be.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import Final, NamedTuple
 
-from quackmq import errors, limits
-from quackmq.errors import IllegalTopicName, InvalidRequest, ProtocolError, QuackError
+from quackmq.errors import ProtocolError
+from quackmq.wire.words import (
+    client_name,
+    error_of,
+    short_word,
+    shown,
+    split_words,
+    topic_name,
+    whole_number,
+)
 
 NONE_YET: Final = "-1"
 #: The code of a GET that has waited for nothing.
 EMPTY: Final = "empty"
-
-#: A sequence or an id; real ones are shorter.
-_WORD_BYTES: Final = 100
-#: Of what a peer sent, in a message to it.
-_SHOWN_CHARS: Final = 40
-#: Names come again and again: those that were found good are not looked at again.
-_REMEMBERED_WORDS: Final = 4_096
 
 
 class Put(NamedTuple):
@@ -85,22 +85,24 @@ def parse_request(frame: bytes) -> Request:
     verb, *words = frame.split(b" ", _PUT_SPACES)
     if verb == b"PUT":
         if len(words) < _PUT_SPACES:
-            words = _words(frame, _PUT_WORDS, has_content=True)[1:]
+            words = split_words(frame, _PUT_WORDS, has_content=True)[1:]
         client, topic, content = words
         # The class's own constructor takes three times as long.
-        return _new_tuple(Put, (_client(client), _topic(topic), content, None))
+        return _new_tuple(Put, (client_name(client), topic_name(topic), content, None))
     if verb == b"GET":
-        _, client, topic, last_id = _words(frame, _GET_WORDS)
-        last = _word("last-id", last_id)
-        return Get(_client(client), _topic(topic), None if last == NONE_YET else last)
+        _, client, topic, last_id = split_words(frame, _GET_WORDS)
+        last = short_word("last-id", last_id)
+        return Get(client_name(client), topic_name(topic), None if last == NONE_YET else last)
     if verb == b"PUTN":
-        _, client, topic, number, content = _words(frame, _PUTN_WORDS, has_content=True)
-        return Put(_client(client), _topic(topic), content, _sequence(number))
+        _, client, topic, number, content = split_words(frame, _PUTN_WORDS, has_content=True)
+        return Put(
+            client_name(client), topic_name(topic), content, whole_number("sequence", number)
+        )
     plain = _PLAIN.get(verb)
     if plain is None:
         raise ProtocolError(_no_verb(verb))
-    _, client, topic = _words(frame, _PLAIN_WORDS)
-    return plain(_client(client), _topic(topic))
+    _, client, topic = split_words(frame, _PLAIN_WORDS)
+    return plain(client_name(client), topic_name(topic))
 
 
 def encode_request(request: Request) -> bytes:
@@ -138,11 +140,6 @@ def last_sequence(request: LastSequence, sequence: int | None) -> bytes:
     return f"LAST {request.client} {request.topic} {number}".encode()
 
 
-def failed(code: str, text: str) -> bytes:
-    # A lone surrogate of some bad name must not keep its peer from hearing of it.
-    return f"ERR {code} {text}".encode(errors="backslashreplace")
-
-
 class Got(NamedTuple):
     """A message as its subscriber gets it."""
 
@@ -159,7 +156,7 @@ def read_answer(request: Request, frame: bytes) -> Got | bool | int | None:
         code, _, text = rest.decode(errors="replace").partition(" ")
         if code == EMPTY and isinstance(request, Get):
             return None
-        raise _error(code, text)
+        raise error_of(code, text)
     head = f" {request.client} {request.topic}".encode()
     if isinstance(request, Subscribe) and frame in (b"SUB" + head, b"RESUB" + head):
         return verb == b"SUB"
@@ -171,10 +168,10 @@ def read_answer(request: Request, frame: bytes) -> Got | bool | int | None:
     if frame.startswith(expected + b" "):
         word, _, content = frame[len(expected) + 1 :].partition(b" ")
         if isinstance(request, Get):
-            return Got(_word("id", word), content)
+            return Got(short_word("id", word), content)
         if isinstance(request, LastSequence):
-            return None if word == NONE_YET.encode() else _sequence(word)
-    raise ProtocolError(f"{_shown(frame)} is no answer to {_shown(encode_request(request))}")
+            return None if word == NONE_YET.encode() else whole_number("sequence", word)
+    raise ProtocolError(f"{shown(frame)} is no answer to {shown(encode_request(request))}")
 
 
 # --- helpers --------------------------------------------------------------------------------
@@ -200,17 +197,6 @@ def _verb(request: Request) -> str:
     return next(verb.decode() for verb, kind in _PLAIN.items() if isinstance(request, kind))
 
 
-def _words(frame: bytes, names: tuple[str, ...], *, has_content: bool = False) -> list[bytes]:
-    words = frame.split(b" ", len(names) - 1)
-    if has_content and len(words) == len(names) - 1:
-        words.append(b"")
-    if len(words) < len(names):
-        raise ProtocolError(f"there is no {names[len(words)]}: write {' '.join(names)}")
-    if not has_content and b" " in words[-1]:
-        raise ProtocolError(f"there is something after the {names[-1]}: write {' '.join(names)}")
-    return words
-
-
 def _check_utf8(frame: bytes) -> None:
     try:
         frame.decode()
@@ -218,68 +204,7 @@ def _check_utf8(frame: bytes) -> None:
         raise ProtocolError(f"a request is UTF-8, which ends at byte {error.start}") from None
 
 
-@lru_cache(_REMEMBERED_WORDS)
-def _client(word: bytes) -> str:
-    if not 1 <= len(word) <= limits.NAME_BYTES:
-        raise InvalidRequest(
-            f"a client's name takes 1 to {limits.NAME_BYTES} bytes, not {len(word)}; words are "
-            "parted by one space"
-        )
-    name = word.decode()
-    if not name.isprintable():
-        raise InvalidRequest(f"{name!r} is no client's name: there are control characters in it")
-    return name
-
-
-@lru_cache(_REMEMBERED_WORDS)
-def _topic(word: bytes) -> str:
-    if not 1 <= len(word) <= limits.TOPIC_NAME_CHARS:
-        raise IllegalTopicName(
-            f"a topic's name takes 1 to {limits.TOPIC_NAME_CHARS} characters, not {len(word)}; "
-            "words are parted by one space"
-        )
-    return word.decode()
-
-
-def _word(name: str, word: bytes) -> str:
-    if not 1 <= len(word) <= _WORD_BYTES:
-        raise ProtocolError(f"a {name} takes 1 to {_WORD_BYTES} bytes, not {len(word)}")
-    return word.decode(errors="replace")
-
-
-def _sequence(word: bytes) -> int:
-    text = _word("sequence", word)
-    if not (text.isascii() and text.isdigit()):
-        raise ProtocolError(f"{text!r} is no sequence: they are whole numbers from 0 on")
-    return int(text)
-
-
 def _no_verb(verb: bytes) -> str:
     if not verb:
         return "a request begins with PUT, GET, SUB, UNSUB, PUTN or LAST; this one is empty"
-    return f"there is no request {_shown(verb)}, but PUT, GET, SUB, UNSUB, PUTN and LAST"
-
-
-def _shown(frame: bytes) -> str:
-    text = frame[: _SHOWN_CHARS * 4].decode(errors="replace")
-    return repr(text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + "…")
-
-
-def _kinds(kind: type[QuackError]) -> dict[str, type[QuackError]]:
-    found = {kind.code: kind}
-    for below in kind.__subclasses__():
-        if below.__module__ == errors.__name__:
-            found |= _kinds(below)
-    return found
-
-
-_KINDS: Final = _kinds(QuackError)
-
-
-def _error(code: str, text: str) -> QuackError:
-    """The error of a code; one that is not known is some error of the broker's."""
-    kind = _KINDS.get(code)
-    # Those that carry more than a text are not for these clients.
-    if kind is None or "__init__" in kind.__dict__:
-        return QuackError(f"{code}: {text}" if kind is None else text)
-    return kind(text)
+    return f"there is no request {shown(verb)}, but PUT, GET, SUB, UNSUB, PUTN and LAST"

@@ -1,10 +1,12 @@
-"""ZMTP 3.x, ZeroMQ's own protocol on TCP, from the side of a ROUTER: bytes in, events out.
+"""ZMTP 3.x, ZeroMQ's own protocol on TCP: bytes in, events out.
 
-Just what serving REQ and DEALER sockets takes, under bounds of our own: on the frames and the bytes
-of a message, of one peer and of all together. libzmq's options bound how many messages wait for a
-peer and how large a frame is; we found none for a message's frames or for all peers, and have not
-tried how much memory that comes to. Versions before 3 (libzmq before 4.0, of 2013) and mechanisms
-other than NULL are refused.
+Just what the broker's sockets take: here what all of them share (greetings, frames, commands) and
+requests, from either side, as a ROUTER takes them from REQ and DEALER sockets and a REQ socket its
+answers from a REP; what publishers and subscribers send is in `zmtp_messages`. All of it is under
+bounds of our own: on the frames and the bytes of a message, of one peer and of all together.
+libzmq's options bound how many messages wait for a peer and how large a frame is; we found none for
+a message's frames or for all peers, and have not tried how much memory that comes to. Versions
+before 3 (libzmq before 4.0, of 2013) and mechanisms other than NULL are refused.
 
 Both sides begin with a greeting, and then a READY command:
 
@@ -34,6 +36,7 @@ and told of as `Refused`. Bytes not yet asked for by `next_event` stay as they a
 from __future__ import annotations
 
 import struct
+from collections.abc import Collection
 from typing import Final, NamedTuple
 
 from quackmq import limits
@@ -52,8 +55,9 @@ _PING: Final = struct.Struct(">H")
 GREETING_BYTES: Final = 64
 _MECHANISM: Final = b"NULL".ljust(20, b"\0")
 GREETING: Final = b"\xff" + bytes(8) + b"\x7f\x03\x01" + _MECHANISM + bytes(32)
-#: Sockets that talk to a ROUTER.
-_PEERS: Final = (b"REQ", b"DEALER", b"ROUTER")
+#: Sockets that talk to a ROUTER, and those that a REQ socket talks to.
+ASKING: Final = ("REQ", "DEALER", "ROUTER")
+ANSWERING: Final = ("REP", "ROUTER")
 #: What nearly every request of a REQ socket begins with: the empty frame, then a short last one.
 _PLAIN: Final = b"\x01\x00\x00"
 _new_tuple: Final = tuple.__new__
@@ -85,24 +89,46 @@ class Ping(NamedTuple):
     context: bytes
 
 
-Event = Ready | Message | Refused | Ping
+class Multipart(NamedTuple):
+    """A message of a publisher, whole."""
+
+    frames: tuple[bytes, ...]
+
+
+class Subscribe(NamedTuple):
+    """The peer wants messages whose first frame begins so."""
+
+    prefix: bytes
+
+
+class Cancel(NamedTuple):
+    """It wants them no more."""
+
+    prefix: bytes
+
+
+Event = Ready | Message | Refused | Ping | Multipart | Subscribe | Cancel
 
 
 # --- what is sent ---------------------------------------------------------------------------
 
 
-def ready() -> bytes:
-    return _command(b"READY", _property(b"Socket-Type", b"ROUTER") + _property(b"Identity", b""))
+def ready(socket_type: str = "ROUTER") -> bytes:
+    """How a socket of ours introduces itself."""
+    properties = _property(b"Socket-Type", socket_type.encode())
+    if socket_type in ("ROUTER", "REQ"):
+        properties += _property(b"Identity", b"")
+    return command(b"READY", properties)
 
 
 def error(reason: str) -> bytes:
     """The last thing that a peer hears whose handshake fails."""
     text = reason.encode("ascii", "replace")[:_SHORT_BYTES]
-    return _command(b"ERROR", bytes([len(text)]) + text)
+    return command(b"ERROR", bytes([len(text)]) + text)
 
 
 def pong(context: bytes) -> bytes:
-    return _command(b"PONG", context)
+    return command(b"PONG", context)
 
 
 def answer_head(envelope: Envelope | None, size: int) -> bytes:
@@ -110,19 +136,19 @@ def answer_head(envelope: Envelope | None, size: int) -> bytes:
     if not envelope:
         last = bytes((0, size)) if size <= _SHORT_BYTES else b"\x02" + _LONG_SIZE.pack(size)
         return last if envelope is None else b"\x01\x00" + last
-    frames = [_head(MORE, len(frame)) + frame for frame in envelope]
-    return b"".join((*frames, b"\x01\x00", _head(0, size)))
+    frames = [head(MORE, len(frame)) + frame for frame in envelope]
+    return b"".join((*frames, b"\x01\x00", head(0, size)))
 
 
-def _head(flags: int, size: int) -> bytes:
+def head(flags: int, size: int) -> bytes:
     if size <= _SHORT_BYTES:
         return bytes((flags, size))
     return bytes((flags | LONG,)) + _LONG_SIZE.pack(size)
 
 
-def _command(name: bytes, data: bytes) -> bytes:
+def command(name: bytes, data: bytes) -> bytes:
     body = bytes([len(name)]) + name + data
-    return _head(COMMAND, len(body)) + body
+    return head(COMMAND, len(body)) + body
 
 
 def _property(name: bytes, value: bytes) -> bytes:
@@ -132,33 +158,39 @@ def _property(name: bytes, value: bytes) -> bytes:
 # --- what is received -----------------------------------------------------------------------
 
 
-class Decoder:
-    """One peer's bytes. `receive` takes them, `next_event` gives what they mean, one at a time."""
+class FrameDecoder:
+    """One peer's bytes. `receive` takes them, `next_event` gives what they mean, one at a time.
+
+    What a frame is in its message, those below say: a frame is worth keeping or left out as soon as
+    its size is known (`_on_frame_begin`), is there (`_on_frame`), and ends its message or does not
+    (`_on_message_end`)."""
 
     __slots__ = (
+        "minor",
         "_buffer",
         "_content",
-        "_envelope",
         "_flags",
         "_greeted",
-        "_has_delimiter",
+        "_is_within",
         "_left_bytes",
+        "_peers",
         "_position",
         "_ready",
         "_refusal",
         "_size",
-        "_whole",
     )
 
-    def __init__(self) -> None:
+    def __init__(self, peers: Collection[str]) -> None:
+        """`peers` are the types of sockets that may introduce themselves."""
+        #: Of the peer's version 3.
+        self.minor = 0
+        self._peers = peers
         self._buffer = b""
         self._position = 0
         self._greeted = False
         self._ready = False
-        #: Of the message that is coming.
-        self._envelope: list[bytes] | None = []
-        self._has_delimiter = False
-        self._whole: bytes | None = None
+        #: Of the message that is coming: whether a frame of it has come, and why it is left out.
+        self._is_within = False
         self._refusal: QuackError | None = None
         #: Of the frame that is coming; a size of -1 before its head has come.
         self._flags = 0
@@ -169,7 +201,8 @@ class Decoder:
 
     @property
     def claimed_bytes(self) -> int:
-        """The size of a content that has begun to come and is not yet whole; else 0."""
+        """The size of a message that has begun to come and is not yet whole, as far as it is known,
+        if it is worth speaking of; else 0."""
         return 0 if self._content is None else self._size
 
     @property
@@ -184,9 +217,7 @@ class Decoder:
             not self._ready
             or self._position < len(self._buffer)
             or self._size >= 0
-            or self._has_delimiter
-            or bool(self._envelope)
-            or self._refusal is not None
+            or self._is_within
         )
 
     def receive(self, data: bytes) -> None:
@@ -200,27 +231,8 @@ class Decoder:
 
     def next_event(self) -> Event | None:
         """None until more has come. ProtocolError."""
-        if self._ready:
-            # The common case, all in one: a short request, whole, without an envelope.
-            begin = self._position
-            buffer = self._buffer
-            if begin == len(buffer) and self._size < 0:
-                return None
-            if self._size < 0 and not self._has_delimiter and buffer.startswith(_PLAIN, begin):
-                if not self._envelope and self._refusal is None and len(buffer) > begin + 3:
-                    end = begin + 4 + buffer[begin + 3]
-                    if end <= len(buffer):
-                        self._position = end
-                        # The class's own constructor takes three times as long.
-                        return _new_tuple(Message, ((), buffer[begin + 4 : end]))
-            return self._next_frames()
         if not self._greeted and not self._read_greeting():
             return None
-        return self._next_frames()
-
-    # --- frames -----------------------------------------------------------------------------
-
-    def _next_frames(self) -> Event | None:
         while self._read_head():
             if self._flags & COMMAND:
                 body = self._take(self._size)
@@ -233,10 +245,33 @@ class Decoder:
                     raise ProtocolError("a message came before the READY command")
                 if not self._read_body():
                     return None
-                event = self._on_frame_end()
+                self._size = -1
+                self._is_within = bool(self._flags & MORE)
+                if self._is_within:
+                    continue
+                refusal, self._refusal = self._refusal, None
+                event = self._on_message_end(refusal)
             if event is not None:
                 return event
         return None
+
+    # --- what messages are made of ----------------------------------------------------------
+
+    def _on_frame_begin(self, size: int) -> bool:
+        """Whether a frame of so many bytes may be large, and is to be collected as it comes. Sets
+        `_refusal` for a message that cannot be taken."""
+        raise NotImplementedError
+
+    def _on_frame(self, body: bytes) -> None:
+        raise NotImplementedError
+
+    def _on_message_end(self, refusal: QuackError | None) -> Event | None:
+        raise NotImplementedError
+
+    def _on_other_command(self, name: bytes, data: bytes) -> Event | None:
+        return None  # PONG, and whatever later versions have
+
+    # --- frames -----------------------------------------------------------------------------
 
     def _read_head(self) -> bool:
         """The flags and the size of the next frame, unless they are here already."""
@@ -262,30 +297,15 @@ class Decoder:
             raise ProtocolError(f"a command of {size} bytes; {limits.ZMQ_COMMAND_BYTES} are enough")
         self._flags, self._size = flags, size
         if not flags & COMMAND:
-            self._on_frame_begin(size)
+            self._begin_frame(size)
         return True
 
-    def _on_frame_begin(self, size: int) -> None:
-        """Decide what a frame is in its message, and whether it is worth keeping."""
-        if self._refusal is None:
-            if self._whole is not None:
-                self._whole = None
-                self._refusal = ProtocolError("a request is one frame; this one has several")
-            elif self._has_delimiter:
-                if size > limits.ZMQ_REQUEST_BYTES:
-                    self._refusal = RecordTooLarge(
-                        f"a request of {size} bytes; {limits.ZMQ_REQUEST_BYTES} are taken"
-                    )
-            elif size > limits.ZMQ_ENVELOPE_FRAME_BYTES or (
-                size and len(self._envelope or ()) >= limits.ZMQ_ENVELOPE_FRAMES
-            ):
-                self._envelope = None
-                self._refusal = ProtocolError(_NO_DELIMITER)
-        there = len(self._buffer) - self._position
+    def _begin_frame(self, size: int) -> None:
+        is_collected = self._on_frame_begin(size) if self._refusal is None else False
         if self._refusal is not None:
             self._left_bytes = size
             self._go_on()
-        elif self._has_delimiter and size > there:
+        elif is_collected and size > len(self._buffer) - self._position:
             self._content = bytearray()
             self._left_bytes = size
             self._go_on()
@@ -299,43 +319,20 @@ class Decoder:
         self._left_bytes -= some
 
     def _read_body(self) -> bool:
-        """Whether the frame is here: part of the envelope, or the content, or left out."""
+        """Whether the frame is here: taken, or left out."""
         if self._refusal is not None:
             return not self._left_bytes
         if self._content is not None:
             if self._left_bytes:
                 return False
-            self._whole = bytes(self._content)
+            self._on_frame(bytes(self._content))
             self._content = None
             return True
         body = self._take(self._size)
         if body is None:
             return False
-        if self._has_delimiter:
-            self._whole = body
-        elif body:
-            assert self._envelope is not None, "else the message is refused"
-            self._envelope.append(body)
-        else:
-            self._has_delimiter = True
+        self._on_frame(body)
         return True
-
-    def _on_frame_end(self) -> Event | None:
-        self._size = -1
-        if self._flags & MORE:
-            return None
-        envelope, whole, refusal = self._envelope, self._whole, self._refusal
-        had_delimiter = self._has_delimiter
-        self._envelope, self._whole, self._refusal = [], None, None
-        self._has_delimiter = False
-        if refusal is not None:
-            return Refused(None if envelope is None else tuple(envelope), refusal)
-        if not had_delimiter:
-            return Refused(None, ProtocolError(_NO_DELIMITER))
-        assert envelope is not None, "else the message is refused"
-        if whole is None:
-            return Refused(tuple(envelope), ProtocolError("there is no frame with a request"))
-        return Message(tuple(envelope), whole)
 
     def _take(self, size: int) -> bytes | None:
         end = self._position + size
@@ -359,6 +356,7 @@ class Decoder:
         if greeting[12:32] != _MECHANISM:
             name = greeting[12:32].rstrip(b"\0").decode("ascii", "replace")
             raise ProtocolError(f"it wants the security mechanism {name!r}; here is NULL alone")
+        self.minor = greeting[11]
         self._position = GREETING_BYTES
         self._greeted = True
         return True
@@ -369,17 +367,86 @@ class Decoder:
         if not self._ready:
             if name != b"READY":
                 raise ProtocolError(f"its first command is {name!r}, not READY")
-            socket_type = _properties(data).get(b"socket-type", b"")
-            if socket_type not in _PEERS:
-                raise ProtocolError(f"a {socket_type!r} socket, where REQ and DEALER are served")
+            socket_type = _properties(data).get(b"socket-type", b"").decode("ascii", "replace")
+            if socket_type not in self._peers:
+                served = " and ".join(each for each in self._peers if each != "ROUTER")
+                raise ProtocolError(f"a {socket_type!r} socket, where {served} are served")
             self._ready = True
-            return Ready(socket_type.decode())
+            return Ready(socket_type)
         if name == b"PING":
             if len(data) < _PING.size:
                 raise ProtocolError("a PING without a time")
             (tenths,) = _PING.unpack_from(data)
             return Ping(tenths * 100, data[_PING.size : _PING.size + limits.ZMQ_PING_BYTES])
-        return None  # PONG, and whatever later versions have
+        return self._on_other_command(name, data)
+
+
+class Decoder(FrameDecoder):
+    """Of a peer that sends requests, or the answers to ours."""
+
+    __slots__ = ("_envelope", "_has_delimiter", "_whole")
+
+    def __init__(self, peers: Collection[str] = ASKING) -> None:
+        super().__init__(peers)
+        #: Of the message that is coming.
+        self._envelope: list[bytes] | None = []
+        self._has_delimiter = False
+        self._whole: bytes | None = None
+
+    def next_event(self) -> Event | None:
+        """None until more has come. ProtocolError."""
+        if self._ready and self._size < 0:
+            # The common case, all in one: a short request, whole, without an envelope.
+            begin = self._position
+            buffer = self._buffer
+            if begin == len(buffer):
+                return None
+            if not self._is_within and buffer.startswith(_PLAIN, begin) and len(buffer) > begin + 3:
+                end = begin + 4 + buffer[begin + 3]
+                if end <= len(buffer):
+                    self._position = end
+                    # The class's own constructor takes three times as long.
+                    return _new_tuple(Message, ((), buffer[begin + 4 : end]))
+        return super().next_event()
+
+    def _on_frame_begin(self, size: int) -> bool:
+        if self._whole is not None:
+            self._whole = None
+            self._refusal = ProtocolError("a request is one frame; this one has several")
+        elif self._has_delimiter:
+            if size > limits.ZMQ_REQUEST_BYTES:
+                self._refusal = RecordTooLarge(
+                    f"a request of {size} bytes; {limits.ZMQ_REQUEST_BYTES} are taken"
+                )
+        elif size > limits.ZMQ_ENVELOPE_FRAME_BYTES or (
+            size and len(self._envelope or ()) >= limits.ZMQ_ENVELOPE_FRAMES
+        ):
+            self._envelope = None
+            self._refusal = ProtocolError(_NO_DELIMITER)
+        return self._has_delimiter
+
+    def _on_frame(self, body: bytes) -> None:
+        if self._has_delimiter:
+            self._whole = body
+        elif body:
+            assert self._envelope is not None, "else the message is refused"
+            self._envelope.append(body)
+        else:
+            self._has_delimiter = True
+
+    def _on_message_end(self, refusal: QuackError | None) -> Event | None:
+        envelope, whole = self._envelope, self._whole
+        had_delimiter = self._has_delimiter
+        self._envelope, self._whole = [], None
+        self._has_delimiter = False
+        if refusal is not None:
+            return Refused(None if envelope is None else tuple(envelope), refusal)
+        if not had_delimiter:
+            return Refused(None, ProtocolError(_NO_DELIMITER))
+        assert envelope is not None, "else the message is refused"
+        if whole is None:
+            return Refused(tuple(envelope), ProtocolError("there is no frame with a request"))
+        return Message(tuple(envelope), whole)
 
 
 _NO_DELIMITER: Final = "a request begins with an empty frame, as a REQ socket sends it"

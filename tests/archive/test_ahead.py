@@ -52,6 +52,22 @@ def test_one_that_is_larger_than_all_that_may_wait_does_not_stay() -> None:
     assert ahead.take(KEY, 1) == (b"small",)
 
 
+def test_more_is_wanted_behind_what_waits_until_it_is_enough_or_there_is_no_room() -> None:
+    first, second, third = (bytes(plain(begin, 10, size=50).batch.view) for begin in (0, 10, 20))
+    ahead = Ahead(10_000)
+    assert ahead.run_end(KEY, 0, 5_000) is None, "nobody reads there"
+    ahead.put(KEY, 0, [first, second])
+    assert ahead.run_end(KEY, 0, 5_000) == 20
+    assert ahead.run_end(KEY, 0, len(first)) is None, "it is enough"
+    assert ahead.run_end(KEY, 0, 9_500) is None, "there is no room"
+    ahead.put(KEY, 20, [])
+    assert ahead.run_end(KEY, 0, 5_000) is None, "somebody is about to read it"
+    ahead.put(KEY, 20, [third])
+    assert ahead.run_end(KEY, 0, 5_000) == 30
+    ahead.put(KEY, 20, [])
+    assert ahead.take(KEY, 20) == (third,), "what waits goes on waiting"
+
+
 @pytest.mark.parametrize("max_bytes", [1, 300, 5_000, 1 << 20])
 def test_who_reads_on_gets_every_record_within_the_bounds(max_bytes: int) -> None:
     archive = Archive()

@@ -155,6 +155,34 @@ async def test_a_turn_ends_when_much_was_read(
         assert await home.values(key) == put
 
 
+async def test_between_two_pieces_it_pauses_while_somebody_publishes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Q8: archiving does not hold publishing up; and all of it is archived in the end."""
+    monkeypatch.setattr(limits, "ARCHIVE_FILL_BYTES", 500)
+    pauses: list[float] = []
+    sleep = asyncio.sleep
+
+    async def noted(seconds: float) -> None:
+        if seconds:
+            pauses.append(seconds)
+        await sleep(0)
+
+    async with pond(tmp_path / "data") as home:
+        key = await home.create("ducks")
+        put = await put_some(home, key, 50)
+        monkeypatch.setattr(asyncio, "sleep", noted)
+        await home.archiver.archive("ducks")
+        assert not pauses, "nobody publishes"
+        put |= await put_some(home, key, 50)
+        monkeypatch.setattr(type(home.store), "pending_bytes", 1)
+        done = await home.archiver.archive("ducks")
+        assert done.records == 50
+        assert len(pauses) >= 3
+        assert max(pauses) <= limits.ARCHIVE_PAUSE_MS / 1000
+        assert await home.values(key) == put
+
+
 # --- when ----------------------------------------------------------------------------------------
 
 

@@ -39,11 +39,11 @@ def test_docs_archive_works_line_by_line(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(2 * LONG_SECONDS)
 @pytest.mark.needs("kcat", "curl", "java")
-def test_plain_spark_reads_the_directory(tmp_path: Path) -> None:
-    """S1's lower half: the snippet of docs/archive.md, with nothing of ours in it."""
+def test_plain_spark_reads_the_directory_by_glob_and_by_manifest(tmp_path: Path) -> None:
+    """S1's lower half: the snippets of docs/archive.md, with nothing of ours in them."""
     tour = blocks(TEXT)
     spark = [block for index, block in enumerate(tour) if is_of_spark(index, tour)]
-    assert [block.kind for block in spark] == ["python", "text"]
+    assert [block.kind for block in spark] == ["python", "text"] * 2, "by glob and by manifest"
     begins = next(index for index, block in enumerate(tour) if block.kind == "python")
     with Tour(tmp_path, LONG_SECONDS) as running:
         for block in [*tour[:begins], *spark]:

@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pytest
@@ -25,6 +26,7 @@ from tests.archive.support import KEY, read_all
 from tests.simulation.disk import Faults, Machine, SimulatedDisk
 from tests.simulation.loop import Clock, Crash, VirtualLoop, run
 
+T = TypeVar("T")
 OTHER = PartitionKey(KEY.topic_id, 1)
 
 
@@ -283,6 +285,28 @@ async def test_memory_is_bounded_by_row_groups_and_not_by_files(
     assert (merged.merges, listed(partitions).records) == (1, 2_400)
     assert most < 30 * limits.ARCHIVE_ROW_GROUP_BYTES < 2_400 * 1_000
     await partitions.close()
+
+
+@pytest.mark.asyncio
+async def test_a_topic_that_is_deleted_in_the_midst_of_a_merge_ends_it_quietly(
+    disk: RealDisk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    partitions = await opened(disk)
+    for _ in range(5):
+        await archive(partitions, 10)
+    merger = Merger(partitions)
+    run_in_lane = disk.run
+
+    async def deleted_first(function: Callable[[], T], lane: Any) -> T:
+        if getattr(function, "__name__", "") == "step":
+            await partitions.forget(DUCKS)
+        return await run_in_lane(function, lane)
+
+    monkeypatch.setattr(disk, "run", deleted_first)
+    assert (await merger.merge_due()).merges == 0
+    assert merger.problems() == []
+    assert not [record for record in caplog.records if record.levelname in ("WARNING", "ERROR")]
+    await settled(partitions)
 
 
 # --- crashes -------------------------------------------------------------------------------------

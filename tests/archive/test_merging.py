@@ -110,6 +110,38 @@ def test_footers_that_would_not_fit_into_one_are_not_merged() -> None:
     assert plan(dataclasses.replace(listed, files=heavy)) == []
 
 
+# --- days ----------------------------------------------------------------------------------------
+
+DAY_MS = 24 * 3_600_000
+
+
+def appended(listed: Manifest, *times: tuple[int, int] | None) -> Manifest:
+    """The same files, appended between these times; None for one without a record."""
+    files = [
+        dataclasses.replace(file, least_append_ms=time[0], greatest_append_ms=time[1])
+        if time is not None
+        else file_of(file.first_offset, file.next_offset, number + 1, file.size, records=0)
+        for number, (file, time) in enumerate(zip(listed.files, times, strict=True))
+    ]
+    return dataclasses.replace(listed, files=tuple(files))
+
+
+def test_s5_by_day_no_merge_goes_on_into_another_day() -> None:
+    listed = listed_of(*[1_000] * 9)
+    first, second = (5, 6), (DAY_MS, DAY_MS + 1)
+    days = appended(listed, *[first] * 4, (7, DAY_MS + 3), *[second] * 4)
+    assert indices(days, plan(days, SMALL)) == [list(range(9))]
+    by_day = dataclasses.replace(SMALL, by_day=True)
+    # What was archived across midnight is of the day that it began in.
+    assert indices(days, plan(days, by_day)) == [[0, 1, 2, 3, 4], [5, 6, 7, 8]]
+
+
+def test_by_day_a_file_without_a_record_is_of_any_day() -> None:
+    listed = appended(listed_of(*[1_000] * 6), (5, 6), None, (7, 8), (9, 9), (9, 9), (DAY_MS,) * 2)
+    by_day = dataclasses.replace(SMALL, by_day=True)
+    assert indices(listed, plan(listed, by_day)) == [[0, 1, 2, 3, 4]]
+
+
 # --- the edge ------------------------------------------------------------------------------------
 
 

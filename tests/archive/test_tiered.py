@@ -442,7 +442,9 @@ async def test_a_damaged_file_is_named_with_its_offsets_and_the_others_are_serve
     assert parts[0].error is None and isinstance(parts[1].error, DamagedData)
 
 
-async def test_a_missing_file_is_skipped_by_who_looks_for_a_time(home: Home) -> None:
+async def test_a_missing_file_is_skipped_by_who_looks_for_a_time_and_named_once(
+    home: Home, caplog: pytest.LogCaptureFixture
+) -> None:
     key = PartitionKey((await home.topic()).id, 0)
     for number in range(6):
         await append(home.store, key, batch_of(b"x", timestamp_ms=START_MS + number))
@@ -453,6 +455,8 @@ async def test_a_missing_file_is_skipped_by_who_looks_for_a_time(home: Home) -> 
     for time, offset in ((1, 1), (2, 4), (4, 4), (5, 5)):
         found = await home.store.offset_for_time(key, START_MS + time)
         assert found == OffsetTime(offset, START_MS + offset)
+    (told,) = [each.message for each in caplog.records if "led past" in each.message]
+    assert made.files[1].name in told and "offsets 2 to 3" in told
     os.remove(home.path("ducks", "0", made.files[2].name))
     await home.reopen()
     assert await home.store.offset_for_time(key, START_MS + 3) == OffsetTime(5, START_MS + 5)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ import pyarrow as pa
 import pytest
 
 from quackmq import limits
+from quackmq.archive import files as archive_files
 from quackmq.archive.manifest import offered_name
 from quackmq.errors import (
     BrokerClosing,
@@ -487,6 +490,29 @@ async def test_a_deleted_topic_goes_with_its_archive_and_its_plans_do_no_harm(
         await here.archive_each([b"new"])
         await here.archive.release(CALLER, plan.id)
         assert await values_in(here.broker) == [b"new"]
+
+
+@pytest.mark.asyncio
+async def test_an_archive_that_outlives_its_topic_is_told_until_it_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with beside(tmp_path) as here:
+        await here.broker.create_topic(CALLER, TOPIC)
+        await here.archive_each([b"x"])
+
+        def refused(*_: object) -> None:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), "archive")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(archive_files, "remove_topic", refused)
+            await here.broker.delete_topic(CALLER, TOPIC)
+            for _ in range(2):
+                (problem,) = here.archive.state(CALLER).problems
+                assert f"topic {TOPIC} was deleted" in problem and "Permission denied" in problem
+                await here.store.partitions.remove_left_behind()
+        await here.store.partitions.remove_left_behind()
+        assert here.archive.state(CALLER).problems == ()
+        assert names_in(tmp_path / "archive") == []
 
 
 @pytest.mark.asyncio

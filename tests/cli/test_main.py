@@ -62,7 +62,7 @@ def test_help_of_serve_names_every_setting_and_its_variable(
         (["serve", "--data"], "--data: expected one argument"),
         (["serve"], "serve needs a directory for its data"),
         (["serve", "--sync", "never"], "the option --sync: 'never' is not one of"),
-        (["serve", "--store", "memory:", "--line", "unix:quack"], "no line door yet; it has kafka"),
+        (["serve", "--store", "memory:", "--line", "unix:"], "'unix:' has no path after unix:"),
         (["serve", "--config", "no-such-file.toml"], "no-such-file.toml: No such file"),
     ],
 )

@@ -150,6 +150,16 @@ def test_a_port_in_use_is_one_sentence_and_exit_code_1(tmp_path: Path) -> None:
             assert server.errors().splitlines()[-1].startswith(complaint)
 
 
+def test_a_socket_file_in_use_is_one_sentence_and_exit_code_1(tmp_path: Path) -> None:
+    where = f"unix:{tmp_path / 'quack'}"
+    with Server("serve", "--store", "memory:", "--line", where) as first:
+        assert first.line() == f"line listening on {where}\n"
+        with Server("serve", "--store", "memory:", "--line", where) as server:
+            assert server.exit_code() == 1
+            complaint = f"quackmq: cannot open the line door on {where}: address already"
+            assert server.errors().splitlines()[-1].startswith(complaint)
+
+
 def test_a_data_directory_that_is_a_file_is_one_sentence_and_exit_code_1(tmp_path: Path) -> None:
     file = tmp_path / "data"
     file.write_text("not a directory")

@@ -448,6 +448,12 @@ def test_a_listen_that_hears_nothing_times_out_and_may_be_repeated(
     assert [*heard, *values(client.listen(topic, timeout=math.inf), 1)] == ["a", "b"]
 
 
+def test_the_first_call_may_wait_for_ever_too(client: Client, topic: str) -> None:
+    client.subscribe(topic)
+    client.put(topic, "a")
+    assert client.get(topic, timeout=math.inf).value == "a"
+
+
 def test_a_broker_that_is_not_there_is_named() -> None:
     """R5."""
     with Client("127.0.0.1:1", "billing", timeout=0.3) as client:

@@ -14,13 +14,14 @@ import sys
 from itertools import count
 
 from quackmq.broker import delivery, messages
+from quackmq.broker.held import Held
 from quackmq.conventions import number_of_offset
 from quackmq.subscriptions import named
 from tests.real import small
 
 
 def without_last_id() -> None:
-    async def acknowledge(self: delivery.Delivery, held: delivery._Held, place: object) -> None:
+    async def acknowledge(self: delivery.Delivery, held: Held, place: object) -> None:
         outstanding = held.progress.outstanding
         if outstanding is not None:
             await self._move(held, outstanding, 0)

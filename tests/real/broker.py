@@ -51,6 +51,8 @@ class Broker:
         self.command = command
         self._life = ExitStack()
         self._server: Server | None = None
+        if "zmq" in doors:
+            doors = (*doors, "xsub", "xpub", "proxy")  # which open with it
         self._held = {door: _held_port() for door in doors}
         self.addresses = {
             door: f"{HOST}:{held.getsockname()[1]}" for door, held in self._held.items()

@@ -19,15 +19,15 @@ What the log holds when a life begins decides, by its markers alone (`Truth`), w
 
     python -m tests.simulation.flow --seed 7               this seed alone, with a trace
     python -m tests.simulation.flow --seed 7 --seeds 500   this one and 499 more
+    python -m tests.simulation.flow --seconds 600          for so long, from a random one on
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import dataclasses
 import random
-from collections import Counter
+import sys
 
 from quackmq.broker import Broker, BrokerSettings
 from quackmq.errors import StorageError, StoreReadOnly
@@ -57,6 +57,7 @@ from tests.simulation.scenario import (
     make_options,
     watched,
 )
+from tests.simulation.soak import main
 
 _MOVER_ID = "mover"
 #: Virtual seconds after which a client is taken to hang.
@@ -214,18 +215,5 @@ class World:
         return True
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Simulate transactions and crashes.")
-    parser.add_argument("--seed", type=int, default=0, help="the first seed; alone, it is shown")
-    parser.add_argument("--seeds", type=int, default=1, help="so many seeds")
-    chosen = parser.parse_args()
-    counts: Counts = Counter()
-    for seed in range(chosen.seed, chosen.seed + chosen.seeds):
-        counts += flow(seed, print if chosen.seeds == 1 else None)
-    for what, count in sorted(counts.items()):
-        print(f"{count:10} {what}")
-    print(f"{chosen.seeds} seeds, no promise broken")
-
-
 if __name__ == "__main__":
-    main()
+    sys.exit(main(simulation=flow))

@@ -1,10 +1,11 @@
-"""The simulation for as long as one likes, and one seed again with everything shown.
+"""A simulation for as long as one likes, and one seed again with everything shown.
 
     python -m tests.simulation.soak --seconds 600          seeds from a random one on
     python -m tests.simulation.soak --seconds 600 --seed 7   … from this one on
     python -m tests.simulation.soak --seed 7               this one alone, with a trace
     python -m tests.simulation.soak --seed 7 --seeds 50    this one and 49 more
 
+That is the store's; `tests.simulation.tiers` and `tests.simulation.flow` are run in the same way.
 Ends with 1 at the first seed that breaks a promise, and names it.
 """
 
@@ -16,24 +17,26 @@ import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from tests.simulation.platter import Counts
-from tests.simulation.scenario import Failure, simulate
+from tests.simulation.scenario import Failure, Trace, simulate
 
 _PROGRESS_SECONDS = 10.0
+#: Runs a seed, perhaps with a trace.
+Simulation = Callable[[int, Trace | None], Counts]
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="Simulate crashes of the local store.")
+def main(arguments: Sequence[str] | None = None, simulation: Simulation = simulate) -> int:
+    parser = argparse.ArgumentParser(description="Simulate a disk that fails, and crashes.")
     parser.add_argument("--seconds", type=float, help="go on for so long")
     parser.add_argument("--seed", type=int, help="the first seed; alone, it is replayed and shown")
     parser.add_argument("--seeds", type=int, help="so many seeds")
     chosen = parser.parse_args(arguments)
     if chosen.seed is not None and chosen.seconds is None and chosen.seeds is None:
-        return _replay(chosen.seed)
+        return _replay(simulation, chosen.seed)
     first = random.randrange(2**40) if chosen.seed is None else chosen.seed
-    return _soak(_seeds(first, chosen.seeds, chosen.seconds))
+    return _soak(simulation, _seeds(first, chosen.seeds, chosen.seconds))
 
 
 def _seeds(first: int, most: int | None, seconds: float | None) -> Iterator[int]:
@@ -46,13 +49,13 @@ def _seeds(first: int, most: int | None, seconds: float | None) -> Iterator[int]
         seed += 1
 
 
-def _soak(seeds: Iterator[int]) -> int:
+def _soak(simulation: Simulation, seeds: Iterator[int]) -> int:
     counts: Counts = Counter()
     done = 0
     shown = time.monotonic()
     for seed in seeds:
         try:
-            counts += simulate(seed)
+            counts += simulation(seed, None)
         except Failure as failure:
             traceback.print_exception(failure)
             print(f"after {done} good seeds: {failure}", flush=True)
@@ -67,9 +70,9 @@ def _soak(seeds: Iterator[int]) -> int:
     return 0
 
 
-def _replay(seed: int) -> int:
+def _replay(simulation: Simulation, seed: int) -> int:
     try:
-        counts = simulate(seed, trace=print)
+        counts = simulation(seed, print)
     except Failure as failure:
         sys.stdout.flush()
         traceback.print_exception(failure)

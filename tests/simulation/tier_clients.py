@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from quackmq.archive.archiver import Archiver
 from quackmq.archive.merger import Merger
 from quackmq.archive.merging import MergeSettings
-from quackmq.archive.partitions import Pin
+from quackmq.archive.pins import Pin
 from quackmq.archive.tiered import TieredStore
 from quackmq.errors import (
     DamagedData,

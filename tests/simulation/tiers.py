@@ -15,15 +15,15 @@ offsets, and no changed byte is ever served.
 
     python -m tests.simulation.tiers --seed 7               this seed alone, with a trace
     python -m tests.simulation.tiers --seed 7 --seeds 500   this one and 499 more
+    python -m tests.simulation.tiers --seconds 600          for so long, from a random one on
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import dataclasses
 import random
-from collections import Counter
+import sys
 
 from quackmq.archive.files import ARCHIVE
 from quackmq.archive.tiered import TieredStore
@@ -44,6 +44,7 @@ from tests.simulation.scenario import (
     make_options,
     watched,
 )
+from tests.simulation.soak import main
 from tests.simulation.tier_clients import (
     Administrator,
     Archivist,
@@ -241,18 +242,5 @@ def _is_data(path: str) -> bool:
     return path.endswith(".parquet")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Simulate an archive, and crashes.")
-    parser.add_argument("--seed", type=int, default=0, help="the first seed; alone, it is shown")
-    parser.add_argument("--seeds", type=int, default=1, help="so many seeds")
-    chosen = parser.parse_args()
-    counts: Counts = Counter()
-    for seed in range(chosen.seed, chosen.seed + chosen.seeds):
-        counts += tiers(seed, print if chosen.seeds == 1 else None)
-    for what, count in sorted(counts.items()):
-        print(f"{count:10} {what}")
-    print(f"{chosen.seeds} seeds, no promise broken")
-
-
 if __name__ == "__main__":
-    main()
+    sys.exit(main(simulation=tiers))

@@ -20,6 +20,15 @@ HOSTS = ("127.0.0.1", "127.0.0.2")
 DEADLINE_S = 120
 PAUSE_S = 0.1
 _JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+ROOT = Path(__file__).parents[2]
+#: For sessions on it.
+CONFIGS = {
+    "spark.driver.host": "127.0.0.1",
+    "spark.executor.memory": "512m",
+    # Executors are to find `tests`, too.
+    "spark.executorEnv.PYTHONPATH": str(ROOT),
+    "spark.executor.extraJavaOptions": _JAVA_OPTIONS,
+}
 
 
 @contextmanager

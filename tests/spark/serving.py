@@ -53,6 +53,11 @@ class Broker(Serving):
         key = PartitionKey(self.broker.topic(topic).id, partition)
         self.run(self.broker.trim(CALLER, key, before))
 
+    def first(self, topic: str, partition: int = 0) -> int:
+        """The first offset that is still there."""
+        key = PartitionKey(self.broker.topic(topic).id, partition)
+        return self.run(self.broker.offsets(CALLER, key)).first
+
     def publish(
         self, topic: str, values: Sequence[str | bytes | None], partition: int = 0, **settings: Any
     ) -> None:

@@ -7,7 +7,10 @@ Spark calls them as they think.
 from __future__ import annotations
 
 import json
+import os
+import socket
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +18,15 @@ import pytest
 from confluent_kafka import Producer
 from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming import StreamingQuery
 
 from quackmq import spark as quack
 from quackmq.spark.registration import PUSHDOWN_PROPERTY
+from tests.cli.process import Server
 from tests.doors.http.v1.serving import CALLER, DEADLINE_S
+from tests.readme import ROOT, blocks
 from tests.spark.serving import Broker, serving, wait_until
+from tests.spark.session import patiently
 
 pytestmark = [pytest.mark.needs("java"), pytest.mark.timeout(600)]
 
@@ -237,3 +244,99 @@ def test_a_table_of_nothing_is_empty(spark: SparkSession, broker: Broker, topic:
     broker.create(topic)
     spark.conf.set("spark.quackmq.bootstrap.servers", broker.address)
     assert quack.table(spark, topic).count() == 0
+
+
+# --- when the broker is lost ---------------------------------------------------------------------
+
+
+def test_a_query_whose_broker_is_lost_fails_in_time_and_goes_on_from_its_checkpoint(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Retried within a bound, then a failure that says so; nothing is lost or doubled by it."""
+    with reserved() as kafka, reserved() as http:
+        broker = ("serve", "--data", tmp_path / "data", "--kafka", kafka, "--http", http)
+        frame = spark.readStream.format("quackmq").options(
+            **{"kafka.bootstrap.servers": kafka, "subscribe": "lost"},
+            **{"startingOffsets": "earliest", "retryTimeoutMs": "2000"},
+        )
+        with Server(*broker, environment=dict(os.environ)) as server:
+            server.ready()
+            publish(kafka, range(100))
+            query = patiently(lambda: reading(frame.load(), tmp_path))
+            try:
+                server.process.kill()
+                with pytest.raises(StreamingQueryException, match="waited 2 s for .* broker at"):
+                    query.awaitTermination(QUERY_S)
+            finally:
+                query.stop()
+        with Server(*broker, environment=dict(os.environ)) as server:
+            server.ready()
+            publish(kafka, range(100, 150))
+            patiently(lambda: run(frame.load(), tmp_path))
+    values = [int(row.value) for row in spark.read.parquet(str(tmp_path / "rows")).collect()]
+    assert sorted(values) == list(range(150))
+
+
+def reading(frame: DataFrame, output: Path) -> StreamingQuery:
+    """A query that goes on, once it has committed a batch."""
+    query = (
+        frame.writeStream.format("parquet")
+        .option("path", str(output / "rows"))
+        .option("checkpointLocation", str(output / "checkpoint"))
+        .start()
+    )
+    query.processAllAvailable()
+    return query
+
+
+@contextmanager
+def reserved() -> Iterator[str]:
+    """An address that nobody is given meanwhile, and whoever asks for it by number may listen at:
+    this socket is bound and does not listen."""
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{holder.getsockname()[1]}"
+
+
+def publish(address: str, numbers: range) -> None:
+    producer = Producer({"bootstrap.servers": address, "linger.ms": 20})
+    for number in numbers:
+        producer.produce("lost", value=str(number))
+    assert producer.flush(DEADLINE_S) == 0
+
+
+# --- documents -----------------------------------------------------------------------------------
+
+
+def test_docs_spark_works_line_by_line(spark: SparkSession, broker: Broker, tmp_path: Path) -> None:
+    """Its examples are one program, from top to bottom, in the session that there is."""
+    for topic in ("news", "prices", "totals", "loud-news"):
+        broker.create(topic)
+    broker.publish("news", ["rain", "sun"])
+    broker.publish("prices", ['{"item": "bread", "price": 2.5}'])
+    text = (ROOT / "docs" / "spark.md").read_text()
+    text = text.replace("localhost:9092", broker.address)
+    text = text.replace("/checkpoints", str(tmp_path / "checkpoints"))
+    programs = [block.text for block in blocks(text) if block.kind == "python"]
+    (writing,) = [program for program in programs if "writeStream" in program]
+    spark.conf.set("spark.quackmq.bootstrap.servers", broker.address)
+    names: dict[str, Any] = {}
+    for program in programs:
+        exec(program, names)
+
+    def finish() -> None:
+        if not names["query"].isActive:
+            exec(writing, names)  # the batch write that is in it adds nothing, as it says
+        names["query"].processAllAvailable()
+
+    try:
+        (price,) = names["prices"].select("value.*").collect()
+        assert (price["item"], price["price"]) == ("bread", 2.5)
+        assert names["news"].count() == 2
+        assert [value for _, _, value in broker.consumed("totals")] == [b'{"count":2}']
+        patiently(finish)
+        assert [value for _, _, value in broker.consumed("loud-news")] == [b"RAIN", b"SUN"]
+    finally:
+        names["query"].stop()
+        spark.conf.unset("spark.quackmq.bootstrap.servers")

@@ -260,3 +260,58 @@ def test_the_seam_holds_with_archiver_and_merger_flat_out(broker: Broker, topic:
             f"batch read {turn}"
         )
     assert sorted(found(query.rows)) == expected
+
+
+def test_the_seam_holds_while_retention_takes_the_oldest_too(broker: Broker, topic: str) -> None:
+    """Who goes on over what is lost misses nothing else, doubles nothing, and reads in the end what
+    a Kafka consumer reads."""
+    broker.create(topic, partitions=2)
+    stop = threading.Event()
+    failures: list[BaseException] = []
+    published = [0, 0]
+
+    def churn() -> None:
+        """Archive, merge, and keep about the last 500 of each partition."""
+        try:
+            while not stop.is_set():
+                broker.archive(topic)
+                broker.merge(topic)
+                for partition, end in enumerate(published):
+                    broker.trim(topic, max(0, end - 500), partition)
+        except BaseException as error:  # told to the test, which ends by it
+            failures.append(error)
+
+    def check(rows: list[dict[str, Any]], firsts: list[int], ends: list[int]) -> None:
+        """All that was there all the while, and nothing twice."""
+        offsets = [(partition, offset) for partition, offset, _ in found(rows)]
+        assert len(set(offsets)) == len(offsets)
+        assert all(value == b"%d.%d" % (part, offset) for part, offset, value in found(rows))
+        for partition in (0, 1):
+            there = set(range(firsts[partition], ends[partition]))
+            assert there <= {offset for each, offset in offsets if each == partition}
+
+    options = {"failOnDataLoss": "false", "splitBytes": 2_048}
+    stream = {"startingOffsets": "earliest", "maxOffsetsPerTrigger": 400, "holdRetention": "false"}
+    churning = threading.Thread(target=churn)
+    churning.start()
+    query = Query(broker.options(topic, **options, **stream))
+    try:
+        for _ in range(6):
+            for partition in (0, 1):
+                first = published[partition]
+                values = [f"{partition}.{first + each}" for each in range(300)]
+                broker.publish(topic, values, partition, **{"batch.size": 1_000})
+                published[partition] = first + len(values)
+            rows = read(broker.options(topic, **options))
+            check(rows, [broker.first(topic, each) for each in (0, 1)], published)
+            query.step()
+        query.drain()
+    finally:
+        stop.set()
+        churning.join()
+        query.close()
+    assert not failures
+    firsts = [broker.first(topic, each) for each in (0, 1)]
+    assert min(firsts) > 0, "retention has taken some"
+    check(query.rows, firsts, published)
+    assert found(read(broker.options(topic))) == broker.consumed(topic, partitions=2)

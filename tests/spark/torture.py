@@ -41,7 +41,8 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from pyspark.sql import SparkSession
 
 from tests.cli.process import Server
-from tests.spark.cluster import standalone
+from tests.spark import cluster
+from tests.spark.cluster import ROOT, standalone
 
 Point = Literal["before-stage", "mid-stage", "after-stage", "before-commit", "after-commit"]
 How = Literal["kill", "raise", "executor", "broker", "speculate"]
@@ -63,7 +64,6 @@ LIFE_S = 600
 #: For one thing that the broker is asked for.
 DEADLINE_S = 120
 PAUSE_S = 0.05
-ROOT = Path(__file__).parents[2]
 
 
 @dataclass(frozen=True)
@@ -283,6 +283,8 @@ def drive(settings: Mapping[str, Any]) -> None:
 
 
 def _copy(spark: SparkSession, settings: Mapping[str, Any]) -> None:
+    from tests.spark.session import STARVED
+
     gateway: Any = spark.sparkContext._gateway
     # The driver first: it would tell of its JVM's death.
     pids = [os.getpid(), gateway.proc.pid]
@@ -311,8 +313,7 @@ def _copy(spark: SparkSession, settings: Mapping[str, Any]) -> None:
         try:
             query.awaitTermination()
         except Exception as error:
-            # What Spark gives its Python processes, on a machine that has others, may not do.
-            if "a blow" not in str(error) and "failed to connect back" not in str(error):
+            if "a blow" not in str(error) and STARVED not in str(error):
                 raise
             continue
         return
@@ -326,11 +327,7 @@ _CONFIGS = {
     "spark.speculation.quantile": "0.5",
     "spark.speculation.minTaskRuntime": "1ms",
     "spark.sql.streaming.noDataMicroBatches.enabled": "false",
-    # For a cluster on this machine.
-    "spark.driver.host": "127.0.0.1",
-    "spark.executor.memory": "512m",
-    "spark.executorEnv.PYTHONPATH": str(ROOT),
-    "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    **cluster.CONFIGS,
 }
 
 

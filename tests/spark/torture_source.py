@@ -74,7 +74,7 @@ class TortureSink(sink.StreamSink):
 
     def _is_first(self, blow: dict[str, Any]) -> bool:
         """Whoever makes the file strikes; each blow falls once."""
-        mark = Path(self._settings["marks"]) / f"{blow['batch']}-{blow['point']}"
+        mark = Path(self._settings["marks"]) / f"{blow['batch']}-{blow['point']}-{blow['how']}"
         try:
             os.close(os.open(mark, os.O_CREAT | os.O_EXCL))
         except FileExistsError:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterable
-from pathlib import Path
 
 import pytest
 from hypothesis import example, given
@@ -20,7 +19,6 @@ from quackmq.wire.line import (
     Connect,
     Conversation,
     Entry,
-    Event,
     Kind,
     Lines,
     Message,
@@ -34,7 +32,6 @@ from quackmq.wire.line import (
     parse,
 )
 
-ROOT = Path(__file__).resolve().parents[2]
 NEWS = Entry("1", b"Ducks win")
 
 #: Messages of the document, and what our framing makes of entries.
@@ -326,6 +323,21 @@ def test_an_answer_that_does_not_fit_is_our_own_mistake() -> None:
         conversation.answer(Word.RETRY)
 
 
+def test_the_answer_that_is_awaited_is_taken_in_one_step_and_nothing_else_is() -> None:
+    for state in State:
+        conversation = in_state(state)
+        assert conversation.receive_successful(b"successful\n") == (state is State.DELIVERING)
+        assert conversation.state is (State.LISTENING if state is State.DELIVERING else state)
+    conversation = in_state(State.DELIVERING)
+    for data in (b"", b"successful", b"successful\nsuccessful\n", b"successful\r\n", b"quack\n"):
+        assert not conversation.receive_successful(data)
+    conversation.receive(b"succ")
+    assert conversation.next_event() is None
+    assert not conversation.receive_successful(b"successful\n"), "it ends a line that has begun"
+    conversation.receive(b"essful\n")
+    assert conversation.next_event() is Word.SUCCESSFUL
+
+
 # --- bounds ---------------------------------------------------------------------------------
 
 
@@ -481,34 +493,6 @@ def test_any_conversation_by_the_table_goes_as_it_says(data: st.DataObject) -> N
         assert conversation.state is state
         assert conversation.topics == tuple(accepted)
     assert not conversation.is_amid
-
-
-# --- the page -------------------------------------------------------------------------------
-
-
-def test_the_conversations_of_the_page_go_as_they_stand_there() -> None:
-    page = (ROOT / "docs" / "line.md").read_text()
-    blocks = re.findall(r"(?:^    [<>] .*\n)+", page, re.MULTILINE)
-    assert len(blocks) == 2
-    for block in blocks:
-        conversation = Conversation()
-        event: Event | None = None
-        for row in block.splitlines():
-            side, text = row[4], row[6:].encode()
-            if side == ">":
-                conversation.receive(text + b"\n")
-                event = conversation.next_event()
-                assert event is not None
-                continue
-            said = parse(text)
-            if isinstance(event, Refused):
-                assert said is Word.REJECT
-            elif isinstance(said, Entry):
-                assert conversation.deliver(said) == text + b"\n"
-            else:
-                assert isinstance(said, Word)
-                assert conversation.answer(said) == text + b"\n"
-        assert conversation.state is State.OVER
 
 
 # --- helpers --------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from quackmq.errors import (
     QuackError,
     UnknownTopic,
 )
+from quackmq.wire.words import failed
 from quackmq.wire.zmq import (
     Get,
     Got,
@@ -26,7 +27,6 @@ from quackmq.wire.zmq import (
     Unsubscribe,
     done,
     encode_request,
-    failed,
     got,
     last_sequence,
     parse_request,

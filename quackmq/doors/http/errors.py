@@ -87,6 +87,7 @@ STATUSES: Final[Mapping[type[errors.QuackError], int]] = {
     errors.NoSubscriber: 409,
     errors.LimitReached: 429,
     errors.GroupLoading: 503,
+    errors.Unreachable: 409,
     errors.NotAllowed: 403,
     errors.QuackTimeout: 503,
     errors.BrokerClosing: 503,

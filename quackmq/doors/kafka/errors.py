@@ -80,6 +80,7 @@ CODES: Final[Mapping[type[errors.QuackError], ErrorCode]] = {
     # To a coordinator that they had to look for, clients say everything, which members have to do
     # after a restart. Told that it is loading, librdkafka repeats what it said before.
     errors.GroupLoading: ErrorCode.not_coordinator,
+    errors.Unreachable: ErrorCode.policy_violation,
     errors.NotAllowed: ErrorCode.topic_authorization_failed,
     errors.QuackTimeout: ErrorCode.request_timed_out,
     # What a Kafka broker that shuts down says: look for the leader again, then retry.

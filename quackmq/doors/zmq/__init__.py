@@ -1,8 +1,10 @@
-"""The door for ZeroMQ's REQ sockets: put, get, subscribe, unsubscribe, one text frame each.
+"""The door for ZeroMQ's sockets: put, get, subscribe, unsubscribe over REQ, a text frame each; and
+in `proxy`, what PUB and SUB sockets send and get.
 
-Read in this order: `server` (the door: who may come in, what its peers share), `connection` (one
-peer: requests in, answers out), `requests` (what each request asks of the broker). The language is
-`quackmq.wire.zmq`'s business, ZeroMQ's protocol on TCP `quackmq.wire.zmtp`'s.
+Read in this order: `server` (the door: who may come in, what its peers share), `peer` (one peer,
+whatever its socket is), `connection` (one that asks: requests in, answers out), `requests` (what
+each request asks of the broker), `proxy`. The language is `quackmq.wire.zmq`'s business, ZeroMQ's
+protocol on TCP `quackmq.wire.zmtp`'s.
 """
 
 from __future__ import annotations

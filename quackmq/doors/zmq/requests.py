@@ -13,6 +13,7 @@ from quackmq.broker import Broker, Caller
 from quackmq.errors import BrokerClosing, QuackError, UnknownTopic
 from quackmq.record import NO_TIMESTAMP, Record
 from quackmq.topic import Appended
+from quackmq.wire.words import failed
 from quackmq.wire.zmq import (
     EMPTY,
     Get,
@@ -22,7 +23,6 @@ from quackmq.wire.zmq import (
     Subscribe,
     Unsubscribe,
     done,
-    failed,
     got,
     last_sequence,
     parse_request,
@@ -36,7 +36,7 @@ Answer = tuple[bytes, bytes]
 Begun = asyncio.Future[Appended] | Coroutine[Any, Any, Answer]
 
 
-class Peer(Protocol):
+class Asker(Protocol):
     """What a request has to know of who sent it."""
 
     def caller(self, client: str) -> Caller: ...
@@ -45,7 +45,7 @@ class Peer(Protocol):
         """Around a wait that is ended, with BrokerClosing, when the peer or the door goes."""
 
 
-def begin(broker: Broker, peer: Peer, frame: bytes) -> Begun | Answer:
+def begin(broker: Broker, peer: Asker, frame: bytes) -> Begun | Answer:
     """Begin with what a frame asks for, whatever it is. Most puts need no task: what is to be
     answered to one is `put_answer` when its future is done. Others are to be awaited."""
     try:
@@ -75,7 +75,7 @@ def refusal(error: BaseException) -> Answer:
 
 
 async def _answer(
-    broker: Broker, caller: Caller, peer: Peer, request: Request, frame: bytes
+    broker: Broker, caller: Caller, peer: Asker, request: Request, frame: bytes
 ) -> Answer:
     try:
         if isinstance(request, Put):
@@ -102,7 +102,7 @@ async def _put(broker: Broker, caller: Caller, request: Put, frame: bytes) -> An
     return done(request), b""
 
 
-async def _get(broker: Broker, caller: Caller, request: Get, peer: Peer) -> Answer:
+async def _get(broker: Broker, caller: Caller, request: Get, peer: Asker) -> Answer:
     # This moves the cursor, so it is not cut short if the peer goes; what waits moves nothing.
     # A frame has no place for what is lost: it is told by an error, and the next GET goes on.
     client, topic = request.client, request.topic

@@ -1,9 +1,11 @@
-"""The door: it listens, lets connections in, and holds what they share.
+"""The door: it listens, lets peers in, and holds what they share.
 
 It is what ZeroMQ calls a ROUTER, made here of `quackmq.wire.zmtp` on the loop's own sockets. With
 libzmq's, each request and each answer changes threads; measured as an echo, that took three times
 the processor time (docs/zmq.md). For bounds over all peers (connections, memory for what they send
 and what they do not take) we found no option of libzmq's; how it fares without was not measured.
+
+The proxy's three sockets are listeners too, with peers of their own.
 
 Who may call: the loop that started it.
 """
@@ -15,12 +17,14 @@ import logging
 
 from quackmq import limits
 from quackmq.broker import Broker
-from quackmq.doors.zmq.connection import Connection
+from quackmq.doors.zmq.connection import Begin, Connection
+from quackmq.doors.zmq.peer import Peer
+from quackmq.doors.zmq.requests import begin
 
 log = logging.getLogger(__name__)
 
 
-class ZmqDoor:
+class Listener:
     def __init__(self, broker: Broker, host: str, port: int) -> None:
         self.broker = broker
         self.scratch = memoryview(bytearray(limits.ZMQ_SCRATCH_BYTES))
@@ -29,22 +33,26 @@ class ZmqDoor:
         self._host = host
         self._port = port
         self._server: asyncio.Server | None = None
-        self.connections: set[Connection] = set()
+        self.connections: set[Peer] = set()
         self._requests = 0
         self._large_bytes = 0
         self._unsent_bytes = 0
         #: In the order of their asking.
-        self._for_room: dict[Connection, None] = {}
+        self._for_room: dict[Peer, None] = {}
         self._pump_is_due = False
         self._sweep: asyncio.TimerHandle | None = None
         self._closing = False
         self._all_closed = asyncio.Event()
 
+    def make_peer(self) -> Peer:
+        """What is to talk with whoever has connected."""
+        raise NotImplementedError
+
     async def start(self) -> tuple[str, int]:
         """Listen; where, is answered. OSError where that cannot be."""
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(
-            lambda: Connection(self), self._host, self._port, backlog=limits.ZMQ_BACKLOG
+            self.make_peer, self._host, self._port, backlog=limits.ZMQ_BACKLOG
         )
         self._sweep = loop.call_later(limits.ZMQ_SWEEP_MS / 1000, self._look_at_all)
         host, port, *_ = self._server.sockets[0].getsockname()
@@ -64,16 +72,16 @@ class ZmqDoor:
             await self._server.wait_closed()
             self._server = None
 
-    # --- what connections call --------------------------------------------------------------
+    # --- what peers call --------------------------------------------------------------------
 
-    def opened(self, connection: Connection) -> bool:
+    def opened(self, peer: Peer) -> bool:
         may_stay = len(self.connections) < limits.ZMQ_CONNECTIONS and not self._closing
-        self.connections.add(connection)
+        self.connections.add(peer)
         return may_stay
 
-    def closed(self, connection: Connection) -> None:
-        self.connections.discard(connection)
-        self._for_room.pop(connection, None)
+    def closed(self, peer: Peer) -> None:
+        self.connections.discard(peer)
+        self._for_room.pop(peer, None)
         if not self.connections:
             self._all_closed.set()
 
@@ -100,8 +108,8 @@ class ZmqDoor:
             self._pump_is_due = True
             asyncio.get_running_loop().call_soon(self._pump_those_held_up)
 
-    def wants_room(self, connection: Connection) -> None:
-        self._for_room[connection] = None
+    def wants_room(self, peer: Peer) -> None:
+        self._for_room[peer] = None
 
     def unsent(self, change_bytes: int) -> None:
         self._unsent_bytes += change_bytes
@@ -115,15 +123,15 @@ class ZmqDoor:
     def _pump_those_held_up(self) -> None:
         self._pump_is_due = False
         waiting, self._for_room = self._for_room, {}
-        for connection in waiting:
-            connection.pump()
+        for peer in waiting:
+            peer.pump()
 
     def _look_at_all(self) -> None:
         loop = asyncio.get_running_loop()
         now = loop.time()
         memory_is_scarce = bool(self._for_room)
-        for connection in list(self.connections):
-            connection.look(now, memory_is_scarce)
+        for peer in list(self.connections):
+            peer.look(now, memory_is_scarce)
         self._sweep = loop.call_later(limits.ZMQ_SWEEP_MS / 1000, self._look_at_all)
 
     async def _wait_for_connections(self) -> None:
@@ -134,6 +142,17 @@ class ZmqDoor:
             await asyncio.wait_for(self._all_closed.wait(), limits.ZMQ_DRAIN_MS / 1000)
         except TimeoutError:
             log.warning("%d connections did not take their answers in time", len(self.connections))
-            for connection in list(self.connections):
-                connection.abort()
+            for peer in list(self.connections):
+                peer.abort()
             await self._all_closed.wait()
+
+
+class ZmqDoor(Listener):
+    """For requests: in the language of `quackmq.wire.zmq`, unless another is given."""
+
+    def __init__(self, broker: Broker, host: str, port: int, begin: Begin = begin) -> None:
+        super().__init__(broker, host, port)
+        self._begin = begin
+
+    def make_peer(self) -> Connection:
+        return Connection(self, self._begin)

@@ -32,6 +32,8 @@ from quackmq.stores.local.segment import DIRECTORY as LOG_DIRECTORY
 
 _logger = logging.getLogger("quackmq.store")
 LOCK_PATH: Final = "lock"
+#: Not the store's own: what stands on it keeps old records there (`quackmq.archive.files`).
+_ARCHIVE_DIRECTORY: Final = "archive"
 _TOPIC_DIRECTORY: Final = re.compile("[0-9a-f]{32}")
 #: What may lie in a directory whose making was cut short.
 _BEGINNINGS: Final = {
@@ -71,6 +73,12 @@ async def open_engine(
 
 def _check_new(disk: Disk) -> None:
     strange = set(disk.list("")) - _BEGINNINGS
+    if _ARCHIVE_DIRECTORY in strange:
+        raise DamagedStore(
+            f"there is an {_ARCHIVE_DIRECTORY}/ here, and no {META_PATH}, nor the log that goes on "
+            f"where it ends: restore both from a copy, or name another directory and bring the "
+            f"records there with `quackmq archive import`"
+        )
     if strange:
         raise UnusableDirectory(
             f"the directory is not empty and holds no QuackMQ data (there is {min(strange)!r}): "

@@ -284,7 +284,14 @@ async def test_an_error_that_is_not_ours_is_told_without_its_secrets(
 ) -> None:
     class FailingBroker(Broker):
         def publish(
-            self, caller: Caller, topic: Topic, partition: int, batch: Batch, *, owned: bool = False
+            self,
+            caller: Caller,
+            topic: Topic,
+            partition: int,
+            batch: Batch,
+            *,
+            owned: bool = False,
+            waits: bool = True,
         ) -> Awaitable[Appended]:
             raise ZeroDivisionError("a secret")
 

@@ -94,6 +94,15 @@ async def test_a_directory_of_somebody_else_is_left_alone(tmp_path: Path) -> Non
     assert content_of(tmp_path) == {"thesis.txt": b"chapter one"}
 
 
+async def test_an_archive_without_its_log_is_not_taken_for_somebody_elses_directory(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "archive" / "ducks").mkdir(parents=True)
+    with pytest.raises(DamagedStore, match=r"no quackmq\.json.*quackmq archive import"):
+        await open_store(tmp_path)
+    assert os.listdir(tmp_path) == ["archive"]
+
+
 async def test_a_file_instead_of_a_directory_is_refused(tmp_path: Path) -> None:
     (tmp_path / "data").write_text("")
     with pytest.raises(UnusableDirectory, match="cannot be used as a data directory"):

@@ -1,9 +1,9 @@
 """The API under /v1. What it offers is told by its own document, at /v1/openapi.json.
 
 Read in this order: `operations` (what an operation is), `messages` (how messages are written), then
-any of the rest: `topics`, `publishing`, `reading`, `batches`, `events`, `subscriptions`, `stages`,
-`archive`, `health`, each with its handlers and its `OPERATIONS`; `documents`, `openapi` and `page`
-tell of all of them.
+any of the rest: `topics`, `publishing`, `reading`, `batches`, `holes`, `events`, `subscriptions`,
+`stages`, `archive`, `health`, each with its handlers and its `OPERATIONS`; `documents`, `openapi`
+and `page` tell of all of them.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from quackmq.doors.http.v1 import (
     documents,
     events,
     health,
+    holes,
     publishing,
     reading,
     stages,
@@ -30,6 +31,7 @@ _OFFERED: Final = (
     *publishing.OPERATIONS,
     *reading.OPERATIONS,
     *batches.OPERATIONS,
+    *holes.OPERATIONS,
     *events.OPERATIONS,
     *subscriptions.OPERATIONS,
     *stages.OPERATIONS,

@@ -146,9 +146,7 @@ _asked: Final = msgspec.json.Decoder(OffsetsAsked)
 
 async def read_batches(request: Request) -> Response:
     broker, caller = request.broker, request.caller
-    topic, wanted_id = broker.topic(TOPIC.of(request)), TOPIC_ID.given(request)
-    if wanted_id is not None and wanted_id != str(topic.id):
-        raise UnknownTopic(f"topic {topic.name} was made anew: there is none with id {wanted_id}")
+    topic = check_id(broker.topic(TOPIC.of(request)), TOPIC_ID.given(request))
     key = PartitionKey(topic.id, PARTITION.of(request))
     offset, end = OFFSET.of(request), END.given(request)
     max_bytes, wait_ms = MAX_BYTES.of(request), WAIT_MS.of(request)
@@ -202,6 +200,14 @@ async def find_offsets(request: Request) -> Response:
 
 
 # --- helpers --------------------------------------------------------------------------------------
+
+
+def check_id(topic: Topic, wanted_id: str | None) -> Topic:
+    """UnknownTopic if it is not the one that was meant."""
+    if wanted_id is not None and wanted_id != str(topic.id):
+        raise UnknownTopic(f"topic {topic.name} was made anew: there is none with id {wanted_id}")
+    return topic
+
 
 _Found = dict[str, tuple[Topic, list[SizedPartition]]]
 

@@ -7,12 +7,13 @@ message has handled each message exactly once, whatever crashes.
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from quackmq import limits
+from quackmq.broker import Subscription
 from quackmq.doors.http.v1.common import (
     LIMIT,
     TOPIC,
@@ -54,9 +55,12 @@ MessageId = Annotated[str, Meta(description="The id of a message, as it came wit
 
 
 class NewSubscription(Struct, frozen=True, forbid_unknown_fields=True):
-    """Where a new subscription begins."""
+    """Where a new subscription begins. With `receipts` each step of its cursors is told to the
+    topic `quackmq.receipts`, in the same change; this is also taken for one that is there, whose
+    receipts stay as they are if nothing is said."""
 
     start: StartField = "end"
+    receipts: bool | None = None
 
 
 class Asking(Struct, frozen=True, forbid_unknown_fields=True):
@@ -79,23 +83,39 @@ class Move(Struct, frozen=True, forbid_unknown_fields=True):
     to: StartField
 
 
+class PushedShape(Struct, frozen=True):
+    """How a pushed subscription is served: every entry, or what is live; how long an entry is lent
+    before it is sent again; how many may be lent at once; how many of the newest come first."""
+
+    reading: Literal["every", "live"]
+    lease_ms: int
+    outstanding: int
+    window: int
+
+
 class SubscriptionShape(Struct, frozen=True, rename={"offsets": "next_offsets"}):
-    """A name's interest in a topic. `next_offsets` are those that it wants next, by partition."""
+    """A name's interest in a topic. `next_offsets` are those that it wants next, by partition;
+    `receipts` says whether it leaves any. `pushed` is there for one that a door pushes: everything
+    before its `next_offsets` is acknowledged, and perhaps more."""
 
     name: str
     topic: str
     start: StartField
     created_ms: int
     offsets: list[int]
+    receipts: bool
+    pushed: PushedShape | UnsetType = UNSET
 
 
 class SubscriptionSummary(Struct, frozen=True):
-    """A name's interest in a topic."""
+    """A name's interest in a topic, and whether it leaves receipts."""
 
     name: str
     topic: str
     start: StartField
     created_ms: int
+    receipts: bool
+    pushed: PushedShape | UnsetType = UNSET
 
 
 class SubscriptionPage(Struct, frozen=True):
@@ -108,10 +128,14 @@ class SubscriptionPage(Struct, frozen=True):
 
 class Lag(Struct, frozen=True):
     """How many messages are still to come, the outstanding one included, and how many the
-    subscription has lost since it began: the topic let go of them, or they cannot be read."""
+    subscription has lost since it began: the topic let go of them, or they cannot be read. Of one
+    that is pushed also how many are outstanding, were acknowledged, and were skipped as too old."""
 
     lag: int
     lost: int
+    outstanding: int | UnsetType = UNSET
+    acked: int | UnsetType = UNSET
+    skipped: int | UnsetType = UNSET
 
 
 # --- parameters and bodies ------------------------------------------------------------------------
@@ -158,7 +182,14 @@ async def list_subscriptions(request: Request) -> Response:
         limit=limit + 1,
     )
     page = [
-        SubscriptionSummary(each.name, each.topic_name, start_shown(each.start), each.created_ms)
+        SubscriptionSummary(
+            each.name,
+            each.topic_name,
+            start_shown(each.start),
+            each.created_ms,
+            each.receipts,
+            _pushed(each),
+        )
         for each in found[:limit]
     ]
     more = f"{page[-1].name} {page[-1].topic}" if len(found) > limit else None
@@ -168,7 +199,9 @@ async def list_subscriptions(request: Request) -> Response:
 async def subscribe(request: Request) -> Response:
     new = json_body(request, NEW, _new)
     name, topic = NAME.of(request), TOPIC.of(request)
-    is_new = await request.broker.subscribe(request.caller, name, topic, start_of(new.start))
+    is_new = await request.broker.subscribe(
+        request.caller, name, topic, start_of(new.start), new.receipts
+    )
     return answered(201 if is_new else 200, await _described(request))
 
 
@@ -203,8 +236,16 @@ async def seek(request: Request) -> Response:
 
 
 async def lag(request: Request) -> Response:
-    standing = await request.broker.standing(request.caller, NAME.of(request), TOPIC.of(request))
-    return answered(200, Lag(*standing))
+    name, topic = NAME.of(request), TOPIC.of(request)
+    (found,) = await request.broker.subscriptions(request.caller, name=name, topic_name=topic) or (
+        None,
+    )
+    if found is None or found.mode != "pushed":
+        return answered(200, Lag(*await request.broker.standing(request.caller, name, topic)))
+    pushed = await request.broker.pushing.standing(request.caller, name, topic)
+    counts = pushed.counts
+    shown = Lag(pushed.lag, counts.lost, pushed.outstanding, counts.acked, counts.skipped)
+    return answered(200, shown)
 
 
 # --- helpers --------------------------------------------------------------------------------------
@@ -222,8 +263,21 @@ async def _described(request: Request) -> SubscriptionShape:
         raise UnknownSubscription(f"{name[:100]!r} has not subscribed to topic {topic}")
     (each,) = found
     return SubscriptionShape(
-        each.name, each.topic_name, start_shown(each.start), each.created_ms, list(each.cursors)
+        each.name,
+        each.topic_name,
+        start_shown(each.start),
+        each.created_ms,
+        list(each.cursors),
+        each.receipts,
+        _pushed(each),
     )
+
+
+def _pushed(subscription: Subscription) -> PushedShape | UnsetType:
+    terms = subscription.terms
+    if terms is None:
+        return UNSET
+    return PushedShape(terms.reading, terms.lease_ms, terms.outstanding, terms.window)
 
 
 # --- operations -----------------------------------------------------------------------------------
@@ -258,7 +312,14 @@ OPERATIONS: Final = (
             201: Answer("It is there now.", SubscriptionShape),
             200: Answer("It was there, and is as it was.", SubscriptionShape),
         },
-        errors=(IllegalTopicName, UnknownTopic, OffsetOutOfRange, LimitReached, StoreReadOnly),
+        errors=(
+            IllegalTopicName,
+            UnknownTopic,
+            OffsetOutOfRange,
+            NameInOtherMode,
+            LimitReached,
+            StoreReadOnly,
+        ),
     ),
     Operation(
         name="describeSubscription",

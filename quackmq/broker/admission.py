@@ -1,0 +1,26 @@
+"""What a topic says to a batch, as far as that does not depend on what others publish. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from uuid import UUID
+
+from quackmq.errors import CorruptBatch, NoSubscriber, RecordTooLarge
+from quackmq.record import Batch
+from quackmq.topic import Topic
+
+
+def check_takes(topic: Topic, batch: Batch, count_subscriptions: Callable[[UUID], int]) -> None:
+    """CorruptBatch, RecordTooLarge, NoSubscriber."""
+    if batch.record_count < 1 or batch.record_count != batch.last_offset_delta + 1:
+        raise CorruptBatch(
+            f"the batch says {batch.record_count} records and a last offset delta of "
+            f"{batch.last_offset_delta}"
+        )
+    policy = topic.policy
+    if policy.batch_bytes is not None and batch.size > policy.batch_bytes:
+        raise RecordTooLarge(
+            f"a batch of {batch.size} bytes; topic {topic.name} takes {policy.batch_bytes}"
+        )
+    if policy.needs_subscriber and not count_subscriptions(topic.id):
+        raise NoSubscriber(f"topic {topic.name} takes nothing while nobody subscribes to it")

@@ -1,0 +1,545 @@
+"""Pushed subscriptions: which there are, and how far each has come, in memory and in the store.
+
+The rules are `quackmq.leases`'s. What has changed is written by one writer, for all subscriptions
+together and at most every `limits.PUSHED_FLUSH_MS`, so that an acknowledgement costs no write of
+its own. What is in the store is therefore a little behind: after a crash, entries acknowledged
+since are delivered again, and none is ever passed over. Retention is held by the low-water marks
+that are in the store, never by those in memory.
+
+Who may call: the broker's loop. Subscriptions come and go one at a time for a name (`Subscribing`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import logging
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+from quackmq import limits
+from quackmq.broker.pushed_state import (
+    LEASES_PREFIX,
+    PUSHED_PREFIX,
+    PushedKept,
+    decode_pushed,
+    encode_pushed,
+    leases_key,
+    parse_leases_key,
+    parse_pushed_key,
+    pushed_key,
+)
+from quackmq.errors import (
+    BrokerClosing,
+    LimitReached,
+    NameInOtherMode,
+    QuackError,
+    StateChanged,
+    StoreReadOnly,
+    UnknownSubscription,
+    UnknownTopic,
+)
+from quackmq.leases import Counts, Leases
+from quackmq.stores.base import Store
+from quackmq.subscriptions import Subscription, Terms
+from quackmq.topic import PartitionKey, StatePut, Topic
+
+if TYPE_CHECKING:
+    from quackmq.broker.channels import Channel
+    from quackmq.broker.windows import Ahead
+
+log = logging.getLogger(__name__)
+
+
+class PushedStanding(NamedTuple):
+    """How many entries are still to come or outstanding, what became of the others, and how many
+    are outstanding."""
+
+    lag: int
+    counts: Counts
+    outstanding: int
+
+
+class Pushed:
+    def __init__(
+        self,
+        store: Store,
+        topics: Mapping[uuid.UUID, Topic],
+        now_ms: Callable[[], int],
+        cursor_moved: Callable[[PartitionKey], None],
+    ) -> None:
+        """`topics` is the broker's own view of what is there. `cursor_moved` is told of every
+        durable low-water mark that moved, came or went."""
+        self._store = store
+        self._topics = topics
+        self._now_ms = now_ms
+        self._cursor_moved = cursor_moved
+        self._held: dict[uuid.UUID, dict[str, PushedSubscription]] = {}
+        self._by_name: dict[str, dict[uuid.UUID, PushedSubscription]] = {}
+        self._count = 0
+        #: The least durable low-water mark of a partition, where it is known.
+        self._least: dict[PartitionKey, int] = {}
+        self._writer = _Writer(store, self._written)
+
+    async def load(self) -> None:
+        """Take up what the store has. What is left of topics and of subscriptions that are gone is
+        removed."""
+        remains: list[StatePut] = []
+        for key, state in (await self._store.states(PUSHED_PREFIX)).items():
+            topic_id, name = parse_pushed_key(key)
+            topic = self._topics.get(topic_id)
+            if topic is None or state.value is None:
+                remains.append(StatePut(key, None, state.version))
+                continue
+            kept = decode_pushed(state.value)
+            starts = [0] * topic.partitions
+            self._add(PushedSubscription(topic, name, kept, state.version, starts))
+        now_ms = loop_ms()
+        for key, state in (await self._store.states(LEASES_PREFIX)).items():
+            partition_key, name = parse_leases_key(key)
+            held = self._held.get(partition_key.topic_id, {}).get(name)
+            if held is None or state.value is None or partition_key.partition >= len(held.parts):
+                remains.append(StatePut(key, None, state.version))
+                continue
+            leases = Leases.decode(state.value, held.kept.terms, now_ms)
+            held.parts[partition_key.partition].take_up(leases, state.version)
+        try:
+            await self._put_all(remains)
+        except StoreReadOnly as error:
+            # They do no harm, and a store that can only be read should be.
+            log.warning("what is left of %d pushed subscriptions stays: %s", len(remains), error)
+
+    async def close(self) -> None:
+        """Everything that was acknowledged is durable, or the log says why not."""
+        for held in [each for of_name in self._by_name.values() for each in of_name.values()]:
+            held.end(BrokerClosing("the broker is closing: try again when it is back"))
+        await self._writer.close()
+
+    # --- what others want to know -----------------------------------------------------------
+
+    def count(self, topic_id: uuid.UUID) -> int:
+        """How many pushed subscriptions a topic has."""
+        return len(self._held.get(topic_id, ()))
+
+    def has_name(self, name: str) -> bool:
+        return name in self._by_name
+
+    def check_free(self, name: str) -> None:
+        """NameInOtherMode if a name has pushed subscriptions."""
+        if name in self._by_name:
+            held = next(iter(self._by_name[name].values()))
+            raise NameInOtherMode(
+                f"the name {name} is used for a pushed subscription, of topic {held.topic.name}: "
+                "unsubscribe it, or use another name"
+            )
+
+    def find(self, topic: Topic, name: str) -> PushedSubscription | None:
+        return self._held.get(topic.id, {}).get(name)
+
+    def found(self, topic: Topic, name: str) -> PushedSubscription:
+        """UnknownSubscription."""
+        held = self.find(topic, name)
+        if held is None:
+            who = repr(name[: limits.NAME_BYTES])
+            raise UnknownSubscription(
+                f"{who} has no pushed subscription to topic {topic.name}: subscribe first"
+            )
+        return held
+
+    def of_topic(self, topic_id: uuid.UUID) -> Iterable[PushedSubscription]:
+        return self._held.get(topic_id, {}).values()
+
+    def topic_ids(self) -> list[uuid.UUID]:
+        return list(self._held)
+
+    def held_from(self, key: PartitionKey) -> int | None:
+        """The least durable low-water mark of a partition."""
+        of_topic = self._held.get(key.topic_id)
+        if of_topic is None:
+            return None
+        least = self._least.get(key)
+        if least is None:
+            least = min(held.parts[key.partition].durable for held in of_topic.values())
+            self._least[key] = least
+        return least
+
+    def holding(self, key: PartitionKey) -> dict[str, int]:
+        """The durable low-water marks of a partition, by name."""
+        held = self.of_topic(key.topic_id)
+        return {each.name: each.parts[key.partition].durable for each in held}
+
+    def left(self, key: PartitionKey, offset: int) -> int:
+        """How many have yet to acknowledge an entry."""
+        held = self.of_topic(key.topic_id)
+        return sum(not each.parts[key.partition].leases.is_done(offset) for each in held)
+
+    def subscriptions(
+        self,
+        name: str | None,
+        topic_id: uuid.UUID | None,
+        after: tuple[str, str] = ("", ""),
+        limit: int | None = None,
+    ) -> list[Subscription]:
+        """By name and topic, those behind `after`; as `Delivery.subscriptions`."""
+        of_names: Iterable[PushedSubscription]
+        if topic_id is not None:
+            of_names = self.of_topic(topic_id)
+        else:
+            of_names = (each for held in self._by_name.values() for each in held.values())
+        behind = (
+            ((each.name, each.topic.name), each)
+            for each in of_names
+            if name in (None, each.name) and (each.name, each.topic.name) > after
+        )
+        if limit is None:
+            found = sorted(behind, key=lambda pair: pair[0])
+        else:
+            found = heapq.nsmallest(limit, behind, key=lambda pair: pair[0])
+        return [each.subscription() for _, each in found]
+
+    async def standing(self, held: PushedSubscription) -> PushedStanding:
+        """As far as it is decided; markers and what was aborted count."""
+        lag = lost = 0
+        for part in held.parts:
+            offsets = await self._store.offsets(part.key)
+            lag += part.leases.left(offsets.first, offsets.stable)
+            lost += part.leases.left(0, offsets.first) - part.leases.outstanding
+        counts = held.counts()
+        counts = counts._replace(lost=counts.lost + lost)
+        return PushedStanding(lag, counts, held.outstanding())
+
+    # --- coming and going -------------------------------------------------------------------
+
+    async def subscribe(
+        self, topic: Topic, name: str, kept: PushedKept, starts: tuple[int, ...]
+    ) -> None:
+        """A new subscription. One of this name must not be there, nor on its way."""
+        if self._count >= limits.SUBSCRIPTIONS:
+            raise LimitReached(f"there are {limits.SUBSCRIPTIONS} subscriptions: unsubscribe some")
+        held = PushedSubscription(topic, name, kept, 0, starts)
+        puts = []
+        for part in held.parts:
+            # A former one may have left something, where a crash or a full disk came in between.
+            part.version = (await self._store.state(part.state_key)).version
+            puts.append(StatePut(part.state_key, part.leases.encode(), part.version))
+        await self._put_all(puts)
+        for part in held.parts:
+            part.version += 1
+        # This last: with it the subscription is there, and what it has come to has to be.
+        key = pushed_key(topic.id, name)
+        held.version = (await self._store.put_state(key, encode_pushed(kept), 0)).version
+        now = self._topics.get(topic.id)
+        if now is None:
+            await self._put_all([StatePut(key, None, held.version), *_removals(held)])
+            raise UnknownTopic(f"topic {topic.name} was deleted")
+        held.follow(now)
+        self._add(held)
+
+    async def change(self, held: PushedSubscription, terms: Terms) -> None:
+        """Serve it by other terms from now on."""
+        kept = held.kept._replace(terms=terms)
+        key = pushed_key(held.topic.id, held.name)
+        held.version = (await self._store.put_state(key, encode_pushed(kept), held.version)).version
+        held.kept = kept
+        for part in held.parts:
+            part.leases.terms = terms
+        held.tell()
+
+    async def unsubscribe(self, held: PushedSubscription) -> None:
+        """Those who are served by it are told: UnknownSubscription."""
+        key = pushed_key(held.topic.id, held.name)
+        try:
+            await self._store.put_state(key, None, held.version)
+        except StateChanged:
+            if held.gone is None:
+                raise
+        if held.gone is not None:
+            return  # the topic went meanwhile, and takes it along
+        self._remove(
+            held, UnknownSubscription(f"{held.name} has unsubscribed from {held.topic.name}")
+        )
+        await self._writer.settle()
+        await self._put_all(_removals(held))
+
+    def follow(self, topic: Topic) -> None:
+        """A topic was altered."""
+        for held in self.of_topic(topic.id):
+            held.follow(topic)
+
+    async def forget(self, topic: Topic) -> None:
+        """A topic is gone, its subscriptions with it."""
+        gone = list(self.of_topic(topic.id))
+        for held in gone:
+            self._remove(held, UnknownTopic(f"topic {topic.name} was deleted"))
+        await self._writer.settle()
+        for start in range(0, len(gone), limits.CHANGES_AT_ONCE):
+            some = gone[start : start + limits.CHANGES_AT_ONCE]
+            await asyncio.gather(*(self._remove_state(held) for held in some))
+        await self._put_all([put for held in gone for put in _removals(held)])
+
+    async def _remove_state(self, held: PushedSubscription) -> None:
+        try:
+            await self._store.put_state(pushed_key(held.topic.id, held.name), None, held.version)
+        except StateChanged:
+            # Whoever unsubscribed at the same time has removed it.
+            log.debug("%s unsubscribed while topic %s went", held.name, held.topic.name)
+
+    # --- what has become of entries -----------------------------------------------------------
+
+    def skip(self, part: Part, live_from: int) -> None:
+        """A live reading goes over what is older."""
+        if part.leases.skip(loop_ms(), live_from):
+            self.changed(part)
+
+    def changed(self, part: Part) -> None:
+        """To be written with the next flush."""
+        if not part.is_dirty:
+            self._writer.add(part)
+
+    async def flush(self) -> None:
+        """All changes so far are durable; what the store raises."""
+        await self._writer.flush()
+
+    def _written(self, part: Part) -> None:
+        if part.held.gone is None:
+            self._least.pop(part.key, None)
+            self._cursor_moved(part.key)
+
+    # --- helpers ----------------------------------------------------------------------------
+
+    def _add(self, held: PushedSubscription) -> None:
+        self._held.setdefault(held.topic.id, {})[held.name] = held
+        self._by_name.setdefault(held.name, {})[held.topic.id] = held
+        self._count += 1
+        self._moved_all(held)
+
+    def _remove(self, held: PushedSubscription, reason: QuackError) -> None:
+        of_topic = self._held[held.topic.id]
+        del of_topic[held.name]
+        if not of_topic:
+            del self._held[held.topic.id]
+        del self._by_name[held.name][held.topic.id]
+        if not self._by_name[held.name]:
+            del self._by_name[held.name]
+        self._count -= 1
+        held.end(reason)
+        self._moved_all(held)
+
+    def _moved_all(self, held: PushedSubscription) -> None:
+        for part in held.parts:
+            self._least.pop(part.key, None)
+            self._cursor_moved(part.key)
+
+    async def _put_all(self, puts: list[StatePut]) -> None:
+        for start in range(0, len(puts), limits.CHANGES_AT_ONCE):
+            await self._store.room()
+            await self._store.append((), (), puts[start : start + limits.CHANGES_AT_ONCE])
+
+
+class PushedSubscription:
+    """One in memory, with the channels by which it is served."""
+
+    __slots__ = (
+        "channels",
+        "gone",
+        "kept",
+        "lock",
+        "name",
+        "parts",
+        "timer",
+        "topic",
+        "turn",
+        "version",
+    )
+
+    def __init__(
+        self,
+        topic: Topic,
+        name: str,
+        kept: PushedKept,
+        version: int,
+        starts: Iterable[int],
+    ) -> None:
+        self.topic = topic
+        self.name = name
+        self.kept = kept
+        self.version = version
+        self.parts: list[Part] = []
+        self.channels: dict[Channel, None] = {}
+        #: The partition to look into first.
+        self.turn = 0
+        #: Held by whoever reads for it what lies before the window.
+        self.lock = asyncio.Lock()
+        #: When the next lease runs out.
+        self.timer: asyncio.TimerHandle | None = None
+        #: Why it is no longer there.
+        self.gone: QuackError | None = None
+        for start in starts:
+            self._add_part(start)
+
+    def follow(self, topic: Topic) -> None:
+        """New partitions are wanted from their beginning."""
+        self.topic = topic
+        while len(self.parts) < topic.partitions:
+            self._add_part(0)
+
+    def end(self, reason: QuackError) -> None:
+        self.gone = reason
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+        self.tell()
+
+    def tell(self) -> None:
+        for channel in list(self.channels):
+            channel.tell()
+
+    def counts(self) -> Counts:
+        counts = [part.leases.counts for part in self.parts]
+        return counts[0] if len(counts) == 1 else Counts(*map(sum, zip(*counts, strict=True)))
+
+    def outstanding(self) -> int:
+        return sum(part.leases.outstanding for part in self.parts)
+
+    def subscription(self) -> Subscription:
+        return Subscription(
+            name=self.name,
+            topic_name=self.topic.name,
+            topic_id=self.topic.id,
+            mode="pushed",
+            start=self.kept.start,
+            created_ms=self.kept.created_ms,
+            cursors=tuple(part.leases.low_water_mark for part in self.parts),
+            terms=self.kept.terms,
+        )
+
+    def _add_part(self, start: int) -> None:
+        key = PartitionKey(self.topic.id, len(self.parts))
+        self.parts.append(Part(self, key, Leases(self.kept.terms, start)))
+
+
+class Part:
+    """A subscription in one partition."""
+
+    __slots__ = ("ahead", "durable", "held", "is_dirty", "key", "leases", "state_key", "version")
+
+    def __init__(self, held: PushedSubscription, key: PartitionKey, leases: Leases) -> None:
+        self.held = held
+        self.key = key
+        self.leases = leases
+        self.state_key = leases_key(key, held.name)
+        self.version = 0
+        #: The low-water mark that the store knows.
+        self.durable = leases.low_water_mark
+        self.is_dirty = False
+        self.ahead: Ahead | None = None
+
+    def take_up(self, leases: Leases, version: int) -> None:
+        self.leases = leases
+        self.durable = leases.low_water_mark
+        self.version = version
+
+
+class _Writer:
+    """Writes what has changed, one append after the other."""
+
+    def __init__(self, store: Store, written: Callable[[Part], None]) -> None:
+        """`written` is told of every part whose durable low-water mark has moved."""
+        self._store = store
+        self._written = written
+        self._dirty: dict[Part, None] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._task: asyncio.Task[None] | None = None
+        #: When the next write may begin by itself, and how much the last one wrote.
+        self._next_s = 0.0
+        self._count = 0
+        self._has_failed = False
+
+    def add(self, part: Part) -> None:
+        part.is_dirty = True
+        self._dirty[part] = None
+        self._arm()
+
+    async def flush(self) -> None:
+        await self.settle()
+        if self._dirty or self._task is not None:
+            await asyncio.shield(self._task or self._start())
+
+    async def settle(self) -> None:
+        """Wait for a write that is on its way, whatever becomes of it."""
+        if self._task is not None:
+            await asyncio.wait([self._task])
+
+    async def close(self) -> None:
+        try:
+            await self.flush()
+        except QuackError as error:
+            log.warning("what %d subscriptions were sent is not kept: %s", len(self._dirty), error)
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _arm(self) -> None:
+        if self._timer is None and self._task is None and self._dirty:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_at(max(loop.time(), self._next_s), self._start)
+
+    def _start(self) -> asyncio.Task[None]:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._task = asyncio.get_running_loop().create_task(self._write())
+        self._task.add_done_callback(self._ended)
+        return self._task
+
+    async def _write(self) -> None:
+        parts = list(self._dirty)
+        self._dirty.clear()
+        self._count = len(parts)
+        while parts:
+            puts, lows, size = [], [], 0
+            while parts and size < limits.PUSHED_FLUSH_BYTES:
+                part = parts.pop()
+                part.is_dirty = False
+                if part.held.gone is None or isinstance(part.held.gone, BrokerClosing):
+                    value = part.leases.encode()
+                    size += len(value)
+                    puts.append(StatePut(part.state_key, value, part.version))
+                    lows.append((part, part.leases.low_water_mark))
+            try:
+                await self._store.room()
+                await self._store.append((), (), puts)
+            except BaseException:
+                for part in [*parts, *(part for part, _ in lows)]:
+                    part.is_dirty = True
+                    self._dirty[part] = None
+                raise
+            for part, low in lows:
+                part.version += 1
+                if part.durable != low:
+                    part.durable = low
+                    self._written(part)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._task = None
+        error = None if task.cancelled() else task.exception()
+        if error is None:
+            each_ms = self._count * limits.PUSHED_FLUSH_EACH_MS
+            wait_ms = max(limits.PUSHED_FLUSH_MS, min(each_ms, limits.PUSHED_LONGEST_FLUSH_MS))
+        else:
+            wait_ms = limits.PUSHED_RETRY_MS
+        self._next_s = asyncio.get_running_loop().time() + wait_ms / 1000
+        if error is not None and not self._has_failed:
+            log.error("what pushed subscriptions were sent cannot be kept: %s", error)
+        self._has_failed = error is not None
+        if not isinstance(error, BrokerClosing):
+            self._arm()
+
+
+def loop_ms() -> int:
+    """The time by which leases run out: the loop's own, which nobody sets back."""
+    return int(asyncio.get_running_loop().time() * 1000)
+
+
+def _removals(held: PushedSubscription) -> list[StatePut]:
+    return [StatePut(part.state_key, None, part.version) for part in held.parts if part.version]

@@ -1,0 +1,160 @@
+"""Receipts: what a subscription has taken and when, told to a topic for whoever checks it.
+
+A subscription may be told to leave receipts. Then each step of its cursor is written to the topic
+`quackmq.receipts`, in the same change of the store: a cursor that moved has left its receipt, and a
+receipt stands for a cursor that moved, whatever crashes. The receipts of one subscription lie in
+one partition, in the order of its steps. One is JSON:
+
+    {"subscription":"puddles","topic":"ducks","topic_id":"…","partition":0,"kind":"taken",
+     "from_offset":5,"first_offset":7,"next_offset":8,"lost":0,
+     "time_ms":1700000000042,"append_times":[[7,1700000000001]]}
+
+`begun` says from where on there are receipts. `taken` says that a cursor went on, from
+`from_offset` to `next_offset`, because the subscriber is done with what lies from `first_offset`
+on; what lies before that was gone over: markers, what was aborted, and `lost` records that could
+not be had. `acked` says the same of a stretch that was acknowledged out of order, from
+`first_offset` on. `moved` says that somebody has put the cursor at `next_offset`, back or forth.
+
+`time_ms` and `append_times` (from which offset on which time) are both of the broker's clock, so
+that their difference is the time from publish to delivery. An append time is exact for what is
+recent, may be up to `limits.REGION_MS` early for what is not, and is missing for what is archived.
+
+Not promised: that the subscriber has *handled* what it says it has; and anything of a receipt that
+somebody else has written to the topic, or taken away by altering or deleting it.
+
+Who may call: the broker's loop.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Final, Literal, NamedTuple
+
+from quackmq import codec, limits
+from quackmq.broker.topics import Topics
+from quackmq.conventions import RECEIPTS_TOPIC
+from quackmq.errors import InvalidRequest, TopicExists
+from quackmq.policy import Policy
+from quackmq.record import Batch, Record
+from quackmq.stores.base import Store
+from quackmq.topic import Append, Appended, Cursor, OffsetTime, PartitionKey, StatePut, Topic
+
+#: Kept for a while, whoever reads them or not.
+RECEIPTS_POLICY: Final = Policy(keep_for_ms=limits.RECEIPTS_KEEP_MS)
+
+Kind = Literal["begun", "taken", "acked", "moved"]
+
+
+class Step(NamedTuple):
+    """What happened to a subscription in a partition: see above."""
+
+    name: str
+    topic: Topic
+    partition: int
+    kind: Kind
+    from_offset: int
+    first_offset: int
+    next_offset: int
+    lost: int = 0
+
+
+class Receipts:
+    def __init__(
+        self,
+        store: Store,
+        topics: Topics,
+        now_ms: Callable[[], int],
+        appended: Callable[[PartitionKey, Appended, int], None],
+    ) -> None:
+        """`appended` is told of what was added to the topic, and of its size."""
+        self._store = store
+        self._topics = topics
+        self._now_ms = now_ms
+        self._appended = appended
+
+    async def write(
+        self, steps: Sequence[Step], cursors: Sequence[Cursor] = (), states: Sequence[StatePut] = ()
+    ) -> None:
+        """The receipts of steps, with the cursors and states that they are about, as one unit."""
+
+        async def attempt() -> None:
+            await self._store.room()
+            appends = await self.batches(steps)
+            self.note(appends, await self._store.append(appends, cursors, states))
+
+        # Whoever deletes the topic of receipts begins it anew.
+        await self._topics.despite_deletions(attempt)
+
+    async def batches(self, steps: Sequence[Step]) -> list[Append]:
+        """The receipts of steps, to be appended with their cursors by whoever sets those, who then
+        calls `note`. NotFound from that may mean that the topic of receipts went meanwhile."""
+        if not steps:
+            return []
+        topic = await self._topic()
+        now_ms = self._now_ms()
+        records: dict[int, list[Record]] = {}
+        for step in steps:
+            key = step.name.encode()
+            value = _encode(step, now_ms, await self._append_times(step))
+            partition = zlib.crc32(key) % topic.partitions
+            records.setdefault(partition, []).append(Record(0, now_ms, key, value))
+        return [
+            Append(PartitionKey(topic.id, partition), Batch.peek(codec.encode(some)))
+            for partition, some in records.items()
+        ]
+
+    def note(self, appends: Sequence[Append], appended: Sequence[Appended]) -> None:
+        """They were appended."""
+        for append, answer in zip(appends, appended, strict=True):
+            self._appended(append.key, answer, append.batch.size)
+
+    async def _topic(self) -> Topic:
+        topic = self._topics.by_name.get(RECEIPTS_TOPIC)
+        if topic is not None:
+            return topic
+        try:
+            return await self._topics.create(RECEIPTS_TOPIC, 1, RECEIPTS_POLICY)
+        except TopicExists:
+            return self._topics.named(RECEIPTS_TOPIC)  # somebody else was first
+
+    async def _append_times(self, step: Step) -> Sequence[OffsetTime]:
+        if step.kind not in ("taken", "acked") or step.first_offset >= step.next_offset:
+            return ()
+        key = PartitionKey(step.topic.id, step.partition)
+        times = await self._store.append_times(key, step.first_offset, step.next_offset)
+        # Of very many, some in even distance: what lies in between counts as of the one before.
+        every = -(-len(times) // limits.RECEIPT_TIMES) or 1
+        return times[::every]
+
+
+def begun(name: str, topic: Topic, cursors: Sequence[int]) -> list[Step]:
+    """From these cursors on a subscription leaves receipts."""
+    return [
+        Step(name, topic, partition, "begun", cursor, cursor, cursor)
+        for partition, cursor in enumerate(cursors)
+    ]
+
+
+def check_topic(topic_name: str) -> None:
+    """InvalidRequest where receipts would beget receipts."""
+    if topic_name == RECEIPTS_TOPIC:
+        raise InvalidRequest(f"subscriptions to {RECEIPTS_TOPIC} itself leave no receipts")
+
+
+def _encode(step: Step, now_ms: int, times: Sequence[OffsetTime]) -> bytes:
+    fields = {
+        "subscription": step.name,
+        "topic": step.topic.name,
+        "topic_id": str(step.topic.id),
+        "partition": step.partition,
+        "kind": step.kind,
+        "from_offset": step.from_offset,
+        "first_offset": step.first_offset,
+        "next_offset": step.next_offset,
+        "lost": step.lost,
+        "time_ms": now_ms,
+        "append_times": [[max(at, step.first_offset), time_ms] for at, time_ms in times],
+    }
+    return json.dumps(fields, separators=(",", ":")).encode()

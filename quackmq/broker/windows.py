@@ -1,0 +1,187 @@
+"""The newest entries of a partition, held for all of its pushed subscriptions together.
+
+A `Cell` is a batch, opened when the first subscriber wants it, once for all. A `Window` is a row of
+cells up to the end of the partition as readers of committed records see it; who wants what lies
+before it has to read (`Ahead` is what such a read has brought, a cell at a time).
+
+    partition's log      ...........|==========================|
+                                    start                      end
+                  to be read        cells, opened when wanted     yet to come
+
+Within a window every offset is accounted for: one that no cell has holds nothing for a subscriber.
+
+Who may call: the broker's loop.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from quackmq import limits
+from quackmq.broker.committed import is_committed
+from quackmq.broker.decoded import DecodedBatches
+from quackmq.record import Batch, Record, batches
+from quackmq.subscriptions import Place, message_id
+from quackmq.topic import PartitionKey, Slice
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """An entry, lent. `deliveries` is 1 the first time; `id` is its message id."""
+
+    partition: int
+    offset: int
+    deliveries: int
+    id: str
+    record: Record
+
+
+class Cell:
+    """A batch; without entries if it holds none for a subscriber, poison if it cannot be opened."""
+
+    __slots__ = ("_batch", "_entries", "base_offset", "is_poison", "next_offset", "size")
+
+    def __init__(self, batch: Batch, committed: bool) -> None:
+        self.base_offset = batch.base_offset
+        self.next_offset = batch.next_offset
+        self.size = batch.size
+        self.is_poison = False
+        self._batch: Batch | None = batch if committed else None
+        #: Each as it is lent the first time, which is the same for all subscribers.
+        self._entries: list[Delivery] = []
+
+    def open(self, decoded: DecodedBatches, key: PartitionKey, topic_name: str) -> None:
+        if self._batch is None:
+            return
+        opened = decoded.open(key, self._batch, topic_name, is_committed=True)
+        self.is_poison = opened.is_poison
+        partition = key.partition
+        self._entries = [
+            Delivery(
+                partition,
+                each.offset,
+                1,
+                message_id(key.topic_id, Place(partition, each.offset)),
+                each,
+            )
+            for each in opened.records
+        ]
+        self._batch = None
+
+    def entry_at(self, offset: int) -> Delivery | None:
+        """The same of one offset; None also where looking for it takes more than a step."""
+        index = offset - self.base_offset
+        if index < 0 or len(self._entries) != self.next_offset - self.base_offset:
+            return None
+        return self._entries[index]
+
+    def between(self, first: int, next: int) -> list[Delivery]:
+        """The entries of one that is open, from an offset up to another."""
+        entries = self._entries
+        if len(entries) == self.next_offset - self.base_offset:  # as batches are made
+            base = self.base_offset
+            return entries[max(0, first - base) : max(0, next - base)]
+        begin = bisect_left(entries, first, key=_offset)
+        return entries[begin : bisect_left(entries, next, begin, key=_offset)]
+
+
+class Window:
+    __slots__ = ("_cells", "_ends", "_last", "end", "first", "key", "size", "start")
+
+    def __init__(self, key: PartitionKey, first: int, end: int) -> None:
+        self.key = key
+        #: Where the log begins, as far as is known.
+        self.first = first
+        self.start = end
+        self.end = end
+        self.size = 0
+        self._cells: list[Cell] = []
+        self._ends: list[int] = []
+        self._last: tuple[int, Delivery] | None = None
+
+    def follow(self, part: Slice) -> bool:
+        """What was read from the end on. Whether there is anything new."""
+        self.first = max(self.first, part.first_offset)
+        cells = list(cells_of(part))
+        if not cells:
+            return False
+        for cell in cells:
+            self._cells.append(cell)
+            self._ends.append(cell.next_offset)
+            self.size += cell.size
+        self.end = cells[-1].next_offset
+        return True
+
+    def begin_anew(self, first: int, end: int) -> None:
+        """What lies in between could not be read."""
+        self._cells.clear()
+        self._ends.clear()
+        self.size = 0
+        self.first, self.start, self.end = first, end, end
+
+    def shrink(self, max_bytes: int) -> None:
+        """Let go of the oldest; the newest cell stays however large."""
+        gone = max(0, len(self._cells) - limits.FEED_BATCHES)
+        size = self.size - sum(cell.size for cell in self._cells[:gone])
+        while size > max_bytes and gone < len(self._cells) - 1:
+            size -= self._cells[gone].size
+            gone += 1
+        if gone:
+            self.start, self.size = self._ends[gone - 1], size
+            del self._cells[:gone]
+            del self._ends[:gone]
+
+    def entry_at(self, offset: int, decoded: DecodedBatches, topic_name: str) -> Delivery | None:
+        """The entry at an offset within the window; None also where looking for it takes more than
+        a step."""
+        last = self._last
+        if last is None or last[0] != offset:
+            cell = self.cell_at(offset)
+            if cell is None:
+                return None
+            cell.open(decoded, self.key, topic_name)
+            entry = cell.entry_at(offset)
+            if entry is None:
+                return None
+            self._last = last = (offset, entry)  # which all the others want next
+        return last[1]
+
+    def cell_at(self, offset: int) -> Cell | None:
+        """The first cell that ends behind an offset within the window; None if there is none up to
+        the end."""
+        index = bisect_right(self._ends, offset)
+        return self._cells[index] if index < len(self._cells) else None
+
+
+class Ahead:
+    """What was read of a partition for one subscription, before the window."""
+
+    __slots__ = ("_cell", "_cells", "offset", "size")
+
+    def __init__(self, part: Slice, offset: int) -> None:
+        #: From here on it is known, up to the end of the last cell.
+        self.offset = offset
+        self.size = part.size
+        self._cells = cells_of(part)
+        self._cell = next(self._cells, None)
+
+    def cell_at(self, offset: int) -> Cell | None:
+        """The first cell that ends behind an offset; None if that was not read, or is past."""
+        if offset < self.offset:
+            return None
+        while self._cell is not None and self._cell.next_offset <= offset:
+            self._cell = next(self._cells, None)
+        self.offset = offset
+        return self._cell
+
+
+def cells_of(part: Slice) -> Iterator[Cell]:
+    for chunk in part.chunks:
+        for batch in batches(chunk):
+            yield Cell(batch, is_committed(batch, part.aborted))
+
+
+def _offset(entry: Delivery) -> int:
+    return entry.offset

@@ -1,0 +1,152 @@
+"""A bad client of the Kafka door: librdkafka's producer and consumer, badly treated.
+
+Its name is that of its group; to acknowledge is to commit. The group is deleted at the end, unless
+it is kept: then it expires like any group of Kafka's that nobody uses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from quackmq.cli.chaos_run import Taken
+from quackmq.client.failures import translated, translating
+from quackmq.errors import QuackTimeout
+
+_ANSWER_S: Final = 10.0
+#: A put that finds no broker is given up after so long.
+_PUT_MS: Final = 5_000
+#: A member that died is missed after so long: the least that Kafka's brokers allow.
+_SESSION_MS: Final = 6_000
+#: Messages that say no more than that there is none.
+_NOTHING: Final = (KafkaError._PARTITION_EOF, KafkaError.UNKNOWN_TOPIC_OR_PART)
+
+
+class BadKafkaClient:
+    """See `chaos_run.Bad`."""
+
+    def __init__(self, address: str, name: str) -> None:
+        self._address = address
+        self._name = name
+        self._topics: dict[str, None] = {}
+        self._producer: Producer | None = None
+        self._consumer: Consumer | None = None
+
+    def put(self, topic: str, content: bytes, *, times: int, waits: bool) -> int:
+        if self._producer is None:
+            self._producer = Producer(
+                self._settings() | {"enable.idempotence": True, "message.timeout.ms": _PUT_MS}
+            )
+        problems: list[KafkaError] = []
+        with translating("the broker to take a message"):
+            for _ in range(times):
+                self._producer.produce(topic, content, on_delivery=_noting(problems))
+            if not waits:
+                self._producer.poll(0)
+                self._drop_producer()
+            elif self._producer.flush(_ANSWER_S):
+                raise QuackTimeout(f"no answer within {_ANSWER_S:g} s")
+        if problems:
+            raise translated(problems[0], "the broker to take a message")
+        return times
+
+    def take(self, topic: str, wait_s: float) -> Taken | None:
+        if not self._topics:
+            return None
+        message = self._reader().poll(wait_s)
+        if message is None:
+            return None
+        error = message.error()
+        if error is not None:
+            if error.code() in _NOTHING:
+                return None
+            raise translated(error, "a message")
+        found, partition, offset = message.topic(), message.partition(), message.offset()
+        assert found is not None, "a message has a topic"
+        return Taken(found, f"{found}/{partition}/{offset}", message.value() or b"")
+
+    def acknowledge(self, taken: Taken, times: int) -> Taken | None:
+        if self._consumer is None:
+            return None
+        _, partition, offset = taken.id.rsplit("/", 2)
+        place = TopicPartition(taken.topic, int(partition), int(offset))
+        if times == 0:
+            # What is not committed comes again, unless something behind it is: so go back to it.
+            with translating("to go back"):
+                self._consumer.seek(place)
+            return None
+        place.offset += 1
+        for _ in range(times):
+            with translating("the broker to commit"):
+                self._consumer.commit(offsets=[place], asynchronous=False)
+        return None
+
+    def subscribe(self, topic: str) -> None:
+        self._topics[topic] = None
+        self._reader().subscribe(list(self._topics))
+
+    def unsubscribe(self, topic: str) -> None:
+        self._topics.pop(topic, None)
+        if self._topics:
+            self._reader().subscribe(list(self._topics))
+        elif self._consumer is not None:
+            self._consumer.unsubscribe()
+
+    def die(self) -> None:
+        # A consumer that is not closed but dropped leaves its group without a word.
+        self._consumer = None
+        self._drop_producer()
+
+    def close(self, *, keeps: bool) -> None:
+        self._drop_producer()
+        consumer, self._consumer = self._consumer, None
+        if consumer is not None:
+            consumer.close()
+        if not keeps:
+            self._delete_group()
+
+    def _reader(self) -> Consumer:
+        if self._consumer is None:
+            self._consumer = Consumer(
+                self._settings()
+                | {
+                    "group.id": self._name,
+                    "enable.auto.commit": False,
+                    "auto.offset.reset": "earliest",
+                    "session.timeout.ms": _SESSION_MS,
+                }
+            )
+            if self._topics:
+                self._consumer.subscribe(list(self._topics))
+        return self._consumer
+
+    def _drop_producer(self) -> None:
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            producer.purge()  # else dropping it would wait for what it has not sent
+
+    def _delete_group(self) -> None:
+        """A member that died may still be missed for a while: then it stays, and expires."""
+        admin = AdminClient(self._settings())
+        future = admin.delete_consumer_groups([self._name], request_timeout=_ANSWER_S)[self._name]
+        try:
+            future.result(_ANSWER_S)
+        except KafkaException as exception:
+            error = exception.args[0]
+            if error.code() not in (KafkaError.GROUP_ID_NOT_FOUND, KafkaError.NON_EMPTY_GROUP):
+                raise translated(error, "the broker to delete its group") from exception
+
+    def _settings(self) -> dict[str, Any]:
+        # What fails is counted; librdkafka would also write it to stderr.
+        return {"bootstrap.servers": self._address, "client.id": self._name, "log_level": 0}
+
+
+def _noting(problems: list[KafkaError]) -> Callable[[KafkaError | None, Any], None]:
+    def note(error: KafkaError | None, message: object) -> None:
+        if error is not None:
+            problems.append(error)
+
+    return note

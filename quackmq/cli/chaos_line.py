@@ -1,0 +1,226 @@
+"""A bad client of the line door: a publisher and a subscriber, each on a connection of its own.
+
+The protocol lets a subscriber choose its topics once a connection, and has no word to end a
+subscription. So to subscribe or unsubscribe is here to say `terminate` and to connect again with
+more or fewer topics; what it chose once stays its subscription at the broker.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import time
+from typing import Final
+
+from quackmq import limits
+from quackmq.cli.address import UnixPath, parse_address_or_path
+from quackmq.cli.chaos_run import Taken
+from quackmq.errors import InvalidRequest, QuackTimeout, Refused
+from quackmq.wire.line import Choose, Connect, Entry, Lines, Message, Role, Word, encode, parse
+
+#: For an answer.
+_ANSWER_S: Final = 5.0
+_READ_BYTES: Final = 64 * limits.KIB
+#: So that closing resets the connection: nothing more is sent, and nothing waited for.
+_RESET: Final = struct.pack("ii", 1, 0)
+
+
+class BadLineClient:
+    """See `chaos_run.Bad`. An entry has no id: what it says stands for it."""
+
+    def __init__(self, address: str, name: str) -> None:
+        try:
+            self._address = parse_address_or_path(address)
+        except ValueError as error:
+            raise InvalidRequest(f"{address!r} {error}") from None
+        self._name = name
+        self._topics: dict[str, None] = {}
+        self._publisher: _Connection | None = None
+        self._published: dict[str, None] = {}
+        self._subscriber: _Connection | None = None
+
+    def put(self, topic: str, content: bytes, *, times: int, waits: bool) -> int:
+        connection = self._publishing(topic)
+        connection.send(encode(Entry(topic, content)) * times)
+        if not waits:
+            self._publisher = None
+            connection.reset()
+            return 0
+        taken = sum(connection.word() is Word.SUCCESSFUL for _ in range(times))
+        if not taken:
+            raise Refused("the entry was not taken")
+        return taken
+
+    def take(self, topic: str, wait_s: float) -> Taken | None:
+        if not self._topics:
+            return None
+        entry = self._subscribing().entry(wait_s)
+        return None if entry is None else _taken(entry)
+
+    def acknowledge(self, taken: Taken, times: int) -> Taken | None:
+        connection = self._subscriber
+        if connection is None:
+            return None
+        if times == 0:  # to stay silent would be to wait for the broker's timer
+            self._subscriber = None
+            connection.reset()
+            return None
+        connection.send(encode(Word.SUCCESSFUL) * times)
+        # One too many is refused, unless the next entry was on its way: then it answers that.
+        another = None if times == 1 else connection.entry_or_refusal()
+        return None if another is None else _taken(another)
+
+    def subscribe(self, topic: str) -> None:
+        self._topics[topic] = None
+        self._leave_subscriber()
+        self._subscribing()
+
+    def unsubscribe(self, topic: str) -> None:
+        self._topics.pop(topic, None)
+        self._leave_subscriber()
+
+    def die(self) -> None:
+        for connection in (self._publisher, self._subscriber):
+            if connection is not None:
+                connection.reset(b"topic ")  # amid a message
+        self._publisher = self._subscriber = None
+
+    def close(self, *, keeps: bool) -> None:
+        self._leave_subscriber()
+        publisher, self._publisher = self._publisher, None
+        if publisher is not None:
+            publisher.terminate()
+
+    # --- connections ---
+
+    def _publishing(self, topic: str) -> _Connection:
+        if self._publisher is None or topic not in self._published:
+            publisher, self._publisher = self._publisher, None
+            if publisher is not None:
+                publisher.terminate()
+            self._published[topic] = None
+            self._publisher = _Connection(
+                self._address_of_socket(), Role.PUB, f"{self._name}-pub", list(self._published)
+            )
+        return self._publisher
+
+    def _subscribing(self) -> _Connection:
+        if self._subscriber is None:
+            self._subscriber = _Connection(
+                self._address_of_socket(), Role.SUB, self._name, list(self._topics)
+            )
+        return self._subscriber
+
+    def _leave_subscriber(self) -> None:
+        connection, self._subscriber = self._subscriber, None
+        if connection is not None:
+            connection.terminate()
+
+    def _address_of_socket(self) -> str | tuple[str, int]:
+        address = self._address
+        return address.path if isinstance(address, UnixPath) else (address.host, address.port)
+
+
+class _Connection:
+    """One, with its topics agreed on."""
+
+    def __init__(
+        self, address: str | tuple[str, int], role: Role, name: str, topics: list[str]
+    ) -> None:
+        if isinstance(address, str):
+            self._socket = socket.socket(socket.AF_UNIX)
+            try:
+                self._socket.settimeout(_ANSWER_S)
+                self._socket.connect(address)
+            except OSError:
+                self._socket.close()
+                raise
+        else:
+            self._socket = socket.create_connection(address, _ANSWER_S)
+        self._lines = Lines()
+        try:
+            messages: list[Message] = [Connect(role, name), Word.END]
+            messages += [Choose(role, name, topic) for topic in topics]
+            for message in [*messages, Word.END]:
+                self.send(encode(message))
+                if self.word() is not Word.ACCEPT:
+                    raise Refused(f"{message} was refused")
+        except BaseException:
+            self._socket.close()
+            raise
+
+    def send(self, data: bytes) -> None:
+        self._socket.settimeout(_ANSWER_S)
+        self._socket.sendall(data)
+
+    def word(self) -> Word:
+        message = self._message(time.monotonic() + _ANSWER_S)
+        if message is None:
+            raise QuackTimeout(f"no answer within {_ANSWER_S:g} s")
+        if message is Word.TERMINATE:
+            raise ConnectionResetError("the broker has said terminate")
+        assert isinstance(message, Word), "nothing else is said to a publisher"
+        return message
+
+    def entry(self, wait_s: float) -> Entry | None:
+        """The next, or None if there is none."""
+        message = self._message(time.monotonic() + wait_s)
+        if message is Word.TERMINATE:
+            raise ConnectionResetError("the broker has said terminate")
+        assert message is None or isinstance(message, Entry), "all that is said to a subscriber"
+        return message
+
+    def entry_or_refusal(self) -> Entry | None:
+        """None if it is a refusal."""
+        message = self._message(time.monotonic() + _ANSWER_S)
+        if message is None:
+            raise QuackTimeout(f"no answer within {_ANSWER_S:g} s")
+        if message is Word.TERMINATE:
+            raise ConnectionResetError("the broker has said terminate")
+        return message if isinstance(message, Entry) else None
+
+    def terminate(self) -> None:
+        """And await the same; also a connection that the broker has closed is over."""
+        try:
+            self.send(encode(Word.TERMINATE))
+            until_s = time.monotonic() + _ANSWER_S
+            while self._message(until_s) not in (Word.TERMINATE, None):
+                pass
+        except OSError:
+            pass
+        finally:
+            self._socket.close()
+
+    def reset(self, last: bytes = b"") -> None:
+        """Hang up at once, perhaps with some last words."""
+        try:
+            if last:
+                self._socket.setblocking(False)
+                self._socket.send(last)
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        except OSError:
+            pass  # it is gone already
+        finally:
+            self._socket.close()
+
+    def _message(self, until_s: float) -> Message | None:
+        """None if none has come by then."""
+        while (line := self._lines.next_line()) is None:
+            left_s = until_s - time.monotonic()
+            if left_s <= 0:
+                return None
+            self._socket.settimeout(left_s)
+            try:
+                data = self._socket.recv(_READ_BYTES)
+            except TimeoutError:
+                return None
+            if not data:
+                raise ConnectionResetError("the broker has hung up")
+            self._lines.receive(data)
+        if isinstance(line, Exception):
+            raise line
+        return parse(line)
+
+
+def _taken(entry: Entry) -> Taken:
+    return Taken(entry.topic, entry.content.decode(errors="backslashreplace"), entry.content)

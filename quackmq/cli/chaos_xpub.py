@@ -1,0 +1,199 @@
+"""A bad client of the reliable XPUB/XSUB proxy, by raw sockets: `hello`, `goodbye`, messages over
+SUB and `data` to an address of its own, acknowledged, or not, or twice.
+
+It publishes with numbers to the proxy's REP socket, where a repeat is known as one. Its own address
+is a ROUTER socket, because a REP socket cannot leave a question unanswered. A death takes all
+sockets with it; back again, it introduces its new address.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+
+import zmq
+
+from quackmq.cli.address import Address, parse_address
+from quackmq.cli.chaos_run import Taken
+from quackmq.cli.chaos_zmq import ANSWER_S, Asking
+from quackmq.errors import InvalidRequest, ProtocolError
+from quackmq.wire.proxy import (
+    Data,
+    Goodbye,
+    Hello,
+    LastPublished,
+    Publish,
+    Received,
+    Request,
+    Welcome,
+    encode_request,
+    parse_data,
+    read_answer,
+    received,
+    subscriber,
+    with_ids,
+)
+
+
+class BadProxyClient:
+    """See `chaos_run.Bad`."""
+
+    def __init__(self, address: str, name: str) -> None:
+        try:
+            self._address = parse_address(address.removeprefix("tcp://"))
+        except ValueError as error:
+            raise InvalidRequest(f"{address!r} {error}") from None
+        self._name = name
+        self._context = zmq.Context()
+        self._proxy = Asking(self._context, f"tcp://{self._address}")
+        self._topics: dict[str, None] = {}
+        #: The next number, by topic; asked for where it is not known.
+        self._numbers: dict[str, int] = {}
+        self._life: _Life | None = None
+
+    def put(self, topic: str, content: bytes, *, times: int, waits: bool) -> int:
+        if topic not in self._numbers:
+            last = self._ask(LastPublished(self._name, topic))
+            self._numbers[topic] = 0 if last is None else int(str(last)) + 1
+        publish = Publish(self._name, topic, self._numbers[topic], content)
+        self._numbers[topic] += 1
+        for _ in range(times):
+            self._proxy.send(encode_request(publish))
+        if not waits:
+            self._proxy.hang_up(says_all=True)
+            return 0
+        for _ in range(times):
+            self._answer(publish)
+        return 1
+
+    def take(self, topic: str, wait_s: float) -> Taken | None:
+        if not self._topics:
+            return None
+        return self._alive().take(wait_s)
+
+    def acknowledge(self, taken: Taken, times: int) -> Taken | None:
+        if self._life is None or times == 0:
+            return None
+        if self._life.answer(taken.id):  # it came to our address, which was the first time
+            times -= 1
+        for _ in range(times):
+            self._ask(Received(self._name, taken.topic, (taken.id,)))
+        return None
+
+    def subscribe(self, topic: str) -> None:
+        self._topics[topic] = None
+        if self._life is not None:
+            self._introduce(self._life, topic)
+        else:
+            self._alive()
+
+    def unsubscribe(self, topic: str) -> None:
+        self._topics.pop(topic, None)
+        if self._life is not None:
+            self._life.forget(topic)
+        self._ask(Goodbye(self._name, topic))
+
+    def die(self) -> None:
+        self._proxy.hang_up()
+        life, self._life = self._life, None
+        if life is not None:
+            life.end()
+
+    def close(self, *, keeps: bool) -> None:
+        try:
+            for topic in [] if keeps else list(self._topics):
+                self.unsubscribe(topic)
+        finally:
+            self.die()
+            self._context.term()
+
+    def _alive(self) -> _Life:
+        if self._life is None:
+            life = _Life(self._context, self._name, _own_host(self._address))
+            try:
+                for topic in self._topics:
+                    self._introduce(life, topic)
+            except BaseException:
+                life.end()
+                raise
+            self._life = life
+        return self._life
+
+    def _introduce(self, life: _Life, topic: str) -> None:
+        welcome = self._ask(Hello(self._name, topic, life.address))
+        assert isinstance(welcome, Welcome), "the codec gives nothing else for it"
+        life.want(topic, Address(self._address.host, welcome.xpub_port))
+
+    def _ask(self, request: Request) -> Welcome | tuple[str, ...] | int | None:
+        self._proxy.send(encode_request(request))
+        return self._answer(request)
+
+    def _answer(self, request: Request) -> Welcome | tuple[str, ...] | int | None:
+        until_s = time.monotonic() + ANSWER_S
+        while True:
+            frame = self._proxy.answer(until_s)
+            try:
+                return read_answer(request, frame)
+            except ProtocolError:
+                continue  # of an earlier request
+
+
+class _Life:
+    """The sockets between two deaths."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], name: str, host: str) -> None:
+        self._sub = context.socket(zmq.SUB)
+        self._sub.subscribe(subscriber(name))
+        self._xpub: Address | None = None
+        self._own = context.socket(zmq.ROUTER)
+        self._own.bind(f"tcp://{Address(host, 0)}")
+        self.address = self._own.getsockopt_string(zmq.LAST_ENDPOINT)
+        #: What was asked of us and not answered: by id, who asked and what.
+        self._asked: dict[str, tuple[list[bytes], Data]] = {}
+
+    def want(self, topic: str, xpub: Address) -> None:
+        """Where the XPUB socket is, the proxy says; if it does not, all comes to our address."""
+        self._sub.subscribe(with_ids(topic))
+        if self._xpub is None and xpub.port:
+            self._xpub = xpub
+            self._sub.connect(f"tcp://{xpub}")
+
+    def forget(self, topic: str) -> None:
+        self._sub.unsubscribe(with_ids(topic))
+
+    def take(self, wait_s: float) -> Taken | None:
+        poller = zmq.Poller()
+        poller.register(self._own, zmq.POLLIN)
+        poller.register(self._sub, zmq.POLLIN)
+        ready = dict(poller.poll(round(wait_s * 1000)))
+        if self._own in ready:
+            *envelope, frame = self._own.recv_multipart()
+            data = parse_data(frame)
+            # One that is asked once more was not answered: only the last question still waits.
+            self._asked[data.id] = envelope, data
+            return Taken(data.topic, data.id, data.content)
+        if self._sub in ready:
+            first, body, message_id = self._sub.recv_multipart()
+            return Taken(first.decode().partition(" ")[2], message_id.decode(), body)
+        return None
+
+    def answer(self, message_id: str) -> bool:
+        """Whether it was asked of us."""
+        asked = self._asked.pop(message_id, None)
+        if asked is None:
+            return False
+        envelope, data = asked
+        self._own.send_multipart([*envelope, received(data)])
+        return True
+
+    def end(self) -> None:
+        self._sub.close(0)
+        self._own.close(0)
+
+
+def _own_host(proxy: Address) -> str:
+    """The address of this machine from which that one is reached: nothing is sent for it."""
+    family, kind, protocol, _, where = socket.getaddrinfo(*proxy, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.connect(where)
+        return str(probe.getsockname()[0])

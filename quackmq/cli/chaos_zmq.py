@@ -1,0 +1,137 @@
+"""A bad client of the ZeroMQ door: PUT, GET, SUB and UNSUB by raw sockets.
+
+A message is acknowledged by naming its id with the next GET, as the document has it.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+import zmq
+
+from quackmq.cli.chaos_run import Taken
+from quackmq.errors import ProtocolError, QuackTimeout
+from quackmq.wire.zmq import (
+    Get,
+    Got,
+    Put,
+    Request,
+    Subscribe,
+    Unsubscribe,
+    encode_request,
+    read_answer,
+)
+
+#: For an answer; a GET that waits for nothing is answered after 4 s at the latest.
+ANSWER_S: Final = 6.0
+#: Who hangs up without waiting for an answer leaves so much time for the question to be sent.
+_LAST_WORDS_MS: Final = 100
+
+
+class Asking:
+    """Asks a REP socket. By a DEALER, because a REQ socket cannot say a thing twice."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str) -> None:
+        self._context = context
+        self._address = address
+        self._socket: zmq.Socket[bytes] | None = None
+
+    def send(self, frame: bytes) -> None:
+        if self._socket is None:
+            self._socket = self._context.socket(zmq.DEALER)
+            self._socket.connect(self._address)
+        self._socket.send_multipart([b"", frame])
+
+    def answer(self, until_s: float) -> bytes:
+        """The next one. QuackTimeout; then it has hung up: what comes later is for nobody."""
+        assert self._socket is not None, "something was asked"
+        if not self._socket.poll(max(0, round((until_s - time.monotonic()) * 1000))):
+            self.hang_up()
+            raise QuackTimeout("no answer in time")
+        return self._socket.recv_multipart()[-1]
+
+    def hang_up(self, *, says_all: bool = False) -> None:
+        socket, self._socket = self._socket, None
+        if socket is not None:
+            socket.close(_LAST_WORDS_MS if says_all else 0)
+
+
+class BadZmqClient:
+    """See `chaos_run.Bad`."""
+
+    def __init__(self, address: str, name: str) -> None:
+        self._name = name
+        self._context = zmq.Context()
+        self._door = Asking(self._context, tcp(address))
+        self._topics: dict[str, None] = {}
+        #: The ids to name next, by topic.
+        self._last_ids: dict[str, str] = {}
+
+    def put(self, topic: str, content: bytes, *, times: int, waits: bool) -> int:
+        put = Put(self._name, topic, content)
+        for _ in range(times):
+            self._door.send(encode_request(put))
+        if not waits:
+            self._door.hang_up(says_all=True)
+            return 0
+        for _ in range(times):
+            self._answer(put, ANSWER_S)
+        return times
+
+    def take(self, topic: str, wait_s: float) -> Taken | None:
+        get = Get(self._name, topic, self._last_ids.get(topic))
+        self._door.send(encode_request(get))
+        try:
+            got = self._answer(get, wait_s)
+        except QuackTimeout:
+            return None
+        return Taken(topic, got.id, got.content) if isinstance(got, Got) else None
+
+    def acknowledge(self, taken: Taken, times: int) -> Taken | None:
+        if times == 0:
+            return None
+        self._last_ids[taken.topic] = taken.id
+        if times > 1:  # named by several requests at once; what these bring is for nobody
+            for _ in range(times):
+                self._door.send(encode_request(Get(self._name, taken.topic, taken.id)))
+            self._door.hang_up(says_all=True)
+        return None
+
+    def subscribe(self, topic: str) -> None:
+        self._topics[topic] = None
+        if self._ask(Subscribe(self._name, topic)):
+            self._last_ids.pop(topic, None)
+
+    def unsubscribe(self, topic: str) -> None:
+        self._topics.pop(topic, None)
+        self._last_ids.pop(topic, None)
+        self._ask(Unsubscribe(self._name, topic))
+
+    def die(self) -> None:
+        self._door.hang_up()
+
+    def close(self, *, keeps: bool) -> None:
+        try:
+            for topic in [] if keeps else list(self._topics):
+                self.unsubscribe(topic)
+        finally:
+            self._door.hang_up()
+            self._context.term()
+
+    def _ask(self, request: Request) -> Got | bool | int | None:
+        self._door.send(encode_request(request))
+        return self._answer(request, ANSWER_S)
+
+    def _answer(self, request: Request, wait_s: float) -> Got | bool | int | None:
+        until_s = time.monotonic() + wait_s
+        while True:
+            frame = self._door.answer(until_s)
+            try:
+                return read_answer(request, frame)
+            except ProtocolError:
+                continue  # of an earlier request
+
+
+def tcp(address: str) -> str:
+    return address if "://" in address else f"tcp://{address}"

@@ -1,0 +1,116 @@
+"""One process of an experiment, from the side of whoever runs it: its start, what it tells over its
+control channel (`experiment_peers` says what), and its end.
+
+Who may call: the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sys
+from typing import Any, Final
+
+import msgspec
+
+from quackmq import limits
+from quackmq.cli.experiment_peers import Part, Report
+from quackmq.errors import QuackError
+
+#: A report holds a count for each slice and bucket.
+_REPORT_BYTES: Final = 64 * limits.MIB
+
+
+class PeerProcess:
+    """One peer. `over` is done when it has nothing more to tell, which is when it has ended."""
+
+    def __init__(self, part: Part, process: asyncio.subprocess.Process) -> None:
+        self.part = part
+        self.report: Report | None = None
+        self._process = process
+        self._writer: asyncio.StreamWriter | None = None
+        self._heard: dict[str, asyncio.Event] = {}
+        self.over: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+    @classmethod
+    async def start(cls, part: Part) -> tuple[PeerProcess, int, int]:
+        """And the broker's ends of its pipes."""
+        ours, theirs = socket.socketpair()
+        stdin, to_peer = os.pipe()
+        from_peer, stdout = os.pipe()
+        try:
+            part = msgspec.structs.replace(part, control_fd=theirs.fileno())
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-P",  # what lies in the directory that we are run in is not ours to import
+                "-m",
+                "quackmq.cli.experiment_peers",
+                msgspec.json.encode(part).decode(),
+                stdin=stdin,
+                stdout=stdout,
+                pass_fds=(theirs.fileno(),),
+                # An interrupt at the terminal is ours to act on.
+                start_new_session=True,
+            )
+        except BaseException:
+            for fd in (to_peer, from_peer):
+                os.close(fd)
+            ours.close()
+            raise
+        finally:
+            os.close(stdin)
+            os.close(stdout)
+            theirs.close()
+        started = cls(part, process)
+        await started._listen(ours)
+        return started, from_peer, to_peer
+
+    @property
+    def id(self) -> int:
+        return self._process.pid
+
+    @property
+    def is_over(self) -> bool:
+        return self.over.done()
+
+    def tell(self, message: list[object]) -> None:
+        """One that is gone does not hear it."""
+        if self._writer is not None and not self.is_over:
+            self._writer.write(msgspec.json.encode(message) + b"\n")
+
+    async def hear(self, word: str) -> None:
+        """Wait until it has said so. QuackError if it never will."""
+        event = self._heard.setdefault(word, asyncio.Event())
+        heard: asyncio.Future[Any] = asyncio.ensure_future(event.wait())
+        try:
+            await asyncio.wait([heard, self.over], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            heard.cancel()
+        if not event.is_set():
+            raise QuackError(f"{self.part.role} {self.part.id} ended before it was {word}")
+
+    async def kill(self) -> None:
+        """If it is still there; and wait for its end."""
+        if self._process.returncode is None:
+            self._process.kill()
+        await self._process.wait()
+        await self.over
+
+    async def _listen(self, control: socket.socket) -> None:
+        reader, self._writer = await asyncio.open_connection(sock=control, limit=_REPORT_BYTES)
+        self._listening = asyncio.get_running_loop().create_task(self._take(reader))
+
+    async def _take(self, reader: asyncio.StreamReader) -> None:
+        try:
+            while line := await reader.readline():
+                word, *more = msgspec.json.decode(line, type=list[object])
+                if word == "report":
+                    self.report = msgspec.convert(more[0], Report, strict=False)
+                self._heard.setdefault(str(word), asyncio.Event()).set()
+        except ConnectionError:
+            pass  # it went while something was told to it, and has said nothing more
+        finally:
+            assert self._writer is not None, "it was there before we began to listen"
+            self._writer.close()
+            self.over.set_result(None)

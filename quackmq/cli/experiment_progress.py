@@ -1,0 +1,62 @@
+"""What is seen of experiments while they run: the connection records, and on a terminal a bar."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Final, Self, TextIO
+
+from quackmq.cli.experiment_plan import Experiment
+from quackmq.cli.experiment_report import Outcome
+from quackmq.cli.experiment_run import Observer, Progress
+
+_BAR_CHARS: Final = 30
+#: Back to the line's beginning, and away with what is there.
+_CLEAR: Final = "\r\x1b[K"
+
+
+class Watcher(Observer):
+    """Shows a bar on `stream` if that is a terminal, else nothing. Records go to stdout."""
+
+    def __init__(
+        self, experiments: Sequence[Experiment], stream: TextIO, *, prints_records: bool
+    ) -> None:
+        self._stream = stream
+        self._has_bar = stream.isatty()
+        self._prints_records = prints_records
+        self._total_s = sum(experiment.seconds for experiment in experiments)
+        self._done_s = 0.0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._clear()
+
+    def connected(self, experiment: Experiment, records: Sequence[str]) -> None:
+        if self._prints_records:
+            self._clear()
+            for record in records:
+                print(record)
+            sys.stdout.flush()
+
+    def progress(self, progress: Progress) -> None:
+        if not self._has_bar:
+            return
+        of_this = min(progress.seconds, progress.experiment.seconds)
+        share = min(1.0, (self._done_s + of_this) / self._total_s)
+        filled = round(share * _BAR_CHARS)
+        title = progress.experiment.title or progress.experiment.shape
+        self._stream.write(
+            f"{_CLEAR}[{'#' * filled}{'-' * (_BAR_CHARS - filled)}] {share:4.0%}  {title}: "
+            f"{progress.published} published, {progress.delivered} delivered"
+        )
+        self._stream.flush()
+
+    def done(self, outcome: Outcome) -> None:
+        self._done_s += outcome.experiment.seconds
+
+    def _clear(self) -> None:
+        if self._has_bar:
+            self._stream.write(_CLEAR)
+            self._stream.flush()

@@ -1,0 +1,378 @@
+"""An experiment carried out: a broker in this process, peers in processes joined to it by pipes.
+
+    this process                               a process for each peer
+    broker ── line door ── pipe ──────────────► stdin   publisher or subscriber
+                      └──── pipe ◄───────────── stdout
+    control ───────────── socket ◄────────────► control: ready, go, done, end, report
+
+All are started, connect and choose their topics; the records of their connections are shown. Then
+publishers publish until their time is over or all is said, subscribers catch up, everybody ends by
+`terminate`, and the accounts are made up. What goes on inside a peer is in `experiment_peers`, what
+comes of it in `experiment_report`.
+
+Promised: whatever happens, no process is left behind, and the store is closed. SIGINT and SIGTERM
+end an experiment early and in good order; its report says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import Awaitable, Iterable, Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager
+from pathlib import Path
+from typing import Any, Final, Literal, NamedTuple
+
+import msgspec
+
+from quackmq import limits
+from quackmq.broker import Broker, Caller
+from quackmq.cli.experiment_peers import Behaviour, Part
+from quackmq.cli.experiment_plan import Experiment
+from quackmq.cli.experiment_process import PeerProcess
+from quackmq.cli.experiment_report import (
+    MORTAL,
+    Outcome,
+    PublisherAccount,
+    Sample,
+    SubscriberAccount,
+)
+from quackmq.doors.line import LineDoor, LineSettings
+from quackmq.errors import QuackTimeout
+from quackmq.stores.local import LocalOptions, LocalStore
+from quackmq.topic import PartitionKey
+from quackmq.wire.line import Role
+
+_CALLER: Final = Caller(client="experiment")
+#: Between two looks whether subscribers have caught up.
+_LOOK_S: Final = 0.02
+#: A late subscriber waits for what is published to get old, but not for longer than this.
+_LATE_S: Final = 5.0
+
+Sync = Literal["always", "interval", "os"]
+
+
+class Progress(NamedTuple):
+    """How far it has got, now and then."""
+
+    experiment: Experiment
+    seconds: float
+    published: int = 0
+    delivered: int = 0
+
+
+class Observer:
+    """Who is told what happens. Override what is of interest."""
+
+    def connected(self, experiment: Experiment, records: Sequence[str]) -> None:
+        """Everybody is."""
+
+    def progress(self, progress: Progress) -> None: ...
+
+
+async def run(
+    experiment: Experiment,
+    directory: Path,
+    observer: Observer,
+    sync: Sync = "always",
+    stopping: asyncio.Event | None = None,
+) -> Outcome:
+    """QuackError if it could not be carried out."""
+    async with AsyncExitStack() as opened:
+        store = await LocalStore.open(directory, LocalOptions(sync=sync))
+        opened.push_async_callback(store.close)
+        broker = Broker(store)
+        await broker.open()
+        opened.push_async_callback(broker.close)
+        for name in experiment.topic_names:
+            await broker.create_topic(_CALLER, name, partitions=1, policy=experiment.policy)
+        door = LineDoor(broker, None, LineSettings(answer_ms=experiment.answer_ms))
+        await door.start()
+        opened.push_async_callback(door.close)
+        running = _Running(experiment, broker, door, observer, stopping or asyncio.Event())
+        opened.push_async_callback(running.end_processes)
+        return await running.run()
+
+
+@contextmanager
+def stopped_by_signals() -> Iterator[asyncio.Event]:
+    """An event that SIGINT and SIGTERM set, within a running loop."""
+    loop = asyncio.get_running_loop()
+    event = asyncio.Event()
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    for number in numbers:
+        loop.add_signal_handler(number, event.set)
+    try:
+        yield event
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)
+
+
+class _Running:
+    def __init__(
+        self,
+        experiment: Experiment,
+        broker: Broker,
+        door: LineDoor,
+        observer: Observer,
+        stopping: asyncio.Event,
+    ) -> None:
+        self._experiment = experiment
+        self._broker = broker
+        self._door = door
+        self._observer = observer
+        self._stopping = stopping
+        self._publishers: dict[str, PeerProcess] = {}
+        #: Late ones twice, the latter life last.
+        self._subscribers: dict[str, PeerProcess] = {}
+        self._former: list[PeerProcess] = []
+        self._samples: list[Sample] = []
+        self._published = 0
+        self._start_s = 0.0
+
+    async def run(self) -> Outcome:
+        experiment = self._experiment
+        self._observer.progress(Progress(experiment, 0.0))
+        for part in experiment.subscribers():
+            self._subscribers[part.id] = await self._launch(part)
+        for part in experiment.publishers():
+            self._publishers[part.id] = await self._launch(part)
+        everybody = [*self._subscribers.values(), *self._publishers.values()]
+        await _all(*(process.hear("ready") for process in everybody))
+        found = sorted(self._door.records(), key=lambda each: (each.role, len(each.id), each.id))
+        records = [str(record) for record in found]
+        self._observer.connected(experiment, records)
+
+        start_ns = time.monotonic_ns()
+        self._start_s = start_ns / 1e9
+        await self._send_late_ones_away(start_ns)
+        for process in everybody:
+            process.tell(["go", start_ns])
+        sampling = asyncio.get_running_loop().create_task(self._sample())
+        try:
+            await self._publish()
+            await self._bring_late_ones_back(start_ns)
+            await self._settle()
+        finally:
+            sampling.cancel()
+            await asyncio.wait([sampling])
+        if not sampling.cancelled():
+            sampling.result()  # it has failed, or it would not have ended by itself
+        await self._end(self._subscribers.values())
+        await self.end_processes()
+        await self._await_their_ends()
+        return await self._account(records)
+
+    async def end_processes(self) -> None:
+        """Those that are still there are killed."""
+        processes = [*self._former, *self._publishers.values(), *self._subscribers.values()]
+        await asyncio.gather(*(process.kill() for process in processes))
+
+    # --- phases -----------------------------------------------------------------------------
+
+    async def _launch(self, part: Part) -> PeerProcess:
+        process, read_fd, write_fd = await PeerProcess.start(part)
+        try:
+            await self._door.attach(read_fd, write_fd, f"pipes of process {process.id}")
+        except BaseException:
+            await process.kill()
+            raise
+        return process
+
+    async def _publish(self) -> None:
+        deadline_s = self._experiment.seconds + limits.EXPERIMENT_WAIT_MS / 1000
+        done = asyncio.gather(*(process.hear("done") for process in self._publishers.values()))
+        await self._unless_stopped(done, deadline_s)
+        await self._end(self._publishers.values())
+
+    async def _send_late_ones_away(self, start_ns: int) -> None:
+        for process in self._late():
+            process.tell(["go", start_ns])
+        await _all(*(process.hear("report") for process in self._late()))
+
+    async def _bring_late_ones_back(self, start_ns: int) -> None:
+        late = self._late()
+        if not late:
+            return
+        delta_ms = self._experiment.delta_ms
+        if delta_ms is not None and delta_ms / 1000 <= _LATE_S:
+            await self._unless_stopped(asyncio.sleep((delta_ms + 1) / 1000), None)
+        for process in late:
+            part = msgspec.structs.replace(process.part, behaviour=Behaviour.STEADY)
+            await process.kill()
+            self._former.append(process)
+            self._subscribers[part.id] = await self._launch(part)
+        back = [self._subscribers[process.part.id] for process in late]
+        await _all(*(process.hear("ready") for process in back))
+        for process in back:
+            process.tell(["go", start_ns])
+
+    async def _settle(self) -> None:
+        """Until subscribers that live have all there is for them, and the others are dead."""
+        delta_ms = self._experiment.delta_ms or 0
+        end_s = time.monotonic() + (limits.EXPERIMENT_SETTLE_MS + min(delta_ms, 60_000)) / 1000
+        while time.monotonic() < end_s and not self._stopping.is_set():
+            if await self._are_settled():
+                return
+            await asyncio.sleep(_LOOK_S)
+
+    async def _are_settled(self) -> bool:
+        for process in self._subscribers.values():
+            if process.is_over:
+                continue
+            if process.part.behaviour in MORTAL and await self._may_die(process):
+                return False
+            if process.part.behaviour not in MORTAL and await self._left(process.part):
+                return False
+        return True
+
+    async def _may_die(self, process: PeerProcess) -> bool:
+        """It is mortal by the entries that it gets: if there were none, it lives on."""
+        published = sum([(await self._end_of(topic)) for topic in process.part.topics])
+        return published > process.part.after
+
+    async def _end(self, processes: Iterable[PeerProcess]) -> None:
+        """By the protocol."""
+        living = [process for process in processes if not process.is_over]
+        for process in living:
+            process.tell(["end"])
+        if living:
+            await asyncio.wait(
+                [process.over for process in living], timeout=limits.EXPERIMENT_WAIT_MS / 1000
+            )
+
+    async def _await_their_ends(self) -> None:
+        """A process may be gone before the door has seen it go."""
+        end_s = time.monotonic() + limits.EXPERIMENT_WAIT_MS / 1000
+        while self._door.records() and time.monotonic() < end_s:
+            await asyncio.sleep(_LOOK_S)
+
+    # --- the broker's side ------------------------------------------------------------------
+
+    async def _end_of(self, topic_name: str) -> int:
+        return (await self._broker.offsets(_CALLER, self._key(topic_name))).next
+
+    def _key(self, topic_name: str) -> PartitionKey:
+        return PartitionKey(self._broker.topic(topic_name).id, 0)
+
+    async def _left(self, part: Part) -> int:
+        left = 0
+        for topic in part.topics:
+            left += (await self._broker.pushing.standing(_CALLER, part.id, topic)).lag
+        return left
+
+    async def _account(self, records: Sequence[str]) -> Outcome:
+        held = {name: await self._end_of(name) for name in self._experiment.topic_names}
+        ends = {
+            (each.record.role, each.record.id): str(each.end)
+            for each in self._door.ended_connections()
+        }
+        publishers = [
+            PublisherAccount(
+                id=name,
+                behaviour=process.part.behaviour,
+                report=process.report,
+                end=ends.get((Role.PUB, name), "still connected"),
+            )
+            for name, process in self._publishers.items()
+        ]
+        behaviours = {part.id: part.behaviour for part in self._experiment.subscribers()}
+        subscribers = []
+        for name, process in self._subscribers.items():
+            skipped = lost = left = 0
+            for topic in process.part.topics:
+                standing = await self._broker.pushing.standing(_CALLER, name, topic)
+                left += standing.lag
+                lost += standing.counts.lost
+                skipped += standing.counts.skipped
+            subscribers.append(
+                SubscriberAccount(
+                    id=name,
+                    behaviour=behaviours[name],
+                    report=process.report,
+                    end=ends.get((Role.SUB, name), "still connected"),
+                    published=sum(held.values()),
+                    skipped=skipped,
+                    lost=lost,
+                    left=left,
+                )
+            )
+        return Outcome(
+            experiment=self._experiment,
+            records=records,
+            publishers=publishers,
+            subscribers=subscribers,
+            held=held,
+            samples=self._samples,
+            was_interrupted=self._stopping.is_set(),
+        )
+
+    # --- what is told meanwhile --------------------------------------------------------------
+
+    async def _sample(self) -> None:
+        """Looking at many subscribers takes its time: then it is done less often."""
+        experiment = self._experiment
+        every_s = max(experiment.slice_ms, experiment.subs * experiment.topics // 10) / 1000
+        while True:
+            now_s = time.monotonic() - self._start_s
+            published = live = 0
+            for name in experiment.topic_names:
+                end = await self._end_of(name)
+                published += end
+                live += end - await self._broker.pushing.first_live(self._key(name))
+            self._published = published
+            self._samples.append(Sample(now_s, max(0, live), self._waiting(published)))
+            self._tell()
+            await asyncio.sleep(every_s)
+
+    def _waiting(self, published: int) -> int:
+        return max(
+            (
+                published - record.entries - record.skipped
+                for record in self._door.records()
+                if record.role is Role.SUB
+            ),
+            default=0,
+        )
+
+    def _tell(self) -> None:
+        delivered = sum(each.entries for each in self._door.records() if each.role is Role.SUB)
+        seconds = time.monotonic() - self._start_s
+        self._observer.progress(Progress(self._experiment, seconds, self._published, delivered))
+
+    # --- helpers ----------------------------------------------------------------------------
+
+    def _late(self) -> list[PeerProcess]:
+        return [
+            process
+            for process in self._subscribers.values()
+            if process.part.behaviour is Behaviour.LATE
+        ]
+
+    async def _unless_stopped(self, work: Awaitable[object], deadline_s: float | None) -> None:
+        """Wait for it, or for a signal."""
+        future: asyncio.Future[Any] = asyncio.ensure_future(work)
+        stopped: asyncio.Future[Any] = asyncio.ensure_future(self._stopping.wait())
+        try:
+            await asyncio.wait(
+                [future, stopped], timeout=deadline_s, return_when=asyncio.FIRST_COMPLETED
+            )
+            if future.done():
+                future.result()
+        finally:
+            for each in (future, stopped):
+                each.cancel()
+            await asyncio.wait([future, stopped])
+
+
+async def _all(*work: Awaitable[object]) -> None:
+    """All of it within the time that connecting or ending may take."""
+    try:
+        async with asyncio.timeout(limits.EXPERIMENT_WAIT_MS / 1000):
+            await asyncio.gather(*work)
+    except TimeoutError:
+        raise QuackTimeout(
+            f"not all processes were ready within {limits.EXPERIMENT_WAIT_MS // 1000} s"
+        ) from None

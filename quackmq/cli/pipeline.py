@@ -1,0 +1,256 @@
+"""`quackmq pipeline`: lists the pipelines that come with the broker, and runs one on Spark.
+
+Each pipeline says which options it has (`quackmq pipeline run NAME --help`). Its progress goes to
+stderr, its report to stdout: a table, or one JSON object. Exit codes: 0 all is well, 1 the report
+says that it is not, or the pipeline failed, 2 what was asked for cannot be; 128 and the signal's
+number where one ended it too early. A stream that is stopped has come to its end.
+
+PySpark is loaded only to run or explain a pipeline.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+import orjson
+
+from quackmq import limits
+from quackmq.cli.settings import suggest
+from quackmq.cli.text import shown, table
+from quackmq.errors import InvalidRequest, QuackError
+from quackmq.spark.pipelines import Pipeline, pipeline, summaries
+from quackmq.spark.pipelines.failures import Stopped, in_short
+from quackmq.spark.pipelines.job import DEFAULT_ADDRESS, DEFAULT_MASTER, Job
+from quackmq.spark.pipelines.option import add_options, options_of
+from quackmq.spark.pipelines.report import Report, drawing, moment
+
+GOOD: Final = 0
+BAD: Final = 1
+SIGNALLED: Final = 128
+_PICTURES: Final = (".png", ".svg", ".pdf")
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = subparsers.add_parser(
+        "pipeline",
+        help="what Spark does with the news: list pipelines, run one",
+        description="Pipelines on Spark that come with the broker.",
+        allow_abbrev=False,
+    )
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    actions.add_parser("ls", help="which there are", allow_abbrev=False)
+    running = actions.add_parser(
+        "run",
+        help="run one",
+        description="Run a pipeline. `quackmq pipeline run NAME --help` says what it can be told.",
+        usage="quackmq pipeline run NAME [OPTION …]",
+        allow_abbrev=False,
+    )
+    running.add_argument("name", metavar="NAME", help="which: `quackmq pipeline ls` lists them")
+    running.add_argument(
+        "arguments", metavar="OPTION", nargs=argparse.REMAINDER, help="its own and the common ones"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.action == "ls":
+        return _list()
+    try:
+        chosen = pipeline(args.name)
+    except KeyError:
+        raise InvalidRequest(
+            f"there is no pipeline {args.name!r}{suggest(args.name, summaries())}"
+        ) from None
+    typed = _parsed(args.name, chosen, args.arguments)
+    if typed.plot is not None:
+        drawing()  # better now than after an hour
+    return _run(args.name, chosen, typed)
+
+
+def _list() -> int:
+    for line in table([[name, summary] for name, summary in summaries().items()], ()):
+        print(line)
+    return GOOD
+
+
+def _run(name: str, chosen: Pipeline, typed: argparse.Namespace) -> int:
+    options = options_of(typed, chosen.Options)
+    job = Job(
+        typed.broker,
+        master=typed.master,
+        configs=dict(typed.conf or ()),
+        log_level=typed.spark_log.upper(),
+        once=typed.once,
+        checkpoint=typed.checkpoint,
+    )
+    with job:
+        try:
+            report = chosen.run(job, options)
+        except Exception as error:
+            if job.signal is not None:
+                _complain(name, Stopped("stopped before it was done"))
+                return SIGNALLED + job.signal
+            if isinstance(error, QuackError | OSError) or not _is_of_spark(error):
+                raise
+            raise in_short(error) from error
+    if typed.plot is not None:
+        _draw(report, name, typed.plot)
+    _print_json(report) if typed.json else _print(report)
+    return GOOD if report.is_good else BAD
+
+
+def _is_of_spark(error: Exception) -> bool:
+    """Anything else is a bug of ours, and shows where."""
+    return type(error).__module__.partition(".")[0] in ("pyspark", "py4j")
+
+
+# --- options -------------------------------------------------------------------------------------
+
+
+def _parsed(name: str, chosen: Pipeline, arguments: Sequence[str]) -> argparse.Namespace:
+    parser = _Parser(
+        prog=f"quackmq pipeline run {name}", description=chosen.SUMMARY, allow_abbrev=False
+    )
+    add_options(parser, chosen.Options)
+    common = parser.add_argument_group("options of every pipeline")
+    common.add_argument(
+        "--broker",
+        metavar="HOST:PORT",
+        default=DEFAULT_ADDRESS,
+        help=f"the broker's Kafka door (default {DEFAULT_ADDRESS})",
+    )
+    common.add_argument(
+        "--master",
+        metavar="URL",
+        default=DEFAULT_MASTER,
+        help=f"where Spark runs: local[N], spark://HOST:PORT, yarn, k8s://… "
+        f"(default {DEFAULT_MASTER})",
+    )
+    common.add_argument(
+        "--conf",
+        metavar="NAME=VALUE",
+        action="append",
+        type=_setting,
+        help="a setting of Spark's; may be repeated",
+    )
+    common.add_argument(
+        "--once", action="store_true", help="of a stream: up to what there is now, then end"
+    )
+    common.add_argument(
+        "--checkpoint",
+        metavar="DIR",
+        type=Path,
+        help="where it remembers how far it is; run again with it, it goes on",
+    )
+    common.add_argument("--json", action="store_true", help="the report as one JSON object")
+    common.add_argument(
+        "--plot", metavar="FILE.png", type=_picture, help="the report as a picture, too"
+    )
+    common.add_argument(
+        "--spark-log",
+        metavar="LEVEL",
+        choices=("off", "error", "warn", "info"),
+        default="off",
+        help="what Spark logs on stderr: off, error, warn or info (default off)",
+    )
+    return parser.parsed(arguments)
+
+
+class _Parser(argparse.ArgumentParser):
+    """With a suggestion for an option that is misspelt, and every complaint in one sentence."""
+
+    def parsed(self, arguments: Sequence[str]) -> argparse.Namespace:
+        # Before what argparse would say first: that an option is missing, which is the misspelt.
+        known = [name for name in self._option_string_actions if name.startswith("--")]
+        for word in (each.partition("=")[0] for each in arguments):
+            if word.startswith("--") and word not in known and (near := suggest(word, known)):
+                self.error(f"there is no option {word!r}{near}")
+        typed, unknown = self.parse_known_args(arguments)
+        if unknown:
+            kind = "option" if unknown[0].startswith("-") else "argument"
+            self.error(f"there is no {kind} {unknown[0]!r}")
+        return typed
+
+    def error(self, message: str) -> NoReturn:
+        raise InvalidRequest(f"{message} (see {self.prog} --help)")
+
+
+def _setting(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name.startswith("spark."):
+        raise argparse.ArgumentTypeError(f"{text!r} is not spark.NAME=VALUE")
+    return name, value
+
+
+def _picture(text: str) -> Path:
+    file = Path(text)
+    if file.suffix not in _PICTURES:
+        raise argparse.ArgumentTypeError(f"{text!r} does not end in {', '.join(_PICTURES)}")
+    if not file.absolute().parent.is_dir():
+        raise argparse.ArgumentTypeError(f"{str(file.parent)!r} is no directory")
+    return file
+
+
+# --- the report ----------------------------------------------------------------------------------
+
+
+def _print_json(report: Report) -> None:
+    sys.stdout.write(orjson.dumps(report.as_json(), option=orjson.OPT_INDENT_2).decode() + "\n")
+
+
+def _print(report: Report) -> None:
+    print(report.title)
+    rows = [[_cell(value) for value in row] for row in report.rows[: limits.PIPELINE_SHOWN_ROWS]]
+    numbers = {
+        index
+        for index in range(len(report.columns))
+        if all(isinstance(row[index], int | float | None) for row in report.rows)
+    }
+    if rows:
+        print()
+        for line in table([list(report.columns), *rows], numbers):
+            print(line)
+    if left := len(report.rows) - len(rows):
+        print(f"… and {left} more rows: --json has all")
+    if report.facts:
+        print()
+        for line in table([[name, _cell(value)] for name, value in report.facts.items()], ()):
+            print(line)
+
+
+def _cell(value: Any) -> str:
+    match value:
+        case None:
+            return "-"
+        case bool():
+            return "yes" if value else "no"
+        case int():
+            return f"{value:,}"
+        case float():
+            return f"{value:,.3f}"
+        case datetime():
+            return moment(value)
+        case bytes():
+            return shown(value)
+        case str():
+            # What came from a topic may hold what a terminal would obey.
+            return value if value.isprintable() else repr(value)
+        case list() | tuple():
+            return ", ".join(map(_cell, value)) or "-"
+    return str(value)
+
+
+def _draw(report: Report, name: str, file: Path) -> None:
+    if report.plot is None:
+        print(f"quackmq: {name} has no picture: its table says it all", file=sys.stderr)
+        return
+    report.save_plot(file)
+
+
+def _complain(name: str, error: QuackError) -> None:
+    print(f"quackmq: {name}: {error}", file=sys.stderr)

@@ -1,0 +1,79 @@
+"""A REQ socket of ZeroMQ that always comes back: one request, one answer, or none in time.
+
+A REQ socket that did not get its answer is of no more use, and a later answer must not be taken for
+that of another request: it is replaced by a new one.
+
+Who may call: one thread at a time.
+"""
+
+from __future__ import annotations
+
+import time
+
+import zmq
+
+from quackmq.errors import InvalidRequest, ProtocolError, QuackError
+
+
+class Deadline:
+    """When a call has to be over."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self.timeout_s = timeout_s
+        self._at = time.monotonic() + timeout_s
+
+    def left_ms(self) -> int:
+        return int((self._at - time.monotonic()) * 1000)
+
+
+class Asking:
+    def __init__(self, address: str) -> None:
+        """`address` is HOST:PORT, or tcp://HOST:PORT. Nobody is asked yet."""
+        self.address = address if "://" in address else f"tcp://{address}"
+        self._socket: zmq.Socket[bytes] | None = None
+        self._is_closed = False
+
+    def ask(self, frame: bytes, wait_ms: int) -> bytes | None:
+        """The answer; None if there was none in time. InvalidRequest for an address that cannot
+        be, ProtocolError for an answer that cannot."""
+        socket = self._connected()
+        try:
+            socket.send(frame, zmq.NOBLOCK)
+            if not socket.poll(max(0, wait_ms), zmq.POLLIN):
+                self.hang_up()
+                return None
+            frames = socket.recv_multipart(zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            self.hang_up()
+            raise QuackError(f"ZeroMQ failed to ask {self.address}: {error}") from error
+        except BaseException:
+            self.hang_up()
+            raise
+        if len(frames) != 1:
+            raise ProtocolError(f"{self.address} answered with {len(frames)} frames, not one")
+        return frames[0]
+
+    def hang_up(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    def close(self) -> None:
+        self._is_closed = True
+        self.hang_up()
+
+    def _connected(self) -> zmq.Socket[bytes]:
+        if self._is_closed:
+            raise InvalidRequest("this client is closed")
+        if self._socket is None:
+            socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.REQ)
+            # What could not be sent in time is not to be sent later.
+            socket.linger = 0
+            try:
+                socket.ipv6 = True
+                socket.connect(self.address)
+            except zmq.ZMQError as error:
+                socket.close()
+                raise InvalidRequest(f"cannot connect to {self.address}: {error}") from error
+            self._socket = socket
+        return self._socket

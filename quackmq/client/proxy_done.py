@@ -1,0 +1,200 @@
+"""Which messages a reliable subscriber is done with, so that it sees none of them twice.
+
+Messages are known by topic, partition and offset, all of which their ids tell. Of each partition
+the offsets that are done are kept as ranges; what the broker says is done before a mark makes one
+of many.
+
+    DIR/CLIENT/done          a head, then a record for each range that is done, as they came
+    DIR/CLIENT/new           the same shortened, about to take its place
+
+    head: the 8 bytes QMDONE1\\n      record:   0          16          20      28      36
+                                              +----------+-----------+-------+-------+--------+
+                                              | topic id | partition | first | next  | CRC32C |
+                                              | 16 bytes | u32       | i64   | i64   | u32    |
+                                              +----------+-----------+-------+-------+--------+
+
+A record is appended and synced before a message counts as done. A record that a crash has torn is
+the last one, and is cut off when the file is opened. When most of a file says nothing new, it is
+written anew.
+
+Who may call: any thread; `add` waits for the disk, the others do not.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import threading
+import uuid
+from bisect import bisect_left, bisect_right
+from pathlib import Path
+from typing import Final
+
+from crc32c import crc32c
+
+from quackmq.client.durable import replace
+from quackmq.client.own_directory import OwnDirectory, usable
+from quackmq.errors import NewerFormat
+from quackmq.subscriptions import Place
+
+_HEAD: Final = b"QMDONE1\n"
+_HEAD_KIND: Final = 6
+_FIELDS: Final = struct.Struct(">16sIqq")
+_CHECKSUM: Final = struct.Struct(">I")
+_RECORD_BYTES: Final = _FIELDS.size + _CHECKSUM.size
+#: A file is written anew when it has so many records, and twice as many as there are ranges.
+_MANY_RECORDS: Final = 10_000
+
+_Partition = tuple[uuid.UUID, int]
+
+
+class Done:
+    """With a directory; without one it is in memory and goes with the process."""
+
+    def __init__(self, directory: str | os.PathLike[str] | None, client: str) -> None:
+        """UnusableDirectory, StoreLocked."""
+        self._ranges: dict[_Partition, _Ranges] = {}
+        self._own: OwnDirectory | None = None
+        self._file = -1
+        self._records = 0
+        #: Around the ranges; around the file, which is waited for.
+        self._lock = threading.Lock()
+        self._writing = threading.Lock()
+        if directory is not None:
+            self._own = OwnDirectory(directory, client)
+            try:
+                self._open(self._own.path / "done")
+            except BaseException:
+                self.close()
+                raise
+
+    def has(self, topic_id: uuid.UUID, place: Place) -> bool:
+        with self._lock:
+            ranges = self._ranges.get((topic_id, place.partition))
+            return ranges is not None and ranges.has(place.offset)
+
+    def add(self, topic_id: uuid.UUID, place: Place) -> None:
+        """It is done, and that is on disk. UnusableDirectory, and then it is as it was."""
+        partition, offset = place
+        with self._writing:
+            if self._own is not None:
+                with usable(self._own.path):
+                    self._append(topic_id, partition, offset, offset + 1)
+            with self._lock:
+                self._of(topic_id, partition).add(offset, offset + 1)
+
+    def add_before(self, topic_id: uuid.UUID, mark: Place) -> None:
+        """The broker says that everything before a mark is done. It need not be on disk: what is
+        has come from here."""
+        with self._lock:
+            self._of(topic_id, mark.partition).add(0, mark.offset)
+
+    def close(self) -> None:
+        with self._writing:
+            if self._file >= 0:
+                os.close(self._file)
+                self._file = -1
+            if self._own is not None:
+                self._own.close()
+
+    # --- the file -----------------------------------------------------------------------------
+
+    def _of(self, topic_id: uuid.UUID, partition: int) -> _Ranges:
+        return self._ranges.setdefault((topic_id, partition), _Ranges())
+
+    def _open(self, path: Path) -> None:
+        with usable(path.parent):
+            content = path.read_bytes() if path.exists() else b""
+            if content.startswith(_HEAD[:_HEAD_KIND]) and not _HEAD.startswith(
+                content[: len(_HEAD)]
+            ):
+                raise NewerFormat(f"{path} was written by a later version")
+            whole = self._take_up(content)
+            if whole < len(_HEAD):
+                replace(path, path.with_name("new"), _HEAD)
+                whole = len(_HEAD)
+            self._file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            os.ftruncate(self._file, whole)
+            os.lseek(self._file, whole, os.SEEK_SET)
+
+    def _take_up(self, content: bytes) -> int:
+        """How many bytes of it are whole."""
+        if not content.startswith(_HEAD):
+            return 0
+        position = len(_HEAD)
+        while position + _RECORD_BYTES <= len(content):
+            fields = content[position : position + _FIELDS.size]
+            (checksum,) = _CHECKSUM.unpack_from(content, position + _FIELDS.size)
+            if crc32c(fields) != checksum:
+                break
+            topic_bytes, partition, first, end = _FIELDS.unpack(fields)
+            self._of(uuid.UUID(bytes=topic_bytes), partition).add(first, end)
+            self._records += 1
+            position += _RECORD_BYTES
+        return position
+
+    def _append(self, topic_id: uuid.UUID, partition: int, first: int, end: int) -> None:
+        self._shorten()
+        record = _record(topic_id, partition, first, end)
+        begin = os.lseek(self._file, 0, os.SEEK_CUR)
+        try:
+            written = os.write(self._file, record)
+            if written != len(record):
+                raise OSError(28, "no space left on device")
+            os.fdatasync(self._file)
+        except OSError:
+            os.ftruncate(self._file, begin)
+            os.lseek(self._file, begin, os.SEEK_SET)
+            raise
+        self._records += 1
+
+    def _shorten(self) -> None:
+        if self._records < _MANY_RECORDS:
+            return
+        with self._lock:
+            records = [
+                _record(topic_id, partition, first, end)
+                for (topic_id, partition), ranges in self._ranges.items()
+                for first, end in zip(ranges.starts, ranges.ends, strict=True)
+            ]
+        if self._records < 2 * len(records):
+            return
+        assert self._own is not None, "there is a file"
+        path = self._own.path / "done"
+        replace(path, path.with_name("new"), _HEAD + b"".join(records))
+        os.close(self._file)
+        self._file = -1
+        self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
+        os.lseek(self._file, 0, os.SEEK_END)
+        self._records = len(records)
+
+
+class _Ranges:
+    """Offsets as ranges that do not touch, in order."""
+
+    __slots__ = ("ends", "starts")
+
+    def __init__(self) -> None:
+        self.starts: list[int] = []
+        self.ends: list[int] = []
+
+    def has(self, offset: int) -> bool:
+        index = bisect_right(self.starts, offset) - 1
+        return index >= 0 and offset < self.ends[index]
+
+    def add(self, first: int, end: int) -> None:
+        if end <= first:
+            return
+        # Those that it touches become one with it.
+        begin = bisect_left(self.ends, first)
+        after = bisect_right(self.starts, end)
+        if begin < after:
+            first = min(first, self.starts[begin])
+            end = max(end, self.ends[after - 1])
+        self.starts[begin:after] = [first]
+        self.ends[begin:after] = [end]
+
+
+def _record(topic_id: uuid.UUID, partition: int, first: int, end: int) -> bytes:
+    fields = _FIELDS.pack(topic_id.bytes, partition, first, end)
+    return fields + _CHECKSUM.pack(crc32c(fields))

@@ -1,0 +1,432 @@
+"""The receiving half of a reliable subscriber: a thread with its sockets, and what it has in hand.
+
+The thread has a SUB socket for what the proxy sends to all, a REP socket for what it sends again,
+and a REQ socket for acknowledgements, of which several go together. A message is new, in hand (to
+be got, or got and held), or done:
+
+    comes by   new                  in hand      done
+    SUB        in hand              dropped      dropped, acknowledged again
+    REP        in hand, `not_yet`   `not_yet`    `ack_received`
+
+With as many in hand as there is room for, a new one is not kept; it comes again.
+
+Who may call: any thread, but for the thread's own part below.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final, NamedTuple
+
+import zmq
+
+from quackmq import limits
+from quackmq.client.proxy_done import Done
+from quackmq.errors import InvalidRequest, QuackError, QuackTimeout
+from quackmq.subscriptions import parse_message_id
+from quackmq.wire.proxy import (
+    Data,
+    Received,
+    encode_request,
+    not_yet,
+    parse_data,
+    read_answer,
+    received,
+    subscriber,
+    topic_with_ids,
+    with_ids,
+)
+from quackmq.wire.words import failed
+
+log = logging.getLogger(__name__)
+
+#: An acknowledgement that was not answered for so long is sent again.
+_AGAIN_S: Final = 3.0
+#: What is acknowledged at the end has so long to be sent.
+_FAREWELL_S: Final = 1.0
+#: The last answer has so long to leave.
+_LINGER_MS: Final = 200
+_WAKE: Final = b"!"
+
+
+class ProxyMessage(NamedTuple):
+    """A message. Its id is the same whenever and however it comes."""
+
+    id: str
+    topic: str
+    content: bytes
+    partition: int
+    offset: int
+
+    @property
+    def text(self) -> str:
+        """The content as UTF-8; UnicodeDecodeError where it is none."""
+        return self.content.decode()
+
+
+class Receiving:
+    def __init__(
+        self,
+        proxy: str,
+        name: str,
+        directory: str | os.PathLike[str] | None,
+        listen: str | None,
+    ) -> None:
+        self._proxy = proxy
+        self._name = name
+        self._done = Done(directory, name)
+        #: Around what follows; told of each message.
+        self._changed = threading.Condition()
+        self._inbox: deque[ProxyMessage] = deque()
+        self._in_hand: dict[str, None] = {}
+        self._in_hand_bytes = 0
+        #: What still comes of others is nobody's.
+        self._topics: set[str] = set()
+        #: By topic, the ids that are to be acknowledged.
+        self._acks: dict[str, dict[str, None]] = {}
+        #: Topics to subscribe to, and to leave, at the XPUB socket's port.
+        self._orders: deque[tuple[bool, str, int]] = deque()
+        self._is_closing = False
+        self._failure: BaseException | None = None
+        self._context = zmq.Context()
+        try:
+            self._sockets = _Sockets(self._context, proxy, listen)
+        except BaseException:
+            self._context.destroy(linger=0)
+            self._done.close()
+            raise
+        self.address = self._sockets.address
+        self._thread = threading.Thread(target=self._run, name=f"proxy of {name}", daemon=True)
+        self._thread.start()
+
+    # --- what any thread calls ----------------------------------------------------------------
+
+    @contextmanager
+    def expecting(self, topic: str) -> Iterator[None]:
+        """Around being welcomed: what was missed may come before that is heard."""
+        with self._changed:
+            was_wanted = topic in self._topics
+            self._topics.add(topic)
+        try:
+            yield
+        except BaseException:
+            if not was_wanted:
+                with self._changed:
+                    self._forget(topic)
+            raise
+
+    def subscribe(self, topic: str, port: int) -> None:
+        """To what is sent to all, at the XPUB socket's port."""
+        with self._changed:
+            self._orders.append((True, topic, port))
+            self._sockets.wake()
+
+    def unsubscribe(self, topic: str) -> None:
+        with self._changed:
+            self._forget(topic)
+            self._orders.append((False, topic, 0))
+            self._sockets.wake()
+
+    def get(self, timeout_s: float) -> ProxyMessage:
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._inbox or self._is_closing or self._failure is not None,
+                min(timeout_s, threading.TIMEOUT_MAX),
+            )
+            self._check()
+            if not self._inbox:
+                raise QuackTimeout(
+                    f"waited {timeout_s:g} s for a message for {self._name}, from {self._proxy}"
+                )
+            return self._inbox.popleft()
+
+    def done(self, message: ProxyMessage) -> None:
+        """It was taken: acknowledge it, once that is noted."""
+        topic_id, place = parse_message_id(message.id)
+        self._done.add(topic_id, place)
+        with self._changed:
+            if message.id in self._in_hand:
+                self._let_go(message)
+            self._acks.setdefault(message.topic, {})[message.id] = None
+            if not self._is_closing:
+                self._sockets.wake()
+
+    def flush(self, timeout_s: float) -> None:
+        """Until the broker has heard of all that is done."""
+        with self._changed:
+            is_heard = self._changed.wait_for(
+                lambda: not self._acks or self._is_closing or self._failure is not None,
+                min(timeout_s, threading.TIMEOUT_MAX),
+            )
+            self._check()
+            if not is_heard:
+                raise QuackTimeout(
+                    f"waited {timeout_s:g} s for {self._proxy} to hear what {self._name} is done "
+                    "with"
+                )
+
+    def close(self) -> None:
+        with self._changed:
+            if self._is_closing:
+                return
+            self._is_closing = True
+            self._sockets.wake()
+            self._changed.notify_all()
+        self._thread.join()
+        self._context.destroy(linger=0)
+        self._done.close()
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise QuackError(f"the subscriber {self._name} failed: {self._failure}")
+        if self._is_closing:
+            raise InvalidRequest("this client is closed")
+
+    def _forget(self, topic: str) -> None:
+        self._topics.discard(topic)
+        self._acks.pop(topic, None)
+        for message in [each for each in self._inbox if each.topic == topic]:
+            self._inbox.remove(message)
+            self._let_go(message)
+
+    def _let_go(self, message: ProxyMessage) -> None:
+        del self._in_hand[message.id]
+        self._in_hand_bytes -= len(message.content)
+
+    # --- the thread ---------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while not self._is_closing:
+                self._turn(None)
+            deadline = time.monotonic() + _FAREWELL_S
+            while (self._acks or self._sockets.asked) and time.monotonic() < deadline:
+                self._turn(deadline)
+        except BaseException as error:
+            log.exception("the subscriber %s failed", self._name)
+            with self._changed:
+                self._failure = error
+                self._changed.notify_all()
+        finally:
+            self._sockets.close()
+
+    def _turn(self, deadline: float | None) -> None:
+        """Wait for something, and do what is to be done about it."""
+        self._obey()
+        self._acknowledge()
+        sockets = self._sockets
+        for ready in sockets.poll(deadline):
+            if ready is sockets.control:
+                ready.recv()
+            elif ready is sockets.missed:
+                ready.send(self._answer(ready.recv_multipart()))
+            elif ready is sockets.news:
+                self._on_news(ready.recv_multipart())
+            else:
+                self._on_noted(ready.recv_multipart())
+
+    def _obey(self) -> None:
+        with self._changed:
+            orders, self._orders = self._orders, deque()
+        for is_wanted, topic, port in orders:
+            if is_wanted:
+                self._sockets.subscribe(self._name, topic, port)
+            else:
+                self._sockets.news.unsubscribe(with_ids(topic))
+
+    def _on_news(self, frames: list[bytes]) -> None:
+        if len(frames) != 3:
+            return
+        first, body, token = frames
+        topic = topic_with_ids(first)
+        if topic is not None:
+            self._take(topic, token.decode("ascii", "replace"), body)
+
+    def _answer(self, frames: list[bytes]) -> bytes:
+        """To what was sent to us alone."""
+        try:
+            data = parse_data(frames[-1])
+            if data.client != self._name:
+                raise InvalidRequest(f"this is {self._name}, not {data.client}")
+            return self._answer_data(data)
+        except QuackError as error:
+            return failed(error.code, str(error))
+
+    def _answer_data(self, data: Data) -> bytes:
+        return received(data) if self._take(data.topic, data.id, data.content) else not_yet(data)
+
+    def _take(self, topic: str, token: str, content: bytes) -> bool:
+        """Whether a message is done; if it is new, it is in hand from now on, if it can be."""
+        topic_id, place = parse_message_id(token)
+        with self._changed:
+            # In this order: what is done was let go of after it was noted.
+            if token in self._in_hand:
+                return False
+            if self._done.has(topic_id, place):
+                self._acks.setdefault(topic, {})[token] = None
+                return True
+            if topic in self._topics and self._has_room(len(content)):
+                message = ProxyMessage(token, topic, content, *place)
+                self._in_hand[token] = None
+                self._in_hand_bytes += len(content)
+                self._inbox.append(message)
+                self._changed.notify_all()
+            return False
+
+    def _has_room(self, size: int) -> bool:
+        if not self._in_hand:
+            return True
+        return (
+            len(self._in_hand) < limits.CLIENT_PROXY_MESSAGES
+            and self._in_hand_bytes + size <= limits.CLIENT_PROXY_BYTES
+        )
+
+    def _acknowledge(self) -> None:
+        """Send acknowledgements, if none are on their way."""
+        if not self._sockets.may_ask():
+            return
+        with self._changed:
+            if not self._acks:
+                return
+            topic, ids = next(iter(self._acks.items()))
+            some = tuple(ids)[: limits.PROXY_IDS]
+        self._sockets.ask(Received(self._name, topic, some))
+
+    def _on_noted(self, frames: list[bytes]) -> None:
+        request = self._sockets.answered()
+        if request is None:
+            return
+        try:
+            marks = read_answer(request, frames[-1])
+            assert isinstance(marks, tuple), "the codec gives nothing else for it"
+        except QuackError as error:
+            # What matters is sent again, and acknowledged again.
+            log.debug("acknowledgements of %s: %s", request.topic, error)
+            marks = ()
+        with self._changed:
+            ids = self._acks.get(request.topic, {})
+            for token in request.ids:
+                ids.pop(token, None)
+            if not ids:
+                self._acks.pop(request.topic, None)
+            self._changed.notify_all()
+        for mark in marks:
+            topic_id, place = parse_message_id(str(mark))
+            self._done.add_before(topic_id, place)
+
+
+class _Sockets:
+    """The thread's own, but for `wake`, which is called with a lock held."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], proxy: str, listen: str | None):
+        self._context = context
+        self._proxy = proxy
+        self._waker = context.socket(zmq.PAIR)
+        self._waker.bind("inproc://wake")
+        self.control = context.socket(zmq.PAIR)
+        self.control.connect("inproc://wake")
+        self.missed = context.socket(zmq.REP)
+        self.address = _bind(self.missed, proxy, listen)
+        self.news = context.socket(zmq.SUB)
+        self.news.ipv6 = True
+        self._xpub = ""
+        self._asking: zmq.Socket[bytes] | None = None
+        self.asked: Received | None = None
+        self._asked_at = 0.0
+        self._poller = zmq.Poller()
+        for each in (self.control, self.missed, self.news):
+            self._poller.register(each, zmq.POLLIN)
+
+    def wake(self) -> None:
+        try:
+            self._waker.send(_WAKE, zmq.NOBLOCK)
+        except zmq.Again:
+            return  # so often that it is awake
+
+    def poll(self, deadline: float | None) -> list[zmq.Socket[bytes]]:
+        """Those that have something."""
+        ends = [] if deadline is None else [deadline]
+        if self.asked is not None:
+            ends.append(self._asked_at + _AGAIN_S)
+        wait_ms = None
+        if ends:
+            wait_ms = max(0, int((min(ends) - time.monotonic()) * 1000) + 1)
+        return [found for found, _ in self._poller.poll(wait_ms)]
+
+    def subscribe(self, name: str, topic: str, port: int) -> None:
+        """To what the XPUB socket sends, which may be elsewhere than it was."""
+        address = f"{self._proxy.rpartition(':')[0]}:{port}"
+        if port and address != self._xpub:
+            if self._xpub:
+                self.news.disconnect(self._xpub)
+            else:
+                self.news.subscribe(subscriber(name))
+            self.news.connect(address)
+            self._xpub = address
+        self.news.subscribe(with_ids(topic))
+
+    def may_ask(self) -> bool:
+        if self.asked is not None and time.monotonic() - self._asked_at >= _AGAIN_S:
+            self._hang_up()
+        return self.asked is None
+
+    def ask(self, request: Received) -> None:
+        if self._asking is None:
+            self._asking = self._context.socket(zmq.REQ)
+            self._asking.linger = 0
+            self._asking.ipv6 = True
+            self._asking.connect(self._proxy)
+            self._poller.register(self._asking, zmq.POLLIN)
+        self.asked, self._asked_at = request, time.monotonic()
+        self._asking.send(encode_request(request))
+
+    def answered(self) -> Received | None:
+        request, self.asked = self.asked, None
+        return request
+
+    def close(self) -> None:
+        self._hang_up()
+        for each in (self.control, self.missed, self.news):
+            each.close(linger=_LINGER_MS)
+
+    def _hang_up(self) -> None:
+        self.asked = None
+        if self._asking is not None:
+            self._poller.unregister(self._asking)
+            self._asking.close()
+            self._asking = None
+
+
+def _bind(missed: zmq.Socket[bytes], proxy: str, listen: str | None) -> str:
+    """Bind, and say where that is as seen from the proxy. InvalidRequest."""
+    try:
+        if listen is None:
+            host = _own_host(proxy)
+            missed.ipv6 = ":" in host
+            shown = f"[{host}]" if missed.ipv6 else host
+            return f"tcp://{shown}:{missed.bind_to_random_port(f'tcp://{shown}')}"
+        missed.ipv6 = "[" in listen
+        missed.bind(f"tcp://{listen}")
+        bound, _, chosen = str(missed.getsockopt_string(zmq.LAST_ENDPOINT)).rpartition(":")
+        is_any = bound.removeprefix("tcp://") in ("0.0.0.0", "[::]", "*")
+        return f"tcp://*:{chosen}" if is_any else f"{bound}:{chosen}"
+    except (zmq.ZMQError, OSError) as error:
+        raise InvalidRequest(f"cannot listen on {listen or 'a free port'}: {error}") from error
+
+
+def _own_host(proxy: str) -> str:
+    """From where the way to the proxy begins; nothing is sent for it."""
+    host, _, port = proxy.removeprefix("tcp://").rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    found = socket.getaddrinfo(host, int(port), type=socket.SOCK_DGRAM)
+    family, kind, protocol, _, address = found[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.connect(address)
+        return str(probe.getsockname()[0])

@@ -1,0 +1,39 @@
+"""What the line door is told once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from quackmq import limits
+from quackmq.broker import Reading, Terms
+from quackmq.errors import InvalidSetting
+
+
+@dataclass(frozen=True, slots=True)
+class LineSettings:
+    """`entry_bytes` is the model's QUACKSIZE. A subscriber that does not answer an entry within
+    `answer_ms` is dead. `reading` is how subscriptions read: what is live, or every entry."""
+
+    entry_bytes: int = limits.LINE_ENTRY_BYTES
+    answer_ms: int = limits.LINE_ANSWER_MS
+    reading: Reading = "live"
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.entry_bytes <= limits.LINE_LONGEST_ENTRY_BYTES:
+            raise InvalidSetting(
+                f"an entry has 1 to {limits.LINE_LONGEST_ENTRY_BYTES} bytes, not {self.entry_bytes}"
+            )
+        if not 1 <= self.answer_ms <= limits.LINE_LONGEST_ANSWER_MS:
+            raise InvalidSetting(
+                f"a subscriber has 1 to {limits.LINE_LONGEST_ANSWER_MS} milliseconds to answer, "
+                f"not {self.answer_ms}"
+            )
+
+    @property
+    def terms(self) -> Terms:
+        return Terms(self.reading, lease_ms=self.answer_ms + limits.LINE_LEASE_MARGIN_MS)
+
+    @property
+    def sweep_ms(self) -> int:
+        """Often enough that a silent subscriber is not given twice its time."""
+        return max(1, min(limits.LINE_SWEEP_MS, self.answer_ms // 4))

@@ -1,0 +1,197 @@
+"""What receipts prove of a subscription: what it took, in which order, how often, and how soon.
+
+Receipts of one subscription and partition are a chain: each says from where the cursor came and
+where it went (`quackmq.broker.receipts`). It begins anew where the cursor was put somewhere on
+purpose. Within such a stretch:
+
+    doubled     offsets that two receipts say were taken
+    reordered   offsets taken after later ones, and not doubled; not where each is acknowledged by
+                itself, in any order
+    lost        records that could not be had, as the broker told the subscriber itself
+    over        offsets that a step went over: right if there is no record
+    untold      offsets that the cursor has passed, by its own word or by that of other receipts,
+                of which no receipt speaks
+
+The last two are for whoever knows which offsets have records. Latency is from append to receipt,
+both by the broker's clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import functions as f
+
+from quackmq.spark.pipelines.audit_runs import Array, Covered
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+#: What one says.
+_RECEIPT: Final = (
+    "subscription STRING, topic STRING, topic_id STRING, partition INT, kind STRING, "
+    "from_offset BIGINT, first_offset BIGINT, next_offset BIGINT, lost BIGINT, time_ms BIGINT, "
+    "append_times ARRAY<ARRAY<BIGINT>>"
+)
+_STEPS: Final = "kind", "from_offset", "first_offset", "next_offset", "lost"
+_WHOSE: Final = "subscription", "topic_id", "partition"
+#: What was found. `taken` is no finding: how many offsets were taken, and the ends of the chain.
+DELIVERIES: Final = (
+    "subscription STRING, topic_id STRING, partition INT, kind STRING, "
+    "first_offset BIGINT, next_offset BIGINT, records BIGINT"
+)
+#: By subscription, topic id and partition: the cursor, where the broker keeps receipts of it now.
+Cursors = Mapping[tuple[str, str, int], int]
+PERCENTILES: Final = (0.5, 0.9, 0.99, 0.999)
+
+
+def receipts(records: DataFrame) -> DataFrame:
+    """The receipts among the records of their topic, in columns. What is none is left out."""
+    said = f.from_json(f.col("value").cast("string"), _RECEIPT)
+    place = f.col("partition").alias("at_partition"), f.col("offset").alias("at_offset")
+    parsed = records.select(*place, said.alias("said")).select(
+        "at_partition", "at_offset", "said.*"
+    )
+    return parsed.where(
+        f.col("kind").isNotNull() & f.col("topic_id").isNotNull() & f.col("next_offset").isNotNull()
+    )
+
+
+def deliveries(receipts: DataFrame, cursors: Cursors | None = None) -> DataFrame:
+    """What receipts tell of each subscription and partition, and what is wrong with them."""
+    known = dict(cursors or {})
+
+    def check(key: tuple[pa.Scalar, ...], chain: pa.Table) -> pa.Table:
+        whose = tuple(each.as_py() for each in key)
+        rows = [
+            {**dict(zip(_WHOSE, whose, strict=True)), **found._asdict()}
+            for found in findings_of(chain, known.get((whose[0], whose[1], whose[2])))
+        ]
+        return pa.Table.from_pylist(rows, schema=_ARROW)
+
+    wanted = receipts.select(*_WHOSE, *_STEPS, "at_partition", "at_offset")
+    return wanted.groupBy(*_WHOSE).applyInArrow(check, DELIVERIES)
+
+
+def latencies(receipts: DataFrame) -> DataFrame:
+    """How long each offset was on its way, in milliseconds, and how many were so long: columns
+    `subscription`, `topic_id`, `latency_ms`, `records`."""
+    steps = f.expr(
+        "transform(append_times, (step, i) -> struct(time_ms - step[1] AS latency_ms, "
+        "coalesce(get(append_times, i + 1)[0], next_offset) - step[0] AS records))"
+    )
+    taken = receipts.where(f.col("kind").isin("taken", "acked"))
+    each = taken.select("subscription", "topic_id", f.explode(steps).alias("step"))
+    counted = each.groupBy("subscription", "topic_id", "step.latency_ms")
+    return counted.agg(f.sum("step.records").alias("records")).where("records > 0")
+
+
+_ARROW: Final = pa.schema(
+    [
+        ("subscription", pa.string()),
+        ("topic_id", pa.string()),
+        ("partition", pa.int32()),
+        ("kind", pa.string()),
+        ("first_offset", pa.int64()),
+        ("next_offset", pa.int64()),
+        ("records", pa.int64()),
+    ]
+)
+
+
+# --- one chain -----------------------------------------------------------------------------------
+
+
+class Delivered(NamedTuple):
+    kind: str
+    first_offset: int
+    next_offset: int
+    records: int
+
+
+class _Steps(NamedTuple):
+    """Steps of one stretch, in their order, as columns."""
+
+    come_from: Array
+    first: Array
+    next: Array
+    lost: Array
+    is_acked: Any
+
+    def picked(self, which: Any) -> _Steps:
+        return _Steps(*(column[which] for column in self))
+
+
+def findings_of(chain: pa.Table, cursor: int | None) -> Iterator[Delivered]:
+    """Of all receipts of one subscription and partition. With `cursor`, which was read before them,
+    it is checked that they reach it."""
+    chain = chain.sort_by([("at_partition", "ascending"), ("at_offset", "ascending")])
+    kinds = chain.column("kind").to_numpy(zero_copy_only=False)
+    come_from, first, following, lost = (
+        chain.column(name).to_numpy().astype(np.int64, copy=False) for name in _STEPS[1:]
+    )
+    steps = _Steps(come_from, first, following, lost, kinds == "acked")
+    is_put = (kinds == "begun") | (kinds == "moved")
+    taken = int((steps.next - steps.first)[~is_put].sum())
+    reached = int(steps.next[-1]) if cursor is None else cursor
+    yield Delivered("taken", int(steps.come_from[0]), reached, taken)
+    borders = np.flatnonzero(is_put).tolist()
+    starts = [(int(steps.next[at]), at + 1) for at in borders]
+    if not is_put[0]:  # the receipts before were let go of
+        starts.insert(0, (int(steps.come_from[0]), 0))
+    ends = [*(borders if is_put[0] else [0, *borders])[1:], len(kinds)]
+    for (start, begin), end in zip(starts, ends, strict=True):
+        stretch = steps.picked(slice(begin, end))
+        yield from _of_stretch(stretch, start, cursor if end == len(kinds) else None)
+
+
+def _of_stretch(steps: _Steps, start: int, cursor: int | None) -> Iterator[Delivered]:
+    """`start` is where the cursor was put."""
+    for at in np.flatnonzero(steps.first > steps.come_from):
+        first, end = int(steps.come_from[at]), int(steps.first[at])
+        yield Delivered("over", first, end, end - first)
+    for at in np.flatnonzero(steps.lost > 0):
+        span = int(steps.come_from[at]), int(steps.next[at])
+        yield Delivered("lost", *span, int(steps.lost[at]))
+    end = start if not len(steps.next) else int(steps.next[-1])
+    if not _is_straight(steps, start):
+        yield from _of_crooked(steps, start, cursor)
+    elif cursor is not None and end < cursor:
+        yield Delivered("untold", end, cursor, cursor - end)
+
+
+def _is_straight(steps: _Steps, start: int) -> bool:
+    """Whether each step begins where the one before has ended: then nothing can be wrong."""
+    ends = np.append([start], steps.next[:-1]) if len(steps.next) else steps.next
+    return bool((steps.come_from == ends).all())
+
+
+def _of_crooked(steps: _Steps, start: int, cursor: int | None) -> Iterator[Delivered]:
+    covered, told = Covered(), Covered()
+    for come_from, first, end, _, is_acked in zip(*(each.tolist() for each in steps), strict=True):
+        highest = covered.end
+        fresh = first
+        for known, known_end in covered.overlaps(first, end):
+            yield Delivered("doubled", known, known_end, known_end - known)
+            yield from _reordered(fresh, min(known, highest), is_acked)
+            fresh = known_end
+        yield from _reordered(fresh, min(end, highest), is_acked)
+        covered.add(first, end)
+        told.add(min(come_from, first), end)
+    # Acknowledged out of order, what lies between may be on its way: up to the cursor it is not.
+    is_open = bool(steps.is_acked.any())
+    for begin, end in told.gaps(start):
+        if is_open:
+            end = min(end, cursor if cursor is not None else begin)
+        if begin < end:
+            yield Delivered("untold", begin, end, end - begin)
+    if cursor is not None and told.end < cursor:
+        yield Delivered("untold", told.end, cursor, cursor - told.end)
+
+
+def _reordered(first: int, end: int, is_acked: bool) -> Iterator[Delivered]:
+    if first < end and not is_acked:
+        yield Delivered("reordered", first, end, end - first)

@@ -1,0 +1,324 @@
+"""Small files of the archive into large ones, by all that Spark has, while the broker goes on.
+
+The plan is the archive's own (`quackmq.archive.merging`), each merge is a task
+(`compact_work`), and what a task has made is offered to the broker, which compares it with what it
+is for, record by record, and puts it in its place at the version that it was planned by. Archiving,
+merging and reading go on meanwhile. Where the broker, or somebody else, has merged the same files
+first, what was made for nothing is swept, and the topic is planned again.
+
+Promised: no record is lost, doubled or moved, whatever is killed and whenever; what was put in its
+place stays, and the next run goes on from there. Not promised: fewer files where new ones come
+faster than old ones are merged: what was archived after it began is for another time.
+
+Workers write where the archive lies: on the broker's machine, or with a disk that they share.
+"""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from typing import Final
+
+from pyspark.sql import SparkSession
+
+from quackmq import limits
+from quackmq.archive.merging import Merge, MergeSettings, plan
+from quackmq.errors import (
+    InvalidRequest,
+    StateChanged,
+    StorageError,
+    UnknownPlan,
+    UnknownTopic,
+)
+from quackmq.spark.connection import Access, Http, find, path_of
+from quackmq.spark.pipelines.compact_plan import Listed, Plan, all_topics, look
+from quackmq.spark.pipelines.compact_work import Damaged, Failed, Made, Order, Outcome, carry_out
+from quackmq.spark.pipelines.job import Job
+from quackmq.spark.pipelines.option import option
+from quackmq.spark.pipelines.report import Report
+
+SUMMARY: Final = "merge small files of the archive into large ones, beside a broker that goes on"
+
+_COLUMNS: Final = ("topic", "files before", "files after", "bytes before", "bytes after")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    topics: tuple[str, ...] = option(
+        "whose archive; without it, that of all topics", default=(), metavar="TOPIC"
+    )
+    target_bytes: int = option(
+        "about how large files should become",
+        default=limits.MERGE_TARGET_BYTES,
+        metavar="BYTES",
+    )
+    by_day: bool = option("merge only what was appended on the same day (UTC)", default=False)
+    dry_run: bool = option("tell what would be merged, and change nothing", default=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Compacted:
+    """What became of a topic's archive, as far as it reached when this began. `merges` were put in
+    their place; `beaten` came to nothing, because others had merged the same files; `damaged` files
+    cannot be read, and are as they were."""
+
+    topic: str
+    files_before: int
+    bytes_before: int
+    files_after: int
+    bytes_after: int
+    merges: int = 0
+    beaten: int = 0
+    damaged: tuple[str, ...] = ()
+
+
+def run(job: Job, options: Options) -> Report:
+    settings = settings_of(options.target_bytes, options.by_day)
+    access = find(job.address)
+    with access.connect() as broker:
+        names = list(dict.fromkeys(options.topics))
+        # One that is named and not there is told before anything is done.
+        listed = [look(broker, name) for name in names] if names else _look_at_all(broker)
+    if options.dry_run:
+        return _report(
+            [_foreseen(each, settings) for each in listed], "what the first plan would make of it"
+        )
+    done: list[Compacted] = []
+    for each in listed:
+        work = _Compaction(job.spark, access, each, settings, job.tell, job.stopping)
+        try:
+            done.append(work.run())
+        except UnknownTopic:
+            if names:
+                raise
+            # It ended meanwhile, and nobody has named it.
+        job.check()
+    return _report(done, "small files into large ones, as far as was archived when this began")
+
+
+def compact(
+    spark: SparkSession,
+    topic: str,
+    *,
+    bootstrap_servers: str,
+    target_bytes: int = limits.MERGE_TARGET_BYTES,
+    by_day: bool = False,
+    tell: Callable[[str], None] = lambda text: None,
+) -> Compacted:
+    """The same for a program that has a session: one topic, of the broker there. UnknownTopic;
+    StorageError where workers cannot work in the archive's directory; StateChanged where others
+    were faster again and again."""
+    access = find(bootstrap_servers)
+    with access.connect() as broker:
+        listed = look(broker, topic)
+    settings = settings_of(target_bytes, by_day)
+    return _Compaction(spark, access, listed, settings, tell, threading.Event()).run()
+
+
+def settings_of(target_bytes: int, by_day: bool) -> MergeSettings:
+    """How a compaction plans. InvalidRequest."""
+    if not 1 <= target_bytes <= limits.ARCHIVE_OFFERED_BYTES:
+        raise InvalidRequest(
+            f"target_bytes cannot be {target_bytes}: 1 to {limits.ARCHIVE_OFFERED_BYTES} are"
+        )
+    return MergeSettings(
+        target_bytes=target_bytes,
+        growth=limits.COMPACT_GROWTH,
+        most_files=limits.ARCHIVE_REPLACED_FILES,
+        by_day=by_day,
+    )
+
+
+@dataclass
+class _Compaction:
+    """Of one topic. Used once, by one thread."""
+
+    spark: SparkSession
+    access: Access
+    begun: Listed
+    settings: MergeSettings
+    tell: Callable[[str], None]
+    stopping: threading.Event
+    merges: int = 0
+    beaten: int = 0
+    damaged: dict[str, str] = field(default_factory=dict)
+
+    def run(self) -> Compacted:
+        ends = _ends(self.begun)
+        with self.access.connect() as broker:
+            futile = 0
+            while not self.stopping.is_set():
+                before = self.merges + len(self.damaged)
+                if not self._round(broker, ends):
+                    break
+                futile = 0 if self.merges + len(self.damaged) > before else futile + 1
+                if futile == limits.COMPACT_TRIES:
+                    raise StateChanged(
+                        f"topic {self.begun.topic}: others were faster with all that was planned, "
+                        f"{futile} times in a row: is it being compacted twice?"
+                    )
+            return self._compacted(look(broker, self.begun.topic), ends)
+
+    def _round(self, broker: Http, ends: dict[int, int]) -> bool:
+        """Plan once and carry it out; whether there was anything to do."""
+        with Plan(self.access, self.begun.topic) as held:
+            self._check_same(held.listed)
+            merges = list(_planned(held.listed, self.settings, self.damaged, ends))
+            if not merges:
+                return False
+            orders = [
+                Order(self.begun.topic, held.listed.directory, held.id, merge) for merge in merges
+            ]
+            self._carry_out(broker, orders)
+            return True
+
+    def _carry_out(self, broker: Http, orders: Sequence[Order]) -> None:
+        """All merges of a plan, each a job of its own, so that each is offered when it is made."""
+        context = self.spark.sparkContext
+        group = f"quackmq-compact-{uuid.uuid4().hex}"
+
+        def job(order: Order) -> Outcome:
+            context.setJobGroup(group, f"compact {order.topic}", interruptOnCancel=True)
+            return context.parallelize([order], 1).map(carry_out).collect()[0]
+
+        at_once = min(context.defaultParallelism, len(orders), limits.COMPACT_AT_ONCE)
+        with ThreadPoolExecutor(at_once, "quackmq-compact") as threads:
+            waiting = {threads.submit(job, order): order for order in orders}
+            try:
+                while waiting and not self.stopping.is_set():
+                    self._tell(len(orders), len(waiting))
+                    ended, _ = wait(
+                        waiting, limits.COMPACT_LOOK_MS / 1000, return_when=FIRST_COMPLETED
+                    )
+                    for future in ended:
+                        if self.stopping.is_set():
+                            break  # it may have ended because it was cancelled
+                        self._settle(broker, waiting.pop(future), future)
+            finally:
+                for future in waiting:
+                    future.cancel()
+                if waiting:
+                    context.cancelJobGroup(group)
+
+    def _settle(self, broker: Http, order: Order, future: Future[Outcome]) -> None:
+        outcome = future.result()
+        if isinstance(outcome, Failed):
+            raise StorageError(outcome.why)
+        if isinstance(outcome, Damaged):
+            self.damaged[outcome.name] = outcome.why
+        elif isinstance(outcome, Made) and self._offer(broker, order, outcome):
+            self.merges += 1
+        else:
+            self.beaten += 1
+
+    def _offer(self, broker: Http, order: Order, made: Made) -> bool:
+        """Whether it was taken. A broker that takes long is asked again, and may have taken it when
+        it was asked first."""
+        merge = order.merge
+        target = path_of(
+            *("topics", order.topic, "archive", "partitions", merge.key.partition, "replace")
+        )
+        asked = {"version": merge.version, "old": merge.names, "new": [made.name]}
+        try:
+            broker.ask("POST", target, asked, waits=limits.SPARK_COMMIT_WAITS)
+        except (StateChanged, UnknownPlan, InvalidRequest) as error:
+            if _is_merged(look(broker, order.topic), merge):
+                return True
+            if isinstance(error, InvalidRequest):
+                raise
+            return False
+        return True
+
+    def _check_same(self, listed: Listed) -> None:
+        if listed.topic_id != self.begun.topic_id:
+            raise UnknownTopic(f"topic {listed.topic} was deleted and made anew meanwhile")
+
+    def _tell(self, planned: int, waiting: int) -> None:
+        self.tell(
+            f"{self.begun.topic}: {planned - waiting} of {planned} merges done, "
+            f"{self.merges} in their place"
+        )
+
+    def _compacted(self, ended: Listed, ends: dict[int, int]) -> Compacted:
+        self._check_same(ended)
+        return Compacted(
+            self.begun.topic,
+            *_amount(self.begun, ends),
+            *_amount(ended, ends),
+            self.merges,
+            self.beaten,
+            tuple(self.damaged.values()),
+        )
+
+
+# --- what there is, and what is planned ----------------------------------------------------------
+
+
+def _look_at_all(broker: Http) -> list[Listed]:
+    found: list[Listed] = []
+    for name in all_topics(broker):
+        try:
+            found.append(look(broker, name))
+        except UnknownTopic:
+            continue  # it ended meanwhile
+    return found
+
+
+def _ends(listed: Listed) -> dict[int, int]:
+    """Behind what was archived when this began, by partition; there may be more of them later."""
+    return {each.key.partition: each.next_offset for each in listed.partitions}
+
+
+def _amount(listed: Listed, ends: dict[int, int]) -> tuple[int, int]:
+    """Files and bytes, up to there."""
+    files = [
+        file
+        for each in listed.partitions
+        for file in each.files
+        if file.first_offset < ends.get(each.key.partition, 0)
+    ]
+    return len(files), sum(file.size for file in files)
+
+
+def _planned(
+    listed: Listed, settings: MergeSettings, excluded: dict[str, str], ends: dict[int, int]
+) -> Iterator[Merge]:
+    for each in listed.partitions:
+        for merge in plan(each, settings, excluded):
+            if merge.next_offset <= ends.get(each.key.partition, 0):
+                yield merge
+
+
+def _is_merged(listed: Listed, merge: Merge) -> bool:
+    """Whether one file has the range of a merge by now, and is none of those that it was for."""
+    files = listed.partitions[merge.key.partition].files
+    return any(
+        (file.first_offset, file.next_offset) == (merge.first_offset, merge.next_offset)
+        and file.name not in merge.names
+        for file in files
+    )
+
+
+def _foreseen(listed: Listed, settings: MergeSettings) -> Compacted:
+    """By the first plan. Bytes are known when they are written: here they are those of before."""
+    ends = _ends(listed)
+    files, size = _amount(listed, ends)
+    merges = list(_planned(listed, settings, {}, ends))
+    gone = sum(len(merge.files) for merge in merges)
+    return Compacted(listed.topic, files, size, files - gone + len(merges), size, len(merges))
+
+
+def _report(done: Sequence[Compacted], title: str) -> Report:
+    rows = [
+        (each.topic, each.files_before, each.files_after, each.bytes_before, each.bytes_after)
+        for each in done
+    ]
+    facts = {
+        "merges": sum(each.merges for each in done),
+        "beaten by others": sum(each.beaten for each in done),
+        "damaged files": [why for each in done for why in each.damaged],
+    }
+    return Report(title, _COLUMNS, rows, facts, is_good=not facts["damaged files"])

@@ -1,0 +1,366 @@
+"""What a pipeline runs in: a Spark session, a broker's address, a progress line, a way to stop.
+
+The session is made when it is first asked for, so that what can be said against the options is said
+before the seconds that this takes. The same pipeline runs on this machine (`local[*]`) and on a
+cluster, by the master's address alone.
+
+While a job is entered (`with Job(…) as job`), SIGTERM and SIGINT ask it to stop. Streams then end
+between two batches or within one, which is done again by the next run: nothing is lost or doubled
+by it. Jobs of a batch are cancelled. A second signal ends the process at once.
+
+One thread runs a job; signals need it to be the main one.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Any, Final, Self, TextIO
+
+from quackmq import limits
+from quackmq.spark.home import use_compiled
+from quackmq.spark.java import HINT, use_java
+from quackmq.spark.pipelines.failures import NotInstalled, Stopped, in_short
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+DEFAULT_MASTER: Final = "local[*]"
+DEFAULT_ADDRESS: Final = "127.0.0.1:9092"
+_LOCAL: Final = re.compile(r"local(?:\[(\d+|\*)(?:,\s*(?:\d+|\*))?\])?")
+_SILENT: Final = "OFF"
+#: What Spark says of a stream that has no source yet, and why one has failed.
+_BEGINNING: Final = "Initializing"
+_TOO_SLOW: Final = "Python worker failed to connect back"
+_LOOK_EVERY_S: Final = 0.2
+_TOLD_EVERY_S: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Streamed:
+    """What a stream has done while `run_stream` waited for it."""
+
+    batches: int = 0
+    rows: int = 0
+    #: What came after its window was closed: groups of rows, since Spark counts them so.
+    late: int = 0
+
+
+class Job:
+    """`spark` is a session that somebody else has made and will stop; otherwise there will be one
+    of `master`, with `configs`, which is stopped when the job is left."""
+
+    def __init__(
+        self,
+        address: str = DEFAULT_ADDRESS,
+        *,
+        spark: SparkSession | None = None,
+        master: str = DEFAULT_MASTER,
+        configs: Mapping[str, str] | None = None,
+        log_level: str = _SILENT,
+        once: bool = False,
+        checkpoint: Path | None = None,
+        output: TextIO | None = None,
+    ) -> None:
+        self.address = address
+        self.once = once
+        self.checkpoint = checkpoint
+        #: Set by SIGTERM and SIGINT. A pipeline of several steps looks at it between them.
+        self.stopping = threading.Event()
+        #: Which of the two it was.
+        self.signal: signal.Signals | None = None
+        self._master = master
+        self._configs = dict(configs or {})
+        self._log_level = log_level
+        self._spark = spark
+        self._is_ours = spark is None
+        self._is_streaming = False
+        self._line = _Line(output or sys.stderr)
+        self._former: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Self:
+        self._listen()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._line.end()
+        for number, handler in self._former.items():
+            signal.signal(number, handler)
+        self._former.clear()
+        if self._spark is not None and self._is_ours:
+            try:
+                self._spark.stop()
+            except OSError:
+                # Whoever ended us has ended Java, too.
+                if not self.stopping.is_set():
+                    raise
+            self._spark = None
+
+    @property
+    def spark(self) -> SparkSession:
+        """NotInstalled without Java."""
+        if self._spark is None:
+            self.tell(f"starting Spark ({self._master})")
+            self._spark = _session(self._master, self._configs, self._log_level)
+            self._listen()  # Spark has put its own handler there
+            self.check()
+        return self._spark
+
+    @property
+    def broker(self) -> dict[str, str]:
+        """The options that lead to the broker, for `format("quackmq")`."""
+        return {"kafka.bootstrap.servers": self.address}
+
+    def tell(self, text: str) -> None:
+        """A line about how far it is; on a terminal it replaces the line before."""
+        self._line.tell(text)
+
+    def note(self, text: str) -> None:
+        """A line that stays."""
+        self._line.note(text)
+
+    def check(self) -> None:
+        """Stopped, if it was asked to."""
+        if self.stopping.is_set():
+            raise Stopped("stopped before it was done")
+
+    def start(self, writer: DataStreamWriter) -> StreamingQuery:
+        """Start a stream, and wait until Spark has its source. Spark gives the Python process of a
+        source ten seconds to appear, which nobody can change and a busy machine may not keep: then
+        it is started once more, with nothing done yet."""
+        for _ in range(limits.PIPELINE_STARTS):
+            query = writer.start()
+            while query.isActive and query.status["message"].startswith(_BEGINNING):
+                time.sleep(_LOOK_EVERY_S)
+            failure = None if query.isActive else query.exception()
+            if failure is None or _TOO_SLOW not in str(failure):
+                break
+        return query
+
+    def run_stream(self, *queries: StreamingQuery) -> Streamed:
+        """Wait until these end by themselves, or stop them when somebody asks; what the first of
+        them has done, which the others follow. What fails one of them is raised, in short."""
+        tallies = [_Tally(query) for query in queries]
+        self._is_streaming = True
+        try:
+            while not self.stopping.wait(_LOOK_EVERY_S):
+                for tally in tallies:
+                    tally.look()
+                self.tell(tallies[0].words())
+                if not all(query.isActive for query in queries):
+                    break
+            return self._ended(tallies)
+        finally:
+            for query in queries:
+                query.stop()
+            self._is_streaming = False
+
+    def finish(self, query: StreamingQuery) -> None:
+        """Let a stream of `availableNow` come to its end, also when the job was told to stop: one
+        that follows another, and has little to do. What it does not manage, the next run does."""
+        self._is_streaming = True
+        try:
+            deadline = time.monotonic() + limits.PIPELINE_FOLLOW_MS / 1000
+            while query.isActive and time.monotonic() < deadline:
+                time.sleep(_LOOK_EVERY_S)
+            failure = query.exception()
+            if failure is not None:
+                raise in_short(failure)
+        finally:
+            query.stop()
+            self._is_streaming = False
+
+    def _ended(self, tallies: list[_Tally]) -> Streamed:
+        """Once all have ended: one that fails or is stopped takes the others with it."""
+        is_cut = self.stopping.is_set() or any(tally.failure() is not None for tally in tallies)
+        for tally in tallies:
+            if is_cut:
+                tally.query.stop()
+            while tally.query.isActive and not self.stopping.wait(_LOOK_EVERY_S):
+                tally.look()
+                self.tell(tally.words())
+            tally.query.stop()
+            tally.look()
+        for tally in tallies:
+            failure = tally.failure()
+            # What fails because it was told to stop has stopped.
+            if failure is not None and not self.stopping.is_set():
+                raise in_short(failure)
+        return Streamed(tallies[0].batches, tallies[0].rows, tallies[0].late)
+
+    # --- signals ----------------------------------------------------------------------------
+
+    def _listen(self) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for number in (signal.SIGTERM, signal.SIGINT):
+            former = signal.signal(number, self._on_signal)
+            self._former.setdefault(number, former)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self.stopping.is_set():
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        self.signal = signal.Signals(number)
+        self.stopping.set()
+        if self._spark is not None and not self._is_streaming:
+            # The main thread waits for Spark, in the middle of a call.
+            threading.Thread(target=self._cancel, daemon=True).start()
+
+    def _cancel(self) -> None:
+        if self._spark is not None:
+            self._spark.sparkContext.cancelAllJobs()
+
+
+class _Tally:
+    """What one query has done, from the reports that Spark keeps of its last batches."""
+
+    def __init__(self, query: StreamingQuery) -> None:
+        self.query = query
+        self.batches = self.rows = self.late = 0
+        #: Of the batch that was reported last: Spark may report on it again.
+        self._last: tuple[int, int, int] | None = None
+        self._rate = 0.0
+
+    def look(self) -> None:
+        last = self.query.lastProgress
+        if last is None or (self._last is not None and last["batchId"] == self._last[0]):
+            if last is not None:
+                self._take(last)
+            return
+        for progress in self.query.recentProgress:
+            self._take(progress)
+
+    def words(self) -> str:
+        waits = "" if self.rows or not self.query.isActive else ", waiting"
+        return f"{self.batches} batches, {self.rows:,} rows, {self._rate:,.0f} rows/s{waits}"
+
+    def failure(self) -> BaseException | None:
+        return self.query.exception()
+
+    def _take(self, progress: Any) -> None:
+        batch, rows = progress["batchId"], progress["numInputRows"]
+        late = sum(each["numRowsDroppedByWatermark"] for each in progress["stateOperators"])
+        if self._last is not None and batch < self._last[0]:
+            return
+        if self._last is not None and batch == self._last[0]:
+            self._add(-1, self._last)
+        self._last = (batch, rows, late)
+        self._add(1, self._last)
+        if rows:
+            self._rate = progress["processedRowsPerSecond"]
+
+    def _add(self, sign: int, of: tuple[int, int, int]) -> None:
+        _, rows, late = of
+        self.batches += sign * bool(rows)
+        self.rows += sign * rows
+        self.late += sign * late
+
+
+class _Line:
+    """The progress line: overwritten on a terminal, else a new one now and then."""
+
+    def __init__(self, output: TextIO) -> None:
+        self._output = output
+        self._is_terminal = output.isatty()
+        self._told_at = -_TOLD_EVERY_S
+        self._text = ""
+        #: Streams note things in a thread of Spark's.
+        self._lock = threading.Lock()
+
+    def tell(self, text: str) -> None:
+        with self._lock:
+            if text == self._text:
+                return
+            if self._is_terminal:
+                width = shutil.get_terminal_size().columns
+                self._output.write(f"\r\x1b[K{text[: width - 1]}")
+            elif time.monotonic() - self._told_at >= _TOLD_EVERY_S:
+                self._output.write(text + "\n")
+                self._told_at = time.monotonic()
+            else:
+                return
+            self._text = text
+            self._output.flush()
+
+    def note(self, text: str) -> None:
+        with self._lock:
+            self._output.write(f"\r\x1b[K{text}\n" if self._is_terminal else f"{text}\n")
+            self._output.flush()
+            self._text = ""
+
+    def end(self) -> None:
+        if self._is_terminal and self._text:
+            self._output.write("\r\x1b[K")
+            self._output.flush()
+        self._text = ""
+
+
+# --- the session ---------------------------------------------------------------------------------
+
+
+def _session(master: str, configs: Mapping[str, str], log_level: str) -> SparkSession:
+    from pyspark import SparkConf, SparkContext
+    from pyspark.java_gateway import launch_gateway
+    from pyspark.sql import SparkSession
+
+    from quackmq.spark.registration import register
+
+    if not use_java():
+        raise NotInstalled(HINT)
+    use_compiled()
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    conf = SparkConf().setMaster(master).setAppName("quackmq")
+    conf.setAll(list({**_defaults(master, log_level), **configs}.items()))
+    is_silent = log_level == _SILENT
+    try:
+        # Signals of a terminal are for us, and not for Java, which would just be gone. And it tells
+        # ten lines before its log can be told to be quiet, and of a failure what we tell ourselves.
+        apart = {"start_new_session": True, "stderr": subprocess.DEVNULL if is_silent else None}
+        gateway = launch_gateway(conf, apart)  # type: ignore[no-untyped-call]
+        context = SparkContext(conf=conf, gateway=gateway)
+        context.setLogLevel(log_level)
+        spark = SparkSession(context)
+        register(spark)
+    except Exception as error:
+        if "JAVA_GATEWAY_EXITED" in str(error):
+            raise NotInstalled(
+                "Java did not start: Spark needs version 17 or later, and memory"
+                + ("; --spark-log error shows what it says" if is_silent else "")
+            ) from error
+        raise in_short(error) from error
+    return spark
+
+
+def _defaults(master: str, log_level: str) -> dict[str, str]:
+    configs = {
+        "spark.log.level": log_level,
+        "spark.sql.session.timeZone": "UTC",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.streaming.stopTimeout": f"{limits.PIPELINE_STOP_MS}ms",
+    }
+    local = _LOCAL.fullmatch(master)
+    if local is not None:
+        # Spark's own 200 are for clusters: each is a task, and a state to keep, in every batch.
+        cores = os.cpu_count() if local[1] == "*" else int(local[1] or 1)
+        configs["spark.sql.shuffle.partitions"] = str(cores or 1)
+        configs["spark.driver.host"] = configs["spark.driver.bindAddress"] = "127.0.0.1"
+    return configs

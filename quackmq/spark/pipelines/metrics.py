@@ -1,0 +1,166 @@
+"""`metrics`: a stress test by many processes, whose measurements Spark gathers from a topic.
+
+An example to learn from. Each process puts messages and measures how long each takes (`stress`).
+None of them writes a file or knows of the others: what they measure goes into one topic, which
+survives all of them, and Spark reads and sums it up, now or a year later (`--run NAME --processes
+0` only sums up).
+
+Measurements are numbered by process, so that the report can say whether any is missing.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as f
+
+from quackmq import limits
+from quackmq.client import Client
+from quackmq.errors import InvalidRequest, NotFound, TopicExists
+from quackmq.spark.pipelines.job import Job
+from quackmq.spark.pipelines.option import option
+from quackmq.spark.pipelines.report import Report
+from quackmq.spark.pipelines.workers import Workers
+from quackmq.spark.tables import table
+
+SUMMARY: Final = "an example: a stress test by many processes, measured through a topic"
+
+SAMPLE: Final = "run string, process int, number int, at_ms bigint, took_us double, is_good boolean"
+_SHARES: Final = (0.5, 0.95, 0.99)
+_COLUMNS: Final = (
+    "process",
+    "operations",
+    "failed",
+    "missing",
+    "per_second",
+    "p50_ms",
+    "p95_ms",
+    "p99_ms",
+    "longest_ms",
+)
+_POLL_S: Final = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    processes: int = option("that put messages; 0 only sums up what is there of --run", default=4)
+    operations: int = option("messages of each process", default=1000)
+    bytes: int = option("of a message", default=100)
+    target: str = option("topic that is stressed; made if not there", default="stress")
+    topic: str = option("topic of measurements; made if not there", default="stress-metrics")
+    run: str | None = option("a name for this test", default=None)
+
+
+def metrics(samples: DataFrame) -> DataFrame:
+    """Of samples (`SAMPLE`), a row for each process and one for all, where `process` is null:
+    `operations`, how many `failed`, how many are `missing` between the numbers, how many there were
+    `per_second`, and how long they took: percentiles and the longest."""
+    took_ms = f.col("took_us") / 1000
+    by_process = (
+        samples.groupBy("run", "process", "number")
+        # A process that is not sure that a measurement is there puts it once more.
+        .agg(*(f.first(name).alias(name) for name in ("at_ms", "took_us", "is_good")))
+        .rollup("process")
+        .agg(
+            f.count(f.lit(1)).alias("operations"),
+            f.count_if(~f.col("is_good")).alias("failed"),
+            (f.max("number") + 1).alias("expected"),
+            f.min("at_ms").alias("begun_ms"),
+            f.max(f.col("at_ms") + took_ms).alias("ended_ms"),
+            f.percentile(took_ms, list(_SHARES)).alias("shares"),
+            f.max(took_ms).alias("longest_ms"),
+        )
+    )
+    seconds = (f.col("ended_ms") - f.col("begun_ms")) / 1000
+    return by_process.select(
+        "process",
+        "operations",
+        "failed",
+        (f.col("expected") - f.col("operations")).alias("missing"),
+        f.try_divide(f.col("operations"), seconds).alias("per_second"),
+        *(f.col("shares")[at].alias(f"p{share * 100:.0f}_ms") for at, share in enumerate(_SHARES)),
+        "longest_ms",
+    )
+
+
+def run(job: Job, options: Options) -> Report:
+    _check(options)
+    name = options.run or uuid.uuid4().hex[:12]
+    if options.processes:
+        _stress(job, options, name)
+    job.tell("summing up")
+    samples = (
+        table(job.spark, options.topic, SAMPLE, bootstrap_servers=job.address)
+        .where(f.col("value.run") == name)
+        .select("value.*")
+    )
+    rows = [tuple(row) for row in metrics(samples).orderBy("process").collect()]
+    return _report(options, name, rows)
+
+
+def _check(options: Options) -> None:
+    if not 0 <= options.processes <= limits.PIPELINE_WORKERS:
+        raise InvalidRequest(f"--processes is 0 to {limits.PIPELINE_WORKERS}")
+    if not options.processes and options.run is None:
+        raise InvalidRequest("which test is to be summed up? Give --run NAME")
+    if options.operations < 1 or options.bytes < 0:
+        raise InvalidRequest("--operations is at least 1, --bytes at least 0")
+
+
+def _stress(job: Job, options: Options, name: str) -> None:
+    with Client(job.address, timeout=limits.SPARK_RETRY_MS / 1000) as client:
+        for topic in (options.target, options.topic):
+            try:
+                client.create_topic(topic)
+            except TopicExists:
+                continue
+    arguments = [
+        {
+            "address": job.address,
+            "run": name,
+            "process": number,
+            "operations": options.operations,
+            "bytes": options.bytes,
+            "target": options.target,
+            "topic": options.topic,
+        }
+        for number in range(options.processes)
+    ]
+    with Workers("stress", arguments) as workers:
+        while not workers.are_done():
+            workers.tend()
+            job.tell(f"run {name}: {options.processes} processes at work")
+            job.stopping.wait(_POLL_S)
+            job.check()
+
+
+def _report(options: Options, name: str, rows: Sequence[tuple[Any, ...]]) -> Report:
+    if not rows or not rows[0][1]:
+        raise NotFound(f"there are no measurements of run {name!r} in topic {options.topic}")
+    # The row for all comes first, since null does; what is missing there says nothing.
+    (_, operations, failed, _, *rest), *each = rows
+    missing = sum(row[3] for row in each)
+    if options.processes:
+        missing += options.operations * options.processes - operations - missing
+    total = ("all", operations, failed, missing, *rest)
+    return Report(
+        f"run {name}: {operations} operations of {len(each)} processes",
+        _COLUMNS,
+        [*each, total],
+        {"measurements missing": missing},
+        is_good=not missing and not failed,
+        plot=lambda axes: _draw(axes, each),
+    )
+
+
+def _draw(axes: Any, rows: Sequence[tuple[Any, ...]]) -> None:
+    processes = [str(row[0]) for row in rows]
+    for column in ("p99_ms", "p95_ms", "p50_ms"):
+        axes.bar(processes, [row[_COLUMNS.index(column)] for row in rows], label=column)
+    axes.set_xlabel("process")
+    axes.set_ylabel("ms")
+    axes.legend()

@@ -1,0 +1,65 @@
+"""Directories that a pipeline writes to: its own, and never somebody else's.
+
+A pipeline that overwrites files, or goes on where it was, must know that a directory is the one it
+thinks. So it marks each with a small file, `_quackmq.json`, whose name readers of Parquet leave
+alone, and writes only where it finds its mark or nothing at all.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from quackmq.errors import InvalidRequest
+
+MARK: Final = "_quackmq.json"
+_PIPELINE: Final = "pipeline"
+
+
+def claim(directory: Path, pipeline: str, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Mark an empty or missing directory with these facts, which JSON can hold; or the facts that
+    it was marked with before. InvalidRequest where it is neither."""
+    told = facts_of(directory, pipeline)
+    if told is not None:
+        return told
+    directory.mkdir(parents=True, exist_ok=True)
+    half = directory / f"{MARK}.new"
+    with half.open("w") as file:
+        json.dump({_PIPELINE: pipeline, **facts}, file, sort_keys=True, default=str)
+        file.flush()
+        os.fsync(file.fileno())
+    half.replace(directory / MARK)
+    return json.loads(json.dumps(dict(facts), default=str))  # type: ignore[no-any-return]
+
+
+def facts_of(directory: Path, pipeline: str) -> dict[str, Any] | None:
+    """What a directory was marked with; None if there is nothing in it, or no directory."""
+    try:
+        told = json.loads((directory / MARK).read_text())
+        owner = told.pop(_PIPELINE)
+    except (FileNotFoundError, NotADirectoryError):
+        _check_empty(directory, pipeline)
+        return None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise InvalidRequest(f"{directory / MARK} is not the mark of a pipeline") from None
+    if owner != pipeline:
+        raise InvalidRequest(
+            f"{directory} belongs to the pipeline {owner}, not to {pipeline}: give another one"
+        )
+    return dict(told)
+
+
+def _check_empty(directory: Path, pipeline: str) -> None:
+    if not os.path.lexists(directory):
+        return
+    if not directory.is_dir():
+        raise InvalidRequest(f"{directory} is no directory")
+    others = sorted(each.name for each in directory.iterdir() if each.name != f"{MARK}.new")
+    if others:
+        raise InvalidRequest(
+            f"{directory} is not of {pipeline}: it holds {others[0]!r}. Give a directory that is "
+            "empty or not there"
+        )

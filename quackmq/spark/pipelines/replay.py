@@ -1,0 +1,374 @@
+"""`replay`: a stretch of history once more, into a topic, exactly once.
+
+    quackmq pipeline run replay --topic orders --from 2026-11-16T08:00:00Z --to 2026-11-16T09:00:00Z
+        --where "CAST(value AS STRING) LIKE '%paid%'" --to-topic again --checkpoint /var/replay
+
+What is replayed is settled when a replay begins: from which offset of each partition up to, not
+including, which. `--from` and `--to` are offsets, for all partitions, or times; without them it is
+all that there is. What is published later is no part of it. `--where` is an expression over a
+topic's columns (`docs/spark.md` lists them).
+
+With `--checkpoint` it is published in portions of so many offsets (`--portion`), each of them all
+or nothing, under a name that the broker remembers. The directory says what was settled and which
+portions are done. A run that is killed, wherever, is gone on with by the same command: nothing is
+published twice and nothing left out (within a week: then the broker has forgotten the names). A
+replay that is done adds nothing when it is run again. Without a checkpoint all of it is one
+portion: it is published as a whole, or not at all.
+
+Keys, values, headers and timestamps stay as they are. Where both topics have as many partitions, a
+record goes to the one of its number; otherwise, as from a Kafka client, to that of its key, and one
+without a key to the number modulo how many there are. **Order**: records of one partition stay in
+their order where they go to one partition; between partitions there is none, as there was none.
+
+On any DataFrame with a topic's columns: `replay(df, where, partitions)` makes the rows that are
+written.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import uuid
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from pyspark.sql import Observation
+from pyspark.sql import functions as f
+
+from quackmq import limits
+from quackmq.errors import InvalidRequest, OffsetOutOfRange, UnknownTopic
+from quackmq.spark.connection import path_of
+from quackmq.spark.options import Options as SourceOptions
+from quackmq.spark.options import Subscribe
+from quackmq.spark.pipelines.failures import in_short
+from quackmq.spark.pipelines.option import moment, option
+from quackmq.spark.pipelines.places import claim, facts_of
+from quackmq.spark.pipelines.report import Report
+from quackmq.spark.source import NAME
+from quackmq.spark.survey import Survey, TopicFacts
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from quackmq.spark.pipelines.job import Job
+
+SUMMARY: Final = "a stretch of history, filtered, once more into a topic: exactly once, resumable"
+
+_OFFSET: Final = re.compile(r"[0-9]{1,18}")
+_DONE: Final = "_done.json"
+_WRITTEN: Final = ("key", "value", "headers", "timestamp", "partition")
+
+
+class Position(NamedTuple):
+    """An offset, or a time."""
+
+    offset: int | None = None
+    time: datetime | None = None
+
+    def __str__(self) -> str:
+        return str(self.offset) if self.time is None else self.time.isoformat()
+
+
+def position(text: str) -> Position:
+    if _OFFSET.fullmatch(text):
+        return Position(int(text))
+    try:
+        return Position(time=moment(text))
+    except ValueError:
+        raise ValueError(
+            "is neither an offset nor a time: write 17, or 2026-11-16T09:12:00Z"
+        ) from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    topic: str = option("the topic whose history it is", metavar="TOPIC")
+    to_topic: str = option("the topic that it is published to; it must be there", metavar="TOPIC")
+    from_: Position | None = option(
+        "where it begins: an offset, for all partitions, or a time (default: at the beginning)",
+        default=None,
+        metavar="OFFSET|TIME",
+        parse=position,
+    )
+    to: Position | None = option(
+        "where it ends, which is not replayed itself (default: at what there is now)",
+        default=None,
+        metavar="OFFSET|TIME",
+        parse=position,
+    )
+    where: str = option("which records: an SQL expression", default="", metavar="EXPRESSION")
+    portion: int = option(
+        "with a checkpoint: how many offsets are published at once",
+        default=limits.REPLAY_OFFSETS,
+        metavar="N",
+    )
+
+
+# --- on any DataFrame ----------------------------------------------------------------------------
+
+
+def replay(
+    records: DataFrame, where: str = "", partitions: tuple[int, int] | None = None
+) -> DataFrame:
+    """The rows to write, of records of a topic: those that an expression holds for, each partition
+    in one task and in order. `partitions` is how many the topic has, and how many the other."""
+    kept = records.where(where) if where.strip() else records
+    if partitions is not None and partitions[0] != partitions[1]:
+        by_number = f.pmod(f.col("partition"), f.lit(partitions[1])).cast("int")
+        target = f.when(f.col("key").isNull(), by_number)  # else its key decides
+    else:
+        target = f.col("partition")
+    ordered = kept.repartition("partition").sortWithinPartitions("partition", "offset")
+    return ordered.withColumn("partition", target).select(*_WRITTEN)
+
+
+# --- the pipeline --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Settled:
+    """What is replayed, once and for all: by partition, from which offset up to which."""
+
+    id: str
+    topic_id: str
+    target_id: str
+    begin: dict[int, int]
+    end: dict[int, int]
+    #: How many offsets of each partition make a portion; None for all at once.
+    width: int | None
+
+    @property
+    def portions(self) -> int:
+        longest = max((self.end[at] - self.begin[at] for at in self.begin), default=0)
+        return -(-longest // (self.width or max(longest, 1)))
+
+    def portion(self, number: int) -> dict[int, tuple[int, int]]:
+        """By partition, the offsets of a portion; partitions of which it has none are left out."""
+        found: dict[int, tuple[int, int]] = {}
+        for at, begin in self.begin.items():
+            width = self.width or max(self.end[at] - begin, 1)
+            first = min(begin + number * width, self.end[at])
+            end = min(first + width, self.end[at])
+            if first < end:
+                found[at] = first, end
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Done:
+    """Portions that are published, and what was in them."""
+
+    portions: int = 0
+    read: int = 0
+    kept: int = 0
+
+
+def run(job: Job, options: Options) -> Report:
+    if options.portion < 1:
+        raise InvalidRequest(f"--portion cannot be {options.portion}: it is 1 or more")
+    settled, partitions = _settle(job, options)
+    # Whatever can be said against the expression is said before anything is published.
+    _rows(job, options, settled, settled.portion(0), partitions)
+    done = before = _done_of(job.checkpoint)
+    for number in range(done.portions, settled.portions):
+        job.check()
+        job.tell(
+            f"portion {number + 1} of {settled.portions}: {done.read:,} read, {done.kept:,} kept"
+        )
+        read, kept = _publish(job, options, settled, number, partitions)
+        done = _Done(number + 1, done.read + read, done.kept + kept)
+        _remember(job.checkpoint, done)
+    return _report(options, settled, done, before)
+
+
+def _settle(job: Job, options: Options) -> tuple[_Settled, tuple[int, int]]:
+    """What is to be replayed, as a checkpoint says or as it is now; and how many partitions both
+    topics have."""
+    survey = Survey(SourceOptions(job.address, Subscribe((options.topic,)), "earliest"))
+    try:
+        topic = _look(survey, options.topic)
+        target = survey.http.get(path_of("topics", options.to_topic), limit=1).json
+        partitions = len(topic.partitions), int(target["partition_count"])
+        told = None if job.checkpoint is None else facts_of(job.checkpoint, "replay")
+        if told is None:
+            settled = _settled_now(survey, job, options, topic, target["id"])
+            if job.checkpoint is None:
+                return settled, partitions
+            told = claim(job.checkpoint, "replay", _facts(options, settled))
+    finally:
+        survey.close()
+    assert job.checkpoint is not None, "who has none has no facts"
+    return _agreed(job.checkpoint, options, told, topic.id, target["id"]), partitions
+
+
+def _look(survey: Survey, name: str) -> TopicFacts:
+    try:
+        return survey.look().topics[name]
+    except UnknownTopic as error:
+        raise UnknownTopic(str(error).removeprefix("subscribe: ")) from None
+
+
+def _settled_now(
+    survey: Survey, job: Job, options: Options, topic: TopicFacts, target_id: str
+) -> _Settled:
+    begin = _offsets(survey, options, options.from_, topic, is_end=False)
+    end = _offsets(survey, options, options.to, topic, is_end=True)
+    end = {at: max(offset, begin[at]) for at, offset in end.items()}
+    width = None
+    if job.checkpoint is not None:
+        width = max(1, options.portion // max(len(begin), 1))
+    return _Settled(uuid.uuid4().hex, topic.id, target_id, begin, end, width)
+
+
+def _facts(options: Options, settled: _Settled) -> dict[str, Any]:
+    """As JSON can hold them."""
+    return {
+        "asked": {
+            "topic": options.topic,
+            "to_topic": options.to_topic,
+            "from": str(options.from_),
+            "to": str(options.to),
+            "where": options.where,
+        },
+        **asdict(settled),
+    }
+
+
+def _agreed(
+    directory: Path, options: Options, told: dict[str, Any], topic_id: str, target_id: str
+) -> _Settled:
+    """What the directory says, if it was begun with the same options and topics."""
+    begin, end = ({int(at): n for at, n in told[name].items()} for name in ("begin", "end"))
+    settled = _Settled(told["id"], told["topic_id"], told["target_id"], begin, end, told["width"])
+    for name, value in _facts(options, settled)["asked"].items():
+        if told["asked"][name] != value:
+            raise InvalidRequest(
+                f"{directory} is of a replay with {name}={told['asked'][name]}, not {value}: give "
+                "the same options, or another directory"
+            )
+    now = {options.topic: topic_id, options.to_topic: target_id}
+    then = {options.topic: settled.topic_id, options.to_topic: settled.target_id}
+    for name in (name for name in now if now[name] != then[name]):
+        raise UnknownTopic(
+            f"topic {name} was made anew since the replay in {directory} began: begin another"
+        )
+    return settled
+
+
+def _offsets(
+    survey: Survey, options: Options, where: Position | None, topic: TopicFacts, *, is_end: bool
+) -> dict[int, int]:
+    """The offset of each partition that a position stands for."""
+    ranges = topic.partitions
+    if where is None:
+        return {at: of.stable if is_end else of.first for at, of in ranges.items()}
+    if where.time is not None:
+        found = survey.first_at(int(where.time.timestamp() * 1000), survey.look())
+        there = {at: found.get((options.topic, at), of.stable) for at, of in ranges.items()}
+        return {at: min(max(there[at], of.first), of.stable) for at, of in ranges.items()}
+    offset = where.offset or 0
+    if not any(of.first <= offset <= of.stable for of in ranges.values()):
+        least = min((of.first for of in ranges.values()), default=0)
+        most = max((of.stable for of in ranges.values()), default=0)
+        raise OffsetOutOfRange(
+            f"{'--to' if is_end else '--from'} {offset}: topic {options.topic} has offsets {least} "
+            f"to {most}"
+        )
+    return {at: min(max(offset, of.first), of.stable) for at, of in ranges.items()}
+
+
+# --- one portion ---------------------------------------------------------------------------------
+
+
+def _rows(
+    job: Job,
+    options: Options,
+    settled: _Settled,
+    portion: Mapping[int, tuple[int, int]],
+    partitions: tuple[int, int],
+    read: Observation | None = None,
+) -> DataFrame | None:
+    """The rows to write of a portion; None for one that has no offsets."""
+    if not portion:
+        return None
+    name = options.topic
+    records = (
+        job.spark.read.format(NAME)
+        .options(
+            **job.broker,
+            assign=json.dumps({name: sorted(portion)}),
+            startingOffsets=json.dumps({name: {str(at): of[0] for at, of in portion.items()}}),
+            endingOffsets=json.dumps({name: {str(at): of[1] for at, of in portion.items()}}),
+            includeHeaders="true",
+        )
+        .load()
+    )
+    if read is not None:
+        records = records.observe(read, f.count(f.lit(1)).alias("rows"))
+    try:
+        return replay(records, options.where, partitions)
+    except Exception as error:
+        raise in_short(error) from error
+
+
+def _publish(
+    job: Job, options: Options, settled: _Settled, number: int, partitions: tuple[int, int]
+) -> tuple[int, int]:
+    """How many records were read, and how many of them published; also if an earlier run has."""
+    read, kept = Observation(), Observation()
+    rows = _rows(job, options, settled, settled.portion(number), partitions, read)
+    if rows is None:
+        return 0, 0
+    writer = rows.observe(kept, f.count(f.lit(1)).alias("rows")).write.format(NAME)
+    named = {"topic": options.to_topic, "writeId": f"replay/{settled.id}/{number}"}
+    try:
+        writer.mode("append").options(**job.broker, **named).save()
+    except Exception as error:
+        raise in_short(error) from error
+    return int(read.get["rows"]), int(kept.get["rows"])
+
+
+# --- how far it is -------------------------------------------------------------------------------
+
+
+def _done_of(directory: Path | None) -> _Done:
+    if directory is None or not (directory / _DONE).exists():
+        return _Done()
+    try:
+        told: Any = json.loads((directory / _DONE).read_text())
+        return _Done(int(told["portions"]), int(told["read"]), int(told["kept"]))
+    except (ValueError, KeyError, TypeError):
+        raise InvalidRequest(f"{directory / _DONE} does not say how far a replay is") from None
+
+
+def _remember(directory: Path | None, done: _Done) -> None:
+    """If this is lost, the last portion is published again, which adds nothing."""
+    if directory is None:
+        return
+    half = directory / f"{_DONE}.new"
+    with half.open("w") as file:
+        json.dump({"portions": done.portions, "read": done.read, "kept": done.kept}, file)
+        file.flush()
+        os.fsync(file.fileno())
+    half.replace(directory / _DONE)
+
+
+def _report(options: Options, settled: _Settled, done: _Done, before: _Done) -> Report:
+    rows = [
+        [options.topic, at, settled.begin[at], settled.end[at], settled.end[at] - settled.begin[at]]
+        for at in sorted(settled.begin)
+    ]
+    facts: dict[str, Any] = {
+        "read": done.read,
+        "kept": done.kept,
+        "written": done.kept,
+        "to topic": options.to_topic,
+        "portions": done.portions,
+    }
+    if before.portions:
+        facts["of them by earlier runs"] = before.portions
+    return Report("replay", ["topic", "partition", "from", "to", "offsets"], rows, facts)

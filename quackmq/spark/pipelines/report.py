@@ -1,0 +1,91 @@
+"""What a pipeline has found: a table, a few facts beside it, and whether all is well.
+
+A report is a value. The command line shows it as text, JSON or a picture; whoever calls a pipeline
+from Python reads it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+from quackmq.spark.pipelines.failures import NotInstalled
+
+
+@dataclass(frozen=True)
+class Report:
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Any]]
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    #: Whether the command ends with 0: an audit that found something does not.
+    is_good: bool = True
+    #: Draws it on matplotlib's axes. None: a picture would not say more than the table.
+    plot: Callable[[Any], None] | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """Rows by their columns' names; of values that JSON knows."""
+        return {
+            "title": self.title,
+            "is_good": self.is_good,
+            "facts": {name: plain(value) for name, value in self.facts.items()},
+            "rows": [
+                {name: plain(value) for name, value in zip(self.columns, row, strict=True)}
+                for row in self.rows
+            ],
+        }
+
+    def save_plot(self, file: Path) -> None:
+        """The picture, of the kind that the file's name says. Needs `plot` and matplotlib."""
+        assert self.plot is not None, "this report has no picture"
+        figure_type = drawing()
+        figure = figure_type(figsize=(10, 5), layout="constrained")
+        axes = figure.subplots()
+        self.plot(axes)
+        axes.set_title(self.title)
+        figure.savefig(file)
+
+
+def drawing() -> Any:
+    """matplotlib's figure, which draws into files without a screen. NotInstalled."""
+    try:
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError as error:
+        raise NotInstalled(
+            f"pictures need {error.name}, which is not installed: pip install 'quackmq[plot]'"
+        ) from error
+    return Figure
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON has it: times in UTC as ISO 8601 says, spans in seconds."""
+    match value:
+        case float() if not math.isfinite(value):
+            return None
+        case None | bool() | int() | float() | str():
+            return value
+        case datetime():
+            return moment(value)
+        case timedelta():
+            return value.total_seconds()
+        case Decimal():
+            return float(value)
+        case bytes():
+            return value.decode(errors="replace")
+        case Mapping():
+            return {str(name): plain(each) for name, each in value.items()}
+        case list() | tuple() | set() | frozenset():
+            return [plain(each) for each in value]
+    return str(value)
+
+
+def moment(value: datetime) -> str:
+    """Without a zone it is UTC, as sessions of pipelines have it."""
+    aware = value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+    whole = "milliseconds" if aware.microsecond else "seconds"
+    return aware.isoformat(timespec=whole).replace("+00:00", "Z")

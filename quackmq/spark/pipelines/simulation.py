@@ -1,0 +1,103 @@
+"""A simulation worker: takes requests from a topic, simulates, puts results into another.
+
+Workers share the requests as a consumer group. A result and the fact that its request is done are
+one transaction: both are there, or neither, whenever a worker is killed. Whoever is started in the
+place of a dead one takes over its name, its requests and whatever it has left open.
+
+What is simulated: customers who wait at a counter, for theory knows the answer. They come at random
+and are served at random, one after the other (M/M/1); with a load of ρ they wait ρ/(1-ρ) times as
+long as one is served, on average.
+
+    python -m quackmq.spark.pipelines.simulation '{"address": …, "name": …, …}'
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import threading
+from typing import Any, Final
+
+from confluent_kafka import Consumer, KafkaException, Message, Producer, TopicPartition
+
+from quackmq.spark.pipelines.workers import end_with_input
+
+#: A worker that is gone and not started again is missed after this time.
+_SESSION_MS: Final = 10_000
+#: What a dead worker left open, and nobody took over, is taken back after this time.
+_TRANSACTION_MS: Final = 10_000
+_ANSWER_S: Final = 30
+
+
+def simulate_counter(load: float, customers: int, seed: int) -> float:
+    """The mean time that customers wait, in times of service. The same for the same seed."""
+    chance = random.Random(seed)
+    waited = total = 0.0
+    for _ in range(customers):
+        total += waited
+        served = chance.expovariate(1.0)
+        until_next = chance.expovariate(load)
+        waited = max(0.0, waited + served - until_next)
+    return total / customers
+
+
+def main(address: str, name: str, group: str, requests: str, results: str) -> None:
+    ending = threading.Event()
+    end_with_input(ending)
+    quiet = {"bootstrap.servers": address, "log_level": 2, "reconnect.backoff.max.ms": 200}
+    producer = Producer(
+        {**quiet, "transactional.id": name, "transaction.timeout.ms": _TRANSACTION_MS}
+    )
+    consumer = Consumer(
+        {
+            **quiet,
+            "group.id": group,
+            "group.instance.id": name,
+            "session.timeout.ms": _SESSION_MS,
+            "heartbeat.interval.ms": _SESSION_MS // 10,
+            "isolation.level": "read_committed",
+            "enable.auto.commit": False,
+            "auto.offset.reset": "earliest",
+        }
+    )
+    producer.init_transactions(_ANSWER_S)
+    consumer.subscribe([requests])
+    try:
+        while not ending.is_set():
+            message = consumer.poll(0.1)
+            if message is None:
+                continue
+            error = message.error()
+            if error is not None:
+                raise KafkaException(error)
+            answer(producer, consumer, message, name, results)
+    finally:
+        consumer.close()
+
+
+def answer(
+    producer: Producer, consumer: Consumer, message: Message, name: str, results: str
+) -> None:
+    """All of the work first: readers of the results wait for what is open."""
+    request = json.loads(message.value() or b"{}")
+    result = _result(request, name)
+    topic, partition, offset = message.topic(), message.partition(), message.offset()
+    assert topic is not None and partition is not None and offset is not None
+    producer.begin_transaction()
+    producer.produce(results, json.dumps(result).encode(), message.key())
+    done = [TopicPartition(topic, partition, offset + 1)]
+    producer.send_offsets_to_transaction(done, consumer.consumer_group_metadata(), _ANSWER_S)
+    producer.commit_transaction(_ANSWER_S)
+
+
+def _result(request: dict[str, Any], name: str) -> dict[str, Any]:
+    wait = simulate_counter(request["load"], request["customers"], request["seed"])
+    return {"run": request["run"], "request": request["request"], "worker": name, "wait": wait}
+
+
+if __name__ == "__main__":
+    try:
+        main(**json.loads(sys.argv[1]))
+    except KafkaException as failure:
+        sys.exit(f"a simulation worker gives up, to be started again: {failure}")

@@ -1,0 +1,61 @@
+"""A process of a stress test: puts messages, one after the other, and reports how long each took.
+
+Its measurements go through a topic, beside whatever else is measured anywhere, and are read by who
+cares; the process keeps nothing. Each has a number, so that whoever reads them can tell that all
+are there.
+
+    python -m quackmq.spark.pipelines.stress '{"address": …, "run": …, "process": 0, …}'
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+
+from quackmq import limits
+from quackmq.client import Client
+from quackmq.errors import QuackError
+from quackmq.spark.pipelines.workers import end_with_input
+
+
+def main(
+    address: str, run: str, process: int, operations: int, bytes: int, target: str, topic: str
+) -> None:
+    ending = threading.Event()
+    end_with_input(ending)
+    payload = b"\0" * bytes
+    samples: list[dict[str, object]] = []
+    patience_s = limits.SPARK_RETRY_MS / 1000
+    with (
+        Client(address, timeout=patience_s) as stressed,
+        Client(address, serialiser="json", timeout=patience_s) as measured,
+    ):
+        for number in range(operations):
+            if ending.is_set():
+                break
+            samples.append({"run": run, "process": process, "number": number})
+            samples[-1] |= put(stressed, target, payload)
+            if len(samples) == limits.PIPELINE_SAMPLES or number == operations - 1:
+                measured.put_many(topic, samples, key=str(process))
+                samples.clear()
+
+
+def put(client: Client, target: str, payload: bytes) -> dict[str, object]:
+    """What is measured of one message."""
+    begun_ns, begun_ms = time.perf_counter_ns(), time.time_ns() // 1_000_000
+    try:
+        client.put(target, payload)
+        is_good = True
+    except QuackError:
+        is_good = False
+    took_us = (time.perf_counter_ns() - begun_ns) / 1000
+    return {"at_ms": begun_ms, "took_us": took_us, "is_good": is_good}
+
+
+if __name__ == "__main__":
+    try:
+        main(**json.loads(sys.argv[1]))
+    except QuackError as failure:
+        sys.exit(f"a process of the stress test gives up: {failure}")

@@ -1,0 +1,51 @@
+"""The benchmark of the push doors measures what it says: every entry comes to every peer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from benchmarks.push import Bench
+from benchmarks.push_bare import TOPIC
+from benchmarks.push_peers import LineSwarm, ProxySwarm, SubSwarm, middle
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
+    root: Path = tmp_path_factory.mktemp("push")
+    return Bench(root, 1.0)
+
+
+@pytest.fixture(scope="module")
+def doors(bench: Bench) -> Iterator[dict[str, str]]:
+    with bench.broker() as addresses:
+        yield addresses
+
+
+def test_lines_come_from_the_broker_and_from_the_bare_loop(
+    bench: Bench, doors: dict[str, str]
+) -> None:
+    with bench.bare("line") as bare:
+        for addresses in (doors, bare):
+            with closing(LineSwarm(addresses["line"], TOPIC, 3)) as swarm:
+                assert swarm.run(5) > 0
+
+
+def test_sub_sockets_hear_the_broker_and_the_bare_loop(bench: Bench, doors: dict[str, str]) -> None:
+    with bench.bare("xpub") as bare:
+        for each in (doors, bare):
+            with closing(SubSwarm(each["xsub"], each["xpub"], TOPIC, 3)) as swarm:
+                assert swarm.run(10, at_once=5) > 0
+
+
+def test_clients_of_the_proxy_acknowledge_all(doors: dict[str, str]) -> None:
+    with closing(ProxySwarm(doors, "acknowledged", 3)) as swarm:
+        assert swarm.run(5) > 0
+        assert swarm.run(5) > 0
+
+
+def test_the_middle_of_some_values_is_the_one_in_the_middle() -> None:
+    assert middle([5.0, 1.0, 3.0]) == 3.0

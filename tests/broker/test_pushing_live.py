@@ -1,0 +1,238 @@
+"""A live reading: new news first, old news skipped and counted, history as it was (Q7, Q10)."""
+
+from __future__ import annotations
+
+import pytest
+
+from quackmq import limits
+from quackmq.broker import Counts, Terms
+from quackmq.policy import Policy, WhenFull
+from tests.broker.flock import Pond, in_virtual_time
+from tests.broker.pushed_peer import Peer, lent, peer_of, pushed, values
+from tests.broker.support import (
+    CALLER,
+    NAME,
+    TOPIC,
+    key_of,
+    open_broker,
+    publish,
+    publish_each,
+    until,
+    values_in,
+)
+from tests.support import Clock
+
+LIVE = Terms("live")
+#: What a live reading of everything gets: nothing is ever too old.
+TIMELESS = Policy()
+
+
+def numbered(first: int, next: int) -> list[bytes]:
+    return [b"%d" % number for number in range(first, next)]
+
+
+@pytest.mark.asyncio
+async def test_q10_what_is_older_than_delta_is_skipped_and_stays_in_the_history() -> None:
+    clock = Clock()
+    async with open_broker(clock=clock) as broker:
+        await broker.create_topic(CALLER, TOPIC, policy=Policy(live_for_ms=1_000))
+        await pushed(broker, LIVE)
+        await publish_each(broker, b"old", b"older")
+        clock.advance(600)
+        await publish_each(broker, b"young")
+        clock.advance(400)
+        async with peer_of(broker) as peer:
+            found = await peer.take_all()
+            assert values(found) == [b"young"]
+            peer.ack(found)
+            assert peer.channel.counts() == Counts(acked=1, skipped=2)
+            assert peer.channel.lag() == 0
+            assert await values_in(broker) == [b"old", b"older", b"young"]
+
+
+@pytest.mark.asyncio
+async def test_q10_an_entry_that_gets_old_while_it_waits_in_memory_is_skipped() -> None:
+    clock = Clock()
+    async with open_broker(clock=clock) as broker:
+        await broker.create_topic(CALLER, TOPIC, policy=Policy(live_for_ms=1_000))
+        await pushed(broker, LIVE)
+        async with peer_of(broker) as peer:
+            await publish_each(broker, b"a", b"b")
+            await until(lambda: peer.channel.lag() == 2)
+            clock.advance(1_001)
+            assert peer.channel.lag() == 0, "it need not take for them to be counted"
+            assert peer.channel.counts() == Counts(skipped=2)
+            await publish(broker, b"c")
+            assert values(await peer.wait()) == [b"c"]
+
+
+@pytest.mark.asyncio
+async def test_q10_what_gets_old_in_memory_is_not_taken_from_there() -> None:
+    clock = Clock()
+    async with open_broker(clock=clock) as broker:
+        await broker.create_topic(CALLER, TOPIC, policy=Policy(live_for_ms=1_000))
+        await pushed(broker, LIVE)
+        async with peer_of(broker) as peer:
+            await publish(broker, b"a")
+            await until(lambda: peer.channel.lag() == 1)
+            clock.advance(500)
+            await publish(broker, b"b")
+            await until(lambda: peer.channel.lag() == 2)
+            clock.advance(501)
+            assert values(peer.channel.take_now() or []) == [b"b"]
+            assert peer.channel.take_now() == []
+            assert peer.channel.counts() == Counts(skipped=1)
+
+
+@pytest.mark.asyncio
+async def test_a_delta_that_is_altered_counts_from_then_on() -> None:
+    clock = Clock()
+    async with open_broker(clock=clock) as broker:
+        await broker.create_topic(CALLER, TOPIC, policy=Policy(live_for_ms=1_000))
+        await pushed(broker, LIVE)
+        async with peer_of(broker) as peer:
+            await publish_each(broker, b"a")
+            await until(lambda: peer.channel.lag() == 1)
+            await broker.alter_topic(CALLER, TOPIC, policy=Policy(live_for_ms=60_000))
+            clock.advance(2_000)
+            assert values(await peer.take_all()) == [b"a"]
+
+
+@pytest.mark.asyncio
+async def test_no_more_than_live_entries_are_live() -> None:
+    policy = Policy(live_entries=3, when_full=WhenFull.ARCHIVE)
+    async with open_broker() as broker:
+        await broker.create_topic(CALLER, TOPIC, policy=policy)
+        await pushed(broker, LIVE)
+        await publish_each(broker, *numbered(0, 10))
+        async with peer_of(broker) as peer:
+            assert values(await peer.take_all()) == numbered(7, 10)
+            assert peer.channel.counts().skipped == 7
+        assert await values_in(broker) == numbered(0, 10)
+
+
+@pytest.mark.asyncio
+async def test_q13_the_newest_window_comes_first_then_what_was_left_behind() -> None:
+    async with open_broker() as broker:
+        await broker.create_topic(CALLER, TOPIC, policy=TIMELESS)
+        await pushed(broker, Terms("live", window=3), start="beginning")
+        await publish_each(broker, *numbered(0, 10))
+        async with peer_of(broker) as peer:
+            first = await peer.take(2)
+            assert values(first) == numbered(7, 9), "a window is read in order"
+            await publish_each(broker, *numbered(10, 12))
+            await until(lambda: peer.channel.lag() == 12)
+            second = await peer.take(3)
+            assert values(second) == numbered(9, 12)
+            rest = await peer.take_all()
+            assert sorted(values(rest)) == sorted(numbered(0, 7)), "none is left out"
+            peer.ack([*first, *second, *rest])
+            assert peer.channel.counts() == Counts(acked=12)
+
+
+@pytest.mark.asyncio
+async def test_q13_new_news_in_one_partition_comes_before_old_news_in_another() -> None:
+    async with open_broker() as broker:
+        await broker.create_topic(CALLER, TOPIC, partitions=2)
+        await pushed(broker, LIVE, start="beginning")
+        await publish(broker, b"old")
+        async with peer_of(broker) as peer:
+            await publish(broker, b"new", partition=1)
+            await until(lambda: peer.channel.lag() == 2)
+            assert values(await peer.take(1)) == [b"new"]
+            assert values(await peer.take(1)) == [b"old"]
+
+
+@in_virtual_time
+async def test_what_is_too_old_to_be_lent_again_is_skipped() -> None:
+    clock = Clock()
+    async with open_broker(clock=clock) as broker:
+        await broker.create_topic(CALLER, TOPIC, policy=Policy(live_for_ms=1_000))
+        await pushed(broker, LIVE)
+        async with peer_of(broker) as peer:
+            await publish_each(broker, b"a", b"b")
+            a, b = await peer.wait(2)
+            clock.advance(2_000)
+            peer.ack([a])  # who works on an old entry may still ack it
+            peer.told.clear()
+            await peer.until_told()
+            assert await peer.take() == []
+            assert peer.channel.counts() == Counts(acked=1, skipped=1)
+            assert not peer.channel.ack(b.partition, b.offset)
+
+
+@pytest.mark.asyncio
+async def test_q12_all_expire_with_a_delta_that_is_small_and_none_with_one_that_is_large() -> None:
+    clock = Clock()
+    async with open_broker(clock=clock) as broker:
+        for topic, live_for_ms in (("short", 1), ("long", 10**12)):
+            await broker.create_topic(CALLER, topic, policy=Policy(live_for_ms=live_for_ms))
+            await pushed(broker, LIVE, topic=topic)
+            await publish_each(broker, *numbered(0, 50), topic=topic)
+        clock.advance(1_000)
+        async with peer_of(broker, topic="short") as short, peer_of(broker, topic="long") as long:
+            assert await short.take_all() == []
+            assert short.channel.counts() == Counts(skipped=50)
+            found = await long.take_all()
+            assert values(found) == numbered(0, 50)
+            assert long.channel.counts() == Counts()
+
+
+@pytest.mark.asyncio
+async def test_a_live_subscription_that_nobody_is_served_by_does_not_hold_old_news() -> None:
+    clock = Clock()
+    policy = Policy(live_for_ms=1_000, keep_for_ms=500)
+    async with open_broker(clock=clock) as broker:
+        await broker.create_topic(CALLER, TOPIC, policy=policy)
+        await pushed(broker, LIVE)
+        await publish_each(broker, b"a", b"b")
+        clock.advance(999)
+        await broker.clean()
+        await broker.clean()
+        assert await values_in(broker) == [b"a", b"b"], "it is live"
+        clock.advance(1)
+        await broker.clean()
+        await broker.pushing.flush()
+        await broker.clean()
+        assert await values_in(broker) == []
+        standing = await broker.pushing.standing(CALLER, NAME, TOPIC)
+        assert standing == (0, Counts(skipped=2), 0)
+
+
+@pytest.mark.asyncio
+async def test_skipped_entries_stay_counted_through_a_restart(pond: Pond) -> None:
+    policy = Policy(live_entries=2)
+    async with pond.open() as broker:
+        await broker.create_topic(CALLER, TOPIC, policy=policy)
+        await pushed(broker, LIVE)
+        await publish_each(broker, *numbered(0, 5))
+        async with peer_of(broker) as peer:
+            peer.ack((await peer.take_all())[:1])
+    async with pond.open() as broker, peer_of(broker) as peer:
+        assert peer.channel.counts() == Counts(acked=1, skipped=3)
+        assert lent(await peer.take_all()) == [(b"4", 2)]
+
+
+@pytest.mark.asyncio
+async def test_a_live_reader_left_far_behind_stays_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "LEASE_GAPS", 3)
+    async with open_broker() as broker:
+        await broker.create_topic(CALLER, TOPIC)
+        await pushed(broker, Terms("live", window=2))
+        got: list[bytes | None] = []
+        async with peer_of(broker) as peer:
+            for number in range(0, 60, 6):
+                await publish_each(broker, *numbered(number, number + 6))
+                await until(lambda end=number + 6: _end_of(peer) == end)  # type: ignore[misc]
+                got += values(await peer.take(1))
+            got += values(await peer.take_all())
+            assert sorted(got) == sorted(numbered(0, 60))  # type: ignore[type-var]
+            assert len(got) == 60
+            await peer.channel.flush()
+        key = key_of(broker.topic(TOPIC))
+        assert broker.consumers_left(CALLER, key, [0, 59]) == [1, 1]
+
+
+def _end_of(peer: Peer) -> int:
+    assert peer.channel.feed is not None
+    return peer.channel.feed.windows[0].end

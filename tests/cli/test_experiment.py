@@ -1,0 +1,231 @@
+"""Experiments as they are run: real processes, real pipes, and accounts that have to be right.
+
+How much is published is fixed by the number of entries, so that no account depends on how fast the
+machine is; where time plays a part, only what holds at any speed is asserted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from quackmq.cli import experiment_run
+from quackmq.cli.experiment_plan import Experiment
+from quackmq.cli.experiment_report import Outcome, SubscriberAccount
+from quackmq.doors.line import End
+from tests.cli.process import DEADLINE_S, Server
+
+#: As many as are published, as fast as it goes, and nothing gets old; nobody is too slow to live.
+CALM = {
+    "rate": None,
+    "seconds": 100.0,
+    "max_entries": None,
+    "delta_ms": None,
+    "answer_ms": 60_000,
+}
+ENTRIES = 20
+
+
+def outcome_of(directory: Path, **settings: object) -> Outcome:
+    experiment = Experiment(**(CALM | {"entries": ENTRIES} | settings))  # type: ignore[arg-type]
+    observer = experiment_run.Observer()
+    return asyncio.run(experiment_run.run(experiment, directory / "data", observer, "os"))
+
+
+def subscriber(outcome: Outcome, name: str) -> SubscriberAccount:
+    (found,) = (each for each in outcome.subscribers if each.id == name)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("pubs", "subs", "topics"),
+    [(1, 1, 1), (1, 3, 1), (3, 1, 1), (1, 1, 2), (1, 3, 2), (3, 1, 2), (3, 3, 3)],
+    ids=["1-1-1", "1-m-1", "n-1-1", "1-1-2", "1-m-2", "n-1-2", "n-m-t"],
+)
+def test_q12_every_subscriber_gets_every_entry_once(
+    pubs: int, subs: int, topics: int, tmp_path: Path
+) -> None:
+    outcome = outcome_of(tmp_path, pubs=pubs, subs=subs, topics=topics)
+    assert outcome.problems() == []
+    assert outcome.published == pubs * ENTRIES
+    assert list(outcome.held) == [str(number + 1) for number in range(topics)]
+    assert all(outcome.held.values()), "publishers go round their topics"
+    for each in outcome.subscribers:
+        assert (each.delivered, each.skipped, each.left) == (outcome.published, 0, 0)
+        assert each.report is not None and each.report.doubled == 0
+        assert each.end == End.TERMINATED
+    assert all(each.end == End.TERMINATED for each in outcome.publishers)
+    assert outcome.latencies()["p50_ms"] is not None
+
+
+def test_q2_the_records_name_everybody_with_channel_and_topics(tmp_path: Path) -> None:
+    outcome = outcome_of(tmp_path, pubs=2, subs=1, topics=2, entries=1)
+    shape = r"pipes of process \d+, topics: 1, 2"
+    assert [re.sub(shape, "…", record) for record in outcome.records] == [
+        "pub p1 on …",
+        "pub p2 on …",
+        "sub s1 on …",
+    ]
+
+
+def test_q12_fast_publishers_do_not_hurry_slow_subscribers(tmp_path: Path) -> None:
+    outcome = outcome_of(tmp_path, pubs=2, subs=3, slow_subs=2, slow_ms=5)
+    assert outcome.problems() == []
+    assert [each.delivered for each in outcome.subscribers] == [2 * ENTRIES] * 3
+
+
+def test_q12_slow_publishers_keep_nobody_from_theirs(tmp_path: Path) -> None:
+    outcome = outcome_of(tmp_path, pubs=2, slow_pubs=1, subs=2, rate=1000.0)
+    assert outcome.problems() == []
+    assert [each.published for each in outcome.publishers] == [ENTRIES] * 2
+
+
+def test_q10_what_a_slow_subscriber_comes_too_late_for_is_skipped_and_counted(
+    tmp_path: Path,
+) -> None:
+    outcome = outcome_of(tmp_path, subs=2, slow_subs=1, slow_ms=20, delta_ms=10, topics=2)
+    assert outcome.problems() == [], "delivered and skipped are all that was published"
+
+
+def test_q7_all_that_is_older_than_delta_is_skipped(tmp_path: Path) -> None:
+    """δ so small that all expire: the subscriber is away until everything is old."""
+    outcome = outcome_of(tmp_path, subs=2, late_subs=1, delta_ms=1)
+    late = subscriber(outcome, "s2")
+    assert outcome.problems() == []
+    assert (late.published, late.delivered, late.skipped) == (ENTRIES, 0, ENTRIES)
+
+
+def test_q7_nothing_is_skipped_where_delta_is_long(tmp_path: Path) -> None:
+    """δ so large that none expires; a subscription lasts while its subscriber is away."""
+    outcome = outcome_of(tmp_path, subs=2, late_subs=1, topics=2, delta_ms=3_600_000)
+    late = subscriber(outcome, "s2")
+    assert outcome.problems() == []
+    assert (late.published, late.delivered, late.skipped) == (ENTRIES, ENTRIES, 0)
+
+
+def test_q6_a_full_topic_makes_its_publisher_retry(tmp_path: Path) -> None:
+    """Room comes by what the subscriber has, and that one stops taking any."""
+    outcome = outcome_of(
+        tmp_path, subs=1, silent_subs=1, max_entries=2, seconds=8.0, answer_ms=8_000
+    )
+    assert outcome.problems() == []
+    assert outcome.retried > 0
+    assert 1 <= outcome.published <= 5, "three that it has answered, and two that are live"
+
+
+def test_q6_what_a_publisher_had_to_retry_is_there_once(tmp_path: Path) -> None:
+    outcome = outcome_of(tmp_path, pubs=2, subs=2, topics=2, max_entries=3, slow_subs=1, slow_ms=5)
+    assert outcome.problems() == []
+    assert outcome.published == 2 * ENTRIES
+    assert [each.delivered for each in outcome.subscribers] == [2 * ENTRIES] * 2
+
+
+def test_q10_a_silent_subscriber_is_declared_dead_and_keeps_its_subscription(
+    tmp_path: Path,
+) -> None:
+    outcome = outcome_of(tmp_path, subs=3, silent_subs=1, answer_ms=8_000)
+    silent = subscriber(outcome, "s3")
+    assert outcome.problems() == []
+    assert outcome.dead == 1
+    assert silent.end == End.DEAD
+    assert (silent.delivered, silent.left) == (3, ENTRIES - 3)
+    for each in outcome.subscribers[:2]:
+        assert each.delivered == ENTRIES
+
+
+def test_a_dying_subscriber_harms_nobody_and_keeps_its_subscription(tmp_path: Path) -> None:
+    outcome = outcome_of(tmp_path, subs=3, dying_subs=2)
+    assert outcome.problems() == []
+    assert subscriber(outcome, "s1").delivered == ENTRIES
+    for name in ("s2", "s3"):
+        dying = subscriber(outcome, name)
+        assert dying.end == End.GONE
+        assert (dying.delivered, dying.left) == (3, ENTRIES - 3)
+
+
+# --- the command -----------------------------------------------------------------------------
+
+
+def run_to_end(*arguments: object) -> tuple[int, str, str]:
+    with Server("experiment", *arguments) as command:
+        lines = []
+        while line := command.line():
+            lines.append(line)
+        return command.exit_code(), "".join(lines), command.errors()
+
+
+CALM_OPTIONS = ("--rate", 0, "--max-entries", 0, "--delta-ms", 0, "--answer-ms", 60_000)
+
+
+def test_q1_the_command_runs_all_processes_and_tells_what_came_of_it(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    who = ("--pubs", 2, "--subs", 2, "--topics", 2, "--entries", 10, "--data", data)
+    exit_code, out, err = run_to_end(*who, *CALM_OPTIONS, "--seconds", 100)
+    assert (exit_code, err) == (0, ""), "no bar where nobody looks"
+    assert out.startswith("pub p1 on pipes of process ")
+    assert re.search(r"^s2 +steady +20 +20 +0 +0 +0 .* terminated$", out, re.MULTILINE)
+    assert "20 published, 0 retried, 40 delivered, 0 skipped as old, 0 dead subscribers" in out
+    assert out.endswith("for every live subscriber: published = delivered + skipped\n")
+    assert any(data.iterdir()), "it is kept where that was asked for"
+
+
+def test_q12_the_report_can_be_read_by_programs() -> None:
+    exit_code, out, err = run_to_end("--entries", 5, "--json", *CALM_OPTIONS, "--seconds", 100)
+    assert (exit_code, err) == (0, "")
+    told = json.loads(out)
+    assert (told["published"], told["delivered"], told["skipped"]) == (5, 5, 0)
+    assert told["is_good"] is True and told["problems"] == []
+    assert told["subscribers"][0]["end"] == "terminated"
+
+
+def test_q11_an_interrupt_ends_everybody_by_the_protocol() -> None:
+    with Server("experiment", *CALM_OPTIONS, "--rate", 50, "--seconds", 1000) as command:
+        peers = [_pid_in(command.line()) for _ in range(2)]
+        command.send(signal.SIGINT)
+        out = []
+        while line := command.line():
+            out.append(line)
+        assert command.exit_code() == 130
+        assert re.search(r"^p1 .* terminated$", "".join(out), re.MULTILINE)
+        assert re.search(r"^s1 .* terminated$", "".join(out), re.MULTILINE)
+        assert out[-1] == "for every live subscriber: published = delivered + skipped + left\n"
+    assert not any(map(_is_running, peers))
+
+
+def test_peers_do_not_outlive_a_command_that_is_killed() -> None:
+    with Server("experiment", *CALM_OPTIONS, "--subs", 2, "--seconds", 1000) as command:
+        peers = [_pid_in(command.line()) for _ in range(3)]
+        command.send(signal.SIGKILL)
+        command.exit_code()
+    end_s = time.monotonic() + DEADLINE_S
+    while any(map(_is_running, peers)):
+        assert time.monotonic() < end_s, "a peer is still there"
+        time.sleep(0.01)
+
+
+def test_a_directory_with_something_in_it_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("quack")
+    exit_code, out, err = run_to_end("--data", tmp_path)
+    assert (exit_code, out) == (2, "")
+    assert err == f"quackmq: {tmp_path} is not empty: an experiment begins with nothing\n"
+
+
+def _pid_in(record: str) -> int:
+    found = re.search(r"process (\d+)", record)
+    assert found is not None, record
+    return int(found[1])
+
+
+def _is_running(pid: int) -> bool:
+    """Neither gone, nor waiting for whoever adopted it to look at it."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state != "Z"

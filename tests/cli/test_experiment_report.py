@@ -1,0 +1,358 @@
+"""What is made of an experiment: the plan, the accounts, when they are wrong, bar and picture."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quackmq.cli import experiment_plan, experiment_plot, experiment_run
+from quackmq.cli.experiment_latency import Latencies, bucket_of, percentile_ms, together
+from quackmq.cli.experiment_peers import Behaviour, Report, Seen, Turns, content
+from quackmq.cli.experiment_plan import Experiment, suite
+from quackmq.cli.experiment_progress import Watcher
+from quackmq.cli.experiment_report import (
+    Outcome,
+    PublisherAccount,
+    Sample,
+    SubscriberAccount,
+    as_json,
+    as_table,
+    as_text,
+)
+from quackmq.cli.main import main
+from quackmq.errors import InvalidRequest
+from quackmq.policy import WhenFull
+from quackmq.wire.line import Entry
+
+
+def publisher(entries: int = 10, **changes: Any) -> PublisherAccount:
+    report = Report(entries={"1": entries}, terminated=True)
+    fields = {"id": "p1", "behaviour": Behaviour.STEADY, "report": report, "end": "terminated"}
+    return PublisherAccount(**(fields | changes))
+
+
+def subscriber(delivered: int = 10, **changes: Any) -> SubscriberAccount:
+    report = Report(entries={"1": delivered}, terminated=True, latencies={0: {70: delivered}})
+    fields: dict[str, Any] = {
+        "id": "s1",
+        "behaviour": Behaviour.STEADY,
+        "report": report,
+        "end": "terminated",
+        "published": 10,
+        "skipped": 0,
+        "lost": 0,
+        "left": 0,
+    }
+    return SubscriberAccount(**(fields | changes))
+
+
+def outcome(*subscribers: SubscriberAccount, **changes: Any) -> Outcome:
+    fields: dict[str, Any] = {
+        "experiment": Experiment(title="quack"),
+        "records": ["pub p1 on pipes, topics: 1"],
+        "publishers": [publisher()],
+        "subscribers": subscribers or (subscriber(),),
+        "held": {"1": 10},
+        "samples": [Sample(0.0, 0, 0), Sample(0.5, 7, 3)],
+    }
+    return Outcome(**(fields | changes))
+
+
+# --- accounts --------------------------------------------------------------------------------
+
+
+def test_accounts_that_add_up_have_no_problems() -> None:
+    assert outcome(subscriber(7, skipped=3)).problems() == []
+
+
+SILENT = {"behaviour": Behaviour.SILENT, "left": 7}
+CUT_SHORT = Report(entries={"1": 10}, terminated=False)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        (
+            outcome(subscriber(8, skipped=1)),
+            "subscriber s1: 10 entries were published, 8 delivered, 1 skipped",
+        ),
+        (
+            outcome(subscriber(8, left=2)),
+            "subscriber s1: 10 entries were published, 8 delivered, 0 skipped and 2 left",
+        ),
+        (
+            outcome(subscriber(12)),
+            "subscriber s1: 10 entries were published, 12 delivered, 0 skipped",
+        ),
+        (
+            outcome(subscriber(lost=1)),
+            "subscriber s1: 1 entries were lost",
+        ),
+        (
+            outcome(subscriber(report=CUT_SHORT, end="hung up")),
+            "subscriber s1 did not end by the protocol: hung up",
+        ),
+        (
+            outcome(subscriber(**SILENT)),
+            "subscriber s1 was to be silent: terminated",
+        ),
+        (
+            outcome(publishers=[publisher(9)]),
+            "publishers were told of 9 entries, and the topics hold 10",
+        ),
+        (
+            outcome(publishers=[publisher(report=CUT_SHORT, end="hung up")]),
+            "publisher p1 did not end by the protocol: hung up",
+        ),
+        (
+            outcome(
+                publishers=[
+                    publisher(report=Report(entries={"1": 10}, rejected=2, terminated=True))
+                ]
+            ),
+            "publisher p1: 2 entries were rejected",
+        ),
+    ],
+)
+def test_what_does_not_add_up_is_named(wrong: Outcome, sentence: str) -> None:
+    assert wrong.problems() == [sentence]
+    assert as_json(wrong)["is_good"] is False
+    assert f"WRONG in 'quack': {sentence}" in as_text(wrong)
+    assert "WRONG" in as_table([outcome(), wrong]).splitlines()[2]
+
+
+def test_a_subscriber_that_was_to_die_and_did_is_no_problem() -> None:
+    dead = subscriber(3, behaviour=Behaviour.DYING, report=None, left=7, end="hung up")
+    found = outcome(subscriber(), replace(dead, id="s2"))
+    assert (found.problems(), found.dead) == ([], 1)
+
+
+def test_what_an_interrupt_leaves_is_no_problem() -> None:
+    found = outcome(subscriber(8, left=2), was_interrupted=True)
+    assert found.problems() == []
+    assert as_text(found).endswith("published = delivered + skipped + left\n")
+
+
+# --- plans -----------------------------------------------------------------------------------
+
+
+def test_q12_the_suite_has_every_shape_and_every_boundary() -> None:
+    experiments = suite(Experiment(pubs=4, subs=5, topics=6, seconds=1.0, silent_subs=5))
+    shapes = {each.shape for each in experiments}
+    assert {"1/1/1", "1/5/1", "4/1/1", "1/1/2", "1/5/2", "4/1/2", "4/5/6"} <= shapes
+    for trait in ("slow_pubs", "slow_subs", "silent_subs", "dying_subs", "late_subs"):
+        assert any(getattr(each, trait) for each in experiments), trait
+    assert {1, None} <= {each.delta_ms for each in experiments}
+    assert any(each.rate is None and (each.max_entries or 1000) < 100 for each in experiments)
+    assert len({each.title for each in experiments}) == len(experiments)
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"pubs": 0}, "--pubs: 0 is not from 1 to"),
+        ({"subs": 2, "slow_subs": 2, "late_subs": 1}, "3 subscribers are to be slow, silent"),
+        ({"slow_pubs": 2}, "2 of 1 publishers cannot be slow"),
+        ({"rate": -1.0}, "--rate: -1 is no number of entries"),
+        ({"seconds": 0.0}, "--seconds: 0 is not above 0"),
+        ({"entries": 10**9}, "--entries: 1000000000 is not"),
+        ({"entry_bytes": 5_000}, "--bytes: 5000 is not from 64 to 4096"),
+        ({"slow_ms": 2_000}, "takes 2000 ms to answer is dead after 2000 ms"),
+    ],
+)
+def test_an_experiment_that_cannot_be_is_refused(changes: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(InvalidRequest, match=complaint):
+        Experiment(**changes)
+
+
+def test_q6_room_is_made_by_age_or_by_what_everybody_has() -> None:
+    by_age = Experiment(max_entries=5, delta_ms=10).policy
+    assert (by_age.live_entries, by_age.live_for_ms, by_age.when_full) == (5, 10, WhenFull.WAIT)
+    assert not by_age.keep_until_consumed
+    assert Experiment(max_entries=5, delta_ms=None).policy.keep_until_consumed
+    assert not Experiment(max_entries=None, delta_ms=None).policy.lets_go
+
+
+# --- what subscribers keep -------------------------------------------------------------------
+
+
+def test_a_subscriber_knows_an_entry_again() -> None:
+    seen = Seen(start_ns=0, slice_ms=100)
+    for publisher_id, number in [("p1", 0), ("p1", 7), ("p2", 0), ("p1", 7), ("p1", 3)]:
+        entry = Entry("1", content(publisher_id, number, 1_000, 64))
+        assert len(entry.content) == 64
+        seen.note(entry, arrived_ns=5_000_000)
+    report = seen.report(terminated=True)
+    assert (report.entries, report.doubled, seen.answered) == ({"1": 4}, 1, 5)
+    assert sum(report.latencies[0].values()) == 4
+
+
+def test_q6_a_topic_without_room_rests_while_the_others_go_on() -> None:
+    (part,) = Experiment(topics=3, rate=None).publishers()
+    turns = Turns(part)
+    tried = []
+    for _ in range(7):
+        tried.append(turns.topic)
+        turns.answered(turns.topic != "2")
+    assert tried[:4] == ["1", "2", "3", "1"]
+    assert turns.due_s <= time.monotonic(), "there is always one that may be tried at once"
+
+
+def test_percentiles_are_within_a_bucket_of_the_true_ones() -> None:
+    latencies = Latencies()
+    for milliseconds in range(1, 1001):
+        latencies.add(when=milliseconds, latency_ns=milliseconds * 1_000_000)
+    counts = together(latencies.slices.values())
+    assert sum(counts.values()) == 1000
+    for share, true_ms in ((0.5, 500), (0.99, 990), (1.0, 1000), (0.001, 1)):
+        found = percentile_ms(counts, share)
+        assert found is not None and math.isclose(found, true_ms, rel_tol=0.05)
+    assert percentile_ms({}, 0.5) is None
+    assert bucket_of(-5) == bucket_of(0) == 0
+
+
+# --- the bar ---------------------------------------------------------------------------------
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_bar_is_shown_on_a_terminal_and_goes_away() -> None:
+    planned = [Experiment(title="one", seconds=2.0), Experiment(title="two", seconds=2.0)]
+    stream = Terminal()
+    with Watcher(planned, stream, prints_records=False) as watcher:
+        watcher.progress(experiment_run.Progress(planned[0], 1.0, 10, 20))
+        assert "25%  one: 10 published, 20 delivered" in stream.getvalue()
+        watcher.done(replace(outcome(), experiment=planned[0]))
+        watcher.progress(experiment_run.Progress(planned[1], 99.0, 30, 60))
+        assert "[##############################] 100%  two: 30" in stream.getvalue()
+    assert stream.getvalue().endswith("\r\x1b[K")
+    assert "\n" not in stream.getvalue()
+
+
+def test_no_bar_is_written_where_nobody_looks(capsys: pytest.CaptureFixture[str]) -> None:
+    planned = Experiment()
+    stream = io.StringIO()
+    with Watcher([planned], stream, prints_records=True) as watcher:
+        watcher.progress(experiment_run.Progress(planned, 1.0))
+        watcher.connected(planned, ["pub p1 on pipes, topics: 1"])
+    assert stream.getvalue() == ""
+    assert capsys.readouterr().out == "pub p1 on pipes, topics: 1\n"
+
+
+# --- the command -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[Outcome]:
+    """The outcomes that experiments will have, one after the other, without being carried out."""
+    outcomes: list[Outcome] = []
+
+    async def run(experiment: Experiment, *_: object) -> Outcome:
+        return replace(outcomes.pop(0), experiment=experiment)
+
+    monkeypatch.setattr(experiment_run, "run", run)
+    return outcomes
+
+
+def test_accounts_that_are_wrong_end_with_exit_code_1(
+    told: list[Outcome], capsys: pytest.CaptureFixture[str]
+) -> None:
+    told.append(outcome(subscriber(9)))
+    assert main(["experiment"]) == 1
+    assert capsys.readouterr().out.endswith(
+        "WRONG: subscriber s1: 10 entries were published, 9 delivered, 0 skipped\n"
+    )
+
+
+def test_the_suite_is_one_table_and_fails_if_one_does(
+    told: list[Outcome], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def two(base: Experiment) -> list[Experiment]:
+        return suite(base)[:2]
+
+    monkeypatch.setattr(experiment_plan, "suite", two)
+    told += [outcome(), outcome()]
+    assert main(["experiment", "--suite"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split("  ")[0] for line in lines[:3]] == [
+        "experiment",
+        "1 pub, 1 sub, 1 topic",
+        "m subs",
+    ]
+    assert lines[3:] == ["for every live subscriber: published = delivered + skipped"]
+    told += [outcome(), outcome(subscriber(9))]
+    assert main(["experiment", "--suite", "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert [each["is_good"] for each in found["experiments"]] == [True, False]
+    assert found["is_good"] is False
+
+
+def test_a_picture_is_drawn_of_depth_and_latency(
+    told: list[Outcome], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told.append(outcome())
+    file = tmp_path / "experiment.png"
+    assert main(["experiment", "--plot", str(file)]) == 0
+    assert file.read_bytes().startswith(b"\x89PNG")
+    assert capsys.readouterr().err == ""
+
+
+def test_an_experiment_in_which_nothing_came_can_be_drawn(tmp_path: Path) -> None:
+    nothing = outcome(subscriber(0, skipped=10, report=None), samples=())
+    file = tmp_path / "nothing.svg"
+    experiment_plot.draw([nothing, outcome()], file)
+    assert b"<svg" in file.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--pubs", "-1"], "--pubs: '-1' is not a whole number from 0 on"),
+        (["--rate", "often"], "--rate: 'often' is not a number from 0 on"),
+        (["--seconds", "nan"], "--seconds: 'nan' is not a number from 0 on"),
+        (["--entries", "0"], "--entries: '0' is not a whole number from 1 on"),
+        (["--subs", "0"], "--subs: 0 is not from 1 to"),
+        (["--plot", "picture.bmp"], "--plot: picture.bmp does not end with one of .png"),
+        (["--plot", "no/such/picture.png"], "--plot: there is no directory no/such"),
+    ],
+)
+def test_a_slip_is_one_sentence_and_exit_code_2(
+    arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        exit_code: object = main(["experiment", *arguments])
+    except SystemExit as ending:
+        exit_code = ending.code
+    err = capsys.readouterr().err
+    assert exit_code == 2
+    assert complaint in err and err.count("\n") == 1
+
+
+def test_without_matplotlib_it_is_said_what_to_install(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert main(["experiment", "--plot", "picture.png"]) in (1, 2)
+    err = capsys.readouterr().err
+    assert "pip install 'quackmq[plot]'" in err and err.count("\n") == 1
+
+
+def test_help_names_every_option(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["experiment", "--help"])
+    out = capsys.readouterr().out
+    for option in ("--pubs", "--slow-subs", "--silent-subs", "--max-entries", "--delta-ms"):
+        assert f"{option} N" in out
+    for option in ("--suite", "--plot FILE.png", "--json"):
+        assert option in out

@@ -1,0 +1,199 @@
+"""`quackmq put` and `quackmq get`: messages in and out by hand, as a shell runs them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from quackmq import Client
+from quackmq.cli import put as putting
+from quackmq.cli.main import main
+from quackmq.errors import RecordTooLarge
+from tests.cli.process import DEADLINE_S, SCRIPT, Server
+
+_numbers = count(1)
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    with Server("serve", "--store", "memory:", "--kafka", "127.0.0.1:0") as server:
+        yield server.ready()
+
+
+@pytest.fixture
+def topic() -> str:
+    return f"typed-{next(_numbers)}"
+
+
+def run(
+    command: str,
+    topic: str,
+    address: str,
+    *options: object,
+    stdin: bytes = b"",
+    home: Path | None = None,
+) -> bytes:
+    """What it prints, when it has ended well."""
+    arguments = [command, topic, "--broker", address, "--timeout", DEADLINE_S, *options]
+    result = subprocess.run(
+        [*SCRIPT, *map(str, arguments)],
+        input=stdin,
+        capture_output=True,
+        timeout=3 * DEADLINE_S,
+        env={"HOME": str(home or "/nonexistent")},
+    )
+    assert (result.returncode, result.stderr) == (0, b"")
+    return result.stdout
+
+
+def test_x5_messages_are_put_and_got_by_hand(address: str, topic: str) -> None:
+    said = run("put", topic, address, "quack", "two words", "ünïcode")
+    assert said == f"3 messages put into {topic}\n".encode()
+    got = run("get", topic, address, "--count", 3)
+    assert got.decode() == "quack\ntwo words\nünïcode\n"
+
+
+def test_options_may_stand_anywhere(address: str, topic: str) -> None:
+    options = ["--broker", address, "--timeout", str(DEADLINE_S)]
+    for arguments in (
+        ["--key", "k", topic, "a"],
+        [topic, "--key", "k", "a"],
+        [topic, "a", "--ids"],
+    ):
+        assert main(["put", *arguments, *options]) == 0
+    assert run("get", topic, address, "--count", 3) == b"a\na\na\n"
+
+
+def test_each_line_of_stdin_is_a_message(address: str, topic: str) -> None:
+    said = run("put", topic, address, stdin=b"one\n\nthree\r\n\xff\xfe\nno newline")
+    assert said == f"5 messages put into {topic}\n".encode()
+    got = run("get", topic, address, "--count", 5)
+    assert got == b"one\n\nthree\n\xff\xfe\nno newline\n", "bytes stay as they are"
+
+
+def test_a_message_that_is_got_as_json_has_all_that_belongs_to_it(address: str, topic: str) -> None:
+    ids = run("put", topic, address, "-", "--key", "k", "--header", "a=1=2", "--ids", stdin=b"\xff")
+    (line,) = run("get", topic, address, "--count", 1, "--json").splitlines()
+    message = json.loads(line)
+    assert message.pop("timestamp").endswith("Z")
+    assert message == {
+        "id": ids.decode().strip(),
+        "topic": topic,
+        "partition": 0,
+        "offset": 0,
+        "key": "k",
+        "headers": {"a": "1=2"},
+        "value": {"base64": "/w=="},
+    }
+
+
+def test_under_a_name_the_next_get_goes_on(address: str, topic: str, tmp_path: Path) -> None:
+    run("put", topic, address, "one", "two", "three")
+    named = ("--name", f"reader-{topic}", "--from", "beginning")
+    assert run("get", topic, address, *named, "--count", 2, home=tmp_path) == b"one\ntwo\n"
+    assert run("get", topic, address, *named, "--count", 1, home=tmp_path) == b"three\n"
+
+
+def test_without_a_name_nothing_is_left_behind(address: str, topic: str) -> None:
+    run("put", topic, address, "one")
+    with Server("get", topic, "--broker", address, "--follow") as following:
+        assert following.line() == "one\n"
+        with Client(address, timeout=DEADLINE_S) as client:
+            client.put(topic, b"two")
+        assert following.line() == "two\n"
+        following.send(signal.SIGTERM)
+        assert following.exit_code() == 0
+        assert following.errors() == ""
+
+
+def test_a_reader_that_has_enough_ends_it_quietly(address: str, topic: str) -> None:
+    run("put", topic, address, "one", "two")
+    command = [*SCRIPT, "get", topic, "--broker", address, "--timeout", str(DEADLINE_S)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as getting:
+        assert getting.stdout is not None and getting.stderr is not None
+        getting.stdout.close()
+        try:
+            assert getting.wait(2 * DEADLINE_S) == 141
+            assert getting.stderr.read() == b""
+        finally:
+            getting.kill()
+
+
+def test_fewer_than_were_asked_for_is_exit_code_1(
+    address: str, topic: str, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    assert main(["put", topic, "one", "--broker", address, "--timeout", "30"]) == 0
+    options = ["--broker", address, "--timeout", "2", "--count", "2"]
+    exit_code = main(["get", topic, *options])
+    captured = capsysbinary.readouterr()
+    assert exit_code == 1
+    assert captured.err.startswith(b"quackmq: ") and captured.err.count(b"\n") == 1
+
+
+def test_a_topic_that_is_not_there_is_not_made_by_looking_at_it(
+    address: str, topic: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--broker", address, "--timeout", str(DEADLINE_S)]
+    assert main(["put", topic, "one", *options]) == 0
+    capsys.readouterr()
+    assert main(["get", f"{topic}x", *options]) == 1
+    assert capsys.readouterr().err == (
+        f"quackmq: there is no topic {topic}x: did you mean {topic!r}?\n"
+    )
+    with Client(address, timeout=DEADLINE_S) as client:
+        assert f"{topic}x" not in client.topics()
+
+
+def test_lines_come_as_they_are_there() -> None:
+    read_fd, write_fd = os.pipe()
+    try:
+        found = putting.lines(read_fd)
+        os.write(write_fd, b"one\ntwo\nthr")
+        assert next(found) == [b"one", b"two"]
+        os.write(write_fd, b"ee\n")
+        assert next(found) == [b"three"]
+        os.write(write_fd, b"last")
+        os.close(write_fd)
+        write_fd = -1
+        assert list(found) == [[b"last"]]
+    finally:
+        os.close(read_fd)
+        if write_fd >= 0:
+            os.close(write_fd)
+
+
+def test_a_line_without_an_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quackmq.limits.BATCH_BYTES", 10)
+    file = tmp_path / "endless"
+    file.write_bytes(b"." * 100)
+    with file.open("rb") as stream, pytest.raises(RecordTooLarge, match="more than 10 bytes"):
+        list(putting.lines(stream.fileno()))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["put", "ducks", "quack", "--header", "no"], "--header: 'no' is not NAME=VALUE"),
+        (["put", "no topic", "quack", "--timeout", "0.1"], "no topic"),
+        (["put", "ducks", "quack", "--timeout", "soon"], "'soon' is not a number of seconds"),
+        (["get", "ducks", "--count", "0"], "--count: '0' is not a number from 1 on"),
+        (["get", "ducks", "--count", "1", "--follow"], "not allowed with argument --count"),
+    ],
+)
+def test_a_slip_is_one_sentence(
+    arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        ended: object = main([*arguments, "--broker", "127.0.0.1:1"])
+    except SystemExit as ending:
+        ended = ending.code
+    captured = capsys.readouterr()
+    assert ended in (1, 2)
+    assert complaint in captured.err and captured.err.count("\n") == 1

@@ -1,0 +1,62 @@
+"""Where the four sockets of the ZeroMQ door listen."""
+
+from __future__ import annotations
+
+import pytest
+
+from quackmq.cli.address import Address
+from quackmq.cli.serve import plan_doors
+from quackmq.cli.settings import load
+from quackmq.errors import InvalidSetting
+from tests.cli.process import Server
+
+
+def planned(**options: str) -> dict[str, str]:
+    return {name: str(address) for name, address in plan_doors(load(options, {})).items()}
+
+
+def test_without_any_door_named_all_open_the_proxys_behind_zmq() -> None:
+    doors = planned()
+    assert list(doors) == ["kafka", "http", "zmq", "xsub", "xpub", "proxy", "line"]
+    assert doors["zmq"] == "127.0.0.1:5555"
+    assert [doors[name] for name in ("xsub", "xpub", "proxy")] == [
+        "127.0.0.1:5556",
+        "127.0.0.1:5557",
+        "127.0.0.1:5558",
+    ]
+
+
+def test_zmq_alone_brings_the_others_on_the_next_ports_of_its_host() -> None:
+    assert planned(zmq="[::1]:7000") == {
+        "zmq": "[::1]:7000",
+        "xsub": "[::1]:7001",
+        "xpub": "[::1]:7002",
+        "proxy": "[::1]:7003",
+    }
+    assert set(planned(http="127.0.0.1:80")) == {"http"}
+
+
+def test_each_may_be_told_another_place_and_port_0_asks_for_a_free_one() -> None:
+    assert planned(zmq="127.0.0.1:7000", xpub="0.0.0.0:9", proxy="127.0.0.1:0") == {
+        "zmq": "127.0.0.1:7000",
+        "xsub": "127.0.0.1:7001",
+        "xpub": "0.0.0.0:9",
+        "proxy": "127.0.0.1:0",
+    }
+    assert set(planned(zmq="127.0.0.1:0").values()) == {"127.0.0.1:0"}
+    assert planned(xsub="127.0.0.1:9")["zmq"] == str(Address("127.0.0.1", 5555))
+
+
+def test_a_port_that_has_none_behind_it_is_refused() -> None:
+    with pytest.raises(InvalidSetting, match="no port 65536 for xpub: give --xpub"):
+        planned(zmq="127.0.0.1:65534")
+    assert planned(zmq="127.0.0.1:65534", xpub="127.0.0.1:1", proxy="127.0.0.1:2")["xsub"] == (
+        "127.0.0.1:65535"
+    )
+
+
+def test_a_line_for_each_is_printed_before_ready() -> None:
+    with Server("serve", "--store", "memory:", "--zmq", "127.0.0.1:0") as server:
+        doors = server.doors()
+        assert list(doors) == ["zmq", "xsub", "xpub", "proxy"]
+        assert len(set(doors.values())) == 4

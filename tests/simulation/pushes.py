@@ -1,0 +1,358 @@
+"""Pushed subscriptions on a disk that loses, tears and fails, by peers that forget and die.
+
+One seed is a machine and a broker that lives on it several times over. A publisher adds entries to
+a topic that keeps them until they are consumed. Peers are pushed them: two that share a
+subscription to every entry, one with a subscription of its own, one that reads what is live. They
+take, acknowledge some and not others, hand back, let leases run out, hang up and come again. A life
+ends by a crash anywhere, or by closing.
+
+- What was not acknowledged is never passed over: not by a low-water mark, not by retention, and at
+  the end everybody who reads every entry has acknowledged every one.
+- What was acknowledged is not lent again within a life, nor ever once it was flushed.
+- An entry is lent as it was published, and each time counts one delivery more within a life.
+- Of all offsets it is known what became of them: acknowledged, skipped, absent; none is lost.
+
+    python -m tests.simulation.pushes --seed 7               this seed alone, with a trace
+    python -m tests.simulation.pushes --seed 7 --seeds 500   this one and 499 more
+    python -m tests.simulation.pushes --seconds 600          for so long, from a random one on
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import random
+import sys
+from dataclasses import dataclass, field
+
+from quackmq.broker import Broker, BrokerSettings, Channel, Delivery, Terms
+from quackmq.errors import BrokerClosing, StorageError, StoreReadOnly
+from quackmq.policy import Policy
+from quackmq.stores.local import LocalStore
+from quackmq.topic import PartitionKey, Read
+from tests.simulation.disk import Faults, Machine, SimulatedDisk
+from tests.simulation.life import CALLER
+from tests.simulation.loop import Clock, Crash, VirtualLoop, run
+from tests.simulation.model import Violation
+from tests.simulation.platter import Counts
+from tests.simulation.scenario import (
+    Failure,
+    Trace,
+    determined,
+    innermost,
+    make_faults,
+    make_options,
+    watched,
+)
+from tests.simulation.soak import main
+from tests.support import batch_of, offsets_and_values
+
+_TOPIC = "news"
+_PARTITIONS = 2
+_POLICY = Policy(keep_until_consumed=True, live_for_ms=2_000)
+_LEASE_MS = 3_000
+_SHARED, _ALONE, _LIVE = "shared", "alone", "live"
+_TERMS = {
+    _SHARED: Terms(lease_ms=_LEASE_MS, outstanding=5),
+    _ALONE: Terms(lease_ms=_LEASE_MS),
+    _LIVE: Terms("live", lease_ms=_LEASE_MS, window=3),
+}
+_PATIENCE_SECONDS = 600.0
+
+Place = tuple[int, int]
+
+
+def push(seed: int, trace: Trace | None = None) -> Counts:
+    """Run a seed to its end; what happened, counted. Failure if a promise was broken."""
+    world = World(seed, trace)
+    try:
+        with determined(seed), watched():
+            world.run()
+    except (Exception, Crash) as error:
+        raise Failure(seed, innermost(error), "pushes") from error
+    return world.counts
+
+
+@dataclass
+class Ledger:
+    """What everybody was told, over all lives."""
+
+    #: What was seen in the log, by place.
+    entries: dict[Place, bytes] = field(default_factory=dict)
+    #: What was acknowledged under each name, and of it, what was flushed.
+    acked: dict[str, set[Place]] = field(default_factory=lambda: {name: set() for name in _TERMS})
+    flushed: dict[str, set[Place]] = field(default_factory=lambda: {name: set() for name in _TERMS})
+    published: int = 0
+
+
+class World:
+    def __init__(self, seed: int, trace: Trace | None) -> None:
+        self._seed = seed
+        self._trace = trace
+        self._source = random.Random(f"{seed}/pushes")
+        self._clock = Clock()
+        self._machine = Machine(random.Random(f"{seed}/disk"))
+        self._options = dataclasses.replace(make_options(self._source), sync="always")
+        self._ledger = Ledger()
+        self.counts: Counts = self._machine.counts
+
+    def run(self) -> None:
+        lives = self._source.randint(2, 5)
+        for number in range(lives + 1):
+            self._live(number, last=number == lives)
+
+    def _live(self, number: int, *, last: bool) -> None:
+        loop = VirtualLoop(self._clock, random.Random(f"{self._seed}/loop/{number}"))
+        disk = SimulatedDisk(self._machine, loop, self._faults(last), self._trace)
+        power = self._source.random() < 0.6
+        crashed = True
+        try:
+            crashed = run(loop, self._life(disk, last))
+        except Crash:
+            pass
+        finally:
+            disk.crash()
+            loop.kill()
+        if loop.unhandled:
+            raise Violation(f"nobody took {loop.unhandled[0]}")
+        if crashed and power:
+            self._machine.power_cut()
+        elif crashed:
+            self._machine.process_crash(evictions=True)
+
+    def _faults(self, last: bool) -> Faults:
+        if last:
+            return Faults()
+        faults = make_faults(self._source, self._options)
+        if self._source.random() < 0.3:
+            return faults
+        return Faults(crash_at=self._source.randint(20, 400), pauses=faults.pauses)
+
+    async def _life(self, disk: SimulatedDisk, last: bool) -> bool:
+        """Whether it ends as a crash."""
+        try:
+            store = await LocalStore.open_on(disk, options=self._options, now_ms=self._clock.now_ms)
+        except StorageError as error:
+            if not disk.failed:
+                raise Violation(f"a sound directory does not open: {error!r}") from error
+            return True
+        broker = Broker(store, BrokerSettings(), self._clock.now_ms)
+        failed = False
+        try:
+            await broker.open()
+            await self._begin(broker)
+            life = Life(broker, self._ledger, self._source, self.counts)
+            await life.check()
+            self.counts["recoveries checked"] += 1
+            await (life.finish() if last else life.work())
+        except* StoreReadOnly as errors:
+            if not disk.failed:
+                raise Violation("the store stopped for no reason") from errors
+            failed = True
+        if failed or (not last and self._source.random() < 0.5):
+            return True
+        await broker.close()
+        try:
+            await store.close()
+        except StorageError as error:
+            if not disk.failed:
+                raise Violation(f"a sound store does not close: {error!r}") from error
+        return disk.failed
+
+    async def _begin(self, broker: Broker) -> None:
+        if _TOPIC not in broker.topics():
+            await broker.create_topic(CALLER, _TOPIC, partitions=_PARTITIONS, policy=_POLICY)
+        for name, terms in _TERMS.items():
+            is_new = await broker.pushing.subscribe(CALLER, name, _TOPIC, terms, "beginning")
+            if is_new and (self._ledger.acked[name] or self._ledger.published):
+                raise Violation(f"the subscription {name} is gone")
+
+
+class Life:
+    def __init__(
+        self, broker: Broker, ledger: Ledger, source: random.Random, counts: Counts
+    ) -> None:
+        self.broker = broker
+        self.ledger = ledger
+        self.source = source
+        self.counts = counts
+        #: Who has acknowledged what in this life.
+        self.acked: dict[str, set[Place]] = {name: set() for name in _TERMS}
+
+    async def check(self) -> None:
+        """Learn what is in the log. Nothing that was not acknowledged is behind a low-water mark,
+        nor has the log let go of it."""
+        firsts = []
+        for partition in range(_PARTITIONS):
+            key = PartitionKey(self.broker.topic(_TOPIC).id, partition)
+            offsets = await self.broker.offsets(CALLER, key)
+            firsts.append(offsets.first)
+            (part,) = await self.broker.read(
+                CALLER, [Read(key, offsets.first, 2**24)], max_bytes=2**24
+            )
+            for offset, value in offsets_and_values(part):
+                known = self.ledger.entries.setdefault((partition, offset), value)
+                if known != value:
+                    raise Violation(f"{known!r} became {value!r} at {offset}")
+        for each in await self.broker.subscriptions(CALLER):
+            if each.name != _LIVE:
+                self._check_acked(each.name, firsts, "the log begins behind it")
+                self._check_acked(each.name, each.cursors, "it lies behind the low-water mark")
+
+    def _check_acked(self, name: str, before: tuple[int, ...] | list[int], why: str) -> None:
+        for place in self.ledger.entries:
+            if place[1] < before[place[0]] and place not in self.ledger.acked[name]:
+                raise Violation(f"{name} has not acknowledged {place}, and {why}")
+
+    async def work(self) -> None:
+        steps = self.source.choice((5, 20, 40))
+        peers = [Peer(name, self) for name in (_SHARED, _SHARED, _ALONE, _LIVE)]
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._publish(steps))
+            for peer in peers:
+                group.create_task(peer.run(steps))
+
+    async def finish(self) -> None:
+        """Nothing fails any more: everybody takes all that is left."""
+        for name in _TERMS:
+            peer = Peer(name, self)
+            await peer.open()
+            while peer.channel is not None and peer.channel.lag():
+                await peer.take(100)
+                for place in list(peer.holds):
+                    peer.ack(place)
+                if not peer.found:
+                    await asyncio.sleep(1)
+            await peer.flush()
+            await peer.close()
+            await self._check_account(name)
+        every = set(self.ledger.entries)
+        for name in (_SHARED, _ALONE):
+            if missing := every - self.ledger.acked[name]:
+                raise Violation(f"{name} never got {sorted(missing)[:3]}")
+        await self.check()
+
+    async def _check_account(self, name: str) -> None:
+        total = 0
+        for partition in range(_PARTITIONS):
+            key = PartitionKey(self.broker.topic(_TOPIC).id, partition)
+            total += (await self.broker.offsets(CALLER, key)).stable
+        lag, counts, outstanding = await self.broker.pushing.standing(CALLER, name, _TOPIC)
+        if (lag, outstanding) != (0, 0) or sum(counts) != total:
+            raise Violation(f"{name}: {counts} of {total}, {lag} to come")
+        if counts.lost or (name != _LIVE and counts.skipped):
+            raise Violation(f"{name} has {counts}")
+        self.counts["entries skipped"] += counts.skipped
+
+    async def _publish(self, steps: int) -> None:
+        topic = self.broker.topic(_TOPIC)
+        for _ in range(steps):
+            values = []
+            for _ in range(self.source.randint(1, 4)):
+                self.ledger.published += 1
+                values.append(b"%d" % self.ledger.published)
+            partition = self.source.randrange(_PARTITIONS)
+            appended = await self.broker.publish(CALLER, topic, partition, batch_of(*values))
+            for offset, value in enumerate(values, appended.base_offset):
+                self.ledger.entries[partition, offset] = value
+            await asyncio.sleep(self.source.random() ** 3)
+
+
+class Peer:
+    def __init__(self, name: str, life: Life) -> None:
+        self.name = name
+        self.channel: Channel | None = None
+        self.holds: dict[Place, Delivery] = {}
+        self.found: list[Delivery] = []
+        self._life = life
+        self._told = asyncio.Event()
+
+    async def run(self, steps: int) -> None:
+        try:
+            async with asyncio.timeout(_PATIENCE_SECONDS):
+                for _ in range(steps):
+                    await self._step()
+                    await asyncio.sleep(self._life.source.random() ** 3 * 0.2)
+        except TimeoutError as error:
+            raise Violation(f"{self.name} waits for ever") from error
+        except BrokerClosing:
+            return
+
+    async def _step(self) -> None:
+        source = self._life.source
+        if self.channel is None:
+            await self.open()
+        fate = source.random()
+        if fate < 0.5:
+            await self.take(source.choice((1, 1, 3, 100)))
+        elif fate < 0.8:
+            for place in list(self.holds):
+                if source.random() < 0.7:
+                    self.ack(place)
+        elif fate < 0.85 and self.holds:
+            self._nack(source.choice(list(self.holds)))
+        elif fate < 0.9:
+            await self.flush()
+        elif fate < 0.95:
+            await asyncio.sleep(_LEASE_MS / 1000 * source.random() * 2)
+        else:
+            await self.close()
+
+    async def open(self) -> None:
+        pushing = self._life.broker.pushing
+        self.channel = await pushing.open(CALLER, self.name, _TOPIC, self._told.set)
+
+    async def take(self, most: int) -> None:
+        assert self.channel is not None
+        self.found = await self.channel.take(most)
+        if len(self.found) > most:
+            raise Violation(f"{self.name} asked for {most} and got {len(self.found)}")
+        for each in self.found:
+            self._got(each)
+
+    def _got(self, delivery: Delivery) -> None:
+        ledger, place = self._life.ledger, (delivery.partition, delivery.offset)
+        known = ledger.entries.setdefault(place, delivery.record.value or b"")
+        if known != delivery.record.value:
+            raise Violation(f"{self.name} got {delivery}, and not {known!r}")
+        if place in self._life.acked[self.name]:
+            raise Violation(f"{self.name} had acknowledged {place}, and got it again")
+        if place in ledger.flushed[self.name]:
+            raise Violation(f"{self.name} had flushed {place}, and got it again")
+        before = self.holds.get(place)
+        if before is not None and before.deliveries >= delivery.deliveries:
+            raise Violation(f"{self.name} got {place} for the {delivery.deliveries}. time again")
+        self.holds[place] = delivery
+        self._life.counts["entries pushed"] += 1
+        self._life.counts["entries pushed again"] += delivery.deliveries > 1
+
+    def ack(self, place: Place) -> None:
+        assert self.channel is not None
+        # Known before it is so: a crash may come in between.
+        self._life.ledger.acked[self.name].add(place)
+        if self.channel.ack(*place):
+            self._life.acked[self.name].add(place)
+        elif self.name != _LIVE and place not in self._life.acked[self.name]:
+            raise Violation(f"{self.name} may not acknowledge {place}")
+        del self.holds[place]
+
+    def _nack(self, place: Place) -> None:
+        assert self.channel is not None
+        self.channel.nack(self.holds.pop(place), self._life.source.choice((0, 0, 500)))
+
+    async def flush(self) -> None:
+        assert self.channel is not None
+        acked = set(self._life.acked[self.name])
+        await self.channel.flush()
+        self._life.ledger.flushed[self.name] |= acked
+        self._life.counts["flushes"] += 1
+
+    async def close(self) -> None:
+        channel, self.channel = self.channel, None
+        self.holds.clear()
+        if channel is not None:
+            await channel.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main(simulation=push))

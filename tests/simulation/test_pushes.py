@@ -1,0 +1,53 @@
+"""Pushed subscriptions through crashes: what is not acknowledged is not lost, and comes again."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from quackmq.leases import Leases
+from tests.simulation.platter import Counts
+from tests.simulation.pushes import push
+from tests.simulation.scenario import Failure
+
+_SEEDS = 40
+#: Each must have happened, or the simulation proves less than it says.
+_MUST_HAPPEN = (
+    "power cuts",
+    "process crashes",
+    "recoveries checked",
+    "entries pushed",
+    "entries pushed again",
+    "entries skipped",
+    "flushes",
+)
+
+
+def test_x4_no_crash_loses_what_was_not_acknowledged_or_repeats_what_was_flushed() -> None:
+    counts: Counts = Counter()
+    for seed in range(_SEEDS):
+        counts += push(seed)
+    missing = [what for what in _MUST_HAPPEN if not counts[what]]
+    assert not missing, f"never happened: {missing}"
+
+
+def test_a_state_that_forgets_what_is_outstanding_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    encode = Leases.encode
+
+    def without_outstanding(self: Leases) -> bytes:
+        done = Leases.decode(encode(self), self.terms, 0)
+        for lease in done.leases():
+            done.ack(lease.offset)
+        return encode(done)
+
+    monkeypatch.setattr(Leases, "encode", without_outstanding)
+    fails_within(_SEEDS)
+
+
+def fails_within(seeds: int) -> None:
+    with pytest.raises(Failure):
+        for seed in range(seeds):
+            push(seed)

@@ -1,0 +1,294 @@
+"""`audit`: whatever is planted is found, each and only that; what is whole is proved whole (S5)."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+
+from quackmq.conventions import RECEIPTS_TOPIC
+from quackmq.errors import UnknownTopic
+from quackmq.spark.pipelines import audit as pipeline
+from quackmq.spark.pipelines import audit_receipts
+from quackmq.spark.pipelines.audit import Options, audit
+from quackmq.spark.pipelines.audit_holes import Explained, Numbers, Span, Spans
+from quackmq.spark.pipelines.audit_runs import findings_of, runs_of
+from quackmq.spark.pipelines.job import Job
+from quackmq.spark.pipelines.report import Report
+from tests.broker.support import get_all
+from tests.broker.transacting import Transactor
+from tests.doors.http.v1.serving import CALLER
+from tests.spark.pipelines import audit_model as model
+from tests.spark.serving import Broker, serving
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.timeout(1200)
+
+SPOILERS = (model.lose, model.double, model.double_offset, model.swap)
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    """In the place of the one without an archive."""
+    with serving(directory=tmp_path_factory.mktemp("pond")) as running:
+        yield running
+
+
+# --- without Spark -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_the_audit_by_runs_finds_what_the_audit_record_by_record_finds(seed: int) -> None:
+    chance = random.Random(seed)
+    rows = model.history(chance, batches=15)
+    for _ in range(chance.randrange(5)):
+        chance.choice(SPOILERS)(chance, rows)
+    is_whole = chance.random() < 0.5
+    # Cut anywhere into batches, and those anywhere into tasks.
+    batches = model.arrow(rows).to_batches(max_chunksize=chance.choice([1, 7, 1000]))
+    a_task = -(-len(batches) // chance.choice([1, 3]))
+    tasks = [batches[at : at + a_task] for at in range(0, len(batches), a_task)]
+    runs = pa.Table.from_batches([made for task in tasks for made in runs_of(task)])
+    found: list[dict[str, Any]] = []
+    for partition in (0, 1):
+        for share in pc.unique(runs.column("share")).to_pylist():
+            own = (pc.field("partition") == partition) & (pc.field("share") == share)
+            if (some := runs.filter(own)).num_rows:
+                told = findings_of(some, is_whole).to_pylist()
+                found += [{**each, "partition": partition} for each in told]
+    assert model.told(found) == model.judged(rows, is_whole=is_whole)
+
+
+def test_a_history_that_nobody_spoilt_has_no_findings() -> None:
+    rows = model.history(random.Random(0))
+    assert model.judged(rows, is_whole=True) == set()
+
+
+def test_numbers_that_begin_at_0_again_go_on() -> None:
+    last = 2**31 - 1
+    rows = [model.Row(0, at, 7, 0, (last - 2 + at) % 2**31) for at in range(6)]
+    del rows[4]  # number 1
+    runs = pa.Table.from_batches(runs_of(model.arrow(rows).to_batches()))
+    found = findings_of(runs.filter(pc.field("share") >= 0)).to_pylist()
+    assert [(each["kind"], each["first_sequence"], each["records"]) for each in found] == [
+        ("lost", 1, 1)
+    ]
+
+
+def test_numbers_of_aborted_transactions_are_not_lost() -> None:
+    known = Explained(aborted=[Numbers(7, 0, 10, 5)], archived=Spans([Span(20, 26)]))
+    nowhere = Span(0, 0)
+    assert known.lost(7, 0, 10, 5, nowhere) == 0
+    assert known.lost(7, 0, 8, 9, nowhere) == 4
+    assert known.lost(7, 1, 10, 5, nowhere) == 5
+    assert known.lost(8, 0, 3, 5, Span(19, 30)) == 0  # with its marker it fits into the hole
+    assert known.lost(8, 0, 3, 6, Span(19, 30)) == 6
+
+
+def chain(*steps: tuple[str, int, int, int]) -> pa.Table:
+    """Receipts in their order: kind, from, first, next."""
+    names = ("kind", "from_offset", "first_offset", "next_offset")
+    return pa.Table.from_pylist(
+        [
+            {**dict(zip(names, step, strict=True)), "lost": 0, "at_partition": 0, "at_offset": at}
+            for at, step in enumerate(steps)
+        ]
+    )
+
+
+def taken(*offsets: int) -> list[tuple[str, int, int, int]]:
+    return [("taken", offset, offset, offset + 1) for offset in offsets]
+
+
+BEGUN = ("begun", 0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("steps", "cursor", "found"),
+    [
+        ([BEGUN, *taken(0, 1, 2)], 3, []),
+        ([BEGUN, *taken(0, 2)], 3, [("untold", 1, 2)]),
+        ([BEGUN, *taken(1, 2)], 3, [("untold", 0, 1)]),
+        ([BEGUN, *taken(0, 1)], 3, [("untold", 2, 3)]),
+        ([BEGUN], 2, [("untold", 0, 2)]),
+        ([BEGUN, *taken(0, 1)], None, []),
+        ([BEGUN, *taken(0, 1, 1, 2)], 3, [("doubled", 1, 2)]),
+        ([BEGUN, *taken(0, 2, 1, 3)], 4, [("reordered", 1, 2)]),
+        ([BEGUN, *taken(0, 1), ("moved", 2, 0, 0), *taken(0, 1)], 2, []),
+        ([BEGUN, ("taken", 0, 2, 3)], 3, [("over", 0, 2)]),
+        ([*taken(4, 5)], 6, []),
+        ([*taken(4, 6)], 8, [("untold", 5, 6), ("untold", 7, 8)]),
+        ([BEGUN, *[("acked", at, at, at + 1) for at in (2, 0, 1, 5)]], 3, []),
+        ([BEGUN, *[("acked", at, at, at + 1) for at in (2, 0, 5)]], 3, [("untold", 1, 2)]),
+    ],
+)
+def test_a_chain_of_receipts_tells_what_is_wrong_with_it(
+    steps: list[tuple[str, int, int, int]], cursor: int | None, found: list[tuple[str, int, int]]
+) -> None:
+    told = list(audit_receipts.findings_of(chain(*steps), cursor))
+    assert told[0].kind == "taken"
+    assert [each[:3] for each in told[1:]] == found
+
+
+# --- with Spark ----------------------------------------------------------------------------------
+
+
+@pytest.mark.needs("java")
+def test_all_that_is_planted_in_a_dataframe_is_found_and_only_that_s5(spark: SparkSession) -> None:
+    chance = random.Random(9)
+    rows = model.history(chance)
+    for _ in range(3):
+        for spoil in SPOILERS:
+            spoil(chance, rows)
+    frame = spark.createDataFrame(model.arrow(rows)).coalesce(1)
+    found = [row.asDict() for row in audit(frame, {model.TOPIC: [0, 1]}).collect()]
+    assert {each["topic"] for each in found} == {model.TOPIC}
+    expected = model.judged(rows, is_whole=True)
+    assert {fact[0] for fact in expected} == {"hole", "lost", "doubled", "reordered"}
+    assert model.told(found) == expected
+
+
+def audited(broker: Broker, spark: SparkSession, *topics: str) -> Report:
+    with Job(broker.address, spark=spark) as job:
+        return pipeline.run(job, Options(topics=topics))
+
+
+def line(report: Report, subscription: str | None = None) -> dict[str, Any]:
+    (found,) = [
+        dict(zip(report.columns, row, strict=True)) for row in report.rows if row[1] == subscription
+    ]
+    return found
+
+
+def filled(broker: Broker, topic: str) -> None:
+    """Records with and without numbers, transactions of both ends; half of it is archived."""
+    broker.create(topic)
+    transactor = Transactor(broker.broker, f"till of {topic}")
+    broker.run(transactor.init())
+    for half in range(2):
+        broker.publish(
+            topic, [f"numbered {at}" for at in range(20)], **{"enable.idempotence": True}
+        )
+        broker.run(transactor.send(*[b"committed"] * 3, topic=topic))
+        broker.run(transactor.commit())
+        broker.run(transactor.send(*[b"aborted"] * 4, topic=topic))
+        broker.run(transactor.abort())
+        broker.client().publish(topic, *(f"plain {at}" for at in range(5)))
+        if not half:
+            broker.archive(topic)
+
+
+@pytest.mark.needs("java")
+def test_what_is_whole_is_proved_whole_and_its_holes_are_explained_s5(
+    broker: Broker, spark: SparkSession, topic: str
+) -> None:
+    broker.create("empty")
+    filled(broker, topic)
+    broker.run(broker.broker.subscribe(CALLER, "puddles", topic, "beginning", receipts=True))
+    broker.run(get_all(broker.broker, name="puddles", topic=topic))
+    report = audited(broker, spark, topic, "empty")
+    assert report.facts == {"verdict": "nothing was lost, doubled or reordered"}
+    assert report.is_good
+    of_topic = dict(zip(report.columns, report.rows[0], strict=True))
+    # Each half has three records and four aborted ones in transactions, and a marker for each.
+    assert (of_topic["records"], of_topic["explained"], of_topic["unexplained"]) == (56, 12, 0)
+    of_subscription = line(report, "puddles")
+    assert (of_subscription["records"], of_subscription["lost"]) == (56, 0)
+    assert 0 <= of_subscription["p50_ms"] <= of_subscription["max_ms"]
+    assert report.plot is not None
+
+
+def files_of(broker: Broker, topic: str) -> list[Path]:
+    told = broker.client().get(f"/v1/topics/{topic}/archive").json
+    directory = Path(told["directory"])
+    return [directory / "0" / file["name"] for file in told["partitions"][0]["files"]]
+
+
+@pytest.mark.needs("java")
+def test_what_is_planted_in_an_archived_file_is_named_s5(
+    broker: Broker, spark: SparkSession, topic: str
+) -> None:
+    filled(broker, topic)
+    broker.run(broker.broker.subscribe(CALLER, "mallard", topic, "beginning", receipts=True))
+    broker.run(get_all(broker.broker, name="mallard", topic=topic))
+    (file,) = files_of(broker, topic)
+    rows = pq.read_table(file)
+    numbers = rows.column("sequence").to_pylist()
+    numbers[7], numbers[9] = numbers[9], numbers[7]
+    numbers[11] = numbers[10]
+    spoilt = rows.set_column(
+        rows.schema.get_field_index("sequence"), "sequence", pa.array(numbers, pa.int32())
+    )
+    producer = rows.column("producer_id")[0].as_py()
+    pq.write_table(pa.concat_tables([spoilt.slice(0, 3), spoilt.slice(4)]), file)
+    report = audited(broker, spark, topic)
+    assert not report.is_good
+    found = line(report)
+    wrong = {name: found[name] for name in ("lost", "doubled", "reordered", "unexplained")}
+    assert wrong == {"lost": 2, "doubled": 1, "reordered": 2, "unexplained": 1}
+    whose = f"of producer {producer}, epoch 0"
+    facts = report.facts
+    assert facts["lost 1"] == f"{topic}/0: number 3 {whose}, at offset 3"
+    assert facts["lost 2"] == f"{topic}/0: number 11 {whose}, before offset 12"
+    assert facts["doubled 1"] == f"{topic}/0: number 10 {whose}, at offset 11"
+    assert f"{topic}/0: number 7 {whose}, at offset 9" in facts.values()
+    assert "1 are not there" in facts["hole 1"]
+    # What was delivered before is delivered: of that its receipts are the proof.
+    assert line(report, "mallard")["lost"] == 0
+
+
+@pytest.mark.needs("java")
+def test_what_is_planted_among_receipts_is_named_s5(
+    broker: Broker, spark: SparkSession, topic: str
+) -> None:
+    broker.create(topic)
+    broker.publish(topic, [f"{at}" for at in range(10)])
+    run = broker.run
+    run(broker.broker.subscribe(CALLER, "teal", topic, "beginning", receipts=True))
+    messages = run(get_all(broker.broker, name="teal", topic=topic))
+    run(broker.broker.seek(CALLER, "teal", topic, "beginning"))
+    again = run(get_all(broker.broker, name="teal", topic=topic))
+    assert (len(messages), len(again)) == (10, 10)
+    assert audited(broker, spark, topic).is_good, "read again on purpose is not doubled"
+    receipt = {
+        **{"subscription": "teal", "topic": topic, "topic_id": str(broker.broker.topic(topic).id)},
+        **{"partition": 0, "kind": "taken", "from_offset": 4, "first_offset": 4},
+        **{"next_offset": 6, "lost": 0, "time_ms": 1, "append_times": []},
+    }
+    forged = json.dumps(receipt)
+    noise = ["no receipt", "{}"]
+    broker.publish(RECEIPTS_TOPIC, [*noise, forged])
+    # The cursor of another one goes on without a word.
+    run(broker.broker.subscribe(CALLER, "smew", topic, "beginning", receipts=True))
+    run(_move_silently(broker, topic, "smew", 3))
+    report = audited(broker, spark, topic)
+    assert (line(report, "teal")["doubled"], line(report, "teal")["lost"]) == (2, 0)
+    assert (line(report, "smew")["lost"], line(report, "smew")["doubled"]) == (3, 0)
+    assert report.facts["lost 1"] == (
+        f"{topic}/0 for smew: offsets 0 to 2: passed without a receipt (3)"
+    )
+    assert not report.is_good
+
+
+async def _move_silently(broker: Broker, topic: str, name: str, offset: int) -> None:
+    """As a bug would that moves cursors and forgets to tell."""
+    delivery = broker.broker._delivery
+    found = broker.broker.topic(topic)
+    held = delivery._find_held(found, name)
+    await delivery._set_cursors(found, name, {0: offset})
+    held.go_on_from({0: offset})
+
+
+def test_a_topic_that_is_not_there_is_named_before_spark_starts(broker: Broker) -> None:
+    with Job(broker.address) as job, pytest.raises(UnknownTopic, match="no topic geese"):
+        pipeline.run(job, Options(topics=("geese",)))
+    assert job._spark is None

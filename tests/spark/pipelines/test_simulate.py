@@ -1,0 +1,105 @@
+"""`simulate`: every request has one result, though workers are killed, and the right one (M14)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from quackmq.errors import QuackError
+from quackmq.spark.pipelines import simulate
+from quackmq.spark.pipelines.job import Job
+from quackmq.spark.pipelines.simulation import simulate_counter
+from quackmq.spark.pipelines.workers import Workers
+from tests.spark.pipelines.conftest import RUN_S
+from tests.spark.serving import Broker, wait_until
+
+pytestmark = [pytest.mark.needs("java"), pytest.mark.timeout(1200)]
+
+REQUESTS = 40
+WORKERS = 2
+LOADS = (0.3, 0.6)
+CUSTOMERS = 5_000
+
+
+def test_each_request_has_one_result_and_the_right_one_though_workers_are_killed_m14(
+    broker: Broker, topic: str, job: Callable[[Path | None], Job]
+) -> None:
+    """Run twice under one name: the second time there is nothing left to do."""
+    options = simulate.Options(
+        requests=REQUESTS,
+        workers=WORKERS,
+        loads=LOADS,
+        customers=CUSTOMERS,
+        requests_topic=f"{topic}-requests",
+        results_topic=f"{topic}-results",
+        run=topic,
+        kills=2,
+    )
+    first = simulate.run(job(None), options)
+    again = simulate.run(job(None), simulate.Options(**fields(options) | {"kills": 0}))
+    partitions = 2 * WORKERS
+    results = [
+        json.loads(value or b"")
+        for _, _, value in broker.consumed(options.results_topic, partitions)
+    ]
+    waits = {
+        number: simulate_counter(LOADS[number % len(LOADS)], CUSTOMERS, number)
+        for number in range(REQUESTS)
+    }
+    assert sorted(result["request"] for result in results) == list(range(REQUESTS))
+    assert {result["request"]: result["wait"] for result in results} == pytest.approx(waits)
+    assert len(broker.consumed(options.requests_topic, partitions)) == REQUESTS
+    # Those that were killed; on a busy machine one may give up by itself.
+    assert first.facts["workers started again"] >= 2
+    for report in (first, again):
+        assert report.is_good
+        for row, load in zip(report.rows, LOADS, strict=True):
+            told = dict(zip(report.columns, row, strict=True))
+            of_load = [waits[n] for n in waits if LOADS[n % len(LOADS)] == load]
+            assert told["load"] == load
+            assert (told["requests"], told["answered"], told["doubled"]) == (len(of_load),) * 2 + (
+                0,
+            )
+            assert told["mean_wait"] == pytest.approx(sum(of_load) / len(of_load))
+            assert told["expected_wait"] == pytest.approx(load / (1 - load))
+
+
+def test_missing_and_doubled_results_are_found(spark: SparkSession) -> None:
+    requests = spark.createDataFrame(
+        [("a", number, 0.5, 1, number) for number in range(3)], simulate.REQUEST
+    )
+    results = spark.createDataFrame(
+        [("a", 0, "w", 1.0), ("a", 2, "w", 3.0), ("a", 2, "v", 2.0), ("b", 1, "w", 9.0)],
+        simulate.RESULT,
+    )
+    joined = simulate.simulate(requests, results).orderBy("request").collect()
+    assert [(row.request, row.answers, row.worker, row.wait) for row in joined] == [
+        (0, 1, "w", 1.0),
+        (1, 0, None, None),
+        (2, 2, "v", 2.0),
+    ]
+
+
+def test_the_simulation_agrees_with_theory() -> None:
+    assert simulate_counter(0.5, 200_000, seed=1) == pytest.approx(1.0, rel=0.05)
+
+
+def test_a_worker_that_dies_again_and_again_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is started with an argument that it cannot read."""
+    monkeypatch.setattr("quackmq.limits.PIPELINE_RESTARTS", 2)
+    with Workers("simulation", [{"nothing": "of use"}]) as workers:
+
+        def tended() -> bool:
+            workers.tend()
+            return workers.are_done()
+
+        with pytest.raises(QuackError, match="workers ended too early 3 times"):
+            wait_until(tended, RUN_S)
+
+
+def fields(options: simulate.Options) -> dict[str, object]:
+    return {name: getattr(options, name) for name in options.__dataclass_fields__}
