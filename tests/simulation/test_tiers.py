@@ -18,13 +18,14 @@ from quackmq.disk import Disk, write_durable
 from quackmq.policy import Policy
 from quackmq.record import Batch, batches
 from quackmq.stores.local import LocalOptions, LocalStore
-from quackmq.topic import Append, PartitionKey, Read
+from quackmq.topic import Append, OffsetTime, PartitionKey, Read, TimeKind
 from tests.archive.archiving import archive
 from tests.simulation.disk import Faults, Machine, SimulatedDisk
 from tests.simulation.loop import Clock, VirtualLoop, run
 from tests.simulation.model import make_body
 from tests.simulation.platter import Counts
 from tests.simulation.scenario import Failure, determined
+from tests.simulation.tier_clients import KEEP_FOR_MS
 from tests.simulation.tier_truth import Truth, records_of
 from tests.simulation.tiers import tiers
 
@@ -42,6 +43,7 @@ _MUST_HAPPEN = (
     "archivings that failed",
     "merges",
     "trims",
+    "trims by age",
     "topics deleted",
     "manifests held",
     "slices read",
@@ -109,6 +111,16 @@ async def _trim_log_first(self: TieredStore, key: PartitionKey, before: int) -> 
     return (await self.offsets(key)).first
 
 
+_offset_for_time = TieredStore.offset_for_time
+
+
+async def _old_too_early(
+    self: TieredStore, key: PartitionKey, time_ms: int, kind: TimeKind = "timestamp"
+) -> OffsetTime | None:
+    """Retention takes for old what is young."""
+    return await _offset_for_time(self, key, time_ms + KEEP_FOR_MS, kind)
+
+
 @pytest.mark.parametrize(
     ("where", "name", "bug"),
     [
@@ -118,6 +130,7 @@ async def _trim_log_first(self: TieredStore, key: PartitionKey, before: int) -> 
         (Partitions, "_lock", _lock_of_its_own),
         (reader, "crc32c", _right),
         (TieredStore, "trim", _trim_log_first),
+        (TieredStore, "offset_for_time", _old_too_early),
     ],
 )
 def test_a_bug_is_caught(where: object, name: str, bug: Callable[..., object]) -> None:

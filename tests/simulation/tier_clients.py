@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+from quackmq import limits
 from quackmq.archive.archiver import Archiver
 from quackmq.archive.merger import Merger
 from quackmq.archive.merging import MergeSettings
 from quackmq.archive.pins import Pin
 from quackmq.archive.tiered import TieredStore
+from quackmq.broker.retention import Failure, Retention
 from quackmq.errors import (
     DamagedData,
     InvalidRequest,
@@ -30,7 +34,12 @@ from tests.simulation.platter import Counts
 from tests.simulation.tier_truth import Sent, Transaction, Truth
 
 NAMES = ("ducks", "geese")
-POLICY = Policy(archive_bytes=1_500, archive_after_ms=50)
+#: The second lets go of what is old. The age of a record is known to a second.
+KEEP_FOR_MS = 3_000
+POLICIES = {
+    "ducks": Policy(archive_bytes=1_500, archive_after_ms=50),
+    "geese": Policy(archive_bytes=1_500, archive_after_ms=50, keep_for_ms=KEEP_FOR_MS),
+}
 
 
 @dataclass
@@ -104,6 +113,7 @@ async def publish(life: Tiers, batches: list[Sent], sequence: int = 0) -> None:
     for sent in batches:
         transaction = sent.transaction
         producer = None if transaction is None else (transaction.producer_id, 0, sequence)
+        sent.since_ms = life.now_ms()
         body = make_body(
             sent.values, life.now_ms(), producer, transactional=transaction is not None
         )
@@ -204,6 +214,64 @@ class Trimmer:
         life.counts["trims"] += 1
 
 
+class Retainer:
+    """The broker's retention, which lets go of what is old, in the log or archived."""
+
+    name = "retention"
+
+    def __init__(self) -> None:
+        self._retention: Retention | None = None
+
+    async def step(self, life: Tiers) -> None:
+        # Time passes, or nothing would ever be old.
+        await asyncio.sleep(life.source.choice((0, 0.1, 2)))
+        if self._retention is None:
+            store: Any = _Watched(life)
+            self._retention = Retention(
+                store, life.now_ms, _NoHolds(), 0, lambda key, first: None, archive=life.store
+            )
+        retention, live = self._retention, life.truth.live()
+        for topic in live:
+            retention.follow(topic)
+        await retention.clean()
+        for failure in retention.failures():
+            if failure.topic_name in {topic.name for topic in live} and not life.disk.failed:
+                self._complain(life, failure)
+
+    def _complain(self, life: Tiers, failure: Failure) -> None:
+        if isinstance(failure.error, Violation):
+            raise failure.error
+        if not life.truth.doomed:
+            raise Violation(f"retention of {failure.topic_name} met {failure.error!r}")
+
+
+class _Watched:
+    """The store as retention has it: what it lets go of must be old enough."""
+
+    def __init__(self, life: Tiers) -> None:
+        self._life = life
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._life.store, name)
+
+    async def trim(self, key: PartitionKey, before: int) -> int:
+        life = self._life
+        old_ms = life.now_ms() - KEEP_FOR_MS + limits.REGION_MS
+        partition = life.truth.expire(key, before, old_ms)
+        first = await life.store.trim(key, before)
+        partition.first = max(partition.first, first)
+        life.counts["trims by age"] += 1
+        return first
+
+
+class _NoHolds:
+    def held_from(self, key: PartitionKey) -> int | None:
+        return None
+
+    def behind(self, key: PartitionKey, offset: int) -> Sequence[str]:
+        return ()
+
+
 class Administrator:
     """Topics come, and now and then go, and come again under their name."""
 
@@ -215,7 +283,9 @@ class Administrator:
         topic = truth.topics.get(name)
         if topic is None:
             try:
-                made = await life.store.create_topic(name, life.source.randint(1, 2), POLICY)
+                made = await life.store.create_topic(
+                    name, life.source.randint(1, 2), POLICIES[name]
+                )
             except TopicExists:
                 return
             truth.topics[name] = made

@@ -53,6 +53,8 @@ class Sent:
     values: tuple[bytes, ...]
     transaction: Transaction | None
     offset: int | None = None
+    #: It was appended then or later.
+    since_ms: int = 0
 
     @property
     def may_be_missing(self) -> bool:
@@ -114,6 +116,19 @@ class Truth:
                 raise Violation(f"offset {each} had {other} and has {sent} now")
         sent.offset = offset
         partition.next = max(partition.next, offset + len(sent.values))
+
+    def expire(self, key: PartitionKey, before: int, born_before_ms: int) -> PartitionTruth:
+        """Retention is about to let go of all before an offset, which it may only if that is old
+        enough."""
+        partition = self.partition(key)
+        for offset in range(partition.first, before):
+            sent = partition.at.get(offset)
+            if sent is None or sent.may_be_missing:
+                continue
+            if sent.since_ms > born_before_ms:
+                raise Violation(f"{sent} of {key} goes {sent.since_ms - born_before_ms} ms early")
+        partition.first_at_most = max(partition.first_at_most, before)
+        return partition
 
     def live(self) -> list[Topic]:
         return [each for _, each in sorted(self.topics.items()) if each.id not in self.doomed]

@@ -1,4 +1,4 @@
-"""Log and archive on a disk that loses, tears and fails: archiving, merging, trimming at random.
+"""Log and archive on a disk that loses, tears and fails: archiving, merging, retention at random.
 
 One seed is a machine and a store with an archive that lives on it several times over. Everything
 that moves records between the tiers happens at random moments, at once, and a life ends by a crash
@@ -8,6 +8,7 @@ anywhere: at any write, rename, removal and sync. At the beginning of each life 
   trimmed, or aborted; nothing is there that nobody sent;
 - who reads committed records is shown just those;
 - log and archive meet without gap and overlap; what a manifest lists is there, and nothing else;
+- nothing that is younger than its topic keeps was let go of by retention;
 - cursors are as they were, and nothing is left of deleted topics.
 
 At the end bits are flipped at rest in the archive: each is noticed, what it hit is named by its
@@ -53,6 +54,7 @@ from tests.simulation.tier_clients import (
     MergingClient,
     Publisher,
     Reader,
+    Retainer,
     Tiers,
     Transactor,
     Trimmer,
@@ -68,6 +70,7 @@ _Client = (
     | MergingClient
     | Publisher
     | Reader
+    | Retainer
     | Transactor
     | Trimmer
 )
@@ -173,7 +176,7 @@ class World:
         steps = self._source.choice((3, 10, 25))
         everyone: list[_Client] = [Publisher(), Publisher(), Transactor(), Archivist(), Archivist()]
         everyone += [MergingClient(), Trimmer(), Administrator(), CursorKeeper(), Reader()]
-        everyone += [Reader(), Holder()]
+        everyone += [Reader(), Holder(), Retainer()]
         async with asyncio.TaskGroup() as group:
             for client in everyone:
                 group.create_task(self._run(client, life, steps), name=client.name)
