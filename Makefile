@@ -28,7 +28,7 @@ demo: $(READY)
 	@$(PYTHON_IN_VENV) examples/demo.py
 
 test: lint clients
-	$(PYTHON_IN_VENV) -m pytest --numprocesses auto --maxprocesses 4 --durations 30 $(PYTEST)
+	$(PYTHON_IN_VENV) -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal --durations 30 $(PYTEST)
 
 lint: $(READY)
 	$(PYTHON_IN_VENV) -m ruff check .

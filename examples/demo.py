@@ -252,8 +252,11 @@ def on_spark(broker: Broker, topics: list[str], records: int, is_left_out: bool)
     show(*pipeline(broker, "trending", *named, *windows, "--once"))
     command, report = pipeline(broker, "audit", *named)
     show(command, report)
-    say(f"audited by Spark, from the data alone: {'good' if report['is_good'] else 'NOT GOOD'}")
-    return bool(report["is_good"])
+    found = sum(row["records"] for row in report["rows"] if row["subscription"] is None)
+    is_good = bool(report["is_good"]) and found == records
+    verdict = "good" if is_good else "NOT GOOD"
+    say(f"audited by Spark, from the data alone: {found:,} of {records:,} records, {verdict}")
+    return is_good
 
 
 def show(command: str, report: Any) -> None:

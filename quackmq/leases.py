@@ -172,11 +172,17 @@ class Leases:
     def is_done(self, offset: int) -> bool:
         return offset not in self._held and not self._fresh.has(offset)
 
+    def is_lent(self, offset: int, deliveries: int) -> bool:
+        """Whether that delivery is the one that is outstanding."""
+        lease = self._held.get(offset)
+        return lease is not None and lease.deliveries == deliveries
+
     # --- what is next ---
 
     def wanted(self, now_ms: int, end_offset: int, live_from: int = 0) -> Wanted | None:
         """What to read and lend next of a log that ends at `end_offset`; None if there is nothing,
-        or no room. Entries before `live_from` are older than δ: a live reading skips them here."""
+        or no room. It may reach further than there is room for: what holds nothing takes none.
+        Entries before `live_from` are older than δ: a live reading skips them here."""
         if self.terms.reading == "every":
             return self._due(now_ms) or self._oldest(end_offset)
         self.skip(now_ms, min(live_from, end_offset))
@@ -263,7 +269,10 @@ class Leases:
 
     def lose(self, first_offset: int, next_offset: int) -> int:
         """It cannot be had: what was fresh there is lost, and counted. What is outstanding may
-        still be acked, and is lost when it is to be lent again."""
+        still be acked, and is lost when it is to be lent again. Nothing where that would leave too
+        many gaps, which is so only if something else became of the wanted offsets meanwhile."""
+        if self._fresh.splits_too_much(first_offset, next_offset):
+            return 0
         taken = self._fresh.take(first_offset, next_offset)
         if taken:
             self.counts = self.counts._replace(lost=self.counts.lost + taken)
@@ -355,9 +364,8 @@ class Leases:
         return Wanted(offset, offset + 1, is_again=True)
 
     def _oldest(self, end_offset: int) -> Wanted | None:
-        first = self._fresh.starts[0]
-        end = min(self._fresh.ends[0], end_offset, first + self._room)
-        return Wanted(first, end) if first < end else None
+        first, end = self._fresh.starts[0], min(self._fresh.ends[0], end_offset)
+        return Wanted(first, end) if first < end and self._room else None
 
     def _newest(self, end_offset: int) -> Wanted | None:
         index = bisect_left(self._fresh.starts, end_offset) - 1
@@ -367,7 +375,7 @@ class Leases:
         # A window in the middle of a range makes two ranges of it.
         if len(self._fresh.starts) <= limits.LEASE_GAPS:
             first = max(first, end - self.terms.window)
-        return Wanted(first, min(end, first + self._room))
+        return Wanted(first, end)
 
     def _lend_again(self, offset: int, entries: Sequence[int], now_ms: int) -> list[Lease]:
         before = self._held.get(offset)
@@ -449,8 +457,14 @@ class _Fresh:
         index = bisect_right(self.starts, first) - 1
         if first >= end or index < 0 or end > self.ends[index]:
             return False
-        splits = self.starts[index] < first and end < self.ends[index]
-        return not splits or len(self.starts) <= limits.LEASE_GAPS
+        return not self.splits_too_much(first, end)
+
+    def splits_too_much(self, first: int, end: int) -> bool:
+        """Whether to take that out would make two ranges of one, and one more than there may be."""
+        if len(self.starts) <= limits.LEASE_GAPS:
+            return False
+        index = bisect_right(self.starts, first) - 1
+        return index >= 0 and self.starts[index] < first and end < self.ends[index]
 
     def take(self, first: int, end: int) -> int:
         """Take out what there is from `first` up to `end`; how many offsets that were."""

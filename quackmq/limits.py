@@ -208,11 +208,11 @@ ARCHIVE_FAILURES: Final = 100
 #: How much others go before the process that makes files: it gets a thirtieth of a processor that
 #: the broker wants too, and all of one that nobody wants. What waits for it waits in the log.
 ARCHIVE_WORKER_NICENESS: Final = 15
-#: While somebody publishes, archiving pauses between two pieces, for so many times as long as the
-#: last one took, but no longer than that: beside a publisher who takes all that there is, a third
-#: of its speed is left, and the publisher loses a tenth instead of a quarter.
-ARCHIVE_PAUSES: Final = 2
-ARCHIVE_PAUSE_MS: Final = 1_000
+#: While somebody publishes, archiving pauses between two pieces, for such a part of the time that
+#: the last one took, but no longer than that: enough for the publisher to notice it less, and not
+#: so much that the archive stays behind for good.
+ARCHIVE_PAUSES: Final = 0.3
+ARCHIVE_PAUSE_MS: Final = 100
 #: That process ends when it had nothing to do for so long: it takes some 100 MB.
 ARCHIVE_WORKER_IDLE_MS: Final = 60_000
 #: It is given so long to start, and to answer: files are made of pieces that take it a second.

@@ -15,6 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# How long an example takes says how busy the machine is, and nothing else.
+settings.register_profile(
+    "calm", settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("calm")
 
 #: Who is not root needs to be it in a user namespace first.
 _NEW_MOUNTS = ("--mount",) if os.geteuid() == 0 else ("--mount", "--user", "--map-root-user")

@@ -14,7 +14,7 @@ from quackmq import leases as module
 from quackmq import limits
 from quackmq.errors import DamagedStore, InvalidRequest, NewerFormat
 from quackmq.leases import Counts, Lease, Leases, Wanted
-from quackmq.subscriptions import Terms
+from quackmq.subscriptions import Reading, Terms
 
 LEASE_MS = limits.LEASE_MS
 EVERY = Terms()
@@ -160,6 +160,27 @@ def test_markers_and_aborted_records_are_done_without_being_lent() -> None:
     assert offsets(leases.lend(Wanted(0, 6), [1, 4], 6, 0)) == [1, 4]
     assert leases.counts == Counts(absent=4)
     assert (leases.low_water_mark, leases.frontier) == (1, 6)
+
+
+@pytest.mark.parametrize("reading", ["every", "live"])
+def test_what_holds_nothing_needs_no_room(reading: Reading) -> None:
+    leases = Leases(Terms(reading, outstanding=1, window=1_000), 0)
+    wanted = leases.wanted(0, 1_000)
+    assert wanted == Wanted(0, 1_000), "however far it is to the next entry"
+    assert offsets(leases.lend(wanted, [900, 950], 1_000, 0)) == [900]
+    assert (leases.counts, leases.frontier) == (Counts(absent=949), 950)
+    assert leases.is_lent(900, 1) and not leases.is_lent(900, 2) and not leases.is_lent(950, 1)
+
+
+def test_a_loss_that_would_leave_too_many_gaps_is_asked_for_anew() -> None:
+    leases = Leases(LIVE, 0)
+    with patch.object(limits, "LEASE_GAPS", 1):
+        serve(leases, 10)
+        assert leases.lose(2, 4) == 0, "something else became of it since it was wanted"
+        assert leases.gaps() == [(0, 7)]
+        assert (leases.lose(0, 4), leases.lose(6, 8)) == (4, 1)
+        assert (leases.gaps(), leases.counts) == ([(4, 6)], Counts(lost=5))
+        assert Leases.decode(leases.encode(), LIVE, 0).gaps() == leases.gaps()
 
 
 def test_what_was_not_read_stays_fresh() -> None:

@@ -19,6 +19,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Final
 
 from quackmq import limits
 from quackmq.broker.decoded import DecodedBatches
@@ -31,6 +32,9 @@ from quackmq.stores.base import Store
 from quackmq.topic import Read, Slice
 
 log = logging.getLogger(__name__)
+
+#: What a channel may remember to have been lent and has no longer, beyond as many as it has.
+_SPARE_LENT: Final = 64
 
 
 class Channel:
@@ -47,8 +51,10 @@ class Channel:
         self._log = log
         self._on_change = on_change
         self._on_close = on_close
-        #: By partition and offset, how often what this channel has was lent.
+        #: By partition and offset, how often what this channel has was lent; and of what it had,
+        #: and others were lent since, some. It is looked through when there are so many.
         self._lent: dict[tuple[int, int], int] = {}
+        self._lent_most = _SPARE_LENT
         self._is_told = False
         #: The last that was taken was the newest, and nobody was told of anything since.
         self._is_at_end = False
@@ -201,6 +207,9 @@ class Channel:
         held = self._held
         held.channels.pop(self, None)
         self._on_close(self)
+        if not held.channels:
+            for part in held.parts:
+                self._log.drop(part)
         if held.gone is not None:
             return
         now_ms = loop_ms()
@@ -213,8 +222,6 @@ class Channel:
         if held.timer is not None:
             held.timer.cancel()
             held.timer = None
-        for part in held.parts:
-            self._log.drop(part)
 
     # --- helpers ------------------------------------------------------------------------------
 
@@ -246,8 +253,9 @@ class Channel:
                 break  # it has its turn; a live reading takes first what is new elsewhere
         if found:
             held.turn = found[-1].partition + 1
-            if held.timer is None:
-                self._set_timer()
+            self._has_lent()
+        elif held.is_timer_late:
+            self._set_timer()
         return behind
 
     def _next_of_all(self) -> Delivery | None:
@@ -272,8 +280,8 @@ class Channel:
             return None
         self._is_at_end = offset + 1 == end
         self._lent[0, offset] = 1
-        if held.timer is None:
-            self._set_timer()
+        if held.timer is None or held.is_timer_late or len(self._lent) > self._lent_most:
+            self._has_lent()
         return entry
 
     def _lend_of(
@@ -297,19 +305,19 @@ class Channel:
             if wanted.first_offset < window.first and not wanted.is_again:
                 leases.lose_before(window.first)
                 continue
-            first, end, is_again = wanted
-            wanted = Wanted(first, min(end, first + most - len(found)), is_again)
+            first, end, _ = wanted
             if first < window.first:
                 cell, known_to = None, end  # lost: it is gone from the log
             elif first >= window.start:
-                cell, known_to = window.cell_at(first), window.end
+                cell = window.cell_at(first, self._log.decoded, self._held.topic.name)
+                known_to = window.end
             else:
                 cell = None if part.ahead is None else part.ahead.cell_at(first)
                 if cell is None:
                     missing = (part, wanted)
                     break
                 known_to = cell.next_offset
-            self._lend_cell(part, wanted, cell, known_to, now_ms, found)
+            self._lend_cell(part, wanted, cell, known_to, now_ms, most, found)
         if leases.counts is not counts and not part.is_dirty:
             self._pushed.changed(part)
         return missing
@@ -321,9 +329,11 @@ class Channel:
         cell: Cell | None,
         known_to: int,
         now_ms: int,
+        most: int,
         found: list[Delivery],
     ) -> None:
-        """Lend what one cell has of what is wanted; without one there is nothing there."""
+        """Lend what one cell has of what is wanted; without one there is nothing there. However
+        much of it holds no entries, that is one step."""
         leases, key = part.leases, part.key
         first = wanted.first_offset
         if cell is None:
@@ -333,9 +343,9 @@ class Channel:
         if cell.is_poison and not wanted.is_again:
             leases.lose(first, min(cell.next_offset, wanted.next_offset))
             return
-        entries = cell.between(first, wanted.next_offset)
+        entries, known_to = cell.between(first, wanted.next_offset, most - len(found))
         offsets = [entry.offset for entry in entries]
-        lent = leases.lend(wanted, offsets, cell.next_offset, now_ms)
+        lent = leases.lend(wanted, offsets, known_to, now_ms)
         partition = key.partition
         # Of those wanted, the first so many.
         for (offset, deliveries, _), entry in zip(lent, entries, strict=False):
@@ -367,6 +377,19 @@ class Channel:
         for part, window in zip(held.parts, feed.windows, strict=False):
             self._pushed.skip(part, feed.live_from(window.key.partition))
 
+    def _has_lent(self) -> None:
+        """Something was lent: the timer may have to ring sooner, what is remembered may be old."""
+        if self._held.timer is None or self._held.is_timer_late:
+            self._set_timer()
+        if len(self._lent) > self._lent_most:
+            parts = self._held.parts
+            self._lent = {
+                (partition, offset): deliveries
+                for (partition, offset), deliveries in self._lent.items()
+                if parts[partition].leases.is_lent(offset, deliveries)
+            }
+            self._lent_most = 2 * len(self._lent) + _SPARE_LENT
+
     def _set_timer(self) -> None:
         """Tell when the next lease runs out; sooner than it was set for, if need be."""
         held = self._held
@@ -377,8 +400,10 @@ class Channel:
         if held.timer is not None:
             held.timer.cancel()
         now_ms = loop_ms()
+        lease_ms = held.kept.terms.lease_ms
+        held.is_timer_late = not now_ms <= due_ms <= now_ms + lease_ms
         # What is due already was told; a reminder, should nobody have come for it.
-        wait_ms = due_ms + 1 - now_ms if due_ms >= now_ms else held.kept.terms.lease_ms
+        wait_ms = due_ms + 1 - now_ms if due_ms >= now_ms else lease_ms
         held.timer = asyncio.get_running_loop().call_later(wait_ms / 1000, self._ring)
 
     def _ring(self) -> None:

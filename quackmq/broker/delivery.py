@@ -338,8 +338,11 @@ class Delivery:
             async with held.lock:
                 held.check_there()
                 if last is not None:
-                    # Who goes away meanwhile must not leave a receipt whose step is forgotten.
-                    await to_the_end(self._acknowledge(held, last), held.kept.receipts)
+                    # Who goes away meanwhile must not leave a receipt or a loss that was counted,
+                    # whose step is forgotten.
+                    counts = held.lost_before > 0 or not held.progress.remembers
+                    is_needed = held.kept.receipts or counts
+                    await to_the_end(self._acknowledge(held, last), is_needed)
                     last = None
                 found = await self._find(held, in_turn(held.progress))
                 if isinstance(found, Head):

@@ -78,13 +78,13 @@ class Feeds:
         or not anybody listens."""
         policy, key = topic.policy, PartitionKey(topic.id, partition)
         offsets = await self.store.offsets(key)
-        first = offsets.first
+        first, end = offsets.first, offsets.stable  # what is undecided is yet to come
         if policy.live_for_ms is not None:
             since_ms = self._now_ms() - policy.live_for_ms + 1
             found = await self.store.offset_for_time(key, since_ms, "append")
-            first = offsets.next if found is None else max(first, found.offset)
+            first = end if found is None else max(first, min(found.offset, end))
         if policy.live_entries is not None:
-            first = max(first, offsets.next - policy.live_entries)
+            first = max(first, end - policy.live_entries)
         return first
 
     def follow(self, topic: Topic) -> None:
@@ -221,13 +221,14 @@ class Feed:
             slices = await self._waits.wait(
                 self._read(reads, max_bytes=limits.FEED_READ_BYTES, wait_ms=limits.READ_WAIT_MS)
             )
-            changed = [
-                await self._take_in(window, part)
-                for window, part in zip(self.windows, slices, strict=False)
-                if part.chunks or part.error is not None
-            ]
-            if any(changed):
-                self._tell()
+            is_changed = False
+            try:
+                for window, part in zip(self.windows, slices, strict=False):
+                    if part.chunks or part.error is not None:
+                        is_changed |= await self._take_in(window, part)
+            finally:  # of what other partitions have, where one cannot be read
+                if is_changed:
+                    self._tell()
 
     async def _take_in(self, window: Window, part: Slice) -> bool:
         if part.error is not None:

@@ -244,6 +244,7 @@ class Pushed:
         held.kept = kept
         for part in held.parts:
             part.leases.terms = terms
+        held.is_timer_late = True
         held.tell()
 
     async def unsubscribe(self, held: PushedSubscription) -> None:
@@ -289,8 +290,12 @@ class Pushed:
 
     def skip(self, part: Part, live_from: int) -> None:
         """A live reading goes over what is older."""
+        had_room = part.leases.has_room
         if part.leases.skip(loop_ms(), live_from):
             self.changed(part)
+            if not had_room and part.held.channels:
+                # Not at once: whoever asks how it stands is not to be told before it is answered.
+                asyncio.get_running_loop().call_soon(part.held.tell)
 
     def changed(self, part: Part) -> None:
         """To be written with the next flush."""
@@ -343,6 +348,7 @@ class PushedSubscription:
     __slots__ = (
         "channels",
         "gone",
+        "is_timer_late",
         "kept",
         "lock",
         "name",
@@ -373,6 +379,9 @@ class PushedSubscription:
         self.lock = asyncio.Lock()
         #: When the next lease runs out.
         self.timer: asyncio.TimerHandle | None = None
+        #: It may ring too late for what is lent next, or stands for something that is due already:
+        #: then it is set anew.
+        self.is_timer_late = False
         #: Why it is no longer there.
         self.gone: QuackError | None = None
         for start in starts:

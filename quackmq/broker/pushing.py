@@ -29,7 +29,7 @@ from quackmq.broker.subscribing import Subscribing, check_subscriber
 from quackmq.broker.topics import Topics
 from quackmq.broker.waits import Changes
 from quackmq.broker.windows import Delivery
-from quackmq.errors import BrokerClosing, LimitReached
+from quackmq.errors import BrokerClosing, LimitReached, QuackError
 from quackmq.subscriptions import Start, Terms
 from quackmq.topic import PartitionKey, Topic
 
@@ -135,11 +135,20 @@ class Pushing:
 
     async def clean(self) -> None:
         """Live subscriptions that nobody is served by go over what has got old, and hold it no
-        longer. Those that are served do so when they are asked for more."""
+        longer. Those that are served do so when they are asked for more. The first error is raised
+        when all have had their turn."""
+        failed: QuackError | None = None
         for topic_id in self._pushed.topic_ids():
             topic = self._topics.by_id.get(topic_id)
-            if topic is not None and topic.policy.counts_entries:
+            if topic is None or not topic.policy.counts_entries:
+                continue
+            try:
                 await self._skip_old(topic)
+            except QuackError as error:
+                if topic_id in self._topics.by_id:  # else it went meanwhile
+                    failed = failed or error
+        if failed is not None:
+            raise failed
 
     async def close(self) -> None:
         """Channels end with BrokerClosing; what was acknowledged is durable."""

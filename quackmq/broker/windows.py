@@ -9,6 +9,8 @@ before it has to read (`Ahead` is what such a read has brought, a cell at a time
                   to be read        cells, opened when wanted     yet to come
 
 Within a window every offset is accounted for: one that no cell has holds nothing for a subscriber.
+A window has two bounds of the same size: for its batches, of which the oldest go, and for what they
+come to when they are opened, which is given up and made again when it is wanted.
 
 Who may call: the broker's loop.
 """
@@ -18,6 +20,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Final
 
 from quackmq import limits
 from quackmq.broker.committed import is_committed
@@ -25,6 +28,9 @@ from quackmq.broker.decoded import DecodedBatches
 from quackmq.record import Batch, Record, batches
 from quackmq.subscriptions import Place, message_id
 from quackmq.topic import PartitionKey, Slice
+
+#: What a delivery takes in memory beside its record, about.
+_DELIVERY_BYTES: Final = 192
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,54 +47,97 @@ class Delivery:
 class Cell:
     """A batch; without entries if it holds none for a subscriber, poison if it cannot be opened."""
 
-    __slots__ = ("_batch", "_entries", "base_offset", "is_poison", "next_offset", "size")
+    __slots__ = (
+        "_batch",
+        "_entries",
+        "_key",
+        "_records",
+        "base_offset",
+        "is_open",
+        "is_poison",
+        "next_offset",
+        "opened_size",
+        "size",
+    )
 
     def __init__(self, batch: Batch, committed: bool) -> None:
         self.base_offset = batch.base_offset
         self.next_offset = batch.next_offset
         self.size = batch.size
+        #: What the entries take, once it was opened.
+        self.opened_size = 0
+        self.is_open = not committed
         self.is_poison = False
-        self._batch: Batch | None = batch if committed else None
-        #: Each as it is lent the first time, which is the same for all subscribers.
-        self._entries: list[Delivery] = []
+        self._batch = batch
+        self._key: PartitionKey | None = None
+        self._records: list[Record] = []
+        #: Of each record that was wanted, as it is lent the first time: the same for all.
+        self._entries: list[Delivery | None] = []
 
     def open(self, decoded: DecodedBatches, key: PartitionKey, topic_name: str) -> None:
-        if self._batch is None:
+        if self.is_open:
             return
         opened = decoded.open(key, self._batch, topic_name, is_committed=True)
+        self.is_open = True
         self.is_poison = opened.is_poison
-        partition = key.partition
-        self._entries = [
-            Delivery(
-                partition,
-                each.offset,
-                1,
-                message_id(key.topic_id, Place(partition, each.offset)),
-                each,
-            )
-            for each in opened.records
-        ]
-        self._batch = None
+        self.opened_size = opened.size + _DELIVERY_BYTES * len(opened.records)
+        self._key = key
+        self._records = opened.records
+        self._entries = [None] * len(opened.records)
+
+    def close(self) -> None:
+        """Of one that was opened: its entries go, and are made again when they are wanted."""
+        self.is_open = False
+        self._records = []
+        self._entries = []
 
     def entry_at(self, offset: int) -> Delivery | None:
         """The same of one offset; None also where looking for it takes more than a step."""
         index = offset - self.base_offset
-        if index < 0 or len(self._entries) != self.next_offset - self.base_offset:
+        if index < 0 or len(self._records) != self.next_offset - self.base_offset:
             return None
-        return self._entries[index]
+        return self._entry(index)
 
-    def between(self, first: int, next: int) -> list[Delivery]:
-        """The entries of one that is open, from an offset up to another."""
-        entries = self._entries
-        if len(entries) == self.next_offset - self.base_offset:  # as batches are made
-            base = self.base_offset
-            return entries[max(0, first - base) : max(0, next - base)]
-        begin = bisect_left(entries, first, key=_offset)
-        return entries[begin : bisect_left(entries, next, begin, key=_offset)]
+    def between(self, first: int, next: int, most: int) -> tuple[list[Delivery], int]:
+        """The entries of one that is open, from an offset up to another, but no more than so many;
+        and up to which offset there are no others."""
+        records, known_to = self._records, self.next_offset
+        if len(records) == self.next_offset - self.base_offset:  # as batches are made
+            begin = max(0, first - self.base_offset)
+            end = min(max(0, next - self.base_offset), len(records))
+        else:
+            begin = bisect_left(records, first, key=_offset)
+            end = bisect_left(records, next, begin, key=_offset)
+        if end - begin > most:
+            end = begin + most
+            known_to = records[end].offset
+        return [self._entry(index) for index in range(begin, end)], known_to
+
+    def _entry(self, index: int) -> Delivery:
+        entry = self._entries[index]
+        if entry is None:
+            assert self._key is not None, "it is open"
+            topic_id, partition = self._key
+            record = self._records[index]
+            token = message_id(topic_id, Place(partition, record.offset))
+            entry = self._entries[index] = Delivery(partition, record.offset, 1, token, record)
+        return entry
 
 
 class Window:
-    __slots__ = ("_cells", "_ends", "_last", "end", "first", "key", "size", "start")
+    __slots__ = (
+        "_cells",
+        "_ends",
+        "_last",
+        "_max_bytes",
+        "_opened",
+        "_opened_size",
+        "end",
+        "first",
+        "key",
+        "size",
+        "start",
+    )
 
     def __init__(self, key: PartitionKey, first: int, end: int) -> None:
         self.key = key
@@ -100,6 +149,10 @@ class Window:
         self._cells: list[Cell] = []
         self._ends: list[int] = []
         self._last: tuple[int, Delivery] | None = None
+        #: Cells that are open, in the order in which they were opened.
+        self._opened: dict[Cell, None] = {}
+        self._opened_size = 0
+        self._max_bytes = 0
 
     def follow(self, part: Slice) -> bool:
         """What was read from the end on. Whether there is anything new."""
@@ -118,11 +171,14 @@ class Window:
         """What lies in between could not be read."""
         self._cells.clear()
         self._ends.clear()
-        self.size = 0
+        self._opened.clear()
+        self.size = self._opened_size = 0
         self.first, self.start, self.end = first, end, end
 
     def shrink(self, max_bytes: int) -> None:
-        """Let go of the oldest; the newest cell stays however large."""
+        """Let go of the oldest; the newest cell stays however large. The same bound is for what is
+        open from now on."""
+        self._max_bytes = max_bytes
         gone = max(0, len(self._cells) - limits.FEED_BATCHES)
         size = self.size - sum(cell.size for cell in self._cells[:gone])
         while size > max_bytes and gone < len(self._cells) - 1:
@@ -130,6 +186,10 @@ class Window:
             gone += 1
         if gone:
             self.start, self.size = self._ends[gone - 1], size
+            for cell in self._cells[:gone]:
+                if cell in self._opened:
+                    del self._opened[cell]
+                    self._opened_size -= cell.opened_size
             del self._cells[:gone]
             del self._ends[:gone]
 
@@ -138,21 +198,33 @@ class Window:
         a step."""
         last = self._last
         if last is None or last[0] != offset:
-            cell = self.cell_at(offset)
+            cell = self.cell_at(offset, decoded, topic_name)
             if cell is None:
                 return None
-            cell.open(decoded, self.key, topic_name)
             entry = cell.entry_at(offset)
             if entry is None:
                 return None
             self._last = last = (offset, entry)  # which all the others want next
         return last[1]
 
-    def cell_at(self, offset: int) -> Cell | None:
-        """The first cell that ends behind an offset within the window; None if there is none up to
-        the end."""
+    def cell_at(self, offset: int, decoded: DecodedBatches, topic_name: str) -> Cell | None:
+        """The first cell that ends behind an offset within the window, open; None if there is none
+        up to the end."""
         index = bisect_right(self._ends, offset)
-        return self._cells[index] if index < len(self._cells) else None
+        if index >= len(self._cells):
+            return None
+        cell = self._cells[index]
+        if not cell.is_open:
+            cell.open(decoded, self.key, topic_name)
+            self._opened[cell] = None
+            self._opened_size += cell.opened_size
+            # The one just opened stays, however large: somebody is about to go through it.
+            while self._opened_size > self._max_bytes and len(self._opened) > 1:
+                other = next(iter(self._opened))
+                del self._opened[other]
+                self._opened_size -= other.opened_size
+                other.close()
+        return cell
 
 
 class Ahead:
@@ -183,5 +255,5 @@ def cells_of(part: Slice) -> Iterator[Cell]:
             yield Cell(batch, is_committed(batch, part.aborted))
 
 
-def _offset(entry: Delivery) -> int:
-    return entry.offset
+def _offset(record: Record) -> int:
+    return record.offset

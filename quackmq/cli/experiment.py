@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 GOOD: Final = 0
 WRONG: Final = 1
 INTERRUPTED: Final = 130
+#: More of them take more descriptors than many systems give to a process that does not ask.
+_MANY_PEERS: Final = 100
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -111,6 +113,8 @@ def run(args: argparse.Namespace) -> int:
         from quackmq.cli import experiment_plot
 
         experiment_plot.check(args.plot)
+    if max(each.pubs + each.subs for each in experiments) > _MANY_PEERS:
+        process.prepare()
     with asyncio.Runner(loop_factory=process.loop_factory()) as runner:
         outcomes = runner.run(_run_all(args, experiments))
     _print(args, outcomes)

@@ -12,6 +12,7 @@ two environment variables, and log warnings unless these say otherwise.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import re
@@ -121,7 +122,11 @@ class JsonFormatter(logging.Formatter):
         if record.exc_info:
             entry["exception"] = self.formatException(record.exc_info)
         entry |= _extras(record)
-        return orjson.dumps(entry, default=str, option=orjson.OPT_NON_STR_KEYS).decode()
+        try:
+            return orjson.dumps(entry, default=str, option=orjson.OPT_NON_STR_KEYS).decode()
+        except orjson.JSONEncodeError:
+            # A number of more than 64 bits, or a name that is no UTF-8: slower, but it is told.
+            return json.dumps(entry, default=str)
 
 
 class _StderrHandler(logging.StreamHandler[TextIO]):

@@ -184,7 +184,11 @@ class ReliableSubscriber(_Asking):
             if hold:
                 return message
             if self._notes_at_once:
-                self._receiving.done(message)
+                try:
+                    self._receiving.done(message)
+                except BaseException:
+                    self._receiving.put_back(message)
+                    raise
             else:
                 self._returned = message
             return message

@@ -125,11 +125,13 @@ class Receiving:
     def subscribe(self, topic: str, port: int) -> None:
         """To what is sent to all, at the XPUB socket's port."""
         with self._changed:
+            self._check()
             self._orders.append((True, topic, port))
             self._sockets.wake()
 
     def unsubscribe(self, topic: str) -> None:
         with self._changed:
+            self._check()
             self._forget(topic)
             self._orders.append((False, topic, 0))
             self._sockets.wake()
@@ -146,6 +148,17 @@ class Receiving:
                     f"waited {timeout_s:g} s for a message for {self._name}, from {self._proxy}"
                 )
             return self._inbox.popleft()
+
+    def put_back(self, message: ProxyMessage) -> None:
+        """It was got, and could not be taken: it is the next to be got, unless it is done."""
+        with self._changed:
+            if message.id not in self._in_hand:
+                return
+            if message.topic in self._topics:
+                self._inbox.appendleft(message)
+                self._changed.notify_all()
+            else:
+                self._let_go(message)
 
     def done(self, message: ProxyMessage) -> None:
         """It was taken: acknowledge it, once that is noted."""
@@ -417,14 +430,16 @@ def _bind(missed: zmq.Socket[bytes], proxy: str, listen: str | None) -> str:
         bound, _, chosen = str(missed.getsockopt_string(zmq.LAST_ENDPOINT)).rpartition(":")
         is_any = bound.removeprefix("tcp://") in ("0.0.0.0", "[::]", "*")
         return f"tcp://*:{chosen}" if is_any else f"{bound}:{chosen}"
-    except (zmq.ZMQError, OSError) as error:
+    except (zmq.ZMQError, zmq.ZMQBindError, OSError, UnicodeError) as error:
         raise InvalidRequest(f"cannot listen on {listen or 'a free port'}: {error}") from error
 
 
 def _own_host(proxy: str) -> str:
-    """From where the way to the proxy begins; nothing is sent for it."""
+    """From where the way to the proxy begins; nothing is sent for it. InvalidRequest."""
     host, _, port = proxy.removeprefix("tcp://").rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
+    if not host or not (port.isascii() and port.isdigit()) or not 1 <= int(port) <= 65_535:
+        raise InvalidRequest(f"{proxy} is no address of a proxy: write HOST:PORT")
     found = socket.getaddrinfo(host, int(port), type=socket.SOCK_DGRAM)
     family, kind, protocol, _, address = found[0]
     with socket.socket(family, kind, protocol) as probe:

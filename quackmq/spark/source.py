@@ -212,6 +212,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ends = limited(sizes, **self._limits(limit))
         is_new = any(ends[key] != each.first for key, each in sizes.items())
         if not is_new and not _is_elsewhere(here, facts, sizes):
+            if self._target is not None:
+                # Spark ends the query now, and this process without another word.
+                self._told_progress().close(self._reached)
             return start
         self._batch_at = time.monotonic()
         moved: dict[str, TopicPosition] = {}

@@ -23,7 +23,7 @@ from pyspark.sql.types import StructType
 from quackmq import limits
 from quackmq.errors import DamagedData
 from quackmq.spark import columns
-from quackmq.spark.archived import Files, plan, release
+from quackmq.spark.archived import Files, Plan, plan, release
 from quackmq.spark.options import Options, Subscribe
 from quackmq.spark.planning import File
 from quackmq.spark.registration import register
@@ -51,22 +51,44 @@ def table(
     The broker is the one of `bootstrap_servers`, else of the session's property
     `spark.quackmq.bootstrap.servers`, else on this machine. `files` says whether the workers reach
     the archive's directory; without it, whether the driver does."""
+    frame, _ = planned_table(
+        spark,
+        topic,
+        bootstrap_servers=bootstrap_servers,
+        files=files,
+        fail_on_data_loss=fail_on_data_loss,
+        lease_ms=lease_ms,
+    )
+    return frame if value_schema is None else frame.withColumn("value", _parsed(value_schema))
+
+
+def planned_table(
+    spark: SparkSession,
+    topic: str,
+    *,
+    bootstrap_servers: str | None = None,
+    files: bool | None = None,
+    fail_on_data_loss: bool = True,
+    lease_ms: int = limits.SPARK_PLAN_MS,
+) -> tuple[DataFrame, Plan]:
+    """The same with the plan that keeps its files, for who knows when they are read: then it is to
+    be released, since a broker has only so many."""
     bootstrap = bootstrap_servers or spark.conf.get(BOOTSTRAP_PROPERTY, None) or DEFAULT_BOOTSTRAP
     options = Options(bootstrap, Subscribe((topic,)), "earliest")
     survey = Survey(options)
     try:
         facts = survey.look()
-        archived: Files = {}
+        planned = Plan({})
         if files is not False:
             planned = plan(survey.http, {topic: facts.topics[topic].id}, lease_ms)
-            archived = planned.files
-            if files is None and not all(os.path.exists(each.path) for each in _all(archived)):
-                archived = {}
-            if not archived:
+            if files is None and not all(os.path.exists(one.path) for one in _all(planned.files)):
+                planned = planned._replace(files={})
+            if not planned.files:
                 release(survey.http, planned)
     finally:
         survey.close()
     register(spark)
+    archived = planned.files
     parts = [_live(spark, topic, bootstrap, facts, archived, fail_on_data_loss)]
     if archived:
         parts.insert(0, _scan(spark, topic, archived, fail_on_data_loss))
@@ -74,7 +96,7 @@ def table(
     if not found:
         found = [spark.createDataFrame([], columns.schema(include_headers=True))]
     frame = found[0] if len(found) == 1 else found[0].unionByName(found[1])
-    return frame if value_schema is None else frame.withColumn("value", _parsed(value_schema))
+    return frame, planned
 
 
 def _scan(spark: SparkSession, topic: str, archived: Files, fails: bool) -> DataFrame:

@@ -11,6 +11,9 @@ from tests.broker.support import CALLER, NAME, TOPIC
 
 #: Longer than any test takes.
 PATIENCE_S = 30.0
+LEASE_MS = 3_600_000
+#: So that no lease runs out where a test does not wait for it, however slow the machine is.
+PATIENT = Terms(lease_ms=LEASE_MS)
 
 
 class Peer:
@@ -76,7 +79,7 @@ async def peer_of(broker: Broker, name: str = NAME, topic: str = TOPIC) -> Async
 
 async def pushed(
     broker: Broker,
-    terms: Terms = Terms(),  # noqa: B008  (frozen)
+    terms: Terms = PATIENT,
     *,
     name: str = NAME,
     topic: str = TOPIC,

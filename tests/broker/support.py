@@ -13,7 +13,7 @@ from quackmq.policy import Policy
 from quackmq.record import Batch
 from quackmq.stores.base import Store
 from quackmq.stores.memory import MemoryStore
-from quackmq.topic import Append, Appended, Cursor, PartitionKey, Read, StatePut, Topic
+from quackmq.topic import Append, Appended, Cursor, Offsets, PartitionKey, Read, StatePut, Topic
 from tests.support import START_MS, Clock, batch_of, offsets_and_values
 
 CALLER = Caller("tester")
@@ -117,7 +117,7 @@ def values_of(messages: Sequence[Message]) -> list[bytes | None]:
 
 async def until(condition: Callable[[], bool]) -> None:
     """Wait for something that other tasks bring about."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0)
 
@@ -162,6 +162,11 @@ class FailingStore(MemoryStore):
         self.append_error: Exception | None = None
         self.offsets_error: Exception | None = None
         self.failing_key: PartitionKey | None = None
+
+    async def offsets(self, key: PartitionKey) -> Offsets:
+        if self.offsets_error is not None and self.failing_key in (None, key):
+            raise self.offsets_error
+        return await super().offsets(key)
 
     async def trim(self, key: PartitionKey, before: int) -> int:
         if self.trim_error is not None and self.failing_key in (None, key):

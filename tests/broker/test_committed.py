@@ -87,7 +87,7 @@ async def test_a_subscriber_waits_for_the_decision() -> None:
         await let_others_run()
         assert not waiting.done()
         await duck.commit()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             message = await waiting
         assert message is not None
         assert message.record.value == b"a"

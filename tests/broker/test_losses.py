@@ -17,6 +17,7 @@ from tests.broker.support import (
     LONG_MS,
     NAME,
     TOPIC,
+    SlowStore,
     get,
     key_of,
     open_broker,
@@ -24,8 +25,9 @@ from tests.broker.support import (
     publish,
     publish_each,
     subscribed,
+    until,
 )
-from tests.support import let_others_run
+from tests.support import Clock, let_others_run
 
 
 @pytest.mark.asyncio
@@ -38,6 +40,30 @@ async def test_the_outstanding_message_can_be_named_though_it_was_dropped() -> N
         await publish_each(broker, b"b", b"c", b"d")
         message = await get(broker, first)
         assert (message.record.value, message.lost) == (b"c", 1)
+
+
+@pytest.mark.asyncio
+async def test_who_goes_away_while_a_loss_is_counted_does_not_keep_others_from_going_on() -> None:
+    store = SlowStore(Clock())
+    store.released.set()
+    async with open_broker(store) as broker:
+        policy = Policy(live_entries=2, when_full=WhenFull.DROP_OLDEST)
+        await subscribed(broker, policy=policy)
+        await publish_each(broker, b"a", b"b", b"c", b"d")
+        first = await get(broker)
+        assert (first.record.value, first.lost) == (b"c", 2)
+        store.released.clear()
+        before = store.appends
+        leaving = asyncio.ensure_future(broker.get(CALLER, NAME, TOPIC, first.id))
+        await until(lambda: store.appends > before)
+        leaving.cancel()
+        store.released.set()
+        with pytest.raises(asyncio.CancelledError):
+            await leaving
+        second = await get(broker, first)
+        assert (second.record.value, second.lost) == (b"d", 0)
+        assert (await broker.standing(CALLER, NAME, TOPIC)).lost == 2
+        await broker.unsubscribe(CALLER, NAME, TOPIC)
 
 
 @pytest.mark.asyncio

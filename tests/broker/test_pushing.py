@@ -20,7 +20,7 @@ from quackmq.errors import (
 from quackmq.policy import Policy
 from quackmq.subscriptions import Offset, parse_message_id
 from tests.broker.flock import Member, Pond, commit, in_virtual_time
-from tests.broker.pushed_peer import Peer, lent, peer_of, pushed, values
+from tests.broker.pushed_peer import LEASE_MS, Peer, lent, peer_of, pushed, values
 from tests.broker.support import (
     CALLER,
     NAME,
@@ -168,7 +168,7 @@ async def test_what_is_in_memory_is_taken_without_waiting_and_what_is_not_has_to
 async def test_a_lease_that_runs_out_ends_the_idleness_of_a_channel() -> None:
     async with open_broker() as broker:
         await broker.create_topic(CALLER, TOPIC)
-        await pushed(broker)
+        await pushed(broker, Terms())
         async with peer_of(broker) as peer:
             await publish(broker, b"a")
             await peer.until_told()
@@ -187,7 +187,7 @@ async def test_a_lease_that_runs_out_ends_the_idleness_of_a_channel() -> None:
 async def test_x3_what_is_not_acked_in_time_is_lent_again() -> None:
     async with open_broker() as broker:
         await broker.create_topic(CALLER, TOPIC)
-        await pushed(broker)
+        await pushed(broker, Terms())
         async with peer_of(broker) as peer:
             await publish_each(broker, b"a", b"b")
             a, b = await peer.wait(2)
@@ -240,7 +240,7 @@ async def test_what_is_nacked_is_due_at_once_or_after_a_wait() -> None:
 async def test_who_has_as_much_as_it_may_have_gets_more_when_it_acks() -> None:
     async with open_broker() as broker:
         await broker.create_topic(CALLER, TOPIC)
-        await pushed(broker, Terms(outstanding=2))
+        await pushed(broker, Terms(lease_ms=LEASE_MS, outstanding=2))
         async with peer_of(broker) as peer:
             await publish(broker, b"a", b"b", b"c")
             a, b = await peer.wait(2)
@@ -258,7 +258,7 @@ async def test_who_has_as_much_as_it_may_have_gets_more_when_it_acks() -> None:
 async def test_channels_share_a_subscription_and_each_entry_is_lent_to_one_of_them() -> None:
     async with open_broker() as broker:
         await broker.create_topic(CALLER, TOPIC)
-        await pushed(broker)
+        await pushed(broker, Terms())
         async with peer_of(broker) as one, peer_of(broker) as two:
             await publish(broker, b"a", b"b", b"c", b"d")
             await one.until_told()
@@ -408,7 +408,7 @@ async def test_a_pushed_subscription_is_one_to_topics_that_live_by_them() -> Non
 async def test_a_repeated_subscription_changes_its_terms_and_nothing_else(pond: Pond) -> None:
     async with pond.open() as broker:
         await broker.create_topic(CALLER, TOPIC)
-        await pushed(broker, Terms(outstanding=1))
+        await pushed(broker, Terms(lease_ms=LEASE_MS, outstanding=1))
         await publish(broker, b"a", b"b")
         async with peer_of(broker) as peer:
             assert values(await peer.take()) == [b"a"]

@@ -16,7 +16,7 @@ from quackmq.record import Batch, Record
 from quackmq.stores.memory import MemoryStore
 from quackmq.topic import Append, Appended, Cursor, Read, Slice, StatePut
 from tests.broker.flock import Pond, in_virtual_time
-from tests.broker.pushed_peer import Peer, lent, peer_of, pushed, values
+from tests.broker.pushed_peer import LEASE_MS, Peer, lent, peer_of, pushed, values
 from tests.broker.support import (
     CALLER,
     NAME,
@@ -277,7 +277,7 @@ async def test_what_was_let_go_of_is_not_taken_from_memory() -> None:
 async def test_what_is_gone_when_it_is_to_be_lent_again_is_lost() -> None:
     async with open_broker() as broker:
         await broker.create_topic(CALLER, TOPIC)
-        await pushed(broker)
+        await pushed(broker, Terms())
         async with peer_of(broker) as peer:
             await publish(broker, b"a", b"b")
             await peer.wait(2)
@@ -363,7 +363,8 @@ async def test_who_is_behind_reads_for_itself_and_misses_nothing(
     async with pond.open() as broker:
         await broker.create_topic(CALLER, TOPIC)
         await pushed(broker, start="beginning")
-        await pushed(broker, Terms(outstanding=3), name="slow", start="beginning")
+        terms = Terms(lease_ms=LEASE_MS, outstanding=3)
+        await pushed(broker, terms, name="slow", start="beginning")
         many = [b"%d" % number for number in range(60)]
         await publish_each(broker, *many[:20])
         async with peer_of(broker) as peer, peer_of(broker, "slow") as slow:

@@ -6,13 +6,15 @@ import pytest
 
 from quackmq import limits
 from quackmq.broker import Counts, Terms
+from quackmq.errors import StorageError
 from quackmq.policy import Policy, WhenFull
 from tests.broker.flock import Pond, in_virtual_time
-from tests.broker.pushed_peer import Peer, lent, peer_of, pushed, values
+from tests.broker.pushed_peer import LEASE_MS, Peer, lent, peer_of, pushed, values
 from tests.broker.support import (
     CALLER,
     NAME,
     TOPIC,
+    FailingStore,
     key_of,
     open_broker,
     publish,
@@ -22,7 +24,7 @@ from tests.broker.support import (
 )
 from tests.support import Clock
 
-LIVE = Terms("live")
+LIVE = Terms("live", lease_ms=LEASE_MS)
 #: What a live reading of everything gets: nothing is ever too old.
 TIMELESS = Policy()
 
@@ -115,7 +117,7 @@ async def test_no_more_than_live_entries_are_live() -> None:
 async def test_q13_the_newest_window_comes_first_then_what_was_left_behind() -> None:
     async with open_broker() as broker:
         await broker.create_topic(CALLER, TOPIC, policy=TIMELESS)
-        await pushed(broker, Terms("live", window=3), start="beginning")
+        await pushed(broker, Terms("live", lease_ms=LEASE_MS, window=3), start="beginning")
         await publish_each(broker, *numbered(0, 10))
         async with peer_of(broker) as peer:
             first = await peer.take(2)
@@ -148,7 +150,7 @@ async def test_what_is_too_old_to_be_lent_again_is_skipped() -> None:
     clock = Clock()
     async with open_broker(clock=clock) as broker:
         await broker.create_topic(CALLER, TOPIC, policy=Policy(live_for_ms=1_000))
-        await pushed(broker, LIVE)
+        await pushed(broker, Terms("live"))
         async with peer_of(broker) as peer:
             await publish_each(broker, b"a", b"b")
             a, b = await peer.wait(2)
@@ -200,6 +202,25 @@ async def test_a_live_subscription_that_nobody_is_served_by_does_not_hold_old_ne
 
 
 @pytest.mark.asyncio
+async def test_a_topic_that_cannot_be_looked_into_keeps_no_other_from_letting_go() -> None:
+    clock = Clock()
+    store = FailingStore(clock)
+    policy = Policy(live_for_ms=1_000, keep_for_ms=10**9)
+    async with open_broker(store, clock) as broker:
+        for topic in ("damaged", TOPIC):
+            await broker.create_topic(CALLER, topic, policy=policy)
+            await pushed(broker, LIVE, topic=topic)
+            await publish(broker, b"a", topic=topic)
+        clock.advance(1_000)
+        store.failing_key = key_of(broker.topic("damaged"))
+        store.offsets_error = StorageError("it cannot be read")
+        with pytest.raises(StorageError):
+            await broker.clean()
+        standing = await broker.pushing.standing(CALLER, NAME, TOPIC)
+        assert standing == (0, Counts(skipped=1), 0)
+
+
+@pytest.mark.asyncio
 async def test_skipped_entries_stay_counted_through_a_restart(pond: Pond) -> None:
     policy = Policy(live_entries=2)
     async with pond.open() as broker:
@@ -218,7 +239,7 @@ async def test_a_live_reader_left_far_behind_stays_bounded(monkeypatch: pytest.M
     monkeypatch.setattr(limits, "LEASE_GAPS", 3)
     async with open_broker() as broker:
         await broker.create_topic(CALLER, TOPIC)
-        await pushed(broker, Terms("live", window=2))
+        await pushed(broker, Terms("live", lease_ms=LEASE_MS, window=2))
         got: list[bytes | None] = []
         async with peer_of(broker) as peer:
             for number in range(0, 60, 6):

@@ -317,7 +317,7 @@ async def test_the_cleaner_comes_by_itself() -> None:
     async with open_broker(clean_interval_ms=1) as broker:
         topic = await broker.create_topic(CALLER, TOPIC, policy=Policy(keep_for_ms=0))
         await publish(broker, b"a")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while (await broker.offsets(CALLER, key_of(topic))).first == 0:
                 await asyncio.sleep(0.001)
 
@@ -368,7 +368,7 @@ async def test_the_cleaner_survives_what_nobody_expected(caplog: pytest.LogCaptu
             await _until_logged(caplog, TOPIC)
         store.is_broken = False
         await publish(broker, b"a")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while (await broker.offsets(CALLER, key_of(topic))).first == 0:
                 await asyncio.sleep(0.001)
 
@@ -378,7 +378,7 @@ def _fail() -> NoReturn:
 
 
 async def _until_logged(caplog: pytest.LogCaptureFixture, text: str) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while text not in caplog.text:
             await asyncio.sleep(0.001)
 

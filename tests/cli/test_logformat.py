@@ -71,6 +71,14 @@ def test_a_line_for_programs_tells_its_values_apart() -> None:
     assert (entries[2]["message"], entries[2]["values"]) == ("by name", ["name"])
 
 
+def test_a_line_for_programs_is_written_whatever_its_values_are() -> None:
+    stream = io.StringIO()
+    logformat.configure("info", "json", stream)
+    logging.getLogger("quackmq").info("%d in %s", 2**70, "caf\udce9")
+    (line,) = stream.getvalue().splitlines()
+    assert json.loads(line)["values"] == [2**70, "caf\udce9"]
+
+
 def test_a_traceback_follows_the_line_for_people() -> None:
     stream = io.StringIO()
     logformat.configure("info", "text", stream)

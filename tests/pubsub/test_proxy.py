@@ -1,8 +1,9 @@
 """X2 to X6, exactly once through the reliable proxy: broker, publishers and subscribers are killed
-again and again, and the checker of all doors finds nothing."""
+again and again, a chaos client is at the same topic, and the checker of all doors finds nothing."""
 
 from __future__ import annotations
 
+import json
 import random
 import signal
 import subprocess
@@ -16,6 +17,7 @@ import pytest
 
 from quackmq.client.proxy import ReliableSubscriber
 from quackmq.subscriptions import Place, parse_message_id
+from tests.cli.process import Server
 from tests.pubsub.checker import Stored, Told, violations
 from tests.pubsub.proxy_program import lines
 from tests.real.broker import Broker
@@ -100,14 +102,49 @@ class Cast:
             time.sleep(0.02)
 
 
+class Chaos:
+    """A chaos client that only takes, whatever becomes of its broker. A context manager, which ends
+    it."""
+
+    def __init__(self, address: str, seen: Path, seed: int) -> None:
+        self._seen = seen
+        options = ("--topic", TOPIC, "--no-puts", "--seconds", 3_600, "--seed", seed, "--json")
+        self._client = Server(
+            "chaos-client", "--door", "xpub", "--address", address, "--seen", seen, *options
+        )
+
+    def __enter__(self) -> Chaos:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._client.__exit__(None, None, None)
+
+    def wait_until_it_runs(self) -> None:
+        end_s = time.monotonic() + STANDSTILL_S
+        while not self._seen.exists():
+            assert time.monotonic() < end_s, "it does not begin"
+            time.sleep(0.01)
+
+    def end(self) -> None:
+        """In good order: nothing has thrown it off."""
+        self._client.send(signal.SIGTERM)
+        assert self._client.exit_code() == 0, self._client.errors()
+        assert json.loads(self._client.line())["counts"]["acts"] > 0
+
+
 @pytest.mark.parametrize("seed", [9])
 def test_x4_each_message_comes_once_whatever_is_killed(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
     options = ("--proxy-lease-ms", "300")
     with Broker(tmp_path / "data", *options, doors=["zmq"]) as broker:
         broker.start()
-        with Cast(broker.addresses["proxy"], tmp_path, seed) as cast:
+        address = broker.addresses["proxy"]
+        with (
+            Chaos(address, tmp_path / "chaos", seed) as chaos,
+            Cast(address, tmp_path, seed) as cast,
+        ):
             subscribe_all(broker, tmp_path)
+            chaos.wait_until_it_runs()
             whole = (len(PUBLISHERS) + len(PUBLISHERS) * len(SUBSCRIBERS)) * PUTS
             for kill_at in sorted(chance.sample(range(1, whole * 2 // 3), BROKER_KILLS)):
                 cast.play(lambda kill_at=kill_at: cast.progress() >= kill_at)
@@ -121,6 +158,7 @@ def test_x4_each_message_comes_once_whatever_is_killed(tmp_path: Path, seed: int
             stored = {(name, TOPIC): sorted(cast.stored(name), key=place) for name in SUBSCRIBERS}
             assert violations(told, stored) == []
             assert cast.deaths == DEATHS * (len(PUBLISHERS) + len(SUBSCRIBERS))
+            chaos.end()
 
 
 def subscribe_all(broker: Broker, directory: Path) -> None:

@@ -65,7 +65,7 @@ def test_every_file_that_a_killed_broker_lists_is_whole(tmp_path: Path) -> None:
         create_topics(broker.address, TOPICS, AT_ONCE)
         publisher = busy(broker, Progress())
         try:
-            wait_for_archiving(data, changes=5)
+            wait_for_archiving(data, changes=3)
             broker.kill()
         finally:
             publisher.abandon()

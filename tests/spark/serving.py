@@ -110,11 +110,14 @@ def serving(store: Store | None = None, directory: Path | None = None) -> Iterat
         broker.close()
 
 
-def wait_until(condition: Callable[[], bool], deadline_s: float = DEADLINE_S) -> None:
+def wait_until(
+    condition: Callable[[], bool], deadline_s: float = DEADLINE_S, pause_s: float = 0.01
+) -> None:
+    """A longer pause is for a condition that is dear to look at."""
     deadline = time.monotonic() + deadline_s
     while not condition():
         assert time.monotonic() < deadline, "it does not come true"
-        time.sleep(0.01)
+        time.sleep(pause_s)
 
 
 # --- Spark's part, without Spark -----------------------------------------------------------------

@@ -21,8 +21,10 @@ PROGRAM = """
 import json, sys
 from pyspark.sql import SparkSession
 import quackmq.spark
-from tests.spark.session import CONFIGS
+from quackmq.spark.home import use_compiled
+from tests.spark.session import CONFIGS, patiently
 
+use_compiled()
 address, directory = sys.argv[1:]
 builder = SparkSession.builder.remote("local[2]").config("spark.driver.host", "127.0.0.1")
 for name, value in CONFIGS.items():
@@ -38,7 +40,7 @@ counted = table.groupBy("partition").count().collect()[0]["count"]
     read.selectExpr("upper(string(value)) AS value")
     .write.format("quackmq").mode("append").options(**broker, topic="written", writeId="1").save()
 )
-query = (
+writer = (
     spark.readStream.format("quackmq")
     .options(**broker, subscribe="news", startingOffsets="earliest")
     .load()
@@ -46,9 +48,8 @@ query = (
     .writeStream.format("quackmq")
     .options(**broker, topic="streamed", checkpointLocation=f"{directory}/checkpoint")
     .trigger(availableNow=True)
-    .start()
 )
-assert query.awaitTermination(300)
+assert patiently(lambda: writer.start().awaitTermination(300))
 print(json.dumps({"kind": type(spark).__module__, "rows": rows, "counted": counted}))
 spark.stop()
 """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from quackmq.doors.kafka.configs import broker_configs
 from quackmq.errors import InvalidRequest, QuackTimeout, UnknownTopic
 from quackmq.spark.connection import Http, OtherFailure, find
 from tests.cli.process import DEADLINE_S, Server
+from tests.spark.addresses import reserved
 from tests.spark.serving import Broker, batch_reader, rows_of
 
 
@@ -84,42 +85,45 @@ def test_an_answer_that_takes_its_time_is_asked_for_again_as_often_as_is_said(
         with socket.create_server(("127.0.0.1", 0)) as busy, ExitStack() as taken:
             answering = threading.Thread(target=_answer_the_second, args=(busy, taken))
             answering.start()
-            with Http(f"127.0.0.1:{busy.getsockname()[1]}", retry_ms=200) as http:
-                if waits == 1:
-                    with pytest.raises(QuackTimeout, match="timed out"):
-                        http.post("/v1/stages/s/commit")
-                    http.ask("POST", "/v1/stages/s/commit", waits=10)  # for the thread to end
-                else:
-                    assert http.ask("POST", "/v1/stages/s/commit", waits=waits).status == 204
-            answering.join()
+            try:
+                with Http(f"127.0.0.1:{busy.getsockname()[1]}", retry_ms=200) as http:
+                    if waits == 1:
+                        with pytest.raises(QuackTimeout, match="timed out"):
+                            http.post("/v1/stages/s/commit")
+                    else:
+                        assert http.ask("POST", "/v1/stages/s/commit", waits=waits).status == 204
+            finally:
+                busy.shutdown(socket.SHUT_RDWR)
+                answering.join()
 
 
 def _answer_the_second(server: socket.socket, taken: ExitStack) -> None:
-    taken.enter_context(server.accept()[0])
-    while True:
-        connection = taken.enter_context(server.accept()[0])
-        if connection.recv(65_536):
-            connection.sendall(b"HTTP/1.1 204 No Content\r\nContent-Length: 0\r\n\r\n")
-            return
+    """And all that follow, until nobody is listened to: whoever was too slow is asked again."""
+    with suppress(OSError):
+        taken.enter_context(server.accept()[0])
+        while True:
+            connection = taken.enter_context(server.accept()[0])
+            with suppress(ConnectionError):
+                if connection.recv(65_536):
+                    connection.sendall(b"HTTP/1.1 204 No Content\r\nContent-Length: 0\r\n\r\n")
 
 
 def test_a_task_goes_on_when_its_broker_is_killed_and_comes_back(tmp_path: Path) -> None:
-    doors = ("--kafka", "127.0.0.1:0", "--http", "127.0.0.1:0")
-    with Server("serve", "--data", tmp_path, *doors) as server:
-        listening = server.doors()
-        producer = Producer({"bootstrap.servers": listening["kafka"], "batch.size": 5_000})
-        for number in range(2_000):
-            producer.produce("ducks", f"{number}")
-        assert producer.flush(DEADLINE_S) == 0
-        options = {"kafka.bootstrap.servers": listening["kafka"], "subscribe": "ducks"}
-        reader: Any = batch_reader(options)
-        tasks = reader.partitions()
-        server.process.kill()
     rows: list[dict[str, Any]] = []
-    reading = threading.Thread(target=lambda: rows.extend(rows_of(reader, tasks)))
-    reading.start()
-    again = ("--kafka", listening["kafka"], "--http", listening["http"])
-    with Server("serve", "--data", tmp_path, *again) as server:
-        server.doors()
-        reading.join(DEADLINE_S)
+    with reserved() as kafka, reserved() as http:
+        command = ("serve", "--data", tmp_path, "--kafka", kafka, "--http", http)
+        with Server(*command) as server:
+            server.ready()
+            producer = Producer({"bootstrap.servers": kafka, "batch.size": 5_000})
+            for number in range(2_000):
+                producer.produce("ducks", f"{number}")
+            assert producer.flush(DEADLINE_S) == 0
+            reader: Any = batch_reader({"kafka.bootstrap.servers": kafka, "subscribe": "ducks"})
+            tasks = reader.partitions()
+            server.process.kill()
+        reading = threading.Thread(target=lambda: rows.extend(rows_of(reader, tasks)))
+        reading.start()
+        with Server(*command) as server:
+            server.ready()
+            reading.join(DEADLINE_S)
     assert [row["value"] for row in rows] == [f"{number}".encode() for number in range(2_000)]

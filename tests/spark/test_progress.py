@@ -95,6 +95,17 @@ def test_a_query_that_is_stopped_says_how_far_it_got(
     assert committed(broker, group, topic) == 1
 
 
+def test_a_query_that_is_to_end_has_said_so_when_it_does(
+    broker: Broker, topic: str, group: str, stream: Stream
+) -> None:
+    """With `availableNow`: Spark does not stop a source, it kills its process."""
+    broker.publish(topic, ["a", "b", "c"])
+    query = stream(maxOffsetsPerTrigger=2)
+    query.reader.prepareForTriggerAvailableNow()
+    query.drain()
+    assert committed(broker, group, topic) == 3
+
+
 def test_a_query_without_a_name_keeps_the_one_it_was_given_through_restarts(
     broker: Broker, topic: str
 ) -> None:

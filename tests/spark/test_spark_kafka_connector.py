@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming import DataStreamWriter
 
 from tests.spark.serving import Broker
-from tests.spark.session import session
+from tests.spark.session import patiently, session
 
 pytestmark = [pytest.mark.needs("java", "spark-sql-kafka"), pytest.mark.timeout(600)]
 
@@ -81,6 +83,10 @@ def test_both_write_the_same_rows_and_both_read_them_with_the_same_types(
     assert placed[0] == placed[1], "rows with a key go to the same partitions, whoever writes"
 
 
+def finish(writer: DataStreamWriter) -> bool:
+    return bool(writer.start().awaitTermination(DEADLINE_S))
+
+
 def test_streams_of_both_read_what_both_have_written(
     spark: SparkSession, broker: Broker, topic: str, tmp_path: Path
 ) -> None:
@@ -93,7 +99,7 @@ def test_streams_of_both_read_what_both_have_written(
     hops = [("quackmq", "quackmq"), ("quackmq", "kafka"), ("kafka", "quackmq")]
     for number, (reads, writes) in enumerate(hops):
         given = options(broker, subscribe=names[number], startingOffsets="earliest")
-        query = (
+        writer = (
             spark.readStream.format(reads)
             .options(**given)
             .load()
@@ -102,8 +108,8 @@ def test_streams_of_both_read_what_both_have_written(
             .options(**options(broker, topic=names[number + 1]))
             .option("checkpointLocation", str(tmp_path / str(number)))
             .trigger(availableNow=True)
-            .start()
         )
-        assert query.awaitTermination(DEADLINE_S), "the query takes too long"
+        is_done = patiently(partial(finish, writer))
+        assert is_done, "the query takes too long"
     found = broker.consumed(names[-1], 3)
     assert sorted(value or b"" for _, _, value in found) == sorted(map(str.encode, values))

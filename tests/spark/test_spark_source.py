@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from quackmq.spark.registration import PUSHDOWN_PROPERTY
 from tests.cli.process import Server
 from tests.doors.http.v1.serving import CALLER, DEADLINE_S
 from tests.readme import ROOT, blocks
+from tests.spark.addresses import reserved
 from tests.spark.serving import Broker, serving, wait_until
 from tests.spark.session import patiently
 
@@ -58,14 +58,19 @@ def load(spark: SparkSession, broker: Broker, topic: str, **options: object) -> 
 
 def run(frame: DataFrame, output: Path) -> list[dict[str, Any]]:
     """Everything that there is, into files; the progress of each batch."""
-    query = (
-        frame.writeStream.format("parquet")
-        .option("path", str(output / "rows"))
-        .option("checkpointLocation", str(output / "checkpoint"))
-        .trigger(availableNow=True)
-        .start()
-    )
-    assert query.awaitTermination(QUERY_S), "the query takes too long"
+
+    def once() -> StreamingQuery:
+        query = (
+            frame.writeStream.format("parquet")
+            .option("path", str(output / "rows"))
+            .option("checkpointLocation", str(output / "checkpoint"))
+            .trigger(availableNow=True)
+            .start()
+        )
+        assert query.awaitTermination(QUERY_S), "the query takes too long"
+        return query
+
+    query = patiently(once)
     return [progress for progress in query.recentProgress if progress["numInputRows"]]
 
 
@@ -127,14 +132,23 @@ def test_latest_misses_nothing_that_comes_before_the_first_batch(
     broker.create(topic)
     broker.publish(topic, ["before"])
     frame = spark.readStream.format("quackmq").options(**broker.options(topic)).load()
-    query = (
-        frame.writeStream.format("memory")
-        .queryName("latest")
-        .option("checkpointLocation", str(tmp_path))
-        .start()
-    )
+    tries = count(1)
+
+    def begun() -> StreamingQuery:
+        """What was begun under a checkpoint cannot be again, for a sink in memory."""
+        query = (
+            frame.writeStream.format("memory")
+            .queryName("latest")
+            .option("checkpointLocation", str(tmp_path / str(next(tries))))
+            .start()
+        )
+        wait_until(lambda: not query.isActive or group_of(broker, topic) is not None, QUERY_S, 0.1)
+        if (failure := query.exception()) is not None:
+            raise failure
+        return query
+
+    query = patiently(begun)
     try:
-        wait_until(lambda: group_of(broker, topic) is not None, QUERY_S)
         for number in range(3):
             broker.publish(topic, [f"{number}"])
             query.processAllAvailable()
@@ -257,7 +271,8 @@ def test_a_query_whose_broker_is_lost_fails_in_time_and_goes_on_from_its_checkpo
         broker = ("serve", "--data", tmp_path / "data", "--kafka", kafka, "--http", http)
         frame = spark.readStream.format("quackmq").options(
             **{"kafka.bootstrap.servers": kafka, "subscribe": "lost"},
-            **{"startingOffsets": "earliest", "retryTimeoutMs": "2000"},
+            # As long as a broker that is there may need to answer, on a busy machine.
+            **{"startingOffsets": "earliest", "retryTimeoutMs": "10000"},
         )
         with Server(*broker, environment=dict(os.environ)) as server:
             server.ready()
@@ -265,14 +280,14 @@ def test_a_query_whose_broker_is_lost_fails_in_time_and_goes_on_from_its_checkpo
             query = patiently(lambda: reading(frame.load(), tmp_path))
             try:
                 server.process.kill()
-                with pytest.raises(StreamingQueryException, match="waited 2 s for .* broker at"):
+                with pytest.raises(StreamingQueryException, match="waited 10 s for .* broker at"):
                     query.awaitTermination(QUERY_S)
             finally:
                 query.stop()
         with Server(*broker, environment=dict(os.environ)) as server:
             server.ready()
             publish(kafka, range(100, 150))
-            patiently(lambda: run(frame.load(), tmp_path))
+            run(frame.load(), tmp_path)
     values = [int(row.value) for row in spark.read.parquet(str(tmp_path / "rows")).collect()]
     assert sorted(values) == list(range(150))
 
@@ -287,16 +302,6 @@ def reading(frame: DataFrame, output: Path) -> StreamingQuery:
     )
     query.processAllAvailable()
     return query
-
-
-@contextmanager
-def reserved() -> Iterator[str]:
-    """An address that nobody is given meanwhile, and whoever asks for it by number may listen at:
-    this socket is bound and does not listen."""
-    with socket.socket() as holder:
-        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        holder.bind(("127.0.0.1", 0))
-        yield f"127.0.0.1:{holder.getsockname()[1]}"
 
 
 def publish(address: str, numbers: range) -> None:

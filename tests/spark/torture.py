@@ -42,6 +42,7 @@ from pyspark.sql import SparkSession
 
 from tests.cli.process import Server
 from tests.spark import cluster
+from tests.spark.addresses import reserved
 from tests.spark.cluster import ROOT, standalone
 
 Point = Literal["before-stage", "mid-stage", "after-stage", "before-commit", "after-commit"]
@@ -134,6 +135,11 @@ class Torture:
     def run(self, blows: Sequence[Blow], *, forget_commits_of: Sequence[int] = ()) -> Outcome:
         """Live until all is copied. After each life that a kill has ended with the last commit of
         one of these batches, Spark's log forgets that it was committed."""
+        with reserved() as kafka, reserved() as http:
+            self._doors = {"kafka": kafka, "http": http}
+            return self._story(blows, forget_commits_of)
+
+    def _story(self, blows: Sequence[Blow], forget_commits_of: Sequence[int]) -> Outcome:
         try:
             self._serve()
             source = self._fill()
@@ -147,13 +153,12 @@ class Torture:
                 self._server.__exit__(None, None, None)
 
     def _serve(self) -> None:
-        addresses = self._doors or {"kafka": "127.0.0.1:0", "http": "127.0.0.1:0"}
         self._server = Server(
             *("serve", "--data", self.directory / "data"),
-            *("--kafka", addresses["kafka"], "--http", addresses["http"]),
+            *("--kafka", self._doors["kafka"], "--http", self._doors["http"]),
             environment=dict(os.environ),
         )
-        self._doors = self._server.doors()
+        self._server.ready()
 
     def _fill(self) -> list[Record]:
         admin = AdminClient({"bootstrap.servers": self._doors["kafka"]})

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 
 import pytest
-from hypothesis import example, given
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from quackmq import limits
@@ -68,6 +68,9 @@ messages: st.SearchStrategy[Message] = st.one_of(
 )
 
 
+#: Machines can be busy.
+CALM = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
 # --- messages as lines ----------------------------------------------------------------------
 
 
@@ -77,6 +80,7 @@ def test_a_message_is_a_line_and_a_line_a_message(text: bytes, message: Message)
     assert parse(text) == message
 
 
+@CALM
 @given(messages)
 def test_any_message_comes_back_as_it_was_from_one_plain_line(message: Message) -> None:
     written = encode(message)
@@ -131,6 +135,7 @@ def test_the_size_of_an_entry_counts_its_bytes_and_not_their_writing() -> None:
         parse(b"topic 1 [abcd]", entry_bytes=3)
 
 
+@CALM
 @given(st.binary(max_size=60) | st.sampled_from([text for text, _ in MESSAGES]))
 def test_any_line_is_a_message_or_an_error_of_ours(text: bytes) -> None:
     try:
@@ -440,6 +445,7 @@ lines = st.one_of(
 )
 
 
+@CALM
 @given(st.lists(lines, max_size=20), st.sampled_from(Role), st.data())
 @example([b"q" * 700] * 2 + [b"\nend\n"], Role.PUB, None)
 def test_any_bytes_give_the_same_events_however_they_are_cut(
@@ -454,11 +460,13 @@ def test_any_bytes_give_the_same_events_however_they_are_cut(
         assert whole == conversed(pieces, 16)
 
 
+@CALM
 @given(st.binary(max_size=300))
 def test_any_bytes_give_events_or_a_protocol_error(data: bytes) -> None:
     assert conversed([data], 16) == conversed(pieces_of(data, 1), 16)
 
 
+@CALM
 @given(st.data())
 def test_any_conversation_by_the_table_goes_as_it_says(data: st.DataObject) -> None:
     """A peer that keeps to the protocol, and whatever a broker may answer: nothing is refused."""

@@ -173,7 +173,7 @@ def test_a_clients_own_error_is_raised() -> None:
         (
             b"ack_received donald ducks" + b" a" * (limits.PROXY_IDS + 1),
             ProtocolError,
-            f"{limits.PROXY_IDS} are taken",
+            f"more than {limits.PROXY_IDS} ids are acknowledged at once",
         ),
     ],
 )

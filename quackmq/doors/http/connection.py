@@ -391,7 +391,11 @@ class Connection(asyncio.Protocol):
             transport.close()
             return
         self._regulate()
-        transport.write_eof()
+        try:
+            transport.write_eof()
+        except OSError:  # the peer was faster
+            transport.abort()
+            return
         self._loop.call_later(limits.HTTP_LINGER_MS / 1000, self.abort)
 
     def _note_unsent(self) -> int:

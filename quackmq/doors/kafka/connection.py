@@ -360,7 +360,11 @@ class Connection(asyncio.BufferedProtocol):
         self._has_ended = True
         self._frames.close()
         self._read(True)
-        self._transport.write_eof()
+        try:
+            self._transport.write_eof()
+        except OSError:  # the peer was faster
+            self._transport.abort()
+            return
         self._loop.call_later(limits.KAFKA_LINGER_MS / 1000, self.abort)
 
     def _write(self, buffers: list[Buffer]) -> None:

@@ -238,7 +238,9 @@ class Peer(asyncio.BufferedProtocol):
         if isinstance(event, zmtp.Ping):
             self._ttl_ms = event.ttl_ms
             self._heard_at = self._loop.time()
-            self._transport.write(zmtp.pong(event.context))
+            # Who takes nothing needs none: what lies here for it already shows that we are there.
+            if self._slow_since is None:
+                self._transport.write(zmtp.pong(event.context))
         elif isinstance(event, zmtp.Ready):
             self._is_ready = True
             self._transport.write(self._introduction())
@@ -300,7 +302,11 @@ class Peer(asyncio.BufferedProtocol):
         if not self._is_ready or transport.is_closing():
             transport.close()
             return
-        transport.write_eof()
+        try:
+            transport.write_eof()
+        except OSError:  # the peer was faster
+            transport.abort()
+            return
         self._read(True)
         self._loop.call_later(limits.ZMQ_LINGER_MS / 1000, transport.close)
 

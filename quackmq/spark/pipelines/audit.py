@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import TYPE_CHECKING, Any, Final
@@ -34,6 +35,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from quackmq import limits
 from quackmq.conventions import RECEIPTS_TOPIC
 from quackmq.errors import UnknownTopic
+from quackmq.spark.archived import release
 from quackmq.spark.connection import Http, path_of
 from quackmq.spark.options import Options as SourceOptions
 from quackmq.spark.options import Subscribe
@@ -49,7 +51,7 @@ from quackmq.spark.pipelines.audit_runs import FINDINGS, RUNS, findings_of, runs
 from quackmq.spark.pipelines.option import option
 from quackmq.spark.pipelines.report import Report
 from quackmq.spark.survey import Facts, Survey
-from quackmq.spark.tables import table
+from quackmq.spark.tables import planned_table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -201,16 +203,12 @@ class _Audit:
             name: [at for at, of in topic.partitions.items() if of.first == 0]
             for name, topic in facts.topics.items()
         }
-        spark = self._job.spark
-        address = self._job.address
-        runs = reduce(
-            lambda one, other: one.unionByName(other),
-            (
-                _runs(table(spark, name, bootstrap_servers=address, fail_on_data_loss=False), name)
-                for name in names
-            ),
-        )
-        found = _findings(runs, whole).limit(limits.AUDIT_FINDINGS + 1).collect()
+        with ExitStack() as plans:
+            runs = reduce(
+                lambda one, other: one.unionByName(other),
+                [_runs(self._table(name, plans, fails=False), name) for name in names],
+            )
+            found = _findings(runs, whole).limit(limits.AUDIT_FINDINGS + 1).collect()
         if len(found) > limits.AUDIT_FINDINGS:
             self._note(
                 "cut",
@@ -228,6 +226,17 @@ class _Audit:
                 self._partitions[topic.id, partition] = read
                 self._job.tell(f"asking the broker about {name}, partition {partition}")
                 self._judge(line, read, explain(self._http, read), rows)
+
+    def _table(self, name: str, plans: ExitStack, *, fails: bool = True) -> DataFrame:
+        """A topic, whose files are kept until this is left."""
+        frame, plan = planned_table(
+            self._job.spark,
+            name,
+            bootstrap_servers=self._job.address,
+            fail_on_data_loss=fails,
+        )
+        plans.callback(release, self._http, plan)
+        return frame
 
     def _look(self, names: Sequence[str]) -> Facts:
         survey = Survey(SourceOptions(self._job.address, Subscribe(tuple(names)), "earliest"))
@@ -291,10 +300,10 @@ class _Audit:
         except UnknownTopic:
             return
         self._job.tell("reading receipts")
-        spark, address = self._job.spark, self._job.address
-        left = receipts(table(spark, RECEIPTS_TOPIC, bootstrap_servers=address))
-        left = left.where(f.col("topic_id").isin(list(topics))).persist()
-        try:
+        with ExitStack() as held:
+            left = receipts(self._table(RECEIPTS_TOPIC, held))
+            left = left.where(f.col("topic_id").isin(list(topics))).persist()
+            held.callback(left.unpersist)
             for row in deliveries(left, cursors).collect():
                 topic = topics[row["topic_id"]]
                 line = self._subscriptions.setdefault((topic, row["subscription"]), _Line())
@@ -302,8 +311,6 @@ class _Audit:
                 if read is not None:  # a partition that came while this ran is not judged
                     self._judge_delivery(line, read, row)
             self._time(latencies(left), topics)
-        finally:
-            left.unpersist()
 
     def _judge_delivery(self, line: _Line, read: Partition, row: Any) -> None:
         kind, span = row["kind"], Span(row["first_offset"], row["next_offset"])

@@ -10,7 +10,8 @@ Three that know are asked, each for what it can tell:
   its holes are those that it was made with; as many as are missing are holes that nothing explains.
   A producer's numbers tell what the archive was made with itself.
 
-What the archive keeps aside as unreadable is no hole but a loss, and named as such.
+What the archive keeps aside as unreadable, and what is damaged in the log, is no hole but a loss,
+and named as such.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from quackmq.errors import NotFound, OffsetOutOfRange
+from quackmq.errors import DamagedData, NotFound, OffsetOutOfRange
 from quackmq.spark.connection import Http, OtherFailure, path_of
 from quackmq.spark.pipelines.audit_runs import SEQUENCES
 
@@ -87,6 +88,8 @@ class Explained:
     aborted: list[Numbers] = field(default_factory=list)
     #: Holes that files of the archive were made with.
     archived: Spans = field(default_factory=Spans)
+    #: What was aborted, by producer and epoch, in the order of numbers; made when it is asked for.
+    _known: dict[tuple[int, int], list[Numbers]] | None = None
 
     @property
     def explained(self) -> int:
@@ -101,14 +104,29 @@ class Explained:
     ) -> int:
         """How many of these numbers of a producer no aborted transaction had. `between` are the
         offsets where they would lie."""
-        left = count
-        for each in self.aborted:
-            if (each.producer_id, each.producer_epoch) == (producer_id, epoch):
-                left -= _common(first_sequence, count, each.first_sequence, each.records)
+        left = count - self._went(producer_id, epoch, first_sequence, count)
         # What was aborted had a marker, too: an archived hole of just these numbers is none.
         if left > 0 and self.archived.size(*between) > left:
             return 0
         return max(0, left)
+
+    def _went(self, producer_id: int, epoch: int, first_sequence: int, count: int) -> int:
+        """How many of these numbers aborted transactions had. There may be very many of both."""
+        if self._known is None:
+            self._known = {}
+            for each in sorted(self.aborted):
+                self._known.setdefault((each.producer_id, each.producer_epoch), []).append(each)
+        known = self._known.get((producer_id, epoch), [])
+        at = bisect_left(known, first_sequence, key=lambda each: each.first_sequence)
+        went = 0
+        # The one before may reach into them; behind the last comes the first again.
+        for step in range(-1, len(known) - 1):
+            each = known[(at + step) % len(known)]
+            common = _common(first_sequence, count, each.first_sequence, each.records)
+            if step >= 0 and not common:
+                break
+            went += common
+        return went
 
     def _add(self, reason: Reason, count: int) -> None:
         if count:
@@ -216,6 +234,12 @@ def _of_log(broker: Http, explained: Explained, read: Partition, begin: int) -> 
                 page = broker.get(target, offset=looked, topic_id=read.topic_id).json
             except (NotFound, OffsetOutOfRange):
                 break  # gone meanwhile: whoever asks again is told so
+            except DamagedData as error:
+                part = Span(looked, max(looked + 1, min(error.next_offset or hole.next, hole.next)))
+                explained.unreadable.append(Damage(part, part.size, str(error)))
+                known.append(part)
+                looked = part.next
+                continue
             known += (
                 _left_out(explained, each)
                 for each in page["holes"]

@@ -52,7 +52,7 @@ from quackmq.spark.source import NAME
 from quackmq.spark.survey import Survey, TopicFacts
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, DataFrameReader
 
     from quackmq.spark.pipelines.job import Job
 
@@ -295,18 +295,7 @@ def _rows(
     """The rows to write of a portion; None for one that has no offsets."""
     if not portion:
         return None
-    name = options.topic
-    records = (
-        job.spark.read.format(NAME)
-        .options(
-            **job.broker,
-            assign=json.dumps({name: sorted(portion)}),
-            startingOffsets=json.dumps({name: {str(at): of[0] for at, of in portion.items()}}),
-            endingOffsets=json.dumps({name: {str(at): of[1] for at, of in portion.items()}}),
-            includeHeaders="true",
-        )
-        .load()
-    )
+    records = _records(job, options, portion).option("includeHeaders", "true").load()
     if read is not None:
         records = records.observe(read, f.count(f.lit(1)).alias("rows"))
     try:
@@ -315,21 +304,35 @@ def _rows(
         raise in_short(error) from error
 
 
+def _records(job: Job, options: Options, portion: Mapping[int, tuple[int, int]]) -> DataFrameReader:
+    name = options.topic
+    return job.spark.read.format(NAME).options(
+        **job.broker,
+        assign=json.dumps({name: sorted(portion)}),
+        startingOffsets=json.dumps({name: {str(at): of[0] for at, of in portion.items()}}),
+        endingOffsets=json.dumps({name: {str(at): of[1] for at, of in portion.items()}}),
+    )
+
+
 def _publish(
     job: Job, options: Options, settled: _Settled, number: int, partitions: tuple[int, int]
 ) -> tuple[int, int]:
     """How many records were read, and how many of them published; also if an earlier run has."""
     read, kept = Observation(), Observation()
-    rows = _rows(job, options, settled, settled.portion(number), partitions, read)
+    portion = settled.portion(number)
+    rows = _rows(job, options, settled, portion, partitions, read)
     if rows is None:
         return 0, 0
     writer = rows.observe(kept, f.count(f.lit(1)).alias("rows")).write.format(NAME)
     named = {"topic": options.to_topic, "writeId": f"replay/{settled.id}/{number}"}
     try:
         writer.mode("append").options(**job.broker, **named).save()
+        if not (written := int(kept.get["rows"])):
+            # Of what comes to nothing Spark forgets the rest of the plan, and what it has counted.
+            return _records(job, options, portion).schema("offset bigint").load().count(), 0
     except Exception as error:
         raise in_short(error) from error
-    return int(read.get["rows"]), int(kept.get["rows"])
+    return int(read.get["rows"]), written
 
 
 # --- how far it is -------------------------------------------------------------------------------

@@ -226,6 +226,21 @@ async def test_x4_address_and_what_is_not_acknowledged_survive_the_broker() -> N
         await store.close()
 
 
+async def test_x4_who_says_hello_before_all_is_taken_up_again_is_served_once() -> None:
+    store = MemoryStore()
+    async with proxied(store=store) as running:
+        client = Client(running)
+        await client.hello()
+        # As if it had come while the notes of the last life were being read.
+        await running.proxy.clients.load()
+        await running.put("ducks", b"quack")
+        assert await client.take() == b"quack"
+        await client.is_done()
+        assert not await client.rep.poll(20), "by one, not by two"
+        assert await ask(client.asking, b"goodbye donald ducks") == b"ack_goodbye donald ducks"
+    await store.close()
+
+
 async def test_a_client_that_comes_back_is_asked_at_its_new_address() -> None:
     async with proxied() as running:
         former = Client(running)
@@ -293,7 +308,8 @@ async def test_a_client_that_answers_something_else_is_asked_again(answer: bytes
         ("192.0.2.1:5561", "not_allowed"),
         ("tcp://127.0.0.1:{closed}", "unreachable"),
         ("tcp://127.0.0.1:{xpub}", "unreachable"),
-        ("tcp://no-such-host.invalid:{port}", "unreachable"),
+        # No name at all, which is found out without asking any name server.
+        (f"tcp://{'x' * 64}:{{port}}", "unreachable"),
         ("tcp://127.0.0.1:0", "invalid_request"),
         ("tcp://127.0.0.1:70000", "invalid_request"),
         ("tcp://127.0.0.1", "invalid_request"),
@@ -317,6 +333,19 @@ async def test_hello_with_an_address_that_is_not_the_clients_own_is_refused(
             assert answer.startswith(f"ERR {code} "), answer
             assert dict(await running.broker.notes.all("proxy")) == {}
             assert await running.broker.subscriptions(TESTER) == []
+
+
+async def test_hello_with_a_name_that_nobody_knows_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def unknown(*_: object, **__: object) -> None:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    async with proxied() as running:
+        client = Client(running)
+        monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", unknown)
+        answer = await client.hello(f"tcp://no-such-host:{client.port}")
+        assert answer.startswith("ERR unreachable there is no host no-such-host: "), answer
 
 
 @pytest.mark.parametrize(

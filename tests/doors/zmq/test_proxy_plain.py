@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import socket
+import struct
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import zmq
@@ -177,6 +180,81 @@ async def test_a_subscriber_that_never_reads_misses_messages_and_harms_nobody() 
         held = [each.unsent_bytes for each in running.subscribers()]
         assert max(held) <= limits.PROXY_UNSENT_BYTES
         assert sent * len(body) > limits.PROXY_UNSENT_BYTES, "a slow one has some room"
+
+
+class Deaf(asyncio.Transport):
+    """The way to a peer that takes nothing: what is written stays here."""
+
+    def __init__(self) -> None:
+        super().__init__({"peername": ("127.0.0.1", 1), "socket": Mock()})
+        self.written = b""
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        return
+
+    def get_write_buffer_size(self) -> int:
+        return len(self.written)
+
+    def is_closing(self) -> bool:
+        return False
+
+    def write(self, data: Any) -> None:
+        self.written += data
+
+
+@pytest.mark.parametrize(("door", "kind"), [("xpub", b"SUB"), ("xsub", b"PUB")])
+async def test_who_asks_for_signs_of_life_and_takes_none_has_none_kept_for_it(
+    door: str, kind: bytes
+) -> None:
+    async with proxied() as running:
+        listener = running.xpub if door == "xpub" else running.xsub
+        peer, transport = listener.make_peer(), Deaf()
+
+        def hear(data: bytes) -> None:
+            listener.scratch[: len(data)] = data
+            peer.buffer_updated(len(data))
+
+        ping, pong = command(b"PING", b"\0\0here"), command(b"PONG", b"here")
+        peer.connection_made(transport)
+        hear(zmtp_frames.greeting() + zmtp_frames.ready(kind) + ping)
+        assert transport.written.endswith(pong)
+        peer.pause_writing()
+        before = transport.written
+        hear(ping * 100)
+        assert transport.written == before
+        peer.resume_writing()
+        hear(ping)
+        assert transport.written == before + pong
+        peer.connection_lost(None)
+
+
+async def test_who_hangs_up_as_the_door_closes_keeps_it_from_nothing() -> None:
+    async with proxied() as running:
+        with socket.create_connection(("127.0.0.1", running.broker.doors["xpub"][1])) as hasty:
+            hello = zmtp_frames.greeting() + zmtp_frames.ready(b"SUB") + frame(b"\x01ducks")
+            hasty.sendall(hello)
+            await running.subscribed([], b"ducks")
+            # So that closing resets the connection; the door has not heard of it when it closes.
+            hasty.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        await soon(running.xpub.close())
+
+
+async def test_a_broker_that_closes_does_not_wait_for_a_full_topic(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(limits, "ZMQ_DRAIN_MS", 50)
+    settings = BrokerSettings(
+        default_policy=Policy(live_entries=1, when_full=WhenFull.WAIT),
+        full_topic_wait_ms=600_000,
+    )
+    async with proxied(broker_settings=settings) as running:
+        await running.put("ducks", b"first")
+        publisher = await running.publisher()
+        (peer,) = running.xsub.connections
+        assert isinstance(peer, Publisher)
+        await publisher.send_multipart([b"ducks", b"second"])
+        await until(lambda: peer.unpublished)
+        await soon(running.xsub.close())
 
 
 async def test_a_publisher_is_not_read_from_while_too_much_waits() -> None:

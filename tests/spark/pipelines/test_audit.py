@@ -6,7 +6,8 @@ import json
 import random
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -14,11 +15,19 @@ import pyarrow.parquet as pq
 import pytest
 
 from quackmq.conventions import RECEIPTS_TOPIC
-from quackmq.errors import UnknownTopic
+from quackmq.errors import DamagedData, NotFound, UnknownTopic
 from quackmq.spark.pipelines import audit as pipeline
 from quackmq.spark.pipelines import audit_receipts
 from quackmq.spark.pipelines.audit import Options, audit
-from quackmq.spark.pipelines.audit_holes import Explained, Numbers, Span, Spans
+from quackmq.spark.pipelines.audit_holes import (
+    Damage,
+    Explained,
+    Numbers,
+    Partition,
+    Span,
+    Spans,
+    explain,
+)
 from quackmq.spark.pipelines.audit_runs import findings_of, runs_of
 from quackmq.spark.pipelines.job import Job
 from quackmq.spark.pipelines.report import Report
@@ -92,6 +101,53 @@ def test_numbers_of_aborted_transactions_are_not_lost() -> None:
     assert known.lost(7, 1, 10, 5, nowhere) == 5
     assert known.lost(8, 0, 3, 5, Span(19, 30)) == 0  # with its marker it fits into the hole
     assert known.lost(8, 0, 3, 6, Span(19, 30)) == 6
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_numbers_of_very_many_aborted_transactions_are_found_among_them(seed: int) -> None:
+    """Also where they begin at 0 again."""
+    chance = random.Random(seed)
+    begin = chance.choice([0, 2**31 - 150])
+    aborted: list[Numbers] = []
+    gone: set[int] = set()
+    at = begin
+    for _ in range(40):
+        at += chance.randrange(4)
+        size = chance.randrange(1, 9)
+        aborted.append(Numbers(7, 0, at % 2**31, size))
+        gone |= {number % 2**31 for number in range(at, at + size)}
+        at += size
+    chance.shuffle(aborted)
+    known = Explained(aborted=aborted)
+    for _ in range(50):
+        first, count = chance.randrange(begin - 5, at + 5) % 2**31, chance.randrange(1, 60)
+        asked = {number % 2**31 for number in range(first, first + count)}
+        assert known.lost(7, 0, first, count, Span(0, 0)) == len(asked - gone)
+    assert known.lost(7, 1, begin, 5, Span(0, 0)) == 5
+
+
+class Damaged:
+    """A broker without an archive, whose log has one batch that cannot be read."""
+
+    def get(self, path: str, **query: Any) -> Any:
+        if path.endswith("archive"):
+            raise NotFound("no archive")
+        if query["offset"] < 8:
+            raise DamagedData("the batch at offset 5 is damaged", 8)
+        marker = {"first_offset": 8, "next_offset": 9, "reason": "marker"}
+        return SimpleNamespace(json={"holes": [marker], "next_offset": 20, "end_offset": 20})
+
+    def post(self, path: str, asked: Any) -> Any:
+        topic = {"id": "id", "partitions": [{"first_offset": 0}]}
+        return SimpleNamespace(json={"topics": [topic]})
+
+
+def test_what_is_damaged_in_the_log_is_named_and_ends_no_audit() -> None:
+    read = Partition("ducks", "id", 0, Span(0, 20), Spans([Span(5, 9), Span(12, 13)]))
+    found = explain(cast(Any, Damaged()), read)
+    assert found.unreadable == [Damage(Span(5, 8), 3, "the batch at offset 5 is damaged")]
+    assert found.reasons == {"marker": 1}
+    assert [damage.span for damage in found.damages] == [Span(12, 13)]
 
 
 def chain(*steps: tuple[str, int, int, int]) -> pa.Table:
@@ -205,6 +261,7 @@ def test_what_is_whole_is_proved_whole_and_its_holes_are_explained_s5(
     assert (of_subscription["records"], of_subscription["lost"]) == (56, 0)
     assert 0 <= of_subscription["p50_ms"] <= of_subscription["max_ms"]
     assert report.plot is not None
+    assert broker.client().get("/v1/archive/plans").json["plans"] == [], "no file is kept for it"
 
 
 def files_of(broker: Broker, topic: str) -> list[Path]:

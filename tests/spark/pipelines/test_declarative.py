@@ -83,6 +83,8 @@ def run(project: Path) -> None:
         "spark.sql.catalogImplementation": "hive",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
+        # A source that is not there in time is tried again: see `tests.spark.session.STARVED`.
+        "spark.sql.pipelines.maxFlowRetryAttempts": "20",
     }
     settings = [word for pair in configs.items() for word in ("--conf", "=".join(pair))]
     use_compiled()

@@ -22,7 +22,7 @@ import pytest
 
 from quackmq.cli.main import main
 from quackmq.errors import InvalidRequest, UnknownTopic
-from quackmq.spark import pipelines
+from quackmq.spark import connection, pipelines
 from quackmq.spark.home import use_compiled
 from quackmq.spark.pipelines.failures import NotInstalled, SparkFailed, in_short
 from quackmq.spark.pipelines.job import Job
@@ -315,6 +315,36 @@ def test_what_is_misspelt_or_cannot_be_is_one_sentence_and_exit_code_2(
     assert main(["pipeline", "run", *arguments]) == 2
     told = capsys.readouterr()
     assert said in told.err
+    assert told.err.count("\n") == 1
+    assert told.out == ""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("audit",),
+        ("compact",),
+        ("replay", "--topic", "a", "--to-topic", "b"),
+        ("trending", "--topics", "a"),
+    ],
+)
+def test_a_broker_that_is_not_there_is_one_sentence(
+    arguments: tuple[str, ...],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is waited for, here not for as long as by users; Spark is not even started."""
+
+    def find(bootstrap: str, *_: Any) -> connection.Access:
+        return found(bootstrap, retry_ms=300)
+
+    found = connection.find
+    monkeypatch.setattr(connection, "find", find)
+    monkeypatch.setattr("quackmq.spark.pipelines.compact.find", find)
+    assert main(["pipeline", "run", *arguments, "--broker", "127.0.0.1:1"]) == 1
+    told = capsys.readouterr()
+    assert told.err.startswith("quackmq: waited 0.3 s for a broker at ")
+    assert "127.0.0.1:1" in told.err
     assert told.err.count("\n") == 1
     assert told.out == ""
 

@@ -130,6 +130,11 @@ def test_a_stretch_by_time_goes_as_a_whole_with_keys_headers_and_times(
         ("1", times[1]),
         ("3", times[3]),
     ]
+    # Of nothing at all, which Spark finds out on the way, or knows before: it is counted, too.
+    for nothing in ("value = 'nobody'", "false"):
+        report = replayed(broker, spark, topic, where=nothing)
+        assert (report.facts["read"], report.facts["written"]) == (6, 0)
+    assert values_of(broker, f"{topic}-again", 1) == {0: ["1", "3"]}
 
 
 async def _published(broker: Broker, topic: Any, batch: Any) -> None:

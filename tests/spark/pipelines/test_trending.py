@@ -306,7 +306,7 @@ def test_the_command_runs_on_a_cluster_until_it_is_told_to_stop_s6(
             *(word for name, value in configs.items() for word in ("--conf", f"{name}={value}")),
         ]
         with command(*arguments) as running:
-            wait_until(lambda: is_there(running, broker, target, len(wanted)), RUN_S)
+            wait_until(lambda: is_there(running, broker, target, len(wanted)), RUN_S, pause_s=1)
             running.send(signal.SIGTERM)
             code = running.process.wait(timeout=RUN_S)
             assert code == 0, running.errors()

@@ -71,7 +71,8 @@ class Clients:
         """Take up what was noted before."""
         for name, address in (await self._broker.notes.all(_NOTES)).items():
             topic, _, client = name.partition("/")
-            self._begin(Caller(client=client), topic, _parsed(address))
+            if self._find(client, topic) is None:  # else it was faster, and says where it is now
+                self._begin(Caller(client=client), topic, _parsed(address))
 
     async def close(self) -> None:
         self._is_closing = True

@@ -105,6 +105,7 @@ class Feed:
     async def _run(self, part: _Part) -> None:
         wait_ms = limits.PROXY_RETRY_MS
         while True:
+            position = part.position
             try:
                 await self._find(part)
                 await self._read_on(part)
@@ -118,6 +119,8 @@ class Feed:
                 log.warning("new messages of topic %s wait: %s", self.topic.name, error)
             except Exception:
                 log.exception("following topic %s failed; it is tried again", self.topic.name)
+            if part.position != position:  # it had gone on: this is another trouble
+                wait_ms = limits.PROXY_RETRY_MS
             await asyncio.sleep(wait_ms / 1000)
             wait_ms = min(2 * wait_ms, limits.PROXY_LONGEST_BACKOFF_MS)
         self._on_end(self)

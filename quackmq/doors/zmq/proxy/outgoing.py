@@ -79,6 +79,8 @@ class Outgoing:
             async with asyncio.timeout(limits.PROXY_CONNECT_MS / 1000):
                 _, exchange = await loop.create_connection(_Exchange, *self.target)
                 await exchange.ready
+                if self._is_closed:
+                    raise Unreachable(f"the connection to {self.target} was closed meanwhile")
                 return exchange
         except BaseException as error:
             if exchange is not None:

@@ -44,10 +44,13 @@ class XsubDoor(Listener):
         return Publisher(self)
 
     async def close(self) -> None:
-        """Let nobody in, publish what was read."""
+        """Let nobody in, publish what was read. What waits for room in a full topic is not waited
+        for beyond a time: the broker, when it closes, refuses it."""
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + limits.ZMQ_DRAIN_MS / 1000
         await super().close()
         if self._publishing:
-            await asyncio.wait(self._publishing)
+            await asyncio.wait(self._publishing, timeout=max(0.0, end_s - loop.time()))
 
     def start_publishing(self, publisher: Publisher) -> None:
         task = asyncio.get_running_loop().create_task(publisher.publish())

@@ -1,0 +1,54 @@
+"""The pictures of pipelines (`--plot`): each is drawn of a report like theirs, without Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from quackmq.spark.pipelines import audit, metrics, simulate, trends
+from quackmq.spark.pipelines.job import Job
+from quackmq.spark.pipelines.report import Report
+
+BEGIN = datetime(2026, 11, 16, 9, tzinfo=UTC)
+
+
+def windows(axes: Any) -> None:
+    """More names than have a line of their own, and one that comes late."""
+    minute = timedelta(minutes=1)
+    rows = [
+        (BEGIN + at * minute, BEGIN + (at + 1) * minute, name, 3 * at, 0, None, 1)
+        for at in range(4)
+        for name in ("ducks", "geese", None, *map(str, range(at * 3)))
+    ]
+    trends.draw(axes, rows)
+
+
+def latencies(axes: Any) -> None:
+    made = audit._Audit(Job(), audit.Options(), cast(Any, None))
+    made._distribution = {("ducks", "puddles"): [(0, 3), (7, 5), (40, 1)]}
+    made._draw(axes)
+
+
+def measurements(axes: Any) -> None:
+    row = {name: number for number, name in enumerate(metrics._COLUMNS)}
+    metrics._draw(axes, [tuple(row.values()), ("all", *list(row.values())[1:])])
+
+
+def waits(axes: Any) -> None:
+    simulate._draw(axes, [{"load": 0.5, "mean_wait": 1.1, "expected_wait": 1.0}])
+
+
+@pytest.mark.parametrize("plot", [windows, latencies, measurements, waits])
+def test_a_pipelines_picture_is_drawn(plot: Callable[[Any], None], tmp_path: Path) -> None:
+    Report("ducks", (), [], plot=plot).save_plot(tmp_path / "ducks.png")
+    assert (tmp_path / "ducks.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_picture_of_nothing_is_drawn_too(tmp_path: Path) -> None:
+    report = Report("no ducks", (), [], plot=lambda axes: trends.draw(axes, []))
+    report.save_plot(tmp_path / "ducks.svg")
+    assert b"<svg" in (tmp_path / "ducks.svg").read_bytes()
