@@ -36,6 +36,7 @@ and told of as `Refused`. Bytes not yet asked for by `next_event` stay as they a
 from __future__ import annotations
 
 import struct
+from abc import ABC, abstractmethod
 from collections.abc import Collection
 from typing import Final, NamedTuple
 
@@ -158,7 +159,7 @@ def _property(name: bytes, value: bytes) -> bytes:
 # --- what is received -----------------------------------------------------------------------
 
 
-class FrameDecoder:
+class FrameDecoder(ABC):
     """One peer's bytes. `receive` takes them, `next_event` gives what they mean, one at a time.
 
     What a frame is in its message, those below say: a frame is worth keeping or left out as soon as
@@ -257,16 +258,16 @@ class FrameDecoder:
 
     # --- what messages are made of ----------------------------------------------------------
 
+    @abstractmethod
     def _on_frame_begin(self, size: int) -> bool:
         """Whether a frame of so many bytes may be large, and is to be collected as it comes. Sets
         `_refusal` for a message that cannot be taken."""
-        raise NotImplementedError
 
-    def _on_frame(self, body: bytes) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _on_frame(self, body: bytes) -> None: ...
 
-    def _on_message_end(self, refusal: QuackError | None) -> Event | None:
-        raise NotImplementedError
+    @abstractmethod
+    def _on_message_end(self, refusal: QuackError | None) -> Event | None: ...
 
     def _on_other_command(self, name: bytes, data: bytes) -> Event | None:
         return None  # PONG, and whatever later versions have

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+from abc import ABC, abstractmethod
 from typing import Protocol, cast
 
 from quackmq import limits
@@ -57,7 +58,7 @@ class Door(Protocol):
         """So many more, or fewer, bytes lie here that peers have not taken."""
 
 
-class Peer(asyncio.BufferedProtocol):
+class Peer(asyncio.BufferedProtocol, ABC):
     #: What is done at once does not count as under way, so the number of events that are taken in
     #: one turn of the loop is bounded too: others are to have theirs.
     events_at_once = limits.ZMQ_REQUESTS_IN_FLIGHT
@@ -90,20 +91,20 @@ class Peer(asyncio.BufferedProtocol):
 
     # --- what those below say ---------------------------------------------------------------
 
+    @abstractmethod
     def _introduction(self) -> bytes:
         """What is said to a peer that has introduced itself."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _may_begin(self) -> bool:
         """Whether something more may be taken from it now."""
-        raise NotImplementedError
 
-    def _on_message(self, event: zmtp.Event) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _on_message(self, event: zmtp.Event) -> None: ...
 
+    @abstractmethod
     def _is_done(self) -> bool:
         """Whether all that was taken from it is done."""
-        raise NotImplementedError
 
     def _on_lost(self) -> None:
         """It is gone."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 
 from quackmq import limits
 from quackmq.broker import Broker
@@ -24,7 +25,7 @@ from quackmq.doors.zmq.requests import begin
 log = logging.getLogger(__name__)
 
 
-class Listener:
+class Listener(ABC):
     def __init__(self, broker: Broker, host: str, port: int) -> None:
         self.broker = broker
         self.scratch = memoryview(bytearray(limits.ZMQ_SCRATCH_BYTES))
@@ -44,9 +45,9 @@ class Listener:
         self._closing = False
         self._all_closed = asyncio.Event()
 
+    @abstractmethod
     def make_peer(self) -> Peer:
         """What is to talk with whoever has connected."""
-        raise NotImplementedError
 
     async def start(self) -> tuple[str, int]:
         """Listen; where, is answered. OSError where that cannot be."""
