@@ -288,15 +288,4 @@ SECTIONS: Final = {
 }
 
 if __name__ == "__main__":
-    made: list[Bench] = []
-
-    def prepare(root: Path, scale: float) -> Bench:
-        made.append(Bench(root, scale))
-        return made[0]
-
-    try:
-        code = measure(__doc__, SECTIONS, prepare)
-    finally:
-        for bench in made:
-            bench.close()
-    sys.exit(code)
+    sys.exit(measure(__doc__, SECTIONS, Bench, Bench.close))

@@ -7,6 +7,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -40,9 +41,10 @@ def measure(
     documentation: str | None,
     sections: Mapping[str, Callable[[Bench], list[Row]]],
     prepare: Callable[[Path, float], Bench],
+    close: Callable[[Bench], object] | None = None,
 ) -> int:
-    """A program that prints a table by its sections, in a directory that is thrown away. The exit
-    code tells whether every figure was reached."""
+    """A program that prints a table by its sections, in a directory that is thrown away, after what
+    was prepared in it is closed. The exit code tells whether every figure was reached."""
     assert documentation is not None
     parser = argparse.ArgumentParser(description=documentation.splitlines()[0])
     parser.add_argument("--scale", type=float, default=1.0)
@@ -51,15 +53,17 @@ def measure(
     arguments = parser.parse_args()
     root = Path(tempfile.mkdtemp(prefix="quackmq-bench-", dir=arguments.directory))
     rows: list[Row] = []
-    try:
+    closing = ExitStack()
+    closing.callback(shutil.rmtree, root, ignore_errors=True)
+    with closing:
         bench = prepare(root, arguments.scale)
+        if close is not None:
+            closing.callback(close, bench)
         print(HEADING)
         for name in arguments.only:
             for row in sections[name](bench):
                 rows.append(row)
                 print(line(row), flush=True)
-    finally:
-        shutil.rmtree(root, ignore_errors=True)
     return 0 if all(row.reached for row in rows) else 1
 
 
