@@ -13,7 +13,8 @@ one partition, in the order of its steps. One is JSON:
 `from_offset` to `next_offset`, because the subscriber is done with what lies from `first_offset`
 on; what lies before that was gone over: markers, what was aborted, and `lost` records that could
 not be had. `acked` says the same of a stretch that was acknowledged out of order, from
-`first_offset` on. `moved` says that somebody has put the cursor at `next_offset`, back or forth.
+`first_offset` on: the audit knows it, and pushed subscriptions, which would say it, leave no
+receipts yet. `moved` says that somebody has put the cursor at `next_offset`, back or forth.
 
 `time_ms` and `append_times` (from which offset on which time) are both of the broker's clock, so
 that their difference is the time from publish to delivery. An append time is exact for what is

@@ -50,6 +50,8 @@ def parse_advertised_address(text: str) -> Address:
 
 
 def parse_address_or_path(text: str) -> Address | UnixPath:
+    if ":" not in text:
+        raise ValueError("is not HOST:PORT, nor unix:PATH")
     if not text.startswith(UNIX_PREFIX):
         return parse_address(text)
     path = text.removeprefix(UNIX_PREFIX)

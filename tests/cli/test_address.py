@@ -55,6 +55,8 @@ def test_the_line_door_may_have_a_unix_socket() -> None:
     assert parse_address_or_path("[::1]:7") == Address("::1", 7)
     with pytest.raises(ValueError, match="no path"):
         parse_address_or_path("unix:")
+    with pytest.raises(ValueError, match="is not HOST:PORT, nor unix:PATH"):
+        parse_address_or_path("nowhere")
 
 
 def test_nobody_is_told_to_connect_to_port_zero() -> None:
