@@ -14,7 +14,6 @@ All of it blocks and belongs into the disk's read lane; several threads may call
 from __future__ import annotations
 
 import errno
-import io
 import threading
 import uuid
 from collections import OrderedDict
@@ -38,6 +37,7 @@ from quackmq.archive.schema import (
     decode_row_groups,
     schema_version,
 )
+from quackmq.archive.window import Window, parquet_of
 from quackmq.disk import Disk, read_all
 from quackmq.errors import DamagedData, NewerFormat, OffsetOutOfRange, StorageError
 from quackmq.record import Batch
@@ -322,7 +322,7 @@ class ArchiveReader:
         if crc32c(data) != group.crc32c:
             raise _damaged(path, what, f"the checksum of row group {index} is wrong")
         try:
-            source = pq.ParquetFile(Window(file.size, group.position, data), metadata=tail.metadata)
+            source = parquet_of(Window(file.size, group.position, data), tail.metadata)
             table = source.read_row_group(index, columns=columns, use_threads=False)
             rows = table.select(columns).combine_chunks().to_batches()
         except (pa.ArrowException, ValueError, KeyError, OSError) as error:
@@ -350,40 +350,6 @@ class ArchiveReader:
         if len(data) != length:
             raise _damaged(path, what, f"it ends at byte {position + len(data)}")
         return data
-
-
-class Window(io.RawIOBase):
-    """A file of which one stretch was read: all that Parquet's reader will ask for. ValueError for
-    anything else, which only a footer asks for that was not written by us."""
-
-    def __init__(self, size: int, start: int, data: bytes) -> None:
-        super().__init__()
-        self._size = size
-        self._start = start
-        self._data = memoryview(data)
-        self._position = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._position
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
-        self._position = base + offset
-        return self._position
-
-    def read(self, size: int = -1) -> bytes:
-        end = self._size if size < 0 else min(self._size, self._position + size)
-        begin = self._position - self._start
-        if begin < 0 or end - self._start > len(self._data):
-            raise ValueError(f"bytes {self._position} to {end} lie outside of what was checked")
-        self._position = max(end, self._position)
-        return bytes(self._data[begin : end - self._start])
 
 
 class _Cache(Generic[V]):

@@ -17,13 +17,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from crc32c import crc32c
 
-from quackmq.archive.reader import Window
 from quackmq.archive.schema import (
     SCHEMA_VERSION,
     RowGroup,
     decode_row_groups,
     schema_version,
 )
+from quackmq.archive.window import Window, parquet_of
 from quackmq.errors import QuackError
 from quackmq.spark.columns import Shaper
 from quackmq.spark.connection import Http, path_of
@@ -116,7 +116,7 @@ def _decode(
     file: File, metadata: pq.FileMetaData, index: int, group: RowGroup, data: bytes, shaper: Shaper
 ) -> pa.RecordBatch:
     try:
-        source = pq.ParquetFile(Window(file.size, group.position, data), metadata=metadata)
+        source = parquet_of(Window(file.size, group.position, data), metadata)
         wanted = {*shaper.names, "offset"} & {*source.schema_arrow.names}
         table = source.read_row_group(index, columns=sorted(wanted), use_threads=False)
     except (pa.ArrowException, ValueError, OSError) as error:
