@@ -21,7 +21,7 @@ help:
 	@echo "make lint     ruff and mypy alone"
 	@echo "make format   let ruff format the code and sort its imports"
 	@echo "make bench    how fast, against the bare machine and against others (SUITE=\"$(SUITE)\")"
-	@echo "make soak     the simulations, KILLS=$(KILLS) real kills, exactly-once five times; SECONDS=$(SECONDS) each; SEED=N replays the first"
+	@echo "make soak     the simulations, KILLS=$(KILLS) real kills, exactly-once six times; SECONDS=$(SECONDS) each; SEED=N replays the first"
 	@echo "make clean    remove the environment and all that tools left behind"
 
 demo: $(READY)
@@ -54,6 +54,7 @@ soak: $(READY) clients
 	$(if $(SEED),,$(PYTHON_IN_VENV) -m tests.interop.transforming --seconds $(SECONDS))
 	$(if $(SEED),,$(PYTHON_IN_VENV) -m tests.interop.transforming --seconds $(SECONDS) --client java)
 	$(if $(SEED),,$(PYTHON_IN_VENV) -m tests.pubsub.torture --seconds $(SECONDS))
+	$(if $(SEED),,$(PYTHON_IN_VENV) -m tests.pubsub.chaos --seconds $(SECONDS))
 	$(if $(SEED),,$(PYTHON_IN_VENV) -m tests.spark.torture --seconds $(SECONDS))
 	$(if $(SEED),,$(PYTHON_IN_VENV) -m tests.spark.torture --seconds $(SECONDS) --cluster)
 

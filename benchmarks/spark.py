@@ -6,6 +6,7 @@ One session (`local[*]`) and one broker, `quackmq serve` in a process of its own
 same in turns, after each has done it once, the best of three: `count`, `sum(length(value))` and a
 `group by key` in one. Spark's connector comes from tests/spark/connector (tools/clients.sh fetches
 it). Where it matters: ours writes exactly once and theirs does not; both read what is committed.
+A Python source that has its rows ready (spark_bare.py) says what Spark itself takes for one.
 A scale below 1 shrinks the amounts for a quick look.
 """
 
@@ -26,6 +27,7 @@ from typing import Any, Final
 from confluent_kafka import Consumer, Producer, TopicPartition
 from pyspark.sql import DataFrame, SparkSession
 
+from benchmarks import spark_bare
 from benchmarks.doors import Broker
 from benchmarks.support import Row, measure
 from quackmq.spark import register, table
@@ -39,6 +41,7 @@ STREAMED: Final = 2_500_000
 PER_TRIGGER: Final = 500_000
 PUTS: Final = 40
 CONNECTOR: Final = Path(__file__).parents[1] / "tests" / "spark" / "connector" / "target"
+KEY_AND_VALUE: Final = "key binary, value binary"
 OURS: Final = "quackmq"
 THEIRS: Final = "kafka"
 _DEADLINE_S: Final = 120
@@ -99,6 +102,11 @@ class Bench:
         reader = self.spark.read.format(kind).options(**self.options(subscribe=topic))
         return (reader if columns is None else reader.schema(columns)).load()
 
+    def ready(self, number: int, columns: str | None = None) -> DataFrame:
+        """So many rows of a source that costs nothing."""
+        reader = self.spark.read.format(spark_bare.NAME).option("rows", number)
+        return (reader if columns is None else reader.schema(columns)).load()
+
 
 def live(bench: Bench) -> list[Row]:
     number, topic = bench.many(LIVE), bench.topic()
@@ -124,11 +132,13 @@ def archived(bench: Bench) -> list[Row]:
     ]
     files = [_found(Path(listed["directory"]), each) for each in files]
     bootstrap = bench.broker.kafka
-    tables, source, chosen, bare = _best(
+    tables, source, chosen, ready, ready_chosen, bare = _best(
         number,
         lambda: _look_at(table(bench.spark, topic, bootstrap_servers=bootstrap), number),
         lambda: _look_at(bench.read(OURS, topic), number),
-        lambda: _look_at(bench.read(OURS, topic, "key binary, value binary"), number),
+        lambda: _look_at(bench.read(OURS, topic, KEY_AND_VALUE), number),
+        lambda: _look_at(bench.ready(number), number),
+        lambda: _look_at(bench.ready(number, KEY_AND_VALUE), number),
         lambda: _look_at(bench.spark.read.parquet(*files)),
     )
     name = f"{number:,} archived records"
@@ -136,6 +146,10 @@ def archived(bench: Bench) -> list[Row]:
         _row(f"{name}, table() / spark.read.parquet", tables, bare, 0.9),
         _row(f"{name}, the source, all columns / spark.read.parquet", source, bare, 0.2),
         _row(f"{name}, the source, key and value / spark.read.parquet", chosen, bare, 0.2),
+        _row("a Python source with its rows ready, all columns / the same", ready, bare),
+        _row("a Python source with its rows ready, key and value / the same", ready_chosen, bare),
+        _row(f"{name}, the source, all columns / one with its rows ready", source, ready),
+        _row(f"{name}, the source, key and value / one with its rows ready", chosen, ready_chosen),
     ]
 
 
@@ -241,8 +255,10 @@ def _reading(bench: Bench, topic: str) -> Iterator[Consumer]:
         consumer.close()
 
 
-def _row(name: str, ours: float, theirs: float, least: float) -> Row:
-    return Row(name, ours, theirs, "records/s", f"≥ {least:g}", ours / theirs >= least)
+def _row(name: str, ours: float, theirs: float, least: float | None = None) -> Row:
+    """Without a mark where it only explains another."""
+    mark = "" if least is None else f"≥ {least:g}"
+    return Row(name, ours, theirs, "records/s", mark, least is None or ours / theirs >= least)
 
 
 def _found(directory: Path, path: str) -> str:
@@ -276,6 +292,7 @@ def _session() -> SparkSession:
     )
     spark.sparkContext.setLogLevel("ERROR")
     register(spark)
+    spark.dataSource.register(spark_bare.BareSource)
     return spark
 
 

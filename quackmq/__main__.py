@@ -4,6 +4,6 @@ from __future__ import annotations
 
 import sys
 
-from quackmq.cli.main import main
+from quackmq.cli.entry import main
 
 sys.exit(main())

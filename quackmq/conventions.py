@@ -8,7 +8,8 @@ does not know them:
   that topic: from then on the subscription is the broker's own, seen by every door, and holds what
   it has not read. UNSUBSCRIBED ends it. Where it is ended by another door while the group has
   members, their offsets get that note from the broker; a member that goes on reading commits over
-  it. On another cluster the note just stays beside the offset, where the client finds it again.
+  it. SUBSCRIBED_WITH_RECEIPTS makes one that leaves receipts, if it is new. On another cluster the
+  note just stays beside the offset, where the client finds it again.
 - **A publisher's numbers.** A publisher with a durable name commits the number of what it publishes
   as the offset of a group of its own, in partition 0 of the topic, in one transaction with the
   records. The offset is the number plus one, as everywhere the next one wanted.
@@ -22,6 +23,8 @@ from typing import Final
 from quackmq.errors import InvalidRequest
 
 SUBSCRIBED: Final = "quackmq:subscribed"
+#: Begins as the other, and is no more than that to whoever does not know it.
+SUBSCRIBED_WITH_RECEIPTS: Final = f"{SUBSCRIBED}:receipts"
 UNSUBSCRIBED: Final = "quackmq:unsubscribed"
 
 #: Where subscriptions that leave receipts leave them: what each took, and when.
@@ -38,6 +41,11 @@ def note_of(metadata: str) -> str | None:
     """SUBSCRIBED or UNSUBSCRIBED, if that is what is noted beside an offset. confluent-kafka sends
     the byte 0 that ends a string in C along with it, and may read beyond the end of one."""
     return next((each for each in (SUBSCRIBED, UNSUBSCRIBED) if metadata.startswith(each)), None)
+
+
+def wants_receipts(metadata: str) -> bool:
+    """Whether what is noted beside an offset is SUBSCRIBED_WITH_RECEIPTS."""
+    return metadata.startswith(SUBSCRIBED_WITH_RECEIPTS)
 
 
 def publisher_group(publisher: str) -> str:

@@ -326,6 +326,15 @@ SUBSCRIPTIONS: Final = 100_000
 RECEIPTS_KEEP_MS: Final = 30 * 24 * 3_600_000
 #: Append times that one receipt tells; a commit may take thousands of batches at once.
 RECEIPT_TIMES: Final = 64
+#: What a receipt is counted as where what is written at once is bounded; most are a bit less.
+RECEIPT_BYTES: Final = 512
+#: Receipts in one batch: with the longest names and all their times about 2 MiB. The broker's loop
+#: goes round once for so many.
+RECEIPTS_PER_BATCH: Final = 1_000
+#: Stretches that were acknowledged and are not written yet, of a subscription in a partition. Where
+#: there are more, as on a disk that takes nothing for a while, what is done and lies between them
+#: counts as acknowledged too. What is lent keeps apart what may be more for that reason.
+UNTOLD_RANGES: Final = 4_096
 #: Ranges of offsets that are named of what a reader has lost before a message; what was let go of
 #: is one, and each batch that cannot be read may be another.
 LOST_RANGES: Final = 16
@@ -342,8 +351,13 @@ LONGEST_LEASE_MS: Final = 12 * 3_600_000
 #: So many of the newest entries are served in order to a live subscription that is behind; newer
 #: ones wait for these at the most.
 LIVE_WINDOW: Final = 100
+#: Clients of the proxy that health tells of when they cannot be reached.
+PUSH_TOLD: Final = 100
 #: Channels by which subscriptions are pushed, over all of them: each is a peer of a door.
 CHANNELS: Final = 50_000
+#: What could not be read for a channel is tried again after this time: a disk that fails once may
+#: be well, and one that stays damaged costs a read so often.
+CHANNEL_RETRY_MS: Final = 1_000
 #: Entries that one `take` of a channel lends at the most.
 TAKEN_ENTRIES: Final = 1_000
 #: What has become of pushed entries is written so often at the most, for all subscriptions
@@ -630,6 +644,10 @@ SPARK_STOP_MS: Final = 2_000
 SPARK_FINDS: Final = 4
 #: Files of a plan stay for so long, unless it is renewed; what is gone is read through the broker.
 SPARK_PLAN_MS: Final = 3_600_000
+#: A table looks whether what lies behind its topic's archive are ends of transactions only, if it
+#: is so little in each of so few partitions: a millisecond each, against half a second for a scan.
+SPARK_ENDS: Final = 8
+SPARK_ENDS_PARTITIONS: Final = 64
 #: A compaction's plan lasts so long unless it is renewed, which it is three times in that: so long
 #: the files of one that was killed are kept, and what it offered lies there.
 COMPACT_PLAN_MS: Final = 60_000
@@ -669,6 +687,11 @@ PIPELINE_WORKERS: Final = 100
 PIPELINE_RESTARTS: Final = 20
 #: A worker that is not wanted any more has so long to end by itself.
 PIPELINE_WORKER_END_MS: Final = 10_000
+#: Whether the broker of such processes is there is asked so often, and for so long at a time.
+PIPELINE_LOOK_MS: Final = 1_000
+#: One that is away for longer ends the pipeline: time for a restart, and less than the processes
+#: themselves wait for an answer, so that one sentence is said, and not one by each of them.
+PIPELINE_AWAY_MS: Final = 20_000
 #: Measurements that a process gathers before it reports them: they would be lost with it.
 PIPELINE_SAMPLES: Final = 1_000
 #: Offsets that a replay publishes at once: each such portion is a transaction of the broker's, and
@@ -928,6 +951,8 @@ LINE_SWEEP_MS: Final = 500
 LINE_DRAIN_MS: Final = 3_000
 #: After the last word the peer has so long to hang up itself.
 LINE_LINGER_MS: Final = 1_000
+#: Topics of a connection that are named where connections are listed; it may have a thousand.
+CONNECTION_TOPICS_TOLD: Final = 20
 #: Ended connections whose records are kept, for whoever wants to know how they ended.
 LINE_ENDED: Final = 1_000
 
@@ -966,10 +991,19 @@ PROXY_TAKEN: Final = 100
 #: Acknowledgements that have come before their entries were lent, of a client and topic; one takes
 #: about 200 bytes. XPUB runs ahead of leases by as many entries as a subscription may have lent.
 PROXY_EARLY: Final = 10_000
-#: A client's address is given so long to answer a connection, less than the 5 s that clients wait
-#: for an answer to `hello`; and a message to be acknowledged.
+#: A client's address is given so long to be looked up and to answer a connection, less than the 5 s
+#: that clients wait for an answer to `hello`; and a message to be acknowledged, from when its last
+#: bytes have left.
 PROXY_CONNECT_MS: Final = 4_000
 PROXY_ANSWER_MS: Final = 3_000
+#: Bytes a second at which a message leaves for a client at the least, or it is begun anew later:
+#: who takes fewer, however steadily, would keep others from sending large ones. At this pace 16 MiB
+#: take 9 minutes.
+PROXY_SLOWEST_BYTES: Final = 32 * KIB
+#: Addresses that are tried at once because somebody has said `hello` with them, a descriptor each;
+#: and of those that one host has named. An address that is well answers within a millisecond.
+PROXY_HELLOS: Final = 1_000
+PROXY_HELLOS_OF_HOST: Final = 100
 #: Large messages on their way to clients at once: each takes its bytes, until it is answered.
 PROXY_LARGE_EXCHANGES: Final = 64
 #: What a client's REP socket may answer: three words and an id.

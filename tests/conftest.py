@@ -54,6 +54,9 @@ PROBES = {
     "tmpfs": ("unshare", *_NEW_MOUNTS, "mount", "-t", "tmpfs", "tmpfs", "/mnt"),
 }
 
+#: Each worker of xdist starts all of them, Java among them, while the others do.
+PROBE_S = 300
+
 #: By the test's id, what it misses.
 LEFT_OUT = pytest.StashKey[dict[str, str]]()
 
@@ -105,6 +108,6 @@ def works(program: str) -> bool:
     if shutil.which(probe[0]) is None:
         return False
     tried = subprocess.run(
-        probe, stdin=subprocess.DEVNULL, capture_output=True, timeout=30, check=False
+        probe, stdin=subprocess.DEVNULL, capture_output=True, timeout=PROBE_S, check=False
     )
     return tried.returncode == 0

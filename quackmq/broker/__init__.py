@@ -2,6 +2,7 @@
 
 from quackmq.broker.archive import Archives, ArchiveState, TopicArchive
 from quackmq.broker.archive_plans import PartitionArchive, Plan
+from quackmq.broker.connected import Connected
 from quackmq.broker.core import Broker
 from quackmq.broker.group_state import GroupSettings
 from quackmq.broker.groups import Commit, Groups
@@ -63,6 +64,7 @@ __all__ = [
     "Commit",
     "CommittedStage",
     "CommittedTurn",
+    "Connected",
     "ConsumerGroupDescription",
     "ConsumerMemberDescription",
     "Counts",

@@ -3,7 +3,8 @@
 Several channels may share a subscription; each entry is lent to one of them at a time. A channel is
 told by `on_change` when `take` may find something: new entries, a lease that has run out, room that
 an acknowledgement made, or the end of the subscription, which `take` then raises. It is told once,
-and again after the next `take`; so whoever is told takes until there is nothing.
+and again after the next `take`; so whoever is told takes until there is nothing. Where something
+could not be read it is told after a while, for a disk may fail once and then be well.
 
 What is new is lent from the topic's window, without a read and without waiting. Only who is behind
 reads, a region at a time, and lets others have a turn before each read: old news does not delay
@@ -24,9 +25,10 @@ from typing import Final
 from quackmq import limits
 from quackmq.broker.decoded import DecodedBatches
 from quackmq.broker.feeds import Feed
-from quackmq.broker.pushed import Part, Pushed, PushedSubscription, loop_ms
+from quackmq.broker.pushed import Pushed
+from quackmq.broker.pushed_held import Part, PushedSubscription, loop_ms
 from quackmq.broker.windows import Ahead, Cell, Delivery
-from quackmq.errors import DamagedData, OffsetOutOfRange, QuackError
+from quackmq.errors import DamagedData, OffsetOutOfRange, QuackError, StorageError
 from quackmq.leases import Counts, Wanted
 from quackmq.stores.base import Store
 from quackmq.topic import Read, Slice
@@ -59,6 +61,8 @@ class Channel:
         #: The last that was taken was the newest, and nobody was told of anything since.
         self._is_at_end = False
         self._is_closed = False
+        #: Rings when what could not be read is to be tried again.
+        self._again: asyncio.TimerHandle | None = None
         self._time = asyncio.get_running_loop().time
         self.feed: Feed | None = None
 
@@ -77,7 +81,7 @@ class Channel:
         them, and fewer where more would have to be read. Nothing if there is nothing.
 
         Raises what has ended the subscription: UnknownSubscription, UnknownTopic, BrokerClosing;
-        and DamagedData where nothing else is left to be read."""
+        and StorageError where nothing is left that can be read now."""
         most = min(most, limits.TAKEN_ENTRIES)
         stuck: dict[Part, QuackError | None] = {}
         while True:
@@ -88,6 +92,8 @@ class Channel:
             if found:
                 return found
             if behind is None:
+                if stuck:
+                    self._try_again_later()
                 error = next((each for each in stuck.values() if each is not None), None)
                 if error is not None:
                     raise error
@@ -133,6 +139,8 @@ class Channel:
         had_room = leases.has_room
         if not leases.ack(offset):
             return False
+        if part.untold is not None:
+            part.untold.ack(offset, leases)
         self._lent.pop((partition, offset), None)
         if not part.is_dirty:
             self._pushed.changed(part)
@@ -204,6 +212,8 @@ class Channel:
         if self._is_closed:
             return
         self._is_closed = True
+        if self._again is not None:
+            self._again.cancel()
         held = self._held
         held.channels.pop(self, None)
         self._on_close(self)
@@ -361,14 +371,28 @@ class Channel:
         self, part: Part, wanted: Wanted, stuck: dict[Part, QuackError | None]
     ) -> None:
         """Read what is wanted and not in memory. If that does not help, the partition is stuck for
-        now: damaged, and nobody knows where the damage ends."""
+        now: damaged, and nobody knows where the damage ends, or the disk refuses."""
         assert self.feed is not None, "an open channel has a feed"
         async with self._held.lock:
-            if wanted.next_offset == 0:
-                await self.feed.look_at_ages(part.key.partition)
-            elif part.ahead is None or part.ahead.cell_at(wanted.first_offset) is None:
-                await self._log.read(part, wanted, self._pushed, stuck)
-            # else another channel has read it meanwhile
+            try:
+                if wanted.next_offset == 0:
+                    await self.feed.look_at_ages(part.key.partition)
+                elif part.ahead is None or part.ahead.cell_at(wanted.first_offset) is None:
+                    await self._log.read(part, wanted, self._pushed, stuck)
+                # else another channel has read it meanwhile
+            except StorageError as error:
+                stuck[part] = error
+            except OSError as error:
+                stuck[part] = StorageError(f"partition {part.key.partition}: {error}")
+
+    def _try_again_later(self) -> None:
+        if self._again is None:
+            loop = asyncio.get_running_loop()
+            self._again = loop.call_later(limits.CHANNEL_RETRY_MS / 1000, self._tell_again)
+
+    def _tell_again(self) -> None:
+        self._again = None
+        self.tell()
 
     def _skip_old(self) -> None:
         feed, held = self.feed, self._held

@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING
 from quackmq.broker.admission import check_takes
 from quackmq.broker.archive import Archives
 from quackmq.broker.cleaner import Cleaner
+from quackmq.broker.connected import Connections
 from quackmq.broker.coordinator import Coordinator
 from quackmq.broker.cursors import Cursors
 from quackmq.broker.decoded import DecodedBatches
@@ -109,7 +110,8 @@ class Broker:
             store, self._topics, now_ms, settings.group_initial_delay_ms
         )
         self._modes = Modes(self._coordinator.holder)
-        self._pushed = Pushed(store, self._topics.by_id, now_ms, self._on_cursor_moved)
+        receipts = Receipts(store, self._topics, now_ms, lambda *put: self._retention.note(*put))
+        self._pushed = Pushed(store, self._topics, receipts, self._on_cursor_moved)
         self._delivery = Delivery(
             store,
             self._decoded,
@@ -119,7 +121,7 @@ class Broker:
             self._cursors,
             self._on_cursor_moved,
             self._coordinator,
-            Receipts(store, self._topics, now_ms, lambda *added: self._retention.note(*added)),
+            receipts,
             self._pushed.check_free,
         )
         self._subscribing = Subscribing(
@@ -165,6 +167,7 @@ class Broker:
         self.topic_watchers: set[Callable[[Topic], None]] = set()
         #: Where doors listen, by name, as whoever opens them says: some tell of each other.
         self.doors: dict[str, tuple[str, int]] = {}
+        self.connections = Connections()
         #: The names of topics that publishing to goes through retention.
         self._counted: set[str] = set()
         self._waits = Waits()
@@ -447,7 +450,8 @@ class Broker:
     ) -> bool:
         """A durable subscription, which lasts until `unsubscribe` and holds what it has not read
         (unless the topic drops its oldest). True if it is new; one that is there stays as it is,
-        but for the `receipts` that it leaves, if that is said. The topic may come to life by it."""
+        but for the `receipts` that it leaves, if that is said, also where it is a pushed one. The
+        topic may come to life by it."""
         self._check_open()
         check_subscriber(name)
         change = self._subscribing.subscribe(name, topic_name, start, receipts)

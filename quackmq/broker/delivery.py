@@ -32,9 +32,10 @@ from quackmq.broker.decoded import DecodedBatches
 from quackmq.broker.heads import Head, find_head
 from quackmq.broker.held import Held, Moved, taken_by_group
 from quackmq.broker.receipts import Receipts, Step, begun, check_topic
+from quackmq.broker.registry import Registry
 from quackmq.broker.times import first_at
 from quackmq.broker.waits import to_the_end
-from quackmq.conventions import UNSUBSCRIBED, note_of
+from quackmq.conventions import RECEIPTS_TOPIC, UNSUBSCRIBED, note_of
 from quackmq.errors import (
     InvalidMessageId,
     InvalidRequest,
@@ -123,9 +124,8 @@ class Delivery:
         self._groups = groups
         self._check_free = check_free
         self._receipts = receipts
-        self._held: dict[uuid.UUID, dict[str, Held]] = {}
-        self._by_name: dict[str, dict[uuid.UUID, Held]] = {}
-        self._count = 0
+        self._registry: Registry[Held] = Registry()
+        self._held, self._by_name = self._registry.by_topic, self._registry.by_name
 
     async def load(self) -> None:
         """Take up what the store has; cursors are there already. What is left of topics that are
@@ -226,7 +226,7 @@ class Delivery:
         check_name(name)
         if receipts:
             check_topic(topic.name)
-        if self._count >= limits.SUBSCRIPTIONS:
+        if self._registry.count >= limits.SUBSCRIPTIONS:
             raise LimitReached(f"there are {limits.SUBSCRIPTIONS} subscriptions: unsubscribe some")
         async with self._cursors.changing(name):
             self._check_free(name)
@@ -486,8 +486,12 @@ class Delivery:
             for name, topic_id in names
             if topic_id in self._by_name.get(name, ())
         }
+        if any(held.kept.receipts for held in moving.values()):
+            await self._receipts.ready()  # before any lock, see there
         async with AsyncExitStack() as locks:
-            for held in moving.values():
+            # Those of receipts themselves last: whoever holds another may wait for that topic to
+            # go, which waits for these.
+            for held in sorted(moving.values(), key=lambda each: each.topic.name == RECEIPTS_TOPIC):
                 await locks.enter_async_context(held.lock)
             yield await self._receipts.batches(await taken_by_group(self._store, moving, cursors))
             for held in moving.values():
@@ -551,20 +555,11 @@ class Delivery:
         return held
 
     def _add(self, held: Held) -> None:
-        self._held.setdefault(held.topic.id, {})[held.name] = held
-        self._by_name.setdefault(held.name, {})[held.topic.id] = held
-        self._count += 1
+        self._registry.add(held)
         self._moved_all(held)
 
     def _remove(self, held: Held, reason: QuackError) -> None:
-        of_topic = self._held[held.topic.id]
-        del of_topic[held.name]
-        if not of_topic:
-            del self._held[held.topic.id]
-        del self._by_name[held.name][held.topic.id]
-        if not self._by_name[held.name]:
-            del self._by_name[held.name]
-        self._count -= 1
+        self._registry.remove(held)
         held.gone = reason
         held.waits.end(reason)
         self._moved_all(held)

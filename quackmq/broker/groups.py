@@ -34,7 +34,7 @@ from quackmq.broker.settings import Caller
 from quackmq.broker.subscribing import Subscribing, check_subscriber
 from quackmq.broker.topics import Topics
 from quackmq.broker.waits import Changes
-from quackmq.conventions import PUBLISHER_PREFIX, SUBSCRIBED, note_of
+from quackmq.conventions import PUBLISHER_PREFIX, SUBSCRIBED, note_of, wants_receipts
 from quackmq.errors import (
     BrokerClosing,
     GroupNotEmpty,
@@ -317,22 +317,25 @@ class Groups:
         self, name: str, member: MemberRef, commits: Sequence[Commit]
     ) -> list[QuackError | None]:
         outcomes = await self._commit_offsets(name, member, commits)
-        noted: dict[tuple[UUID, str], list[int]] = {}
+        noted: dict[tuple[UUID, str, bool], list[int]] = {}
         for index, (key, offset, metadata) in enumerate(commits):
             if metadata and offset is not None and outcomes[index] is None:
                 if (note := note_of(metadata)) is not None:
-                    noted.setdefault((key.topic_id, note), []).append(index)
-        for (topic_id, note), indexes in noted.items():
-            error = await self._heed(name, topic_id, note)
+                    said = (key.topic_id, note, wants_receipts(metadata))
+                    noted.setdefault(said, []).append(index)
+        for said, indexes in noted.items():
+            error = await self._heed(name, *said)
             for index in indexes:
                 outcomes[index] = error
         return outcomes
 
-    async def _heed(self, name: str, topic_id: UUID, note: str) -> QuackError | None:
+    async def _heed(
+        self, name: str, topic_id: UUID, note: str, receipts: bool
+    ) -> QuackError | None:
         """Make or end a subscription; the offsets are committed."""
         try:
             if note == SUBSCRIBED:
-                await self._subscribing.subscribe_group(name, topic_id)
+                await self._subscribing.subscribe_group(name, topic_id, receipts)
             else:
                 topic_name = self._topics.with_id(topic_id).name
                 await self._subscribing.unsubscribe(name, topic_name)

@@ -4,7 +4,8 @@ The rules are `quackmq.leases`'s. What has changed is written by one writer, for
 together and at most every `limits.PUSHED_FLUSH_MS`, so that an acknowledgement costs no write of
 its own. What is in the store is therefore a little behind: after a crash, entries acknowledged
 since are delivered again, and none is ever passed over. Retention is held by the low-water marks
-that are in the store, never by those in memory.
+that are in the store, never by those in memory. Receipts, where a subscription leaves any, are
+written in the same change (`untold.py`).
 
 Who may call: the broker's loop. Subscriptions come and go one at a time for a name (`Subscribing`).
 """
@@ -15,21 +16,26 @@ import asyncio
 import heapq
 import logging
 import uuid
-from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import NamedTuple
 
 from quackmq import limits
+from quackmq.broker.pushed_held import Part, PushedSubscription, loop_ms
 from quackmq.broker.pushed_state import (
     LEASES_PREFIX,
     PUSHED_PREFIX,
     PushedKept,
     decode_pushed,
     encode_pushed,
-    leases_key,
     parse_leases_key,
     parse_pushed_key,
     pushed_key,
 )
+from quackmq.broker.pushed_writer import PushedWriter, Tellings
+from quackmq.broker.receipts import Receipts, check_topic
+from quackmq.broker.registry import Registry
+from quackmq.broker.topics import Topics
 from quackmq.errors import (
     BrokerClosing,
     LimitReached,
@@ -44,10 +50,6 @@ from quackmq.leases import Counts, Leases
 from quackmq.stores.base import Store
 from quackmq.subscriptions import Subscription, Terms
 from quackmq.topic import PartitionKey, StatePut, Topic
-
-if TYPE_CHECKING:
-    from quackmq.broker.channels import Channel
-    from quackmq.broker.windows import Ahead
 
 log = logging.getLogger(__name__)
 
@@ -65,22 +67,21 @@ class Pushed:
     def __init__(
         self,
         store: Store,
-        topics: Mapping[uuid.UUID, Topic],
-        now_ms: Callable[[], int],
+        topics: Topics,
+        receipts: Receipts,
         cursor_moved: Callable[[PartitionKey], None],
     ) -> None:
-        """`topics` is the broker's own view of what is there. `cursor_moved` is told of every
-        durable low-water mark that moved, came or went."""
+        """`receipts` are written for the subscriptions that want it. `cursor_moved` is told of
+        every durable low-water mark that moved, came or went."""
         self._store = store
         self._topics = topics
-        self._now_ms = now_ms
+        self._receipts = receipts
         self._cursor_moved = cursor_moved
-        self._held: dict[uuid.UUID, dict[str, PushedSubscription]] = {}
-        self._by_name: dict[str, dict[uuid.UUID, PushedSubscription]] = {}
-        self._count = 0
+        self._registry: Registry[PushedSubscription] = Registry()
+        self._held, self._by_name = self._registry.by_topic, self._registry.by_name
         #: The least durable low-water mark of a partition, where it is known.
         self._least: dict[PartitionKey, int] = {}
-        self._writer = _Writer(store, self._written)
+        self._writer = PushedWriter(topics, receipts, self._written)
 
     async def load(self) -> None:
         """Take up what the store has. What is left of topics and of subscriptions that are gone is
@@ -88,7 +89,7 @@ class Pushed:
         remains: list[StatePut] = []
         for key, state in (await self._store.states(PUSHED_PREFIX)).items():
             topic_id, name = parse_pushed_key(key)
-            topic = self._topics.get(topic_id)
+            topic = self._topics.by_id.get(topic_id)
             if topic is None or state.value is None:
                 remains.append(StatePut(key, None, state.version))
                 continue
@@ -215,7 +216,9 @@ class Pushed:
         self, topic: Topic, name: str, kept: PushedKept, starts: tuple[int, ...]
     ) -> None:
         """A new subscription. One of this name must not be there, nor on its way."""
-        if self._count >= limits.SUBSCRIPTIONS:
+        if kept.receipts:
+            check_topic(topic.name)
+        if self._registry.count >= limits.SUBSCRIPTIONS:
             raise LimitReached(f"there are {limits.SUBSCRIPTIONS} subscriptions: unsubscribe some")
         held = PushedSubscription(topic, name, kept, 0, starts)
         puts = []
@@ -228,8 +231,11 @@ class Pushed:
             part.version += 1
         # This last: with it the subscription is there, and what it has come to has to be.
         key = pushed_key(topic.id, name)
-        held.version = (await self._store.put_state(key, encode_pushed(kept), 0)).version
-        now = self._topics.get(topic.id)
+        told = Tellings(held.parts)
+        await self._receipts.write(told.steps, (), [StatePut(key, encode_pushed(kept), 0)])
+        held.version = 1
+        told.succeeded()
+        now = self._topics.by_id.get(topic.id)
         if now is None:
             await self._put_all([StatePut(key, None, held.version), *_removals(held)])
             raise UnknownTopic(f"topic {topic.name} was deleted")
@@ -246,6 +252,38 @@ class Pushed:
             part.leases.terms = terms
         held.is_timer_late = True
         held.tell()
+
+    async def leave_receipts(self, held: PushedSubscription, wanted: bool) -> None:
+        """From now on, or no longer."""
+        check_topic(held.topic.name)
+        if held.kept.receipts == wanted:
+            return
+        if not wanted:
+            await self.flush()  # what was acknowledged so far is told
+        await self._topics.despite_deletions(partial(self._leave_receipts, held, wanted))
+
+    async def _leave_receipts(self, held: PushedSubscription, wanted: bool) -> None:
+        if wanted:
+            await self._receipts.ready()
+        async with self._writer.alone:  # no state goes its way without its receipts
+            held.check_there()
+            kept = held.kept._replace(receipts=wanted)
+            put = StatePut(pushed_key(held.topic.id, held.name), encode_pushed(kept), held.version)
+            if wanted:
+                held.begin_receipts()
+            told = Tellings(held.parts if wanted else [])
+            try:
+                await self._receipts.append(told.steps, (), [put])
+            except BaseException:
+                if wanted:
+                    held.end_receipts()
+                raise
+            told.succeeded()
+            held.kept, held.version = kept, held.version + 1
+            if wanted:
+                held.begin_receipts()  # also in partitions that came meanwhile
+            else:
+                held.end_receipts()
 
     async def unsubscribe(self, held: PushedSubscription) -> None:
         """Those who are served by it are told: UnknownSubscription."""
@@ -314,20 +352,11 @@ class Pushed:
     # --- helpers ----------------------------------------------------------------------------
 
     def _add(self, held: PushedSubscription) -> None:
-        self._held.setdefault(held.topic.id, {})[held.name] = held
-        self._by_name.setdefault(held.name, {})[held.topic.id] = held
-        self._count += 1
+        self._registry.add(held)
         self._moved_all(held)
 
     def _remove(self, held: PushedSubscription, reason: QuackError) -> None:
-        of_topic = self._held[held.topic.id]
-        del of_topic[held.name]
-        if not of_topic:
-            del self._held[held.topic.id]
-        del self._by_name[held.name][held.topic.id]
-        if not self._by_name[held.name]:
-            del self._by_name[held.name]
-        self._count -= 1
+        self._registry.remove(held)
         held.end(reason)
         self._moved_all(held)
 
@@ -340,214 +369,6 @@ class Pushed:
         for start in range(0, len(puts), limits.CHANGES_AT_ONCE):
             await self._store.room()
             await self._store.append((), (), puts[start : start + limits.CHANGES_AT_ONCE])
-
-
-class PushedSubscription:
-    """One in memory, with the channels by which it is served."""
-
-    __slots__ = (
-        "channels",
-        "gone",
-        "is_timer_late",
-        "kept",
-        "lock",
-        "name",
-        "parts",
-        "timer",
-        "topic",
-        "turn",
-        "version",
-    )
-
-    def __init__(
-        self,
-        topic: Topic,
-        name: str,
-        kept: PushedKept,
-        version: int,
-        starts: Iterable[int],
-    ) -> None:
-        self.topic = topic
-        self.name = name
-        self.kept = kept
-        self.version = version
-        self.parts: list[Part] = []
-        self.channels: dict[Channel, None] = {}
-        #: The partition to look into first.
-        self.turn = 0
-        #: Held by whoever reads for it what lies before the window.
-        self.lock = asyncio.Lock()
-        #: When the next lease runs out.
-        self.timer: asyncio.TimerHandle | None = None
-        #: It may ring too late for what is lent next, or stands for something that is due already:
-        #: then it is set anew.
-        self.is_timer_late = False
-        #: Why it is no longer there.
-        self.gone: QuackError | None = None
-        for start in starts:
-            self._add_part(start)
-
-    def follow(self, topic: Topic) -> None:
-        """New partitions are wanted from their beginning."""
-        self.topic = topic
-        while len(self.parts) < topic.partitions:
-            self._add_part(0)
-
-    def end(self, reason: QuackError) -> None:
-        self.gone = reason
-        if self.timer is not None:
-            self.timer.cancel()
-            self.timer = None
-        self.tell()
-
-    def tell(self) -> None:
-        for channel in list(self.channels):
-            channel.tell()
-
-    def counts(self) -> Counts:
-        counts = [part.leases.counts for part in self.parts]
-        return counts[0] if len(counts) == 1 else Counts(*map(sum, zip(*counts, strict=True)))
-
-    def outstanding(self) -> int:
-        return sum(part.leases.outstanding for part in self.parts)
-
-    def subscription(self) -> Subscription:
-        return Subscription(
-            name=self.name,
-            topic_name=self.topic.name,
-            topic_id=self.topic.id,
-            mode="pushed",
-            start=self.kept.start,
-            created_ms=self.kept.created_ms,
-            cursors=tuple(part.leases.low_water_mark for part in self.parts),
-            terms=self.kept.terms,
-        )
-
-    def _add_part(self, start: int) -> None:
-        key = PartitionKey(self.topic.id, len(self.parts))
-        self.parts.append(Part(self, key, Leases(self.kept.terms, start)))
-
-
-class Part:
-    """A subscription in one partition."""
-
-    __slots__ = ("ahead", "durable", "held", "is_dirty", "key", "leases", "state_key", "version")
-
-    def __init__(self, held: PushedSubscription, key: PartitionKey, leases: Leases) -> None:
-        self.held = held
-        self.key = key
-        self.leases = leases
-        self.state_key = leases_key(key, held.name)
-        self.version = 0
-        #: The low-water mark that the store knows.
-        self.durable = leases.low_water_mark
-        self.is_dirty = False
-        self.ahead: Ahead | None = None
-
-    def take_up(self, leases: Leases, version: int) -> None:
-        self.leases = leases
-        self.durable = leases.low_water_mark
-        self.version = version
-
-
-class _Writer:
-    """Writes what has changed, one append after the other."""
-
-    def __init__(self, store: Store, written: Callable[[Part], None]) -> None:
-        """`written` is told of every part whose durable low-water mark has moved."""
-        self._store = store
-        self._written = written
-        self._dirty: dict[Part, None] = {}
-        self._timer: asyncio.TimerHandle | None = None
-        self._task: asyncio.Task[None] | None = None
-        #: When the next write may begin by itself, and how much the last one wrote.
-        self._next_s = 0.0
-        self._count = 0
-        self._has_failed = False
-
-    def add(self, part: Part) -> None:
-        part.is_dirty = True
-        self._dirty[part] = None
-        self._arm()
-
-    async def flush(self) -> None:
-        await self.settle()
-        if self._dirty or self._task is not None:
-            await asyncio.shield(self._task or self._start())
-
-    async def settle(self) -> None:
-        """Wait for a write that is on its way, whatever becomes of it."""
-        if self._task is not None:
-            await asyncio.wait([self._task])
-
-    async def close(self) -> None:
-        try:
-            await self.flush()
-        except QuackError as error:
-            log.warning("what %d subscriptions were sent is not kept: %s", len(self._dirty), error)
-        if self._timer is not None:
-            self._timer.cancel()
-
-    def _arm(self) -> None:
-        if self._timer is None and self._task is None and self._dirty:
-            loop = asyncio.get_running_loop()
-            self._timer = loop.call_at(max(loop.time(), self._next_s), self._start)
-
-    def _start(self) -> asyncio.Task[None]:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        self._task = asyncio.get_running_loop().create_task(self._write())
-        self._task.add_done_callback(self._ended)
-        return self._task
-
-    async def _write(self) -> None:
-        parts = list(self._dirty)
-        self._dirty.clear()
-        self._count = len(parts)
-        while parts:
-            puts, lows, size = [], [], 0
-            while parts and size < limits.PUSHED_FLUSH_BYTES:
-                part = parts.pop()
-                part.is_dirty = False
-                if part.held.gone is None or isinstance(part.held.gone, BrokerClosing):
-                    value = part.leases.encode()
-                    size += len(value)
-                    puts.append(StatePut(part.state_key, value, part.version))
-                    lows.append((part, part.leases.low_water_mark))
-            try:
-                await self._store.room()
-                await self._store.append((), (), puts)
-            except BaseException:
-                for part in [*parts, *(part for part, _ in lows)]:
-                    part.is_dirty = True
-                    self._dirty[part] = None
-                raise
-            for part, low in lows:
-                part.version += 1
-                if part.durable != low:
-                    part.durable = low
-                    self._written(part)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._task = None
-        error = None if task.cancelled() else task.exception()
-        if error is None:
-            each_ms = self._count * limits.PUSHED_FLUSH_EACH_MS
-            wait_ms = max(limits.PUSHED_FLUSH_MS, min(each_ms, limits.PUSHED_LONGEST_FLUSH_MS))
-        else:
-            wait_ms = limits.PUSHED_RETRY_MS
-        self._next_s = asyncio.get_running_loop().time() + wait_ms / 1000
-        if error is not None and not self._has_failed:
-            log.error("what pushed subscriptions were sent cannot be kept: %s", error)
-        self._has_failed = error is not None
-        if not isinstance(error, BrokerClosing):
-            self._arm()
-
-
-def loop_ms() -> int:
-    """The time by which leases run out: the loop's own, which nobody sets back."""
-    return int(asyncio.get_running_loop().time() * 1000)
 
 
 def _removals(held: PushedSubscription) -> list[StatePut]:

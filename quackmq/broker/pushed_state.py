@@ -27,6 +27,8 @@ class PushedKept(NamedTuple):
     terms: Terms
     start: Start
     created_ms: int
+    #: Whether it leaves receipts.
+    receipts: bool = False
 
 
 def pushed_key(topic_id: uuid.UUID, name: str) -> str:
@@ -60,6 +62,8 @@ def encode_pushed(kept: PushedKept) -> bytes:
         "start": encode_start(kept.start),
         "created_ms": kept.created_ms,
     }
+    if kept.receipts:
+        fields["receipts"] = True
     return json.dumps(fields).encode()
 
 
@@ -71,7 +75,9 @@ def decode_pushed(value: bytes) -> PushedKept:
         raise DamagedStore(f"a subscription in the store is not JSON: {error}") from None
     match fields:
         case {"terms": dict(terms), "start": start, "created_ms": int(created_ms)}:
-            return PushedKept(_terms_of(terms), decode_start(start), created_ms)
+            receipts = fields.get("receipts", False)
+            if type(receipts) is bool:
+                return PushedKept(_terms_of(terms), decode_start(start), created_ms, receipts)
     raise _no_sense(fields)
 
 

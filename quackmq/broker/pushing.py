@@ -55,6 +55,9 @@ class Pushing:
         self._changes = changes
         self._channels = 0
         self._is_closing = False
+        #: By name and topic, why a subscriber cannot be brought its entries, for as long as that
+        #: is so. Doors that go to their subscribers note it, and whoever looks after them reads.
+        self.unreached: dict[tuple[str, str], str] = {}
 
     async def subscribe(
         self,
@@ -63,13 +66,15 @@ class Pushing:
         topic_name: str,
         terms: Terms = _DEFAULT_TERMS,
         start: Start = "end",
+        receipts: bool | None = None,
     ) -> bool:
         """A durable subscription to a topic, which may come to life by it. True if it is new; one
-        that is there is served by these terms from now on, and goes on where it was.
-        NameInOtherMode, InvalidRequest, LimitReached, UnknownTopic."""
+        that is there is served by these terms from now on, and goes on where it was. `receipts`
+        says whether it leaves any, from now on; None leaves that as it is, which `Broker.subscribe`
+        also changes. NameInOtherMode, InvalidRequest, LimitReached, UnknownTopic."""
         self._check_open()
         check_subscriber(name)
-        change = self._subscribing.subscribe_pushed(name, topic_name, terms, start)
+        change = self._subscribing.subscribe_pushed(name, topic_name, terms, start, receipts)
         return await self._changes.carry_through(change)
 
     async def unsubscribe(self, caller: Caller, name: str, topic_name: str) -> None:

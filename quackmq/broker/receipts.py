@@ -12,9 +12,13 @@ one partition, in the order of its steps. One is JSON:
 `begun` says from where on there are receipts. `taken` says that a cursor went on, from
 `from_offset` to `next_offset`, because the subscriber is done with what lies from `first_offset`
 on; what lies before that was gone over: markers, what was aborted, and `lost` records that could
-not be had. `acked` says the same of a stretch that was acknowledged out of order, from
-`first_offset` on: the audit knows it, and pushed subscriptions, which would say it, leave no
-receipts yet. `moved` says that somebody has put the cursor at `next_offset`, back or forth.
+not be had. `moved` says that somebody has put the cursor at `next_offset`, back or forth.
+
+A pushed subscription acknowledges in any order, and its receipts are written with the state that
+says so (`quackmq.broker.untold`). `acked` says of a stretch what `taken` says of a step. `passed`
+says that nobody is to be told any more of a stretch: a live reading skipped it as too old, or it
+was done before receipts began. Both have `lent_to`: of what lies before that, other receipts may
+have spoken before.
 
 `time_ms` and `append_times` (from which offset on which time) are both of the broker's clock, so
 that their difference is the time from publish to delivery. An append time is exact for what is
@@ -28,9 +32,11 @@ Who may call: the broker's loop.
 
 from __future__ import annotations
 
+import asyncio
 import json
+import logging
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Literal, NamedTuple
 
 from quackmq import codec, limits
@@ -42,10 +48,12 @@ from quackmq.record import Batch, Record
 from quackmq.stores.base import Store
 from quackmq.topic import Append, Appended, Cursor, OffsetTime, PartitionKey, StatePut, Topic
 
+log = logging.getLogger(__name__)
+
 #: Kept for a while, whoever reads them or not.
 RECEIPTS_POLICY: Final = Policy(keep_for_ms=limits.RECEIPTS_KEEP_MS)
 
-Kind = Literal["begun", "taken", "acked", "moved"]
+Kind = Literal["begun", "taken", "acked", "passed", "moved"]
 
 
 class Step(NamedTuple):
@@ -59,6 +67,7 @@ class Step(NamedTuple):
     first_offset: int
     next_offset: int
     lost: int = 0
+    lent_to: int | None = None
 
 
 class Receipts:
@@ -81,44 +90,56 @@ class Receipts:
         """The receipts of steps, with the cursors and states that they are about, as one unit."""
 
         async def attempt() -> None:
-            await self._store.room()
-            appends = await self.batches(steps)
-            self.note(appends, await self._store.append(appends, cursors, states))
+            if steps:
+                await self.ready()
+            await self.append(steps, cursors, states)
 
         # Whoever deletes the topic of receipts begins it anew.
         await self._topics.despite_deletions(attempt)
 
+    async def ready(self) -> None:
+        """There is a topic of receipts. This may wait until a former one has gone, which waits for
+        its own subscriptions: whoever holds the lock of one of those must not wait here."""
+        if RECEIPTS_TOPIC not in self._topics.by_name:
+            try:
+                await self._topics.create(RECEIPTS_TOPIC, 1, RECEIPTS_POLICY)
+            except TopicExists:
+                log.debug("somebody else was first to create %s", RECEIPTS_TOPIC)
+
+    async def append(
+        self, steps: Sequence[Step], cursors: Sequence[Cursor] = (), states: Sequence[StatePut] = ()
+    ) -> None:
+        """As `write`, after `ready`: NotFound if the topic of receipts went meanwhile."""
+        await self._store.room()
+        appends = await self.batches(steps)
+        self.note(appends, await self._store.append(appends, cursors, states))
+
     async def batches(self, steps: Sequence[Step]) -> list[Append]:
         """The receipts of steps, to be appended with their cursors by whoever sets those, who then
-        calls `note`. NotFound from that may mean that the topic of receipts went meanwhile."""
+        calls `note`; after `ready`. NotFound, from this or from appending them, may mean that the
+        topic of receipts went meanwhile."""
         if not steps:
             return []
-        topic = await self._topic()
+        topic = self._topics.named(RECEIPTS_TOPIC)
         now_ms = self._now_ms()
         records: dict[int, list[Record]] = {}
-        for step in steps:
+        for number, step in enumerate(steps):
+            if number % limits.RECEIPTS_PER_BATCH == limits.RECEIPTS_PER_BATCH - 1:
+                await asyncio.sleep(0)  # others have their turn
             key = step.name.encode()
             value = _encode(step, now_ms, await self._append_times(step))
             partition = zlib.crc32(key) % topic.partitions
             records.setdefault(partition, []).append(Record(0, now_ms, key, value))
         return [
             Append(PartitionKey(topic.id, partition), Batch.peek(codec.encode(some)))
-            for partition, some in records.items()
+            for partition, of_partition in records.items()
+            for some in _portions(of_partition)
         ]
 
     def note(self, appends: Sequence[Append], appended: Sequence[Appended]) -> None:
         """They were appended."""
         for append, answer in zip(appends, appended, strict=True):
             self._appended(append.key, answer, append.batch.size)
-
-    async def _topic(self) -> Topic:
-        topic = self._topics.by_name.get(RECEIPTS_TOPIC)
-        if topic is not None:
-            return topic
-        try:
-            return await self._topics.create(RECEIPTS_TOPIC, 1, RECEIPTS_POLICY)
-        except TopicExists:
-            return self._topics.named(RECEIPTS_TOPIC)  # somebody else was first
 
     async def _append_times(self, step: Step) -> Sequence[OffsetTime]:
         if step.kind not in ("taken", "acked") or step.first_offset >= step.next_offset:
@@ -144,8 +165,13 @@ def check_topic(topic_name: str) -> None:
         raise InvalidRequest(f"subscriptions to {RECEIPTS_TOPIC} itself leave no receipts")
 
 
+def _portions(records: Sequence[Record]) -> Iterator[Sequence[Record]]:
+    for start in range(0, len(records), limits.RECEIPTS_PER_BATCH):
+        yield records[start : start + limits.RECEIPTS_PER_BATCH]
+
+
 def _encode(step: Step, now_ms: int, times: Sequence[OffsetTime]) -> bytes:
-    fields = {
+    fields: dict[str, object] = {
         "subscription": step.name,
         "topic": step.topic.name,
         "topic_id": str(step.topic.id),
@@ -158,4 +184,6 @@ def _encode(step: Step, now_ms: int, times: Sequence[OffsetTime]) -> bytes:
         "time_ms": now_ms,
         "append_times": [[max(at, step.first_offset), time_ms] for at, time_ms in times],
     }
+    if step.lent_to is not None:
+        fields["lent_to"] = step.lent_to
     return json.dumps(fields, separators=(",", ":")).encode()

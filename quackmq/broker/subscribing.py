@@ -83,25 +83,38 @@ class Subscribing:
         self, name: str, topic_name: str, start: Start, receipts: bool | None = None
     ) -> bool:
         """Whether there is a new subscription, to a topic that may come to life by it. `receipts`
-        says whether it leaves any, from now on; None leaves that as it is."""
+        says whether it leaves any, from now on, and is taken for one that is pushed, too; None
+        leaves that as it is."""
         async with self._locks.hold(self._lock(name, topic_name)):
             topic = await self._topics.ensure(topic_name, subscribing=True)
+            held = self._pushed.find(topic, name)
+            if held is not None and receipts is not None:
+                async with self._cursors.changing(name):
+                    await self._pushed.leave_receipts(held, receipts)
+                return False
             is_new = await self._subscribe(topic, name, start, receipts or False)
             if not is_new and receipts is not None:
                 await self._delivery.leave_receipts(topic, name, receipts)
             return is_new
 
-    async def subscribe_group(self, name: str, topic_id: UUID) -> None:
+    async def subscribe_group(self, name: str, topic_id: UUID, receipts: bool = False) -> None:
         """A group's name subscribes to a topic that is there, from what the group has committed on;
-        where it has committed nothing, from the end."""
+        where it has committed nothing, from the end. A subscription that is there stays as it is,
+        and its receipts too."""
         topic_name = self._topics.with_id(topic_id).name
         async with self._locks.hold(self._lock(name, topic_name)):
-            await self._subscribe(self._topics.with_id(topic_id), name, "end")
+            await self._subscribe(self._topics.with_id(topic_id), name, "end", receipts)
 
     async def subscribe_pushed(
-        self, name: str, topic_name: str, terms: Terms, start: Start
+        self,
+        name: str,
+        topic_name: str,
+        terms: Terms,
+        start: Start,
+        receipts: bool | None = None,
     ) -> bool:
-        """Whether there is a new pushed subscription; one that is there gets these terms."""
+        """Whether there is a new pushed subscription; one that is there gets these terms, and
+        `receipts` as with `subscribe`."""
         async with self._locks.hold(self._lock(name, topic_name)):
             topic = await self._topics.ensure(topic_name, subscribing=True)
             async with self._cursors.changing(name):
@@ -109,6 +122,8 @@ class Subscribing:
                 if held is not None:
                     if held.kept.terms != terms:
                         await self._pushed.change(held, terms)
+                    if receipts is not None:
+                        await self._pushed.leave_receipts(held, receipts)
                     return False
                 if self._delivery.has_name(name):
                     raise NameInOtherMode(
@@ -116,7 +131,7 @@ class Subscribing:
                         "another name"
                     )
                 self._modes.check_no_group(name)
-                kept = PushedKept(terms, start, self._now_ms())
+                kept = PushedKept(terms, start, self._now_ms(), receipts or False)
                 starts = await self._delivery.starts(topic, start)
                 await self._pushed.subscribe(topic, name, kept, starts)
                 return True

@@ -12,6 +12,8 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Generic, TypeVar
 
+from quackmq.errors import QuackError
+
 T = TypeVar("T")
 
 
@@ -61,7 +63,12 @@ class Changes:
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def carry_through(self, change: Coroutine[Any, Any, T]) -> T:
-        return await asyncio.shield(self.start(change))
+        task = self.start(change)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            task.add_done_callback(_left_alone)
+            raise
 
     def start(self, change: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """The same for a change that nobody waits for; it sees to its own errors."""
@@ -90,7 +97,17 @@ async def to_the_end(change: Coroutine[Any, Any, T], is_needed: bool = True) -> 
                 await asyncio.wait([task])
             except asyncio.CancelledError:
                 continue
+        _left_alone(task)
         raise
+
+
+def _left_alone(task: asyncio.Task[Any]) -> None:
+    """A change has ended whose caller left: nobody needs to know that it was refused, but a bug is
+    told of as asyncio does it."""
+    error = None if task.cancelled() else task.exception()
+    if error is not None and not isinstance(error, QuackError):
+        text = "a change failed that nobody waits for"
+        task.get_loop().call_exception_handler({"message": text, "exception": error, "task": task})
 
 
 class NamedLocks:

@@ -74,7 +74,9 @@ class Archived:
         topic, colon, number = wanted.partition(":")
         found = self._partitions(topic) if topic in self._topics() else []
         if not found:
-            raise UnknownTopic(f"there is no topic {topic!r} in the archive")
+            raise UnknownTopic(
+                f"there is no topic {topic!r} in the archive; what is young is still in the log"
+            )
         if not colon:
             return found
         chosen = [place for place in found if str(place.partition) == number]

@@ -17,6 +17,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
+from quackmq.cli.address import parse_address_or_path, parse_advertised_address
 from quackmq.cli.chaos_plan import FAULTS, check_faults
 from quackmq.errors import InvalidRequest
 
@@ -103,7 +104,7 @@ def run(args: argparse.Namespace) -> int:
     seed = random.randrange(_SEEDS) if args.seed is None else args.seed
     orders = chaos_run.Orders(
         door=args.door,
-        address=args.address or ADDRESSES[args.door],
+        address=_address(args.door, args.address),
         name=args.name,
         topics=tuple(dict.fromkeys(args.topics or ["chaos"])),
         seed=seed,
@@ -119,6 +120,19 @@ def run(args: argparse.Namespace) -> int:
     summary = chaos_run.run(orders)
     sys.stdout.write(summary.json() if args.json else summary.text())
     return 0
+
+
+def _address(door: str, told: str | None) -> str:
+    """As it was told, if it is one. A Kafka cluster may have several."""
+    if told is None:
+        return ADDRESSES[door]
+    parse = parse_address_or_path if door == "line" else parse_advertised_address
+    try:
+        for one in told.split(",") if door == "kafka" else [told]:
+            parse(one)
+    except ValueError as error:
+        raise InvalidRequest(f"--address: {told!r} {error}") from None
+    return told
 
 
 def _seconds(text: str) -> float:

@@ -14,7 +14,7 @@ from confluent_kafka.admin import AdminClient
 
 from quackmq.cli.chaos_run import Taken
 from quackmq.client.failures import translated, translating
-from quackmq.errors import QuackTimeout
+from quackmq.errors import QuackError, QuackTimeout
 
 _ANSWER_S: Final = 10.0
 #: A put that finds no broker is given up after so long.
@@ -75,8 +75,12 @@ class BadKafkaClient:
         place = TopicPartition(taken.topic, int(partition), int(offset))
         if times == 0:
             # What is not committed comes again, unless something behind it is: so go back to it.
-            with translating("to go back"):
-                self._consumer.seek(place)
+            try:
+                with translating("to go back"):
+                    self._consumer.seek(place)
+            except QuackError:
+                self.die()  # back again, it begins behind what was committed, which is before this
+                raise
             return None
         place.offset += 1
         for _ in range(times):

@@ -26,7 +26,7 @@ _RESET: Final = struct.pack("ii", 1, 0)
 
 
 class BadLineClient:
-    """See `chaos_run.Bad`. An entry has no id: what it says stands for it."""
+    """See `chaos_run.Bad`. An entry has no id: its topic and what it says stand for it."""
 
     def __init__(self, address: str, name: str) -> None:
         try:
@@ -223,4 +223,5 @@ class _Connection:
 
 
 def _taken(entry: Entry) -> Taken:
-    return Taken(entry.topic, entry.content.decode(errors="backslashreplace"), entry.content)
+    said = entry.content.decode(errors="backslashreplace")
+    return Taken(entry.topic, f"{entry.topic}/{said}", entry.content)

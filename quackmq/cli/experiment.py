@@ -14,12 +14,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from quackmq.cli import process
+from quackmq.cli.temporary import temporary_directory
 from quackmq.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -133,10 +133,10 @@ async def _run_all(args: argparse.Namespace, experiments: Sequence[Experiment]) 
     outcomes: list[Outcome] = []
     with (
         experiment_run.stopped_by_signals() as stopping,
-        tempfile.TemporaryDirectory(prefix="quackmq-experiment-") as temporary,
+        temporary_directory("quackmq-experiment-") as temporary,
         Watcher(experiments, sys.stderr, prints_records=not (args.json or args.suite)) as watcher,
     ):
-        root = Path(temporary) if args.data is None else args.data
+        root = temporary if args.data is None else args.data
         for number, experiment in enumerate(experiments, start=1):
             directory = root / str(number) if len(experiments) > 1 or args.data is None else root
             outcomes.append(

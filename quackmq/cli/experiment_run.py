@@ -183,8 +183,12 @@ class _Running:
 
     async def _publish(self) -> None:
         deadline_s = self._experiment.seconds + limits.EXPERIMENT_WAIT_MS / 1000
-        done = asyncio.gather(*(process.hear("done") for process in self._publishers.values()))
-        await self._unless_stopped(done, deadline_s)
+
+        async def all_are_done() -> None:
+            # In a task: of a gathering that is cancelled asyncio says that nobody looked at it.
+            await asyncio.gather(*(process.hear("done") for process in self._publishers.values()))
+
+        await self._unless_stopped(all_are_done(), deadline_s)
         await self._end(self._publishers.values())
 
     async def _send_late_ones_away(self, start_ns: int) -> None:

@@ -66,13 +66,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     from quackmq.client.client import Client
 
-    name = args.name or f"get-{uuid.uuid4().hex[:12]}"
-    start: StartLike = args.start or ("end" if args.name else "beginning")
-    with _ended_by_sigterm(), tempfile.TemporaryDirectory(prefix="quackmq-get-") as temporary:
-        directory = None if args.name else temporary
+    is_unnamed = args.name is None
+    name = f"get-{uuid.uuid4().hex[:12]}" if is_unnamed else args.name
+    start: StartLike = args.start or ("beginning" if is_unnamed else "end")
+    with _ended_in_good_order(), tempfile.TemporaryDirectory(prefix="quackmq-get-") as temporary:
+        directory = temporary if is_unnamed else None
         options: dict[str, Any] = {"timeout": args.timeout, "directory": directory}
         with Client(args.broker, name, on_crash="repeat", **options) as client:
-            if args.name is None and not args.follow:
+            if is_unnamed and not args.follow:
                 _check_there(client, args.topic)
             client.subscribe(args.topic, start)
             try:
@@ -82,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
             except BrokenPipeError:
                 return had_enough()
             finally:
-                if args.name is None:
+                if is_unnamed:
                     _unsubscribe(client, args.topic)
     if args.count is not None and got < args.count:
         print(
@@ -169,10 +170,15 @@ def _count(text: str) -> int:
 
 
 @contextmanager
-def _ended_by_sigterm() -> Iterator[None]:
-    """In good order, as by an interrupt: a subscription for this command alone is not left."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+def _ended_in_good_order() -> Iterator[None]:
+    """Whoever ends this command, also by closing its terminal, does it as by an interrupt: a
+    subscription for this command alone is not left. One that it was started to ignore stays so."""
+    before = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP)}
+    for each, handler in before.items():
+        if handler is not signal.SIG_IGN:
+            signal.signal(each, signal.default_int_handler)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for each, handler in before.items():
+            signal.signal(each, handler)

@@ -202,7 +202,8 @@ def _wanted(inspection: Inspection, text: str | None) -> Iterator[tuple[Topic, P
         yield from ((found, log) for log in _logs(inspection, found))
         return
     if not (number.isascii() and number.isdigit() and int(number) < found.partitions):
-        raise UnknownPartition(f"topic {name} has {found.partitions} partitions and no {number!r}")
+        partitions = counted(found.partitions, "partition")
+        raise UnknownPartition(f"topic {name} has {partitions} and no {number!r}")
     yield found, inspection.logs[PartitionKey(found.id, int(number))]
 
 

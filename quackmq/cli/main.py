@@ -9,16 +9,19 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from typing import Final, NoReturn, Protocol
+from itertools import takewhile
+from typing import Any, Final, NoReturn, Protocol
 
 from quackmq import __version__
 from quackmq.cli import archive, chaos, experiment, get, log, logformat, pipeline, put, serve
+from quackmq.cli.outcome import had_enough, nobody_reads
 from quackmq.cli.settings import suggest
 from quackmq.errors import InvalidRequest, QuackError
 
 FAILED: Final = 1
 MISUSED: Final = 2
 INTERRUPTED: Final = 130
+_NO_MORE_OPTIONS: Final = "--"
 
 
 class Command(Protocol):
@@ -54,7 +57,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return COMMANDS[args.command].run(args)
     except InvalidRequest as error:
         return _complain(error, MISUSED)
-    except (QuackError, OSError) as error:
+    except OSError as error:
+        if isinstance(error, BrokenPipeError) and nobody_reads():
+            return had_enough()
+        return _complain(_sentence(error), FAILED)
+    except QuackError as error:
         return _complain(error, FAILED)
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -77,8 +84,35 @@ def build_parser() -> argparse.ArgumentParser:
 class Parser(argparse.ArgumentParser):
     """argparse, with its complaints in one sentence and a suggestion for a misspelt word."""
 
+    #: What there is to be parsed, for whoever complains.
+    _words: Sequence[str] = ()
+
+    def parse_known_args(  # type: ignore[override]  # which has five forms, and this is all of them
+        self, args: Sequence[str] | None = None, namespace: Any = None
+    ) -> tuple[Any, list[str]]:
+        """Here, since a command knows its own options, and whoever is above it does not."""
+        self._words = sys.argv[1:] if args is None else list(args)
+        found, unknown = super().parse_known_args(args, namespace)
+        for word in takewhile(lambda word: word != _NO_MORE_OPTIONS, unknown):
+            if _is_option(word):
+                self.error(f"there is no option {word.partition('=')[0]!r}")
+        return found, unknown
+
     def error(self, message: str) -> NoReturn:
+        message = self._misspelt() or message
         self.exit(MISUSED, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+    def _misspelt(self) -> str | None:
+        """An option that is none, and which one was meant: it may be what argparse misses."""
+        known = [name for name in self._option_string_actions if name.startswith("--")]
+        for word in self._words:
+            is_command = self._subparsers is not None and not word.startswith("-")
+            if is_command or word == _NO_MORE_OPTIONS:
+                return None  # what follows is not this parser's
+            name = word.partition("=")[0]
+            if _is_option(word) and name not in known and (near := suggest(name, known)):
+                return f"there is no option {name!r}{near}"
+        return None
 
     def _check_value(self, action: argparse.Action, value: object) -> None:
         if isinstance(action, argparse._SubParsersAction) and value not in action.choices:
@@ -86,6 +120,11 @@ class Parser(argparse.ArgumentParser):
                 None, f"there is no command {value!r}{suggest(str(value), action.choices)}"
             )
         super()._check_value(action, value)
+
+
+def _is_option(word: str) -> bool:
+    """As argparse has it: a sentence is none."""
+    return word.startswith("--") and " " not in word
 
 
 class _Help(argparse.HelpFormatter):
@@ -98,6 +137,13 @@ class _Help(argparse.HelpFormatter):
             self._action_max_length = max(self._action_max_length, length)
 
 
-def _complain(error: Exception, exit_code: int) -> int:
+def _sentence(error: OSError) -> object:
+    """The system's own word, with the file that it is about, and without the number."""
+    if error.strerror is None:
+        return error
+    return error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
+
+
+def _complain(error: object, exit_code: int) -> int:
     print(f"quackmq: {error}", file=sys.stderr)
     return exit_code

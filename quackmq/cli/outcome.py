@@ -6,7 +6,9 @@ in it. Whoever reads our output and has enough of it ends a command quietly.
 
 from __future__ import annotations
 
+import errno
 import os
+import select
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -34,8 +36,17 @@ def outcome(directory: Path, look: Callable[[], bool]) -> int:
     except (NewerFormat, NotFound, StoreLocked, UnusableDirectory) as error:
         return _complain(str(error))
     except OSError as error:
+        if error.errno == errno.ENOSPC:  # which nobody has met in reading
+            return _complain(f"what was found cannot be written: {error.strerror}")
         where = error.filename or directory
         return _complain(f"cannot read {where}: {error.strerror or error}")
+
+
+def nobody_reads() -> bool:
+    """Whether stdout is a pipe or a socket whose reader is gone."""
+    watched = select.poll()
+    watched.register(sys.stdout.fileno(), 0)
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in watched.poll(0))
 
 
 def had_enough() -> int:

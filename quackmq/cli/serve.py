@@ -15,6 +15,7 @@ from typing import Final
 
 from quackmq.cli import logformat, process
 from quackmq.cli.address import LAST_PORT, Address, UnixPath
+from quackmq.cli.entry import ended_by_interrupts
 from quackmq.cli.settings import (
     CONFIG_VARIABLE,
     MEMORY_STORE,
@@ -55,6 +56,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     for schema in setting_fields():
         default = "" if schema.default is None else f"; default {str(schema.default).lower()}"
+        if schema.name in DOORS:
+            default = f"; {DOORS[schema.name]} if no door is named"
         parser.add_argument(
             option_name(schema.name),
             dest=schema.name,
@@ -78,7 +81,8 @@ def run(args: argparse.Namespace) -> int:
         log.warning("%s", doubt)
 
     without_pandas()
-    from quackmq.cli import server
+    with ended_by_interrupts():
+        from quackmq.cli import server
 
     with asyncio.Runner(loop_factory=process.loop_factory()) as runner:
         return runner.run(server.serve(settings, doors))

@@ -1,9 +1,10 @@
 """A broker put together: the store at the bottom, the broker on it, the doors in front.
 
 On stdout, and nothing else there: a line `NAME listening on HOST:PORT`, or `on unix:PATH`, for each
-door once it is open, then `ready`. SIGTERM or SIGINT drain: doors close first, so that whatever was
-accepted is answered, then the broker, then the store. A SIGINT during that does not wait for it.
-Leaving without having closed is safe at any instant: it costs the next start a recovery, no data.
+door once it is open, then `ready`. SIGTERM, SIGINT, and SIGHUP of a terminal that is closed, drain:
+doors close first, so that whatever was accepted is answered, then the broker, then the store. A
+SIGINT during that does not wait for it. Leaving without having closed is safe at any instant: it
+costs the next start a recovery, no data.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from quackmq.broker import Broker, BrokerSettings
 from quackmq.cli import process
 from quackmq.cli.address import Address, UnixPath
 from quackmq.cli.settings import MEMORY_STORE, Settings
+from quackmq.cli.text import counted
 from quackmq.doors.http import HttpDoor
 from quackmq.doors.kafka import KafkaDoor
 from quackmq.doors.line import LineDoor, LineSettings
@@ -123,7 +125,7 @@ async def serve(settings: Settings, doors: Mapping[str, Address | UnixPath]) -> 
         )
         await broker.open()
         opened.push_async_callback(broker.close)
-        log.info("quackmq %s with %d topics", __version__, len(broker.topics()))
+        log.info("quackmq %s with %s", __version__, counted(len(broker.topics()), "topic"))
         started: dict[str, Door] = {}
         opened.push_async_callback(_close_together, started)
         for name, address in doors.items():
@@ -182,7 +184,8 @@ async def _close_together(doors: Mapping[str, Door]) -> None:
 
 
 def _catch_signals() -> asyncio.Event:
-    """An event that the first SIGTERM or SIGINT sets; a SIGINT after that ends the process."""
+    """An event that the first SIGTERM, SIGINT or SIGHUP sets; a SIGINT after that ends the
+    process."""
     loop = asyncio.get_running_loop()
     stopping = asyncio.Event()
 
@@ -192,6 +195,8 @@ def _catch_signals() -> asyncio.Event:
         stopping.set()
 
     loop.add_signal_handler(signal.SIGTERM, stopping.set)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup has it
+        loop.add_signal_handler(signal.SIGHUP, stopping.set)
     loop.add_signal_handler(signal.SIGINT, interrupt)
     return stopping
 

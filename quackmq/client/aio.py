@@ -190,10 +190,17 @@ class AsyncClient:
     # --- subscribing ------------------------------------------------------------------------
 
     async def subscribe(
-        self, topic: str, start: StartLike = "end", *, timeout: float | None = None
+        self,
+        topic: str,
+        start: StartLike = "end",
+        *,
+        receipts: bool = False,
+        timeout: float | None = None,
     ) -> bool:
         """See `Client.subscribe`."""
-        return await self._run(self._client.subscribe, topic, start, timeout=timeout)
+        return await self._run(
+            self._client.subscribe, topic, start, receipts=receipts, timeout=timeout
+        )
 
     async def unsubscribe(self, topic: str, *, timeout: float | None = None) -> None:
         """See `Client.unsubscribe`."""

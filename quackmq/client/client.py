@@ -40,7 +40,12 @@ from quackmq.client.values import (
     serialiser_of,
     start_of,
 )
-from quackmq.conventions import SUBSCRIBED, UNSUBSCRIBED
+from quackmq.conventions import (
+    RECEIPTS_TOPIC,
+    SUBSCRIBED,
+    SUBSCRIBED_WITH_RECEIPTS,
+    UNSUBSCRIBED,
+)
 from quackmq.errors import GroupNotEmpty, InvalidRequest, UnknownMember
 from quackmq.policy import CONFIG_PREFIX, Policy
 from quackmq.subscriptions import check_name, place_of
@@ -276,11 +281,17 @@ class Client:
     # --- subscribing ------------------------------------------------------------------------
 
     def subscribe(
-        self, topic: str, start: StartLike = "end", *, timeout: float | None = None
+        self,
+        topic: str,
+        start: StartLike = "end",
+        *,
+        receipts: bool = False,
+        timeout: float | None = None,
     ) -> bool:
         """From now on this name wants the topic's messages, whether a client runs or not, until
         `unsubscribe`: from the "end" on, the "beginning", an offset or a time. True if that is new;
-        a subscription that is there stays as it is. The topic may come to life by it.
+        a subscription that is there stays as it is. The topic may come to life by it. With
+        `receipts` a new one leaves receipts, from which an audit proves what it was delivered.
 
         >>> client.subscribe("weather", start="beginning")
         True
@@ -288,13 +299,16 @@ class Client:
         False
         """
         deadline = self._deadline(timeout)
+        if receipts and topic == RECEIPTS_TOPIC:
+            raise InvalidRequest(f"subscriptions to {RECEIPTS_TOPIC} itself leave no receipts")
         place, session = start_of(start), self.session
         name, cluster = session.name, session.cluster
         info = cluster.ensure_topic(topic, deadline)
         if is_subscribed(cluster.committed(name, info, deadline)):
             return False
         starts = cluster.starts(info, place, deadline)
-        session.commit(info, starts, SUBSCRIBED, deadline)
+        note = SUBSCRIBED_WITH_RECEIPTS if receipts else SUBSCRIBED
+        session.commit(info, starts, note, deadline)
         return True
 
     def unsubscribe(self, topic: str, *, timeout: float | None = None) -> None:

@@ -26,7 +26,13 @@ from quackmq import limits
 from quackmq.client.failures import Deadline, kafka_error, translated
 from quackmq.client.settings import Connection
 from quackmq.client.values import TopicInfo
-from quackmq.errors import OffsetOutOfRange, QuackTimeout, TopicExists, UnknownTopic
+from quackmq.errors import (
+    BrokerClosing,
+    OffsetOutOfRange,
+    QuackTimeout,
+    TopicExists,
+    UnknownTopic,
+)
 from quackmq.subscriptions import Offset, Place, Start, Time
 
 T = TypeVar("T")
@@ -49,11 +55,26 @@ class Committed(NamedTuple):
 class Cluster:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._admin = AdminClient(connection.shared())
+        self._held: list[AdminClient] = [AdminClient(connection.shared())]
         self._lock = threading.Lock()
         self._topics: dict[str, tuple[TopicInfo, float]] = {}
         #: The last place known to be taken of each partition.
         self._last_places: dict[tuple[str, int], int] = {}
+
+    def close(self, deadline: Deadline) -> None:
+        """For good. Who drops a client of librdkafka waits until its threads have ended, and one of
+        them was seen to stay for ever after its broker was gone; so it is dropped by a thread that
+        nobody needs, and not by whoever collects garbage next."""
+        dropping = threading.Thread(target=self._held.clear, daemon=True)
+        dropping.start()
+        dropping.join(max(deadline.left(), 1.0))
+
+    @property
+    def _admin(self) -> AdminClient:
+        try:
+            return self._held[0]
+        except IndexError:
+            raise BrokerClosing("this client is closed") from None
 
     # --- topics -----------------------------------------------------------------------------
 

@@ -78,6 +78,21 @@ _SILENCES: Final = frozenset(
     }
 )
 
+#: Instead of librdkafka's own words, "Broker: Policy violation" and the like.
+_PLAINER: Final[Mapping[int, str]] = {
+    KafkaError.TOPIC_EXCEPTION: (
+        f"that is no topic name: take 1 to {limits.TOPIC_NAME_CHARS} of the characters "
+        "A-Z a-z 0-9 . _ - (not '.' or '..')"
+    ),
+    KafkaError.POLICY_VIOLATION: (
+        "refused, since the topic is full, or wants a subscriber, or a bound of the broker is "
+        "reached"
+    ),
+    KafkaError.KAFKA_STORAGE_ERROR: (
+        "the broker's disk is full or fails, and it takes nothing until that is mended"
+    ),
+}
+
 
 class Deadline:
     """A moment by which something must be over, and the wait that it came from."""
@@ -127,7 +142,13 @@ def translated(error: KafkaError, waited_for: str, deadline: Deadline | None = N
         waited = "" if deadline is None else f"{deadline.words()} "
         return QuackTimeout(f"waited {waited}for {waited_for}: {error.str()}")
     kind = _CODES.get(error.code(), QuackError)
-    return kind(f"{waited_for}: {error.str()}")
+    return kind(f"wanted {waited_for}: {_words(error)}")
+
+
+def _words(error: KafkaError) -> str:
+    """The broker's own, where librdkafka has them; it has none of what was put."""
+    stock = KafkaError(error.code()).str()
+    return _PLAINER.get(error.code(), stock) if error.str() == stock else error.str()
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """The clients of the reliable proxy, on pyzmq: every message once, whatever fails in between.
 
-    with ReliableSubscriber("127.0.0.1:5558", "donald", directory="done") as subscriber:
+    with ReliableSubscriber("127.0.0.1:5558", "huey", directory="done") as subscriber:
         subscriber.subscribe("ducks")
         message = subscriber.get(timeout=60)
 

@@ -10,18 +10,22 @@ again is there once. After a QuackTimeout a message is there or not: who must kn
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka import Message as Record
 
 from quackmq import limits
 from quackmq.client.failures import Deadline, kafka_error, translated
-from quackmq.client.settings import Connection
+from quackmq.client.settings import Connection, noted
 from quackmq.errors import BrokerClosing, QuackError, RecordTooLarge
 from quackmq.subscriptions import Place
+
+#: What librdkafka adds about its own state.
+_AFTER: Final = re.compile(r" \(after .*", re.DOTALL)
 
 #: Value, key and headers of a message, serialised.
 Parcel = tuple[bytes | None, bytes | None, list[tuple[str, bytes]] | None]
@@ -76,7 +80,11 @@ class Publisher:
 
     def __init__(self, connection: Connection, timeout_ms: int) -> None:
         self._address = connection.address
-        self._producer = Producer(connection.producer(timeout_ms))
+        self._trouble = ""
+        settings = connection.producer(timeout_ms)
+        if settings["error_cb"] is noted:  # the program has none of its own
+            settings["error_cb"] = self._note
+        self._producer = Producer(settings)
         self._polling = threading.Lock()
         self._waiting: dict[Sending, None] = {}
         self._poller: threading.Thread | None = None
@@ -134,14 +142,28 @@ class Publisher:
         if self._poller is not None:
             self._poller.join(deadline.left() + limits.CLIENT_POLL_MS / 1000)
 
+    def note_answer(self) -> None:
+        """Whatever was wrong with the connection is over."""
+        self._trouble = ""
+
     def failure(self, topic: str, error: KafkaError, deadline: Deadline) -> QuackError:
+        if error.code() == KafkaError._MSG_TIMED_OUT:
+            return self.unanswered(topic, deadline)
         what = f"{self._address} to take a message for topic {topic}"
         return translated(error, what, deadline)
 
     def unanswered(self, topic: str, deadline: Deadline) -> QuackError:
         return deadline.timeout(
             f"{self._address} to acknowledge a message for topic {topic}: it may be there or not"
+            + (f" ({self._trouble})" if self._trouble else "")
         )
+
+    def _note(self, error: KafkaError) -> None:
+        """What was said last of the connection, for whoever gets no answer."""
+        noted(error)
+        if error.code() in (KafkaError._TRANSPORT, KafkaError._RESOLVE):
+            # "HOST:PORT/1: Connect to … failed: Connection refused (after 0ms in state CONNECT)"
+            self._trouble = _AFTER.sub("", error.str()).rpartition(": ")[2].lower()
 
     def _poll_for(self, sending: Sending, deadline: Deadline) -> None:
         poll = self._producer.poll

@@ -86,6 +86,8 @@ class Session:
                 self._numbered.close()
             if self._directory is not None:
                 self._directory.close()
+            if self._cluster is not None:
+                self._cluster.close(deadline)
 
     # --- parts ------------------------------------------------------------------------------
 
@@ -187,6 +189,7 @@ class Session:
             raise publisher.failure(topic, sending.error, deadline)
         if not sending.is_done:
             raise publisher.unanswered(topic, deadline)
+        publisher.note_answer()
         places = [place for place in sending.places if place is not None]
         # They are there: their ids are worth a moment beyond the deadline.
         patience = Deadline(max(deadline.left(), 1.0))

@@ -52,6 +52,17 @@ def plan(broker: Http, topics: Mapping[str, str], lease_ms: int = limits.SPARK_P
     return Plan(found, tuple(ids))
 
 
+def held(broker: Http, plan_id: str, topics: Mapping[str, str]) -> Plan:
+    """The files of a plan that somebody else holds, and lets go of. If it is over, another one."""
+    target = path_of("archive", "plans", plan_id)
+    try:
+        first = broker.get(target).json
+        pages = _pages(broker, first, target)
+        return Plan(_files(pages, first["topic"], topics.get(first["topic"], "")))
+    except NotFound:
+        return plan(broker, topics)
+
+
 def release(broker: Http, made: Plan) -> None:
     """Nobody reads by a plan any more."""
     for plan_id in made.ids:

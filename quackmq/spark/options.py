@@ -89,6 +89,8 @@ class Options:
     group: str | None = None
     hold_retention: bool = True
     include_headers: bool = False
+    #: Of a batch: a plan that somebody else holds, whose files are read.
+    plan: str | None = None
     retry_ms: int = limits.SPARK_RETRY_MS
 
 
@@ -155,6 +157,7 @@ _OURS: Final = (
     "holdRetention",
     "includeHeaders",
     "filterPushdown",
+    "archivePlan",
     "retryTimeoutMs",
 )
 #: Taken and left alone: of Spark's Kafka source, of a table's definition, and of our sink, which
@@ -268,6 +271,7 @@ def _options(given: _Given, starting: Place, ending: Place) -> Options:
         group=group,
         hold_retention=given.flag("holdRetention", True),
         include_headers=given.flag("includeHeaders", False),
+        plan=given.text("archivePlan"),
         retry_ms=given.number("retryTimeoutMs", 1, _LONGEST_MS) or limits.SPARK_RETRY_MS,
     )
 

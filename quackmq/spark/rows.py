@@ -12,9 +12,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from quackmq import limits
-from quackmq.arrow import TIMESTAMP_TYPE, to_arrow
+from quackmq.arrow import TIMESTAMP_TYPE
 from quackmq.errors import CorruptBatch, InvalidRequest
 from quackmq.record import Batch, batches
+from quackmq.spark.opening import open_batches
 
 _MILLISECONDS: Final = pa.timestamp("ms", tz="UTC")
 
@@ -56,11 +57,11 @@ def opened(group: Sequence[Batch]) -> pa.RecordBatch:
     at once: then open them one by one."""
     with _without_collector():
         if len(group) == 1:
-            return to_arrow(group)
+            return open_batches(group)
         plain = [batch.size for batch in group if batch.compression == "none"]
         most = max(limits.SPARK_DECODED_BYTES // len(group), *plain, 0)
         try:
-            return to_arrow(group, max_bytes=most)
+            return open_batches(group, max_bytes=most)
         except CorruptBatch:
             raise
         except InvalidRequest as error:

@@ -42,7 +42,7 @@ from pyspark.sql.types import StructType
 from quackmq import limits
 from quackmq.errors import DamagedData, InvalidRequest, OffsetOutOfRange, QuackError, UnknownTopic
 from quackmq.spark import columns, positions
-from quackmq.spark.archived import Plan, plan, release
+from quackmq.spark.archived import Plan, held, plan, release
 from quackmq.spark.connection import Access
 from quackmq.spark.filters import Bounds, bounds_of
 from quackmq.spark.options import (
@@ -123,7 +123,11 @@ class BatchReader(DataSourceReader):
             starts = survey.offsets_at(self._options.starting, facts)
             ends = survey.offsets_at(self._options.ending, facts)
             ranges = self._narrowed(survey, facts, ranges_between(starts, ends, facts))
-            planned = plan(survey.http, {each.topic: each.topic_id for each in ranges})
+            topics = {each.topic: each.topic_id for each in ranges}
+            if self._options.plan is None:
+                planned = plan(survey.http, topics)
+            else:
+                planned = held(survey.http, self._options.plan, topics)
             found = pieces(ranges, planned.files)
             wanted = [each for each in found if each.file is None or self._may_hold(each.file)]
             if all(each.file is None for each in wanted):

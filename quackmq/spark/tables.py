@@ -21,18 +21,22 @@ from pyspark.sql import functions as f
 from pyspark.sql.types import StructType
 
 from quackmq import limits
-from quackmq.errors import DamagedData
+from quackmq.errors import DamagedData, QuackError
+from quackmq.record import batches
 from quackmq.spark import columns
 from quackmq.spark.archived import Files, Plan, plan, release
+from quackmq.spark.connection import Http, path_of
 from quackmq.spark.options import Options, Subscribe
 from quackmq.spark.planning import File
 from quackmq.spark.registration import register
 from quackmq.spark.source import NAME
-from quackmq.spark.survey import Facts, Survey
+from quackmq.spark.survey import Survey, TopicFacts
 
 #: Where the broker is, for sessions that say it once.
 BOOTSTRAP_PROPERTY: Final = "spark.quackmq.bootstrap.servers"
 DEFAULT_BOOTSTRAP: Final = "127.0.0.1:9092"
+#: By partition, from which offset on to before which.
+Rest = dict[int, tuple[int, int]]
 
 
 def table(
@@ -85,11 +89,12 @@ def planned_table(
                 planned = planned._replace(files={})
             if not planned.files:
                 release(survey.http, planned)
+        archived = planned.files
+        rest = _not_archived(survey.http, topic, facts.topics[topic], archived)
     finally:
         survey.close()
     register(spark)
-    archived = planned.files
-    parts = [_live(spark, topic, bootstrap, facts, archived, fail_on_data_loss)]
+    parts = [_live(spark, topic, bootstrap, rest, fail_on_data_loss)]
     if archived:
         parts.insert(0, _scan(spark, topic, archived, fail_on_data_loss))
     found = [part for part in parts if part is not None]
@@ -120,23 +125,55 @@ def _check_whole(topic: str, partition: int, files: Sequence[File]) -> None:
         )
 
 
-def _live(
-    spark: SparkSession, topic: str, bootstrap: str, facts: Facts, archived: Files, fails: bool
-) -> DataFrame | None:
-    """What is not archived, by our source; None if there is nothing."""
-    begin: dict[str, int] = {}
-    end: dict[str, int] = {}
-    for partition, of in facts.topics[topic].partitions.items():
-        files = archived.get((topic, partition))
+def _not_archived(broker: Http, name: str, topic: TopicFacts, archived: Files) -> Rest:
+    """What no file has. Of a transaction that was the last, its end stays in the log when all of it
+    is archived: where there is nothing but such ends there is nothing, and a query is spared a scan
+    that takes longer to plan than a million archived records to read."""
+    rest: Rest = {}
+    for partition, of in topic.partitions.items():
+        files = archived.get((name, partition))
         first = of.first if not files else files[-1].next
         if first < of.stable:
-            begin[str(partition)], end[str(partition)] = first, of.stable
-    if not begin:
+            rest[partition] = (first, of.stable)
+    if not archived or len(rest) > limits.SPARK_ENDS_PARTITIONS:
+        return rest
+    if any(end - first > limits.SPARK_ENDS for first, end in rest.values()):
+        return rest
+    empty = (_has_no_record(broker, name, topic.id, each, *rest[each]) for each in rest)
+    return {} if all(empty) else rest
+
+
+def _has_no_record(
+    broker: Http, topic: str, topic_id: str, partition: int, first: int, end: int
+) -> bool:
+    path = path_of("topics", topic, "partitions", partition, "batches")
+    at = first
+    while at < end:
+        try:
+            answer = broker.get(path, offset=at, end=end, max_bytes=1, topic_id=topic_id)
+            if any(not batch.is_control for batch in batches(answer.body)):
+                return False
+        except QuackError:
+            return False  # the source tells of it, to whoever reads
+        following = answer.next_offset or 0
+        if following <= at:
+            return False
+        at = following
+    return True
+
+
+def _live(
+    spark: SparkSession, topic: str, bootstrap: str, rest: Rest, fails: bool
+) -> DataFrame | None:
+    """What is not archived, by our source; None if there is nothing."""
+    if not rest:
         return None
+    begin = {str(partition): first for partition, (first, _) in rest.items()}
+    end = {str(partition): end for partition, (_, end) in rest.items()}
     reader = spark.read.format(NAME).options(
         **{
             "kafka.bootstrap.servers": bootstrap,
-            "assign": json.dumps({topic: [int(each) for each in begin]}),
+            "assign": json.dumps({topic: [*rest]}),
             "startingOffsets": json.dumps({topic: begin}),
             "endingOffsets": json.dumps({topic: end}),
             "failOnDataLoss": str(fails).lower(),

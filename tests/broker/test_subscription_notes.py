@@ -6,12 +6,18 @@ Who speaks plain Kafka subscribes so, and is then seen by every door.
 from __future__ import annotations
 
 import asyncio
+import json
 
 import pytest
 
 from quackmq import limits
 from quackmq.broker import Broker, Commit, MemberRef
-from quackmq.conventions import SUBSCRIBED, UNSUBSCRIBED
+from quackmq.conventions import (
+    RECEIPTS_TOPIC,
+    SUBSCRIBED,
+    SUBSCRIBED_WITH_RECEIPTS,
+    UNSUBSCRIBED,
+)
 from quackmq.errors import (
     InvalidRequest,
     LimitReached,
@@ -242,3 +248,20 @@ async def test_what_members_have_committed_is_noted_as_ended_by_another_door(pon
         await broker.unsubscribe(CALLER, NAME, TOPIC)
         assert await names_of(broker) == []
         assert await notes_of(broker) == {0: (1, UNSUBSCRIBED), 1: (0, UNSUBSCRIBED)}
+
+
+async def test_a_note_makes_a_subscription_that_leaves_receipts_and_leaves_one_as_it_is(
+    pond: Pond,
+) -> None:
+    async with pond.open() as broker:
+        await broker.create_topic(CALLER, TOPIC)
+        await publish(broker, b"a", b"b", b"c")
+        # As confluent-kafka sends it, with the end of a string in C.
+        assert await note(broker, SUBSCRIBED_WITH_RECEIPTS + "\0", 1) == [None]
+        assert await note(broker, SUBSCRIBED, 1) == [None]
+        assert await note(broker, SUBSCRIBED + "\0" + ":receipts", 1, name="other") == [None]
+        assert await note(broker, SUBSCRIBED_WITH_RECEIPTS, 1, name="other") == [None]
+        found = {each.name: each for each in await broker.subscriptions(CALLER)}
+        assert {name: each.receipts for name, each in found.items()} == {NAME: True, "other": False}
+        told = [json.loads(value) for value in await values_in(broker, RECEIPTS_TOPIC)]
+        assert [(each["kind"], each["next_offset"]) for each in told] == [("begun", 1)]

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import pytest
 
-from quackmq.broker.waits import Changes, NamedLocks, Waits, only
+from quackmq.broker.waits import Changes, NamedLocks, Waits, only, to_the_end
+from quackmq.errors import StoreReadOnly
 from tests.support import let_others_run
 
 
@@ -79,6 +83,34 @@ async def test_a_change_is_carried_through_without_its_caller() -> None:
     go_on.set()
     await changes.finish()
     assert done
+
+
+@pytest.mark.parametrize("error", [StoreReadOnly("full"), AssertionError("a bug")], ids=repr)
+@pytest.mark.parametrize("carry", [Changes().carry_through, to_the_end])
+@pytest.mark.asyncio
+async def test_that_a_change_is_refused_is_not_told_when_its_caller_has_left_but_a_bug_is(
+    carry: Callable[[Coroutine[Any, Any, None]], Coroutine[Any, Any, None]], error: Exception
+) -> None:
+    """asyncio told of both, as of something that had escaped everybody."""
+    told: list[object] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: told.append(context["exception"]))
+    go_on = asyncio.Event()
+
+    async def change() -> None:
+        await go_on.wait()
+        raise error
+
+    caller = asyncio.create_task(carry(change()))
+    await let_others_run()
+    caller.cancel()
+    await let_others_run()
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+    await let_others_run()
+    gc.collect()
+    assert told == ([] if isinstance(error, StoreReadOnly) else [error])
 
 
 @pytest.mark.asyncio

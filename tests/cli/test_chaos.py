@@ -141,6 +141,23 @@ def test_x5_it_does_what_its_seed_says_and_harms_nobody_else(
     assert counts["put"] <= others <= counts["put"] + counts["uncertain"]
 
 
+def test_the_same_words_in_two_topics_are_two_messages(
+    doors: dict[str, str], topic: str, tmp_path: Path
+) -> None:
+    """At the line door, whose entries have no ids."""
+    seen, topics = tmp_path / "seen", [topic, f"{topic}-other"]
+    both = ("--topic", topics[1], "--acts", 2, "--no-puts")
+    chaos(doors, "line", topic, *both, "--keep")
+    with Client(doors["kafka"], timeout=DEADLINE_S) as client:
+        for each in topics:
+            client.put(each, b"quack")
+    good = ("--faults", "", *PATIENT)
+    chaos(doors, "line", topic, *both, *good, "--expect", 2, "--seen", seen)
+    found = [json.loads(line) for line in seen.read_text().splitlines()]
+    assert sorted(each["topic"] for each in found) == topics
+    assert [each["content"] for each in found] == ["quack"] * 2
+
+
 def test_what_it_has_seen_is_known_after_its_own_death(
     doors: dict[str, str], topic: str, tmp_path: Path
 ) -> None:
@@ -201,6 +218,8 @@ def test_sigterm_ends_it_in_good_order(doors: dict[str, str], topic: str) -> Non
         (["--door", "line", "--topic", "no topic"], 2, "no topic"),
         (["--door", "line", "--address", "here"], 2, "'here' is not HOST:PORT"),
         (["--door", "xpub", "--address", "here"], 2, "'here' is not HOST:PORT"),
+        (["--door", "zmq", "--address", "here"], 2, "'here' is not HOST:PORT"),
+        (["--door", "kafka", "--address", "here:1,there"], 2, "there' is not HOST:PORT"),
         (
             ["--door", "line", "--address", "unix:no-such-file", "--seconds", "0.1"],
             1,

@@ -10,14 +10,18 @@ import asyncio
 import json
 import re
 import signal
+import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from quackmq.cli import experiment_run
-from quackmq.cli.experiment_plan import Experiment
-from quackmq.cli.experiment_report import Outcome, SubscriberAccount
+from quackmq.cli import experiment_report, experiment_run
+from quackmq.cli.experiment_plan import Experiment, suite
+from quackmq.cli.experiment_report import Outcome, SubscriberAccount, as_table
+from quackmq.cli.main import main
+from quackmq.cli.temporary import temporary_directory
 from quackmq.doors.line import End
 from tests.cli.process import DEADLINE_S, Server
 
@@ -184,6 +188,43 @@ def test_q12_the_report_can_be_read_by_programs() -> None:
     assert told["subscribers"][0]["end"] == "terminated"
 
 
+@pytest.mark.timeout(300)
+def test_q12_the_suite_is_every_experiment_and_each_adds_up(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command whole, with what it makes its table of: 16 experiments of a few entries each."""
+    outcomes: list[Outcome] = []
+
+    def noting(made: Sequence[Outcome]) -> str:
+        outcomes.extend(made)
+        return as_table(made)
+
+    monkeypatch.setattr(experiment_report, "as_table", noting)
+    sizes = ("--pubs 2 --subs 2 --topics 3 --entries 25 --slow-ms 2").split()
+    times = ("--rate 0 --seconds 100 --delta-ms 60000 --answer-ms 8000 --sync os").split()
+    assert main(["experiment", "--suite", *sizes, *times]) == 0
+    head, *rows, verdict = capsys.readouterr().out.splitlines()
+    assert head.split()[:4] == ["experiment", "shape", "published", "retried"]
+    assert verdict == "for every live subscriber: published = delivered + skipped"
+    planned = suite(Experiment(pubs=2, subs=2, topics=3))
+    assert [(each.experiment.title, each.experiment.shape) for each in outcomes] == [
+        (each.title, each.shape) for each in planned
+    ]
+    for row, outcome in zip(rows, outcomes, strict=True):
+        assert row.startswith(outcome.experiment.title) and row.endswith("  ok")
+        numbers = (outcome.published, outcome.retried, outcome.delivered, outcome.skipped)
+        words = row.removeprefix(outcome.experiment.title).split()
+        assert words[:6] == [outcome.experiment.shape, *map(str, numbers), str(outcome.dead)]
+        assert outcome.published == 25 * outcome.experiment.pubs
+        for each in outcome.subscribers:
+            if each.is_live:
+                assert each.published == outcome.published == each.delivered + each.skipped
+            else:  # what it left is still its own, or got old meanwhile
+                assert each.delivered == 3
+                assert each.published == 3 + each.skipped + each.left
+    assert sum(outcome.dead for outcome in outcomes) == 2, "the silent one and the dying one"
+
+
 def test_q11_an_interrupt_ends_everybody_by_the_protocol() -> None:
     with Server("experiment", *CALM_OPTIONS, "--rate", 50, "--seconds", 1000) as command:
         peers = [_pid_in(command.line()) for _ in range(2)]
@@ -195,14 +236,23 @@ def test_q11_an_interrupt_ends_everybody_by_the_protocol() -> None:
         assert re.search(r"^p1 .* terminated$", "".join(out), re.MULTILINE)
         assert re.search(r"^s1 .* terminated$", "".join(out), re.MULTILINE)
         assert out[-1] == "for every live subscriber: published = delivered + skipped + left\n"
+        assert command.errors() == ""
     assert not any(map(_is_running, peers))
 
 
-def test_peers_do_not_outlive_a_command_that_is_killed() -> None:
-    with Server("experiment", *CALM_OPTIONS, "--subs", 2, "--seconds", 1000) as command:
+def test_peers_do_not_outlive_a_command_that_is_killed_nor_does_its_data_outlive_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = (*CALM_OPTIONS, "--subs", 2, "--seconds", 1000)
+    with Server("experiment", *options, environment={"TMPDIR": str(tmp_path)}) as command:
         peers = [_pid_in(command.line()) for _ in range(3)]
         command.send(signal.SIGKILL)
         command.exit_code()
+    (left,) = tmp_path.iterdir()
+    assert any(left.rglob("*")), "nobody was there to remove it"
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with temporary_directory("quackmq-experiment-") as directory:
+        assert list(tmp_path.iterdir()) == [directory]
     end_s = time.monotonic() + DEADLINE_S
     while any(map(_is_running, peers)):
         assert time.monotonic() < end_s, "a peer is still there"

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from quackmq import __version__
-from quackmq.cli.main import COMMANDS, main
+from quackmq.cli.main import COMMANDS, build_parser, main
 from quackmq.cli.settings import setting_fields, variable_name
 from tests.cli.process import SCRIPT
 
@@ -50,6 +50,7 @@ def test_help_of_serve_names_every_setting_and_its_variable(
     for schema in setting_fields():
         assert f"--{schema.name.replace('_', '-')} " in out
         assert variable_name(schema.name) in out
+    assert "[QUACKMQ_LINE; 127.0.0.1:5550 if no door is named]" in " ".join(out.split())
 
 
 @pytest.mark.parametrize(
@@ -58,7 +59,15 @@ def test_help_of_serve_names_every_setting_and_its_variable(
         ([], "arguments are required: COMMAND"),
         (["serv"], "there is no command 'serv': did you mean 'serve'?"),
         (["paint"], "there is no command 'paint' (see quackmq --help)"),
-        (["serve", "--dat", "x"], "unrecognized arguments: --dat x"),
+        (["serve", "--dat", "x"], "serve: there is no option '--dat': did you mean '--data'?"),
+        (["serve", "--kafk=:9092"], "there is no option '--kafk': did you mean '--kafka'?"),
+        (["serve", "--paint", "x"], "there is no option '--paint' (see quackmq serve --help)"),
+        (["serve", "--kafka", "x", "quickly"], "unrecognized arguments: quickly"),
+        (["--versio"], "quackmq: there is no option '--versio': did you mean '--version'?"),
+        (["serv", "--versio"], "there is no command 'serv': did you mean 'serve'?"),
+        (["log", "ls", "--jsn", "x"], "log ls: there is no option '--jsn': did you mean '--json'?"),
+        (["put", "ducks", "--kye", "x", "quack"], "there is no option '--kye': did you mean"),
+        (["put", "--kye=x"], "put: there is no option '--kye': did you mean '--key'?"),
         (["serve", "--data"], "--data: expected one argument"),
         (["serve"], "serve needs a directory for its data"),
         (["serve", "--sync", "never"], "the option --sync: 'never' is not one of"),
@@ -77,3 +86,26 @@ def test_a_slip_is_answered_in_one_sentence_with_exit_code_2(
     assert (exit_code, out) == (2, "")
     assert complaint in err
     assert err.startswith("quackmq") and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["serve", "log ls", "archive ls", "put", "get", "experiment"])
+def test_an_option_that_is_none_is_named_by_every_command(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    exit_code, _, err = answer(capsys, *command.split(), "--hellp", "x")
+    assert exit_code == 2
+    assert err == (
+        f"quackmq {command}: there is no option '--hellp': did you mean '--help'? "
+        f"(see quackmq {command} --help)\n"
+    )
+
+
+@pytest.mark.parametrize("message", ["--kye", "--paint", "-1", "--kye of my house"])
+def test_what_stands_behind_two_hyphens_is_no_option(message: str) -> None:
+    words = ["put", "ducks", "--key", "x", "--", message]
+    assert build_parser().parse_args(words).messages == [message]
+
+
+def test_a_word_with_a_space_is_no_option() -> None:
+    words = ["put", "ducks", "--kye of my house"]
+    assert build_parser().parse_args(words).messages == ["--kye of my house"]

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 from quackmq import Client
 from quackmq.cli import put as putting
 from quackmq.cli.main import main
-from quackmq.errors import RecordTooLarge
+from quackmq.errors import QuackTimeout, RecordTooLarge
 from tests.cli.process import DEADLINE_S, SCRIPT, Server
 
 _numbers = count(1)
@@ -103,7 +104,8 @@ def test_under_a_name_the_next_get_goes_on(address: str, topic: str, tmp_path: P
 
 def test_without_a_name_nothing_is_left_behind(address: str, topic: str) -> None:
     run("put", topic, address, "one")
-    with Server("get", topic, "--broker", address, "--follow") as following:
+    arguments = ["get", topic, "--broker", address, "--timeout", str(DEADLINE_S), "--follow"]
+    with Server(*arguments) as following:
         assert following.line() == "one\n"
         with Client(address, timeout=DEADLINE_S) as client:
             client.put(topic, b"two")
@@ -111,6 +113,12 @@ def test_without_a_name_nothing_is_left_behind(address: str, topic: str) -> None
         following.send(signal.SIGTERM)
         assert following.exit_code() == 0
         assert following.errors() == ""
+
+
+def test_a_name_that_is_empty_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    """Without a look at the broker: it would be a subscription that nobody can name."""
+    assert main(["get", "ducks", "--name", "", "--broker", "127.0.0.1:1"]) == 2
+    assert "a subscription's name takes 1 to 255 bytes" in capsys.readouterr().err
 
 
 def test_a_reader_that_has_enough_ends_it_quietly(address: str, topic: str) -> None:
@@ -135,6 +143,35 @@ def test_fewer_than_were_asked_for_is_exit_code_1(
     captured = capsysbinary.readouterr()
     assert exit_code == 1
     assert captured.err.startswith(b"quackmq: ") and captured.err.count(b"\n") == 1
+
+
+def test_a_name_that_no_topic_can_have_is_told_so(
+    address: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["put", "a pond", "one", "--broker", address, "--timeout", "30"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"quackmq: wanted {address} to take a message for topic a pond: ")
+    assert "that is no topic name: take 1 to 249 of the characters" in said
+
+
+def test_a_policy_that_refuses_a_message_is_told_as_one(
+    address: str, topic: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Client(address, timeout=DEADLINE_S) as client:
+        client.create_topic(topic, needs_subscriber=True)
+    assert main(["put", topic, "one", "--broker", address, "--timeout", "30"]) == 1
+    assert "or wants a subscriber" in capsys.readouterr().err
+
+
+def test_a_broker_that_is_not_there_is_told_with_the_systems_reason() -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    said = ""
+    with Client("127.0.0.1:1", timeout=0.5) as client:
+        while not said.endswith("topic ducks: it may be there or not (connection refused)"):
+            assert time.monotonic() < deadline, said
+            with pytest.raises(QuackTimeout) as raised:
+                client.put("ducks", b"quack")
+            said = str(raised.value)
 
 
 def test_a_topic_that_is_not_there_is_not_made_by_looking_at_it(

@@ -69,6 +69,7 @@ def test_the_http_door_opens_where_it_is_told_and_drains(tmp_path: Path) -> None
 
 
 def test_what_was_published_is_there_after_a_restart(tmp_path: Path) -> None:
+    """M11"""
     arguments = ("serve", "--data", tmp_path / "data", *ANY_PORT)
     with Server(*arguments) as server:
         publish(server.ready(), "ducks", b"quack", b"waddle")

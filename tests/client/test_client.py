@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 import math
 import threading
 import time
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 from quackmq import Client, QuackError, QuackTimeout, errors
+from quackmq.conventions import RECEIPTS_TOPIC
 from tests.client.conftest import Clients
 
 
@@ -111,6 +113,7 @@ def test_a_serialiser_of_ones_own_is_an_object_with_dumps_and_loads(
 
 
 def test_messages_with_one_key_stay_in_one_partition(client: Client, topic: str) -> None:
+    """M7: a topic has partitions, and a key chooses one."""
     client.create_topic(topic, partitions=4)
     client.subscribe(topic)
     for number in range(8):
@@ -179,6 +182,7 @@ def test_a_subscription_lasts_though_its_client_is_gone(clients: Clients, topic:
 
 
 def test_each_subscriber_gets_every_message(clients: Clients, topic: str) -> None:
+    """M2: each group sees every message."""
     names = ["printer", "archive"]
     readers = [clients(name) for name in names]
     for reader in readers:
@@ -218,6 +222,27 @@ def test_unsubscribing_ends_a_subscription_and_a_new_one_begins_anew(
     assert client.subscribe(topic) is True
     client.put(topic, "new")
     assert client.get(topic).value == "new"
+
+
+def test_a_subscription_leaves_receipts_if_it_is_told_to_s5(clients: Clients, topic: str) -> None:
+    with clients() as client:
+        assert client.subscribe(topic, receipts=True)
+        assert not client.subscribe(topic)
+        client.put_many(topic, ["a", "b"])
+        assert values(client.listen(topic), 2) == ["a", "b"]
+    reader = clients("auditor")
+    reader.subscribe(RECEIPTS_TOPIC, start="beginning")
+    told = []
+    for message in reader.listen(RECEIPTS_TOPIC):
+        receipt = json.loads(message.value)
+        if receipt["topic"] == topic:
+            told.append((receipt["kind"], receipt["next_offset"]))
+        if told and told[-1][1] == 2:
+            break
+    assert told[0] == ("begun", 0)
+    assert {kind for kind, _ in told[1:]} == {"taken"}
+    with pytest.raises(errors.InvalidRequest, match="leave no receipts"):
+        reader.subscribe(RECEIPTS_TOPIC, receipts=True)
 
 
 def test_subscriptions_are_listed_by_topic(client: Client, topic: str) -> None:
@@ -445,7 +470,9 @@ def test_a_listen_that_hears_nothing_times_out_and_may_be_repeated(
         for message in client.listen(topic, timeout=1):
             heard.append(message.value)
     client.put(topic, "b")
-    assert [*heard, *values(client.listen(topic, timeout=math.inf), 1)] == ["a", "b"]
+    # On a busy machine it may have heard nothing at all.
+    rest = values(client.listen(topic, timeout=math.inf), 2 - len(heard))
+    assert [*heard, *rest] == ["a", "b"]
 
 
 def test_the_first_call_may_wait_for_ever_too(client: Client, topic: str) -> None:

@@ -239,6 +239,7 @@ def test_a_directory_that_cannot_be_used_is_named(clients: Clients, tmp_path: Pa
 def test_processes_that_share_a_name_share_by_partition(
     start: Any, clients: Clients, topic: str
 ) -> None:
+    """M2: each message goes to one member of a group."""
     press = clients("press")
     press.create_topic(topic, partitions=2)
     with start() as first, start() as second:
@@ -260,8 +261,11 @@ def test_a_process_that_leaves_hands_its_partitions_on_at_once(
     first.subscribe(topic)
     first.put_many(topic, list("ab"))
     assert first.get(topic).value == "a"
-    with pytest.raises(errors.QuackTimeout, match="other processes"):
-        second.get(topic, timeout=1)
+    told = ""
+    while "other processes" not in told:  # a busy broker may not have answered in time
+        with pytest.raises(errors.QuackTimeout) as raised:
+            second.get(topic, timeout=1)
+        told = str(raised.value)
     first.close()
     assert second.get(topic).value == "b"
 

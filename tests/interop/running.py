@@ -22,7 +22,7 @@ from tests.support import batches_of
 
 T = TypeVar("T")
 
-DEADLINE_SECONDS = 30
+DEADLINE_SECONDS = 60
 EVERYTHING = 2**30
 TESTER = Caller("tester")
 

@@ -3,6 +3,7 @@ where archive and log meet; also while both move (Q8, Q13, M3)."""
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -24,13 +25,20 @@ from tests.interop.history import (
     wait_for_archive,
 )
 
-pytestmark = pytest.mark.needs("kcat")
+pytestmark = [pytest.mark.needs("kcat"), pytest.mark.timeout(900)]
 
 START_MS = 1_700_000_000_000
 ARCHIVED, LIVE = 1_200, 100
 #: A topic that is archived as soon as there is anything.
 AT_ONCE = {"archive_after_ms": 0, "archive_bytes": 1}
 NEVER = {"archive_after_ms": None, "archive_bytes": None}
+#: `quackmq`, whose broker merges files when it is told to, and never by itself: it would do so in
+#: the midst of a test that takes long enough.
+SERVE = [
+    *(sys.executable, "-c"),
+    "import sys; from quackmq import limits; limits.MERGE_INTERVAL_MS = 3_600_000; "
+    "from quackmq.cli.main import main; sys.exit(main(sys.argv[1:]))",
+]
 
 
 class History(NamedTuple):
@@ -45,7 +53,7 @@ class History(NamedTuple):
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Doors, Path]]:
     directory = tmp_path_factory.mktemp("archived") / "data"
     doors = [word for door in ("kafka", "http", "zmq") for word in (f"--{door}", "127.0.0.1:0")]
-    with Server("serve", "--data", directory, *doors) as running:
+    with Server("serve", "--data", directory, *doors, command=SERVE) as running:
         yield running.doors(), directory
 
 

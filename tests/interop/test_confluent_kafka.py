@@ -157,6 +157,7 @@ def test_a_static_member_comes_back() -> None:
 
 @pytest.mark.proves("confluent-kafka", "commit and resume across a restart")
 def test_a_group_goes_on_after_the_broker_died(tmp_path: Path) -> None:
+    """M8: offsets are committed after processing, and a group goes on from there."""
     scenarios.a_group_goes_on_after_the_broker_died(CLIENT, tmp_path / "data")
 
 

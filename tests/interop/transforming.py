@@ -47,7 +47,7 @@ TARGET_PARTITIONS: Final = 2
 GROUP: Final = "transformers"
 PROGRAMS: Final = 2
 SESSION_MS: Final = 1_500
-DEADLINE_S: Final = 90
+DEADLINE_S: Final = 240
 #: After each fault, so many transactions are committed before the next: nothing is proved by
 #: faults that meet nobody at work.
 COMMITS_BETWEEN: Final = 3
@@ -195,12 +195,12 @@ class Torture:
 
     # --- what happens -----------------------------------------------------------------------
 
-    def kill_program(self) -> None:
-        """At any point, but often where it has written and not committed."""
+    def kill_program(self, *, amid: bool = False) -> None:
+        """At any point, but often, or always, where it has written and not committed."""
         self._faults["programs killed"] += 1
         slot = self._random.randrange(PROGRAMS)
         worker = self._workers[slot]
-        if self._random.random() < 0.7:
+        if amid or self._random.random() < 0.7:
             self._wait_for(worker, "produced")
         worker.kill()
         self._workers[slot] = self._new_worker(slot)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from quackmq import Client
+from quackmq import Client, limits
 from quackmq.client.zmq import ZmqClient
 from quackmq.errors import UnknownSubscription, UnknownTopic
 from tests.cli.process import DEADLINE_S, Server
@@ -51,7 +51,7 @@ class Http:
         return last
 
     def get(self, topic: str, last_id: str | None) -> tuple[str, str]:
-        asking = {"last_id": last_id, "wait_ms": DEADLINE_S * 1000}
+        asking = {"last_id": last_id, "wait_ms": limits.HTTP_WAIT_MS}
         answer = self._ask("POST", f"{self._subscription(topic)}/get", asking)
         return answer["id"], answer["value"]
 

@@ -18,7 +18,7 @@ END_S = 15
 
 
 @pytest.mark.parametrize("way", DOORS)
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_every_message_is_there_exactly_once_for_every_subscriber(tmp_path: Path, way: str) -> None:
     with Torture(tmp_path, way, SEED, puts=PUTS) as torture:
         outcome = torture.run(KILLS)
@@ -52,7 +52,7 @@ def test_a_broker_that_leaves_a_check_out_is_found_out(
 
 
 @pytest.mark.parametrize("bug", ["last-id", "sequence"])
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_a_python_client_that_leaves_a_check_out_is_found_out(tmp_path: Path, bug: str) -> None:
     """Within one life of it librdkafka repeats by itself, so workers have to die for that."""
     worker = (sys.executable, "-m", "tests.pubsub.planted_worker", bug)

@@ -179,7 +179,7 @@ class Torture:
     def _kill_subscriber(self) -> None:
         self._kill(self._random.choice(self._subscribers), "subscribers killed")
 
-    def _kill(self, worker: _Worker, death: str) -> None:
+    def _kill(self, worker: WorkerProcess, death: str) -> None:
         if worker.is_done:
             return
         self._deaths[death] += 1
@@ -231,8 +231,8 @@ class Torture:
 
     # --- workers ----------------------------------------------------------------------------
 
-    def _worker(self, role: str, number: int) -> _Worker:
-        return _Worker(
+    def _worker(self, role: str, number: int) -> WorkerProcess:
+        return WorkerProcess(
             self._command,
             self._random,
             role=role,
@@ -285,7 +285,7 @@ class Standstill(AssertionError):
     """Nothing happens any more."""
 
 
-class _Worker:
+class WorkerProcess:
     """One producer or subscriber, through all its lives."""
 
     def __init__(self, command: Sequence[str], source: random.Random, **settings: Any) -> None:

@@ -11,6 +11,7 @@ ends by a crash anywhere, or by closing.
 - What was acknowledged is not lent again within a life, nor ever once it was flushed.
 - An entry is lent as it was published, and each time counts one delivery more within a life.
 - Of all offsets it is known what became of them: acknowledged, skipped, absent; none is lost.
+- Where receipts are left, they tell this of each offset once, whatever was delivered again.
 
     python -m tests.simulation.pushes --seed 7               this seed alone, with a trace
     python -m tests.simulation.pushes --seed 7 --seeds 500   this one and 499 more
@@ -21,11 +22,13 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import json
 import random
 import sys
 from dataclasses import dataclass, field
 
 from quackmq.broker import Broker, BrokerSettings, Channel, Delivery, Terms
+from quackmq.conventions import RECEIPTS_TOPIC
 from quackmq.errors import BrokerClosing, StorageError, StoreReadOnly
 from quackmq.policy import Policy
 from quackmq.stores.local import LocalStore
@@ -57,6 +60,8 @@ _TERMS = {
     _ALONE: Terms(lease_ms=_LEASE_MS),
     _LIVE: Terms("live", lease_ms=_LEASE_MS, window=3),
 }
+#: Who leaves receipts.
+_TELLING = (_SHARED, _LIVE)
 _PATIENCE_SECONDS = 600.0
 
 Place = tuple[int, int]
@@ -163,7 +168,9 @@ class World:
         if _TOPIC not in broker.topics():
             await broker.create_topic(CALLER, _TOPIC, partitions=_PARTITIONS, policy=_POLICY)
         for name, terms in _TERMS.items():
-            is_new = await broker.pushing.subscribe(CALLER, name, _TOPIC, terms, "beginning")
+            is_new = await broker.pushing.subscribe(
+                CALLER, name, _TOPIC, terms, "beginning", receipts=name in _TELLING
+            )
             if is_new and (self._ledger.acked[name] or self._ledger.published):
                 raise Violation(f"the subscription {name} is gone")
 
@@ -231,6 +238,34 @@ class Life:
             if missing := every - self.ledger.acked[name]:
                 raise Violation(f"{name} never got {sorted(missing)[:3]}")
         await self.check()
+        await self._check_receipts()
+
+    async def _check_receipts(self) -> None:
+        told: dict[str, list[Place]] = {name: [] for name in _TELLING}
+        acked: dict[str, set[Place]] = {name: set() for name in _TELLING}
+        key = PartitionKey(self.broker.topic(RECEIPTS_TOPIC).id, 0)
+        (part,) = await self.broker.read(CALLER, [Read(key, 0, 2**24)], max_bytes=2**24)
+        for _, value in offsets_and_values(part):
+            receipt = json.loads(value)
+            name, partition, end = (
+                receipt[what] for what in ("subscription", "partition", "next_offset")
+            )
+            told[name] += ((partition, at) for at in range(receipt["from_offset"], end))
+            if receipt["kind"] == "acked":
+                acked[name] |= {(partition, at) for at in range(receipt["first_offset"], end)}
+            self.counts[f"receipts {receipt['kind']}"] += 1
+        every: list[Place] = []
+        for partition in range(_PARTITIONS):
+            key = PartitionKey(self.broker.topic(_TOPIC).id, partition)
+            stable = (await self.broker.offsets(CALLER, key)).stable
+            every += ((partition, at) for at in range(stable))
+        for name in _TELLING:
+            if sorted(told[name]) != every:
+                raise Violation(f"the receipts of {name} tell of {sorted(told[name])}")
+            if more := acked[name] - self.ledger.acked[name]:
+                raise Violation(f"{name} has acknowledged none of {sorted(more)}")
+        if missing := set(self.ledger.entries) - acked[_SHARED]:
+            raise Violation(f"no receipt of {_SHARED} tells of {sorted(missing)}")
 
     async def _check_account(self, name: str) -> None:
         total = 0

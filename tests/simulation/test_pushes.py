@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 
+from quackmq.broker.untold import Untold
 from quackmq.leases import Leases
 from tests.simulation.platter import Counts
 from tests.simulation.pushes import push
@@ -21,6 +22,8 @@ _MUST_HAPPEN = (
     "entries pushed again",
     "entries skipped",
     "flushes",
+    "receipts acked",
+    "receipts passed",
 )
 
 
@@ -44,6 +47,11 @@ def test_a_state_that_forgets_what_is_outstanding_is_noticed(
         return encode(done)
 
     monkeypatch.setattr(Leases, "encode", without_outstanding)
+    fails_within(_SEEDS)
+
+
+def test_s5_receipts_that_are_left_twice_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Untold, "was_told", lambda self, told: None)
     fails_within(_SEEDS)
 
 

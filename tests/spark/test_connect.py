@@ -15,19 +15,30 @@ from tests.spark.serving import serving
 ROOT = Path(__file__).parents[2]
 #: For a server that starts, and a handful of queries, on a busy machine.
 PROGRAM_S = 500
+#: Of a server of Spark Connect that is told nothing else.
+USUAL_PORT = 15002
 
 #: In a process of its own: one that has a session of the other kind may have none of this.
 PROGRAM = """
 import json, sys
 from pyspark.sql import SparkSession
+from pyspark.sql.connect.client import DefaultChannelBuilder
 import quackmq.spark
 from quackmq.spark.home import use_compiled
 from tests.spark.session import CONFIGS, patiently
 
+SERVICE = "org.apache.spark.sql.connect.service.SparkConnectService$"
+
+def port():
+    jvm = SparkSession._instantiatedSession._jvm
+    return getattr(getattr(jvm, SERVICE), "MODULE$").localPort()
+
 use_compiled()
 address, directory = sys.argv[1:]
 builder = SparkSession.builder.remote("local[2]").config("spark.driver.host", "127.0.0.1")
-for name, value in CONFIGS.items():
+# The server has a port that the system picks, and not its usual one, which somebody may have.
+DefaultChannelBuilder.default_port = staticmethod(port)
+for name, value in {**CONFIGS, "spark.connect.grpc.binding.port": "0"}.items():
     builder = builder.config(name, value)
 spark = builder.getOrCreate()
 quackmq.spark.register(spark)
@@ -50,7 +61,8 @@ writer = (
     .trigger(availableNow=True)
 )
 assert patiently(lambda: writer.start().awaitTermination(300))
-print(json.dumps({"kind": type(spark).__module__, "rows": rows, "counted": counted}))
+told = {"kind": type(spark).__module__, "port": port(), "rows": rows, "counted": counted}
+print(json.dumps(told))
 spark.stop()
 """
 
@@ -76,6 +88,7 @@ def test_batch_table_write_and_stream_work_over_spark_connect(tmp_path: Path) ->
         found = json.loads(told.stdout.splitlines()[-1])
         written, streamed = (broker.consumed(topic) for topic in ("written", "streamed"))
     assert found["kind"].startswith("pyspark.sql.connect")
+    assert found["port"] not in (0, USUAL_PORT)
     assert found["rows"] == [[0, "a"], [1, "b"], [2, "c"]]
     assert found["counted"] == 3
     assert sorted(value or b"" for _, _, value in written) == [b"A", b"B", b"C"]

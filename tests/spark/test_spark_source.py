@@ -21,6 +21,7 @@ from pyspark.sql.streaming import StreamingQuery
 
 from quackmq import spark as quack
 from quackmq.spark.registration import PUSHDOWN_PROPERTY
+from tests.broker.transacting import Transactor
 from tests.cli.process import Server
 from tests.doors.http.v1.serving import CALLER, DEADLINE_S
 from tests.readme import ROOT, blocks
@@ -258,6 +259,29 @@ def test_a_table_of_nothing_is_empty(spark: SparkSession, broker: Broker, topic:
     broker.create(topic)
     spark.conf.set("spark.quackmq.bootstrap.servers", broker.address)
     assert quack.table(spark, topic).count() == 0
+
+
+def test_a_table_of_which_only_ends_of_transactions_are_not_archived_is_sparks_own_scan_alone(
+    spark: SparkSession, broker: Broker, topic: str
+) -> None:
+    broker.create(topic, partitions=2)
+    transactor = Transactor(broker.broker, f"till of {topic}")
+    broker.run(transactor.init())
+    for partition in (0, 1):
+        broker.run(transactor.send(b"a", b"b", topic=topic, partition=partition))
+    broker.run(transactor.commit())
+    broker.archive(topic)
+
+    def found() -> tuple[bool, list[tuple[int, int, bytes | None]]]:
+        frame = quack.table(spark, topic, bootstrap_servers=broker.address)
+        plan = frame._jdf.queryExecution().toString()
+        return "Union" in plan, sorted(
+            (row.partition, row.offset, row.value) for row in frame.collect()
+        )
+
+    assert found() == (False, broker.consumed(topic, partitions=2))
+    broker.publish(topic, ["c"], partition=1)
+    assert found() == (True, broker.consumed(topic, partitions=2)), "a record behind such an end"
 
 
 # --- when the broker is lost ---------------------------------------------------------------------

@@ -141,6 +141,23 @@ def test_a_batch_that_needs_no_file_holds_none(broker: Broker, tiered: str) -> N
     assert len(broker.client().get("/v1/archive/plans").json["plans"]) == before + 1
 
 
+def test_a_batch_reads_by_a_plan_that_somebody_holds_and_makes_none(
+    broker: Broker, tiered: str
+) -> None:
+    expected, client = broker.consumed(tiered), broker.client()
+    plan = client.post(f"/v1/topics/{tiered}/archive/plans", {"for_ms": 600_000}).json["plan"]
+    before = client.get("/v1/archive/plans").json["plans"]
+    reader: Any = batch_reader(broker.options(tiered, archivePlan=plan))
+    assert broker.merge(tiered) == 1
+    tasks = reader.partitions()
+    assert client.get("/v1/archive/plans").json["plans"] == before
+    assert len([piece for task in tasks for piece in task.pieces if piece.file]) == MERGED
+    assert found(rows_of(reader, tasks)) == expected
+    # One that is over costs nothing but another.
+    assert client.delete(f"/v1/archive/plans/{plan}").status < 300
+    assert found(rows_of(reader, reader.partitions())) == expected
+
+
 def test_a_plan_keeps_its_files_while_others_merge(broker: Broker, tiered: str) -> None:
     reader: Any = batch_reader(broker.options(tiered))
     tasks = reader.partitions()

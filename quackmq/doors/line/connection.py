@@ -177,6 +177,16 @@ class Connection(asyncio.BufferedProtocol):
             peer.role, peer.id, self._channel, self._conversation.topics, **counts
         )
 
+    @property
+    def who(self) -> tuple[Role, str, str, tuple[str, ...]] | None:
+        """The same without its counts: role, id, channel, topics. The channel in letters that every
+        door can send, which a path need not be."""
+        peer = self._conversation.peer
+        if peer is None or self._proxy is None:
+            return None
+        channel = self._channel.encode(errors="backslashreplace").decode()
+        return peer.role, peer.id, channel, self._conversation.topics
+
     def pump(self) -> None:
         """Take up what has come, as far as it may be now, and read on if that was all."""
         # What is begun here may be answered here, which would pump again.

@@ -1,8 +1,8 @@
 """The door: it listens, lets connections in, and holds what they share.
 
 Peers come over TCP or a Unix socket, or are handed over as a pair of pipes (`attach`); from there
-on all are alike. Who is connected is listed by `records`, and the last of those who were by
-`ended_connections`.
+on all are alike. Who is connected is listed by `records`, for other doors by the broker's
+`connections`, and the last of those who were by `ended_connections`.
 
 Who may call: the loop that started it.
 """
@@ -17,7 +17,7 @@ from itertools import count
 from typing import Any
 
 from quackmq import limits
-from quackmq.broker import Broker
+from quackmq.broker import Broker, Connected
 from quackmq.doors.line.connection import Connection
 from quackmq.doors.line.outgoing import Outgoing
 from quackmq.doors.line.pipes import Pipes
@@ -72,6 +72,7 @@ class LineDoor:
             host, port, *_ = self._server.sockets[0].getsockname()
             where = (host, port)
         self._sweep = loop.call_later(self.settings.sweep_ms / 1000, self._look_at_all)
+        self.broker.connections.add(self._connected)
         return where
 
     async def attach(self, read_fd: int, write_fd: int, name: str) -> None:
@@ -82,6 +83,7 @@ class LineDoor:
     async def close(self) -> None:
         """Let nobody in, let everybody finish what is under way, say `terminate`, close."""
         self._closing = True
+        self.broker.connections.discard(self._connected)
         if self._server is not None:
             self._server.close()
         if self._file is not None:
@@ -146,6 +148,14 @@ class LineDoor:
         task.add_done_callback(self._work.discard)
 
     # --- inside -----------------------------------------------------------------------------
+
+    def _connected(self) -> list[Connected]:
+        """The records without their counts, which take longer to find."""
+        return [
+            Connected("line", *who)
+            for connection in self.connections
+            if not connection.is_over and (who := connection.who) is not None
+        ]
 
     def _look_at_all(self) -> None:
         loop = asyncio.get_running_loop()

@@ -81,11 +81,13 @@ class Peer(Protocol):
 
 
 class _Topic:
-    __slots__ = ("channel", "name")
+    __slots__ = ("channel", "name", "trouble")
 
     def __init__(self, name: str, channel: Channel) -> None:
         self.name = name
         self.channel = channel
+        #: Why its entries could not be read when it was last tried.
+        self.trouble = ""
 
 
 class Subscriber:
@@ -209,9 +211,12 @@ class Subscriber:
         except NotFound as error:
             self._drop(topic, error)
         except StorageError as error:
-            # What comes after the damage may be well, and is told of when it comes.
-            log.warning("sub %s, topic %s: %s", self._name, topic.name, error)
+            # The channel tells when it is to be tried again, which may go on for ever.
+            if topic.trouble != str(error):
+                topic.trouble = str(error)
+                log.warning("sub %s, topic %s: %s", self._name, topic.name, error)
         else:
+            topic.trouble = ""
             if found and self._peer.listens():
                 self._send(topic, found[0])
             elif found:  # it has said something meanwhile

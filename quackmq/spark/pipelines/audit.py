@@ -12,7 +12,8 @@ subscribers and the archive go on meanwhile.
 
 What the data cannot prove: that a publisher's last records are there, behind which no number is;
 anything of records that were published without numbers, but that their offsets are; and what a
-subscription without receipts has seen.
+subscription without receipts has seen. One that leaves receipts, of which none is left, is named:
+nothing is wrong with it, and nothing is proved.
 
     quackmq pipeline run audit --topics orders,payments --plot latency.png
 
@@ -298,7 +299,15 @@ class _Audit:
         try:
             self._look([RECEIPTS_TOPIC])
         except UnknownTopic:
-            return
+            why = f"there is no topic {RECEIPTS_TOPIC}"
+        else:
+            why = "of its receipts none is left"
+            self._read_receipts(cursors, topics)
+        with_receipts = {(topics[topic_id], name) for name, topic_id, _ in cursors}
+        for topic, name in sorted(with_receipts - self._subscriptions.keys()):
+            self._note("unproved", f"{topic} for {name}: {why}")
+
+    def _read_receipts(self, cursors: Cursors, topics: Mapping[str, str]) -> None:
         self._job.tell("reading receipts")
         with ExitStack() as held:
             left = receipts(self._table(RECEIPTS_TOPIC, held))

@@ -12,8 +12,10 @@ purpose. Within such a stretch:
     untold      offsets that the cursor has passed, by its own word or by that of other receipts,
                 of which no receipt speaks
 
-The last two are for whoever knows which offsets have records. Latency is from append to receipt,
-both by the broker's clock.
+The last two are for whoever knows which offsets have records. Of a subscription that acknowledges
+each entry by itself, what lies behind the cursor may still be on its way, and is no finding; where
+its first receipts were let go of, neither is what they may have told, which is all that was lent
+when the next one was written. Latency is from append to receipt, both by the broker's clock.
 """
 
 from __future__ import annotations
@@ -34,9 +36,9 @@ if TYPE_CHECKING:
 _RECEIPT: Final = (
     "subscription STRING, topic STRING, topic_id STRING, partition INT, kind STRING, "
     "from_offset BIGINT, first_offset BIGINT, next_offset BIGINT, lost BIGINT, time_ms BIGINT, "
-    "append_times ARRAY<ARRAY<BIGINT>>"
+    "append_times ARRAY<ARRAY<BIGINT>>, lent_to BIGINT"
 )
-_STEPS: Final = "kind", "from_offset", "first_offset", "next_offset", "lost"
+_STEPS: Final = "kind", "from_offset", "first_offset", "next_offset", "lost", "lent_to"
 _WHOSE: Final = "subscription", "topic_id", "partition"
 #: What was found. `taken` is no finding: how many offsets were taken, and the ends of the chain.
 DELIVERIES: Final = (
@@ -55,6 +57,7 @@ def receipts(records: DataFrame) -> DataFrame:
     parsed = records.select(*place, said.alias("said")).select(
         "at_partition", "at_offset", "said.*"
     )
+    parsed = parsed.withColumn("lent_to", f.coalesce("lent_to", f.lit(0)))
     return parsed.where(
         f.col("kind").isNotNull() & f.col("topic_id").isNotNull() & f.col("next_offset").isNotNull()
     )
@@ -119,7 +122,10 @@ class _Steps(NamedTuple):
     first: Array
     next: Array
     lost: Array
+    lent_to: Array
+    #: Each acknowledged by itself, or nobody is to be told of it; and the latter alone.
     is_acked: Any
+    is_passed: Any
 
     def picked(self, which: Any) -> _Steps:
         return _Steps(*(column[which] for column in self))
@@ -130,18 +136,20 @@ def findings_of(chain: pa.Table, cursor: int | None) -> Iterator[Delivered]:
     it is checked that they reach it."""
     chain = chain.sort_by([("at_partition", "ascending"), ("at_offset", "ascending")])
     kinds = chain.column("kind").to_numpy(zero_copy_only=False)
-    come_from, first, following, lost = (
+    come_from, first, following, lost, lent_to = (
         chain.column(name).to_numpy().astype(np.int64, copy=False) for name in _STEPS[1:]
     )
-    steps = _Steps(come_from, first, following, lost, kinds == "acked")
+    is_passed = kinds == "passed"
+    is_acked = (kinds == "acked") | is_passed
+    steps = _Steps(come_from, first, following, lost, lent_to, is_acked, is_passed)
     is_put = (kinds == "begun") | (kinds == "moved")
-    taken = int((steps.next - steps.first)[~is_put].sum())
+    taken = int((steps.next - steps.first)[~is_put & ~is_passed].sum())
     reached = int(steps.next[-1]) if cursor is None else cursor
     yield Delivered("taken", int(steps.come_from[0]), reached, taken)
     borders = np.flatnonzero(is_put).tolist()
     starts = [(int(steps.next[at]), at + 1) for at in borders]
     if not is_put[0]:  # the receipts before were let go of
-        starts.insert(0, (int(steps.come_from[0]), 0))
+        starts.insert(0, (max(int(steps.come_from[0]), int(steps.lent_to[0])), 0))
     ends = [*(borders if is_put[0] else [0, *borders])[1:], len(kinds)]
     for (start, begin), end in zip(starts, ends, strict=True):
         stretch = steps.picked(slice(begin, end))
@@ -171,7 +179,12 @@ def _is_straight(steps: _Steps, start: int) -> bool:
 
 def _of_crooked(steps: _Steps, start: int, cursor: int | None) -> Iterator[Delivered]:
     covered, told = Covered(), Covered()
-    for come_from, first, end, _, is_acked in zip(*(each.tolist() for each in steps), strict=True):
+    for come_from, first, end, _, _, is_acked, is_passed in zip(
+        *(each.tolist() for each in steps), strict=True
+    ):
+        told.add(min(come_from, first), end)
+        if is_passed or first == end:
+            continue
         highest = covered.end
         fresh = first
         for known, known_end in covered.overlaps(first, end):
@@ -180,16 +193,17 @@ def _of_crooked(steps: _Steps, start: int, cursor: int | None) -> Iterator[Deliv
             fresh = known_end
         yield from _reordered(fresh, min(end, highest), is_acked)
         covered.add(first, end)
-        told.add(min(come_from, first), end)
     # Acknowledged out of order, what lies between may be on its way: up to the cursor it is not.
     is_open = bool(steps.is_acked.any())
     for begin, end in told.gaps(start):
+        begin = max(begin, start)
         if is_open:
             end = min(end, cursor if cursor is not None else begin)
         if begin < end:
             yield Delivered("untold", begin, end, end - begin)
-    if cursor is not None and told.end < cursor:
-        yield Delivered("untold", told.end, cursor, cursor - told.end)
+    behind = max(told.end, start)
+    if cursor is not None and behind < cursor:
+        yield Delivered("untold", behind, cursor, cursor - behind)
 
 
 def _reordered(first: int, end: int, is_acked: bool) -> Iterator[Delivered]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 import uuid
 from collections.abc import Iterator
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
@@ -78,7 +79,11 @@ class Plan:
     ) -> None:
         self._is_over.set()
         self._renewing.join()
-        with self._access.connect() as broker:
+        # Whoever has failed has waited for the broker already, if that is what failed.
+        access = self._access
+        if kind is not None:
+            access = replace(access, retry_ms=min(access.retry_ms, limits.SPARK_STOP_MS))
+        with access.connect() as broker:
             try:
                 broker.ask("DELETE", path_of("archive", "plans", self.id))
             except NotFound:

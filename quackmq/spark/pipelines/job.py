@@ -86,7 +86,10 @@ class Job:
         self._log_level = log_level
         self._spark = spark
         self._is_ours = spark is None
+        #: Streams are told to end, and what follows them is let come to its end: nobody cancels it.
         self._is_streaming = False
+        self._is_left = threading.Event()
+        self._cancelling: threading.Thread | None = None
         self._line = _Line(output or sys.stderr)
         self._former: dict[signal.Signals, Any] = {}
 
@@ -104,6 +107,9 @@ class Job:
         for number, handler in self._former.items():
             signal.signal(number, handler)
         self._former.clear()
+        self._is_left.set()
+        if self._cancelling is not None:
+            self._cancelling.join()
         if self._spark is not None and self._is_ours:
             try:
                 self._spark.stop()
@@ -145,6 +151,7 @@ class Job:
         """Start a stream, and wait until Spark has its source. Spark gives the Python process of a
         source ten seconds to appear, which nobody can change and a busy machine may not keep: then
         it is started once more, with nothing done yet."""
+        self._is_streaming = True
         for _ in range(limits.PIPELINE_STARTS):
             query = writer.start()
             while query.isActive and query.status["message"].startswith(_BEGINNING):
@@ -158,7 +165,6 @@ class Job:
         """Wait until these end by themselves, or stop them when somebody asks; what the first of
         them has done, which the others follow. What fails one of them is raised, in short."""
         tallies = [_Tally(query) for query in queries]
-        self._is_streaming = True
         try:
             while not self.stopping.wait(_LOOK_EVERY_S):
                 for tally in tallies:
@@ -170,12 +176,10 @@ class Job:
         finally:
             for query in queries:
                 query.stop()
-            self._is_streaming = False
 
     def finish(self, query: StreamingQuery) -> None:
         """Let a stream of `availableNow` come to its end, also when the job was told to stop: one
         that follows another, and has little to do. What it does not manage, the next run does."""
-        self._is_streaming = True
         try:
             deadline = time.monotonic() + limits.PIPELINE_FOLLOW_MS / 1000
             while query.isActive and time.monotonic() < deadline:
@@ -185,7 +189,6 @@ class Job:
                 raise in_short(failure)
         finally:
             query.stop()
-            self._is_streaming = False
 
     def _ended(self, tallies: list[_Tally]) -> Streamed:
         """Once all have ended: one that fails or is stopped takes the others with it."""
@@ -220,13 +223,21 @@ class Job:
             os.kill(os.getpid(), number)
         self.signal = signal.Signals(number)
         self.stopping.set()
-        if self._spark is not None and not self._is_streaming:
-            # The main thread waits for Spark, in the middle of a call.
-            threading.Thread(target=self._cancel, daemon=True).start()
+        # The main thread waits for Spark, in the middle of a call.
+        self._cancelling = threading.Thread(target=self._cancel, daemon=True)
+        self._cancelling.start()
 
     def _cancel(self) -> None:
-        if self._spark is not None:
-            self._spark.sparkContext.cancelAllJobs()
+        """Again and again: a job may be about to begin, which would run to its end."""
+        from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+
+        while not self._is_left.wait(_LOOK_EVERY_S):
+            if self._spark is None or self._is_streaming:
+                continue
+            try:
+                self._spark.sparkContext.cancelAllJobs()
+            except (OSError, Py4JError):
+                return  # whoever ended us has ended Java, too, and its jobs with it
 
 
 class _Tally:

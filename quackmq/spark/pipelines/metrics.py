@@ -24,7 +24,7 @@ from quackmq.errors import InvalidRequest, NotFound, TopicExists
 from quackmq.spark.pipelines.job import Job
 from quackmq.spark.pipelines.option import option
 from quackmq.spark.pipelines.report import Report
-from quackmq.spark.pipelines.workers import Workers
+from quackmq.spark.pipelines.workers import Watch, Workers
 from quackmq.spark.tables import table
 
 SUMMARY: Final = "an example: a stress test by many processes, measured through a topic"
@@ -112,13 +112,28 @@ def _check(options: Options) -> None:
 
 
 def _stress(job: Job, options: Options, name: str) -> None:
+    with Watch(job.address) as watch:
+        _make_topics(job, options)
+        with Workers("stress", _arguments(job, options, name)) as workers:
+            while not workers.are_done():
+                workers.tend()
+                watch.look()
+                job.tell(f"run {name}: {options.processes} processes at work")
+                job.stopping.wait(_POLL_S)
+                job.check()
+
+
+def _make_topics(job: Job, options: Options) -> None:
     with Client(job.address, timeout=limits.SPARK_RETRY_MS / 1000) as client:
         for topic in (options.target, options.topic):
             try:
                 client.create_topic(topic)
             except TopicExists:
                 continue
-    arguments = [
+
+
+def _arguments(job: Job, options: Options, name: str) -> list[dict[str, Any]]:
+    return [
         {
             "address": job.address,
             "run": name,
@@ -130,12 +145,6 @@ def _stress(job: Job, options: Options, name: str) -> None:
         }
         for number in range(options.processes)
     ]
-    with Workers("stress", arguments) as workers:
-        while not workers.are_done():
-            workers.tend()
-            job.tell(f"run {name}: {options.processes} processes at work")
-            job.stopping.wait(_POLL_S)
-            job.check()
 
 
 def _report(options: Options, name: str, rows: Sequence[tuple[Any, ...]]) -> Report:

@@ -30,7 +30,8 @@ import json
 import os
 import re
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
@@ -40,8 +41,9 @@ from pyspark.sql import Observation
 from pyspark.sql import functions as f
 
 from quackmq import limits
-from quackmq.errors import InvalidRequest, OffsetOutOfRange, UnknownTopic
-from quackmq.spark.connection import path_of
+from quackmq.errors import InvalidRequest, OffsetOutOfRange, QuackError, UnknownTopic
+from quackmq.spark.archived import plan, release
+from quackmq.spark.connection import Http, path_of
 from quackmq.spark.options import Options as SourceOptions
 from quackmq.spark.options import Subscribe
 from quackmq.spark.pipelines.failures import in_short
@@ -174,21 +176,31 @@ def run(job: Job, options: Options) -> Report:
     # Whatever can be said against the expression is said before anything is published.
     _rows(job, options, settled, settled.portion(0), partitions)
     done = before = _done_of(job.checkpoint)
-    for number in range(done.portions, settled.portions):
-        job.check()
-        job.tell(
-            f"portion {number + 1} of {settled.portions}: {done.read:,} read, {done.kept:,} kept"
-        )
-        read, kept = _publish(job, options, settled, number, partitions)
-        done = _Done(number + 1, done.read + read, done.kept + kept)
-        _remember(job.checkpoint, done)
+    survey = _survey(job, options)
+    try:
+        for number in range(done.portions, settled.portions):
+            job.check()
+            job.tell(
+                f"portion {number + 1} of {settled.portions}: {done.read:,} read, "
+                f"{done.kept:,} kept"
+            )
+            with _files_kept(survey, options, settled) as plan_id:
+                read, kept = _publish(job, options, settled, number, partitions, plan_id)
+            done = _Done(number + 1, done.read + read, done.kept + kept)
+            _remember(job.checkpoint, done)
+    finally:
+        survey.close()
     return _report(options, settled, done, before)
+
+
+def _survey(job: Job, options: Options) -> Survey:
+    return Survey(SourceOptions(job.address, Subscribe((options.topic,)), "earliest"))
 
 
 def _settle(job: Job, options: Options) -> tuple[_Settled, tuple[int, int]]:
     """What is to be replayed, as a checkpoint says or as it is now; and how many partitions both
     topics have."""
-    survey = Survey(SourceOptions(job.address, Subscribe((options.topic,)), "earliest"))
+    survey = _survey(job, options)
     try:
         topic = _look(survey, options.topic)
         target = survey.http.get(path_of("topics", options.to_topic), limit=1).json
@@ -284,6 +296,21 @@ def _offsets(
 # --- one portion ---------------------------------------------------------------------------------
 
 
+@contextmanager
+def _files_kept(survey: Survey, options: Options, settled: _Settled) -> Iterator[str | None]:
+    """Archived files stay where they are until a portion is published, by a plan of this id; None
+    where there is none. Plans that a reader makes by itself would stay for an hour each."""
+    made = plan(survey.http, {options.topic: settled.topic_id})
+    try:
+        yield made.ids[0] if made.ids else None
+    except BaseException:
+        # What went wrong first is what is to be told, and the broker may be what went.
+        with Http(survey.access.http, limits.SPARK_STOP_MS) as broker, suppress(QuackError):
+            release(broker, made)
+        raise
+    release(survey.http, made)
+
+
 def _rows(
     job: Job,
     options: Options,
@@ -291,11 +318,13 @@ def _rows(
     portion: Mapping[int, tuple[int, int]],
     partitions: tuple[int, int],
     read: Observation | None = None,
+    plan_id: str | None = None,
 ) -> DataFrame | None:
     """The rows to write of a portion; None for one that has no offsets."""
     if not portion:
         return None
-    records = _records(job, options, portion).option("includeHeaders", "true").load()
+    reader = _records(job, options, portion, plan_id)
+    records = reader.option("includeHeaders", "true").load()
     if read is not None:
         records = records.observe(read, f.count(f.lit(1)).alias("rows"))
     try:
@@ -304,9 +333,14 @@ def _rows(
         raise in_short(error) from error
 
 
-def _records(job: Job, options: Options, portion: Mapping[int, tuple[int, int]]) -> DataFrameReader:
+def _records(
+    job: Job, options: Options, portion: Mapping[int, tuple[int, int]], plan_id: str | None
+) -> DataFrameReader:
     name = options.topic
-    return job.spark.read.format(NAME).options(
+    reader = job.spark.read.format(NAME)
+    if plan_id is not None:
+        reader = reader.option("archivePlan", plan_id)
+    return reader.options(
         **job.broker,
         assign=json.dumps({name: sorted(portion)}),
         startingOffsets=json.dumps({name: {str(at): of[0] for at, of in portion.items()}}),
@@ -315,12 +349,17 @@ def _records(job: Job, options: Options, portion: Mapping[int, tuple[int, int]])
 
 
 def _publish(
-    job: Job, options: Options, settled: _Settled, number: int, partitions: tuple[int, int]
+    job: Job,
+    options: Options,
+    settled: _Settled,
+    number: int,
+    partitions: tuple[int, int],
+    plan_id: str | None,
 ) -> tuple[int, int]:
     """How many records were read, and how many of them published; also if an earlier run has."""
     read, kept = Observation(), Observation()
     portion = settled.portion(number)
-    rows = _rows(job, options, settled, portion, partitions, read)
+    rows = _rows(job, options, settled, portion, partitions, read, plan_id)
     if rows is None:
         return 0, 0
     writer = rows.observe(kept, f.count(f.lit(1)).alias("rows")).write.format(NAME)
@@ -329,7 +368,8 @@ def _publish(
         writer.mode("append").options(**job.broker, **named).save()
         if not (written := int(kept.get["rows"])):
             # Of what comes to nothing Spark forgets the rest of the plan, and what it has counted.
-            return _records(job, options, portion).schema("offset bigint").load().count(), 0
+            reader = _records(job, options, portion, plan_id)
+            return reader.schema("offset bigint").load().count(), 0
     except Exception as error:
         raise in_short(error) from error
     return int(read.get["rows"]), written

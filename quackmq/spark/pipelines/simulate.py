@@ -22,11 +22,12 @@ from pyspark.sql import functions as f
 
 from quackmq import limits
 from quackmq.client import Client
+from quackmq.client.failures import translating
 from quackmq.errors import InvalidRequest, QuackTimeout, TopicExists
 from quackmq.spark.pipelines.job import Job
 from quackmq.spark.pipelines.option import option
 from quackmq.spark.pipelines.report import Report
-from quackmq.spark.pipelines.workers import Workers
+from quackmq.spark.pipelines.workers import Watch, Workers
 from quackmq.spark.tables import table
 
 SUMMARY: Final = "an example: work for simulation workers, each request with one result"
@@ -69,6 +70,14 @@ def simulate(requests: DataFrame, results: DataFrame) -> DataFrame:
 def run(job: Job, options: Options) -> Report:
     _check(options)
     name = options.run or uuid.uuid4().hex[:12]
+    with Watch(job.address) as watch:
+        restarts = _simulate(job, options, name, watch)
+    job.tell("joining requests with results")
+    return _report(job, options, name, restarts)
+
+
+def _simulate(job: Job, options: Options, name: str, watch: Watch) -> int:
+    """Have all requests answered; how many workers had to be started again for it."""
     _put_requests(job, options, name)
     arguments = [
         {
@@ -80,10 +89,10 @@ def run(job: Job, options: Options) -> Report:
         }
         for number in range(options.workers)
     ]
-    with Workers("simulation", arguments) as workers:
-        _wait_for_results(job, options, name, workers)
-    job.tell("joining requests with results")
-    return _report(job, options, name, workers.restarts)
+    broker = f"the broker at {job.address}"
+    with Workers("simulation", arguments) as workers, translating(broker):
+        _wait_for_results(job, options, name, workers, watch)
+    return workers.restarts
 
 
 def _check(options: Options) -> None:
@@ -134,7 +143,9 @@ def _pieces(requests: Sequence[Any], count: int) -> Iterator[tuple[int, Sequence
 # --- results -------------------------------------------------------------------------------------
 
 
-def _wait_for_results(job: Job, options: Options, name: str, workers: Workers) -> None:
+def _wait_for_results(
+    job: Job, options: Options, name: str, workers: Workers, watch: Watch
+) -> None:
     """Until there is one for each request. Workers are killed, as many as are to be, each after
     another share of the results."""
     consumer = Consumer(
@@ -173,6 +184,7 @@ def _wait_for_results(job: Job, options: Options, name: str, workers: Workers) -
                 workers.kill(killed % options.workers)
                 killed += 1
             workers.tend()
+            watch.look()
             job.tell(f"run {name}: {len(answered)} of {options.requests} simulations done")
     finally:
         consumer.close()

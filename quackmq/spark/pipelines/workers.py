@@ -3,6 +3,9 @@
 A worker is a module of this package that is run with one argument, a JSON object. It ends when its
 standard input does: when the pipeline closes it, or is gone, however it went. One that dies earlier
 is started again, as a service manager would, a bounded number of times.
+
+Workers wait for a broker that is away, each by itself and again for every message. So whoever has
+started them looks after it, and says once that it is gone (`Watch`).
 """
 
 from __future__ import annotations
@@ -12,12 +15,14 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
 from quackmq import limits
-from quackmq.errors import QuackError
+from quackmq.errors import QuackError, QuackTimeout
+from quackmq.spark import connection
 
 
 class Workers:
@@ -81,6 +86,44 @@ class Workers:
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
         )
+
+
+class Watch:
+    """Whether the broker is there. In a `with` block, by one thread. QuackTimeout if it is away
+    from the beginning."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        found = connection.find(address)
+        self._broker = connection.Http(found.http, limits.PIPELINE_LOOK_MS)
+        self._looked_at = self._seen_at = time.monotonic()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._broker.close()
+
+    def look(self) -> None:
+        """Called often; it is asked now and then. QuackTimeout if it stays away."""
+        if time.monotonic() - self._looked_at < limits.PIPELINE_LOOK_MS / 1000:
+            return
+        try:
+            self._broker.get("/v1/health")
+        except QuackTimeout as error:
+            away_s = time.monotonic() - self._seen_at
+            if away_s >= limits.PIPELINE_AWAY_MS / 1000:
+                raise QuackTimeout(
+                    f"the broker at {self._address} has been away for {away_s:.0f} s: {error}"
+                ) from error
+        else:
+            self._seen_at = time.monotonic()
+        self._looked_at = time.monotonic()
 
 
 def end_with_input(ending: threading.Event) -> None:

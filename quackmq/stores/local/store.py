@@ -24,7 +24,9 @@ from quackmq.clock import wall_clock_ms
 from quackmq.errors import (
     BrokerClosing,
     DamagedData,
+    DamagedStore,
     LimitReached,
+    NewerFormat,
     OffsetOutOfRange,
     QuackError,
     StateChanged,
@@ -89,7 +91,10 @@ class LocalStore(Store):
             raise UnusableDirectory(
                 f"{directory} cannot be used as a data directory: {error.strerror or error}"
             ) from error
-        return await cls.open_on(RealDisk(directory), options=options)
+        try:
+            return await cls.open_on(RealDisk(directory), options=options)
+        except (DamagedStore, NewerFormat, UnusableDirectory) as error:
+            raise type(error)(f"{directory}: {error}") from error
 
     @classmethod
     async def open_on(

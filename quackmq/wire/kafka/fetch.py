@@ -24,11 +24,19 @@ from __future__ import annotations
 import struct
 import uuid
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import Final, NamedTuple
 
+from quackmq import limits
 from quackmq.record import Buffer
-from quackmq.wire.kafka.cursor import ENDS_EARLY, INT32, CompactCursor, Cursor, malformed
+from quackmq.wire.kafka.cursor import (
+    ENDS_EARLY,
+    INT32,
+    UUID_BYTES,
+    CompactCursor,
+    Cursor,
+    malformed,
+)
 from quackmq.wire.kafka.topics import ByTopic, read_topics, topics_length
 from quackmq.wire.kafka.writer import write_array_length, write_topic
 
@@ -41,19 +49,37 @@ _FIRST_WITH_LEADER_EPOCH: Final = 9
 _FIRST_WITH_RACK: Final = 11
 _FIRST_WITH_LAST_EPOCH: Final = 12
 _FIRST_WITHOUT_REPLICA_ID: Final = 15
+_LAST_NOT_FLEXIBLE: Final = FLEXIBLE_FROM - 1
 
+#: A request as most are, for one partition of one topic and without a rack. By name: all up to it
+#: (topics and the name's length last), and behind it partitions, the wish, forgotten topics, rack.
+_USUAL: Final = struct.Struct(">4xiiibiiih")
+_USUAL_WISH: Final = struct.Struct(">iiiq8xiih")
+#: By id, in the compact spelling: all of it. The end are tagged fields of partition and topic,
+#: forgotten topics, rack, tagged fields.
+_USUAL_BY_ID: Final = struct.Struct(">iiibiiB16sBiiq4x8xi5s")
+_COMPACT_ONE: Final = 2
+_COMPACT_END: Final = bytes((0, 0, 1, 1, 0))
+_REPLICA_ID_BYTES: Final = 4
 _WISH: Final = struct.Struct(">iqi")
 _WISH_WITH_LOG_START: Final = struct.Struct(">iq8xi")
 _WISH_WITH_LEADER_EPOCH: Final = struct.Struct(">iiq8xi")
 _WISH_WITH_LAST_EPOCH: Final = struct.Struct(">iiq4x8xi")
 _PARTITION: Final = struct.Struct(">ihqq")
+#: The same with log start, what was aborted, preferred replica and the length of records: all that
+#: stands before these in the last version that is not flexible.
+_USUAL_PARTITION: Final = struct.Struct(">ihqqqiii")
 _LOG_START: Final = struct.Struct(">q")
 _ABORTED: Final = struct.Struct(">qq")
 _FLEXIBLE_ABORTED: Final = struct.Struct(">qqx")
 _NO_PREFERRED_REPLICA: Final = INT32.pack(-1)
 _NO_THROTTLE: Final = INT32.pack(0)
 _ERROR_AND_SESSION: Final = struct.Struct(">hi")
+#: The tagged fields of partition, topic and response, none of each.
+_FLEXIBLE_END: Final = bytes(3)
 _INDEX_BYTES: Final = 4
+_NO_ID: Final = bytes(UUID_BYTES)
+_new_tuple: Final = tuple.__new__
 #: A client that does not know of an epoch, or does not care; and an epoch that never was.
 NO_EPOCH: Final = -1
 READ_COMMITTED: Final = 1
@@ -99,6 +125,13 @@ class TopicData(NamedTuple):
 
 
 def read_request(version: int, data: memoryview) -> FetchRequest:
+    usual = None
+    if version >= FIRST_WITH_TOPIC_IDS:
+        usual = _read_usual_by_id(version, data)
+    elif version == _LAST_NOT_FLEXIBLE:
+        usual = _read_usual(data)
+    if usual is not None:
+        return usual
     cursor = CompactCursor(data) if version >= FLEXIBLE_FROM else Cursor(data)
     try:
         request = _read(cursor, version)
@@ -136,6 +169,73 @@ def write_response(
     if out:
         buffers.append(out)
     return buffers
+
+
+def write_one(
+    version: int, topic: str | uuid.UUID | None, data: PartitionData, isolation: int = 0
+) -> list[Buffer]:
+    """The same for one partition of a topic that there is: how it begins is kept."""
+    out = bytearray(_head(version, topic))
+    _write_head(out, data, version, isolation)
+    if version < FLEXIBLE_FROM:
+        return [out, *data.chunks]
+    if data.size:
+        return [out, *data.chunks, _FLEXIBLE_END]
+    out += _FLEXIBLE_END
+    return [out]
+
+
+@lru_cache(maxsize=limits.KAFKA_ANSWER_HEADS)
+def _head(version: int, topic: str | uuid.UUID | None) -> bytes:
+    """The beginning of a response for one partition of one topic."""
+    flexible = version >= FLEXIBLE_FROM
+    out = bytearray(_NO_THROTTLE)
+    if version >= FIRST_WITH_SESSIONS:
+        out += _ERROR_AND_SESSION.pack(0, 0)
+    write_array_length(out, 1, flexible)
+    write_topic(out, topic, flexible)
+    write_array_length(out, 1, flexible)
+    return bytes(out)
+
+
+def _read_usual(data: memoryview) -> FetchRequest | None:
+    """The request if it is of the usual shape, in a fraction of the time; None leaves it to the
+    cursor, which also says what is wrong with it."""
+    if len(data) < _USUAL.size + _USUAL_WISH.size:
+        return None
+    wait_ms, least, most, isolation, session, epoch, topics, name_bytes = _USUAL.unpack_from(data)
+    behind_name = _USUAL.size + name_bytes
+    if topics != 1 or name_bytes < 0 or behind_name + _USUAL_WISH.size != len(data):
+        return None
+    partitions, index, leader_epoch, offset, max_bytes, forgotten, rack_bytes = (
+        _USUAL_WISH.unpack_from(data, behind_name)
+    )
+    if partitions != 1 or forgotten or rack_bytes:
+        return None
+    try:
+        topic = str(data[_USUAL.size : behind_name], "utf-8")
+    except UnicodeDecodeError:
+        return None
+    # The classes' own constructors take their arguments one by one: three times as long.
+    wish = _new_tuple(PartitionWish, (index, leader_epoch, offset, max_bytes))
+    wanted = [_new_tuple(ByTopic, (topic, [wish]))]
+    return _new_tuple(FetchRequest, (wait_ms, least, most, isolation, session, epoch, wanted))
+
+
+def _read_usual_by_id(version: int, data: memoryview) -> FetchRequest | None:
+    """The same in the compact spelling, where a topic is named by its id."""
+    start = 0 if version >= _FIRST_WITHOUT_REPLICA_ID else _REPLICA_ID_BYTES
+    if len(data) != start + _USUAL_BY_ID.size:
+        return None
+    numbers = _USUAL_BY_ID.unpack_from(data, start)
+    wait_ms, least, most, isolation, session, epoch, topics, topic_id, partitions = numbers[:9]
+    index, leader_epoch, offset, max_bytes, end = numbers[9:]
+    if topics != _COMPACT_ONE or partitions != _COMPACT_ONE or end != _COMPACT_END:
+        return None
+    topic = None if topic_id == _NO_ID else uuid.UUID(bytes=topic_id)
+    wish = _new_tuple(PartitionWish, (index, leader_epoch, offset, max_bytes))
+    wanted = [_new_tuple(ByTopic, (topic, [wish]))]
+    return _new_tuple(FetchRequest, (wait_ms, least, most, isolation, session, epoch, wanted))
 
 
 def _read(cursor: Cursor, version: int) -> FetchRequest:
@@ -190,6 +290,13 @@ def _skip_forgotten_topic(cursor: Cursor, by_id: bool) -> None:
 
 def _write_head(out: bytearray, data: PartitionData, version: int, isolation: int) -> None:
     """All of a partition's answer up to and including the length of its records."""
+    if version == _LAST_NOT_FLEXIBLE and not data.aborted:
+        partition, error, high_watermark, log_start, _, size, last_stable, _ = data
+        aborted = 0 if isolation == READ_COMMITTED else -1
+        out += _USUAL_PARTITION.pack(
+            partition, error, high_watermark, last_stable, log_start, aborted, -1, size
+        )
+        return
     flexible = version >= FLEXIBLE_FROM
     out += _PARTITION.pack(data.partition, data.error, data.high_watermark, data.last_stable)
     if version >= _FIRST_WITH_LOG_START:

@@ -55,6 +55,7 @@ async def test_q6_a_full_topic_makes_the_publisher_retry_and_its_other_topics_go
 
 @on_both_loops
 async def test_q6_a_full_topic_is_nobody_elses_trouble() -> None:
+    """M9 too: topics do not block each other."""
     async with served() as running:
         await running.topic("full", SMALL)
         donald = await running.publisher("donald", "full")

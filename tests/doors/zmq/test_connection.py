@@ -245,12 +245,12 @@ async def test_who_does_not_introduce_itself_is_disconnected() -> None:
 @on_both_loops
 async def test_a_request_that_never_becomes_whole_is_given_up_and_idle_peers_are_not() -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(limits, "ZMQ_REQUEST_WAIT_MS", 20)
         patch.setattr(limits, "ZMQ_SWEEP_MS", 5)
         async with served() as running:
-            idle = await (await running.raw()).hello()
-            for begun in (request(SUB)[:-1], frame(b"", MORE), frame(b"", MORE) + frame(b"", MORE)):
-                raw = await (await running.raw()).hello()
+            idle, *others = [await (await running.raw()).hello() for _ in range(4)]
+            patch.setattr(limits, "ZMQ_REQUEST_WAIT_MS", 20)  # which a handshake may take
+            halves = (request(SUB)[:-1], frame(b"", MORE), frame(b"", MORE) + frame(b"", MORE))
+            for raw, begun in zip(others, halves, strict=True):
                 raw.writer.write(begun)
                 assert await raw.is_disconnected()
             assert (await idle.ask(SUB)).endswith(SUB)

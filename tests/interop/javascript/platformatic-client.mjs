@@ -8,4 +8,4 @@ export const { Admin, Consumer, Producer } = await import('@platformatic/kafka')
 export const options = address => ({ clientId: 'platformatic', bootstrapBrokers: [address] })
 
 // For a producer whose broker is killed: it is back soon, and until then it tries again.
-export const PATIENT = { retries: 200, retryDelay: 100 }
+export const PATIENT = { retries: 2_000, retryDelay: 100 }

@@ -16,7 +16,7 @@ import threading
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -213,6 +213,26 @@ def test_a_signal_asks_a_job_to_stop_and_handlers_are_put_back() -> None:
     assert signal.getsignal(signal.SIGTERM) is before
 
 
+class Session:
+    """As much of Spark as a job that is told to stop needs."""
+
+    def __init__(self) -> None:
+        self.sparkContext = self
+        self.cancelled = threading.Semaphore(0)
+
+    def cancelAllJobs(self) -> None:
+        self.cancelled.release()
+
+
+def test_jobs_of_a_batch_are_cancelled_until_it_ends_for_one_may_be_about_to_begin() -> None:
+    session = Session()
+    with Job(output=io.StringIO(), spark=cast(Any, session)) as job:
+        os.kill(os.getpid(), signal.SIGTERM)
+        for _ in range(3):
+            assert session.cancelled.acquire(timeout=30)
+    assert job._cancelling is not None and not job._cancelling.is_alive()
+
+
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
@@ -324,7 +344,9 @@ def test_what_is_misspelt_or_cannot_be_is_one_sentence_and_exit_code_2(
     [
         ("audit",),
         ("compact",),
+        ("metrics",),
         ("replay", "--topic", "a", "--to-topic", "b"),
+        ("simulate",),
         ("trending", "--topics", "a"),
     ],
 )

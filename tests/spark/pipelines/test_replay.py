@@ -104,6 +104,8 @@ def test_a_replay_that_was_killed_is_gone_on_with_and_adds_each_record_once_s5(
         **{"read": 56, "kept": kept, "written": kept, "to topic": f"{topic}-again"},
         **{"portions": 4, "of them by earlier runs": 1},
     }
+    # Files are kept for nobody any more, neither for who was killed nor for who went on.
+    assert broker.client().get("/v1/archive/plans").json["plans"] == []
     # Once it is done, nothing is left to do.
     assert replayed(broker, spark, topic, tmp_path / "c", **options).facts["portions"] == 4
     assert values_of(broker, f"{topic}-again") == expected

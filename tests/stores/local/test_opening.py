@@ -89,8 +89,9 @@ async def test_a_broker_does_not_start_while_somebody_reads_the_directory(tmp_pa
 
 async def test_a_directory_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("chapter one")
-    with pytest.raises(UnusableDirectory, match=r"there is 'thesis\.txt'"):
+    with pytest.raises(UnusableDirectory, match=r"there is 'thesis\.txt'") as raised:
         await LocalStore.open(tmp_path)
+    assert str(raised.value).startswith(f"{tmp_path}: "), "who set it may have forgotten where"
     assert content_of(tmp_path) == {"thesis.txt": b"chapter one"}
 
 

@@ -13,7 +13,13 @@ from kio.index import load_request_schema, load_response_schema
 
 from quackmq.errors import ProtocolError
 from quackmq.wire.kafka import fetch
-from quackmq.wire.kafka.fetch import PartitionData, TopicData, read_request, write_response
+from quackmq.wire.kafka.fetch import (
+    PartitionData,
+    TopicData,
+    read_request,
+    write_one,
+    write_response,
+)
 from tests.wire.kafka.schemas import entities, read_by_kio, written
 
 VERSIONS = range(4, 19)
@@ -131,6 +137,51 @@ def test_who_reads_what_is_committed_is_told_what_was_aborted(
     assert [part.aborted_transactions for part in topic.partitions] == [None, None]
 
 
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("rack", [b"", b"r1"])
+@pytest.mark.parametrize("forgotten", [[], [1, 2]])
+def test_the_usual_request_is_read_as_any_other(
+    version: int, rack: bytes, forgotten: list[int]
+) -> None:
+    """Most ask for one partition, and have no rack: these are read by a shorter way."""
+    topic = name_for(version)
+    whole = request_for_one(version, topic, rack, forgotten)
+    wish = (7, 3 if version >= 9 else fetch.NO_EPOCH, 2**40, 2**20)
+    session = (9, 10) if version >= fetch.FIRST_WITH_SESSIONS else (0, -1)
+    expected = (500, 1, 2**25, 1, *session, [(topic, [wish])])
+    assert read_request(version, memoryview(whole)) == expected
+    assert read_request(version, memoryview(whole + b"more")) == expected
+    for size in range(len(whole)):
+        with pytest.raises(ProtocolError):
+            read_request(version, memoryview(whole[:size]))
+
+
+@pytest.mark.parametrize("version", [11, *range(13, 19)])
+def test_what_the_shorter_way_takes_it_reads_as_the_longer_does(version: int) -> None:
+    whole = request_for_one(version, name_for(version), b"", [])
+    for position in range(len(whole)):
+        for value in (0, 1, 2, 0x7F, 0x80, 0xFF):
+            changed = bytearray(whole)
+            changed[position] = value
+            shorter = request_or_none(version, changed)
+            # With a byte behind it, it is not of the usual shape.
+            assert shorter is None or shorter == request_or_none(version, changed + b"\0")
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("isolation", [0, 1])
+@pytest.mark.parametrize("aborted", [[], [(1, 2)]])
+@pytest.mark.parametrize("chunks", [(), (b"batch",), (b"batch", b"and another")])
+def test_the_answer_for_one_partition_is_that_for_many(
+    version: int, isolation: int, aborted: list[tuple[int, int]], chunks: tuple[bytes, ...]
+) -> None:
+    topic = name_for(version)
+    data = PartitionData(5, 0, 500, 100, chunks, sum(map(len, chunks)), 400, aborted)
+    one = write_one(version, topic, data, isolation)
+    many = write_response(version, [TopicData(topic, [data])], isolation=isolation)
+    assert [bytes(buffer) for buffer in one] == [bytes(buffer) for buffer in many]
+
+
 def test_an_error_of_the_whole_request_has_its_place_from_version_7_on() -> None:
     whole = b"".join(write_response(7, (), error=70))
     answer = read_by_kio(load_response_schema(fetch.API_KEY, 7), whole)
@@ -139,6 +190,44 @@ def test_an_error_of_the_whole_request_has_its_place_from_version_7_on() -> None
 
 def name_for(version: int) -> str | uuid.UUID:
     return uuid.uuid4() if version >= fetch.FIRST_WITH_TOPIC_IDS else "news"
+
+
+def request_for_one(
+    version: int, topic: str | uuid.UUID, rack: bytes, forgotten: list[int]
+) -> bytes:
+    """A request for one partition, field by field."""
+    flexible = version >= fetch.FLEXIBLE_FROM
+
+    def length(value: int, form: str = ">i") -> bytes:
+        return bytes([value + 1]) if flexible else struct.pack(form, value)
+
+    def string(value: bytes) -> bytes:
+        return length(len(value), ">h") + value
+
+    tags = b"\0" if flexible else b""
+    name = topic.bytes if isinstance(topic, uuid.UUID) else string(topic.encode())
+    out = b"" if version >= 15 else struct.pack(">i", -1)
+    out += struct.pack(">iiib", 500, 1, 2**25, 1)
+    if version >= fetch.FIRST_WITH_SESSIONS:
+        out += struct.pack(">ii", 9, 10)
+    out += length(1) + name + length(1) + struct.pack(">i", 7)
+    out += struct.pack(">i", 3) if version >= 9 else b""
+    out += struct.pack(">q", 2**40)
+    out += struct.pack(">i", -1) if version >= 12 else b""
+    out += struct.pack(">q", -1) if version >= 5 else b""
+    out += struct.pack(">i", 2**20) + tags + tags
+    if version >= fetch.FIRST_WITH_SESSIONS:
+        out += length(1) + name if forgotten else length(0)
+        if forgotten:
+            out += length(len(forgotten)) + struct.pack(f">{len(forgotten)}i", *forgotten) + tags
+    return out + (string(rack) if version >= 11 else b"") + tags
+
+
+def request_or_none(version: int, data: bytes | bytearray) -> fetch.FetchRequest | None:
+    try:
+        return read_request(version, memoryview(data))
+    except ProtocolError:
+        return None
 
 
 def name_or_id(topic: Any) -> str | uuid.UUID:

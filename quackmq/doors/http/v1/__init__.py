@@ -2,8 +2,8 @@
 
 Read in this order: `operations` (what an operation is), `messages` (how messages are written), then
 any of the rest: `topics`, `publishing`, `reading`, `batches`, `holes`, `events`, `subscriptions`,
-`stages`, `archive`, `health`, each with its handlers and its `OPERATIONS`; `documents`, `openapi`
-and `page` tell of all of them.
+`stages`, `archive`, `health`, `connections`, each with its handlers and its `OPERATIONS`;
+`documents`, `openapi` and `page` tell of all of them.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from quackmq.doors.http.routes import Route
 from quackmq.doors.http.v1 import (
     archive,
     batches,
+    connections,
     documents,
     events,
     health,
@@ -37,6 +38,7 @@ _OFFERED: Final = (
     *stages.OPERATIONS,
     *archive.OPERATIONS,
     *health.OPERATIONS,
+    *connections.OPERATIONS,
 )
 OPERATIONS: Final[tuple[Operation, ...]] = (*_OFFERED, *documents.operations(_OFFERED))
 #: Every route below /v1.

@@ -153,7 +153,7 @@ async def read_batches(request: Request) -> Response:
     reads = [Read(key, offset, max_bytes, committed=True)]
     (found,) = await broker.read(caller, reads, max_bytes=max_bytes, wait_ms=wait_ms)
     if isinstance(found.error, DamagedData):
-        raise _damaged(found.error)
+        raise damaged(found.error)
     if found.error is not None:
         raise found.error
     chunks: Sequence[Buffer] = found.chunks if end is None else _before(found.chunks, end)
@@ -207,6 +207,12 @@ def check_id(topic: Topic, wanted_id: str | None) -> Topic:
     if wanted_id is not None and wanted_id != str(topic.id):
         raise UnknownTopic(f"topic {topic.name} was made anew: there is none with id {wanted_id}")
     return topic
+
+
+def damaged(error: DamagedData) -> HttpFailure:
+    """The same failure, which tells where reading can go on, if anybody knows."""
+    headers = () if error.next_offset is None else ((NEXT_OFFSET, str(error.next_offset)),)
+    return HttpFailure(status_of(error), error.code, str(error), headers)
 
 
 _Found = dict[str, tuple[Topic, list[SizedPartition]]]
@@ -294,11 +300,6 @@ def _times(times: Sequence[OffsetTime]) -> str:
         told.append(f"{each.offset - offset}:{each.timestamp_ms - time_ms}")
         offset, time_ms = each
     return ",".join(told)
-
-
-def _damaged(error: DamagedData) -> HttpFailure:
-    headers = () if error.next_offset is None else ((NEXT_OFFSET, str(error.next_offset)),)
-    return HttpFailure(status_of(error), error.code, str(error), headers)
 
 
 # --- operations -----------------------------------------------------------------------------------

@@ -8,11 +8,12 @@ publishing: the log has all of it until it is archived.
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Final, Literal
 
 from msgspec import Struct
 
-from quackmq import __version__
+from quackmq import __version__, limits
 from quackmq.doors.http.v1.operations import Answer, Operation, answered
 from quackmq.doors.http.values import Request, Response
 from quackmq.errors import BrokerClosing, StoreReadOnly
@@ -41,7 +42,8 @@ class ArchiveHealth(Struct, frozen=True):
 
 class Health(Struct, frozen=True):
     """`connections` and `streams` are those of this door; `archive` is null where there is none.
-    `not_cleaned` says of topics that cannot let go of what they should what keeps them from it."""
+    `not_cleaned` says of topics that cannot let go of what they should what keeps them from it,
+    `not_reached` of some clients of the proxy why they cannot be brought what they have missed."""
 
     status: Literal["live", "ready"]
     version: str
@@ -50,6 +52,7 @@ class Health(Struct, frozen=True):
     streams: int
     archive: ArchiveHealth | None
     not_cleaned: list[str]
+    not_reached: list[str]
 
 
 async def health(request: Request) -> Response:
@@ -64,6 +67,7 @@ async def ready(request: Request) -> Response:
 def _health(request: Request, status: Literal["live", "ready"]) -> Health:
     door = request.door
     topics = len(request.broker.topics())
+    unreached = request.broker.pushing.unreached
     return Health(
         status,
         __version__,
@@ -74,6 +78,10 @@ def _health(request: Request, status: Literal["live", "ready"]) -> Health:
         [
             f"{failure.topic_name}, partition {failure.partition}: {failure.error}"
             for failure in request.broker.retention_failures()
+        ],
+        [
+            f"{name}, topic {topic_name}: {reason}"
+            for (name, topic_name), reason in islice(unreached.items(), limits.PUSH_TOLD)
         ],
     )
 

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from quackmq import limits
 from quackmq.broker.committed import left_out
-from quackmq.doors.http.v1.batches import OFFSET, TOPIC_ID, check_id
+from quackmq.doors.http.v1.batches import NEXT_OFFSET, OFFSET, TOPIC_ID, check_id, damaged
 from quackmq.doors.http.v1.common import PARTITION, TOPIC
 from quackmq.doors.http.v1.operations import Answer, Operation, answered
 from quackmq.doors.http.values import Request, Response
@@ -53,6 +53,8 @@ async def find_holes(request: Request) -> Response:
     most = limits.HTTP_HOLES_BYTES
     reads = [Read(key, offset, most, committed=True)]
     (found,) = await broker.read(request.caller, reads, max_bytes=most)
+    if isinstance(found.error, DamagedData):
+        raise damaged(found.error)
     if found.error is not None:
         raise found.error
     holes = [Hole(*each) for each in left_out(found)]
@@ -71,7 +73,8 @@ OPERATIONS: Final = (
         path="/v1/topics/{topic}/partitions/{partition}/holes",
         handler=find_holes,
         about="Tell which offsets hold nothing for readers, and why: of what is in the log, from "
-        "an offset on, a stretch at a time.",
+        "an offset on, a stretch at a time. What is damaged is refused, and the header "
+        f"`{NEXT_OFFSET}` tells where to go on.",
         parameters=(TOPIC, PARTITION, OFFSET, TOPIC_ID),
         answers={200: Answer("The holes of a stretch.", HolesFound)},
         errors=(UnknownTopic, UnknownPartition, OffsetOutOfRange, DamagedData),

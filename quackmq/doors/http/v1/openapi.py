@@ -46,7 +46,7 @@ TAGS: Final = {
     "subscriptions": "Durable names that get each message exactly once.",
     "stages": "Many writers, one commit.",
     "archive": "All history as Parquet files, for who reads or rewrites it as such.",
-    "health": "Whether the broker lives, and takes what is published.",
+    "health": "Whether the broker lives, and takes what is published; who is connected.",
     "document": "This document.",
 }
 

@@ -56,8 +56,8 @@ MessageId = Annotated[str, Meta(description="The id of a message, as it came wit
 
 class NewSubscription(Struct, frozen=True, forbid_unknown_fields=True):
     """Where a new subscription begins. With `receipts` each step of its cursors is told to the
-    topic `quackmq.receipts`, in the same change; this is also taken for one that is there, whose
-    receipts stay as they are if nothing is said."""
+    topic `quackmq.receipts`, in the same change; this is also taken for one that is there, pushed
+    or not, whose receipts stay as they are if nothing is said."""
 
     start: StartField = "end"
     receipts: bool | None = None

@@ -6,7 +6,8 @@ the client. A client that comes back says `hello` again, and may have moved. It 
 topics, and is asked at its last address for all of them.
 
 An address has to be the client's own, that is, on the host from which it speaks: otherwise anybody
-could have messages sent to anybody. And there has to be a REP socket at it, when it is named.
+could have messages sent to anybody. And there has to be a REP socket at it, when it is named; for
+finding out there is one time in all, and only so many are asked at once.
 
 Who may call: the loop.
 """
@@ -25,6 +26,7 @@ from quackmq.broker import Broker, Caller, Terms
 from quackmq.broker.waits import NamedLocks
 from quackmq.doors.zmq.proxy.outgoing import Outgoing, Target
 from quackmq.doors.zmq.proxy.retransmission import Multicast, Retransmission
+from quackmq.doors.zmq.proxy.turns import Turns
 from quackmq.errors import (
     BrokerClosing,
     InvalidRequest,
@@ -64,6 +66,7 @@ class Clients:
         #: Held by whoever changes what a client has.
         self._locks = NamedLocks()
         self._large = asyncio.Semaphore(limits.PROXY_LARGE_EXCHANGES)
+        self._turns = Turns(limits.PROXY_HELLOS, limits.PROXY_HELLOS_OF_HOST)
         self._ending: set[asyncio.Task[None]] = set()
         self._is_closing = False
 
@@ -90,14 +93,12 @@ class Clients:
         raises."""
         client = caller.client
         check_topic_name(topic)
-        target = await self._checked(caller, address)
         if self._count >= limits.PROXY_CLIENTS and self._find(client, topic) is None:
             raise LimitReached(f"{limits.PROXY_CLIENTS} clients have introduced themselves")
-        outgoing = Outgoing(target)
-        await outgoing.reach()
+        outgoing = await self._reached(caller, address)
         try:
             async with self._locks.hold(client):
-                is_new = await self._subscribe(caller, topic, target)
+                is_new = await self._subscribe(caller, topic, outgoing.target)
                 if self._is_closing:
                     raise BrokerClosing("the broker is closing: say hello again when it is back")
                 self._introduce(caller, topic, outgoing)
@@ -196,10 +197,21 @@ class Clients:
             except Exception as error:
                 log.warning("the address of %s for %s stays noted: %s", client, topic, error)
 
+    async def _reached(self, caller: Caller, address: str) -> Outgoing:
+        """A connection to where the client says that it listens. NotAllowed, Unreachable."""
+        try:
+            async with asyncio.timeout(limits.PROXY_CONNECT_MS / 1000):
+                async with self._turns.hold(_host_of(caller)):
+                    outgoing = Outgoing(await self._checked(caller, address))
+                    await outgoing.reach()
+                    return outgoing
+        except TimeoutError:
+            raise Unreachable(f"nobody at {address} in {limits.PROXY_CONNECT_MS} ms") from None
+
     async def _checked(self, caller: Caller, address: str) -> Target:
         """Where the client says that it listens. NotAllowed if that is not its own host."""
         host, port = _split(address)
-        own = _normal(caller.address.rpartition(":")[0])
+        own = _host_of(caller)
         if host == _ANY_HOST:
             return Target(own, port)
         try:
@@ -231,6 +243,10 @@ def _parsed(address: str) -> Target:
     return Target(*_split(address))
 
 
+def _host_of(caller: Caller) -> str:
+    return _normal(caller.address.rpartition(":")[0])
+
+
 def _normal(host: str) -> str:
     """An address in one spelling. ValueError for a name."""
     address = ipaddress.ip_address(host.partition("%")[0])
@@ -242,8 +258,7 @@ def _normal(host: str) -> str:
 async def _look_up(host: str) -> set[str]:
     loop = asyncio.get_running_loop()
     try:
-        async with asyncio.timeout(limits.PROXY_CONNECT_MS / 1000):
-            found = await loop.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except (OSError, TimeoutError, UnicodeError) as error:
-        raise Unreachable(f"there is no host {host}: {str(error) or 'no answer'}") from None
+        found = await loop.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        raise Unreachable(f"there is no host {host}: {error}") from None
     return {_normal(str(each[4][0])) for each in found}

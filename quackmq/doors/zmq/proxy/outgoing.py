@@ -4,6 +4,10 @@ One request at a time, and its answer. The connection is made by the first reque
 next ones, and closed when it was not needed for a while, or when an answer did not come in time: a
 late one must not be taken for that of another request.
 
+The time for an answer counts from when the client has the request: a large one may take long over a
+slow link, and begun anew it would never arrive. What counts is that bytes leave for the client, not
+that they have left this program, since the kernel takes some megabytes at once.
+
 Promised: nothing takes longer than its time, and an address where nobody is costs a descriptor for
 that time. Unreachable tells of whatever goes wrong.
 
@@ -13,11 +17,17 @@ Who may call: the loop.
 from __future__ import annotations
 
 import asyncio
-from typing import NamedTuple, cast
+import fcntl
+import struct
+import termios
+from typing import Final, NamedTuple, cast
 
 from quackmq import limits
 from quackmq.errors import ProtocolError, Unreachable
 from quackmq.wire import zmtp
+
+#: How often it is looked, within the time for an answer, whether bytes still leave.
+_LOOKS: Final = 4
 
 
 class Target(NamedTuple):
@@ -43,22 +53,20 @@ class Outgoing:
         """Connect, unless that was done. Unreachable."""
         async with self._lock:
             await self._connected()
+            self._rest()
 
     async def ask(self, words: bytes, content: bytes) -> bytes:
         """The answer to a request, which is both together. Unreachable."""
         async with self._lock:
             exchange = await self._connected()
+            self._rest_no_more()
             try:
-                async with asyncio.timeout(limits.PROXY_ANSWER_MS / 1000):
-                    return await exchange.ask(words, content)
-            except TimeoutError:
-                self._hang_up()
-                raise Unreachable(
-                    f"{self.target} did not answer in {limits.PROXY_ANSWER_MS} ms"
-                ) from None
+                answer = await self._answered(exchange, words, content)
             except BaseException:
                 self._hang_up()
                 raise
+            self._rest()
+            return answer
 
     def close(self) -> None:
         self._is_closed = True
@@ -69,7 +77,6 @@ class Outgoing:
             raise Unreachable(f"the connection to {self.target} is closed")
         if self._exchange is None or self._exchange.is_lost:
             self._exchange = await self._connect()
-        self._rest()
         return self._exchange
 
     async def _connect(self) -> _Exchange:
@@ -93,17 +100,42 @@ class Outgoing:
                 raise Unreachable(f"nobody at {self.target}: {error.strerror or error}") from None
             raise
 
+    async def _answered(self, exchange: _Exchange, words: bytes, content: bytes) -> bytes:
+        """Looks are counted, not time: if this process stood still, nobody is given up for it."""
+        size = left = len(words) + len(content)
+        answer_ms = limits.PROXY_ANSWER_MS
+        most_ms = answer_ms + size * 1000 // limits.PROXY_SLOWEST_BYTES
+        look_ms = answer_ms / _LOOKS
+        answer = exchange.ask(words, content)
+        quiet = 0
+        for _ in range(round(most_ms / look_ms) + _LOOKS):
+            await asyncio.wait((answer,), timeout=look_ms / 1000)
+            if answer.done():
+                return answer.result()
+            before, left = left, exchange.unsent_bytes()
+            quiet = 0 if left < before else quiet + 1
+            if quiet == _LOOKS:
+                break
+        else:
+            raise Unreachable(f"{self.target} is too slow: {size - left} of {size} bytes are there")
+        untaken = f", nor take any of {left} bytes" if left else ""
+        raise Unreachable(f"{self.target} did not answer in {answer_ms} ms{untaken}")
+
     def _rest(self) -> None:
         """Close it, if it is not needed again soon."""
-        if self._idle is not None:
-            self._idle.cancel()
+        self._rest_no_more()
+        if self._is_closed:
+            return  # the moment that the answer came
         loop = asyncio.get_running_loop()
         self._idle = loop.call_later(limits.PROXY_IDLE_MS / 1000, self._hang_up)
 
-    def _hang_up(self) -> None:
+    def _rest_no_more(self) -> None:
         if self._idle is not None:
             self._idle.cancel()
             self._idle = None
+
+    def _hang_up(self) -> None:
+        self._rest_no_more()
         if self._exchange is not None:
             self._exchange.abort()
             self._exchange = None
@@ -117,7 +149,7 @@ class _Exchange(asyncio.Protocol):
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.is_lost = False
 
-    async def ask(self, words: bytes, content: bytes) -> bytes:
+    def ask(self, words: bytes, content: bytes) -> asyncio.Future[bytes]:
         if self._transport is None:
             raise Unreachable("the connection was lost")
         self._answer = asyncio.get_running_loop().create_future()
@@ -126,7 +158,20 @@ class _Exchange(asyncio.Protocol):
             self._transport.write(head + content)
         else:
             self._transport.writelines((head, content))
-        return await self._answer
+        return self._answer
+
+    def unsent_bytes(self) -> int:
+        """What the client does not have yet: here, in the kernel, or on the way."""
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return 0
+        unsent = transport.get_write_buffer_size()
+        sock = transport.get_extra_info("socket")
+        try:
+            (queued,) = struct.unpack("i", fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4)))
+        except OSError:  # a system that does not tell
+            queued = 0
+        return unsent + cast(int, queued)
 
     def abort(self) -> None:
         if self._transport is not None:

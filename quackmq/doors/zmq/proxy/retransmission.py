@@ -4,7 +4,8 @@ The first delivery of an entry is what the XPUB socket sends to the client, if i
 there (`XpubDoor.covers`). What was published before it had, and what it has not acknowledged when
 the lease runs out, is sent as `data` over a REQ connection; the answer is the acknowledgement. A
 client that says `not_yet` has the message in hand: it is asked again later, each time after a
-longer wait. Where nobody answers, nothing is tried for a while, longer each time.
+longer wait. Where nobody answers, nothing is tried for a while, longer each time, and the broker's
+health names the client meanwhile.
 
 An acknowledgement may come before the entry was lent, since XPUB does not wait for leases: it is
 remembered until then, up to a bound. One that is forgotten costs a repeat, which the client knows
@@ -72,7 +73,7 @@ class Retransmission:
     def renew(self, outgoing: Outgoing) -> None:
         """The client has introduced itself again."""
         self.outgoing = outgoing
-        self._failures = 0
+        self._is_well()
         self._reachable.set()
         self._changed.set()
 
@@ -81,6 +82,7 @@ class Retransmission:
         if channel is not None and (
             channel.ack(partition, offset) or channel.is_done(partition, offset)
         ):
+            self._look_whether_well(channel)
             return
         self._early[partition, offset] = None
         if len(self._early) > limits.PROXY_EARLY:
@@ -113,6 +115,7 @@ class Retransmission:
                     log.exception("sending %s to %s failed", self.topic, self.client)
                     await asyncio.sleep(limits.PROXY_RETRY_MS / 1000)
         finally:
+            self._is_well()
             await self._leave()
             self._on_end(self)
 
@@ -134,6 +137,7 @@ class Retransmission:
             while taken := await channel.take(limits.PROXY_TAKEN):
                 await self._deliver(channel, taken)
                 await asyncio.sleep(0)  # others are to have their turn
+            self._look_whether_well(channel)
             await self._changed.wait()
 
     async def _deliver(self, channel: Channel, taken: list[Delivery]) -> None:
@@ -147,6 +151,7 @@ class Retransmission:
                 for left in taken[index:]:
                     if not self._is_on_its_way(left):
                         channel.nack(left)
+                self._broker.pushing.unreached[self.client, self.topic] = str(error)
                 await self._back_off(error)
                 return
             if is_received:
@@ -182,7 +187,7 @@ class Retransmission:
             log.info(
                 "%s is reached again, for %s; %d tries failed", self.client, self.topic, self.failed
             )
-            self._failures = 0
+            self._is_well()
         return is_received
 
     async def _back_off(self, error: QuackError) -> None:
@@ -202,6 +207,16 @@ class Retransmission:
                 await self._reachable.wait()
         except TimeoutError:
             return
+
+    def _look_whether_well(self, channel: Channel) -> None:
+        """Who has got by other ways what could not be sent to it misses nothing."""
+        if self._failures and not channel.lag():
+            self._is_well()
+
+    def _is_well(self) -> None:
+        """Reached again, without need of it, or gone."""
+        self._failures = 0
+        self._broker.pushing.unreached.pop((self.client, self.topic), None)
 
     def _later_ms(self, delivery: Delivery) -> int:
         return min(

@@ -11,6 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+import pytest
+
+from quackmq import limits
 from quackmq.archive.tiered import TieredStore
 from quackmq.broker import Broker, Caller
 from quackmq.doors.http import HttpDoor
@@ -19,7 +22,7 @@ from quackmq.stores.local import LocalOptions, LocalStore
 from quackmq.stores.memory import MemoryStore
 
 #: For anything that takes milliseconds when all is well. Long, since machines can be busy.
-DEADLINE_S = 30
+DEADLINE_S = 120
 CALLER = Caller("tester")
 PROBLEM = "application/problem+json"
 
@@ -106,6 +109,10 @@ class Serving:
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
         self._clients: list[Client] = []
+        # It merges files when a test tells it to: by itself it would, every ten seconds, in the
+        # midst of a test.
+        self._patch = pytest.MonkeyPatch()
+        self._patch.setattr(limits, "MERGE_INTERVAL_MS", 3_600_000)
         self.broker: Broker
         self.door: HttpDoor
         self.host, self.port = self.run(self._open())
@@ -131,6 +138,7 @@ class Serving:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
             self._loop.close()
+            self._patch.undo()
 
     async def _open(self) -> tuple[str, int]:
         archive = None

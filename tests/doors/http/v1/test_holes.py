@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from quackmq import limits
 from quackmq.conventions import RECEIPTS_TOPIC
 from tests.broker.transacting import Transactor
-from tests.doors.http.v1.serving import Client, Serving
+from tests.doors.http.v1.serving import Client, Serving, serving
+from tests.stores.local.directories import flip, segments_of
 
 
 def holes_of(api: Client, topic: str, offset: int = 0) -> Any:
@@ -69,6 +71,24 @@ def test_holes_of_nowhere_are_refused(api: Client, topic: str) -> None:
     api.get(f"{path}/1/holes?offset=0").problem(404, "unknown_partition")
     other = "00000000-0000-0000-0000-000000000000"
     api.get(f"{path}/0/holes?offset=0&topic_id={other}").problem(404, "unknown_topic")
+
+
+def test_what_is_damaged_is_told_with_where_to_go_on(tmp_path: Path) -> None:
+    """As by whoever reads batches: nobody is stuck in front of it."""
+    topic, values = "ducks", ("first", "second", "third")
+    with serving(directory=tmp_path) as running:
+        for value in values:
+            running.client().publish(topic, value)
+    (segment,) = segments_of(tmp_path)
+    flip(segment, segment.read_bytes().index(b"second"))
+    with serving(directory=tmp_path) as running:
+        api = running.client()
+        for page in ("holes", "batches"):
+            path = f"/v1/topics/{topic}/partitions/0/{page}?offset="
+            answer = api.get(f"{path}1")
+            answer.problem(500, "damaged_data")
+            assert answer.headers["quackmq-next-offset"] == "2"
+            assert api.get(f"{path}2").status == 200
 
 
 def test_receipts_are_asked_for_shown_and_ended(api: Client, topic: str) -> None:

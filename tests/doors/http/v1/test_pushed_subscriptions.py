@@ -46,3 +46,16 @@ def test_a_pushed_name_is_not_used_by_last_id_and_can_be_ended(
     assert api.get(f"{path}/lag").status == 404
     assert api.put(path).status == 201
     assert "pushed" not in api.get(path).json
+
+
+def test_receipts_are_asked_for_of_a_pushed_one_that_is_there_s5(
+    served: Serving, api: Client, topic: str
+) -> None:
+    served.run(served.broker.pushing.subscribe(_CALLER, "gladstone", topic))
+    path = f"/v1/subscriptions/gladstone/topics/{topic}"
+    asked = api.put(path, {"receipts": True})
+    assert (asked.status, asked.json["receipts"], asked.json["next_offsets"]) == (200, True, [0])
+    assert asked.json["pushed"]["reading"] == "every"
+    assert api.put(path, {"start": "beginning"}).status == 409, "it cannot be subscribed so"
+    assert api.get(path).json["receipts"]
+    assert not api.put(path, {"receipts": False}).json["receipts"]

@@ -90,7 +90,17 @@ public final class Program implements ConsumerRebalanceListener {
     }
 
     private void read(KafkaConsumer<String, String> consumer) {
-        ConsumerRecords<String, String> records = consumer.poll(POLL);
+        ConsumerRecords<String, String> records;
+        try {
+            records = consumer.poll(POLL);
+        } catch (IllegalStateException confused) {
+            // The two threads of the newer protocol's consumer at times disagree, after its broker
+            // was away, on a position that is being looked up again. It goes on from where it was.
+            if (!String.valueOf(confused.getMessage()).contains("valid current position")) {
+                throw confused;
+            }
+            return;
+        }
         records.forEach(record -> say("record", List.of(record.partition()), Map.of(
                 "offset", record.offset(), "value", record.value())));
         var next = records.nextOffsets();

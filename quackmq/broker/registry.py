@@ -1,0 +1,43 @@
+"""Subscriptions in memory, of one mode, by topic and by name. Nothing empty is kept.
+
+Who may call: the broker's loop.
+"""
+
+from __future__ import annotations
+
+from typing import Generic, Protocol, TypeVar
+from uuid import UUID
+
+from quackmq.topic import Topic
+
+
+class _Held(Protocol):
+    name: str
+    topic: Topic
+
+
+H = TypeVar("H", bound=_Held)
+
+
+class Registry(Generic[H]):
+    __slots__ = ("by_name", "by_topic", "count")
+
+    def __init__(self) -> None:
+        self.by_topic: dict[UUID, dict[str, H]] = {}
+        self.by_name: dict[str, dict[UUID, H]] = {}
+        self.count = 0
+
+    def add(self, held: H) -> None:
+        self.by_topic.setdefault(held.topic.id, {})[held.name] = held
+        self.by_name.setdefault(held.name, {})[held.topic.id] = held
+        self.count += 1
+
+    def remove(self, held: H) -> None:
+        of_topic, of_name = self.by_topic[held.topic.id], self.by_name[held.name]
+        del of_topic[held.name]
+        if not of_topic:
+            del self.by_topic[held.topic.id]
+        del of_name[held.topic.id]
+        if not of_name:
+            del self.by_name[held.name]
+        self.count -= 1
