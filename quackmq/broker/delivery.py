@@ -264,7 +264,8 @@ class Delivery:
     async def leave_receipts(self, topic: Topic, name: str, wanted: bool) -> None:
         """From now on, or no longer."""
         held = self._find_held(topic, name)
-        check_topic(topic.name)
+        if wanted:
+            check_topic(topic.name)
         async with self._cursors.changing(name), held.lock:
             held.check_there()
             if held.kept.receipts == wanted:
@@ -472,6 +473,7 @@ class Delivery:
             if not receipts:
                 await self._cursors.set(cursors)
                 return
+            await self._store.room()
             self._receipts.note(receipts, await self._store.append(receipts, cursors))
             self._cursors.note(cursors)
 

@@ -255,7 +255,8 @@ class Pushed:
 
     async def leave_receipts(self, held: PushedSubscription, wanted: bool) -> None:
         """From now on, or no longer."""
-        check_topic(held.topic.name)
+        if wanted:
+            check_topic(held.topic.name)
         if held.kept.receipts == wanted:
             return
         if not wanted:

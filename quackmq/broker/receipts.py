@@ -22,7 +22,8 @@ have spoken before.
 
 `time_ms` and `append_times` (from which offset on which time) are both of the broker's clock, so
 that their difference is the time from publish to delivery. An append time is exact for what is
-recent, may be up to `limits.REGION_MS` early for what is not, and is missing for what is archived.
+recent, may be up to `limits.REGION_MS` early for what is not, and is missing for what is archived,
+or where the disk cannot tell.
 
 Not promised: that the subscriber has *handled* what it says it has; and anything of a receipt that
 somebody else has written to the topic, or taken away by altering or deleting it.
@@ -42,7 +43,7 @@ from typing import Final, Literal, NamedTuple
 from quackmq import codec, limits
 from quackmq.broker.topics import Topics
 from quackmq.conventions import RECEIPTS_TOPIC
-from quackmq.errors import InvalidRequest, TopicExists
+from quackmq.errors import InvalidRequest, StorageError, TopicExists
 from quackmq.policy import Policy
 from quackmq.record import Batch, Record
 from quackmq.stores.base import Store
@@ -110,8 +111,8 @@ class Receipts:
         self, steps: Sequence[Step], cursors: Sequence[Cursor] = (), states: Sequence[StatePut] = ()
     ) -> None:
         """As `write`, after `ready`: NotFound if the topic of receipts went meanwhile."""
-        await self._store.room()
         appends = await self.batches(steps)
+        await self._store.room()  # nothing comes between this and the append
         self.note(appends, await self._store.append(appends, cursors, states))
 
     async def batches(self, steps: Sequence[Step]) -> list[Append]:
@@ -145,7 +146,13 @@ class Receipts:
         if step.kind not in ("taken", "acked") or step.first_offset >= step.next_offset:
             return ()
         key = PartitionKey(step.topic.id, step.partition)
-        times = await self._store.append_times(key, step.first_offset, step.next_offset)
+        try:
+            times = await self._store.append_times(key, step.first_offset, step.next_offset)
+        except (OSError, StorageError) as error:
+            # What was taken counts: a disk that cannot be read in one place must not keep it, nor
+            # what others have taken, from being written.
+            log.debug("a receipt of %s is without its times: %s", step.name, error)
+            return ()
         # Of very many, some in even distance: what lies in between counts as of the one before.
         every = -(-len(times) // limits.RECEIPT_TIMES) or 1
         return times[::every]

@@ -28,6 +28,7 @@ ADDRESSES: Final = {
     "xpub": "127.0.0.1:5558",
     "kafka": "127.0.0.1:9092",
 }
+_TCP: Final = "tcp://"
 _SEEDS: Final = 1_000_000
 _LONGEST_S: Final = 7 * 24 * 3600.0
 
@@ -123,12 +124,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _address(door: str, told: str | None) -> str:
-    """As it was told, if it is one. A Kafka cluster may have several."""
+    """As it was told, if it is one. A Kafka cluster may have several, and a ZeroMQ socket's may
+    be written as these are."""
     if told is None:
         return ADDRESSES[door]
     parse = parse_address_or_path if door == "line" else parse_advertised_address
+    plain = told.removeprefix(_TCP) if door in ("zmq", "xpub") else told
     try:
-        for one in told.split(",") if door == "kafka" else [told]:
+        for one in plain.split(",") if door == "kafka" else [plain]:
             parse(one)
     except ValueError as error:
         raise InvalidRequest(f"--address: {told!r} {error}") from None

@@ -338,7 +338,8 @@ def _stopping() -> Iterator[threading.Event]:
     event = threading.Event()
 
     def stop(number: int, frame: FrameType | None) -> None:
-        event.set()
+        # The thread that this runs in may just hold the event's lock, and would wait for itself.
+        threading.Thread(target=event.set, daemon=True).start()
 
     numbers = (signal.SIGTERM, signal.SIGINT)
     before = [signal.signal(number, stop) for number in numbers]

@@ -19,9 +19,13 @@ def main() -> int:
     """The process's own command; the result is its exit code."""
     open_standard_files()
     with ended_by_interrupts():
+        from quackmq.cli.main import INTERRUPTED
         from quackmq.cli.main import main as run
 
-    return run()
+    try:
+        return run()
+    except KeyboardInterrupt:  # a moment before the command has begun, or after its end
+        return INTERRUPTED
 
 
 def open_standard_files() -> None:

@@ -174,9 +174,16 @@ def _ended_in_good_order() -> Iterator[None]:
     """Whoever ends this command, also by closing its terminal, does it as by an interrupt: a
     subscription for this command alone is not left. One that it was started to ignore stays so."""
     before = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP)}
+
+    def interrupt(*_: object) -> None:
+        # Once: a terminal that is closed tells it twice, by the kernel and by the shell.
+        for each in before:
+            signal.signal(each, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
     for each, handler in before.items():
         if handler is not signal.SIG_IGN:
-            signal.signal(each, signal.default_int_handler)
+            signal.signal(each, interrupt)
     try:
         yield
     finally:

@@ -14,7 +14,7 @@ from typing import Any, Final, NoReturn, Protocol
 
 from quackmq import __version__
 from quackmq.cli import archive, chaos, experiment, get, log, logformat, pipeline, put, serve
-from quackmq.cli.outcome import had_enough, nobody_reads
+from quackmq.cli.outcome import forget_unwritten, had_enough, nobody_reads
 from quackmq.cli.settings import suggest
 from quackmq.errors import InvalidRequest, QuackError
 
@@ -50,16 +50,19 @@ COMMANDS: Final[dict[str, Command]] = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the result is the process's exit code. Without arguments given, it is the
     process's own command, and the process's log is set up for it."""
-    args = build_parser().parse_args(arguments)
     try:
+        args = build_parser().parse_args(arguments)
         if arguments is None and args.command != "serve":  # which has settings for it
             logformat.configure_tool(os.environ)
-        return COMMANDS[args.command].run(args)
+        exit_code = COMMANDS[args.command].run(args)
+        sys.stdout.flush()  # here, where somebody hears of it if that cannot be done
+        return exit_code
     except InvalidRequest as error:
         return _complain(error, MISUSED)
     except OSError as error:
         if isinstance(error, BrokenPipeError) and nobody_reads():
             return had_enough()
+        forget_unwritten()
         return _complain(_sentence(error), FAILED)
     except QuackError as error:
         return _complain(error, FAILED)
@@ -101,6 +104,15 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         message = self._misspelt() or message
         self.exit(MISUSED, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """What is asked for, help say, is output like any: argparse would not hear of it that
+        nobody reads it."""
+        if file is not sys.stdout:
+            super()._print_message(message, file)
+            return
+        file.write(message)
+        file.flush()
 
     def _misspelt(self) -> str | None:
         """An option that is none, and which one was meant: it may be what argparse misses."""

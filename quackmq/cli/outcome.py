@@ -37,6 +37,7 @@ def outcome(directory: Path, look: Callable[[], bool]) -> int:
         return _complain(str(error))
     except OSError as error:
         if error.errno == errno.ENOSPC:  # which nobody has met in reading
+            forget_unwritten()
             return _complain(f"what was found cannot be written: {error.strerror}")
         where = error.filename or directory
         return _complain(f"cannot read {where}: {error.strerror or error}")
@@ -51,9 +52,21 @@ def nobody_reads() -> bool:
 
 def had_enough() -> int:
     """The exit code where nobody reads our output any more."""
-    # What is still buffered must not be tried again when Python ends.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    _forget()
     return ENOUGH
+
+
+def forget_unwritten() -> None:
+    """What is still buffered, if it cannot be written."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        _forget()
+
+
+def _forget() -> None:
+    """It must not be tried again when Python ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _complain(sentence: str) -> int:

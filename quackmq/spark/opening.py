@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from quackmq import limits
 from quackmq.arrow import HEADERS_TYPE, SCHEMA, TIMESTAMP_TYPE, to_arrow
+from quackmq.errors import InvalidRequest
 from quackmq.inflate import inflate
 from quackmq.record import HEADER_BYTES, NO_PRODUCER_ID, NO_SEQUENCE, Batch
 
@@ -34,6 +35,8 @@ _PADDING: Final = bytes(32)
 _VARINT_BYTES: Final = 5
 #: Milliseconds that stay within microseconds, whatever such a number is added to them.
 _GREATEST_MS: Final = 2**52
+#: Offsets behind it still fit their column; no log comes so far.
+_GREATEST_OFFSET: Final = 2**62
 _GREATEST_SEQUENCE: Final = 2**31 - 1
 
 
@@ -53,11 +56,18 @@ def open_batches(
 ) -> pa.RecordBatch:
     """As `quackmq.arrow.to_arrow`."""
     parts: list[pa.RecordBatch] = []
+    size = 0
     for pieces in _together(batches, max_bytes):
         try:
-            parts.append(_columns(pieces))
+            part = _columns(pieces)
         except _Unusual:
-            parts.append(to_arrow([each.batch for each in pieces], max_bytes=max_bytes))
+            part = to_arrow([each.batch for each in pieces], max_bytes=max_bytes)
+        size += part.nbytes
+        if size > limits.ARROW_BYTES:
+            raise InvalidRequest(
+                f"these batches hold more than {limits.ARROW_BYTES} bytes: open fewer at a time"
+            )
+        parts.append(part)
     if len(parts) == 1:
         return parts[0]
     if not parts:
@@ -143,6 +153,8 @@ def _walked(pieces: Sequence[_Piece]) -> tuple[bytes, Numbers]:
         raise _Unusual
     for batch, records in pieces:
         if not 0 < batch.record_count <= batch.last_offset_delta + 1:
+            raise _Unusual
+        if not 0 <= batch.base_offset < _GREATEST_OFFSET:
             raise _Unusual
         # The last byte is the number of the last record's headers.
         if not records or records[-1]:

@@ -4,20 +4,29 @@ and so is what was gone over, lost or skipped (S5)."""
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+from collections.abc import Awaitable, Sequence
 from typing import Any
 
 import pytest
 
 from quackmq import limits
-from quackmq.broker import Broker, Terms
+from quackmq.broker import Broker, Commit, Terms
 from quackmq.broker.pushed_state import decode_pushed
 from quackmq.conventions import RECEIPTS_TOPIC
-from quackmq.errors import DamagedStore, InvalidRequest, NameInOtherMode, StoreReadOnly
+from quackmq.errors import (
+    DamagedData,
+    DamagedStore,
+    InvalidRequest,
+    LimitReached,
+    NameInOtherMode,
+    StoreReadOnly,
+)
 from quackmq.policy import Policy, WhenFull
 from quackmq.stores.memory import MemoryStore
-from quackmq.topic import OffsetTime, PartitionKey
-from tests.broker.flock import Pond, in_virtual_time
+from quackmq.topic import Append, Appended, Cursor, OffsetTime, PartitionKey, StatePut
+from tests.broker.flock import NOBODY, Pond, in_virtual_time
 from tests.broker.pushed_peer import LEASE_MS, PATIENT, Peer, lent, peer_of
 from tests.broker.support import (
     CALLER,
@@ -272,6 +281,9 @@ async def test_receipts_have_no_receipts() -> None:
         assert await broker.pushing.subscribe(CALLER, NAME, RECEIPTS_TOPIC)
         with pytest.raises(InvalidRequest, match="leave no receipts"):
             await broker.subscribe(CALLER, NAME, RECEIPTS_TOPIC, receipts=True)
+        await broker.subscribe(CALLER, "other", RECEIPTS_TOPIC)
+        for name in (NAME, "other"):  # which is so already
+            assert not await broker.subscribe(CALLER, name, RECEIPTS_TOPIC, receipts=False)
 
 
 @pytest.mark.asyncio
@@ -350,6 +362,76 @@ async def test_a_topic_that_goes_while_its_receipts_are_written_harms_no_others(
             assert ("gander", "acked") in [(each["subscription"], each["kind"]) for each in told]
             (found,) = await broker.subscriptions(CALLER, name="gander")
             assert found.cursors == (1,)
+
+
+class NoTimes(MemoryStore):
+    """Nobody can read when anything was appended."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self._error = error
+
+    async def append_times(self, key: PartitionKey, first: int, next: int) -> list[OffsetTime]:
+        raise self._error
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(errno.EIO, "Input/output error"), DamagedData("a wrong checksum")], ids=repr
+)
+@pytest.mark.asyncio
+async def test_a_disk_that_does_not_tell_times_keeps_no_acknowledgement_from_being_kept(
+    error: Exception,
+) -> None:
+    async with open_broker(NoTimes(error)) as broker:
+        await followed(broker)
+        async with peer_of(broker) as peer:
+            await publish(broker, b"a")
+            peer.ack(await peer.wait())
+            (_, told) = await receipts(broker)
+            assert (told["kind"], told["next_offset"], told["append_times"]) == ("acked", 1, [])
+            (found,) = await broker.subscriptions(CALLER, name=NAME)
+            assert found.cursors == (1,)
+
+
+class BusyStore(MemoryStore):
+    """Others fill it while a receipt is made, until somebody waits for room."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_full = False
+
+    async def append_times(self, key: PartitionKey, first: int, next: int) -> list[OffsetTime]:
+        self.is_full = True
+        return list(await super().append_times(key, first, next))
+
+    async def room(self) -> None:
+        await super().room()
+        self.is_full = False
+
+    def append(
+        self,
+        appends: Sequence[Append],
+        cursors: Sequence[Cursor] = (),
+        states: Sequence[StatePut] = (),
+    ) -> Awaitable[list[Appended]]:
+        if self.is_full and (cursors or states):
+            raise LimitReached("there are too many changes on their way")
+        return super().append(appends, cursors, states)
+
+
+@pytest.mark.asyncio
+async def test_receipts_wait_for_room_when_they_are_made() -> None:
+    async with open_broker(BusyStore()) as broker:
+        await followed(broker)
+        await broker.subscribe(CALLER, "group", TOPIC, receipts=True)
+        async with peer_of(broker) as peer:
+            await publish(broker, b"a")
+            peer.ack(await peer.wait())
+            await broker.pushing.flush()
+        commits = [Commit(PartitionKey(broker.topic(TOPIC).id, 0), 1)]
+        assert await broker.groups.commit(CALLER, "group", NOBODY, commits) == [None]
+        told = [(each["subscription"], each["kind"]) for each in await receipts(broker)]
+        assert told[2:] == [(NAME, "acked"), ("group", "taken")]
 
 
 @pytest.mark.asyncio

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import uuid
 
 import pytest
 
@@ -88,6 +89,38 @@ async def test_a_group_that_commits_to_both_topics_and_a_deletion_do_not_wait_fo
         assert await kinds(broker) == ["taken"]
         (found,) = await broker.subscriptions(CALLER, name=NAME)
         assert (found.topic_name, found.cursors) == (TOPIC, (1,))
+
+
+class SlowEnds(MemoryStore):
+    """A topic that is deleted is gone from the store for a while before its caller knows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun = asyncio.Event()
+        self.go_on = asyncio.Event()
+
+    async def delete_topic(self, topic_id: uuid.UUID) -> None:
+        await super().delete_topic(topic_id)
+        self.begun.set()
+        await self.go_on.wait()
+
+
+@pytest.mark.asyncio
+async def test_a_group_commits_while_the_topic_of_receipts_is_about_to_go() -> None:
+    """It is not told that its own topic is unknown."""
+    store = SlowEnds()
+    async with asyncio.timeout(DEADLINE_S), open_broker(store) as broker:
+        await both_followed(broker)
+        deleting = asyncio.ensure_future(broker.delete_topic(CALLER, RECEIPTS_TOPIC))
+        await store.begun.wait()
+        commits = [Commit(key_of(broker.topic(TOPIC)), 1)]
+        committing = asyncio.ensure_future(broker.groups.commit(CALLER, NAME, NOBODY, commits))
+        for _ in range(100):  # until it waits for the end: nothing else can happen
+            await asyncio.sleep(0)
+        store.go_on.set()
+        assert await committing == [None]
+        await deleting
+        assert await kinds(broker) == ["taken"]
 
 
 @pytest.mark.asyncio

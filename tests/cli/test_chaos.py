@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from quackmq import Client
+from quackmq.cli.chaos import _address
 from quackmq.cli.chaos_plan import FAULTS, PUTS, TAKES, Act, plan
 from quackmq.cli.main import main
 from quackmq.errors import InvalidRequest
@@ -206,6 +207,19 @@ def test_sigterm_ends_it_in_good_order(doors: dict[str, str], topic: str) -> Non
             assert chaotic.line() == "chaos at the line door, seed 1\n"
             assert chaotic.exit_code() == 0
         client.unsubscribe(topic)
+
+
+@pytest.mark.parametrize(
+    ("door", "address"),
+    [
+        ("line", "unix:/run/quack"),
+        ("zmq", "tcp://127.0.0.1:5555"),
+        ("xpub", "tcp://[::1]:5558"),
+        ("kafka", "here:9092,[::1]:9093"),
+    ],
+)
+def test_an_address_is_taken_as_the_door_has_it(door: str, address: str) -> None:
+    assert _address(door, address) == address
 
 
 @pytest.mark.parametrize(

@@ -56,17 +56,40 @@ def test_a_broker_runs_without_standard_files(tmp_path: Path) -> None:
         assert server.exit_code() == 0
 
 
-def test_a_command_whose_output_nobody_reads_ends_quietly() -> None:
+#: Whether Python writes at once or when it ends, `""`: the same has to come of it.
+AT_ONCE_OR_NOT = pytest.mark.parametrize("at_once", ["1", ""])
+SHORT = pytest.mark.parametrize("command", ["pipeline ls", "--help", "put --help"])
+
+
+@SHORT
+@AT_ONCE_OR_NOT
+def test_a_command_whose_output_nobody_reads_ends_quietly(command: str, at_once: str) -> None:
     """As SIGPIPE would end it: `quackmq pipeline ls | head -0`."""
     reading, writing = os.pipe()
     os.close(reading)
     try:
-        ended = subprocess.run(
-            [*MODULE, "pipeline", "ls"], stdout=writing, stderr=subprocess.PIPE, timeout=DEADLINE_S
-        )
+        ended = said_to(writing, command, at_once)
     finally:
         os.close(writing)
     assert (ended.returncode, ended.stderr) == (141, b"")
+
+
+@SHORT
+@AT_ONCE_OR_NOT
+def test_a_command_whose_output_cannot_be_written_says_so(command: str, at_once: str) -> None:
+    with open("/dev/full", "wb") as full:
+        ended = said_to(full.fileno(), command, at_once)
+    assert (ended.returncode, ended.stderr) == (1, b"quackmq: No space left on device\n")
+
+
+def said_to(stdout: int, command: str, at_once: str) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(
+        [*MODULE, *command.split()],
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONUNBUFFERED": at_once},
+        timeout=DEADLINE_S,
+    )
 
 
 @pytest.mark.parametrize(

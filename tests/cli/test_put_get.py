@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from quackmq import Client
+from quackmq.cli import get as getting
 from quackmq.cli import put as putting
 from quackmq.cli.main import main
 from quackmq.errors import QuackTimeout, RecordTooLarge
@@ -115,6 +116,26 @@ def test_without_a_name_nothing_is_left_behind(address: str, topic: str) -> None
         assert following.errors() == ""
 
 
+def test_a_terminal_that_is_closed_ends_it_once_and_what_is_left_is_done_in_peace() -> None:
+    """The kernel tells it, and so does the shell: the second time must not end the good order."""
+    numbers = (signal.SIGHUP, signal.SIGTERM)
+    heard: list[int] = []
+    before = {each: signal.signal(each, lambda each, _: heard.append(each)) for each in numbers}
+    try:
+        with pytest.raises(KeyboardInterrupt), getting._ended_in_good_order():
+            try:
+                signal.raise_signal(signal.SIGHUP)
+            finally:
+                for each in numbers:
+                    signal.raise_signal(each)
+        assert heard == []
+        signal.raise_signal(signal.SIGHUP)
+        assert heard == [signal.SIGHUP], "as it was before"
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
 def test_a_name_that_is_empty_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     """Without a look at the broker: it would be a subscription that nobody can name."""
     assert main(["get", "ducks", "--name", "", "--broker", "127.0.0.1:1"]) == 2
@@ -124,14 +145,14 @@ def test_a_name_that_is_empty_is_refused(capsys: pytest.CaptureFixture[str]) -> 
 def test_a_reader_that_has_enough_ends_it_quietly(address: str, topic: str) -> None:
     run("put", topic, address, "one", "two")
     command = [*SCRIPT, "get", topic, "--broker", address, "--timeout", str(DEADLINE_S)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as getting:
-        assert getting.stdout is not None and getting.stderr is not None
-        getting.stdout.close()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
         try:
-            assert getting.wait(2 * DEADLINE_S) == 141
-            assert getting.stderr.read() == b""
+            assert process.wait(2 * DEADLINE_S) == 141
+            assert process.stderr.read() == b""
         finally:
-            getting.kill()
+            process.kill()
 
 
 def test_fewer_than_were_asked_for_is_exit_code_1(

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from quackmq import limits
 from quackmq.arrow import SCHEMA, to_arrow
 from quackmq.codec import encode
-from quackmq.errors import CorruptBatch
+from quackmq.errors import CorruptBatch, InvalidRequest
 from quackmq.record import COMPRESSIONS, HEADER_BYTES, TIMESTAMP_TYPE_FLAG, Batch, Record
 from quackmq.spark import opening
 from quackmq.spark.opening import open_batches
@@ -141,6 +141,22 @@ def test_no_more_is_inflated_than_was_said_and_no_more_parsed_at_one_go() -> Non
     assert open_batches(many) == to_arrow(many)
     large = Batch.parse(encode([Record(0, 0, None, value)] * 5_000, compression="zstd"))
     assert open_batches([large]) == to_arrow([large])
+
+
+def test_more_than_arrow_takes_at_once_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Together, though each group of them would do."""
+    batch = Batch.parse(encode([Record(0, 0, None, b"x" * 1_000)] * 600, compression="zstd"))
+    monkeypatch.setattr(limits, "ARROW_BYTES", 1_500_000)
+    assert open_batches([batch] * 2) == to_arrow([batch] * 2)
+    for by in (open_batches, to_arrow):
+        with pytest.raises(InvalidRequest, match="hold more than 1500000 bytes"):
+            by([batch] * 3)
+
+
+def test_offsets_that_no_column_holds_are_not_wrapped_around() -> None:
+    data = encode([Record(0, NOON_MS, None, b"v")] * 3, base_offset=2**63 - 2)
+    with pytest.raises(CorruptBatch):
+        open_batches([Batch.parse(data)])
 
 
 def test_control_batches_are_left_out() -> None:

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import TYPE_CHECKING, Any, Final
@@ -35,8 +35,8 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from quackmq import limits
 from quackmq.conventions import RECEIPTS_TOPIC
-from quackmq.errors import UnknownTopic
-from quackmq.spark.archived import release
+from quackmq.errors import QuackError, UnknownTopic
+from quackmq.spark.archived import Plan, release
 from quackmq.spark.connection import Http, path_of
 from quackmq.spark.options import Options as SourceOptions
 from quackmq.spark.options import Subscribe
@@ -204,7 +204,7 @@ class _Audit:
             name: [at for at, of in topic.partitions.items() if of.first == 0]
             for name, topic in facts.topics.items()
         }
-        with ExitStack() as plans:
+        with _plans(self._survey) as plans:
             runs = reduce(
                 lambda one, other: one.unionByName(other),
                 [_runs(self._table(name, plans, fails=False), name) for name in names],
@@ -228,15 +228,15 @@ class _Audit:
                 self._job.tell(f"asking the broker about {name}, partition {partition}")
                 self._judge(line, read, explain(self._http, read), rows)
 
-    def _table(self, name: str, plans: ExitStack, *, fails: bool = True) -> DataFrame:
-        """A topic, whose files are kept until this is left."""
+    def _table(self, name: str, plans: list[Plan], *, fails: bool = True) -> DataFrame:
+        """A topic, whose files are kept by one plan more."""
         frame, plan = planned_table(
             self._job.spark,
             name,
             bootstrap_servers=self._job.address,
             fail_on_data_loss=fails,
         )
-        plans.callback(release, self._http, plan)
+        plans.append(plan)
         return frame
 
     def _look(self, names: Sequence[str]) -> Facts:
@@ -309,17 +309,22 @@ class _Audit:
 
     def _read_receipts(self, cursors: Cursors, topics: Mapping[str, str]) -> None:
         self._job.tell("reading receipts")
-        with ExitStack() as held:
-            left = receipts(self._table(RECEIPTS_TOPIC, held))
+        with _plans(self._survey) as plans:
+            left = receipts(self._table(RECEIPTS_TOPIC, plans))
             left = left.where(f.col("topic_id").isin(list(topics))).persist()
-            held.callback(left.unpersist)
-            for row in deliveries(left, cursors).collect():
-                topic = topics[row["topic_id"]]
-                line = self._subscriptions.setdefault((topic, row["subscription"]), _Line())
-                read = self._partitions.get((row["topic_id"], row["partition"]))
-                if read is not None:  # a partition that came while this ran is not judged
-                    self._judge_delivery(line, read, row)
-            self._time(latencies(left), topics)
+            try:
+                self._judge_deliveries(deliveries(left, cursors), topics)
+                self._time(latencies(left), topics)
+            finally:
+                left.unpersist()
+
+    def _judge_deliveries(self, found: DataFrame, topics: Mapping[str, str]) -> None:
+        for row in found.collect():
+            topic = topics[row["topic_id"]]
+            line = self._subscriptions.setdefault((topic, row["subscription"]), _Line())
+            read = self._partitions.get((row["topic_id"], row["partition"]))
+            if read is not None:  # a partition that came while this ran is not judged
+                self._judge_delivery(line, read, row)
 
     def _judge_delivery(self, line: _Line, read: Partition, row: Any) -> None:
         kind, span = row["kind"], Span(row["first_offset"], row["next_offset"])
@@ -396,6 +401,23 @@ class _Audit:
         axes.set_ylim(0, 1.02)
         axes.grid(True, alpha=0.3)
         axes.legend()
+
+
+@contextmanager
+def _plans(survey: Survey) -> Iterator[list[Plan]]:
+    """Plans that are put there are released when it is left."""
+    made: list[Plan] = []
+    try:
+        yield made
+    except BaseException:
+        # What went wrong first is what is to be told, and the broker may be what went: it is waited
+        # for once, and not for each of them.
+        with Http(survey.access.http, limits.SPARK_STOP_MS) as broker, suppress(QuackError):
+            for plan in made:
+                release(broker, plan)
+        raise
+    for plan in made:
+        release(survey.http, plan)
 
 
 def _partition(

@@ -58,9 +58,7 @@ def receipts(records: DataFrame) -> DataFrame:
         "at_partition", "at_offset", "said.*"
     )
     parsed = parsed.withColumn("lent_to", f.coalesce("lent_to", f.lit(0)))
-    return parsed.where(
-        f.col("kind").isNotNull() & f.col("topic_id").isNotNull() & f.col("next_offset").isNotNull()
-    )
+    return parsed.dropna(subset=[*_WHOSE, *_STEPS, "time_ms"])
 
 
 def deliveries(receipts: DataFrame, cursors: Cursors | None = None) -> DataFrame:

@@ -218,17 +218,18 @@ class Job:
             self._former.setdefault(number, former)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self.stopping.is_set():
+        if self.signal is not None:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
         self.signal = signal.Signals(number)
-        self.stopping.set()
-        # The main thread waits for Spark, in the middle of a call.
+        # The main thread, which this runs in, waits for Spark, in the middle of a call; or it holds
+        # the lock of `stopping`, which it would wait for here for ever.
         self._cancelling = threading.Thread(target=self._cancel, daemon=True)
         self._cancelling.start()
 
     def _cancel(self) -> None:
         """Again and again: a job may be about to begin, which would run to its end."""
+        self.stopping.set()
         from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 
         while not self._is_left.wait(_LOOK_EVERY_S):

@@ -96,7 +96,9 @@ class Watch:
         self._address = address
         found = connection.find(address)
         self._broker = connection.Http(found.http, limits.PIPELINE_LOOK_MS)
-        self._looked_at = self._seen_at = time.monotonic()
+        self._looked_at = time.monotonic()
+        #: When it was first asked for in vain.
+        self._missed_at: float | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -111,18 +113,21 @@ class Watch:
 
     def look(self) -> None:
         """Called often; it is asked now and then. QuackTimeout if it stays away."""
-        if time.monotonic() - self._looked_at < limits.PIPELINE_LOOK_MS / 1000:
+        asked_at = time.monotonic()
+        if asked_at - self._looked_at < limits.PIPELINE_LOOK_MS / 1000:
             return
         try:
             self._broker.get("/v1/health")
         except QuackTimeout as error:
-            away_s = time.monotonic() - self._seen_at
+            if self._missed_at is None:
+                self._missed_at = asked_at
+            away_s = time.monotonic() - self._missed_at
             if away_s >= limits.PIPELINE_AWAY_MS / 1000:
                 raise QuackTimeout(
                     f"the broker at {self._address} has been away for {away_s:.0f} s: {error}"
                 ) from error
         else:
-            self._seen_at = time.monotonic()
+            self._missed_at = None
         self._looked_at = time.monotonic()
 
 

@@ -19,7 +19,7 @@ from quackmq.topic import Append, Appended, Cursor, StatePut
 T = TypeVar("T")
 
 #: For what takes milliseconds when all is well. Long, since machines can be busy.
-DEADLINE_S = 30
+DEADLINE_S = 60
 TESTER = Caller("tester")
 
 

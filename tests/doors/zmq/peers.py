@@ -21,7 +21,7 @@ from tests.wire.zmtp_frames import HELLO, request
 T = TypeVar("T")
 
 #: For what takes milliseconds when all is well. Long, since machines can be busy.
-DEADLINE_S = 20
+DEADLINE_S = 60
 TESTER = Caller("tester")
 GREETING_AND_READY_BYTES = 64 + 2 + 6 + 12 + 4 + 6 + 9 + 4
 

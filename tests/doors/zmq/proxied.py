@@ -16,7 +16,7 @@ from quackmq.doors.zmq.proxy.subscribers import Subscriber
 from quackmq.record import NO_TIMESTAMP, Record
 from quackmq.stores.base import Store
 from quackmq.stores.memory import MemoryStore
-from tests.doors.zmq.peers import TESTER, Raw, soon, until
+from tests.doors.zmq.peers import DEADLINE_S, TESTER, Raw, soon, until
 from tests.wire.zmtp_frames import greeting, ready
 
 HOST = "127.0.0.1"
@@ -127,7 +127,7 @@ class Proxied:
     async def published(self, topic: str, *bodies: bytes) -> None:
         """Until just that was."""
         wanted = list(bodies)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(DEADLINE_S):
             while await self.bodies(topic) != wanted:
                 await asyncio.sleep(0.002)
 

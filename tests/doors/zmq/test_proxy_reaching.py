@@ -7,6 +7,7 @@ import logging
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from unittest.mock import Mock
 
 import pytest
 
@@ -14,10 +15,11 @@ from quackmq import limits
 from quackmq.doors.http import HttpDoor
 from quackmq.doors.zmq.proxy import outgoing
 from quackmq.doors.zmq.proxy.turns import Turns
+from quackmq.errors import Unreachable
 from tests.doors.http.v1.serving import Client as HttpClient
 from tests.doors.zmq.peers import DEADLINE_S, TESTER, soon, until
 from tests.doors.zmq.proxied import HOST, SHORT_LEASE, Proxied, ask, proxied, receive
-from tests.wire.zmtp_frames import greeting, ready, request
+from tests.wire.zmtp_frames import command, greeting, ready, request
 
 pytestmark = pytest.mark.asyncio
 
@@ -178,6 +180,44 @@ async def test_x3_a_client_that_takes_its_bytes_far_too_slowly_is_given_up_for_a
             assert "is too slow" in caplog.text, "it was given up before it had taken all of these"
         await until(lambda: "does not get what it has missed" in caplog.text)
         assert "is too slow" in caplog.text
+
+
+async def test_a_slow_client_with_many_large_messages_leaves_turns_for_others() -> None:
+    """It is sent one at a time: the next ones do not keep others from theirs meanwhile."""
+    turns = asyncio.Semaphore(2)
+    slow, other = SlowClient(), SlowClient()
+    ways = [outgoing.Outgoing(outgoing.Target(HOST, each.port)) for each in (slow, other)]
+    asking = [asyncio.create_task(ways[0].ask_large(b"data ", LARGE, turns)) for _ in range(3)]
+    try:
+        await slow.accept()
+        await until(lambda: not turns.locked() and turns._value == 1)
+        asking.append(asyncio.create_task(ways[1].ask_large(b"data ", LARGE, turns)))
+        await other.accept()
+        await other.take_piece()
+    finally:
+        for way in ways:
+            way.close()
+        ends = await soon(asyncio.gather(*asking, return_exceptions=True))
+        slow.close()
+        other.close()
+    assert [type(end) for end in ends] == [Unreachable] * 4
+    assert turns._value == 2
+
+
+async def test_who_asks_for_signs_of_life_and_takes_none_has_none_kept_for_it() -> None:
+    exchange, transport = outgoing._Exchange(), Mock()
+    ping, pong = command(b"PING", b"\0\0here"), command(b"PONG", b"here")
+    exchange.connection_made(transport)
+    exchange.data_received(greeting() + ready(b"REP") + ping)
+    transport.write.assert_called_with(pong)
+    exchange.pause_writing()
+    transport.reset_mock()
+    exchange.data_received(ping * 100)
+    transport.write.assert_not_called()
+    exchange.resume_writing()
+    exchange.data_received(ping)
+    transport.write.assert_called_once_with(pong)
+    exchange.connection_lost(None)
 
 
 # --- addresses where nobody answers -----------------------------------------------------------

@@ -14,10 +14,13 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
+from quackmq import limits
 from quackmq.broker.pushed_held import PushedSubscription
 from quackmq.conventions import RECEIPTS_TOPIC
-from quackmq.errors import DamagedData, NotFound, UnknownTopic
+from quackmq.errors import DamagedData, NotFound, QuackTimeout, UnknownTopic
 from quackmq.leases import Wanted
+from quackmq.spark.archived import Plan
+from quackmq.spark.connection import Http
 from quackmq.spark.pipelines import audit as pipeline
 from quackmq.spark.pipelines import audit_receipts
 from quackmq.spark.pipelines.audit import Options, audit
@@ -33,8 +36,7 @@ from quackmq.spark.pipelines.audit_holes import (
 from quackmq.spark.pipelines.audit_runs import findings_of, runs_of
 from quackmq.spark.pipelines.job import Job
 from quackmq.spark.pipelines.report import Report
-from quackmq.subscriptions import Terms
-from tests.broker.pushed_peer import peer_of
+from tests.broker.pushed_peer import PATIENT, peer_of
 from tests.broker.support import get_all
 from tests.broker.transacting import Transactor
 from tests.doors.http.v1.serving import CALLER
@@ -222,6 +224,24 @@ def test_what_receipts_that_were_let_go_of_may_have_told_is_no_finding() -> None
     assert untold == []
 
 
+def test_after_a_failure_a_broker_is_waited_for_once_and_the_failure_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """There may be a plan for each of many topics, and nobody who lets go of them."""
+    waited: list[int] = []
+
+    def release(broker: Http, made: Plan) -> None:
+        waited.append(broker._retry_ms)
+        raise QuackTimeout("nobody is there")
+
+    monkeypatch.setattr(pipeline, "release", release)
+    survey: Any = SimpleNamespace(access=SimpleNamespace(http="127.0.0.1:1"))
+    with pytest.raises(DamagedData, match="what went wrong"), pipeline._plans(survey) as plans:
+        plans += [Plan({}, ("one",)), Plan({}, ("another",))]
+        raise DamagedData("what went wrong")
+    assert waited == [limits.SPARK_STOP_MS]
+
+
 # --- with Spark ----------------------------------------------------------------------------------
 
 
@@ -307,7 +327,7 @@ def test_what_is_pushed_and_acknowledged_in_any_order_is_proved_whole_s5(
     filled(broker, topic)
     run, pushing = broker.run, broker.broker.pushing
     for name in ("shoveler", "wigeon"):
-        run(pushing.subscribe(CALLER, name, topic, Terms(), "beginning", receipts=True))
+        run(pushing.subscribe(CALLER, name, topic, PATIENT, "beginning", receipts=True))
     assert run(_all_acked(broker, "shoveler", topic, crashes=True)) == 56
     assert run(_all_acked(broker, "shoveler", topic)) == 56, "delivered again, told once"
     run(pushing.flush())
@@ -392,8 +412,9 @@ def test_what_is_planted_among_receipts_is_named_s5(
         **{"next_offset": 6, "lost": 0, "time_ms": 1, "append_times": []},
     }
     forged = json.dumps(receipt)
-    noise = ["no receipt", "{}"]
-    broker.publish(RECEIPTS_TOPIC, [*noise, forged])
+    missing = "subscription", "partition", "kind", "first_offset", "lost", "time_ms"
+    halves = [json.dumps({**receipt, each: None}) for each in missing]
+    broker.publish(RECEIPTS_TOPIC, ["no receipt", "{}", *halves, forged])
     # The cursor of another one goes on without a word.
     run(broker.broker.subscribe(CALLER, "smew", topic, "beginning", receipts=True))
     run(_move_silently(broker, topic, "smew", 3))

@@ -213,6 +213,15 @@ def test_a_signal_asks_a_job_to_stop_and_handlers_are_put_back() -> None:
     assert signal.getsignal(signal.SIGTERM) is before
 
 
+def test_a_signal_that_comes_within_a_wait_for_it_does_not_wait_for_itself() -> None:
+    """Who waits for an event holds its lock for a moment, and a handler runs in the same thread."""
+    with Job(output=io.StringIO()) as job:
+        with cast(Any, job.stopping)._cond:
+            signal.raise_signal(signal.SIGTERM)
+            assert job.signal == signal.SIGTERM
+        assert job.stopping.wait(30)
+
+
 class Session:
     """As much of Spark as a job that is told to stop needs."""
 

@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from pyspark.sql import SparkSession
 
-from quackmq.errors import QuackError
-from quackmq.spark.pipelines import simulate
+from quackmq import limits
+from quackmq.errors import QuackError, QuackTimeout
+from quackmq.spark import connection
+from quackmq.spark.pipelines import simulate, workers
 from quackmq.spark.pipelines.job import Job
 from quackmq.spark.pipelines.simulation import simulate_counter
-from quackmq.spark.pipelines.workers import Workers
+from quackmq.spark.pipelines.workers import Watch, Workers
 from tests.spark.pipelines.conftest import RUN_S
 from tests.spark.serving import Broker, wait_until
 
@@ -99,6 +102,30 @@ def test_a_worker_that_dies_again_and_again_is_an_error(monkeypatch: pytest.Monk
 
         with pytest.raises(QuackError, match="workers ended too early 3 times"):
             wait_until(tended, RUN_S)
+
+
+def test_a_broker_is_away_from_when_it_was_first_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not from when it was last looked for, which may be long ago."""
+    now_s, is_away = 0.0, True
+
+    def answered(path: str) -> None:
+        if is_away:
+            raise QuackTimeout("nobody is there")
+
+    monkeypatch.setattr(workers, "time", SimpleNamespace(monotonic=lambda: now_s))
+    monkeypatch.setattr(connection, "find", lambda address: SimpleNamespace(http="127.0.0.1:1"))
+    away_s = limits.PIPELINE_AWAY_MS / 1000
+    with Watch("127.0.0.1:1") as watch:
+        monkeypatch.setattr(watch._broker, "get", answered)
+        now_s = 10 * away_s
+        watch.look()
+        is_away, now_s = False, now_s + away_s / 2
+        watch.look()
+        is_away, now_s = True, now_s + away_s
+        watch.look()
+        now_s += away_s
+        with pytest.raises(QuackTimeout, match=f"away for {away_s:.0f} s: nobody is there"):
+            watch.look()
 
 
 def fields(options: simulate.Options) -> dict[str, object]:

@@ -45,6 +45,7 @@ class Outgoing:
     def __init__(self, target: Target) -> None:
         self.target = target
         self._lock = asyncio.Lock()
+        self._large = asyncio.Lock()
         self._exchange: _Exchange | None = None
         self._idle: asyncio.TimerHandle | None = None
         self._is_closed = False
@@ -67,6 +68,12 @@ class Outgoing:
                 raise
             self._rest()
             return answer
+
+    async def ask_large(self, words: bytes, content: bytes, turns: asyncio.Semaphore) -> bytes:
+        """The same with one of the turns that all clients share: one at a time, so that a client
+        that is slow, and has many, leaves the others for others."""
+        async with self._large, turns:
+            return await self.ask(words, content)
 
     def close(self) -> None:
         self._is_closed = True
@@ -148,6 +155,7 @@ class _Exchange(asyncio.Protocol):
         self._answer: asyncio.Future[bytes] | None = None
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.is_lost = False
+        self._is_slow = False
 
     def ask(self, words: bytes, content: bytes) -> asyncio.Future[bytes]:
         if self._transport is None:
@@ -195,6 +203,12 @@ class _Exchange(asyncio.Protocol):
             self._fail(Unreachable(f"it does not speak as a REP socket does: {error}"))
             self.abort()
 
+    def pause_writing(self) -> None:
+        self._is_slow = True
+
+    def resume_writing(self) -> None:
+        self._is_slow = False
+
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None
         self._fail(Unreachable("the connection was lost"))
@@ -205,7 +219,9 @@ class _Exchange(asyncio.Protocol):
             if not self.ready.done():
                 self.ready.set_result(None)
         elif isinstance(event, zmtp.Ping):
-            self._transport.write(zmtp.pong(event.context))
+            # Who takes nothing needs none, and must not be able to have them pile up here.
+            if not self._is_slow:
+                self._transport.write(zmtp.pong(event.context))
         elif isinstance(event, zmtp.Refused):
             raise ProtocolError(str(event.error))
         elif isinstance(event, zmtp.Message):

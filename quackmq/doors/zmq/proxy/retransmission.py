@@ -177,8 +177,7 @@ class Retransmission:
         content = delivery.record.value or b""
         data = Data(self.client, self.topic, delivery.id, content)
         if len(content) > limits.ZMQ_UNRESERVED_BYTES:
-            async with self._large:
-                answer = await self.outgoing.ask(data_words(data), content)
+            answer = await self.outgoing.ask_large(data_words(data), content, self._large)
         else:
             answer = await self.outgoing.ask(data_words(data), content)
         is_received = read_received(data, answer)

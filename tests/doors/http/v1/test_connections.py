@@ -14,7 +14,7 @@ import pytest
 from quackmq import limits
 from quackmq.doors.http import HttpDoor
 from tests.doors.http.v1.serving import Answered, Client
-from tests.doors.line.peers import Served, served, soon, until
+from tests.doors.line.peers import DEADLINE_S, Served, served, soon, until
 
 pytestmark = pytest.mark.asyncio
 
@@ -37,7 +37,7 @@ class Listing:
         return [each["id"] for each in (await self.page())["connections"]]
 
     async def until_ids(self, *ids: str) -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(DEADLINE_S):
             while await self.ids() != list(ids):
                 await asyncio.sleep(0.002)
 
