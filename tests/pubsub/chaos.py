@@ -19,20 +19,16 @@ draws, not the timing of real processes.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import random
-import shutil
 import signal
 import sys
-import tempfile
 import time
 import uuid
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import count, cycle
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -44,6 +40,7 @@ from tests.cli.process import Server
 from tests.pubsub import proxy_cast
 from tests.pubsub.checker import Stored, Told, violations
 from tests.pubsub.results import Notes
+from tests.pubsub.soaking import Plan, soak
 from tests.pubsub.torture import WORKER, Standstill, WorkerProcess
 from tests.real.broker import SMALL_QUACKMQ, Broker
 from tests.real.clients import AWAY, QUIET, create_topics
@@ -470,46 +467,17 @@ RUNS: Final = (*DOORS, CLIENTS)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=600, help="stop after so long")
-    parser.add_argument("--seed", type=int, default=None, help="one run of each door, of this seed")
-    parser.add_argument("--puts", type=int, default=150, help="of the producer to each topic")
-    parser.add_argument("--kills", type=int, default=9, help="in each run")
-    parser.add_argument("--door", choices=RUNS, action="append", help="this door only")
-    arguments = parser.parse_args()
-    doors = arguments.door or list(RUNS)
-    first = random.randrange(10**6) if arguments.seed is None else arguments.seed
-    began = time.monotonic()
-    for run, door in zip(count(), cycle(doors), strict=False):
-        seed = first + run // len(doors)
-        if arguments.seed is not None and run == len(doors):
-            return 0
-        if arguments.seed is None and time.monotonic() - began > arguments.seconds:
-            return 0
-        directory = Path(tempfile.mkdtemp(prefix="quackmq-chaos-"))
-        print(f"{time.monotonic() - began:6.0f} s  {door}, seed {seed}: ", end="", flush=True)
-        try:
-            outcome = _run(directory, door, seed, arguments.puts, arguments.kills)
-        except Exception:
-            print(f"failed; its data is in {directory}", flush=True)
-            raise
-        print(outcome, flush=True)
-        if outcome.violations:
-            print(*outcome.violations[:20], sep="\n")
-            print(f"--seed {seed} --door {door} broke a promise; its data is in {directory}")
-            return 1
-        shutil.rmtree(directory)
-    return 0
+    return soak(_run, "chaos", ("door", RUNS), description=__doc__ or "", puts=150, kills=9)
 
 
-def _run(directory: Path, door: str, seed: int, puts: int, kills: int) -> Outcome:
-    if door == CLIENTS:
-        found, deaths = proxy_cast.run(directory, seed, kills)
-        faults = Counter({"brokers killed": kills, "deaths": deaths})
+def _run(plan: Plan) -> Outcome:
+    if plan.over == CLIENTS:
+        found, deaths = proxy_cast.run(plan.directory, plan.seed, plan.kills)
+        faults = Counter({"brokers killed": plan.kills, "deaths": deaths})
         puts = len(proxy_cast.PUBLISHERS) * proxy_cast.PUTS
         return Outcome(found, puts, proxy_cast.WHOLE - puts, faults)
-    with Chaos(directory, door, seed, puts=puts) as chaos:
-        return chaos.run(kills)
+    with Chaos(plan.directory, plan.over, plan.seed, puts=plan.puts) as chaos:
+        return chaos.run(plan.kills)
 
 
 if __name__ == "__main__":

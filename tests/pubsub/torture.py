@@ -17,20 +17,16 @@ draws, not the timing of real processes.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import random
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import count, cycle
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -46,6 +42,7 @@ from tests.pubsub.network import (
     last_produce_request,
 )
 from tests.pubsub.results import Notes, Results
+from tests.pubsub.soaking import Plan, soak
 from tests.pubsub.worker import CANNOT_GO_ON, SUBSCRIBED
 from tests.real.broker import SMALL_QUACKMQ, Broker
 from tests.real.clients import QUIET, create_topics
@@ -343,37 +340,13 @@ class WorkerProcess:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=600, help="stop after so long")
-    parser.add_argument("--seed", type=int, default=None, help="one run of each way, of this seed")
-    parser.add_argument("--puts", type=int, default=600, help="of each producer to each topic")
-    parser.add_argument("--kills", type=int, default=30, help="in each run")
-    parser.add_argument("--way", choices=DOORS, action="append", help="this way only")
-    arguments = parser.parse_args()
-    ways = arguments.way or list(DOORS)
-    first = random.randrange(10**6) if arguments.seed is None else arguments.seed
-    began = time.monotonic()
-    for run, way in zip(count(), cycle(ways), strict=False):
-        seed = first + run // len(ways)
-        if arguments.seed is not None and run == len(ways):
-            return 0
-        if arguments.seed is None and time.monotonic() - began > arguments.seconds:
-            return 0
-        directory = Path(tempfile.mkdtemp(prefix="quackmq-torture-"))
-        print(f"{time.monotonic() - began:6.0f} s  {way}, seed {seed}: ", end="", flush=True)
-        try:
-            with Torture(directory, way, seed, puts=arguments.puts) as torture:
-                outcome = torture.run(arguments.kills)
-        except Exception:
-            print(f"failed; its data is in {directory}", flush=True)
-            raise
-        print(outcome, flush=True)
-        if outcome.violations:
-            print(*outcome.violations[:20], sep="\n")
-            print(f"--seed {seed} --way {way} broke a promise; its data is in {directory}")
-            return 1
-        shutil.rmtree(directory)
-    return 0
+    over = "way", list(DOORS)
+    return soak(_run, "torture", over, description=__doc__ or "", puts=600, kills=30)
+
+
+def _run(plan: Plan) -> Outcome:
+    with Torture(plan.directory, plan.over, plan.seed, puts=plan.puts) as torture:
+        return torture.run(plan.kills)
 
 
 if __name__ == "__main__":
