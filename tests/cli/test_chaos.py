@@ -8,13 +8,14 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import count, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from quackmq import Client
 from quackmq.cli.chaos import _address
 from quackmq.cli.chaos_plan import FAULTS, PUTS, TAKES, Act, plan
+from quackmq.cli.chaos_run import _stopping
 from quackmq.cli.main import main
 from quackmq.errors import InvalidRequest
 from tests.cli.process import DEADLINE_S, Server
@@ -252,3 +253,11 @@ def test_a_slip_is_answered_in_one_sentence(
     assert ended == exit_code
     assert complaint in captured.err and captured.err.count("\n") == 1
     assert captured.out == ""
+
+
+def test_a_signal_that_comes_within_a_wait_for_it_does_not_wait_for_itself() -> None:
+    """Who waits for an event holds its lock for a moment, and a handler runs in the same thread."""
+    with _stopping() as stopping:
+        with cast(Any, stopping)._cond:
+            signal.raise_signal(signal.SIGTERM)
+        assert stopping.wait(DEADLINE_S)
