@@ -88,8 +88,9 @@ class LocalStore(Store):
             _make_directory(directory)
             os.listdir(directory)
         except OSError as error:
+            why = "it is a file" if directory.is_file() else error.strerror or error
             raise UnusableDirectory(
-                f"{directory} cannot be used as a data directory: {error.strerror or error}"
+                f"{directory} cannot be used as a data directory: {why}"
             ) from error
         try:
             return await cls.open_on(RealDisk(directory), options=options)

@@ -106,7 +106,7 @@ async def test_an_archive_without_its_log_is_not_taken_for_somebody_elses_direct
 
 async def test_a_file_instead_of_a_directory_is_refused(tmp_path: Path) -> None:
     (tmp_path / "data").write_text("")
-    with pytest.raises(UnusableDirectory, match="cannot be used as a data directory"):
+    with pytest.raises(UnusableDirectory, match="cannot be used as a data directory: it is a file"):
         await LocalStore.open(tmp_path / "data")
 
 
