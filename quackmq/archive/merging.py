@@ -96,7 +96,7 @@ class Unreadable(Exception):
 
 def plan(
     manifest: Manifest,
-    settings: MergeSettings = MergeSettings(),  # noqa: B008  (frozen)
+    settings: MergeSettings = MergeSettings(),
     excluded: Collection[str] = (),
 ) -> list[Merge]:
     """The merges that are worth it now, by offset, without a file in two of them. Files whose names
