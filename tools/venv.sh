@@ -48,13 +48,35 @@ create() {
     exit 1
 }
 
+# Run pip and show one line per package, so that a long download is not a silent one. A pipe
+# answers with the exit code of its last command, so pip's own goes through a file.
+install() {
+    status="$directory/.pip-status"
+    {
+        "$directory/bin/python" -m pip install --disable-pip-version-check --progress-bar off \
+            --editable ".[$extras]" 2>&1
+        echo $? >"$status"
+    } | awk '
+        /^ *(Downloading|Using cached) .*[.](whl|tar[.]gz)/ {
+            # "Downloading NAME-VERSION-TAGS.whl (SIZE UNIT)"
+            name = $0; sub(/^ *(Downloading|Using cached) /, "", name); sub(/ .*/, "", name)
+            split(name, part, "-"); size = ""
+            if (match($0, /[(][^)]*[)]$/)) size = " " substr($0, RSTART)
+            print "    " part[1] " " part[2] size; fflush(); next
+        }
+        /^Installing collected/ { print "    unpacking all of them"; fflush() }
+        /ERROR|error:/ { print "    " $0; fflush() }'
+    [ "$(cat "$status")" = 0 ]
+}
+
 if ! { has_pip && is_new_enough "$directory/bin/python"; }; then
     rm -rf "$directory"
     python=$(find_python)
+    echo "creating the virtual environment $directory with $("$python" --version)"
     create
 fi
-if ! "$directory/bin/python" -m pip install --quiet --disable-pip-version-check \
-    --editable ".[$extras]"; then
+echo "installing QuackMQ with the extras $extras into $directory; the first time takes a few minutes"
+if ! install; then
     echo "cannot install QuackMQ's dependencies: is a package index reachable?" >&2
     exit 1
 fi
