@@ -1,0 +1,55 @@
+"""The list of planted bugs is kept up to date: every one applies, and names tests that exist."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.mutants.__main__ import Outcome, summarise, try_mutant
+from tests.mutants.plan import ROOT, Mutant, StaleMutant, load
+
+MUTANTS = load()
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_a_mutant_applies_and_its_tests_exist(mutant: Mutant) -> None:
+    source = (ROOT / mutant.file).read_text()
+    compile(mutant.planted(source), mutant.file, "exec")
+    for test in mutant.tests:
+        path, _, name = test.partition("::")
+        assert (ROOT / path).exists(), f"{mutant.name} names {path}, which is not there"
+        if name:
+            function = name.rpartition("::")[2].partition("[")[0]
+            assert f"def {function}(" in (ROOT / path).read_text(), f"no {function} in {path}"
+
+
+def test_a_mutant_whose_text_has_gone_is_stale() -> None:
+    mutant = Mutant("gone", "x.py", "old", "new", ("tests",))
+    with pytest.raises(StaleMutant, match="occurs 0 times in x.py"):
+        mutant.planted("something else")
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """A tree with one function and one test."""
+    (tmp_path / "one.py").write_text("def one() -> int:\n    return 1\n")
+    (tmp_path / "test_one.py").write_text(
+        "from one import one\ndef test_one(): assert one() == 1\n"
+    )
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("new", "verdict"), [("return 2", "caught"), ("return 1  # same", "survived")]
+)
+def test_a_mutant_is_caught_when_its_tests_fail(copy: Path, new: str, verdict: str) -> None:
+    mutant = Mutant("one", "one.py", "return 1", new, ("test_one.py",))
+    assert try_mutant(mutant, copy).verdict == verdict
+    assert (copy / "one.py").read_text() == "def one() -> int:\n    return 1\n"
+
+
+def test_a_stale_mutant_counts_against_the_score(capsys: pytest.CaptureFixture[str]) -> None:
+    mutant = Mutant("gone", "x.py", "old", "new", ("tests",))
+    assert summarise([Outcome(mutant, "stale", 0)]) == 1
+    assert "0 of 1 planted bugs caught" in capsys.readouterr().out
