@@ -705,6 +705,15 @@ AUDIT_FINDINGS: Final = 1_000_000
 #: Findings that an audit names one by one, of each kind; the others are counted.
 AUDIT_NAMED: Final = 10
 
+# --- all doors -----------------------------------------------------------------------------
+
+#: So many first bytes of a connection tell which protocol it speaks: a greeting of ZMTP needs 10, a
+#: method of HTTP and the space behind it mostly fewer.
+OPENING_BYTES: Final = 32
+#: One line in this time is logged about peers of one kind that came to the wrong door: libzmq
+#: connects again ten times a second, for ever.
+MISTAKEN_LOG_MS: Final = 60_000
+
 # --- the Kafka door ------------------------------------------------------------------------
 
 #: Connections at once; one that is idle costs about 2 KiB.

@@ -17,9 +17,10 @@ a bad message the next one is found at the next line. What lost: entries of a fi
 (nobody can type them, and padding cannot be told from content); a size before the entry (not the
 document's message, and after one wrong number all others are misread); base64 (unreadable).
 
-**Conversation.** Each state knows some messages; whatever else comes is out of order and refused,
-which changes nothing. The first of the answers takes the conversation on, any other one leaves it
-where it is. Messages without an answer take it on at once.
+**Conversation.** Each state knows some messages. Anything else is out of order and refused, which
+changes nothing; in the state *new* it also ends the conversation. The first of the answers takes
+the conversation on, any other one leaves it where it is. Messages without an answer take it on at
+once.
 
     state           message        answers                     then
     --------------- -------------- --------------------------- -------------
@@ -44,6 +45,11 @@ where it is. Messages without an answer take it on at once.
 
 Beside what is received: an entry that the broker sends takes *listening* to *delivering*, so there
 is one at a time; and the broker may say `terminate` at any time.
+
+**Strangers.** A peer that has not connected is somebody else's client until it proves otherwise: a
+web page can send any text to any port, behind the head of an HTTP request. So the first line that
+is refused before `connect` is accepted ends the conversation, and so does the first byte that no
+line holds there. Nothing behind it is looked at.
 
 Promised: any bytes, however they are cut, give the same events, given the same answers, or a
 ProtocolError, after which the conversation is over. Half a line takes bounded memory; a line too
@@ -158,6 +164,11 @@ class Lines:
         #: Of the line that is not whole: what is kept of it, and how much has come of it.
         self._half = bytearray()
         self._seen_bytes = 0
+
+    @property
+    def half(self) -> bytes:
+        """The beginning of the line that is not whole."""
+        return bytes(self._half)
 
     @property
     def is_amid(self) -> bool:
@@ -279,7 +290,16 @@ class Conversation:
     """With one peer. `receive` takes its bytes, `next_event` gives what they mean, one at a time;
     `answer` and `deliver` give the bytes to send. For one thread at a time."""
 
-    __slots__ = ("_entry_bytes", "_lines", "_owed", "_peer", "_refusals", "_state", "_topics")
+    __slots__ = (
+        "_entry_bytes",
+        "_lines",
+        "_opening",
+        "_owed",
+        "_peer",
+        "_refusals",
+        "_state",
+        "_topics",
+    )
 
     def __init__(self, entry_bytes: int = limits.LINE_ENTRY_BYTES) -> None:
         """`entry_bytes` is the document's QUACKSIZE."""
@@ -292,6 +312,12 @@ class Conversation:
         #: The message that waits for its answer.
         self._owed: tuple[Message, Step] | None = None
         self._refusals = 0
+        self._opening = b""
+
+    @property
+    def opening(self) -> bytes:
+        """The first bytes that came, until the peer has connected."""
+        return self._opening
 
     @property
     def state(self) -> State:
@@ -323,8 +349,11 @@ class Conversation:
 
     def receive(self, data: bytes) -> None:
         """What comes after the end is dropped."""
-        if self._state is not State.OVER:
-            self._lines.receive(data)
+        if self._state is State.OVER:
+            return
+        if self._state is State.NEW and len(self._opening) < limits.OPENING_BYTES:
+            self._opening = (self._opening + data)[: limits.OPENING_BYTES]
+        self._lines.receive(data)
 
     def receive_successful(self, data: bytes) -> bool:
         """`receive` and `next_event` in one step, for what comes most: all that came is the answer
@@ -341,21 +370,25 @@ class Conversation:
         return True
 
     def next_event(self) -> Event | None:
-        """None until more has come, or the answer was given, and when all is over. ProtocolError
-        for a line without an end, and for more refusals in a row than any slip explains."""
+        """Return the next event; None until more has come, or the answer was given, and when all
+        is over. ProtocolError, which ends the conversation, for a line without an end, for more
+        refusals in a row than any slip explains, and for the first before the peer connected."""
         if self._owed is not None or self._state is State.OVER:
             return None
         try:
             line = self._lines.next_line()
             if line is None:
+                self._check_half()
                 return None
             event = self._event(line)
+            if isinstance(event, Refused):
+                self._check_refusal(event)
         except ProtocolError:
+            is_stranger = self._state is State.NEW
             self._end()
+            if is_stranger:
+                raise ProtocolError(_STRANGER) from None
             raise
-        if isinstance(event, Refused) and self._refusals > limits.LINE_REFUSALS:
-            self._end()
-            raise ProtocolError(f"{self._refusals} bad messages in a row; the last: {event.error}")
         return event
 
     def answer(self, word: Word) -> bytes:
@@ -404,6 +437,20 @@ class Conversation:
             self._state = step.then
         return message
 
+    def _check_half(self) -> None:
+        """Raise ProtocolError if a stranger has sent a byte that no line holds at this point."""
+        if self._state is State.NEW and _NO_TEXT.search(self._lines.half):
+            raise ProtocolError(_STRANGER)
+
+    def _check_refusal(self, refused: Refused) -> None:
+        """Raise ProtocolError if the peer gets no other chance after this refusal."""
+        if self._state is State.NEW:
+            raise ProtocolError(_STRANGER)
+        if self._refusals > limits.LINE_REFUSALS:
+            raise ProtocolError(
+                f"{self._refusals} bad messages in a row; the last: {refused.error}"
+            )
+
     def _check(self, message: Message) -> None:
         """What the table does not tell: that ids and topics are those agreed on."""
         if isinstance(message, Entry):
@@ -450,6 +497,10 @@ _ESCAPES: Final[Mapping[bytes, bytes]] = {
     b"\0": b"\\0",
 }
 _ESCAPED: Final[Mapping[bytes, bytes]] = {two: one for one, two in _ESCAPES.items()}
+#: The same whatever came, and however it was cut.
+_STRANGER: Final = "its first message is none: begin with pub ID connect or sub ID connect"
+#: Bytes that are in no id: controls, and those that UTF-8 does not use.
+_NO_TEXT: Final = re.compile(rb"[\x00-\x0c\x0e-\x1f\x7f\xc0\xc1\xf5-\xff]")
 _TO_ESCAPE: Final = re.compile(rb"[\\\n\r\0]")
 _ESCAPE: Final = re.compile(rb"\\.?", re.DOTALL)
 #: Of what a peer sent, in a message to it.

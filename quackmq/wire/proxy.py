@@ -58,6 +58,8 @@ _NONE_YET: Final = -1
 _ID_BYTES: Final = 100
 _ADDRESS_BYTES: Final = 300
 _NEW: Final = "new"
+#: Requests of the ZeroMQ door's other REP socket, which has a port of its own.
+_QUEUE_VERBS: Final = (b"PUT", b"GET", b"SUB", b"UNSUB", b"PUTN", b"LAST")
 _KNOWN: Final = "known"
 
 
@@ -129,6 +131,11 @@ def parse_request(frame: bytes) -> Request:
         _, client, topic, address = split_words(frame, _HELLO)
         return Hello(
             client_name(client), topic_name(topic), _checked("address", address, _ADDRESS_BYTES)
+        )
+    if verb in _QUEUE_VERBS:
+        raise ProtocolError(
+            f"{verb.decode()} is asked of the zmq port; here are hello, goodbye, ack_received, "
+            "publish and last_published"
         )
     if verb not in (b"goodbye", b"last_published"):
         raise ProtocolError(

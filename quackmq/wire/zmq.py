@@ -40,6 +40,8 @@ from quackmq.wire.words import (
 NONE_YET: Final = "-1"
 #: The code of a GET that has waited for nothing.
 EMPTY: Final = "empty"
+#: Requests of the reliable proxy, which has a port of its own.
+_PROXY_VERBS: Final = (b"hello", b"goodbye", b"ack_received", b"publish", b"last_published")
 
 
 class Put(NamedTuple):
@@ -207,4 +209,8 @@ def _check_utf8(frame: bytes) -> None:
 def _no_verb(verb: bytes) -> str:
     if not verb:
         return "a request begins with PUT, GET, SUB, UNSUB, PUTN or LAST; this one is empty"
+    if verb in _PROXY_VERBS:
+        return (
+            f"{verb.decode()} is asked of the proxy port; here are PUT, GET, SUB, UNSUB, PUTN, LAST"
+        )
     return f"there is no request {shown(verb)}, but PUT, GET, SUB, UNSUB, PUTN and LAST"

@@ -168,6 +168,7 @@ class FrameDecoder(ABC):
 
     __slots__ = (
         "minor",
+        "refused_socket",
         "_buffer",
         "_content",
         "_flags",
@@ -185,6 +186,8 @@ class FrameDecoder(ABC):
         """`peers` are the types of sockets that may introduce themselves."""
         #: Of the peer's version 3.
         self.minor = 0
+        #: The type of the peer's socket, if it is none of those that are served.
+        self.refused_socket = ""
         self._peers = peers
         self._buffer = b""
         self._position = 0
@@ -210,6 +213,11 @@ class FrameDecoder(ABC):
     def received_bytes(self) -> int:
         """How much of it is here."""
         return 0 if self._content is None else len(self._content)
+
+    @property
+    def opening(self) -> bytes:
+        """The first bytes of a peer that has not sent a greeting."""
+        return b"" if self._greeted else self._buffer[: limits.OPENING_BYTES]
 
     @property
     def is_amid(self) -> bool:
@@ -370,6 +378,7 @@ class FrameDecoder(ABC):
                 raise ProtocolError(f"its first command is {name!r}, not READY")
             socket_type = _properties(data).get(b"socket-type", b"").decode("ascii", "replace")
             if socket_type not in self._peers:
+                self.refused_socket = socket_type or "typeless"
                 served = " and ".join(each for each in self._peers if each != "ROUTER")
                 raise ProtocolError(f"a {socket_type!r} socket, where {served} are served")
             self._ready = True

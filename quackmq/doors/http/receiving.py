@@ -11,6 +11,7 @@ follows cannot be told from what belongs to it. Who may call: the connection tha
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping
 from typing import Final, Protocol
 
@@ -24,6 +25,7 @@ from quackmq.doors.http.known import KnownHead, KnownHeads
 from quackmq.doors.http.routes import Found, Route, Router
 from quackmq.doors.http.values import DoorFacts, Request, Response
 from quackmq.errors import InvalidRequest
+from quackmq.wire.opening import MistakenPeers, WireProtocol, protocol_of
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +43,7 @@ class Place(DoorFacts, Protocol):
     router: Router
     known_heads: KnownHeads
     host: str
+    mistaken: MistakenPeers
 
     def reserve(self, body_bytes: int) -> bool:
         """Memory for so much of a body, if there is any; fewer than 0 give it back."""
@@ -282,9 +285,20 @@ class Receiver:
             log.error("a request of %s failed", self._caller.address, exc_info=error.__context__)
             self.refuse(500, "error", "the broker has failed at this: see its log")
         except httptools.HttpParserInvalidMethodError:
-            self.refuse(501, "unknown_method", "no method of HTTP begins so")
+            self._refuse_nonsense(data, 501, "unknown_method", "no method of HTTP begins so")
         except httptools.HttpParserError as error:
-            self.refuse(400, "protocol_error", f"this is no HTTP: {error}")
+            self._refuse_nonsense(data, 400, "protocol_error", f"this is no HTTP: {error}")
+
+    def _refuse_nonsense(
+        self, data: bytes | memoryview, status: int, code: str, message: str
+    ) -> None:
+        """Refuse what the parser refuses, and log which protocol it is if it is another one."""
+        protocol = protocol_of(bytes(data[: limits.OPENING_BYTES]))
+        if protocol is not None and protocol is not WireProtocol.HTTP and self.takes_requests:
+            mistaken = self._place.mistaken
+            reason = mistaken.report(self._caller.address, protocol, time.monotonic())
+            message = f"{message}: {reason}"
+        self.refuse(status, code, message)
 
     def _count(self, fed_bytes: int) -> None:
         """The parser keeps what is not whole yet, a header's value say, without telling."""

@@ -25,6 +25,7 @@ from quackmq.doors.http.connection import Connection
 from quackmq.doors.http.heads import Date
 from quackmq.doors.http.known import KnownHeads
 from quackmq.doors.http.routes import Route, Router
+from quackmq.wire.opening import MistakenPeers
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +41,7 @@ class HttpDoor:
         self.router = Router((*queue.routes(), *v1.ROUTES) if routes is None else routes)
         self.known_heads = KnownHeads()
         self.date = Date()
+        self.mistaken = MistakenPeers("http", broker.doors)
         self._port = port
         self._server: asyncio.Server | None = None
         self._connections: set[Connection] = set()

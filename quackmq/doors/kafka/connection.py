@@ -38,6 +38,7 @@ from quackmq.wire.kafka.framing import (
     read_header,
     response_head,
 )
+from quackmq.wire.opening import MistakenPeers, WireProtocol, protocol_of
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +48,7 @@ class Door(Protocol):
 
     broker: Broker
     memory: ReceiveMemory
+    mistaken: MistakenPeers
 
     @property
     def answer_bytes(self) -> int:
@@ -199,7 +201,7 @@ class Connection(asyncio.BufferedProtocol):
                 has_room = False
                 self._begin(frames.take())
         except ProtocolError as error:
-            self.disconnect(str(error))
+            self._expel(str(error))
         except Exception:
             log.exception("a request of %s failed", self._caller.address)
             self.abort()
@@ -222,6 +224,15 @@ class Connection(asyncio.BufferedProtocol):
         if self._transport is not None and not self._transport.is_closing():
             log.warning("%s disconnected: %s", self._caller.address, reason)
             self.abort()
+
+    def _expel(self, reason: str) -> None:
+        """Disconnect a peer that made no sense, and say where it would be served."""
+        protocol = protocol_of(self._frames.opening)
+        if protocol is None or protocol is WireProtocol.KAFKA:
+            self.disconnect(reason)
+            return
+        self._door.mistaken.report(self._caller.address, protocol, self._loop.time())
+        self.abort()
 
     def abort(self) -> None:
         """Without another word, also where the peer takes nothing."""

@@ -15,6 +15,7 @@ from quackmq.broker import Broker
 from quackmq.doors.kafka.api import Node
 from quackmq.doors.kafka.connection import Connection
 from quackmq.wire.kafka.framing import ReceiveMemory
+from quackmq.wire.opening import MistakenPeers
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +40,7 @@ class KafkaDoor:
     ) -> None:
         self.broker = broker
         self.memory = ReceiveMemory(self._memory_released)
+        self.mistaken = MistakenPeers("kafka", broker.doors)
         self._host = host
         self._port = port
         self._advertise = advertise

@@ -40,6 +40,7 @@ from quackmq.wire.line import (
     Word,
     encode,
 )
+from quackmq.wire.opening import MistakenPeers, WireProtocol, protocol_of
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +60,7 @@ class Door(Protocol):
     scratch: memoryview
     lines: KeptLines
     outgoing: Outgoing
+    mistaken: MistakenPeers
 
     def opened(self, connection: Connection) -> bool:
         """Whether it may stay."""
@@ -196,7 +198,7 @@ class Connection(asyncio.BufferedProtocol):
         try:
             self._take_some()
         except ProtocolError as error:
-            self.end(End.EXPELLED, str(error))
+            self._expel(error)
         finally:
             self._pumping = False
         self._end_if_done()
@@ -241,7 +243,7 @@ class Connection(asyncio.BufferedProtocol):
             self._door.ended(record, end)
         if self._conversation.state is not State.OVER:
             self._conversation.answer(Word.TERMINATE)
-        self._part(says_so=end is not End.GONE)
+        self._part(says_so=end not in (End.GONE, End.MISTAKEN))
 
     def abort(self) -> None:
         """Without another word, also where the peer takes nothing."""
@@ -407,6 +409,21 @@ class Connection(asyncio.BufferedProtocol):
         elif self._draining and self._conversation.state is not State.DELIVERING:
             self.end(End.CLOSED)
 
+    def _expel(self, error: ProtocolError) -> None:
+        """End the connection of a peer that made no sense. A stranger is told that its message was
+        rejected, unless it speaks another protocol: that one hears nothing."""
+        if self._conversation.peer is None:
+            protocol = protocol_of(self._conversation.opening)
+            if protocol is not None and protocol is not WireProtocol.LINE:
+                self._door.mistaken.report(self._channel, protocol, self._loop.time())
+                self.end(End.MISTAKEN)
+                return
+            if self._transport is not None:
+                self._transport.write(_REJECT)
+            self.end(End.EXPELLED, f"{error}, not with {self._conversation.opening!r}")
+            return
+        self.end(End.EXPELLED, str(error))
+
     def _part(self, says_so: bool) -> None:
         transport = self._transport
         if transport is None or transport.is_closing():
@@ -425,7 +442,8 @@ class Connection(asyncio.BufferedProtocol):
         self._loop.call_later(limits.LINE_LINGER_MS / 1000, self.abort)
 
     def _tell(self, record: ConnectionRecord | None, end: End, detail: str) -> None:
-        expected = end in (End.TERMINATED, End.CLOSED, End.GONE)
+        # A peer that speaks another protocol is logged by the door, once a minute.
+        expected = end in (End.TERMINATED, End.CLOSED, End.GONE, End.MISTAKEN)
         if record is None:
             who: object = self._channel
             level = logging.DEBUG if expected else logging.WARNING

@@ -41,6 +41,7 @@ class End(StrEnum):
     DEAD = "silent for too long"
     REPLACED = "connected again elsewhere"
     EXPELLED = "did not keep to the protocol"
+    MISTAKEN = "speaks another protocol"
     FAILED = "the broker failed; its log says why"
 
 

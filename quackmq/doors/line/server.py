@@ -25,6 +25,7 @@ from quackmq.doors.line.records import ConnectionRecord, End, EndedConnection
 from quackmq.doors.line.settings import LineSettings
 from quackmq.doors.line.socket_file import SocketFile
 from quackmq.doors.line.subscriber import KeptLines
+from quackmq.wire.opening import MistakenPeers
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +43,7 @@ class LineDoor:
         self.scratch = memoryview(bytearray(limits.LINE_SCRATCH_BYTES))
         self.lines = KeptLines(settings.entry_bytes)
         self.outgoing = Outgoing()
+        self.mistaken = MistakenPeers("line", broker.doors)
         self.connections: set[Connection] = set()
         self._address = address
         self._server: asyncio.Server | None = None

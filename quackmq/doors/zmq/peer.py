@@ -20,6 +20,7 @@ from quackmq import limits
 from quackmq.broker import Broker, Caller
 from quackmq.errors import ProtocolError
 from quackmq.wire import zmtp
+from quackmq.wire.opening import MistakenPeers, WireProtocol, protocol_of
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +33,7 @@ class Door(Protocol):
     scratch: memoryview
     #: Set while large answers may be sent.
     sendable: asyncio.Event
+    mistaken: MistakenPeers
 
     def opened(self, peer: Peer) -> bool:
         """Whether it may stay."""
@@ -175,9 +177,7 @@ class Peer(asyncio.BufferedProtocol, ABC):
         try:
             may_go_on = self._begin_some()
         except ProtocolError as error:
-            if not self._is_ready:
-                self._transport.write(zmtp.error(str(error)))
-            self.disconnect(str(error))
+            self._expel(str(error))
             return
         finally:
             self._pumping = False
@@ -191,6 +191,28 @@ class Peer(asyncio.BufferedProtocol, ABC):
     def disconnect(self, reason: str) -> None:
         if self._transport is not None and not self._transport.is_closing():
             log.warning("%s disconnected: %s", self._caller.address, reason)
+            self._close()
+
+    def _expel(self, reason: str) -> None:
+        """Disconnect a peer that made no sense, and say where it would be served."""
+        assert self._transport is not None
+        mistaken, address, now = self._door.mistaken, self._caller.address, self._loop.time()
+        protocol = protocol_of(self._decoder.opening)
+        if protocol is not None and protocol is not WireProtocol.ZMTP:
+            mistaken.report(address, protocol, now)
+            self._close()
+        elif socket_type := self._decoder.refused_socket:
+            reason = mistaken.report_socket(address, reason, socket_type, now)
+            self._transport.write(zmtp.error(reason))
+            self._close()
+        else:
+            if not self._is_ready:
+                self._transport.write(zmtp.error(reason))
+            self.disconnect(reason)
+
+    def _close(self) -> None:
+        """Close the connection; what was written before is sent if the peer takes it."""
+        if self._transport is not None and not self._transport.is_closing():
             self._has_ended = True
             # What is still to be sent is a greeting or an error at the most, if the peer is well.
             if self._slow_since is None:

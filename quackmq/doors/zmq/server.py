@@ -21,16 +21,21 @@ from quackmq.broker import Broker
 from quackmq.doors.zmq.connection import Begin, Connection
 from quackmq.doors.zmq.peer import Peer
 from quackmq.doors.zmq.requests import begin
+from quackmq.wire.opening import MistakenPeers
 
 log = logging.getLogger(__name__)
 
 
 class Listener(ABC):
+    #: The setting that opens it.
+    name: str
+
     def __init__(self, broker: Broker, host: str, port: int) -> None:
         self.broker = broker
         self.scratch = memoryview(bytearray(limits.ZMQ_SCRATCH_BYTES))
         self.sendable = asyncio.Event()
         self.sendable.set()
+        self.mistaken = MistakenPeers(self.name, broker.doors)
         self._host = host
         self._port = port
         self._server: asyncio.Server | None = None
@@ -150,6 +155,8 @@ class Listener(ABC):
 
 class ZmqDoor(Listener):
     """For requests: in the language of `quackmq.wire.zmq`, unless another is given."""
+
+    name = "zmq"
 
     def __init__(self, broker: Broker, host: str, port: int, begin: Begin = begin) -> None:
         super().__init__(broker, host, port)

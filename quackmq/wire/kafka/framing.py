@@ -197,6 +197,11 @@ class Frames:
         return self._lent
 
     @property
+    def opening(self) -> bytes:
+        """The first of the bytes that have not been given as a frame."""
+        return bytes(self._view[self._start : min(self._end, self._start + limits.OPENING_BYTES)])
+
+    @property
     def begun(self) -> bool:
         """Whether bytes lie here that have not been given as a frame."""
         return self._end > self._start

@@ -54,9 +54,12 @@ lines = st.sampled_from(
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(lines, max_size=25), st.integers(1, 40))
-def test_any_messages_are_answered_and_end_well(said: list[str], piece_bytes: int) -> None:
+@given(st.sampled_from(["pub", "sub"]), st.lists(lines, max_size=25), st.integers(1, 40))
+def test_any_messages_are_answered_and_end_well(
+    role: str, more: list[str], piece_bytes: int
+) -> None:
     """However they are cut; each but `successful` gets one answer, entries aside."""
+    said = [f"{role} 7 connect", *more]
 
     async def converse() -> None:
         async with served() as running:
@@ -78,11 +81,12 @@ def test_any_messages_are_answered_and_end_well(said: list[str], piece_bytes: in
 
 
 @on_both_loops
-async def test_another_protocol_is_let_go_of() -> None:
+async def test_so_many_bad_messages_in_a_row_end_the_connection() -> None:
     async with served() as running:
         peer = await running.peer()
-        peer.write(b"GET / HTTP/1.1\r\n" * (limits.LINE_REFUSALS + 1))
-        assert await peer.is_hung_up()
+        peer.write(b"pub 7 connect\n" + b"quack\n" * (limits.LINE_REFUSALS + 1))
+        heard = [await peer.hears() for _ in range(limits.LINE_REFUSALS + 3)]
+        assert heard == ["accept", *["reject"] * limits.LINE_REFUSALS, "terminate", ""]
         await assert_others_are_served(running)
 
 
@@ -91,8 +95,7 @@ async def test_a_line_that_never_ends_takes_no_memory_and_is_hung_up_on() -> Non
     async with served() as running:
         peer = await running.peer()
         peer.write(b"x" * 3 * limits.LINE_LEFT_OUT_BYTES)
-        assert await peer.hears() == "terminate"
-        assert await peer.hears() == ""
+        assert [await peer.hears() for _ in range(3)] == ["reject", "terminate", ""]
         await assert_others_are_served(running)
 
 

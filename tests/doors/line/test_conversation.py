@@ -138,10 +138,9 @@ async def test_what_is_out_of_order_unknown_or_too_long_is_rejected_and_changes_
     async with served(LineSettings(entry_bytes=16)) as running:
         peer = await running.peer()
         for line, answer in [
-            ("end", "reject"),
+            ("pub 7 connect", "accept"),
             ("hello", "reject"),
             ("topic 1 [too early]", "reject"),
-            ("pub 7 connect", "accept"),
             ("pub 7 connect", "reject"),
             ("pub 7 topic 1", "reject"),
             ("end", "accept"),
@@ -159,6 +158,16 @@ async def test_what_is_out_of_order_unknown_or_too_long_is_rejected_and_changes_
         ]:
             assert await peer.ask(line) == answer, line
         assert await running.values("1") == [b"sixteen bytes!!"]
+
+
+@on_both_loops
+async def test_a_first_message_that_is_none_is_rejected_and_ends_the_connection() -> None:
+    async with served() as running:
+        for line in ("end", "hello", "topic 1 [too early]", "pub 7 topic 1"):
+            peer = await running.peer()
+            peer.say(line, "pub 7 connect", "end", "pub 7 topic 1", "end", "topic 1 [a]")
+            assert [await peer.hears() for _ in range(3)] == ["reject", "terminate", ""], line
+        assert not running.broker.topics()
 
 
 @on_both_loops

@@ -33,6 +33,8 @@ from quackmq.wire.proxy import (
 
 
 class ProxyDoor(ZmqDoor):
+    name = "proxy"
+
     def __init__(
         self,
         broker: Broker,

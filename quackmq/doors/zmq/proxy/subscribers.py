@@ -33,6 +33,8 @@ log = logging.getLogger(__name__)
 
 
 class XpubDoor(Listener):
+    name = "xpub"
+
     def __init__(self, broker: Broker, host: str, port: int) -> None:
         super().__init__(broker, host, port)
         time = asyncio.get_running_loop().time

@@ -1,0 +1,131 @@
+"""Recognize the protocol of a connection by its first bytes, and say which port serves it.
+
+Every door calls this when a peer's first bytes make no sense to it. Then the peer is usually a
+client of another door, a browser or a client that wants TLS. The door closes the connection and
+logs one line that names the protocol and the port to use.
+
+    protocol   first bytes
+    ---------- ------------------------------------------------------------------
+    TLS        a handshake record: 0x16, then version 3.x
+    ZMTP       a greeting: 0xFF, eight bytes, a byte whose lowest bit is 1
+    HTTP       a method in capital letters and a space; `Host:`; `HTTP/`
+    line       `pub `, `sub `, `topic `, `end`, `terminate`
+    Kafka      a size below 256 MiB, an API key and a version, all big-endian
+
+Clients connect again and again, libzmq ten times per second. So `MistakenPeers` logs one line a
+minute for each protocol, and counts the others. Pure: the caller passes the clock in. Not
+thread-safe: call from the event loop.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import struct
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Final
+
+from quackmq import limits
+
+log = logging.getLogger(__name__)
+
+_HTTP: Final = re.compile(rb"[A-Z]{3,20} \S|HTTP/|[Hh][Oo][Ss][Tt]:")
+_LINE: Final = re.compile(rb"(pub|sub|topic) |(end|terminate)\r?\n")
+#: Size, API key and version of a Kafka request.
+_KAFKA: Final = struct.Struct(">iHH")
+_KAFKA_API_KEYS: Final = 128
+_KAFKA_VERSIONS: Final = 32
+_KAFKA_LEAST_BYTES: Final = 8
+
+
+class WireProtocol(StrEnum):
+    """The value is the name that people know the protocol by."""
+
+    KAFKA = "the Kafka protocol"
+    HTTP = "HTTP"
+    ZMTP = "ZMTP (ZeroMQ)"
+    LINE = "the line protocol"
+    TLS = "TLS"
+
+
+#: The doors that serve each protocol. ZMTP has four: the socket's type decides which one.
+SERVED_BY: Final[Mapping[WireProtocol, tuple[str, ...]]] = {
+    WireProtocol.KAFKA: ("kafka",),
+    WireProtocol.HTTP: ("http",),
+    WireProtocol.ZMTP: ("zmq", "xsub", "xpub", "proxy"),
+    WireProtocol.LINE: ("line",),
+    WireProtocol.TLS: (),
+}
+#: The doors that serve each type of ZeroMQ socket.
+SOCKETS_SERVED_BY: Final[Mapping[str, tuple[str, ...]]] = {
+    **dict.fromkeys(("REQ", "DEALER", "ROUTER"), ("zmq", "proxy")),
+    **dict.fromkeys(("PUB", "XPUB"), ("xsub",)),
+    **dict.fromkeys(("SUB", "XSUB"), ("xpub",)),
+}
+
+
+def protocol_of(opening: bytes) -> WireProtocol | None:
+    """Return the protocol that these first bytes of a connection belong to; None if unknown."""
+    if opening[:2] == b"\x16\x03":
+        return WireProtocol.TLS
+    if opening[:1] == b"\xff" and (len(opening) < 10 or opening[9] & 1):
+        return WireProtocol.ZMTP
+    if _LINE.match(opening):
+        return WireProtocol.LINE
+    if _HTTP.match(opening):
+        return WireProtocol.HTTP
+    if len(opening) >= _KAFKA.size and opening[0] < 0x10:
+        size, api_key, version = _KAFKA.unpack_from(opening)
+        if size >= _KAFKA_LEAST_BYTES and api_key < _KAFKA_API_KEYS and version < _KAFKA_VERSIONS:
+            return WireProtocol.KAFKA
+    return None
+
+
+def where_served(names: tuple[str, ...], doors: Mapping[str, tuple[str, int]]) -> str:
+    """Return a phrase that names the ports of these doors. `doors` are those that are open."""
+    ports = [f"{doors[name][1]} ({name})" for name in names if name in doors]
+    if ports:
+        return f"use port {' or '.join(ports)}"
+    options = " or ".join(f"--{name}" for name in names)
+    return f"no door for it listens on TCP: {options} opens one"
+
+
+class MistakenPeers:
+    """Log the connections to one door that speak another protocol.
+
+    `doors` maps the name of each open door to its host and port; it may change later.
+    """
+
+    def __init__(self, door: str, doors: Mapping[str, tuple[str, int]]) -> None:
+        self._door = door
+        self._doors = doors
+        #: When each kind of mistake was logged last, and how many came after that.
+        self._logged: dict[str, tuple[float, int]] = {}
+
+    def report(self, address: str, protocol: WireProtocol, now: float) -> str:
+        """Log that this peer spoke another protocol; return the sentence. `now` is in seconds."""
+        if protocol is WireProtocol.TLS:
+            advice = "no door of this broker speaks TLS: connect without it"
+        else:
+            advice = where_served(SERVED_BY[protocol], self._doors)
+        return self._log(address, f"it speaks {protocol}; {advice}", protocol, now)
+
+    def report_socket(self, address: str, reason: str, socket_type: str, now: float) -> str:
+        """Log that this peer's type of ZeroMQ socket is not served here; return the sentence, which
+        is `reason` and the port that serves it."""
+        names = SOCKETS_SERVED_BY.get(socket_type)
+        if names is not None:
+            reason = f"{reason}; {where_served(names, self._doors)}"
+        return self._log(address, reason, "socket", now)
+
+    def _log(self, address: str, reason: str, kind: str, now: float) -> str:
+        logged_at, unlogged = self._logged.get(kind, (None, 0))
+        if logged_at is not None and (now - logged_at) * 1000 < limits.MISTAKEN_LOG_MS:
+            self._logged[kind] = logged_at, unlogged + 1
+            log.debug("%s disconnected from the %s door: %s", address, self._door, reason)
+            return reason
+        more = f" ({unlogged} more since the last such line)" if unlogged else ""
+        log.warning("%s disconnected from the %s door: %s%s", address, self._door, reason, more)
+        self._logged[kind] = now, 0
+        return reason
