@@ -43,7 +43,8 @@
     │   ├── InvalidProducerIdMapping  a transactional id that is not, or no longer, that producer's
     │   ├── ConcurrentTransactions    what was asked before is still on its way: ask again
     │   ├── StageConflict         a key that was committed with, or holds, other contents
-    │   │   └── StageCommitted    a turn of a series that was committed: nothing is left to do
+    │   │   ├── StageCommitted    a turn of a series that was committed: nothing is left to do
+    │   │   └── TurnOutdated      a turn before the last one that was committed of its series
     │   ├── OtherGroupProtocol    no way of assigning partitions that all members know
     │   ├── MemberIdRequired      join again, with the id that comes with this
     │   ├── MemberFenced          another instance of a static member has taken its place
@@ -258,6 +259,10 @@ class StageConflict(Conflict):
 
 class StageCommitted(StageConflict):
     code = "stage_committed"
+
+
+class TurnOutdated(StageConflict):
+    code = "turn_outdated"
 
 
 class OtherGroupProtocol(Conflict):

@@ -2,11 +2,14 @@
 
 A key that was committed is remembered by itself, for a while. A stream commits one after the other
 without an end, and may come back to its last turn after weeks: of a *series* only the last turn is
-remembered, and every turn up to it is known to be committed. So a series costs one small state,
-however long it runs, and `limits.STAGE_SERIES_REMEMBERED_MS` begins anew with each turn.
+remembered. So a series costs one small state, however long it runs, and
+`limits.STAGE_SERIES_REMEMBERED_MS` begins anew with each turn.
 
-Promised: `put` goes with what makes a turn visible, in one append; a turn is committed if and only
-if it is the last one or comes before it. Turns may be left out.
+A stream that repeats its last turn lost the answer. A stream that comes with an earlier turn has
+gone back, and what it brings now need not be what that turn held. `check_takes` tells the two
+apart.
+
+Promised: `put` goes with what makes a turn visible, in one append. Turns may be left out.
 
 Who may call: `Staging`, which holds the lock of a series while it commits.
 """
@@ -17,7 +20,7 @@ import json
 from typing import Final, NamedTuple
 
 from quackmq import limits
-from quackmq.errors import DamagedStore, LimitReached, StageCommitted
+from quackmq.errors import DamagedStore, LimitReached, StageCommitted, TurnOutdated
 from quackmq.stores.base import Store
 from quackmq.topic import StatePut
 
@@ -33,12 +36,14 @@ class Turn(NamedTuple):
 
 
 class CommittedTurn(NamedTuple):
-    """The last turn of a series that was committed."""
+    """The last turn of a series that was committed. `topics` are the names of the topics that it
+    was written to; None where an older version wrote it, which did not note them."""
 
     number: int
     contents: str
     records: int
     committed_ms: int
+    topics: tuple[str, ...] | None = None
 
 
 class SeriesBook:
@@ -61,16 +66,27 @@ class SeriesBook:
         return None if known is None else known[0]
 
     def holds(self, turn: Turn) -> bool:
-        """Whether a turn is committed."""
+        """Whether a turn, or a later one, is committed."""
         last = self.last(turn.series)
         return last is not None and turn.number <= last.number
 
     def check_takes(self, turn: Turn) -> None:
-        """StageCommitted if there is nothing more to be done for a turn; LimitReached."""
+        """StageCommitted if the turn was the last one to be committed, TurnOutdated if a later one
+        was; LimitReached."""
+        self.check_current(turn)
         if self.holds(turn):
             raise StageCommitted(f"turn {turn.number} of the series {turn.series} was committed")
         if turn.series not in self._last and len(self._last) >= limits.STAGE_SERIES:
             raise LimitReached(f"there are {limits.STAGE_SERIES} series: delete some")
+
+    def check_current(self, turn: Turn) -> None:
+        """TurnOutdated if a later turn of the series was committed."""
+        last = self.last(turn.series)
+        if last is not None and turn.number < last.number:
+            raise TurnOutdated(
+                f"turn {turn.number} of the series {turn.series} is outdated: turn {last.number} "
+                f"was committed. Nothing was added. To write earlier turns again, delete the series"
+            )
 
     def put(self, turn: Turn, committed: CommittedTurn) -> StatePut:
         """What makes a turn the last one, once it is in the store; `committed` is told then."""
@@ -112,5 +128,10 @@ def _decode(value: bytes) -> CommittedTurn:
             "records": int(records),
             "committed_ms": int(committed_ms),
         }:
-            return CommittedTurn(number, contents, records, committed_ms)
+            return CommittedTurn(number, contents, records, committed_ms, _topics(fields))
     raise DamagedStore(f"a series of stages in the store makes no sense: {str(fields)[:200]}")
+
+
+def _topics(fields: dict[str, object]) -> tuple[str, ...] | None:
+    names = fields.get("topics")
+    return tuple(map(str, names)) if isinstance(names, list) else None

@@ -16,6 +16,7 @@ the first for `limits.STAGE_REMEMBERED_MS`, and with other contents it is a Stag
 that nobody adds to for `limits.STAGE_EXPIRY_MS` goes by itself; one that cannot be read any more is
 named, and is as if it had never been. A stage may be a *turn* of a series (see `stage_series`):
 then the series remembers it instead of the key, and the stage of it that is committed first counts.
+A turn before the last one that was committed is refused: whoever writes it has gone back.
 Not promised: that a commit asks whether a topic is full; what was staged is taken.
 
 Who may call: the broker's loop.
@@ -186,7 +187,8 @@ class Staging:
         Without receipts it is all parts. `contents` says in a word what is committed, so that a
         key that is committed again is known to be the same, also if its parts were staged anew;
         without it that is told by the receipts. The turn of a series is committed once, whatever
-        the key and the contents: who comes later, also with one that came before, adds nothing.
+        the key and the contents: a repeat of the last turn adds nothing. TurnOutdated for a turn
+        before that.
 
         UnknownStage, StageConflict (it was committed with other contents, or a part holds another
         thing than its receipt says), UnknownTopic, UnknownPartition, NoSubscriber."""
@@ -326,10 +328,14 @@ class Staging:
         self, key: str, receipts: Sequence[Receipt] | None, contents: str, turn: Turn
     ) -> CommittedStage:
         async with self._locks.hold(_series_lock(turn)):
+            self._series.check_current(turn)
             last = self._series.last(turn.series)
-            if last is not None and turn.number <= last.number:
-                if turn.number < last.number:
-                    return CommittedStage("", 0, last.committed_ms, True)
+            if last is not None and turn.number == last.number:
+                log.info(
+                    "turn %d of the series %s came again: nothing is added",
+                    last.number,
+                    turn.series,
+                )
                 return CommittedStage(last.contents, last.records, last.committed_ms, True)
             self._series.check_takes(turn)
             async with self._locks.hold(key):
@@ -345,46 +351,50 @@ class Staging:
         self, key: str, receipts: Sequence[Receipt] | None, contents: str, turn: Turn | None
     ) -> CommittedStage:
         stage = self._stages.get(key)
+        topics: tuple[str, ...] = ()
         if stage is None:
             if receipts is None or receipts:
                 raise _unknown(key)
             committed = CommittedStage(contents or contents_of([]), 0, self._now_ms())
-            await self._store.put_state(*self._remembering(key, turn, committed))
+            await self._store.put_state(*self._remembering(key, turn, committed, ()))
         else:
             stage.check_turn(turn)
-            committed = await self._commit_stage(stage, receipts, contents)
+            committed, topics = await self._commit_stage(stage, receipts, contents)
         if turn is None:
             self._committed[key] = committed
         else:
-            self._series.committed(turn, _turn_of(turn, committed))
+            self._series.committed(turn, _turn_of(turn, committed, topics))
         if stage is not None:
             self._drop(stage)
             await self._remove_topic(stage.topic_id)
         return committed
 
-    def _remembering(self, key: str, turn: Turn | None, committed: CommittedStage) -> StatePut:
+    def _remembering(
+        self, key: str, turn: Turn | None, committed: CommittedStage, topics: tuple[str, ...]
+    ) -> StatePut:
         """What says in the store that a stage is committed."""
         if turn is None:
             return StatePut(state_key(key), encode_committed(committed), 0)
-        return self._series.put(turn, _turn_of(turn, committed))
+        return self._series.put(turn, _turn_of(turn, committed, topics))
 
     async def _commit_stage(
         self, stage: Stage, receipts: Sequence[Receipt] | None, contents: str
-    ) -> CommittedStage:
+    ) -> tuple[CommittedStage, tuple[str, ...]]:
+        """What was committed, and the names of the topics that it went to."""
         stage.is_ending = True  # what comes to its parts from here on is not among what is taken
         try:
             receipts = stage.receipts() if receipts is None else receipts
             calls = [call for part in stage.named(receipts) for call in part.calls]
-            self._check_targets(calls)
+            topics = self._check_targets(calls)
             records = sum(call.header.records for call in calls)
             contents = contents or contents_of(receipts)
             committed = CommittedStage(contents, records, self._now_ms())
-            put = self._remembering(stage.key, stage.turn, committed)
+            put = self._remembering(stage.key, stage.turn, committed, topics)
             await self._copier.copy(stage.source, calls, put)
         except BaseException:
             stage.is_ending = False
             raise
-        return committed
+        return committed, topics
 
     async def _abort(self, key: str) -> bool:
         async with self._locks.hold(key):
@@ -507,11 +517,15 @@ class Staging:
         if most is not None and batch.size > most:
             raise RecordTooLarge(f"a batch of {batch.size} bytes; topic {topic.name} takes {most}")
 
-    def _check_targets(self, calls: Sequence[Call]) -> None:
+    def _check_targets(self, calls: Sequence[Call]) -> tuple[str, ...]:
+        """The names of the topics that calls are for. UnknownTopic, NoSubscriber."""
+        names: set[str] = set()
         for key in dict.fromkeys(entry.key for call in calls for entry in call.header.entries):
             topic = self._topics.of(key)
             if topic.policy.needs_subscriber and not self._subscribers(topic.id):
                 raise NoSubscriber(f"topic {topic.name} takes nothing while nobody subscribes")
+            names.add(topic.name)
+        return tuple(sorted(names))
 
     def _check_open(self) -> None:
         if self._is_closing:
@@ -527,11 +541,13 @@ def _repeated(
         raise StageConflict(
             f"stage {key} was committed with other contents, of {committed.records} records"
         )
+    log.info("stage %s was committed before, and came again: nothing is added", key)
     return committed._replace(repeated=True)
 
 
-def _turn_of(turn: Turn, committed: CommittedStage) -> CommittedTurn:
-    return CommittedTurn(turn.number, committed.contents, committed.records, committed.committed_ms)
+def _turn_of(turn: Turn, committed: CommittedStage, topics: tuple[str, ...]) -> CommittedTurn:
+    contents, records, committed_ms, _ = committed
+    return CommittedTurn(turn.number, contents, records, committed_ms, topics)
 
 
 def _series_lock(turn: Turn) -> Hashable:

@@ -18,14 +18,16 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from quackmq.spark.registration import register, release
     from quackmq.spark.tables import table
+    from quackmq.spark.write_ids import write_id
 
-__all__ = ["register", "release", "table"]
+__all__ = ["register", "release", "table", "write_id"]
 
 #: Loaded when they are asked for: Spark starts processes by the dozen that need just the source.
 _HOMES: Final = {
     "register": "quackmq.spark.registration",
     "release": "quackmq.spark.registration",
     "table": "quackmq.spark.tables",
+    "write_id": "quackmq.spark.write_ids",
 }
 
 

@@ -12,8 +12,8 @@ Tasks stage (see `staging`), the driver commits:
 
 - Of a stream, by (query, batch): the query's id lasts as long as its checkpoint. Whatever is run
   again, by Spark or by whoever starts the query anew, is committed once.
-- Of a batch write, by a key of its own: all rows or none. With the option `writeId`, by that: a job
-  that is run again with it adds nothing.
+- Of a batch write, by a key of its own: all rows or none. With the option `writeId`, by the topic
+  and that id: a job that is run again with the same rows adds nothing, and with other rows fails.
 
 Not promised: an order between rows of two tasks. Nothing here keeps state between batches, except
 where the broker is, in a process.
@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import random
 import time
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -53,10 +52,19 @@ from quackmq import limits
 from quackmq.arrow import HEADERS_TYPE
 from quackmq.errors import InvalidRequest, QuackTimeout, UnknownPartition
 from quackmq.spark.connection import Access, Http, find, path_of
+from quackmq.spark.digest import Digest, digest_of, merged
 from quackmq.spark.encoding import Rows, encode
 from quackmq.spark.partitioning import Numbers, partitions_of
 from quackmq.spark.sink_options import TOPIC_OPTION, WRITE_ID_OPTION, sink_options
-from quackmq.spark.staging import Part, Staged, Target, abort, commit
+from quackmq.spark.staging import (
+    Part,
+    Staged,
+    Target,
+    abort,
+    batch_target,
+    commit,
+    write_target,
+)
 
 #: What Spark tells a task of the stream that it belongs to. The run has no property of its own: it
 #: is the group of the run's jobs.
@@ -129,8 +137,7 @@ class BatchSink(DataSourceArrowWriter):
                 "a topic cannot be overwritten, only added to: write with mode('append')"
             )
         self._plan = plan(given, schema)
-        key = self._plan.write_id
-        self._target = Target(f"spark-write/{uuid.uuid4().hex if key is None else key}")
+        self._target = write_target(self._plan.topic, self._plan.write_id)
         if self._plan.topic is not None:
             with self._plan.connect() as http:
                 _Topics(http).of(self._plan.topic)
@@ -139,7 +146,7 @@ class BatchSink(DataSourceArrowWriter):
         return _write(self._plan, self._target, iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        _commit(self._plan, messages)
+        _commit(self._plan, self._target, messages)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         if self._plan.write_id is None:
@@ -165,8 +172,9 @@ class StreamSink(DataSourceStreamArrowWriter):
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
         for target in _targets(messages):
             # A batch under a number that is not its own would never be told from another.
-            assert target.turn == batchId, f"staged for batch {target.turn}, committed as {batchId}"
-        _commit(self._plan, messages)
+            if target.turn != batchId:
+                raise InvalidRequest(f"staged for batch {target.turn}, committed as {batchId}")
+            _commit(self._plan, target, messages)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
         _abort(self._plan, messages)
@@ -184,7 +192,7 @@ def stream_target(context: TaskContext | None) -> Target:
             f"this Spark does not tell a task its query and batch ({told}): nothing can be written "
             f"exactly once"
         )
-    return Target(f"spark/{query}/{batch}/{run}", f"spark/{query}", int(batch))
+    return batch_target(query, int(batch), str(run))
 
 
 # --- driver --------------------------------------------------------------------------------------
@@ -201,13 +209,12 @@ def _targets(messages: Sequence[WriterCommitMessage | None]) -> set[Target]:
     return {each.staged.target for each in messages if isinstance(each, Message)}
 
 
-def _commit(plan: Plan, messages: Sequence[WriterCommitMessage | None]) -> None:
+def _commit(plan: Plan, target: Target, messages: Sequence[WriterCommitMessage | None]) -> None:
     staged = [each.staged for each in messages if isinstance(each, Message)]
-    targets = _targets(messages)
-    assert len(targets) <= 1, f"tasks of one write staged for {targets}"
-    for target in targets:
-        with _asking(plan) as http:
-            commit(http, target, staged)
+    if any(each.target != target for each in staged):
+        raise InvalidRequest(f"tasks of one write staged for {_targets(messages)}")
+    with _asking(plan) as http:
+        commit(http, target, staged)
 
 
 def _abort(plan: Plan, messages: Sequence[WriterCommitMessage | None]) -> None:
@@ -254,19 +261,26 @@ class _Topics:
 
 def _write(plan: Plan, target: Target, iterator: Iterator[pa.RecordBatch]) -> Message:
     records = 0
+    names: set[str] = set()
+    digests: list[Digest] = []
     with _asking(plan) as http:
         part, topics = Part(http, target), _Topics(http)
         first = random.randrange(limits.PARTITIONS_PER_TOPIC)
         for table in _chunks(iterator, plan.columns):
             records += table.num_rows
-            if part.is_committed:
-                continue  # Spark wants its rows to be taken, all the same
             for name, rows in _by_topic(plan, table):
+                names.add(name)
+                if part.is_committed and plan.write_id is None:
+                    continue  # Spark wants its rows to be taken, all the same
                 topic = topics.of(name)
                 sorted_rows = _sorted(rows, name, topic.partitions, first)
-                part.add(name, encode(sorted_rows, topic.batch_bytes, plan.compression))
+                if plan.write_id is not None:
+                    digests.append(digest_of(name, sorted_rows))
+                if not part.is_committed:
+                    part.add(name, encode(sorted_rows, topic.batch_bytes, plan.compression))
             first += 1
-        return Message(part.staged(records))
+        digest = None if plan.write_id is None else merged(digests)
+        return Message(part.staged(records, names, digest))
 
 
 def _chunks(iterator: Iterator[pa.RecordBatch], columns: Sequence[str]) -> Iterator[pa.RecordBatch]:

@@ -8,14 +8,23 @@ commits the parts whose receipts reached it:
     attempt 0 of task 1 --- stage --> part 91ab…   ✗ (it died: no receipt)    commit (series, turn)
     attempt 1 of task 1 --- stage --> part c3d2…  ╱       ---->  all of it is visible, once
 
-Promised: a call and a commit whose answers were lost are made again as they were, and count once;
-for a turn, or a key, that was committed before, nothing is staged and nothing is added.
+Promised: a call and a commit whose answers were lost are made again as they were, and count once.
+A write that was committed before adds nothing, and is known as a repeat:
 
-Who may call: one thread; a `Target` and a `Staged` are values, and travel.
+- of a stream, the last batch that was committed, for the same topics. Its rows may differ, for they
+  may be computed from a clock; a differing number of rows is logged as a warning. An earlier batch
+  is TurnOutdated.
+- under a `writeId`, the same rows by their digest, in any order. Other rows are a StageConflict.
+
+A write of no rows is not remembered: the next one under its name may have some.
+
+Not thread-safe: call from one thread. A `Target` and a `Staged` are values, and travel.
 """
 
 from __future__ import annotations
 
+import hashlib
+import logging
 import struct
 import uuid
 from collections.abc import Iterable, Sequence
@@ -23,21 +32,36 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from quackmq import limits
-from quackmq.errors import StageCommitted, StageConflict, UnknownStage
+from quackmq.errors import StageCommitted, StageConflict, TurnOutdated, UnknownStage
 from quackmq.spark.connection import Http, path_of
+from quackmq.spark.digest import Digest, merged
 from quackmq.spark.encoding import Encoded
+
+log = logging.getLogger(__name__)
 
 _BYTES: Final = "application/octet-stream"
 _PARTITION: Final = struct.Struct(">I")
+_SERIES_PREFIX: Final = "spark/"
+#: Keys of writes with a `writeId`, each followed by its topic; a star where rows name their topics.
+#: No topic's name has a star, a number sign or a slash.
+_NAMED_PREFIX: Final = "spark-write-id/"
+_ANY_TOPIC: Final = "*"
+_HASHED: Final = "#"
+#: Keys of writes without one; versions before digests were kept had those with one here, too.
+_PLAIN_PREFIX: Final = "spark-write/"
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What is committed as one: a key and, for a stream, which turn of which series."""
+    """What is committed as one: a key and, for a stream, which turn of which series. `name` is the
+    `writeId` of a batch write that has one, and `older_key` the key that versions before digests
+    were kept gave to it."""
 
     key: str
     series: str | None = None
     turn: int | None = None
+    name: str | None = None
+    older_key: str | None = None
 
     def turn_fields(self) -> dict[str, Any]:
         if self.series is None:
@@ -47,12 +71,32 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """What one attempt staged. `receipt` is None where there was nothing to stage, or the target
-    had been committed before."""
+    """What one attempt staged. `receipt` is None if there was nothing to stage, or the target had
+    been committed before: then `was_committed`. A digest is made of writes with a `writeId`."""
 
     target: Target
     receipt: dict[str, Any] | None
     records: int
+    topics: tuple[str, ...]
+    digest: Digest | None = None
+    was_committed: bool = False
+
+
+def write_target(topic: str | None, write_id: str | None) -> Target:
+    """Of a batch write to a topic, or to those that its rows name."""
+    if write_id is None:
+        return Target(f"{_PLAIN_PREFIX}{uuid.uuid4().hex}")
+    key = f"{_NAMED_PREFIX}{topic or _ANY_TOPIC}/{write_id}"
+    if len(key.encode()) > limits.NAME_BYTES:
+        hashed = hashlib.blake2b(key.encode(), digest_size=16).hexdigest()
+        key = f"{_NAMED_PREFIX}{_HASHED}/{hashed}"
+    return Target(key, name=write_id, older_key=f"{_PLAIN_PREFIX}{write_id}")
+
+
+def batch_target(query: str, batch: int, run: str) -> Target:
+    """Of a batch of a streaming query."""
+    series = _SERIES_PREFIX + query
+    return Target(f"{series}/{batch}/{run}", series, batch)
 
 
 class Part:
@@ -68,7 +112,7 @@ class Part:
         self.is_committed = False
 
     def add(self, topic: str, batches: Iterable[Encoded]) -> None:
-        """Stage batches for partitions of a topic, in as few calls as may be."""
+        """Stage batches for partitions of a topic, in as few calls as may be. TurnOutdated."""
         pieces: list[bytes] = []
         size = 0
         for partition, batch in batches:
@@ -83,9 +127,10 @@ class Part:
         if pieces:
             self._call(topic, pieces)
 
-    def staged(self, records: int) -> Staged:
+    def staged(self, records: int, topics: Iterable[str], digest: Digest | None) -> Staged:
         receipt = None if self.is_committed else self._receipt
-        return Staged(self._target, receipt, records)
+        names = tuple(sorted(topics))
+        return Staged(self._target, receipt, records, names, digest, self.is_committed)
 
     def _call(self, topic: str, pieces: Sequence[bytes]) -> None:
         if self.is_committed:
@@ -98,23 +143,21 @@ class Part:
         except StageCommitted:
             self.is_committed = True
             return
+        except TurnOutdated as error:
+            raise _went_back(self._http, self._target) from error
         self._receipt = answer.json
         self._calls += 1
 
 
 def commit(http: Http, target: Target, staged: Sequence[Staged]) -> None:
-    """Make what these attempts staged visible, unless the target was committed before."""
-    receipts = [each.receipt for each in staged if each.receipt is not None]
-    if not receipts:
-        return
-    # That of one key everything is the same, whoever staged it, is what naming it means.
-    contents = "" if target.series is not None else target.key
-    http.ask(
-        "POST",
-        path_of("stages", target.key, "commit"),
-        {"receipts": receipts, "contents": contents, **target.turn_fields()},
-        waits=limits.SPARK_COMMIT_WAITS,
-    )
+    """Make the rows that these attempts staged visible, unless the target was committed before.
+    TurnOutdated, StageConflict."""
+    if target.series is not None:
+        _commit_turn(http, target, staged)
+    elif target.name is not None:
+        _commit_named(http, target, staged)
+    elif _receipts(staged):
+        _ask_to_commit(http, target, staged, target.key)
 
 
 def abort(http: Http, target: Target) -> None:
@@ -123,3 +166,176 @@ def abort(http: Http, target: Target) -> None:
         http.ask("DELETE", path_of("stages", target.key))
     except (UnknownStage, StageConflict):
         return
+
+
+# --- batches of a stream -------------------------------------------------------------------------
+
+
+def _commit_turn(http: Http, target: Target, staged: Sequence[Staged]) -> None:
+    if _is_to_be_committed(staged):
+        try:
+            if not _ask_to_commit(http, target, staged, "")["repeated"]:
+                return
+        except TurnOutdated as error:
+            raise _went_back(http, target) from error
+    last = _last_turn(http, target)
+    if last is not None and target.turn is not None and last["turn"] > target.turn:
+        raise _went_back(http, target)
+    if last is None or last["turn"] != target.turn:
+        if any(each.was_committed for each in staged):
+            raise _forgotten(f"batch {target.turn} of {_query(target)}")
+        return  # there are no rows
+    _check_same_topics(http, target, staged, last)
+    records = sum(each.records for each in staged)
+    level = logging.INFO if records == last["records"] else logging.WARNING
+    log.log(
+        level,
+        "batch %s of %s came again, with %d rows; it was committed with %d: nothing is added",
+        target.turn,
+        _query(target),
+        records,
+        last["records"],
+    )
+
+
+def _check_same_topics(
+    http: Http, target: Target, staged: Sequence[Staged], last: dict[str, Any]
+) -> None:
+    """A batch that comes again for other topics would be missing there. Nothing is known of the
+    topics of a batch that an older version committed, nor of a repeat without rows."""
+    topics = sorted({name for each in staged for name in each.topics})
+    if not topics or last["topics"] is None or topics == last["topics"]:
+        return
+    raise StageConflict(
+        f"batch {target.turn} of {_query(target)} was committed to {_listed(last['topics'])}, and "
+        f"comes again for {_listed(topics)}. Nothing was written. Run the query with its earlier "
+        f"topics until this batch is done; or make the broker forget the query, so that the batch "
+        f"is written to {_listed(topics)} as well: {_forgetting(http, target)}"
+    )
+
+
+def _went_back(http: Http, target: Target) -> TurnOutdated:
+    last = _last_turn(http, target)
+    later = "a later one" if last is None else f"batch {last['turn']}"
+    return TurnOutdated(
+        f"batch {target.turn} of {_query(target)} was not written, for {later} was committed "
+        f"before. The query was started from a restored or copied checkpoint that is older than "
+        f"the last batch it wrote. Start it from its newest checkpoint, or with a new "
+        f"checkpointLocation. To write its batches once more instead, make the broker forget the "
+        f"query: {_forgetting(http, target)}"
+    )
+
+
+def _last_turn(http: Http, target: Target) -> dict[str, Any] | None:
+    assert target.series is not None
+    try:
+        last: dict[str, Any] = http.ask("GET", path_of("series", target.series)).json
+    except UnknownStage:
+        return None
+    return last
+
+
+def _query(target: Target) -> str:
+    return f"the streaming query {(target.series or '').removeprefix(_SERIES_PREFIX)}"
+
+
+def _forgetting(http: Http, target: Target) -> str:
+    return f"curl -X DELETE http://{http.address}{path_of('series', target.series or '')}"
+
+
+# --- batch writes with a name --------------------------------------------------------------------
+
+
+def _commit_named(http: Http, target: Target, staged: Sequence[Staged]) -> None:
+    digest = merged(each.digest for each in staged if each.digest is not None)
+    if _is_repeat_of_older_version(http, target, digest):
+        return
+    if _is_to_be_committed(staged):
+        try:
+            if not _ask_to_commit(http, target, staged, digest.word())["repeated"]:
+                return
+        except StageConflict:
+            if _committed(http, target.key) is None:
+                raise
+    committed = _committed(http, target.key)
+    if committed is None:
+        if any(each.was_committed for each in staged):
+            raise _forgotten(f"the write {target.name!r}")
+        return  # there are no rows
+    if committed["contents"] != digest.word():
+        raise _other_rows(target, committed["records"], digest.records)
+    log.info("the write %s came again, of %d rows: nothing is added", target.name, digest.records)
+
+
+def _is_repeat_of_older_version(http: Http, target: Target, digest: Digest) -> bool:
+    """Whether a version that kept no digests committed a write of this name. It did not note the
+    topic, either: all that can be compared is the number of rows."""
+    if target.older_key is None:
+        return False
+    committed = _committed(http, target.older_key)
+    if committed is None:
+        return False
+    if committed["records"] != digest.records:
+        raise _other_rows(target, committed["records"], digest.records)
+    log.warning(
+        "an older version committed a write %s of as many rows (%d): this one is taken for its "
+        "repeat, and nothing is added",
+        target.name,
+        digest.records,
+    )
+    abort(http, target)
+    return True
+
+
+def _other_rows(target: Target, committed: int, now: int) -> StageConflict:
+    return StageConflict(
+        f"writeId {target.name!r} was used before, for other rows: it was committed with "
+        f"{committed} rows, and this write has {now}. Nothing was written. Give each write an id "
+        f"of its own; one made from a batch's number needs the query's id as well, since a query "
+        f"with a new checkpoint counts from 0 again"
+    )
+
+
+def _committed(http: Http, key: str) -> dict[str, Any] | None:
+    """The commit of a key, if there was one."""
+    try:
+        commit: dict[str, Any] | None = http.get(path_of("stages", key), limit=1).json["commit"]
+    except UnknownStage:
+        return None
+    return commit
+
+
+# --- both ----------------------------------------------------------------------------------------
+
+
+def _receipts(staged: Sequence[Staged]) -> list[dict[str, Any]]:
+    return [each.receipt for each in staged if each.receipt is not None]
+
+
+def _is_to_be_committed(staged: Sequence[Staged]) -> bool:
+    """Whether all rows are staged. Where an attempt found the target committed, they are not."""
+    return bool(_receipts(staged)) and not any(each.was_committed for each in staged)
+
+
+def _ask_to_commit(
+    http: Http, target: Target, staged: Sequence[Staged], contents: str
+) -> dict[str, Any]:
+    answer = http.ask(
+        "POST",
+        path_of("stages", target.key, "commit"),
+        {"receipts": _receipts(staged), "contents": contents, **target.turn_fields()},
+        waits=limits.SPARK_COMMIT_WAITS,
+    )
+    committed: dict[str, Any] = answer.json
+    return committed
+
+
+def _forgotten(what: str) -> StageConflict:
+    return StageConflict(
+        f"{what} was committed when its tasks began, and the broker has forgotten it since: run "
+        f"it again"
+    )
+
+
+def _listed(topics: Sequence[str]) -> str:
+    return ", ".join(topics[:10]) + (" and others" if len(topics) > 10 else "")

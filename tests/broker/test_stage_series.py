@@ -16,12 +16,13 @@ from quackmq.errors import (
     LimitReached,
     StageCommitted,
     StageConflict,
+    TurnOutdated,
     UnknownStage,
 )
 from quackmq.stores.memory import MemoryStore
 from tests.broker.flock import Pond
-from tests.broker.stages import staged, topics
-from tests.broker.support import CALLER, open_broker
+from tests.broker.stages import OTHER_TOPIC, staged, topics
+from tests.broker.support import CALLER, TOPIC, open_broker
 from tests.broker.transacting import committed_values
 from tests.support import Clock
 
@@ -64,19 +65,55 @@ async def test_a_turn_counts_once_whoever_stages_and_commits_it(pond: Pond) -> N
 
 
 @pytest.mark.asyncio
-async def test_turns_before_the_last_one_count_as_committed_and_some_may_be_left_out(
+async def test_a_turn_before_the_last_one_is_refused_and_some_may_be_left_out(
     pond: Pond,
 ) -> None:
     async with pond.open() as broker:
         await topics(broker)
         for turn in (0, 1, 5):
             assert not await commit(broker, turn, await write(broker, b"%d" % turn, turn))
-        for turn in range(6):
-            with pytest.raises(StageCommitted):
+    async with pond.open() as broker:
+        for turn in range(5):
+            with pytest.raises(TurnOutdated, match=f"turn {turn} of .* turn 5 was committed"):
                 await write(broker, b"again", turn)
-            assert await commit(broker, turn)
+            with pytest.raises(TurnOutdated):
+                await commit(broker, turn)
+        with pytest.raises(StageCommitted):
+            await write(broker, b"again", 5)
+        assert await commit(broker, 5)
         assert await committed_values(broker) == [b"0", b"1", b"5"]
         assert len(broker.staging.series(CALLER)) == 1
+
+
+@pytest.mark.asyncio
+async def test_a_stage_that_a_later_turn_has_overtaken_cannot_be_committed(pond: Pond) -> None:
+    async with pond.open() as broker:
+        await topics(broker)
+        late = await write(broker, b"late", 3)
+        await commit(broker, 4, await write(broker, b"4", 4))
+        with pytest.raises(TurnOutdated):
+            await commit(broker, 3, late)
+        assert broker.staging.all(CALLER) == []
+        assert await committed_values(broker) == [b"4"]
+
+
+@pytest.mark.asyncio
+async def test_a_series_tells_the_topics_of_its_last_turn(pond: Pond) -> None:
+    async with pond.open() as broker:
+        await topics(broker)
+        turn = Turn(SERIES, 0)
+        batches = [
+            staged(broker, b"a", topic=OTHER_TOPIC),
+            staged(broker, b"b"),
+            staged(broker, b"c", partition=1),
+        ]
+        receipt = await broker.staging.stage(CALLER, "k", "p", 0, batches, turn)
+        await broker.staging.commit(CALLER, "k", [receipt], turn=turn)
+    async with pond.open() as broker:
+        last = broker.staging.series(CALLER)[SERIES]
+        assert (last.records, last.topics) == (3, tuple(sorted((TOPIC, OTHER_TOPIC))))
+        await commit(broker, 1)
+        assert broker.staging.series(CALLER)[SERIES].topics == ()
 
 
 @pytest.mark.asyncio
@@ -179,12 +216,16 @@ async def test_series_have_a_bound_and_turns_a_sense(monkeypatch: pytest.MonkeyP
 async def test_what_is_kept_of_a_series_comes_back_and_damage_is_named() -> None:
     store = MemoryStore(Clock())
     book, turn = SeriesBook(store), Turn("ein Name/1", 17)
-    committed = CommittedTurn(17, "contents", 3, 5)
+    committed = CommittedTurn(17, "contents", 3, 5, ("a", "b"))
     await store.put_state(*book.put(turn, committed))
     book.committed(turn, committed)
     again = SeriesBook(store)
     await again.load()
     assert again.all() == book.all() == {"ein Name/1": committed}
+    older = b'{"number": 1, "contents": "c", "records": 2, "committed_ms": 3}'
+    await store.put_state("stage-series/older", older, 0)
+    await again.load()
+    assert again.last("older") == CommittedTurn(1, "c", 2, 3, None), "no topics were noted then"
     for damage in (b"no json", b"[]", b'{"number": "x"}'):
         version = (await store.state("stage-series/bad")).version
         await store.put_state("stage-series/bad", damage, version)

@@ -48,3 +48,18 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     }
     with session("local[2]", **settings) as running:
         yield running
+
+
+@pytest.fixture
+def task(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """What Spark would tell a task."""
+    from pyspark.taskcontext import TaskContext
+
+    properties: dict[str, str] = {}
+
+    class Context:
+        def getLocalProperty(self, name: str) -> str | None:
+            return properties.get(name)
+
+    monkeypatch.setattr(TaskContext, "get", Context)
+    return properties

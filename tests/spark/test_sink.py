@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.errors import PySparkException
+from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import (
     DataSource,
@@ -20,7 +21,8 @@ from pyspark.sql.streaming import StreamingQuery
 from pyspark.sql.types import StructType
 from pyspark.taskcontext import TaskContext
 
-from quackmq.spark import sink
+from quackmq.errors import InvalidRequest
+from quackmq.spark import sink, write_id
 from tests.spark.serving import Broker
 from tests.spark.session import session
 
@@ -219,26 +221,53 @@ def test_a_stream_is_written_once_through_restarts_and_when_sparks_log_forgets_a
     assert broker.client().get("/v1/stages").json["stages"] == []
 
 
-def test_a_batch_function_writes_exactly_once_with_the_batchs_number_as_write_id(
+def test_a_batch_function_writes_exactly_once_under_the_id_of_its_query_and_batch(
     spark: SparkSession, broker: Broker, topic: str, tmp_path: Path
 ) -> None:
     broker.create(topic, 3)
     lines = files(spark, tmp_path / "lines")
     (tmp_path / "lines" / "0.txt").write_text("a\nb")
+    ids: list[str] = []
 
     def each(rows: DataFrame, number: int) -> None:
-        write(rows, broker, topic, writeId=f"{topic}/{number}")
+        ids.append(write_id(rows, number))
+        write(rows, broker, topic, writeId=ids[-1])
 
-    for _ in range(2):
+    def run_function(checkpoint: Path) -> str:
         started = (
             lines.writeStream.foreachBatch(each)
-            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .option("checkpointLocation", str(checkpoint))
             .trigger(availableNow=True)
             .start()
         )
-        finished(started)
+        return finished(started)
+
+    for _ in range(2):
+        query = run_function(tmp_path / "checkpoint")
         forget_last_commit(tmp_path / "checkpoint")
+    assert ids == [f"{query}/0"] * 2
     assert values(broker, topic) == ["a", "b"]
+    run_function(tmp_path / "new checkpoint")
+    assert values(broker, topic) == ["a", "a", "b", "b"], "it is another query, from the beginning"
+    with pytest.raises(InvalidRequest, match="foreachBatch"):
+        write_id(spark.range(1), 0)
+
+
+def test_a_restored_checkpoint_fails_its_query_with_the_way_out(
+    spark: SparkSession, broker: Broker, topic: str, tmp_path: Path
+) -> None:
+    broker.create(topic, 3)
+    lines, checkpoint = files(spark, tmp_path / "lines"), tmp_path / "checkpoint"
+    for number in range(2):
+        (tmp_path / "lines" / f"{number}.txt").write_text(f"{number}")
+        run(lines, broker, topic, checkpoint)
+        if number == 0:
+            shutil.copytree(checkpoint, tmp_path / "older")
+    (tmp_path / "lines" / "2.txt").write_text("2")
+    run(lines, broker, topic, checkpoint)
+    with pytest.raises(StreamingQueryException, match="restored or copied checkpoint.*DELETE"):
+        run(lines, broker, topic, tmp_path / "older")
+    assert values(broker, topic) == ["0", "1", "2"]
 
 
 def test_an_aggregate_is_written_whole_every_time_in_complete_mode_as_by_sparks_kafka_sink(

@@ -15,15 +15,12 @@ from pyspark.sql.types import (
     ArrayType,
     BinaryType,
     DataType,
-    DoubleType,
     IntegerType,
     LongType,
     StringType,
     StructField,
     StructType,
-    TimestampType,
 )
-from pyspark.taskcontext import TaskContext
 
 from quackmq import limits
 from quackmq.errors import (
@@ -37,20 +34,19 @@ from quackmq.errors import (
 from quackmq.spark import sink
 from quackmq.spark.sink import BatchSink, StreamSink
 from tests.doors.http.v1.serving import Client, Serving, serving
+from tests.spark.sinking import (
+    batch_of,
+    batch_sink,
+    messages,
+    options,
+    rows,
+    schema_of,
+    stream_sink,
+    values,
+)
 
-HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
-TIME = pa.timestamp("us", "UTC")
-PAIR = StructType([StructField("key", StringType()), StructField("value", BinaryType())])
-#: By the name of a column, its type to Spark.
-TYPES: dict[str, DataType] = {
-    "value": BinaryType(),
-    "key": StringType(),
-    "headers": ArrayType(PAIR),
-    "topic": StringType(),
-    "partition": IntegerType(),
-    "timestamp": TimestampType(),
-    "other": DoubleType(),
-}
+pytestmark = pytest.mark.usefixtures("task")
+
 _numbers = count()
 
 
@@ -72,78 +68,6 @@ def topic(api: Client) -> str:
     name = f"topic-{next(_numbers)}"
     assert api.post("/v1/topics", {"name": name, "partitions": 3}).status == 201
     return name
-
-
-@pytest.fixture(autouse=True)
-def task(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """What Spark would tell a task."""
-    properties: dict[str, str] = {}
-
-    class Context:
-        def getLocalProperty(self, name: str) -> str | None:
-            return properties.get(name)
-
-    monkeypatch.setattr(TaskContext, "get", Context)
-    return properties
-
-
-def batch_of(task: dict[str, str], query: str, number: int, run: str = "run") -> None:
-    task |= {
-        sink.QUERY_PROPERTY: query,
-        sink.BATCH_PROPERTY: str(number),
-        sink.RUN_PROPERTY: run,
-    }
-
-
-def schema_of(*names: str) -> StructType:
-    return StructType([StructField(name, TYPES[name]) for name in names])
-
-
-def options(served: Serving, topic: str | None, **more: str) -> dict[str, str]:
-    given = {
-        "kafka.bootstrap.servers": "nobody:1",
-        "quackmq.http.address": f"{served.host}:{served.port}",
-        **more,
-    }
-    return given if topic is None else {**given, "topic": topic}
-
-
-def batch_sink(
-    served: Serving, topic: str | None, *columns: str, overwrite: bool = False, **more: str
-) -> BatchSink:
-    given = options(served, topic, **more)
-    made = BatchSink(given, schema_of(*(columns or ("value",))), overwrite)
-    return pickle.loads(pickle.dumps(made))  # as it travels
-
-
-def stream_sink(served: Serving, topic: str | None, *columns: str) -> StreamSink:
-    return StreamSink(options(served, topic), schema_of(*(columns or ("value",))), False)
-
-
-def rows(**columns: Any) -> pa.RecordBatch:
-    kinds = {"headers": HEADERS, "timestamp": TIME, "partition": pa.int32()}
-    return pa.record_batch(
-        {
-            name: values if isinstance(values, pa.Array) else pa.array(values, kinds.get(name))
-            for name, values in columns.items()
-        }
-    )
-
-
-def messages(api: Client, topic: str, partition: int | None = None) -> list[dict[str, Any]]:
-    """Of all partitions, by offset in each."""
-    return [
-        {**message, "partition": number}
-        for number in range(3)
-        if partition in (None, number)
-        for message in api.get(f"/v1/topics/{topic}/partitions/{number}/messages?limit=1000").json[
-            "messages"
-        ]
-    ]
-
-
-def values(api: Client, topic: str) -> list[str]:
-    return sorted(message["value"] for message in messages(api, topic))
 
 
 # --- batch writes --------------------------------------------------------------------------------
@@ -291,10 +215,9 @@ def test_a_batch_of_a_query_counts_once_through_restarts_and_replays(
         told = [stream_sink(served, topic).write(iter([rows(value=[b"%d" % number])]))]
         for _ in range(2):  # an answer that was lost
             stream_sink(served, topic).commit(told, number)
-    for run, number in (("restarted", 2), ("once more", 1)):
-        batch_of(task, query, number, run)
-        told = [stream_sink(served, topic).write(iter([rows(value=[b"again"])])) for _ in range(3)]
-        stream_sink(served, topic).commit(told, number)
+    batch_of(task, query, 2, "restarted")
+    told = [stream_sink(served, topic).write(iter([rows(value=[b"again"])])) for _ in range(3)]
+    stream_sink(served, topic).commit(told, 2)
     assert values(api, topic) == ["0", "1", "2"]
     assert api.get("/v1/stages").json["stages"] == []
 
@@ -319,7 +242,7 @@ def test_without_a_query_and_a_batch_a_stream_writes_nothing(
         stream_sink(served, topic).write(iter([rows(value=[b"x"])]))
     batch_of(task, f"query of {topic}", 7)
     told = stream_sink(served, topic).write(iter([rows(value=[b"x"])]))
-    with pytest.raises(AssertionError, match="batch 7"):
+    with pytest.raises(InvalidRequest, match="batch 7"):
         stream_sink(served, topic).commit([told], 8)
     with pytest.raises(InvalidRequest, match="writeId"):
         StreamSink(options(served, topic, writeId="x"), schema_of("value"), False)

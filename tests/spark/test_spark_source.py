@@ -340,7 +340,7 @@ def publish(address: str, numbers: range) -> None:
 
 def test_docs_spark_works_line_by_line(spark: SparkSession, broker: Broker, tmp_path: Path) -> None:
     """Its examples are one program, from top to bottom, in the session that there is."""
-    for topic in ("news", "prices", "totals", "loud-news"):
+    for topic in ("news", "prices", "totals", "loud-news", "batch-totals"):
         broker.create(topic)
     broker.publish("news", ["rain", "sun"])
     broker.publish("prices", ['{"item": "bread", "price": 2.5}'])
@@ -348,16 +348,18 @@ def test_docs_spark_works_line_by_line(spark: SparkSession, broker: Broker, tmp_
     text = text.replace("localhost:9092", broker.address)
     text = text.replace("/checkpoints", str(tmp_path / "checkpoints"))
     programs = [block.text for block in blocks(text) if block.kind == "python"]
-    (writing,) = [program for program in programs if "writeStream" in program]
+    streams = ("query", "batch_totals")
+    writing = [program for program in programs if "writeStream" in program]
     spark.conf.set("spark.quackmq.bootstrap.servers", broker.address)
     names: dict[str, Any] = {}
     for program in programs:
         exec(program, names)
 
     def finish() -> None:
-        if not names["query"].isActive:
-            exec(writing, names)  # the batch write that is in it adds nothing, as it says
-        names["query"].processAllAvailable()
+        for name, program in zip(streams, writing, strict=True):
+            if not names[name].isActive:
+                exec(program, names)  # the batch write that is in it adds nothing, as it says
+            names[name].processAllAvailable()
 
     try:
         (price,) = names["prices"].select("value.*").collect()
@@ -366,6 +368,9 @@ def test_docs_spark_works_line_by_line(spark: SparkSession, broker: Broker, tmp_
         assert [value for _, _, value in broker.consumed("totals")] == [b'{"count":2}']
         patiently(finish)
         assert [value for _, _, value in broker.consumed("loud-news")] == [b"RAIN", b"SUN"]
+        assert [value for _, _, value in broker.consumed("batch-totals")] == [b'{"count":2}']
     finally:
-        names["query"].stop()
+        for name in streams:
+            if name in names:
+                names[name].stop()
         spark.conf.unset("spark.quackmq.bootstrap.servers")

@@ -67,6 +67,7 @@ STATUSES: Final[Mapping[type[errors.QuackError], int]] = {
     errors.ConcurrentTransactions: 409,
     errors.StageConflict: 409,
     errors.StageCommitted: 409,
+    errors.TurnOutdated: 409,
     errors.OtherGroupProtocol: 409,
     errors.MemberIdRequired: 409,
     errors.MemberFenced: 409,

@@ -58,6 +58,7 @@ CODES: Final[Mapping[type[errors.QuackError], ErrorCode]] = {
     errors.ConcurrentTransactions: ErrorCode.concurrent_transactions,
     errors.StageConflict: ErrorCode.invalid_update_version,
     errors.StageCommitted: ErrorCode.invalid_update_version,
+    errors.TurnOutdated: ErrorCode.invalid_update_version,
     errors.OtherGroupProtocol: ErrorCode.inconsistent_group_protocol,
     errors.MemberIdRequired: ErrorCode.member_id_required,
     errors.MemberFenced: ErrorCode.fenced_instance_id,

@@ -49,6 +49,7 @@ from quackmq.errors import (
     StageCommitted,
     StageConflict,
     StoreReadOnly,
+    TurnOutdated,
     UnknownPartition,
     UnknownStage,
     UnknownTopic,
@@ -81,8 +82,8 @@ class ReceiptShape(Struct, frozen=True, forbid_unknown_fields=True):
 class Committing(Struct, frozen=True, forbid_unknown_fields=True):
     """What is committed: the parts of these receipts; all, without any. `contents` says in a word
     what that is, so that a repeat is known as one also if its parts were staged anew. The `turn`
-    of a `series` is committed once, whatever its key and contents; those before it count as
-    committed, too."""
+    of a `series` is committed once, whatever its key and contents; a turn before the last one that
+    was committed is refused."""
 
     receipts: Annotated[list[ReceiptShape], Meta(max_length=limits.STAGE_PARTS)] | None = None
     contents: Annotated[str, Meta(max_length=limits.NAME_BYTES)] = ""
@@ -128,13 +129,15 @@ class StageShape(StageSummary, frozen=True):
 
 
 class SeriesShape(Struct, frozen=True):
-    """A series, with the last of its turns that was committed."""
+    """A series, with the last of its turns that was committed. `topics` are those that it was
+    written to; null where an older version of the broker committed it."""
 
     series: str
     turn: int
     contents: str
     records: int
     committed_ms: int
+    topics: tuple[str, ...] | None
 
 
 class SeriesPage(Struct, frozen=True):
@@ -361,6 +364,7 @@ OPERATIONS: Final = (
             RecordTooLarge,
             StageConflict,
             StageCommitted,
+            TurnOutdated,
             LimitReached,
             StoreReadOnly,
         ),
@@ -381,6 +385,7 @@ OPERATIONS: Final = (
             UnknownTopic,
             UnknownPartition,
             StageConflict,
+            TurnOutdated,
             NoSubscriber,
             LimitReached,
             StoreReadOnly,

@@ -215,9 +215,13 @@ def test_the_turn_of_a_series_is_committed_once(api: Client, target: str) -> Non
     assert api.post("/v1/stages/another/commit", turn).json["repeated"]
     path = f"/v1/stages/another/parts/b/0?{options}"
     api.ask("PUT", path, body=body, headers=BYTES).problem(409, "stage_committed")
+    path = path.replace("turn=4", "turn=3")
+    api.ask("PUT", path, body=body, headers=BYTES).problem(409, "turn_outdated")
+    api.post("/v1/stages/another/commit", {**turn, "turn": 3}).problem(409, "turn_outdated")
     assert read(api, target) == ["once"]
     known = api.get(f"/v1/series/{series}").json
     assert (known["series"], known["turn"], known["records"]) == (series, 4, 1)
+    assert known["topics"] == [target]
     assert known in api.get("/v1/series?limit=1000").json["series"]
     assert api.delete(f"/v1/series/{series}").status == 204
     for method in (api.get, api.delete):
