@@ -16,14 +16,18 @@ KILLS ?= 1000
 PYTEST ?=
 SUITE ?= engine kafka pubsub push archive compare spark pipelines
 BENCH ?=
+MUTANTS ?=
 
 .PHONY: help demo check test interop lint format bench soak mutants programs clients clean
 
 help:
 	@echo "make demo     the whole story: publish by every door, kill everybody, ask Spark, count"
+	@echo "make check    the fast tier: ruff, mypy and the tests that start no process"
 	@echo "make test     ruff, mypy and all tests (PYTEST=\"-k name\" for some)"
 	@echo "make lint     ruff and mypy alone"
 	@echo "make format   let ruff format the code and sort its imports"
+	@echo "make interop  only the tests with other people's clients, and each extra in an empty environment"
+	@echo "make mutants  plant known bugs one by one, and count those that the tests catch"
 	@echo "make bench    how fast, against the bare machine and against others (SUITE=\"$(SUITE)\")"
 	@echo "make soak     the simulations, KILLS=$(KILLS) real kills, exactly-once six times; SECONDS=$(SECONDS) each; SEED=N replays the first"
 	@echo "make clean    remove the environment and all that tools left behind"
@@ -33,6 +37,14 @@ demo: $(DEMO_READY)
 
 test: lint clients
 	$(PYTHON_IN_VENV) -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal --durations 30 $(PYTEST)
+
+check: lint
+	$(PYTHON_IN_VENV) -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal -q \
+		-m "not processes and not sweep" $(PYTEST)
+
+interop: $(READY) clients
+	$(PYTHON_IN_VENV) -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal tests/interop \
+		tests/client/test_on_kafka.py tests/spark/test_spark_kafka_connector.py $(PYTEST)
 
 lint: $(READY)
 	$(PYTHON_IN_VENV) -m ruff check .

@@ -1,8 +1,14 @@
-"""Tests that need something from outside Python say so: `@pytest.mark.needs("kcat")`.
+"""Rules for all tests: what a test needs from outside, and whether it may start processes.
+
+Tests that need something from outside Python say so: `@pytest.mark.needs("kcat")`.
 
 `make test` fetches such programs and clients; where one cannot be had, the tests that need it are
 left out and named at the end of the run. With CI=true, where nothing may go missing unnoticed, the
 run fails.
+
+Tests that start a process say so too: `@pytest.mark.processes`. `make check` leaves them out, and a
+test without the mark that starts a process fails. Tests with `needs`, or with a fixture that starts
+a process, have the mark already.
 """
 
 from __future__ import annotations
@@ -10,6 +16,8 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -57,8 +65,50 @@ PROBES = {
 #: Each worker of xdist starts all of them, Java among them, while the others do.
 PROBE_S = 300
 
+#: Fixtures that start a broker, a Spark session, or a client in another language.
+PROCESS_FIXTURES = {
+    "address",
+    "session",
+    "spark",
+    "java_driver",
+    "kafkajs_driver",
+    "platformatic_driver",
+}
+#: What Python's audit calls the ways to start a process.
+PROCESS_EVENTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"}
+
 #: By the test's id, what it misses.
 LEFT_OUT = pytest.StashKey[dict[str, str]]()
+
+
+#: The test that runs now, if it may not start a process.
+_bound_to_this_process: pytest.Item | None = None
+
+
+def _audit(event: str, _: tuple[Any, ...]) -> None:
+    if event in PROCESS_EVENTS and (item := _bound_to_this_process) is not None:
+        raise RuntimeError(f"{item.nodeid} starts a process: mark it with @pytest.mark.processes")
+
+
+sys.addaudithook(_audit)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Let only marked tests start processes, their fixtures included."""
+    global _bound_to_this_process
+    _bound_to_this_process = None if item.get_closest_marker("processes") else item
+    try:
+        return (yield)
+    finally:
+        _bound_to_this_process = None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_itemcollected(item: pytest.Item) -> None:
+    fixtures = getattr(item, "fixturenames", ())
+    if item.get_closest_marker("needs") or PROCESS_FIXTURES.intersection(fixtures):
+        item.add_marker("processes")
 
 
 @pytest.hookimpl(trylast=True)

@@ -17,6 +17,7 @@ from tests.batch_bombs import BOMBS, zstd_frame
 ROOT = Path(__file__).resolve().parent.parent
 
 
+@pytest.mark.processes
 def test_a_bomb_is_refused_within_the_bound() -> None:
     result = subprocess.run(
         [sys.executable, "-m", "tests.batch_bombs"],

@@ -8,6 +8,8 @@ from importlib.util import find_spec
 
 import pytest
 
+pytestmark = pytest.mark.processes
+
 PROGRAM = """
 import sys
 {before}

@@ -51,6 +51,7 @@ def test_a_line_may_go_on_in_the_next() -> None:
     assert list(commands("# say\necho a \\\n    b\n\necho c  # d\n")) == ["echo a b", "echo c  # d"]
 
 
+@pytest.mark.processes
 def test_a_broker_runs_beside_what_is_typed_and_programs_find_it(tmp_path: Path) -> None:
     with Tour(tmp_path) as tour:
         tour.run(Block("sh", "pip install nothing\nquackmq serve --data ./data  # runs on\n"))
@@ -68,6 +69,7 @@ def test_a_broker_runs_beside_what_is_typed_and_programs_find_it(tmp_path: Path)
             tour.run(Block("text", "something else\n"))
 
 
+@pytest.mark.processes
 def test_a_line_that_fails_is_named(tmp_path: Path) -> None:
     with Tour(tmp_path) as tour:
         tour.run(Block("sh", "make test\ntrue | cat\n"))

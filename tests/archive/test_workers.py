@@ -27,6 +27,8 @@ from tests.archive.pond import pond
 from tests.archive.support import KEY, NOON_MS, TOPIC, committed, plain
 from tests.batches import sealed
 
+pytestmark = pytest.mark.processes
+
 #: Others go before such a process, and the machine can be busy with them.
 DEADLINE_S = 120
 TIMES = (OffsetTime(0, NOON_MS),)

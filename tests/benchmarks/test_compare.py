@@ -89,6 +89,7 @@ def test_a_readme_without_marks_is_not_touched(tmp_path: Path) -> None:
     assert readme.read_text() == f"before\n{BEGIN}\n"
 
 
+@pytest.mark.processes
 def test_a_server_is_charged_for_its_children_also_when_they_have_ended(tmp_path: Path) -> None:
     with running_parent(tmp_path) as server:
         wait_until(lambda: "stays" in server.last_words)
@@ -98,6 +99,7 @@ def test_a_server_is_charged_for_its_children_also_when_they_have_ended(tmp_path
         assert server.most_resident_bytes >= server.resident_bytes
 
 
+@pytest.mark.processes
 def test_nothing_of_a_server_is_left_when_its_block_ends_with_an_error(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt), running_parent(tmp_path) as server:
         wait_until(lambda: "stays" in server.last_words)

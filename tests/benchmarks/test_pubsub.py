@@ -45,6 +45,7 @@ def test_a_zmq_request_may_be_of_any_length() -> None:
     assert zmq_request(b"x" * 256) == b"\x01\x00\x02" + (256).to_bytes(8, "big") + b"x" * 256
 
 
+@pytest.mark.processes
 def test_what_the_crowd_sends_is_taken_and_answered_as_expected(tmp_path: Path) -> None:
     with Broker.started(tmp_path, "os") as broker:
         Queue.made(broker.http, TOPIC)  # which makes the topic
@@ -54,6 +55,7 @@ def test_what_the_crowd_sends_is_taken_and_answered_as_expected(tmp_path: Path) 
         assert not refused.startswith(kafka_put_answer(TOPIC + "-not"))
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("kind", ["ours", "theirs"])
 def test_both_queues_answer_the_requests_of_the_comparison_alike(kind: str, tmp_path: Path) -> None:
     with started(kind, tmp_path) as address, closing(http.client.HTTPConnection(address)) as to:

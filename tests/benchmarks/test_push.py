@@ -25,6 +25,7 @@ def doors(bench: Bench) -> Iterator[dict[str, str]]:
         yield addresses
 
 
+@pytest.mark.processes
 def test_lines_come_from_the_broker_and_from_the_bare_loop(
     bench: Bench, doors: dict[str, str]
 ) -> None:
@@ -34,6 +35,7 @@ def test_lines_come_from_the_broker_and_from_the_bare_loop(
                 assert swarm.run(5) > 0
 
 
+@pytest.mark.processes
 def test_sub_sockets_hear_the_broker_and_the_bare_loop(bench: Bench, doors: dict[str, str]) -> None:
     with bench.bare("xpub") as bare:
         for each in (doors, bare):
@@ -41,6 +43,7 @@ def test_sub_sockets_hear_the_broker_and_the_bare_loop(bench: Bench, doors: dict
                 assert swarm.run(10, at_once=5) > 0
 
 
+@pytest.mark.processes
 def test_clients_of_the_proxy_acknowledge_all(doors: dict[str, str]) -> None:
     with closing(ProxySwarm(doors, "acknowledged", 3)) as swarm:
         assert swarm.run(5) > 0

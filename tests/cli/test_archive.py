@@ -257,6 +257,7 @@ def test_verify_tells_how_far_it_has_got(
     assert lines[-1].endswith("(100 %)") and len(lines) == 3
 
 
+@pytest.mark.processes
 def test_an_archive_is_looked_at_while_a_broker_has_the_directory_open(
     archive: Command, directory: Path
 ) -> None:

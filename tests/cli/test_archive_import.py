@@ -108,6 +108,7 @@ def test_an_import_that_was_interrupted_goes_on_where_it_was(
     assert committed_values(broker, "swans", 1) == [b"value %d" % n for n in range(50)]
 
 
+@pytest.mark.processes
 def test_an_import_that_was_killed_goes_on_where_it_was(
     tmp_path: Path, broker: RunningBroker, capsys: pytest.CaptureFixture[str]
 ) -> None:

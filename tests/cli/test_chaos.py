@@ -99,6 +99,7 @@ def test_a_fault_that_there_is_not_is_refused() -> None:
 # --- at each door ----------------------------------------------------------------------------
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("door", DOORS)
 def test_x5_whatever_it_drops_comes_again_until_it_has_all(
     door: str, doors: dict[str, str], topic: str, tmp_path: Path
@@ -119,6 +120,7 @@ def test_x5_whatever_it_drops_comes_again_until_it_has_all(
     assert len({each["id"] for each in found}) == wanted
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("door", DOORS)
 def test_x5_it_does_what_its_seed_says_and_harms_nobody_else(
     door: str, doors: dict[str, str], topic: str, tmp_path: Path
@@ -143,6 +145,7 @@ def test_x5_it_does_what_its_seed_says_and_harms_nobody_else(
     assert counts["put"] <= others <= counts["put"] + counts["uncertain"]
 
 
+@pytest.mark.processes
 def test_the_same_words_in_two_topics_are_two_messages(
     doors: dict[str, str], topic: str, tmp_path: Path
 ) -> None:
@@ -160,6 +163,7 @@ def test_the_same_words_in_two_topics_are_two_messages(
     assert [each["content"] for each in found] == ["quack"] * 2
 
 
+@pytest.mark.processes
 def test_what_it_has_seen_is_known_after_its_own_death(
     doors: dict[str, str], topic: str, tmp_path: Path
 ) -> None:
@@ -176,6 +180,7 @@ def test_what_it_has_seen_is_known_after_its_own_death(
     assert found == ["one", "two"], "the first came again, since its id was named by nobody"
 
 
+@pytest.mark.processes
 def test_it_goes_on_when_its_broker_is_killed_and_back(tmp_path: Path) -> None:
     where, seen, wanted = f"unix:{tmp_path}/line", tmp_path / "seen", 12
     serve = ("serve", "--data", tmp_path / "data", "--line", where, "--kafka", "127.0.0.1:0")
@@ -198,6 +203,7 @@ def test_it_goes_on_when_its_broker_is_killed_and_back(tmp_path: Path) -> None:
     assert found == {f"quack {number}" for number in range(wanted)}
 
 
+@pytest.mark.processes
 def test_sigterm_ends_it_in_good_order(doors: dict[str, str], topic: str) -> None:
     arguments = ("--door", "line", "--address", doors["line"], "--topic", topic, "--seed", 1)
     with Client(doors["kafka"], f"watch-{topic}", timeout=DEADLINE_S) as client:

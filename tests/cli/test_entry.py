@@ -14,6 +14,8 @@ import pytest
 
 from tests.cli.process import AS_ON_A_TERMINAL, DEADLINE_S, Server
 
+pytestmark = pytest.mark.processes
+
 MODULE = [sys.executable, "-m", "quackmq"]
 
 #: What it opens gets a number behind those of the standard files, whichever were closed.

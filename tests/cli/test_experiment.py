@@ -47,6 +47,7 @@ def subscriber(outcome: Outcome, name: str) -> SubscriberAccount:
     return found
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("pubs", "subs", "topics"),
     [(1, 1, 1), (1, 3, 1), (3, 1, 1), (1, 1, 2), (1, 3, 2), (3, 1, 2), (3, 3, 3)],
@@ -68,6 +69,7 @@ def test_q12_every_subscriber_gets_every_entry_once(
     assert outcome.latencies()["p50_ms"] is not None
 
 
+@pytest.mark.processes
 def test_q2_the_records_name_everybody_with_channel_and_topics(tmp_path: Path) -> None:
     outcome = outcome_of(tmp_path, pubs=2, subs=1, topics=2, entries=1)
     shape = r"pipes of process \d+, topics: 1, 2"
@@ -78,18 +80,21 @@ def test_q2_the_records_name_everybody_with_channel_and_topics(tmp_path: Path) -
     ]
 
 
+@pytest.mark.processes
 def test_q12_fast_publishers_do_not_hurry_slow_subscribers(tmp_path: Path) -> None:
     outcome = outcome_of(tmp_path, pubs=2, subs=3, slow_subs=2, slow_ms=5)
     assert outcome.problems() == []
     assert [each.delivered for each in outcome.subscribers] == [2 * ENTRIES] * 3
 
 
+@pytest.mark.processes
 def test_q12_slow_publishers_keep_nobody_from_theirs(tmp_path: Path) -> None:
     outcome = outcome_of(tmp_path, pubs=2, slow_pubs=1, subs=2, rate=1000.0)
     assert outcome.problems() == []
     assert [each.published for each in outcome.publishers] == [ENTRIES] * 2
 
 
+@pytest.mark.processes
 def test_q10_what_a_slow_subscriber_comes_too_late_for_is_skipped_and_counted(
     tmp_path: Path,
 ) -> None:
@@ -97,6 +102,7 @@ def test_q10_what_a_slow_subscriber_comes_too_late_for_is_skipped_and_counted(
     assert outcome.problems() == [], "delivered and skipped are all that was published"
 
 
+@pytest.mark.processes
 def test_q7_all_that_is_older_than_delta_is_skipped(tmp_path: Path) -> None:
     """δ so small that all expire: the subscriber is away until everything is old."""
     outcome = outcome_of(tmp_path, subs=2, late_subs=1, delta_ms=1)
@@ -105,6 +111,7 @@ def test_q7_all_that_is_older_than_delta_is_skipped(tmp_path: Path) -> None:
     assert (late.published, late.delivered, late.skipped) == (ENTRIES, 0, ENTRIES)
 
 
+@pytest.mark.processes
 def test_q7_nothing_is_skipped_where_delta_is_long(tmp_path: Path) -> None:
     """δ so large that none expires; a subscription lasts while its subscriber is away."""
     outcome = outcome_of(tmp_path, subs=2, late_subs=1, topics=2, delta_ms=3_600_000)
@@ -113,6 +120,7 @@ def test_q7_nothing_is_skipped_where_delta_is_long(tmp_path: Path) -> None:
     assert (late.published, late.delivered, late.skipped) == (ENTRIES, ENTRIES, 0)
 
 
+@pytest.mark.processes
 def test_q6_a_full_topic_makes_its_publisher_retry(tmp_path: Path) -> None:
     """Room comes by what the subscriber has, and that one stops taking any."""
     outcome = outcome_of(
@@ -123,6 +131,7 @@ def test_q6_a_full_topic_makes_its_publisher_retry(tmp_path: Path) -> None:
     assert 1 <= outcome.published <= 5, "three that it has answered, and two that are live"
 
 
+@pytest.mark.processes
 def test_q6_what_a_publisher_had_to_retry_is_there_once(tmp_path: Path) -> None:
     outcome = outcome_of(tmp_path, pubs=2, subs=2, topics=2, max_entries=3, slow_subs=1, slow_ms=5)
     assert outcome.problems() == []
@@ -130,6 +139,7 @@ def test_q6_what_a_publisher_had_to_retry_is_there_once(tmp_path: Path) -> None:
     assert [each.delivered for each in outcome.subscribers] == [2 * ENTRIES] * 2
 
 
+@pytest.mark.processes
 def test_q10_a_silent_subscriber_is_declared_dead_and_keeps_its_subscription(
     tmp_path: Path,
 ) -> None:
@@ -143,6 +153,7 @@ def test_q10_a_silent_subscriber_is_declared_dead_and_keeps_its_subscription(
         assert each.delivered == ENTRIES
 
 
+@pytest.mark.processes
 def test_a_dying_subscriber_harms_nobody_and_keeps_its_subscription(tmp_path: Path) -> None:
     outcome = outcome_of(tmp_path, subs=3, dying_subs=2)
     assert outcome.problems() == []
@@ -167,6 +178,7 @@ def run_to_end(*arguments: object) -> tuple[int, str, str]:
 CALM_OPTIONS = ("--rate", 0, "--max-entries", 0, "--delta-ms", 0, "--answer-ms", 60_000)
 
 
+@pytest.mark.processes
 def test_q1_the_command_runs_all_processes_and_tells_what_came_of_it(tmp_path: Path) -> None:
     data = tmp_path / "data"
     who = ("--pubs", 2, "--subs", 2, "--topics", 2, "--entries", 10, "--data", data)
@@ -179,6 +191,7 @@ def test_q1_the_command_runs_all_processes_and_tells_what_came_of_it(tmp_path: P
     assert any(data.iterdir()), "it is kept where that was asked for"
 
 
+@pytest.mark.processes
 def test_q12_the_report_can_be_read_by_programs() -> None:
     exit_code, out, err = run_to_end("--entries", 5, "--json", *CALM_OPTIONS, "--seconds", 100)
     assert (exit_code, err) == (0, "")
@@ -225,6 +238,7 @@ def test_q12_the_suite_is_every_experiment_and_each_adds_up(
     assert sum(outcome.dead for outcome in outcomes) == 2, "the silent one and the dying one"
 
 
+@pytest.mark.processes
 def test_q11_an_interrupt_ends_everybody_by_the_protocol() -> None:
     with Server("experiment", *CALM_OPTIONS, "--rate", 50, "--seconds", 1000) as command:
         peers = [_pid_in(command.line()) for _ in range(2)]
@@ -240,6 +254,7 @@ def test_q11_an_interrupt_ends_everybody_by_the_protocol() -> None:
     assert not any(map(_is_running, peers))
 
 
+@pytest.mark.processes
 def test_peers_do_not_outlive_a_command_that_is_killed_nor_does_its_data_outlive_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -259,6 +274,7 @@ def test_peers_do_not_outlive_a_command_that_is_killed_nor_does_its_data_outlive
         time.sleep(0.01)
 
 
+@pytest.mark.processes
 def test_a_directory_with_something_in_it_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "precious").write_text("quack")
     exit_code, out, err = run_to_end("--data", tmp_path)

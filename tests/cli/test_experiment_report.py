@@ -298,6 +298,7 @@ def test_the_suite_is_one_table_and_fails_if_one_does(
     assert found["is_good"] is False
 
 
+@pytest.mark.processes
 def test_a_picture_is_drawn_of_depth_and_latency(
     told: list[Outcome], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -393,6 +393,7 @@ def test_no_command_changes_anything(log: Log, crashed: Path) -> None:
     assert content_of(crashed) == before
 
 
+@pytest.mark.processes
 def test_a_directory_in_use_is_not_looked_at_and_one_left_by_a_kill_is(
     log: Log, tmp_path: Path
 ) -> None:
@@ -406,6 +407,7 @@ def test_a_directory_in_use_is_not_looked_at_and_one_left_by_a_kill_is(
         assert log("verify", tmp_path / "data").exit_code == 0
 
 
+@pytest.mark.processes
 def test_a_reader_who_has_enough_ends_it_quietly(directory: Path) -> None:
     with subprocess.Popen(
         [*SCRIPT, "log", "dump", str(directory)],

@@ -29,6 +29,7 @@ def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None
     assert answer(capsys, "--version") == (0, f"quackmq {__version__}\n", "")
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("command", [SCRIPT, [sys.executable, "-m", "quackmq"]])
 def test_the_script_and_the_module_are_the_same_command(command: list[str]) -> None:
     result = subprocess.run([*command, "--version"], capture_output=True, text=True, check=True)

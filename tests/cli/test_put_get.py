@@ -55,6 +55,7 @@ def run(
     return result.stdout
 
 
+@pytest.mark.processes
 def test_x5_messages_are_put_and_got_by_hand(address: str, topic: str) -> None:
     said = run("put", topic, address, "quack", "two words", "ünïcode")
     assert said == f"3 messages put into {topic}\n".encode()
@@ -62,6 +63,7 @@ def test_x5_messages_are_put_and_got_by_hand(address: str, topic: str) -> None:
     assert got.decode() == "quack\ntwo words\nünïcode\n"
 
 
+@pytest.mark.processes
 def test_options_may_stand_anywhere(address: str, topic: str) -> None:
     options = ["--broker", address, "--timeout", str(DEADLINE_S)]
     for arguments in (
@@ -73,6 +75,7 @@ def test_options_may_stand_anywhere(address: str, topic: str) -> None:
     assert run("get", topic, address, "--count", 3) == b"a\na\na\n"
 
 
+@pytest.mark.processes
 def test_each_line_of_stdin_is_a_message(address: str, topic: str) -> None:
     said = run("put", topic, address, stdin=b"one\n\nthree\r\n\xff\xfe\nno newline")
     assert said == f"5 messages put into {topic}\n".encode()
@@ -80,6 +83,7 @@ def test_each_line_of_stdin_is_a_message(address: str, topic: str) -> None:
     assert got == b"one\n\nthree\n\xff\xfe\nno newline\n", "bytes stay as they are"
 
 
+@pytest.mark.processes
 def test_a_message_that_is_got_as_json_has_all_that_belongs_to_it(address: str, topic: str) -> None:
     ids = run("put", topic, address, "-", "--key", "k", "--header", "a=1=2", "--ids", stdin=b"\xff")
     (line,) = run("get", topic, address, "--count", 1, "--json").splitlines()
@@ -96,6 +100,7 @@ def test_a_message_that_is_got_as_json_has_all_that_belongs_to_it(address: str, 
     }
 
 
+@pytest.mark.processes
 def test_under_a_name_the_next_get_goes_on(address: str, topic: str, tmp_path: Path) -> None:
     run("put", topic, address, "one", "two", "three")
     named = ("--name", f"reader-{topic}", "--from", "beginning")
@@ -103,6 +108,7 @@ def test_under_a_name_the_next_get_goes_on(address: str, topic: str, tmp_path: P
     assert run("get", topic, address, *named, "--count", 1, home=tmp_path) == b"three\n"
 
 
+@pytest.mark.processes
 def test_without_a_name_nothing_is_left_behind(address: str, topic: str) -> None:
     run("put", topic, address, "one")
     arguments = ["get", topic, "--broker", address, "--timeout", str(DEADLINE_S), "--follow"]
@@ -142,6 +148,7 @@ def test_a_name_that_is_empty_is_refused(capsys: pytest.CaptureFixture[str]) -> 
     assert "a subscription's name takes 1 to 255 bytes" in capsys.readouterr().err
 
 
+@pytest.mark.processes
 def test_a_reader_that_has_enough_ends_it_quietly(address: str, topic: str) -> None:
     run("put", topic, address, "one", "two")
     command = [*SCRIPT, "get", topic, "--broker", address, "--timeout", str(DEADLINE_S)]

@@ -15,6 +15,8 @@ from confluent_kafka.admin import AdminClient
 
 from tests.cli.process import DEADLINE_S, Server
 
+pytestmark = pytest.mark.processes
+
 ANY_PORT = ("--kafka", "127.0.0.1:0")
 
 

@@ -55,6 +55,7 @@ def test_a_port_that_has_none_behind_it_is_refused() -> None:
     )
 
 
+@pytest.mark.processes
 def test_a_line_for_each_is_printed_before_ready() -> None:
     with Server("serve", "--store", "memory:", "--zmq", "127.0.0.1:0") as server:
         doors = server.doors()

@@ -24,6 +24,7 @@ async def client(address: str, topic: str, tmp_path: Path) -> AsyncIterator[Asyn
         yield client
 
 
+@pytest.mark.processes
 async def test_what_is_put_is_got(client: AsyncClient, topic: str) -> None:
     await client.subscribe(topic)
     message_id = await client.put(topic, "rain", key="weather", headers={"lang": "en"})

@@ -82,6 +82,7 @@ def test_the_snippets_of_docs_python_run_from_top_to_bottom(
     store.close()
 
 
+@pytest.mark.processes
 def test_the_example_program_gets_each_text_once(broker: RunningBroker, tmp_path: Path) -> None:
     def run(*arguments: str) -> str:
         command = [sys.executable, str(ROOT / "examples" / "put_get.py"), broker.address]
@@ -105,6 +106,7 @@ def test_the_example_program_gets_each_text_once(broker: RunningBroker, tmp_path
     assert run("follow", "news", "printer").split() == ["rain", "sun", "snow"]
 
 
+@pytest.mark.processes
 def test_importing_quackmq_loads_no_client() -> None:
     """The command line begins with it."""
     program = (

@@ -68,6 +68,7 @@ def test_what_is_named_is_committed_before_the_client_is_closed(
     assert clients().size(topic) == 1  # the last one returned was not named
 
 
+@pytest.mark.processes
 def test_a_program_killed_at_any_point_goes_on_behind_what_it_has_stored(
     start: Any, topic: str
 ) -> None:
@@ -82,6 +83,7 @@ def test_a_program_killed_at_any_point_goes_on_behind_what_it_has_stored(
         assert second.call("get", topic, after=ids[1]) == "c"
 
 
+@pytest.mark.processes
 def test_one_id_is_enough_for_many_partitions(start: Any, clients: Clients, topic: str) -> None:
     """What is done in the others is committed before a message of another one is returned."""
     admin = clients("press")
@@ -130,6 +132,7 @@ def test_ids_that_are_not_of_the_topic_are_refused(clients: Clients, topic: str)
 # --- by the client's file ------------------------------------------------------------------------
 
 
+@pytest.mark.processes
 def test_with_skip_a_message_is_never_returned_twice(start: Any, topic: str) -> None:
     with start() as first:
         first.call("subscribe", topic)
@@ -139,6 +142,7 @@ def test_with_skip_a_message_is_never_returned_twice(start: Any, topic: str) -> 
         assert second.call("get", topic) == "c"
 
 
+@pytest.mark.processes
 def test_with_repeat_the_message_in_hand_is_returned_again(start: Any, topic: str) -> None:
     with start(on_crash="repeat") as first:
         first.call("subscribe", topic)
@@ -148,6 +152,7 @@ def test_with_repeat_the_message_in_hand_is_returned_again(start: Any, topic: st
         assert [second.call("get", topic) for _ in range(2)] == ["b", "c"]
 
 
+@pytest.mark.processes
 def test_a_batch_in_hand_at_a_crash_goes_as_a_whole(start: Any, topic: str) -> None:
     """With "skip" what was not looked at is lost, with "repeat" all of it comes again."""
     for on_crash, expected in (("skip", "after"), ("repeat", "a")):
@@ -161,6 +166,7 @@ def test_a_batch_in_hand_at_a_crash_goes_as_a_whole(start: Any, topic: str) -> N
             second.call("unsubscribe", topic)
 
 
+@pytest.mark.processes
 def test_what_a_listener_left_of_its_batch_is_there_after_a_crash(start: Any, topic: str) -> None:
     with start() as first:
         first.call("subscribe", topic)
@@ -236,6 +242,7 @@ def test_a_directory_that_cannot_be_used_is_named(clients: Clients, tmp_path: Pa
 # --- processes that share a name -----------------------------------------------------------------
 
 
+@pytest.mark.processes
 def test_processes_that_share_a_name_share_by_partition(
     start: Any, clients: Clients, topic: str
 ) -> None:
@@ -270,6 +277,7 @@ def test_a_process_that_leaves_hands_its_partitions_on_at_once(
     assert second.get(topic).value == "b"
 
 
+@pytest.mark.processes
 def test_a_name_that_others_use_may_be_subscribed_to_further_topics(
     start: Any, clients: Clients, topic: str
 ) -> None:

@@ -59,6 +59,7 @@ def test_many_are_there_all_or_none_and_a_repeat_adds_what_is_missing(
     assert everything(clients, topic, 5) == list("abcde")
 
 
+@pytest.mark.processes
 def test_a_process_that_begins_again_knows_the_last_number_and_its_id(
     address: str, clients: Clients, tmp_path: Path, topic: str
 ) -> None:
@@ -143,6 +144,7 @@ def broker(tmp_path: Path) -> Iterator[Broker]:
         yield broker
 
 
+@pytest.mark.processes
 def test_a_put_lasts_through_a_broker_that_is_killed(broker: Broker, tmp_path: Path) -> None:
     """R6: what returned is there, numbered or not, and a client goes on with the next life."""
     options = {"serialiser": "str", "timeout": 30}
@@ -162,6 +164,7 @@ def test_a_put_lasts_through_a_broker_that_is_killed(broker: Broker, tmp_path: P
         assert [billing.get("news").value for _ in range(3)] == ["b", "c", "d"]
 
 
+@pytest.mark.processes
 def test_a_put_whose_answer_is_lost_is_there_once(broker: Broker, tmp_path: Path) -> None:
     """The answer never leaves, the broker is killed, and librdkafka sends the message again."""
     with Proxy(broker.address) as proxy:

@@ -22,6 +22,7 @@ def doors() -> Iterator[dict[str, str]]:
         yield server.doors()
 
 
+@pytest.mark.processes
 def test_a_name_that_goes_by_last_id_elsewhere_is_told_so(
     doors: dict[str, str], tmp_path: Path, topic: str
 ) -> None:

@@ -99,6 +99,7 @@ def bad_address(address: str, weather: Once) -> Iterator[str]:
 # --- D6 -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.processes
 def test_d6_a_message_goes_from_its_producer_to_its_consumer(
     producer: Producer, consumer: Consumer, topic: str
 ) -> None:
@@ -186,6 +187,7 @@ def test_d6_one_consumer_has_one_id_for_many_topics_and_a_place_in_each(
             assert consumer.dequeue(name) == f"{name}: {number}"
 
 
+@pytest.mark.processes
 def test_every_consumer_gets_every_message(address: str, producer: Producer, topic: str) -> None:
     me = producer.register_producer(topic)
     with Consumer(address) as one, Consumer(address) as two:
@@ -498,6 +500,7 @@ def test_threads_may_share_a_producer(producer: Producer, consumer: Consumer, to
 # --- the example ----------------------------------------------------------------------------------
 
 
+@pytest.mark.processes
 def test_the_example_reads_what_it_logs(address: str) -> None:
     example = Path(__file__).resolve().parents[2] / "examples" / "queue_client.py"
     ran = subprocess.run(

@@ -235,6 +235,7 @@ def test_an_answer_that_makes_no_sense_is_an_error() -> None:
 # --- R6: crashes -----------------------------------------------------------------------------
 
 
+@pytest.mark.processes
 def test_r6_what_was_acknowledged_survives_the_brokers_crash(tmp_path: Path) -> None:
     data, ids = tmp_path / "data", tmp_path / "ids"
     got: list[str] = []
@@ -258,6 +259,7 @@ def test_r6_what_was_acknowledged_survives_the_brokers_crash(tmp_path: Path) -> 
     assert got == [str(number) for number in range(14)]
 
 
+@pytest.mark.processes
 def test_what_a_kafka_client_produces_is_got_as_it_is(topic: str) -> None:
     """All doors are one broker; bytes that are no text come as they are."""
     doors = ("--kafka", "127.0.0.1:0", "--zmq", "[::1]:0")
@@ -344,6 +346,7 @@ def test_a_directory_that_cannot_be_used_is_named(tmp_path: Path) -> None:
 # --- the example -----------------------------------------------------------------------------
 
 
+@pytest.mark.processes
 def test_m12_the_example_does_what_it_says(tmp_path: Path) -> None:
     with Server("serve", "--store", "memory:", "--zmq", "127.0.0.1:0") as server:
         address = server.doors()["zmq"]

@@ -132,6 +132,7 @@ def test_a_record_above_the_limit_is_refused_and_others_are_not(broker: RunningB
         assert reader.values(3) == [b"small", large, b"small"]
 
 
+@pytest.mark.processes
 @pytest.mark.proves("confluent-kafka", "idempotent produce across kill -9")
 def test_a_producer_lives_through_kills_of_the_broker(tmp_path: Path) -> None:
     scenarios.a_producer_lives_through_kills(CLIENT, tmp_path / "data")
@@ -140,21 +141,25 @@ def test_a_producer_lives_through_kills_of_the_broker(tmp_path: Path) -> None:
 # --- groups ------------------------------------------------------------------------------------
 
 
+@pytest.mark.processes
 @pytest.mark.proves("confluent-kafka", "groups")
 def test_members_come_and_go() -> None:
     scenarios.members_come_and_go(CLIENT)
 
 
+@pytest.mark.processes
 @pytest.mark.proves("confluent-kafka", "cooperative rebalance")
 def test_a_rebalance_leaves_alone_what_stays() -> None:
     scenarios.a_rebalance_leaves_alone_what_stays(CLIENT)
 
 
+@pytest.mark.processes
 @pytest.mark.proves("confluent-kafka", "static members")
 def test_a_static_member_comes_back() -> None:
     scenarios.a_static_member_comes_back(CLIENT)
 
 
+@pytest.mark.processes
 @pytest.mark.proves("confluent-kafka", "commit and resume across a restart")
 def test_a_group_goes_on_after_the_broker_died(tmp_path: Path) -> None:
     """M8: offsets are committed after processing, and a group goes on from there."""

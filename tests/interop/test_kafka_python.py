@@ -152,6 +152,7 @@ def test_an_idempotent_producer_numbers_its_batches(broker: RunningBroker) -> No
     assert [batch.base_sequence for batch in batches] == list(range(5))
 
 
+@pytest.mark.processes
 @pytest.mark.proves("kafka-python", "idempotent produce across kill -9")
 def test_a_producer_lives_through_kills_of_the_broker(tmp_path: Path) -> None:
     scenarios.a_producer_lives_through_kills(CLIENT, tmp_path / "data")
@@ -160,21 +161,25 @@ def test_a_producer_lives_through_kills_of_the_broker(tmp_path: Path) -> None:
 # --- groups ------------------------------------------------------------------------------------
 
 
+@pytest.mark.processes
 @pytest.mark.proves("kafka-python", "groups")
 def test_members_come_and_go() -> None:
     scenarios.members_come_and_go(CLIENT)
 
 
+@pytest.mark.processes
 @pytest.mark.proves("kafka-python", "cooperative rebalance")
 def test_a_rebalance_leaves_alone_what_stays() -> None:
     scenarios.a_rebalance_leaves_alone_what_stays(CLIENT)
 
 
+@pytest.mark.processes
 @pytest.mark.proves("kafka-python", "static members")
 def test_a_static_member_comes_back() -> None:
     scenarios.a_static_member_comes_back(CLIENT)
 
 
+@pytest.mark.processes
 @pytest.mark.proves("kafka-python", "commit and resume across a restart")
 def test_a_group_goes_on_after_the_broker_died(tmp_path: Path) -> None:
     scenarios.a_group_goes_on_after_the_broker_died(CLIENT, tmp_path / "data")

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import sys
 
+import pytest
+
 from tests.interop import scenarios
 from tests.interop.programs import Client
+
+pytestmark = pytest.mark.processes
 
 
 def test_members_of_different_clients_share_a_topic() -> None:

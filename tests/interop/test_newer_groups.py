@@ -48,16 +48,19 @@ def broker() -> Iterator[RunningBroker]:
         yield running
 
 
+@pytest.mark.processes
 @EACH_CLIENT
 def test_members_come_and_go(client: Client) -> None:
     scenarios.members_come_and_go(client, protocol="consumer")
 
 
+@pytest.mark.processes
 @EACH_CLIENT
 def test_a_static_member_leaves_for_a_while(client: Client) -> None:
     scenarios.a_static_member_leaves_for_a_while(client)
 
 
+@pytest.mark.processes
 @EACH_CLIENT
 def test_a_group_goes_on_after_the_broker_died(client: Client, tmp_path: Path) -> None:
     scenarios.a_group_goes_on_after_the_broker_died(client, tmp_path / "data", "consumer")
@@ -68,6 +71,7 @@ def test_members_of_both_clients_come_and_go() -> None:
     scenarios.members_come_and_go(CONFLUENT_PROGRAM, JAVA_PROGRAM, protocol="consumer")
 
 
+@pytest.mark.processes
 def test_a_rebalance_leaves_alone_what_stays() -> None:
     scenarios.a_rebalance_leaves_alone_what_stays(CONFLUENT_PROGRAM, "consumer")
 

@@ -11,6 +11,7 @@ from tests.interop import table
 from tests.interop.table import DOCUMENT, Cell, Collected
 
 
+@pytest.mark.processes
 def test_each_cell_is_proved_or_explained_and_the_document_says_so() -> None:
     checked = subprocess.run(
         [sys.executable, "-m", "tests.interop.table", "--check"],

@@ -107,26 +107,31 @@ def client(request: pytest.FixtureRequest) -> Iterator[Client]:
         yield DrivenClient(session, driven.writer, driven.reader, driven.confuses_aborts)
 
 
+@pytest.mark.processes
 @proved("commit and abort")
 def test_commits_are_seen_and_aborts_are_not(client: Client) -> None:
     transactions.commits_are_seen_and_aborts_are_not(client)
 
 
+@pytest.mark.processes
 @proved("offsets")
 def test_offsets_go_with_their_transaction(client: Client) -> None:
     transactions.offsets_go_with_their_transaction(client)
 
 
+@pytest.mark.processes
 @proved("time-out")
 def test_who_takes_too_long_is_aborted(client: Client) -> None:
     transactions.who_takes_too_long_is_aborted(client)
 
 
+@pytest.mark.processes
 @proved("fencing")
 def test_a_second_instance_fences_the_first(client: Client) -> None:
     transactions.a_second_instance_fences_the_first(client)
 
 
+@pytest.mark.processes
 @proved("zombies")
 def test_a_zombie_comes_too_late(client: Client) -> None:
     transactions.a_zombie_comes_too_late(client)

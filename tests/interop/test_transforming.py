@@ -10,7 +10,7 @@ import pytest
 
 from tests.interop.transforming import CLIENTS, Torture, violations
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.timeout(900), pytest.mark.processes]
 
 
 @pytest.mark.parametrize(

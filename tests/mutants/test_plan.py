@@ -40,6 +40,7 @@ def copy(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("new", "verdict"), [("return 2", "caught"), ("return 1  # same", "survived")]
 )

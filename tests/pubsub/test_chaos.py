@@ -10,6 +10,8 @@ import pytest
 
 from tests.pubsub.chaos import Chaos
 
+pytestmark = pytest.mark.processes
+
 SEED = 5
 PUTS = 12
 BROKER_KILLS = 2

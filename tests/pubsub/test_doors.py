@@ -17,6 +17,8 @@ from quackmq.client.zmq import ZmqClient
 from quackmq.errors import UnknownSubscription, UnknownTopic
 from tests.cli.process import DEADLINE_S, Server
 
+pytestmark = pytest.mark.processes
+
 DOORS = ("python", "http", "zmq")
 
 

@@ -10,6 +10,8 @@ import pytest
 
 from tests.pubsub.proxy_cast import DEATHS, PUBLISHERS, SUBSCRIBERS, run
 
+pytestmark = pytest.mark.processes
+
 BROKER_KILLS = 2
 
 

@@ -12,6 +12,8 @@ from quackmq.client.reader import Reader
 from tests.cli.process import DEADLINE_S
 from tests.real.broker import Broker
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[Broker]:

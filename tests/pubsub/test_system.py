@@ -16,6 +16,8 @@ from tests.cli.process import DEADLINE_S
 from tests.pubsub.queue_program import REGISTERED
 from tests.real.broker import SMALL_QUACKMQ, Broker
 
+pytestmark = pytest.mark.processes
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 LINES = 60
 #: Who is registered with which topic, as the document has it.

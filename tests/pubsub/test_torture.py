@@ -10,6 +10,8 @@ import pytest
 
 from tests.pubsub.torture import DOORS, Torture
 
+pytestmark = pytest.mark.processes
+
 SEED = 20_221
 PUTS = 100
 KILLS = 6

@@ -52,6 +52,7 @@ def busy(broker: Broker, progress: Progress) -> Publisher:
     return Publisher("busy", kind, broker.address, PLACES, random.Random(1), progress)
 
 
+@pytest.mark.processes
 def test_a_broker_killed_while_it_archives_keeps_what_it_promised(tmp_path: Path) -> None:
     """Q8, and what was acknowledged before it was archived."""
     data = tmp_path / "data"
@@ -63,6 +64,7 @@ def test_a_broker_killed_while_it_archives_keeps_what_it_promised(tmp_path: Path
     assert [name for each in listed(data) for name in unlisted(data, each)] == []
 
 
+@pytest.mark.processes
 def test_every_file_that_a_killed_broker_lists_is_whole(tmp_path: Path) -> None:
     """Without a start in between that could have mended anything."""
     data = tmp_path / "data"
@@ -83,6 +85,7 @@ def test_every_file_that_a_killed_broker_lists_is_whole(tmp_path: Path) -> None:
     disk.close()
 
 
+@pytest.mark.processes
 def test_a_broker_told_to_stop_while_it_archives_does_so_at_once(tmp_path: Path) -> None:
     data = tmp_path / "data"
     with Broker(data) as broker:
@@ -101,6 +104,7 @@ def test_a_broker_told_to_stop_while_it_archives_does_so_at_once(tmp_path: Path)
         assert check([account], read_back(broker.address, PLACES)) == []
 
 
+@pytest.mark.processes
 def test_a_broker_that_cannot_archive_publishes_on_and_catches_up_by_itself(
     tmp_path: Path,
 ) -> None:

@@ -14,6 +14,8 @@ from tests.real.clients import Progress, Publisher, create_topics, read_back
 from tests.real.killing import KINDS, PLACES, RECOVERED, TOPICS
 from tests.real.ledger import check
 
+pytestmark = pytest.mark.processes
+
 #: A load, not a start.
 SOME = 500
 

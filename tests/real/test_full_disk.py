@@ -16,6 +16,8 @@ from tests.real.clients import Kind, Progress, Publisher, create_topics, read_ba
 from tests.real.disks import BoundedFiles, FullDisk, SmallFileSystem
 from tests.real.ledger import Place, check, lost
 
+pytestmark = pytest.mark.processes
+
 TOPICS = {"ducks": 1, "geese": 2}
 PLACES = [Place(topic, number) for topic, count in TOPICS.items() for number in range(count)]
 

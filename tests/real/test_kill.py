@@ -15,6 +15,8 @@ from tests.real.broker import QUACKMQ, SMALL_QUACKMQ
 from tests.real.driving import drive
 from tests.real.killing import run_round
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.mark.parametrize("command", [QUACKMQ, SMALL_QUACKMQ], ids=["default", "small"])
 def test_a_broker_killed_again_and_again_keeps_what_it_promised(

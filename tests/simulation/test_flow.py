@@ -52,6 +52,7 @@ _MUST_HAPPEN = (
 )
 
 
+@pytest.mark.sweep
 def test_every_record_is_moved_once_and_nobody_sees_what_is_not_committed() -> None:
     counts: Counts = Counter()
     for seed in _SEEDS:

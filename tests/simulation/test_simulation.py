@@ -51,6 +51,7 @@ _MUST_HAPPEN = (
 )
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("chunk", range(_CHUNKS))
 def test_no_promise_is_broken_whatever_the_disk_does(chunk: int) -> None:
     counts: Counts = Counter()
@@ -61,6 +62,7 @@ def test_no_promise_is_broken_whatever_the_disk_does(chunk: int) -> None:
     assert not missing, f"never happened in seeds from {first} on: {missing}"
 
 
+@pytest.mark.processes
 def test_a_seed_replays_exactly_in_another_process() -> None:
     traces = [_trace(seed=3, hash_seed=hash_seed) for hash_seed in ("1", "2")]
     assert traces[0] == traces[1]

@@ -57,6 +57,7 @@ _MUST_HAPPEN = (
 )
 
 
+@pytest.mark.sweep
 def test_no_record_is_lost_doubled_or_brought_back_between_log_and_archive() -> None:
     counts: Counts = Counter()
     for seed in _SEEDS:

@@ -39,6 +39,7 @@ _MUST_HAPPEN = (
 )
 
 
+@pytest.mark.sweep
 def test_open_aborted_and_stable_follow_from_the_log_whatever_the_disk_does() -> None:
     counts: Counts = Counter()
     for seed in range(_SEEDS):

@@ -12,6 +12,8 @@ import pytest
 
 from tests.spark.serving import serving
 
+pytestmark = pytest.mark.processes
+
 ROOT = Path(__file__).parents[2]
 #: For a server that starts, and a handful of queries, on a busy machine.
 PROGRAM_S = 500

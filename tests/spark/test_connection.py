@@ -42,6 +42,7 @@ def test_the_address_of_the_http_door_is_learnt_from_the_kafka_door(broker: Brok
         assert http.get("/v1/topics").json["topics"] == []
 
 
+@pytest.mark.processes
 def test_a_broker_without_an_http_door_is_named_with_what_to_do() -> None:
     with Server("serve", "--store", "memory:", "--kafka", "127.0.0.1:0") as server:
         with pytest.raises(InvalidRequest, match=r"does not say where its HTTP door is.*--http"):
@@ -108,6 +109,7 @@ def _answer_the_second(server: socket.socket, taken: ExitStack) -> None:
                     connection.sendall(b"HTTP/1.1 204 No Content\r\nContent-Length: 0\r\n\r\n")
 
 
+@pytest.mark.processes
 def test_a_task_goes_on_when_its_broker_is_killed_and_comes_back(tmp_path: Path) -> None:
     rows: list[dict[str, Any]] = []
     with reserved() as kafka, reserved() as http:

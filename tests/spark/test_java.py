@@ -55,6 +55,7 @@ def without_java(tmp_path: Path) -> dict[str, str]:
     return {**kept, "PATH": str(programs), "TMPDIR": str(tmp_path)}
 
 
+@pytest.mark.processes
 @pytest.mark.timeout(600)
 def test_spark_runs_on_the_java_that_comes_as_a_package(without_java: dict[str, str]) -> None:
     told = subprocess.run(

@@ -9,8 +9,12 @@ import signal
 from itertools import groupby
 from pathlib import Path
 
+import pytest
+
 from tests.cli.process import DEADLINE_S, Server
 from tests.doors.line.peers import Peer
+
+pytestmark = pytest.mark.processes
 
 ENTRIES = 240
 KILLS = 3

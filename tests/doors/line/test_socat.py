@@ -15,6 +15,8 @@ import pytest
 
 from tests.cli.process import DEADLINE_S, Server
 
+pytestmark = pytest.mark.processes
+
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "line.md").read_text()
 #: What is typed and what is heard, of each conversation of the page.
 CONVERSATIONS = [

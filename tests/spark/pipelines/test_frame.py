@@ -293,6 +293,7 @@ def test_every_pipeline_is_listed_with_its_line(capsys: pytest.CaptureFixture[st
     assert listed == pipelines.summaries()
 
 
+@pytest.mark.processes
 def test_the_commands_start_without_pyspark() -> None:
     """And so does the list of pipelines; to run one, one sentence says what to install."""
     program = (

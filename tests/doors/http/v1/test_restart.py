@@ -20,6 +20,8 @@ from tests.doors.http.v1.serving import DEADLINE_S, Client
 from tests.real.broker import Broker
 from tests.real.disks import BoundedFiles
 
+pytestmark = pytest.mark.processes
+
 ROOT = Path(__file__).resolve().parents[4]
 TOPIC = "ducks"
 SUBSCRIPTION = f"/v1/subscriptions/puddles/topics/{TOPIC}"

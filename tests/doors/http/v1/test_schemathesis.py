@@ -19,6 +19,8 @@ from tests.cli.process import Server
 from tests.doors.http.v1.schemathesis_hooks import ID_VARIABLE, PLAN_VARIABLE, THERE
 from tests.doors.http.v1.serving import Client
 
+pytestmark = pytest.mark.processes
+
 HERE = Path(__file__).parent
 #: Requests at random for each operation, beside those at the edges.
 EXAMPLES = 8
