@@ -76,6 +76,24 @@ class SlowStates(MemoryStore):
         return await super().put_state(key, value, expected_version)
 
 
+class StatesOneByOne(MemoryStore):
+    """States are kept one after the other: each write waits for its own permission."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun = 0
+        self._permissions = asyncio.Semaphore(0)
+
+    def allow(self, writes: int = 1) -> None:
+        for _ in range(writes):
+            self._permissions.release()
+
+    async def put_state(self, key: str, value: bytes | None, expected_version: int) -> State:
+        self.begun += 1
+        await self._permissions.acquire()
+        return await super().put_state(key, value, expected_version)
+
+
 def in_virtual_time(
     test: Callable[[], Coroutine[Any, Any, None]],
 ) -> Callable[[], None]:

@@ -39,6 +39,7 @@ from tests.broker.flock import (
     Member,
     Pond,
     SlowStates,
+    StatesOneByOne,
     commit,
     committed,
     in_virtual_time,
@@ -239,6 +240,26 @@ async def test_nobody_is_told_of_an_epoch_that_is_not_durable() -> None:
         store.go_on.set()
         assert (await joining).epoch == 1
         assert list(await store.states("group/")) == [f"group/{GROUP}"]
+
+
+@pytest.mark.asyncio
+async def test_an_epoch_that_comes_during_a_write_waits_for_a_write_of_its_own() -> None:
+    store = StatesOneByOne()
+    async with open_broker(store) as broker:
+        try:
+            ann, bob = NewerMember(broker, "ann"), NewerMember(broker, "bob")
+            first = asyncio.create_task(ann.beat())
+            await until(lambda: store.begun == 1)
+            second = asyncio.create_task(bob.beat())
+            await let_others_run()
+            store.allow()
+            assert (await first).epoch == 1
+            await let_others_run()
+            assert not second.done(), "its epoch is not durable yet"
+            store.allow()
+            assert (await second).epoch == 2
+        finally:
+            store.allow(100)  # for whatever is still to be kept
 
 
 @pytest.mark.asyncio
