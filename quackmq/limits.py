@@ -39,8 +39,19 @@ CURSOR_METADATA_BYTES: Final = 4 * KIB
 BATCH_BYTES: Final = 16 * MIB
 #: What one batch may inflate to when a decoder opens it: a batch of 33 kB can claim 1 GiB.
 DECODED_BATCH_BYTES: Final = 128 * MIB
-#: Records in one batch; a header that claims more is refused before anything is decoded.
+#: Offsets that one batch covers; a header that claims more is refused before anything is decoded.
 RECORDS_PER_BATCH: Final = 1_000_000
+#: Records in a batch that a producer sends. Decoding takes some 2 µs a record, so a batch costs at
+#: most half a second of the processor. The smallest record takes 7 bytes: a batch of Kafka's
+#: default size, 1 MiB, holds at most 149,796 of them, and so always passes.
+PUBLISHED_RECORDS_PER_BATCH: Final = 262_144
+#: A large batch is decoded section by section, and the loop serves others in between. A section of
+#: so many records takes some 2 ms; one record above so many bytes is a section of its own.
+DECODED_SECTION_RECORDS: Final = 1_024
+DECODED_SECTION_BYTES: Final = 64 * KIB
+#: A batch is decoded in one step if it has at most so many records and, inflated, so many bytes.
+DECODED_AT_ONCE_RECORDS: Final = 1_024
+DECODED_AT_ONCE_BYTES: Final = 256 * KIB
 #: Headers over all records of a batch: two bytes make one, which takes 60 and more in memory.
 HEADERS_PER_BATCH: Final = 1_000_000
 #: Records parsed at one go, so that the bound on headers is seen in time.
@@ -303,10 +314,18 @@ FULL_TOPIC_WAIT_MS: Final = 5_000
 WAITING_PUBLISHERS: Final = 10_000
 #: Bytes of publishers waiting for room, which are held meanwhile.
 WAITING_PUBLISH_BYTES: Final = 64 * MIB
-#: Decoded batches held for readers of single messages.
-DECODED_BATCHES: Final = 64
-#: Their bytes; one batch may inflate to DECODED_BATCH_BYTES and is then held alone.
+#: Decoded batches, and sections of large ones, held for readers of single messages.
+DECODED_BATCHES: Final = 512
+#: Their bytes. The one that was decoded last is held however large.
 DECODED_CACHE_BYTES: Final = 64 * MIB
+#: Large batches whose sections are known: a section takes some 150 bytes, so that a thousand of
+#: them, those of a batch of the most records, take 150 KiB.
+OUTLINED_BATCHES: Final = 64
+#: What the compressed ones of them hold inflated. The last one is held however large.
+INFLATED_CACHE_BYTES: Final = 64 * MIB
+#: When the sections of a large batch are found, so much of them is kept decoded, from where its
+#: first reader begins: most batches fit as a whole and are decoded once.
+DECODED_AHEAD_BYTES: Final = 8 * MIB
 #: Changes that one job of the broker (the cleaner's, say) asks of the store at once: they share
 #: its flush cycles.
 CHANGES_AT_ONCE: Final = 64

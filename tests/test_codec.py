@@ -11,7 +11,16 @@ from aiokafka.codec import gzip_encode, lz4_encode, snappy_encode, zstd_encode
 from aiokafka.record.default_records import _DefaultRecordBatchPy as OtherBatch
 
 from quackmq import limits
-from quackmq.codec import BatchWriter, decode, encode, open_batch, single
+from quackmq.codec import (
+    BatchWriter,
+    decode,
+    encode,
+    inflated,
+    open_batch,
+    section_records,
+    sections,
+    single,
+)
 from quackmq.errors import CorruptBatch, InvalidRequest, RecordTooLarge
 from quackmq.record import COMPRESSIONS, NO_TIMESTAMP, TIMESTAMP_TYPE_FLAG, Batch, Record
 from tests.batches import batch_of, record_bytes, resealed, sealed, varint
@@ -205,6 +214,36 @@ def test_more_records_than_a_batch_may_hold_are_refused(monkeypatch: pytest.Monk
     assert len(decode(Batch.parse(encode(RECORDS)))) == 3
     with pytest.raises(RecordTooLarge):
         encode([*RECORDS, *RECORDS])
+
+
+# --- large batches ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+def test_the_sections_of_a_batch_hold_its_records_in_order(
+    compression: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "DECODED_SECTION_RECORDS", 7)
+    monkeypatch.setattr(limits, "DECODED_SECTION_BYTES", 500)
+    sizes = [0, 1, 40, 63, 64, 200, 700] * 20
+    records = [
+        Record(10 + number, 1_000 - number, b"k" * (number % 3), bytes(size), (("h", b"v"),))
+        for number, size in enumerate(sizes)
+    ]
+    batch = Batch.parse(encode(records, compression=compression, base_offset=10))
+    data = inflated(batch)
+    found = list(sections(batch, data))
+    assert len(found) > len(sizes) // 7
+    assert [record for _, opened in found for record in opened] == decode(batch) == records
+    next_offset = 10
+    for section, opened in found:
+        assert section.base_offset == next_offset
+        assert section.record_count == len(opened) <= 7
+        assert section.end - section.start <= 500 or len(opened) == 1
+        assert section.max_timestamp_ms == max(record.timestamp_ms for record in opened)
+        assert section_records(batch, data, section) == opened
+        next_offset = section.next_offset
+    assert next_offset == batch.next_offset
 
 
 # --- batches that lie -------------------------------------------------------------------------

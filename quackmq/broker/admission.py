@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from uuid import UUID
 
+from quackmq import limits
 from quackmq.errors import CorruptBatch, NoSubscriber, RecordTooLarge
 from quackmq.record import Batch
 from quackmq.topic import Topic
@@ -12,11 +13,7 @@ from quackmq.topic import Topic
 
 def check_takes(topic: Topic, batch: Batch, count_subscriptions: Callable[[UUID], int]) -> None:
     """CorruptBatch, RecordTooLarge, NoSubscriber."""
-    if batch.record_count < 1 or batch.record_count != batch.last_offset_delta + 1:
-        raise CorruptBatch(
-            f"the batch says {batch.record_count} records and a last offset delta of "
-            f"{batch.last_offset_delta}"
-        )
+    check_records(batch)
     policy = topic.policy
     if policy.batch_bytes is not None and batch.size > policy.batch_bytes:
         raise RecordTooLarge(
@@ -24,3 +21,18 @@ def check_takes(topic: Topic, batch: Batch, count_subscriptions: Callable[[UUID]
         )
     if policy.needs_subscriber and not count_subscriptions(topic.id):
         raise NoSubscriber(f"topic {topic.name} takes nothing while nobody subscribes to it")
+
+
+def check_records(batch: Batch) -> None:
+    """CorruptBatch for a batch without records, or whose header contradicts itself. RecordTooLarge
+    for one of more records than readers of single messages should have to decode."""
+    if batch.record_count < 1 or batch.record_count != batch.last_offset_delta + 1:
+        raise CorruptBatch(
+            f"the batch says {batch.record_count} records and a last offset delta of "
+            f"{batch.last_offset_delta}"
+        )
+    if batch.record_count > limits.PUBLISHED_RECORDS_PER_BATCH:
+        raise RecordTooLarge(
+            f"a batch of {batch.record_count} records; {limits.PUBLISHED_RECORDS_PER_BATCH} is the "
+            "most: send smaller batches"
+        )

@@ -322,11 +322,14 @@ class Channel:
                 cell = window.cell_at(first, self._log.decoded, self._held.topic.name)
                 known_to = window.end
             else:
-                cell = None if part.ahead is None else part.ahead.cell_at(first)
+                cell = self._ahead_at(part, first)
                 if cell is None:
                     missing = (part, wanted)
                     break
                 known_to = cell.next_offset
+            if cell is not None and not cell.is_open:
+                missing = (part, wanted)  # its batch has to be prepared
+                break
             self._lend_cell(part, wanted, cell, known_to, now_ms, most, found)
         if leases.counts is not counts and not part.is_dirty:
             self._pushed.changed(part)
@@ -349,7 +352,6 @@ class Channel:
         if cell is None:
             leases.lend(wanted, (), known_to, now_ms)
             return
-        cell.open(self._log.decoded, key, self._held.topic.name)
         if cell.is_poison and not wanted.is_again:
             leases.lose(first, min(cell.next_offset, wanted.next_offset))
             return
@@ -370,20 +372,39 @@ class Channel:
     async def _bring(
         self, part: Part, wanted: Wanted, stuck: dict[Part, QuackError | None]
     ) -> None:
-        """Read what is wanted and not in memory. If that does not help, the partition is stuck for
-        now: damaged, and nobody knows where the damage ends, or the disk refuses."""
+        """Read what is wanted and not in memory, or prepare its batch. If that does not help, the
+        partition is stuck for now: damaged, and nobody knows where the damage ends, or the disk
+        refuses."""
         assert self.feed is not None, "an open channel has a feed"
         async with self._held.lock:
             try:
                 if wanted.next_offset == 0:
                     await self.feed.look_at_ages(part.key.partition)
-                elif part.ahead is None or part.ahead.cell_at(wanted.first_offset) is None:
+                    return
+                cell = self._cell_of(part, wanted.first_offset)
+                if cell is None:
                     await self._log.read(part, wanted, self._pushed, stuck)
-                # else another channel has read it meanwhile
+                elif not cell.is_open:
+                    offset, topic_name = wanted.first_offset, self._held.topic.name
+                    await self._log.decoded.prepare(part.key, cell.batch, offset, topic_name)
+                # else another channel has read or prepared it meanwhile
             except StorageError as error:
                 stuck[part] = error
             except OSError as error:
                 stuck[part] = StorageError(f"partition {part.key.partition}: {error}")
+
+    def _cell_of(self, part: Part, offset: int) -> Cell | None:
+        """The cell that has what is wanted, in the window or read before."""
+        assert self.feed is not None, "an open channel has a feed"
+        window = self.feed.windows[part.key.partition]
+        if offset >= window.start:
+            return window.cell_at(offset, self._log.decoded, self._held.topic.name)
+        return self._ahead_at(part, offset)
+
+    def _ahead_at(self, part: Part, offset: int) -> Cell | None:
+        if part.ahead is None:
+            return None
+        return part.ahead.cell_at(offset, self._log.decoded, part.key, self._held.topic.name)
 
     def _try_again_later(self) -> None:
         if self._again is None:

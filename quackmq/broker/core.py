@@ -222,6 +222,7 @@ class Broker:
         await self.messages.close()
         await self.registrations.close()
         await self.notes.close()
+        await self._decoded.close()
         await self._changes.finish()
 
     @property

@@ -1,25 +1,40 @@
-"""Batches opened for those who want single records: a small cache, so that a subscriber who goes
-through a batch of 10,000 records opens it once.
+"""Decoded batches for readers of single records: a small cache, so that a subscriber that goes
+through a batch of 10,000 records decodes it once.
+
+A small batch is decoded in one step, and the cache holds it as a whole. A large one is decoded
+section by section (see `codec.sections`). First `prepare` goes through all of it, and the loop
+serves others between two sections; a compressed batch is inflated in a side thread before that.
+What is known then is the batch's *outline*: where each section lies. From then on a reader decodes
+only the section that it wants, in one step, wherever it stands in the batch; and the cache holds
+sections. So two readers in different places cost no more than two sections.
+
+    batch      |------------------------------------------------|
+    outline    |    0    |    1    |    2    |    3    |    4   |   offsets and bytes of each
+    cache                |#########|                   |########|   records, for two readers
 
 A batch that cannot be opened (`CorruptBatch` from the codec: a bomb, wrong counts, compression
-that is none) is poison. It is named in the log, remembered as having no records, and whoever asked
-goes on behind it. Its bytes stay where they are; readers of whole batches still get them.
+that is none) is poison, all of it. It is named in the log, remembered as having no records, and
+whoever asked goes on behind it. Its bytes stay where they are; readers of whole batches still get
+them.
 
-Who may call: one event loop. A batch is opened there and then, which takes time in step with the
-bytes that it inflates to, at most `limits.DECODED_BATCH_BYTES`.
+Not thread-safe: call from the broker's event loop.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import uuid
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Final, NamedTuple
 
 from quackmq import codec, limits
-from quackmq.errors import CorruptBatch
-from quackmq.record import Batch, Record
+from quackmq.codec import Section
+from quackmq.errors import BrokerClosing, CorruptBatch
+from quackmq.record import HEADER_BYTES, Batch, Record
 from quackmq.topic import PartitionKey
 
 log = logging.getLogger(__name__)
@@ -29,8 +44,9 @@ _RECORD_BYTES: Final = 256
 
 
 class Decoded(NamedTuple):
-    """A batch with its records; without any if it is poison. `is_committed` is said of batches
-    whose transaction is known to be committed, and of those that are in none."""
+    """A batch, or a section of a large one, with its records; without any if it is poison.
+    `is_committed` is said of batches whose transaction is known to be committed, and of those that
+    are in none."""
 
     base_offset: int
     next_offset: int
@@ -60,64 +76,253 @@ class Decoded(NamedTuple):
         return bisect_left(self.records, offset, key=lambda record: record.offset)
 
 
+class _Outline:
+    """The sections of a large batch. `data` are its inflated bytes, None once they were dropped;
+    an uncompressed batch holds none, since every reader brings the batch."""
+
+    __slots__ = ("data", "identity", "sections", "starts")
+
+    def __init__(self, batch: Batch, sections: list[Section], data: memoryview | None) -> None:
+        self.identity = _identity(batch)
+        self.sections = sections
+        self.starts = [section.base_offset for section in sections]
+        self.data = data
+
+    def at(self, offset: int) -> Section:
+        """The section that holds an offset; the first one for an offset before the batch."""
+        return self.sections[max(0, bisect_right(self.starts, offset) - 1)]
+
+
 class DecodedBatches:
     def __init__(self) -> None:
         #: In the order of their last use, and by partition and base offset.
         self._used: OrderedDict[tuple[PartitionKey, int], None] = OrderedDict()
         self._decoded: dict[PartitionKey, dict[int, Decoded]] = {}
+        #: The base offsets of a partition's, sorted.
+        self._bases: dict[PartitionKey, list[int]] = {}
         self._size = 0
+        #: In the order of their last use.
+        self._outlines: OrderedDict[tuple[PartitionKey, int], _Outline] = OrderedDict()
+        self._inflated_size = 0
+        self._preparing: dict[tuple[PartitionKey, int], asyncio.Task[None]] = {}
+        #: One large batch at a time: each may hold DECODED_BATCH_BYTES inflated.
+        self._turn = asyncio.Lock()
+        self._thread: ThreadPoolExecutor | None = None
+
+    async def close(self) -> None:
+        """End what is being prepared; whoever waits for it is cancelled."""
+        tasks = list(self._preparing.values())
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        if self._thread is not None:
+            self._thread.shutdown(wait=False, cancel_futures=True)
+            self._thread = None
+
+    # --- reading ------------------------------------------------------------------------------
 
     def find(self, key: PartitionKey, offset: int) -> Decoded | None:
-        """The batch that holds an offset, if it is here and known to be committed."""
-        of_partition = self._decoded.get(key)
-        if of_partition is None:
-            return None
-        decoded = of_partition.get(offset)
-        if decoded is None:
-            holds = (each for each in of_partition.values() if each.holds(offset))
-            decoded = next(holds, None)
+        """The batch, or section, that holds an offset, if it is here and known to be committed."""
+        decoded = self._covering(key, offset)
         if decoded is None or not decoded.is_committed or decoded.is_unread:
             return None
         self._used.move_to_end((key, decoded.base_offset))
         return decoded
 
-    def open(
-        self, key: PartitionKey, batch: Batch, topic_name: str, *, is_committed: bool = False
-    ) -> Decoded:
-        """A batch, opened now or before. Its offsets are those of the log. Who knows that it is
-        committed says so."""
-        is_committed = is_committed or not (batch.is_transactional or batch.is_control)
-        decoded = self._get(key, batch.base_offset)
-        # An archive makes batches anew for each read: one from there may have reached less far.
-        is_known = decoded is not None and not decoded.is_unread
-        if decoded is not None and is_known and decoded.next_offset >= batch.next_offset:
-            if is_committed and not decoded.is_committed:
-                decoded = decoded._replace(is_committed=True)
-                self._decoded[key][batch.base_offset] = decoded
-            return decoded
+    def open_now(
+        self,
+        key: PartitionKey,
+        batch: Batch,
+        offset: int,
+        topic_name: str,
+        *,
+        is_committed: bool = False,
+    ) -> Decoded | None:
+        """What of a batch is decoded in one step: all of a small one, of a large one the section
+        that holds `offset`. None for a large batch that has to be prepared first. Its offsets are
+        those of the log. A caller that knows the batch to be committed says so."""
+        is_committed = is_committed or _is_plain(batch)
+        held = self._held(key, batch, offset)
+        if held is not None:
+            return self._committed(key, held) if is_committed else held
+        outline = self._outline(key, batch)
+        if outline is not None:
+            data = batch.view[HEADER_BYTES:] if outline.data is None else outline.data
+            return self._hold_section(key, batch, data, outline.at(offset), is_committed)
+        if _is_large(batch):
+            return None
         try:
-            records = codec.decode(batch)
+            records = codec.decode(batch, max_bytes=limits.DECODED_AT_ONCE_BYTES)
         except CorruptBatch as error:
-            begin, end = batch.base_offset, batch.next_offset
-            return self._quarantine(key, Decoded(begin, end, [], 0), topic_name, error)
-        size = sum(len(record.key or b"") + len(record.value or b"") for record in records)
-        size += _RECORD_BYTES * len(records)
+            if batch.compression == "none":
+                return self._poison(key, batch, topic_name, error)
+            return None  # damaged, or inflated too large for one step: that looks alike here
         begin, end = batch.base_offset, batch.next_offset
-        return self._hold(key, Decoded(begin, end, records, size, is_committed))
+        return self._hold(key, _decoded(begin, end, records, is_committed))
+
+    async def open(
+        self,
+        key: PartitionKey,
+        batch: Batch,
+        offset: int,
+        topic_name: str,
+        *,
+        is_committed: bool = False,
+    ) -> Decoded:
+        """The same; a large batch is prepared if need be, which lets others run meanwhile."""
+        while True:
+            opened = self.open_now(key, batch, offset, topic_name, is_committed=is_committed)
+            if opened is not None:
+                return opened
+            await self.prepare(key, batch, offset, topic_name)
+
+    async def since_time(
+        self, key: PartitionKey, batch: Batch, topic_name: str, timestamp_ms: int
+    ) -> AsyncIterator[Decoded]:
+        """What of a batch may have records of this time or later, in order."""
+        offset = batch.base_offset
+        while offset < batch.next_offset:
+            opened = await self.open(key, batch, offset, topic_name)
+            outline = self._outlines.get((key, batch.base_offset))
+            yield opened
+            offset = opened.next_offset
+            if outline is not None and outline.identity == _identity(batch):
+                later = (
+                    section.base_offset
+                    for section in outline.sections
+                    if section.base_offset >= offset and section.max_timestamp_ms >= timestamp_ms
+                )
+                offset = next(later, batch.next_offset)
+            await asyncio.sleep(0)
+
+    # --- large batches ------------------------------------------------------------------------
+
+    def sections(self, key: PartitionKey, batch: Batch) -> list[Section] | None:
+        """The sections of a large batch that was prepared; None for all others."""
+        outline = self._outline(key, batch)
+        return None if outline is None else outline.sections
+
+    async def prepare(self, key: PartitionKey, batch: Batch, offset: int, topic_name: str) -> None:
+        """Find the sections of a large batch, and decode those that a reader at `offset` wants
+        first. Returns when `open_now` can open any of them. A caller that goes away leaves the work
+        to the others who wait for it."""
+        where = (key, batch.base_offset)
+        task = self._preparing.get(where)
+        if task is None:
+            work = self._prepare(key, batch, offset, topic_name)
+            task = self._preparing[where] = asyncio.get_running_loop().create_task(work)
+            task.add_done_callback(lambda _: self._preparing.pop(where, None))
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if task.cancelled():
+                raise BrokerClosing("the broker is closing: read again when it is back") from None
+            raise
+
+    async def _prepare(self, key: PartitionKey, batch: Batch, offset: int, topic_name: str) -> None:
+        async with self._turn:
+            known = self._outlines.get((key, batch.base_offset))
+            try:
+                data = await self._inflate(batch)
+                if known is not None and known.identity == _identity(batch):
+                    sections = known.sections
+                else:
+                    sections = await self._find_sections(key, batch, data, offset)
+            except CorruptBatch as error:
+                self._poison(key, batch, topic_name, error)
+                return
+            outline = _Outline(batch, sections, None if batch.compression == "none" else data)
+            self._hold_outline(key, batch, outline)
+            if self._held(key, batch, offset) is None:  # so that this reader gets on in any case
+                self._hold_section(key, batch, data, outline.at(offset), _is_plain(batch))
+
+    async def _inflate(self, batch: Batch) -> memoryview:
+        if batch.compression == "none":
+            return codec.inflated(batch)
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="inflate")
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._thread, codec.inflated, batch)
+
+    async def _find_sections(
+        self, key: PartitionKey, batch: Batch, data: memoryview, offset: int
+    ) -> list[Section]:
+        is_committed = _is_plain(batch)
+        sections: list[Section] = []
+        ahead: list[Decoded] = []
+        ahead_bytes = 0
+        for section, records in codec.sections(batch, data):
+            sections.append(section)
+            if section.next_offset > offset and ahead_bytes < limits.DECODED_AHEAD_BYTES:
+                begin, end = section.base_offset, section.next_offset
+                ahead.append(_decoded(begin, end, records, is_committed))
+                ahead_bytes += ahead[-1].size
+            await asyncio.sleep(0)
+        # Not before all of the batch is known to be good. The one wanted first is used last.
+        for decoded in reversed(ahead):
+            self._hold(key, decoded)
+        return sections
+
+    def _outline(self, key: PartitionKey, batch: Batch) -> _Outline | None:
+        """The outline of a batch, if it is here with all that is needed to open a section."""
+        outline = self._outlines.get((key, batch.base_offset))
+        # An archive makes batches anew for each read: another one may begin at the same offset.
+        if outline is None or outline.identity != _identity(batch):
+            return None
+        if outline.data is None and batch.compression != "none":
+            return None
+        self._outlines.move_to_end((key, batch.base_offset))
+        return outline
+
+    def _hold_outline(self, key: PartitionKey, batch: Batch, outline: _Outline) -> None:
+        where = (key, batch.base_offset)
+        self._drop_outline(where)
+        self._outlines[where] = outline
+        self._inflated_size += len(outline.data or b"")
+        while len(self._outlines) > limits.OUTLINED_BATCHES:
+            self._drop_outline(next(iter(self._outlines)))
+        for other in list(self._outlines.values())[:-1]:
+            if self._inflated_size <= limits.INFLATED_CACHE_BYTES:
+                break
+            # Its sections stay known: to inflate it again costs far less than to find them.
+            self._inflated_size -= len(other.data or b"")
+            other.data = None
+
+    def _drop_outline(self, where: tuple[PartitionKey, int]) -> None:
+        outline = self._outlines.pop(where, None)
+        if outline is not None:
+            self._inflated_size -= len(outline.data or b"")
+
+    def _hold_section(
+        self,
+        key: PartitionKey,
+        batch: Batch,
+        data: memoryview,
+        section: Section,
+        is_committed: bool,
+    ) -> Decoded:
+        records = codec.section_records(batch, data, section)
+        begin, end = section.base_offset, section.next_offset
+        return self._hold(key, _decoded(begin, end, records, is_committed))
+
+    # --- what cannot be read ------------------------------------------------------------------
 
     def quarantine(
         self, key: PartitionKey, base_offset: int, next_offset: int, topic_name: str, why: Exception
     ) -> Decoded:
         """Name what the store cannot give, unless that was done a short while ago."""
+        known = self._get(key, base_offset)
+        if known is not None:
+            return known
         missed = Decoded(base_offset, next_offset, [], 0, is_unread=True)
-        return self._quarantine(key, missed, topic_name, why)
+        return self._name(key, missed, topic_name, why)
 
-    def _quarantine(
-        self, key: PartitionKey, what: Decoded, topic_name: str, why: Exception
-    ) -> Decoded:
-        decoded = self._get(key, what.base_offset)
-        if decoded is not None:
-            return decoded
+    def _poison(self, key: PartitionKey, batch: Batch, topic_name: str, why: Exception) -> Decoded:
+        what = Decoded(batch.base_offset, batch.next_offset, [], 0)
+        return self._name(key, what, topic_name, why)
+
+    def _name(self, key: PartitionKey, what: Decoded, topic_name: str, why: Exception) -> Decoded:
         log.error(
             "topic %s, partition %d, offsets %d to %d cannot be read: %s",
             topic_name,
@@ -128,10 +333,46 @@ class DecodedBatches:
         )
         return self._hold(key, what)
 
+    # --- the cache ----------------------------------------------------------------------------
+
     def forget(self, topic_id: uuid.UUID) -> None:
         """A topic is gone."""
         for key, base_offset in [used for used in self._used if used[0].topic_id == topic_id]:
             self._drop(key, base_offset)
+        for where in [where for where in self._outlines if where[0].topic_id == topic_id]:
+            self._drop_outline(where)
+
+    def _held(self, key: PartitionKey, batch: Batch, offset: int) -> Decoded | None:
+        """What is held of a batch, if it is what a reader at `offset` wants."""
+        held = self._get(key, batch.base_offset)
+        # An archive makes batches anew for each read: one from there may have reached less far.
+        if held is None or held.is_unread or held.next_offset < batch.next_offset:
+            held = self._covering(key, max(offset, batch.base_offset))
+        if held is None or held.is_unread:
+            return None
+        is_whole = held.base_offset == batch.base_offset and held.next_offset >= batch.next_offset
+        is_section = held.holds(max(offset, batch.base_offset)) and not held.is_poison
+        if not (is_whole or (is_section and self._is_outlined(key, batch))):
+            return None
+        self._used.move_to_end((key, held.base_offset))
+        return held
+
+    def _is_outlined(self, key: PartitionKey, batch: Batch) -> bool:
+        outline = self._outlines.get((key, batch.base_offset))
+        return outline is not None and outline.identity == _identity(batch)
+
+    def _covering(self, key: PartitionKey, offset: int) -> Decoded | None:
+        bases = self._bases.get(key)
+        if not bases or (index := bisect_right(bases, offset)) == 0:
+            return None
+        decoded = self._decoded[key][bases[index - 1]]
+        return decoded if decoded.holds(offset) else None
+
+    def _committed(self, key: PartitionKey, decoded: Decoded) -> Decoded:
+        if not decoded.is_committed:
+            decoded = decoded._replace(is_committed=True)
+            self._decoded[key][decoded.base_offset] = decoded
+        return decoded
 
     def _get(self, key: PartitionKey, base_offset: int) -> Decoded | None:
         return self._decoded.get(key, {}).get(base_offset)
@@ -140,6 +381,7 @@ class DecodedBatches:
         if self._get(key, decoded.base_offset) is not None:
             self._drop(key, decoded.base_offset)
         self._decoded.setdefault(key, {})[decoded.base_offset] = decoded
+        insort(self._bases.setdefault(key, []), decoded.base_offset)
         self._used[key, decoded.base_offset] = None
         self._size += decoded.size
         # The one just opened stays, however large: somebody is about to go through it.
@@ -153,5 +395,29 @@ class DecodedBatches:
         del self._used[key, base_offset]
         of_partition = self._decoded[key]
         self._size -= of_partition.pop(base_offset).size
+        bases = self._bases[key]
+        del bases[bisect_left(bases, base_offset)]
         if not of_partition:
-            del self._decoded[key]
+            del self._decoded[key], self._bases[key]
+
+
+def _is_large(batch: Batch) -> bool:
+    """Whether a batch is known, without a look inside, to be too large for one step."""
+    return (
+        batch.record_count > limits.DECODED_AT_ONCE_RECORDS
+        or batch.size > limits.DECODED_AT_ONCE_BYTES
+    )
+
+
+def _is_plain(batch: Batch) -> bool:
+    """Whether a batch is in no transaction."""
+    return not (batch.is_transactional or batch.is_control)
+
+
+def _identity(batch: Batch) -> tuple[int, int, int, int]:
+    return batch.next_offset, batch.size, batch.crc, batch.record_count
+
+
+def _decoded(begin: int, end: int, records: list[Record], is_committed: bool) -> Decoded:
+    size = sum([len(record.key or b"") + len(record.value or b"") for record in records])
+    return Decoded(begin, end, records, size + _RECORD_BYTES * len(records), is_committed)

@@ -48,7 +48,7 @@ async def find_head(
             return head
         break  # only the first, whose turn it is, may be answered without looking at the others
     search = _Search(decoded, topic, cursors)
-    while search.look(await store.read(search.reads(), max_bytes=search.max_bytes)):
+    while await search.look(await store.read(search.reads(), max_bytes=search.max_bytes)):
         if search.head is not None:
             return search.head
     if search.error is not None:
@@ -90,7 +90,7 @@ class _Search:
             for partition, position in self._positions.items()
         ]
 
-    def look(self, slices: list[Slice]) -> bool:
+    async def look(self, slices: list[Slice]) -> bool:
         """Look at what was read of the partitions, in order, up to the first in which there is a
         head, or a reason to read again. False if there is neither."""
         for part in slices:
@@ -98,7 +98,7 @@ class _Search:
                 self._go_over(part, part.error)
                 return True
             if part.chunks:
-                self._open(part)
+                await self._open(part)
                 return True
         return False
 
@@ -117,32 +117,34 @@ class _Search:
             self.error = self.error or error
             del self._positions[partition]
 
-    def _open(self, part: Slice) -> None:
+    async def _open(self, part: Slice) -> None:
         partition = part.key.partition
         first = next(batches(part.chunks[0]))
         assert first.next_offset > self._positions[partition], "it holds the offset that was asked"
         for chunk in part.chunks:
             for batch in batches(chunk):
-                if self._open_batch(part, batch):
+                if await self._open_batch(part, batch):
                     return
         self.max_bytes = limits.REGION_BYTES
 
-    def _open_batch(self, part: Slice, batch: Batch) -> bool:
+    async def _open_batch(self, part: Slice, batch: Batch) -> bool:
         """Whether the head is in a batch; if not, the search goes on behind it."""
         partition = part.key.partition
-        position = self._positions[partition]
         if not is_committed(batch, part.aborted):
             self._positions[partition] = batch.next_offset
             return False
-        opened = self._decoded.open(part.key, batch, self._topic.name, is_committed=True)
-        record = opened.from_offset(position)
-        if record is not None:
-            losses = self._losses[partition]
-            self.head = Head(partition, record, losses.count, losses.ranges())
-            return True
-        if opened.is_poison:
-            self._lose(partition, max(position, opened.base_offset), opened.next_offset)
-        self._positions[partition] = opened.next_offset
+        while (position := self._positions[partition]) < batch.next_offset:
+            opened = await self._decoded.open(
+                part.key, batch, position, self._topic.name, is_committed=True
+            )
+            record = opened.from_offset(position)
+            if record is not None:
+                losses = self._losses[partition]
+                self.head = Head(partition, record, losses.count, losses.ranges())
+                return True
+            if opened.is_poison:
+                self._lose(partition, max(position, opened.base_offset), opened.next_offset)
+            self._positions[partition] = opened.next_offset
         return False
 
     def _lose(self, partition: int, begin: int, end: int) -> None:

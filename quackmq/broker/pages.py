@@ -20,7 +20,7 @@ from quackmq.broker.committed import is_committed
 from quackmq.broker.decoded import Decoded, DecodedBatches
 from quackmq.broker.delivery import Reader
 from quackmq.errors import DamagedData, OffsetOutOfRange
-from quackmq.record import Record, batches
+from quackmq.record import Batch, Record, batches
 from quackmq.subscriptions import Losses, Message, Place, message_id
 from quackmq.topic import PartitionKey, Read, Slice, Topic
 
@@ -65,7 +65,7 @@ async def read_page(
             return page.finished(part)  # who goes on behind them is told of it
         if part.error is not None:
             raise part.error
-        page.take(part)
+        await page.take(part)
         if page.is_full or (page.is_at_end(part) and (page.messages or left_ms <= 0)):
             return page.finished(part)
         await asyncio.sleep(0)  # a long stretch that is stepped over must not keep others waiting
@@ -108,14 +108,13 @@ class _Gathering:
         self._lose(self._position, end)
         return True
 
-    def take(self, part: Slice) -> None:
+    async def take(self, part: Slice) -> None:
         for chunk in part.chunks:
             for batch in batches(chunk):
                 if not is_committed(batch, part.aborted):
                     self._position = batch.next_offset
                     continue
-                opened = self._decoded.open(self._key, batch, self._topic.name, is_committed=True)
-                self._take_batch(opened)
+                await self._take_batch(batch)
                 if self.is_full:
                     return
 
@@ -127,7 +126,17 @@ class _Gathering:
         where = (self._position, part.first_offset, part.stable_offset)
         return Page(messages, *where, self._losses)
 
-    def _take_batch(self, opened: Decoded) -> None:
+    async def _take_batch(self, batch: Batch) -> None:
+        while True:
+            opened = await self._decoded.open(
+                self._key, batch, self._position, self._topic.name, is_committed=True
+            )
+            self._take_opened(opened)
+            if self.is_full or self._position >= batch.next_offset:
+                return
+            await asyncio.sleep(0)  # a page may take many sections of a large batch
+
+    def _take_opened(self, opened: Decoded) -> None:
         if opened.is_poison:
             self._lose(max(self._position, opened.base_offset), opened.next_offset)
             return

@@ -29,6 +29,7 @@ from collections.abc import Callable, Hashable, Sequence
 from uuid import UUID
 
 from quackmq import limits
+from quackmq.broker.admission import check_records
 from quackmq.broker.producer_ids import ProducerIds
 from quackmq.broker.settings import Caller
 from quackmq.broker.stage import (
@@ -508,11 +509,7 @@ class Staging:
         """What `publish` would refuse, too."""
         if batch.attributes & TRANSACTION_FLAGS:
             raise UnsupportedBatch("what is staged is in no transaction yet, and no marker")
-        if batch.record_count < 1 or batch.record_count != batch.last_offset_delta + 1:
-            raise CorruptBatch(
-                f"the batch says {batch.record_count} records and a last offset delta of "
-                f"{batch.last_offset_delta}"
-            )
+        check_records(batch)
         most = topic.policy.batch_bytes
         if most is not None and batch.size > most:
             raise RecordTooLarge(f"a batch of {batch.size} bytes; topic {topic.name} takes {most}")

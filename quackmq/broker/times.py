@@ -37,7 +37,9 @@ async def first_at(
             return None
         for chunk in part.chunks:
             for batch in batches(chunk):
-                answer = _first_in(decoded, key, batch, topic_name, timestamp_ms, part.first_offset)
+                answer = await _first_in(
+                    decoded, key, batch, topic_name, timestamp_ms, part.first_offset
+                )
                 if answer is not None:
                     return answer
                 position = batch.next_offset
@@ -82,7 +84,7 @@ async def _time_at_end(store: Store, key: PartitionKey) -> int:
     return batch.max_timestamp if batch.base_offset >= part.first_offset else NO_TIMESTAMP
 
 
-def _first_in(
+async def _first_in(
     decoded: DecodedBatches,
     key: PartitionKey,
     batch: Batch,
@@ -94,11 +96,13 @@ def _first_in(
     batch that straddles it holds records that are gone."""
     if batch.max_timestamp < timestamp_ms:
         return None
-    records = decoded.open(key, batch, topic_name).records
-    of_time = [record for record in records if record.timestamp_ms >= timestamp_ms]
-    if not of_time:
+    has_any = False
+    async for opened in decoded.since_time(key, batch, topic_name, timestamp_ms):
+        of_time = [record for record in opened.records if record.timestamp_ms >= timestamp_ms]
+        has_any = has_any or bool(of_time)
+        for record in of_time:
+            if record.offset >= first_offset:
+                return OffsetTime(record.offset, record.timestamp_ms)
+    if not has_any:
         return OffsetTime(max(batch.base_offset, first_offset), batch.max_timestamp)
-    for record in of_time:
-        if record.offset >= first_offset:
-            return OffsetTime(record.offset, record.timestamp_ms)
     return None

@@ -1,8 +1,10 @@
 """The newest entries of a partition, held for all of its pushed subscriptions together.
 
-A `Cell` is a batch, opened when the first subscriber wants it, once for all. A `Window` is a row of
-cells up to the end of the partition as readers of committed records see it; who wants what lies
-before it has to read (`Ahead` is what such a read has brought, a cell at a time).
+A `Cell` is a batch, opened when the first subscriber wants it, once for all. A large batch has to
+be prepared before (see `decoded`); then it is replaced by a cell for each of its sections. A
+`Window` is a row of cells up to the end of the partition as readers of committed records see it.
+Subscriptions that want what lies before it have to read (`Ahead` is what such a read has brought, a
+cell at a time).
 
     partition's log      ...........|==========================|
                                     start                      end
@@ -20,11 +22,13 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Final
 
 from quackmq import limits
 from quackmq.broker.committed import is_committed
 from quackmq.broker.decoded import DecodedBatches
+from quackmq.codec import Section
 from quackmq.record import Batch, Record, batches
 from quackmq.subscriptions import Place, message_id
 from quackmq.topic import PartitionKey, Slice
@@ -48,10 +52,10 @@ class Cell:
     """A batch; without entries if it holds none for a subscriber, poison if it cannot be opened."""
 
     __slots__ = (
-        "_batch",
         "_entries",
         "_key",
         "_records",
+        "batch",
         "base_offset",
         "is_open",
         "is_poison",
@@ -60,30 +64,42 @@ class Cell:
         "size",
     )
 
-    def __init__(self, batch: Batch, committed: bool) -> None:
-        self.base_offset = batch.base_offset
-        self.next_offset = batch.next_offset
-        self.size = batch.size
+    def __init__(self, batch: Batch, committed: bool, section: Section | None = None) -> None:
+        self.base_offset = batch.base_offset if section is None else section.base_offset
+        self.next_offset = batch.next_offset if section is None else section.next_offset
+        self.size = batch.size if section is None else section.end - section.start
         #: What the entries take, once it was opened.
         self.opened_size = 0
         self.is_open = not committed
         self.is_poison = False
-        self._batch = batch
+        self.batch = batch
         self._key: PartitionKey | None = None
         self._records: list[Record] = []
         #: Of each record that was wanted, as it is lent the first time: the same for all.
         self._entries: list[Delivery | None] = []
 
-    def open(self, decoded: DecodedBatches, key: PartitionKey, topic_name: str) -> None:
+    def split(self, decoded: DecodedBatches, key: PartitionKey) -> list[Cell]:
+        """A cell for each section of a large batch that was prepared; otherwise this one."""
+        is_whole = self.base_offset == self.batch.base_offset
+        if self.is_open or not is_whole or self.next_offset != self.batch.next_offset:
+            return [self]
+        sections = decoded.sections(key, self.batch)
+        return [Cell(self.batch, True, section) for section in sections] if sections else [self]
+
+    def open(self, decoded: DecodedBatches, key: PartitionKey, topic_name: str) -> bool:
+        """Whether it is open now; if not, its batch has to be prepared first."""
         if self.is_open:
-            return
-        opened = decoded.open(key, self._batch, topic_name, is_committed=True)
+            return True
+        opened = decoded.open_now(key, self.batch, self.base_offset, topic_name, is_committed=True)
+        if opened is None:
+            return False
         self.is_open = True
         self.is_poison = opened.is_poison
         self.opened_size = opened.size + _DELIVERY_BYTES * len(opened.records)
         self._key = key
         self._records = opened.records
         self._entries = [None] * len(opened.records)
+        return True
 
     def close(self) -> None:
         """Of one that was opened: its entries go, and are made again when they are wanted."""
@@ -208,14 +224,19 @@ class Window:
         return last[1]
 
     def cell_at(self, offset: int, decoded: DecodedBatches, topic_name: str) -> Cell | None:
-        """The first cell that ends behind an offset within the window, open; None if there is none
-        up to the end."""
+        """The first cell that ends behind an offset within the window, open unless its batch has
+        to be prepared first; None if there is none up to the end."""
         index = bisect_right(self._ends, offset)
         if index >= len(self._cells):
             return None
         cell = self._cells[index]
         if not cell.is_open:
-            cell.open(decoded, self.key, topic_name)
+            cells = cell.split(decoded, self.key)
+            if len(cells) > 1:
+                self._replace(index, cells)
+                return self.cell_at(offset, decoded, topic_name)
+            if not cell.open(decoded, self.key, topic_name):
+                return cell
             self._opened[cell] = None
             self._opened_size += cell.opened_size
             # The one just opened stays, however large: somebody is about to go through it.
@@ -225,6 +246,11 @@ class Window:
                 self._opened_size -= other.opened_size
                 other.close()
         return cell
+
+    def _replace(self, index: int, cells: list[Cell]) -> None:
+        self.size += sum(cell.size for cell in cells) - self._cells[index].size
+        self._cells[index : index + 1] = cells
+        self._ends[index : index + 1] = [cell.next_offset for cell in cells]
 
 
 class Ahead:
@@ -239,13 +265,25 @@ class Ahead:
         self._cells = cells_of(part)
         self._cell = next(self._cells, None)
 
-    def cell_at(self, offset: int) -> Cell | None:
-        """The first cell that ends behind an offset; None if that was not read, or is past."""
+    def cell_at(
+        self, offset: int, decoded: DecodedBatches, key: PartitionKey, topic_name: str
+    ) -> Cell | None:
+        """The first cell that ends behind an offset, open unless its batch has to be prepared
+        first; None if that offset was not read, or is past."""
         if offset < self.offset:
             return None
-        while self._cell is not None and self._cell.next_offset <= offset:
-            self._cell = next(self._cells, None)
+        while self._cell is not None:
+            if self._cell.next_offset <= offset:
+                self._cell = next(self._cells, None)
+                continue
+            cells = self._cell.split(decoded, key)
+            if len(cells) == 1:
+                break
+            self._cells = chain(cells[1:], self._cells)
+            self._cell = cells[0]
         self.offset = offset
+        if self._cell is not None:
+            self._cell.open(decoded, key, topic_name)
         return self._cell
 
 

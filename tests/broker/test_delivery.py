@@ -408,10 +408,10 @@ async def test_the_lag_counts_what_is_still_to_come() -> None:
 async def test_a_large_batch_is_opened_once(monkeypatch: pytest.MonkeyPatch) -> None:
     opened = 0
 
-    def counting(batch: Batch) -> list[Record]:
+    def counting(batch: Batch, **options: int) -> list[Record]:
         nonlocal opened
         opened += 1
-        return _decode(batch)
+        return _decode(batch, **options)
 
     _decode = codec.decode
     monkeypatch.setattr(codec, "decode", counting)

@@ -329,9 +329,9 @@ async def test_a_batch_is_read_and_opened_once_for_all_who_are_not_behind(
     opened: list[int] = []
     decode = codec.decode
 
-    def counted(batch: Batch) -> list[Record]:
+    def counted(batch: Batch, **options: int) -> list[Record]:
         opened.append(batch.base_offset)
-        return decode(batch)
+        return decode(batch, **options)
 
     monkeypatch.setattr(codec, "decode", counted)
     store = CountingStore()

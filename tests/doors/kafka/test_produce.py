@@ -144,6 +144,20 @@ async def test_a_batch_that_cannot_be_taken_is_refused_and_nothing_is_appended(w
 
 
 @pytest.mark.asyncio
+async def test_a_batch_of_too_many_records_is_too_large() -> None:
+    async with served() as running:
+        await running.broker.create_topic(TESTER, "news")
+        client = await running.client()
+        most = limits.PUBLISHED_RECORDS_PER_BATCH
+        counted = changed(
+            changed(news(b"a"), 57, struct.pack(">i", most + 1)), 23, struct.pack(">i", most)
+        )
+        part = only_partition(await client.ask(PRODUCE, 9, **produce_fields(counted)))
+        assert part.error_code == ErrorCode.message_too_large
+        assert "smaller batches" in part.error_message
+
+
+@pytest.mark.asyncio
 async def test_a_batch_above_the_limit_is_too_large() -> None:
     async with served() as running:
         await running.broker.create_topic(TESTER, "news")
