@@ -1,11 +1,14 @@
-"""Addresses as people write them: HOST:PORT, [IPV6]:PORT, unix:PATH. Pure; nothing is resolved."""
+"""Addresses as people write them: HOST:PORT, [IPV6]:PORT, unix:PATH, and lists of host names. Pure;
+nothing is resolved."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import re
+from typing import Final, NamedTuple
 
 UNIX_PREFIX = "unix:"
 LAST_PORT = 65_535
+_HOST_NAME: Final = re.compile(r"(\*\.)?([a-z0-9_-]{1,63}\.)*[a-z0-9_-]{1,63}")
 
 
 class Address(NamedTuple):
@@ -58,3 +61,26 @@ def parse_address_or_path(text: str) -> Address | UnixPath:
     if not path:
         raise ValueError("has no path after unix:")
     return UnixPath(path)
+
+
+def parse_host_names(text: str) -> tuple[str, ...]:
+    """Return the names of a list with commas, in lower case and as DNS has them. `*` is any name,
+    and `*.NAME` every name below NAME. ValueError with a phrase that says what is wrong."""
+    names = [_host_name(part.strip()) for part in text.split(",") if part.strip()]
+    return tuple(dict.fromkeys(names))
+
+
+def _host_name(text: str) -> str:
+    name = text.rstrip(".").lower()
+    if name == "*":
+        return name
+    try:
+        name = name.encode("idna").decode() if not name.isascii() else name
+    except UnicodeError:
+        raise ValueError(f"has {text!r} in it, which is no host name") from None
+    if not _HOST_NAME.fullmatch(name):
+        raise ValueError(
+            f"has {text!r} in it, which is no host name: write names such as queue.example.com, "
+            "without http:// and without a port, and commas between them"
+        )
+    return name

@@ -55,7 +55,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--config", metavar="FILE", type=Path, help=f"a TOML file of settings [{CONFIG_VARIABLE}]"
     )
     for schema in setting_fields():
-        default = "" if schema.default is None else f"; default {str(schema.default).lower()}"
+        has_default = schema.default not in (None, ())
+        default = f"; default {str(schema.default).lower()}" if has_default else ""
         if schema.name in DOORS:
             default = f"; {DOORS[schema.name]} if no door is named"
         parser.add_argument(

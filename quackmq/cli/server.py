@@ -54,7 +54,13 @@ def _kafka_door(broker: Broker, address: Address, settings: Settings) -> Door:
 
 
 def _http_door(broker: Broker, address: Address, settings: Settings) -> Door:
-    return HttpDoor(broker, address.host, address.port)
+    return HttpDoor(
+        broker,
+        address.host,
+        address.port,
+        names=settings.http_names,
+        advertised_host="" if settings.advertise is None else settings.advertise.host,
+    )
 
 
 def _zmq_door(broker: Broker, address: Address, settings: Settings) -> Door:

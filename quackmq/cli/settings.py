@@ -26,6 +26,7 @@ from quackmq.cli.address import (
     parse_address,
     parse_address_or_path,
     parse_advertised_address,
+    parse_host_names,
 )
 from quackmq.errors import InvalidSetting
 
@@ -33,6 +34,15 @@ ENVIRONMENT_PREFIX: Final = "QUACKMQ_"
 CONFIG_VARIABLE: Final = ENVIRONMENT_PREFIX + "CONFIG"
 MEMORY_STORE: Final = "memory:"
 LOCAL_STORE: Final = "local"
+
+
+#: By the type of a value: how a message calls it.
+_TOML_TYPES: Final[Mapping[type, str]] = {
+    str: "a string",
+    int: "a whole number",
+    bool: "true or false",
+    list: "a list of strings",
+}
 
 
 class Kind(NamedTuple):
@@ -85,6 +95,7 @@ def _directory(text: str) -> Path:
 
 ADDRESS: Final = Kind("HOST:PORT", parse_address)
 ADVERTISED: Final = Kind("HOST:PORT", parse_advertised_address)
+HOST_NAMES: Final = Kind("NAME,…", parse_host_names, list)
 ADDRESS_OR_PATH: Final = Kind("HOST:PORT|unix:PATH", parse_address_or_path)
 DIRECTORY: Final = Kind("DIR", _directory)
 
@@ -101,6 +112,13 @@ class Settings:
     )
     kafka: Address | None = setting(None, ADDRESS, "listen for Kafka clients")
     http: Address | None = setting(None, ADDRESS, "listen for HTTP")
+    http_names: tuple[str, ...] = setting(
+        (),
+        HOST_NAMES,
+        "further host names that HTTP requests may name: of a reverse proxy, say, or in a DNS; "
+        "*.example.com is all names below example.com, and * any name, which lets web pages of "
+        "other sites in by DNS rebinding",
+    )
     zmq: Address | None = setting(None, ADDRESS, "listen for ZeroMQ")
     xsub: Address | None = setting(
         None, ADDRESS, "listen for ZeroMQ's PUB sockets; with zmq, else on the port behind it"
@@ -247,10 +265,14 @@ def _read_file(file: Path) -> dict[str, object]:
 
 def _toml_text(value: object, kind: Kind, origin: str) -> str:
     """A TOML value as the text that an option would have; TOML's own types are insisted on."""
-    if type(value) is not kind.native:
-        wanted = {str: "a string", int: "a whole number", bool: "true or false"}[kind.native]
-        raise InvalidSetting(f"{origin}: {value!r} is not {wanted}")
-    return str(value).lower() if kind.native is bool else str(value)
+    if kind.native is list:
+        items = value if isinstance(value, list) else [value]
+        texts = [item for item in items if isinstance(item, str)]
+        if len(texts) == len(items):
+            return ",".join(texts)
+    elif type(value) is kind.native:
+        return str(value).lower() if kind.native is bool else str(value)
+    raise InvalidSetting(f"{origin}: {value!r} is not {_TOML_TYPES[kind.native]}")
 
 
 def _misspelt_variables(environment: Mapping[str, str]) -> Iterable[str]:

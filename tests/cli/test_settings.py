@@ -16,6 +16,7 @@ EXAMPLES: dict[str, tuple[str, object]] = {
     "store": ("memory:", "memory:"),
     "kafka": ("[::1]:1", Address("::1", 1)),
     "http": ("localhost:2", Address("localhost", 2)),
+    "http_names": ("queue.example,*.Pond.example.", ("queue.example", "*.pond.example")),
     "zmq": ("localhost:3", Address("localhost", 3)),
     "xsub": ("localhost:4", Address("localhost", 4)),
     "xpub": ("localhost:5", Address("localhost", 5)),
@@ -96,6 +97,8 @@ def test_the_environment_can_name_the_file_and_an_option_goes_before_it(
     [
         ("data", "", "'' is empty"),
         ("store", "disk", "'disk' is not one of local, memory:"),
+        ("http_names", "a,http://b", "has 'http://b' in it, which is no host name: write names"),
+        ("http_names", "a.example:8002", "without http:// and without a port"),
         ("kafka", "nine", "'nine' is not HOST:PORT"),
         ("advertise", "broker:0", "'broker:0' has port 0"),
         ("sync", "never", "'never' is not one of always, interval, os"),
@@ -117,6 +120,17 @@ def test_a_bad_value_is_told_with_where_it_came_from(name: str, text: str, compl
     assert str(by_variable.value).startswith(f"the environment variable {variable_name(name)}: ")
 
 
+def test_a_list_in_the_file_is_a_list_or_its_text(file: Path) -> None:
+    for content in ("['a.example', '*']", "'a.example, *'"):
+        file.write_text(f"http_names = {content}")
+        assert load({}, {}, file).settings.http_names == ("a.example", "*")
+    file.write_text("http_names = []")
+    assert load({}, {}, file).settings.http_names == ()
+    assert load({"http_names": "Dücks.example"}, {}).settings.http_names == (
+        "xn--dcks-0ra.example",
+    )
+
+
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
@@ -124,6 +138,8 @@ def test_a_bad_value_is_told_with_where_it_came_from(name: str, text: str, compl
         ("default_partitions = true", "default_partitions in {file}: True is not a whole number"),
         ("auto_create_topics = 1", "auto_create_topics in {file}: 1 is not true or false"),
         ("kafka = 9092", "kafka in {file}: 9092 is not a string"),
+        ("http_names = 1", "http_names in {file}: 1 is not a list of strings"),
+        ("http_names = ['a', 1]", "http_names in {file}: ['a', 1] is not a list of strings"),
         ("sync = 'never'", "sync in {file}: 'never' is not one of"),
         ("default_partition = 3", "'default_partition' in {file} is no setting: did you mean"),
         ("[quack]\nsync = 'os'", "'quack' in {file} is no setting"),

@@ -54,8 +54,9 @@ def routes() -> tuple[Route, ...]:
         Route("POST", "/consumer/register", queue.register_consumer),
         Route("POST", "/producer/produce", queue.produce, _BODY_BYTES),
         # It changes something, as the document has it: nobody may try it out with HEAD.
-        Route("GET", "/consumer/consume", queue.consume, safe=False),
-        Route("GET", "/size", queue.size),
+        Route("GET", "/consumer/consume", queue.consume, safe=False, get_changes=True),
+        # With a last_id it moves the consumer on.
+        Route("GET", "/size", queue.size, safe=False, get_changes=True),
     )
 
 

@@ -20,7 +20,12 @@ import httptools
 from quackmq import limits
 from quackmq.broker import Broker, Caller
 from quackmq.doors.http.errors import HttpFailure, failure, failure_of
-from quackmq.doors.http.guards import is_foreign_host, is_foreign_origin, is_foreign_site
+from quackmq.doors.http.guards import (
+    OwnNames,
+    host_name,
+    is_foreign_site,
+    is_made_by_another_page,
+)
 from quackmq.doors.http.known import KnownHead, KnownHeads
 from quackmq.doors.http.routes import Found, Route, Router
 from quackmq.doors.http.values import DoorFacts, Request, Response
@@ -32,6 +37,8 @@ log = logging.getLogger(__name__)
 _VERSIONS: Final = ("1.1", "1.0")
 _NO_PARTS: Final[Mapping[str, str]] = {}
 _HEAD_END: Final = b"\r\n\r\n"
+#: Of a header's value, in a message about it.
+_SHOWN_BYTES: Final = 100
 #: Framing that a chunked body may bring along for each byte of its own: chunks of one byte have 5.
 _FRAMING: Final = 6
 
@@ -42,7 +49,7 @@ class Place(DoorFacts, Protocol):
     broker: Broker
     router: Router
     known_heads: KnownHeads
-    host: str
+    names: OwnNames
     mistaken: MistakenPeers
 
     def reserve(self, body_bytes: int) -> bool:
@@ -98,7 +105,8 @@ class Receiver:
         self.takes_requests = True
         #: Whether the peer waits to be told that it may send the body.
         self.wants_continue = False
-        #: The last Host that was found to be good.
+        #: The Host of the request that is coming, and the last one that was found to be good.
+        self._host = b""
         self._known_host: bytes | None = None
         self._url = b""
         self._headers: list[tuple[bytes, bytes]] = []
@@ -216,10 +224,12 @@ class Receiver:
         try:
             declared_bytes = self._check_head(version)
             found = self._place.router.find(raw_path)
+            route = None if found is None else found.routes.get(method)
+            if route is not None and route.changes:
+                self._check_maker()
         except (HttpFailure, InvalidRequest) as error:
             self._refuse(failure_of(error, path))
             return
-        route = None if found is None else found.routes.get(method)
         if found is None or route is None:
             asked.refusal = _without_route(method, path, found)
         else:
@@ -341,20 +351,28 @@ class Receiver:
             elif name == b"origin":
                 origin = value
             elif name == b"sec-fetch-site" and is_foreign_site(value):
-                raise _foreign("a page of another site")
+                raise _foreign("another site", f"Sec-Fetch-Site is {_shown(value)}")
         if host is None and version == "1.1":
             raise HttpFailure(400, "protocol_error", "the request has no Host header")
+        self._host = host or b""
         if host is not None and host != self._known_host:
             self._check_host(host)
-        if origin is not None and is_foreign_origin(origin, host or b""):
-            raise _foreign("a page of another origin")
+        if origin is not None and not self._place.names.is_own_origin(origin, self._host):
+            raise _foreign("another origin", f"Origin is {_shown(origin)}")
         return declared_bytes
 
     def _check_host(self, host: bytes) -> None:
-        if self._is_loopback and is_foreign_host(host, self._place.host):
-            message = "this broker does not go by that name: use its address, or localhost"
-            raise HttpFailure(421, "not_allowed", message)
+        if not self._place.names.serves(host, self._is_loopback):
+            raise _misdirected(host)
         self._known_host = host
+
+    def _check_maker(self) -> None:
+        """Raise HttpFailure if a page of somebody else may have made a request that changes
+        something."""
+        if is_made_by_another_page(self._headers, self._host, self._place.names):
+            referer = dict(self._headers).get(b"referer")
+            shown = "nothing says which" if referer is None else f"Referer is {_shown(referer)}"
+            raise _foreign("another origin", shown)
 
     def _refuse_head(self) -> None:
         message = f"line and headers of a request may have {limits.HTTP_HEAD_BYTES} bytes"
@@ -390,5 +408,24 @@ def _without_route(method: str, path: str, found: Found | None) -> Response:
     return failure(404, "unknown_route", f"there is nothing at {path[:200]}", path)
 
 
-def _foreign(who: str) -> HttpFailure:
-    return HttpFailure(403, "not_allowed", f"the request was made by {who}: that is refused")
+def _foreign(where: str, shown: str) -> HttpFailure:
+    message = (
+        f"a web page of {where} made this request ({shown}): that is refused. If the page is this "
+        "broker's own under another name, add the name to the setting http_names"
+    )
+    return HttpFailure(403, "not_allowed", message)
+
+
+def _misdirected(host: bytes) -> HttpFailure:
+    name = _shown(host_name(host).encode("latin-1"))
+    message = (
+        f"this broker does not go by the name {name}: use localhost or an IP address, or add the "
+        f"name to the setting http_names (--http-names {name}, or QUACKMQ_HTTP_NAMES)"
+    )
+    return HttpFailure(421, "not_allowed", message)
+
+
+def _shown(value: bytes) -> str:
+    """A header's value for people, cut short and without what could mislead them."""
+    text = value[:_SHOWN_BYTES].decode("ascii", "backslashreplace")
+    return "".join(char if char.isprintable() else "?" for char in text)

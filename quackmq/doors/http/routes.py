@@ -18,9 +18,10 @@ _NO_PARTS: Final[Mapping[str, str]] = {}
 
 
 class Route(NamedTuple):
-    """`body_bytes` is the largest body that is taken. `safe` tells of a GET that it changes
-    nothing, so that HEAD may be asked too; `waits`, that the handler may wait for something to
-    come, and is cancelled where the door closes. A Stream ends then in any case."""
+    """`body_bytes` is the largest body that is taken. `safe` tells of a GET that HEAD may be asked
+    too; `waits`, that the handler may wait for something to come, and is cancelled where the door
+    closes. A Stream ends then in any case. `get_changes` tells of a GET that it changes something,
+    as the document of the queue has it."""
 
     method: str
     pattern: str
@@ -28,6 +29,12 @@ class Route(NamedTuple):
     body_bytes: int = limits.HTTP_BODY_BYTES
     safe: bool = True
     waits: bool = False
+    get_changes: bool = False
+
+    @property
+    def changes(self) -> bool:
+        """Whether a request to this route changes something."""
+        return self.method != "GET" or self.get_changes
 
 
 class Found(NamedTuple):

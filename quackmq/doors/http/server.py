@@ -16,12 +16,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from collections.abc import Iterable
 
 from quackmq import limits
 from quackmq.broker import Broker
 from quackmq.doors.http import queue, v1
 from quackmq.doors.http.connection import Connection
+from quackmq.doors.http.guards import OwnNames, machine_names
 from quackmq.doors.http.heads import Date
 from quackmq.doors.http.known import KnownHeads
 from quackmq.doors.http.routes import Route, Router
@@ -31,13 +33,24 @@ log = logging.getLogger(__name__)
 
 
 class HttpDoor:
-    """`routes` are in the place of all those that there are."""
+    """`names` are further names by which browsers and programs may call this door (see `guards`),
+    and `advertised_host` is the one that Kafka clients are told. `routes` are in the place of all
+    those that there are."""
 
     def __init__(
-        self, broker: Broker, host: str, port: int, *, routes: Iterable[Route] | None = None
+        self,
+        broker: Broker,
+        host: str,
+        port: int,
+        *,
+        names: Iterable[str] = (),
+        advertised_host: str = "",
+        routes: Iterable[Route] | None = None,
     ) -> None:
         self.broker = broker
-        self.host = host
+        known = (host, advertised_host, *machine_names(socket.gethostname()))
+        self.names = OwnNames(names, known)
+        self._host = host
         self.router = Router((*queue.routes(), *v1.ROUTES) if routes is None else routes)
         self.known_heads = KnownHeads()
         self.date = Date()
@@ -58,7 +71,7 @@ class HttpDoor:
         """Listen; where, is answered. OSError where that cannot be."""
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(
-            lambda: Connection(self), self.host, self._port, backlog=limits.HTTP_BACKLOG
+            lambda: Connection(self), self._host, self._port, backlog=limits.HTTP_BACKLOG
         )
         self._sweep_later()
         host, port, *_ = self._server.sockets[0].getsockname()

@@ -135,12 +135,16 @@ async def served(
     *,
     store: Store | None = None,
     settings: BrokerSettings | None = None,
+    names: Iterable[str] = (),
+    advertised_host: str = "",
 ) -> AsyncIterator[Served]:
     """Of all the door's routes, or of some of a test's own."""
     store = store or MemoryStore()
     broker = Broker(store, settings or BrokerSettings())
     await broker.open()
-    door = HttpDoor(broker, "127.0.0.1", 0, routes=routes)
+    door = HttpDoor(
+        broker, "127.0.0.1", 0, names=names, advertised_host=advertised_host, routes=routes
+    )
     running = Served(broker, door, await door.start())
     try:
         yield running

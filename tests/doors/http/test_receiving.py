@@ -154,7 +154,7 @@ def test_a_body_of_another_length_does_not_belong_to_a_known_head() -> None:
 
 def test_what_a_loopback_asks_is_not_known_from_elsewhere() -> None:
     door = new_door()
-    foreign = request("POST", "/echo", b"quack", host="elsewhere.example")
+    foreign = request("POST", "/echo", b"quack", host="elsewhere")
     receiver = Receiver(door, Caller(), False, lambda asked: None)
     receiver.feed(foreign)
     receiver.close()
