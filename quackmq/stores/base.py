@@ -91,8 +91,9 @@ class Store(ABC):
         may be raised here or by the awaitable: UnknownTopic, UnknownPartition, the errors of
         `producers.advance`, what `set_cursors` and `put_state` raise, LimitReached for one
         transaction too many in a partition, StoreReadOnly. Batches must have passed `Batch.parse`.
-        A repeat is answered, as `repeated`, when its first is durable. Cursors and states are
-        bounded a call and on their way: await `room()` before one that brings many.
+        A repeat is answered, as `repeated`, when its first is durable. LimitReached if one call
+        brings more batches, cursors and states than can be made durable at once; await `room()`
+        before a call that brings many.
         """
 
     def append_plain(self, append: Append) -> asyncio.Future[Appended] | None:
@@ -107,8 +108,9 @@ class Store(ABC):
     @property
     @abstractmethod
     def pending_bytes(self) -> int:
-        """Appended and not yet durable. Callers that go on past `limits.PENDING_BYTES` must
-        await `room()` first."""
+        """The memory of batches that are appended and not yet durable: their own bytes, and what
+        the store keeps beside them. Callers that go on past `limits.PENDING_BYTES` must await
+        `room()` first."""
 
     @abstractmethod
     async def room(self) -> None:

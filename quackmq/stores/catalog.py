@@ -250,7 +250,7 @@ class Catalog:
             )
         if value is None:
             return StateSet(key, NO_STATE)
-        return StateSet(key, State(bytes(value), present.version + 1))
+        return StateSet(key, State(_exact(value), present.version + 1))
 
     # --- the one way to change --------------------------------------------------------------
 
@@ -329,7 +329,13 @@ class Catalog:
 
 
 def encode_change(change: Change) -> bytes:
-    return orjson.dumps(_row_of_change(change))
+    return _exact(orjson.dumps(_row_of_change(change)))
+
+
+def _exact(data: bytes) -> bytes:
+    """A copy that takes as much memory as its length says: what orjson returns takes 4 KiB at
+    least, which matters for bytes that are kept."""
+    return memoryview(data).tobytes()
 
 
 def decode_change(data: bytes | bytearray | memoryview) -> Change:

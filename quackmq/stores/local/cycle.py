@@ -7,19 +7,20 @@ synced, and only then is anybody told.
 
 from __future__ import annotations
 
-import asyncio
 import struct
-from typing import Any, Final, NamedTuple
+from collections.abc import Iterator
+from typing import Final, NamedTuple
 
 from crc32c import crc32c
 
 from quackmq import limits
 from quackmq.checksum import joined
+from quackmq.errors import StorageError
 from quackmq.record import CRC_POSITION, CRC_START, Buffer, spans
-from quackmq.stores.catalog import Change
 from quackmq.stores.local import format
 from quackmq.stores.local.files import OpenFiles
 from quackmq.stores.local.format import Descriptor
+from quackmq.stores.local.gathering import Gathered
 from quackmq.stores.local.journal import Journal, Place
 from quackmq.stores.local.log import PartitionLog
 from quackmq.stores.local.tail import Chunk
@@ -38,22 +39,6 @@ class Share(NamedTuple):
     inline: bool
 
 
-class Gathered:
-    """What waits for the next cycle. Who may call: the loop."""
-
-    def __init__(self) -> None:
-        self.logs: dict[PartitionLog, None] = {}
-        self.changes: list[tuple[Change, bytes]] = []
-        self.trims: list[tuple[PartitionLog, int]] = []
-        self.units: list[tuple[asyncio.Future[Any], Any]] = []
-        self.append_bytes = 0
-        self.change_bytes = 0
-
-    def add_change(self, change: Change, encoded: bytes) -> None:
-        self.changes.append((change, encoded))
-        self.change_bytes += len(encoded)
-
-
 class Cycle:
     def __init__(self, gathered: Gathered, inline_bytes: int, frame_inline_bytes: int) -> None:
         self.gathered = gathered
@@ -64,8 +49,8 @@ class Cycle:
         room = frame_inline_bytes
         payload = len(gathered.trims) * format.TRIM_BYTES
         payload += sum(format.change_bytes(len(encoded)) for _, encoded in gathered.changes)
-        for log in gathered.logs:
-            chunks = log.plan()
+        for log, chunks in gathered.chunks:
+            log.plan(chunks)
             size = producer_batches = steps = 0
             for chunk in chunks:
                 size += len(chunk.data)
@@ -119,18 +104,25 @@ class Cycle:
         synced_through: int,
         salt: int,
     ) -> None:
-        payload: list[Buffer] = []
+        frame = format.encode_frame(
+            sync, run, journal.number, synced_through, self._payload(), salt
+        )
+        if len(frame) != self.frame_bytes:
+            raise StorageError(
+                f"a journal frame has {len(frame)} bytes and was planned with {self.frame_bytes}; "
+                "nothing of it was written. This is a bug: please report it"
+            )
+        journal.write(place, frame)
+
+    def _payload(self) -> Iterator[Buffer]:
         for share, descriptors in zip(self.shares, self.descriptors, strict=True):
             for chunk, descriptor in zip(share.chunks, descriptors, strict=True):
                 data = chunk.data if share.inline else None
-                payload += format.encode_append(descriptor, data)
+                yield from format.encode_append(descriptor, data)
         for _, encoded in self.gathered.changes:
-            payload += format.encode_change(encoded)
+            yield from format.encode_change(encoded)
         for log, first_offset in self.gathered.trims:
-            payload += format.encode_trim(log.key, first_offset)
-        frame = format.encode_frame(sync, run, journal.number, synced_through, payload, salt)
-        assert len(frame) == self.frame_bytes <= limits.JOURNAL_FRAME_BYTES
-        journal.write(place, frame)
+            yield from format.encode_trim(log.key, first_offset)
 
 
 def _checksum(chunk: Chunk, start: int) -> int:

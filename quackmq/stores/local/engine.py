@@ -27,10 +27,11 @@ from quackmq.stores.catalog import Catalog, Change, TopicDeleted, TopicPut, enco
 from quackmq.stores.local import checkpoint
 from quackmq.stores.local.checkpoint import Standing
 from quackmq.stores.local.committed import CommittedReader
-from quackmq.stores.local.cycle import Cycle, Gathered
+from quackmq.stores.local.cycle import Cycle
 from quackmq.stores.local.disk import Disk
 from quackmq.stores.local.files import OpenFiles
-from quackmq.stores.local.format import Sync
+from quackmq.stores.local.format import TRIM_BYTES, Sync, change_bytes
+from quackmq.stores.local.gathering import Gathered, Gathering
 from quackmq.stores.local.journal import Journal, Place
 from quackmq.stores.local.log import PartitionLog
 from quackmq.stores.local.options import LocalOptions
@@ -70,7 +71,6 @@ class Engine:
         self.epoch = standing.epoch
         #: Why nothing is taken any more, if so.
         self.failure: QuackError | None = None
-        self.pending_bytes = 0
         #: How many cycles were committed: while it stays the same, so does all that can be read.
         self.commits = 0
         self._now_ms = now_ms
@@ -93,9 +93,8 @@ class Engine:
         self._frame_inline_bytes = min(
             limits.JOURNAL_FRAME_INLINE_BYTES, recovered.meta.slot_bytes // 4
         )
-        self._gathered = Gathered()
-        self._room = asyncio.Event()
-        self._room.set()
+        frame_bytes = min(limits.JOURNAL_FRAME_BYTES, recovered.meta.slot_bytes)
+        self.gathering = Gathering(frame_bytes, self._frame_inline_bytes)
         self._closing = False
         #: A cycle is on its way, or will begin in the loop's next turn.
         self._is_flushing = False
@@ -146,49 +145,39 @@ class Engine:
     def submit(self, result: _T) -> asyncio.Future[_T]:
         """Resolved with `result` when everything submitted so far is durable."""
         future: asyncio.Future[_T] = self._loop.create_future()
-        self._gathered.units.append((future, result))
+        self.gathering.add_unit(future, result)
         if not self._is_flushing:
             self._is_flushing = True
             self._loop.call_soon(self._begin_cycle)  # with all that the loop takes in this turn
         return future
 
-    def submit_changes(self, changes: Iterable[Change]) -> None:
-        self.submit_encoded([(change, encode_change(change)) for change in changes])
+    def submit_changes(self, changes: Sequence[Change]) -> None:
+        """LimitReached, and nothing is changed, if they are more than one frame takes."""
+        encoded = self.encoded(changes)
+        self.gathering.fit(entry_bytes(encoded))
+        self.submit_encoded(encoded)
 
-    def encoded(self, changes: Iterable[Change]) -> list[tuple[Change, bytes]]:
-        """Changes that come with batches and so cannot wait: LimitReached if there is no room for
-        them in the frame."""
+    @staticmethod
+    def encoded(changes: Iterable[Change]) -> list[tuple[Change, bytes]]:
+        """Changes of one call and their bytes. LimitReached if they are too many for one call."""
         encoded = [(change, encode_change(change)) for change in changes]
-        size = sum(len(each) for _, each in encoded)
-        if max(size, self._gathered.change_bytes) > limits.CHANGE_BYTES:
+        size = entry_bytes(encoded)
+        if size > limits.CHANGE_BYTES:
             raise LimitReached(
-                f"{size} bytes of cursors and states, with {self._gathered.change_bytes} on their "
-                f"way: {limits.CHANGE_BYTES} is the most of each"
+                f"one call brings {size} bytes of cursors and states; {limits.CHANGE_BYTES} is the "
+                "most: use several calls"
             )
         return encoded
 
     def submit_encoded(self, changes: Iterable[tuple[Change, bytes]]) -> None:
+        """Their unit must have been given room in a frame (`Gathering.fit`)."""
         for change, encoded in changes:
             self.latest.apply(change)
-            self._gathered.add_change(change, encoded)
-
-    def submit_log(self, log: PartitionLog, appended_bytes: int) -> None:
-        self._gathered.logs[log] = None
-        self._gathered.append_bytes += appended_bytes
-        self.pending_bytes += appended_bytes
-        if self.pending_bytes > limits.PENDING_BYTES:
-            self._room.clear()
+            self.gathering.add_change(change, encoded)
 
     def submit_trim(self, log: PartitionLog, first_offset: int) -> None:
-        self._gathered.trims.append((log, first_offset))
-
-    async def room(self) -> None:
-        await self._room.wait()
-
-    async def room_for_changes(self) -> None:
-        """Changes are bounded a frame; whoever brings more waits until this one is taken."""
-        while self._gathered.change_bytes > limits.CHANGE_BYTES and self.failure is None:
-            await self.submit(None)
+        self.gathering.fit(TRIM_BYTES)
+        self.gathering.add_trim(log, first_offset)
 
     async def close(self) -> None:
         """Finish what was submitted, and leave a checkpoint that says so; if that fails, the next
@@ -217,7 +206,7 @@ class Engine:
     def _begin_cycle(self) -> None:
         """Commit what was gathered. A small frame is written here, since handing it to a thread
         would take longer than that; only its sync goes on beside the loop."""
-        gathered, self._gathered = self._gathered, Gathered()
+        gathered = self.gathering.take()
         alone = self._is_alone(gathered)
         try:
             cycle = Cycle(gathered, self.options.journal_inline_bytes, self._frame_inline_bytes)
@@ -314,7 +303,7 @@ class Engine:
 
     def _go_on(self) -> None:
         """Begin the next cycle if there is one to begin."""
-        if self._gathered.units:
+        if not self.gathering.is_empty:
             # Behind the answers that were just given: who has been waiting may bring more.
             self._loop.call_soon(self._begin_cycle)
             return
@@ -421,6 +410,8 @@ class Engine:
             for descriptor in descriptors:
                 log.commit(descriptor)
             log.flying = []
+            for chunk in chunks:
+                chunk.producer_batches, chunk.steps = (), None
             self._tail.add(log, chunks)
             if inline:
                 self._waiting.add(log, chunks)
@@ -436,9 +427,7 @@ class Engine:
         for log, first_offset in cycle.gathered.trims:
             self._drop(log, log.trim(first_offset))
             log.wake_all()
-        self.pending_bytes -= cycle.gathered.append_bytes
-        if self.pending_bytes <= limits.PENDING_BYTES:
-            self._room.set()
+        self.gathering.ended(cycle.gathered)
         for future, result in cycle.gathered.units:
             if not future.done():
                 future.set_result(result)
@@ -480,13 +469,14 @@ class Engine:
             )
             self.failure.__cause__ = error
             _logger.error("%s", self.failure, exc_info=error)
-            self._answer(self._gathered, self.failure)
-            self._gathered = Gathered()
-            self._room.set()
+            self.gathering.batches.open()
+            self.gathering.changes.open()
+            for gathered in self.gathering.take_all():
+                self._answer(gathered, self.failure)
         return self.failure
 
-    @staticmethod
-    def _answer(gathered: Gathered, error: QuackError) -> None:
+    def _answer(self, gathered: Gathered, error: QuackError) -> None:
+        self.gathering.ended(gathered)
         for future, _ in gathered.units:
             if not future.done():
                 future.set_exception(error)
@@ -578,6 +568,11 @@ class Engine:
                 self.files.forget(f"{directory}/{name}")
                 _remove_if_there(self.disk, f"{directory}/{name}")
             _remove_if_there(self.disk, directory)
+
+
+def entry_bytes(changes: Iterable[tuple[Change, bytes]]) -> int:
+    """What encoded changes take in a frame."""
+    return sum(change_bytes(len(encoded)) for _, encoded in changes)
 
 
 def _is_over(task: asyncio.Task[None] | None) -> bool:

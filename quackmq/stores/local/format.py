@@ -44,7 +44,7 @@ from __future__ import annotations
 
 import struct
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from enum import IntEnum
 from typing import Any, Final, NamedTuple
 
@@ -52,7 +52,7 @@ import orjson
 from crc32c import crc32c
 
 from quackmq import limits
-from quackmq.errors import DamagedStore
+from quackmq.errors import DamagedStore, StorageError
 from quackmq.producers import Remembered
 from quackmq.record import Buffer
 from quackmq.topic import PartitionKey
@@ -170,16 +170,27 @@ class Region(NamedTuple):
 
 
 def encode_frame(
-    sync: Sync, run: int, number: int, synced_through: int, payload: Sequence[Buffer], salt: int
-) -> bytes:
-    """A frame with its padding."""
-    body = b"".join(payload)
-    head = _FRAME_HEAD.pack(
-        FRAME_MAGIC, FORMAT_VERSION, sync, 0, run, number, synced_through, len(body)
+    sync: Sync, run: int, number: int, synced_through: int, payload: Iterable[Buffer], salt: int
+) -> bytearray:
+    """A frame with its padding. StorageError if recovery would not believe in it."""
+    # One buffer that grows: a frame of many small pieces would take several times its size.
+    frame = bytearray(FRAME_HEADER_BYTES)
+    for piece in payload:
+        frame += piece
+    length = len(frame) - FRAME_HEADER_BYTES
+    if length > limits.JOURNAL_FRAME_BYTES:
+        raise StorageError(
+            f"a journal frame of {length} bytes: recovery would refuse it, because more than "
+            f"{limits.JOURNAL_FRAME_BYTES} are not believed. This is a bug: please report it"
+        )
+    _FRAME_HEAD.pack_into(
+        frame, 0, FRAME_MAGIC, FORMAT_VERSION, sync, 0, run, number, synced_through, length
     )
-    checksum = crc32c(body, crc32c(head, salt))
-    size = FRAME_HEADER_BYTES + len(body)
-    return b"".join((head, _CRC.pack(checksum), body, bytes(-size % limits.JOURNAL_ALIGNMENT)))
+    with memoryview(frame) as view:
+        checksum = crc32c(view[FRAME_HEADER_BYTES:], crc32c(view[: _FRAME_HEAD.size], salt))
+    _CRC.pack_into(frame, _FRAME_HEAD.size, checksum)
+    frame += bytes(-len(frame) % limits.JOURNAL_ALIGNMENT)
+    return frame
 
 
 def parse_frame(data: Buffer, position: int, salt: int) -> Frame | None:
@@ -213,12 +224,20 @@ def change_bytes(change: int) -> int:
 
 
 TRIM_BYTES: Final = _ENTRY.size + _TRIM.size
+#: What one batch adds to a frame at the most, without its own bytes: it may be a chunk by itself,
+#: of a producer, and begin or end a transaction.
+BATCH_ENTRY_BYTES: Final = append_bytes(1, 1, 0, 1)
 
 
 def frame_bytes(payload: int) -> int:
     """The size of a frame with its padding."""
     size = FRAME_HEADER_BYTES + payload
     return size + -size % limits.JOURNAL_ALIGNMENT
+
+
+def payload_bytes(frame: int) -> int:
+    """The most that the payload of a frame of this size can take, whatever its padding."""
+    return frame - FRAME_HEADER_BYTES - (limits.JOURNAL_ALIGNMENT - 1)
 
 
 def encode_append(descriptor: Descriptor, data: Buffer | None) -> list[Buffer]:

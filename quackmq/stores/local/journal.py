@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from quackmq import limits
 from quackmq.disk import read_all, write_all
+from quackmq.errors import StorageError
 from quackmq.stores.local.disk import Disk, File
 from quackmq.stores.local.format import FRAME_MAGIC, Frame, parse_frame
 from quackmq.stores.local.kernel_sync import Synced
@@ -49,8 +50,13 @@ class Journal:
     # --- on the loop ------------------------------------------------------------------------
 
     def reserve(self, size: int) -> Place | None:
-        """The place for a frame of `size` bytes; None until a checkpoint frees a slot."""
-        assert size <= self.slot_bytes, f"a frame of {size} bytes"
+        """Return the place for a frame of `size` bytes; None until a checkpoint frees a slot.
+        StorageError if no slot can hold it."""
+        if size > self.slot_bytes:
+            raise StorageError(
+                f"a journal frame of {size} bytes does not fit in a slot of {self.slot_bytes}. "
+                "This is a bug: please report it"
+            )
         if self.place.position + size <= self.slot_bytes:
             return self.place
         slot = (self.place.slot + 1) % self._slots
@@ -79,7 +85,7 @@ class Journal:
 
     # --- in the flush lane, or on the loop ----------------------------------------------------
 
-    def write(self, place: Place, frame: bytes) -> None:
+    def write(self, place: Place, frame: bytes | bytearray) -> None:
         file = self._files.get(place.slot)
         if file is None:
             file = self._files[place.slot] = self._disk.open(slot_path(place.slot), create=True)
@@ -88,7 +94,7 @@ class Journal:
         end = place.position + len(frame)
         if end > self._sizes[place.slot]:
             size = min(self.slot_bytes, end + -end % self._growth_bytes)
-            frame += bytes(size - end)
+            frame = frame + bytes(size - end)
             self._sizes[place.slot] = size
         write_all(file, frame, place.position)
         self._unsynced.add(place.slot)

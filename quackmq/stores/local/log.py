@@ -159,10 +159,15 @@ class PartitionLog:
 
     # --- flush cycles -------------------------------------------------------------------------
 
-    def plan(self) -> list[Chunk]:
-        """The chunks that wait, each with its place. They will be committed in this order."""
-        self.flying, self.pending = self.pending, []
-        for chunk in self.flying:
+    def take_pending(self) -> list[Chunk]:
+        """Return the chunks that wait; later batches begin others."""
+        taken, self.pending = self.pending, []
+        return taken
+
+    def plan(self, chunks: list[Chunk]) -> None:
+        """Give each of these chunks its place. They will be committed in this order."""
+        self.flying = chunks
+        for chunk in chunks:
             self._place(chunk)
             if chunk.producers:
                 chunk.producer_batches = tuple(
@@ -172,7 +177,6 @@ class PartitionLog:
                     if batch.base_offset >= chunk.base_offset
                 )
                 chunk.producers = None
-        return self.flying
 
     def _place(self, chunk: Chunk) -> None:
         size = len(chunk.data)

@@ -40,7 +40,8 @@ from quackmq.record import NO_PRODUCER_ID, Batch
 from quackmq.stores.base import Store, changes_of_time
 from quackmq.stores.catalog import Change
 from quackmq.stores.local.disk import Disk, RealDisk
-from quackmq.stores.local.engine import Engine
+from quackmq.stores.local.engine import Engine, entry_bytes
+from quackmq.stores.local.format import BATCH_ENTRY_BYTES
 from quackmq.stores.local.log import PartitionLog
 from quackmq.stores.local.opening import open_engine
 from quackmq.stores.local.options import LocalOptions
@@ -169,6 +170,8 @@ class LocalStore(Store):
         elif len(appends) == 1 and _is_plain(appends[0].batch):
             return engine.submit([self._accept_plain(appends[0])])
         checked = self._check_appends(appends, now_ms)
+        new = sum(not isinstance(verdict, Remembered) for _, verdict, _ in checked)
+        engine.gathering.fit(new * BATCH_ENTRY_BYTES + entry_bytes(changes))
         engine.submit_encoded(changes)
         results: list[Appended] = []
         durable = not changes
@@ -178,7 +181,10 @@ class LocalStore(Store):
                 durable = durable and verdict.next_offset <= log.readable
                 continue
             results.append(log.accept(batch, now_ms, verdict, owned, step))
-            engine.submit_log(log, batch.size)
+            overhead = limits.PENDING_BATCH_OVERHEAD
+            if verdict is not None:
+                overhead += limits.PENDING_PRODUCER_OVERHEAD
+            engine.gathering.add_batch(log, batch.size, overhead)
             if step is not None:
                 engine.open_transactions.note(key, step)
             durable = False
@@ -199,8 +205,10 @@ class LocalStore(Store):
         # Mostly it is the one as before, which needs no id to be hashed.
         if log is None or log.key != key or log.doomed or log.deleted:
             log = self._last_log = self._writable_log(key)
+        gathering = self._engine.gathering
+        gathering.fit(BATCH_ENTRY_BYTES)
         appended = log.accept(batch, self._engine.now_ms(), None, owned)
-        self._engine.submit_log(log, batch.size)
+        gathering.add_batch(log, batch.size, limits.PENDING_BATCH_OVERHEAD)
         return appended
 
     def _encoded_changes(
@@ -251,7 +259,7 @@ class LocalStore(Store):
 
     @property
     def pending_bytes(self) -> int:
-        return self._engine.pending_bytes
+        return self._engine.gathering.batches.used
 
     @property
     def failure(self) -> QuackError | None:
@@ -259,8 +267,8 @@ class LocalStore(Store):
 
     async def room(self) -> None:
         self._check_open()
-        await self._engine.room()
-        await self._engine.room_for_changes()
+        await self._engine.gathering.changes.wait()
+        await self._engine.gathering.batches.wait()
 
     async def read(
         self, reads: Sequence[Read], *, max_bytes: int, min_bytes: int = 1, wait_ms: int = 0
@@ -357,7 +365,7 @@ class LocalStore(Store):
         return self._log(key).bytes_between(first, next)
 
     async def trim(self, key: PartitionKey, before: int) -> int:
-        self._engine.check_writable()
+        await self._room_for_changes()
         log = self._writable_log(key)
         if before > log.readable:
             raise OffsetOutOfRange(
@@ -425,7 +433,7 @@ class LocalStore(Store):
 
     async def _room_for_changes(self) -> None:
         self._engine.check_writable()
-        await self._engine.room_for_changes()
+        await self._engine.gathering.changes.wait()
         self._engine.check_writable()
 
     def _log(self, key: PartitionKey) -> PartitionLog:

@@ -52,7 +52,8 @@ class Chunk:
         self.append_time_ms = append_time_ms
         self.max_timestamp_ms = -1
         self.batches = 0
-        #: The standing of producers behind this chunk, and what of it the chunk's batches made.
+        #: The state of producers behind this chunk, and what of it the chunk's batches made. Both,
+        #: and the steps, are dropped when the chunk is durable: the log then has them.
         self.producers: dict[int, Producer] | None = None
         self.producer_batches: tuple[ProducerBatch, ...] = ()
         #: Where its batches begin and end transactions.

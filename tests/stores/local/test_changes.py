@@ -1,7 +1,8 @@
-"""Cursors and states that come with batches are bounded a frame, and never half taken."""
+"""Cursors and states that come with batches are bounded, and a call's are never half taken."""
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,10 @@ from quackmq.errors import LimitReached
 from quackmq.policy import Policy
 from quackmq.stores.base import Store
 from quackmq.topic import Append, PartitionKey, State, StatePut
+from tests.stores.calls import cursor, soon
 from tests.stores.local.directories import open_store
-from tests.support import batch_of
+from tests.stores.local.held import open_held
+from tests.support import batch_of, let_others_run
 
 pytestmark = pytest.mark.asyncio
 BOUND = 1_000
@@ -37,18 +40,41 @@ async def test_more_than_fits_in_a_frame_is_refused_as_a_whole(
     await store.close()
 
 
-async def test_where_much_is_on_its_way_room_is_waited_for(
+async def test_too_many_cursors_for_a_frame_are_refused_as_a_whole_and_fewer_are_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "CHANGE_BYTES", BOUND)
     store = await open_store(tmp_path / "data")
-    half = bytes(BOUND // 2)
+    key = await new_key(store)
+    with pytest.raises(LimitReached, match="use several calls"):
+        await store.set_cursors([cursor(f"reader-{n}", key, 0) for n in range(50)])
+    assert await store.cursors() == {}
+    await store.set_cursors([cursor("reader", key, 0)])
+    assert len(await store.cursors()) == 1
+    await store.close()
+
+
+async def test_callers_wait_for_room_while_much_is_on_its_way_and_go_on_behind_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "CHANGE_BYTES", 10 * BOUND)
+    store, disk = await open_held(tmp_path)
+    key = await new_key(store)
+    first = store.append([Append(key, batch_of(b"first"))])
+    await disk.is_held()
+    half = bytes(5 * BOUND)
     on_their_way = [store.append([], (), [StatePut(f"key-{n}", half, 0)]) for n in range(2)]
-    with pytest.raises(LimitReached):
-        await store.append([], (), [StatePut("key-2", half, 0)])
-    await store.room()
-    await store.append([], (), [StatePut("key-2", half, 0)])
-    for each in on_their_way:
-        await each
-    assert len(await store.states("key-")) == 3
+    waiting = [
+        asyncio.ensure_future(store.room()),
+        asyncio.ensure_future(store.put_state("another", b"", 0)),
+        asyncio.ensure_future(store.set_cursors([cursor("reader", key, 0)])),
+        asyncio.ensure_future(store.create_topic("olds", 1, Policy())),
+        asyncio.ensure_future(store.trim(key, 0)),
+    ]
+    await let_others_run()
+    assert not any(each.done() for each in waiting)
+    disk.release()
+    for each in (first, *on_their_way, *waiting):
+        await soon(each)
+    assert set(await store.states("")) == {"key-0", "key-1", "another"}
     await store.close()

@@ -13,25 +13,14 @@ import pytest
 from quackmq import limits
 from quackmq.errors import StoreReadOnly
 from quackmq.stores.local import LocalOptions, LocalStore
-from quackmq.stores.local.disk import File, Lane, RealDisk
-from quackmq.stores.local.kernel_sync import Synced
+from quackmq.stores.local.disk import Lane, RealDisk
 from tests.stores.calls import append_values, new_partition, read_all, soon
+from tests.stores.local.held import open_held
 from tests.support import Clock
 
 pytestmark = pytest.mark.asyncio
 
 T = TypeVar("T")
-
-
-class HeldDisk(RealDisk):
-    """Its quick syncs end when the test says so, and as it says."""
-
-    def __init__(self, root: Path) -> None:
-        super().__init__(root)
-        self.held: asyncio.Queue[Synced] = asyncio.Queue()
-
-    def sync_soon(self, file: File, done: Synced, alone: bool) -> None:
-        self.held.put_nowait(done)
 
 
 class CountingDisk(RealDisk):
@@ -49,12 +38,6 @@ class HoldingUp(CountingDisk):
     """Its system holds up everything."""
 
     is_prompt = False
-
-
-async def open_held(tmp_path: Path, **options: object) -> tuple[LocalStore, HeldDisk]:
-    disk = HeldDisk(tmp_path)
-    store = await LocalStore.open_on(disk, options=LocalOptions(**options), now_ms=Clock())  # type: ignore[arg-type]
-    return store, disk
 
 
 async def test_an_append_is_answered_and_shown_when_its_sync_has_ended(tmp_path: Path) -> None:
