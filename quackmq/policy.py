@@ -28,6 +28,7 @@ from typing import Any, Final, NamedTuple
 
 from quackmq import limits
 from quackmq.errors import InvalidPolicy
+from quackmq.partitioning import Partitioner
 
 CONFIG_PREFIX: Final = "quackmq."
 #: Kafka's names for some of ours.
@@ -76,6 +77,8 @@ POLICY_DOCUMENTATION: Final = {
     "needs_subscriber": "Nothing is taken while nobody subscribes to the topic.",
     "ephemeral": "The topic comes with its first subscription and goes with its last.",
     "batch_bytes": "The largest batch that is taken.",
+    "partitioner": "How a key chooses its partition: by the hash of the Java client (murmur2), by "
+    "librdkafka's default (crc32), or as QuackMQ did before topics had this setting (legacy).",
 }
 
 
@@ -103,6 +106,7 @@ class Policy:
     needs_subscriber: bool = False
     ephemeral: bool = False
     batch_bytes: int | None = None
+    partitioner: Partitioner = Partitioner.MURMUR2
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -228,9 +232,10 @@ def number_bounds(name: str) -> tuple[int, int]:
 def _check(field: dataclasses.Field[Any], value: object, name: str) -> None:
     """InvalidPolicy, under the name that was used, for a value that a field cannot have."""
     default = field.default
-    if isinstance(default, WhenFull):
-        if not isinstance(value, WhenFull):
-            raise InvalidPolicy(f"{name} cannot be {value!r}: it is one of {', '.join(WhenFull)}")
+    if isinstance(default, StrEnum):
+        words = type(default)
+        if not isinstance(value, words):
+            raise InvalidPolicy(f"{name} cannot be {value!r}: it is one of {', '.join(words)}")
     elif isinstance(default, bool):
         if not isinstance(value, bool):
             raise InvalidPolicy(f"{name} cannot be {value!r}: it is true or false")
@@ -256,12 +261,11 @@ def _field_of(config: str) -> dataclasses.Field[Any]:
 
 def _parse(name: str, default: object, text: str) -> object:
     """The value that a config's text stands for; `_check` says whether it is within its bounds."""
-    if isinstance(default, WhenFull):
-        if text not in list(WhenFull):
-            raise InvalidPolicy(
-                f"{name} cannot be {text[:100]!r}: it is one of {', '.join(WhenFull)}"
-            )
-        return WhenFull(text)
+    if isinstance(default, StrEnum):
+        words = type(default)
+        if text not in list(words):
+            raise InvalidPolicy(f"{name} cannot be {text[:100]!r}: it is one of {', '.join(words)}")
+        return words(text)
     if isinstance(default, bool):
         if text.lower() not in _BOOLEANS:
             raise InvalidPolicy(f"{name} cannot be {text[:100]!r}: it is true or false")

@@ -41,7 +41,7 @@ VALUES = (
     | CODECS
     | {
         f"quackmq.{name}"
-        for name in ("checksum", "conventions", "disk", "record", "policy", "topic")
+        for name in ("checksum", "conventions", "disk", "partitioning", "record", "policy", "topic")
     }
 )
 PURE = {f"quackmq.{name}" for name in ("producers", "transactions", "subscriptions", "groups")} | {
@@ -63,7 +63,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "quackmq.inflate": BASE,
     "quackmq.codec": BASE | {"quackmq.record", "quackmq.inflate"},
     "quackmq.arrow": BASE | CODECS | {"quackmq.record"},
-    "quackmq.policy": BASE,
+    "quackmq.partitioning": set(),
+    "quackmq.policy": BASE | {"quackmq.partitioning"},
     "quackmq.topic": BASE | {"quackmq.record", "quackmq.policy"},
     "quackmq.producers": VALUES,
     "quackmq.transactions": VALUES,
@@ -324,8 +325,8 @@ def text_files() -> Iterator[Path]:
     kept += [path for path in ROOT.iterdir() if not path.name.startswith((".", "build", "dist"))]
     for top in sorted(kept):
         for path in [top, *sorted(top.rglob("*"))]:
-            is_made = MADE_BY_TOOLS & {*path.relative_to(ROOT).parts} or path.suffix == ".bin"
-            if path.is_file() and not is_made:
+            is_made = MADE_BY_TOOLS & {*path.relative_to(ROOT).parts}
+            if path.is_file() and not is_made and path.suffix not in {".bin", ".xz"}:
                 yield path
 
 

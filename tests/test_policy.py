@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quackmq.errors import InvalidPolicy
+from quackmq.partitioning import Partitioner
 from quackmq.policy import (
     POLICY_DOCUMENTATION,
     Facts,
@@ -37,6 +38,7 @@ POLICIES = st.builds(
     needs_subscriber=st.booleans(),
     ephemeral=st.booleans(),
     batch_bytes=st.none() | st.integers(1, 2**24),
+    partitioner=st.sampled_from(Partitioner),
 )
 
 
@@ -88,7 +90,8 @@ def test_the_default_is_spelled_out() -> None:
     assert configs["quackmq.keep_for_ms"] == configs["retention.ms"] == "-1"
     assert configs["quackmq.keep_until_consumed"] == "false"
     assert configs["quackmq.hold_for_ms"] == configs["quackmq.hold_bytes"] == "-1"
-    assert len(configs) == 16
+    assert configs["quackmq.partitioner"] == "murmur2"
+    assert len(configs) == 17
 
 
 def test_kafkas_names_mean_ours() -> None:

@@ -111,6 +111,9 @@ class TieredStore(Store):
     def is_repeat(self, append: Append) -> bool:
         return self.inner.is_repeat(append)
 
+    def producers_of(self, topic_id: uuid.UUID, producer_id: int) -> dict[int, Producer]:
+        return self.inner.producers_of(topic_id, producer_id)
+
     @property
     def pending_bytes(self) -> int:
         return self.inner.pending_bytes

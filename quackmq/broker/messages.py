@@ -9,8 +9,9 @@ publisher that may have to repeat a put makes it known again in one of two ways:
   the publisher's own (see `quackmq.conventions`), the same that Kafka clients set in a transaction:
   both ways may be mixed. Gaps are fine. Puts of one publisher are done one after the other, and if
   one fails, those that wait behind it fail too: were they taken, it could not be repeated.
-- **By a key.** The same key again is answered like the first time. It becomes a producer id (see
-  `quackmq.producers`) and is remembered as producers are: by its partition, as durably as the
+- **By a key.** The same key again is answered like the first time, also if the topic has got more
+  partitions or another partitioner (see `placement`). The key becomes a producer id (see
+  `quackmq.producers`) and is remembered as producers are: by its partitions, as durably as the
   records, for `limits.PRODUCER_EXPIRY_MS`; but no more than `limits.PRODUCERS_PER_PARTITION` at a
   time. Nothing is refused for that: the oldest keys are forgotten, and a repeat of one is taken for
   a new put. Where that is too few, number.
@@ -25,9 +26,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import zlib
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple, Protocol
 from uuid import UUID
@@ -38,9 +38,17 @@ from quackmq.broker.cursors import Cursors
 from quackmq.broker.decoded import DecodedBatches
 from quackmq.broker.delivery import Reader
 from quackmq.broker.pages import Page, read_page
+from quackmq.broker.placement import (
+    ONE_PARTITION,
+    held_placement,
+    is_short,
+    placed,
+    placement_of,
+    turn_of,
+)
 from quackmq.broker.settings import Caller
 from quackmq.broker.topics import Topics
-from quackmq.broker.waits import Changes
+from quackmq.broker.waits import Changes, NamedLocks
 from quackmq.conventions import (
     NUMBER_PARTITION,
     number_of_offset,
@@ -48,7 +56,8 @@ from quackmq.conventions import (
     publisher_group,
 )
 from quackmq.errors import Conflict, InvalidRequest, OutOfOrderSequence
-from quackmq.producers import FIRST_KEY_ID
+from quackmq.partitioning import partition_of
+from quackmq.producers import FIRST_KEY_ID, Producer
 from quackmq.record import NO_PRODUCER_ID, NO_TIMESTAMP, Batch, Headers, Record
 from quackmq.stores.base import Store
 from quackmq.subscriptions import Place, message_id
@@ -121,6 +130,8 @@ class Messages:
         self._now_ms = now_ms
         self._changes = Changes()
         self._lines: dict[tuple[UUID, str], _Line] = {}
+        #: By topic id and producer id of an idempotency key.
+        self._keys = NamedLocks()
         #: Where the last numbered put of a publisher lies, as long as there is room for it here.
         self._last: OrderedDict[tuple[UUID, str], _Last] = OrderedDict()
         #: Of each topic of several partitions, the one whose turn it was.
@@ -155,6 +166,8 @@ class Messages:
         Raises as `Broker.publish`; InvalidRequest for no records, and for a name, sequence or key
         that cannot be; Conflict for a key that was used for another number of records, and
         OutOfOrderSequence for a put that waited behind one of its publisher's that failed."""
+        if not records:
+            raise InvalidRequest("a put has at least one message")
         number = _number_of(publisher, sequence)
         key = None if idempotency_key is None else _checked_key(idempotency_key)
         if number is not None and key is not None:
@@ -165,11 +178,12 @@ class Messages:
         if self._broker.pending_bytes > limits.PENDING_BYTES:
             await self._broker.room()
         if key is not None:
-            return await self._put_keyed(caller, topic, records, partition, key)
-        shares = self._shares(topic, records, partition)
+            keyed = self._put_keyed(caller, topic, records, partition, key)
+            return await self._changes.carry_through(keyed)
         if number is not None:
-            change = self._put_numbered(caller, topic, shares, number)
-            return await self._changes.carry_through(change)
+            numbered = self._put_numbered(caller, topic, records, partition, number)
+            return await self._changes.carry_through(numbered)
+        shares = await self._shares(topic, records, partition)
         return _put_at(topic, shares, await self._append(caller, topic, shares))
 
     def put_at_once(
@@ -196,10 +210,14 @@ class Messages:
         topic = self._topics.by_name.get(topic_name)
         if topic is None or self._broker.pending_bytes > limits.PENDING_BYTES:
             return None
-        if partition is None:
+        if partition is None and topic.partitions == 1:
             partition = 0
-            if topic.partitions > 1:
-                partition = self._next_turn(topic) if key is None else _partition_of(topic, key)
+        elif partition is None:
+            if not is_short(key):
+                return None
+            partition = partition_of(topic.policy.partitioner, key, topic.partitions)
+            if partition is None:
+                partition = self._next_turn(topic)
         encoded = codec.single(value, timestamp_ms=self._now_ms(), key=key, headers=headers)
         appended = self._broker.publish(caller, topic, partition, Batch.peek(encoded), waits=waits)
         if not isinstance(appended, asyncio.Future):
@@ -245,7 +263,12 @@ class Messages:
     # --- numbers ----------------------------------------------------------------------------
 
     async def _put_numbered(
-        self, caller: Caller, topic: Topic, shares: Sequence[_Share], number: _Number
+        self,
+        caller: Caller,
+        topic: Topic,
+        records: Sequence[Record],
+        partition: int | None,
+        number: _Number,
     ) -> Put:
         group, next_number = number
         with self._in_line(topic, number) as line:
@@ -256,6 +279,9 @@ class Messages:
                 try:
                     if not self._groups.keeps_offsets(group):
                         await self._groups.keep(group)
+                    # Within the line: a put of short keys must not overtake one of long keys.
+                    topic = self._topics.with_id(topic.id)
+                    shares = await self._shares(topic, records, partition)
                     await self._store.room()
                     key = CursorKey(group, topic.id, NUMBER_PARTITION)
                     cursor = Cursor(key, next_number, "", self._now_ms())
@@ -314,65 +340,81 @@ class Messages:
         key: bytes,
     ) -> Put:
         producer_id = _producer_id(topic, key)
-        turn = _partition_of(topic, key)
-        shares = self._shares(topic, records, partition, turn, producer_id)
-        if len(shares) == 1:
-            shares = [self._found(topic, shares[0])]
-        repeats = [self._store.is_repeat(append) for append in _appends(topic, shares)]
-        try:
-            if any(repeats) and not all(repeats):
-                raise OutOfOrderSequence("some of its records were there")
-            return _put_at(topic, shares, await self._append(caller, topic, shares))
-        except OutOfOrderSequence:
-            raise Conflict(
-                f"the idempotency key {key[:100]!r} was used for a put of other records: take a "
-                "key of its own for each put"
-            ) from None
+        # One at a time: of two at once, each could be placed by another number of partitions.
+        async with self._keys.hold((topic.id, producer_id)):
+            topic = self._topics.with_id(topic.id)
+            held = self._store.producers_of(topic.id, producer_id)
+            if held:
+                shares = await self._held_shares(topic, records, key, held)
+            else:
+                shares = await self._keyed_shares(topic, records, partition, key)
+            try:
+                return _put_at(topic, shares, await self._append(caller, topic, shares))
+            except OutOfOrderSequence:
+                raise _other_records(key) from None
 
-    def _found(self, topic: Topic, share: _Share) -> _Share:
-        """The same, for the partition that has it: it may have gone to another one while the topic
-        had fewer, or been put with a partition that is not named now."""
-        for partition in range(topic.partitions):
-            if self._store.is_repeat(Append(PartitionKey(topic.id, partition), share.batch)):
-                return share._replace(partition=partition)
-        return share
+    async def _keyed_shares(
+        self, topic: Topic, records: Sequence[Record], partition: int | None, key: bytes
+    ) -> list[_Share]:
+        """Share out a put that the topic does not hold."""
+        placement = placement_of(topic)
+        if partition is None:
+            keys = [record.key for record in records]
+            chosen = await placed(placement, keys, turn_of(placement, key))
+        else:
+            chosen = [partition] * len(records)
+        epoch = placement.epoch if len(set(chosen)) > 1 else ONE_PARTITION
+        return self._shared_out(records, chosen, _producer_id(topic, key), epoch)
+
+    async def _held_shares(
+        self, topic: Topic, records: Sequence[Record], key: bytes, held: Mapping[int, Producer]
+    ) -> list[_Share]:
+        """Share out a repeat as the first time, whatever the topic and the request say now."""
+        keys = [record.key for record in records]
+        found = await held_placement(held, keys, key, topic)
+        if found is None:
+            raise _other_records(key)
+        chosen, epoch = found
+        return self._shared_out(records, chosen, _producer_id(topic, key), epoch)
 
     # --- partitions -------------------------------------------------------------------------
 
-    def _shares(
-        self,
-        topic: Topic,
-        records: Sequence[Record],
-        partition: int | None,
-        turn: int | None = None,
-        producer_id: int = NO_PRODUCER_ID,
+    async def _shares(
+        self, topic: Topic, records: Sequence[Record], partition: int | None
     ) -> list[_Share]:
-        """What goes to each partition. Without a key it goes to `turn`, or takes turns."""
+        """Share out records by their keys. Records that may go to any partition all go to the one
+        whose turn it is."""
+        if partition is None and topic.partitions == 1:
+            partition = 0
         if partition is not None:
-            return [_Share(partition, self._batch(records, producer_id), None)]
-        if topic.partitions == 1:
-            return [_Share(0, self._batch(records, producer_id), None)]
-        if turn is None:
-            turn = self._next_turn(topic)
-        partitions = [
-            turn if record.key is None else _partition_of(topic, record.key) for record in records
-        ]
-        if len(set(partitions)) <= 1:
-            only = partitions[0] if partitions else turn
-            return [_Share(only, self._batch(records, producer_id), None)]
+            return self._shared_out(records, [partition] * len(records))
+        turn = self._next_turn(topic)
+        chosen = await placed(placement_of(topic), [record.key for record in records], turn)
+        return self._shared_out(records, chosen)
+
+    def _shared_out(
+        self,
+        records: Sequence[Record],
+        chosen: Sequence[int],
+        producer_id: int = NO_PRODUCER_ID,
+        epoch: int = 0,
+    ) -> list[_Share]:
+        """Make a batch for each partition that was chosen for a record."""
+        if len(set(chosen)) == 1:
+            return [_Share(chosen[0], self._batch(records, producer_id, epoch), None)]
         places: dict[int, list[int]] = {}
-        for place, chosen in enumerate(partitions):
-            places.setdefault(chosen, []).append(place)
+        for place, partition in enumerate(chosen):
+            places.setdefault(partition, []).append(place)
         return [
-            _Share(chosen, self._batch([records[place] for place in own], producer_id), own)
-            for chosen, own in places.items()
+            _Share(partition, self._batch([records[each] for each in own], producer_id, epoch), own)
+            for partition, own in places.items()
         ]
 
     def _next_turn(self, topic: Topic) -> int:
         turn = self._turns[topic.name] = (self._turns.get(topic.name, -1) + 1) % topic.partitions
         return turn
 
-    def _batch(self, records: Sequence[Record], producer_id: int) -> Batch:
+    def _batch(self, records: Sequence[Record], producer_id: int, epoch: int) -> Batch:
         now_ms = self._now_ms()
         timed = [
             record._replace(timestamp_ms=now_ms) if record.timestamp_ms == NO_TIMESTAMP else record
@@ -380,7 +422,7 @@ class Messages:
         ]
         if producer_id == NO_PRODUCER_ID:
             return Batch.peek(codec.encode(timed))
-        data = codec.encode(timed, producer_id=producer_id, producer_epoch=0, base_sequence=0)
+        data = codec.encode(timed, producer_id=producer_id, producer_epoch=epoch, base_sequence=0)
         return Batch.peek(data)
 
     async def _append(
@@ -458,8 +500,11 @@ def _appends(topic: Topic, shares: Sequence[_Share]) -> list[Append]:
     return [Append(PartitionKey(topic.id, partition), batch) for partition, batch, _ in shares]
 
 
-def _partition_of(topic: Topic, key: bytes) -> int:
-    return zlib.crc32(key) % topic.partitions
+def _other_records(key: bytes) -> Conflict:
+    return Conflict(
+        f"the idempotency key {key[:100]!r} was used for a put of other records: take a key of its "
+        "own for each put"
+    )
 
 
 def _number_of(publisher: str | None, sequence: int | None) -> _Number | None:

@@ -36,7 +36,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Literal, NamedTuple
 
@@ -44,6 +43,7 @@ from quackmq import codec, limits
 from quackmq.broker.topics import Topics
 from quackmq.conventions import RECEIPTS_TOPIC
 from quackmq.errors import InvalidRequest, StorageError, TopicExists
+from quackmq.partitioning import partition_of
 from quackmq.policy import Policy
 from quackmq.record import Batch, Record
 from quackmq.stores.base import Store
@@ -129,7 +129,7 @@ class Receipts:
                 await asyncio.sleep(0)  # others have their turn
             key = step.name.encode()
             value = _encode(step, now_ms, await self._append_times(step))
-            partition = zlib.crc32(key) % topic.partitions
+            partition = partition_of(topic.policy.partitioner, key, topic.partitions) or 0
             records.setdefault(partition, []).append(Record(0, now_ms, key, value))
         return [
             Append(PartitionKey(topic.id, partition), Batch.peek(codec.encode(some)))

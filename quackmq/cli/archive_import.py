@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
@@ -33,6 +32,7 @@ from quackmq.client.settings import Connection
 from quackmq.client.values import TopicInfo
 from quackmq.conventions import NUMBER_PARTITION, publisher_group
 from quackmq.errors import InvalidRequest, QuackError, UnknownTopic
+from quackmq.partitioning import partition_of
 
 _NAME: Final = "import-"
 #: Of the digest that is a name: enough that no two are ever the same.
@@ -83,6 +83,8 @@ class Import:
         self._topic = topic
         self._group = group
         self._by_key = by_key
+        deadline = Deadline(limits.IMPORT_WAIT_MS / 1000)
+        self._partitioner = Cluster(Connection(address)).placing(topic.name, deadline).partitioner
 
     async def put(self, source: Source, tell: Tell) -> int:
         """All that is not there yet; how many were. QuackError says how many are there now."""
@@ -154,10 +156,8 @@ class Import:
     def _choose(self, row: Row, number: int) -> int:
         if not self._by_key and row.partition is not None:
             return row.partition
-        if row.key is None:
-            return number % self._topic.partitions
-        # As librdkafka and every door here choose: what has a key joins what had it before.
-        return zlib.crc32(row.key) % self._topic.partitions
+        chosen = partition_of(self._partitioner, row.key, self._topic.partitions)
+        return number % self._topic.partitions if chosen is None else chosen
 
 
 def _chunks(rows: Iterator[Row]) -> Iterator[list[Row]]:

@@ -21,6 +21,7 @@ from typing import Any, Self, TypeVar, overload
 
 from quackmq import limits
 from quackmq.client.client import IN_FILE, After, Client
+from quackmq.client.cluster import BY_LIBRDKAFKA, Placing
 from quackmq.client.failures import Deadline
 from quackmq.client.publisher import Parcel
 from quackmq.client.values import Headers, Message, StartLike, origin_of
@@ -48,6 +49,8 @@ class AsyncClient:
         #: Gets from one topic come one after the other, so that what one gives back comes next.
         self._turns: dict[str, asyncio.Lock] = {}
         self._endings: set[asyncio.Task[None]] = set()
+        #: How a topic's keys choose their partition, while the broker is asked for it.
+        self._asking: dict[str, asyncio.Future[Placing]] = {}
 
     @property
     def address(self) -> str:
@@ -251,16 +254,42 @@ class AsyncClient:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(wake)
 
-        tell = await self._begun(topic, parcel, reported, deadline)
+        placing = await self._placing(topic, parcel[1], deadline)
+        partition = placing.partition(parcel[1])
+        tell = await self._begun(topic, parcel, partition, reported, deadline)
         await asyncio.wait((done,), timeout=min(deadline.left(), limits.CLIENT_LONGEST_MS / 1000))
         return tell
 
+    async def _placing(self, topic: str, key: bytes | None, deadline: Deadline) -> Placing:
+        """Return how the topic's keys choose their partition. Puts that have to ask the broker wait
+        for one answer, so that they go on in their order."""
+        cluster = self._client.session.cluster
+        known = BY_LIBRDKAFKA if key is None else cluster.known_placing(topic)
+        if known is not None and topic not in self._asking:
+            return known
+        if topic not in self._asking:
+            asking = self._asking[topic] = self._submit(cluster.placing, topic, deadline)
+
+            def answered(asked: asyncio.Future[Placing]) -> None:
+                del self._asking[topic]
+                if not asked.cancelled():
+                    asked.exception()  # puts that still wait for it raise it
+
+            asking.add_done_callback(answered)
+        return await asyncio.shield(self._asking[topic])
+
     async def _begun(
-        self, topic: str, parcel: Parcel, reported: Callable[[], None], deadline: Deadline
+        self,
+        topic: str,
+        parcel: Parcel,
+        partition: int,
+        reported: Callable[[], None],
+        deadline: Deadline,
     ) -> Callable[[], str]:
+        begin = self._client.session.begin_put
         while True:
             try:
-                return self._client.session.begin_put(topic, parcel, reported, deadline)
+                return begin(topic, parcel, partition, reported, deadline)
             except BufferError:
                 if deadline.passed():
                     raise deadline.timeout(f"room for a message to topic {topic}") from None

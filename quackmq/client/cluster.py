@@ -6,11 +6,13 @@ Everything is a request with a deadline. Any thread may call.
 from __future__ import annotations
 
 import concurrent.futures
+import logging
+import random
 import threading
 import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from confluent_kafka import (
     ConsumerGroupTopicPartitions,
@@ -20,7 +22,13 @@ from confluent_kafka import (
     TopicCollection,
     TopicPartition,
 )
-from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec  # type: ignore[attr-defined]
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AdminClient,
+    ConfigResource,
+    NewTopic,
+    OffsetSpec,
+    ResourceType,
+)
 
 from quackmq import limits
 from quackmq.client.failures import Deadline, kafka_error, translated
@@ -29,14 +37,23 @@ from quackmq.client.values import TopicInfo
 from quackmq.errors import (
     BrokerClosing,
     OffsetOutOfRange,
+    QuackError,
     QuackTimeout,
     TopicExists,
     UnknownTopic,
 )
+from quackmq.partitioning import Partitioner, partition_of
+from quackmq.policy import CONFIG_PREFIX
 from quackmq.subscriptions import Offset, Place, Start, Time
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+#: The config of a topic that says how its keys choose their partition.
+PARTITIONER_CONFIG: Final = CONFIG_PREFIX + "partitioner"
+#: How librdkafka is told to choose a partition itself.
+PARTITION_UA: Final = -1
 #: What stands for an offset that was never committed.
 _NO_OFFSET = -1
 _EARLIEST: Any = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
@@ -52,12 +69,32 @@ class Committed(NamedTuple):
     note: str
 
 
+class Placing(NamedTuple):
+    """How a client chooses the partitions of a topic's keys. librdkafka is set up for murmur2 and
+    chooses itself there."""
+
+    partitioner: Partitioner
+    partitions: int = 0
+
+    def partition(self, key: bytes | None) -> int:
+        """Return the partition of a key; -1 where librdkafka is to choose."""
+        if key is None or self.partitioner is Partitioner.MURMUR2:
+            return PARTITION_UA
+        chosen = partition_of(self.partitioner, key, self.partitions)
+        # An empty key may go to any partition. librdkafka would put all of them into one.
+        return random.randrange(self.partitions) if chosen is None else chosen
+
+
+BY_LIBRDKAFKA: Final = Placing(Partitioner.MURMUR2)
+
+
 class Cluster:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._held: list[AdminClient] = [AdminClient(connection.shared())]
         self._lock = threading.Lock()
         self._topics: dict[str, tuple[TopicInfo, float]] = {}
+        self._placings: dict[str, tuple[Placing, float]] = {}
         #: The last place known to be taken of each partition.
         self._last_places: dict[tuple[str, int], int] = {}
 
@@ -105,6 +142,44 @@ class Cluster:
             self._topics[name] = (info, time.monotonic())
         return info
 
+    def placing(self, name: str, deadline: Deadline) -> Placing:
+        """Return how the keys of a topic choose their partition, as the topic says now or lately.
+
+        A topic of a Kafka cluster has no such setting: there it is the Java client's way. The same
+        holds for a topic that does not exist yet, and where the cluster does not show configs."""
+        known = self.known_placing(name)
+        if known is not None:
+            return known
+        resource = ConfigResource(ResourceType.TOPIC, name)
+        asked = self._admin.describe_configs([resource], request_timeout=_seconds(deadline))
+        try:
+            told = self._result(asked[resource], f"the configs of topic {name}", deadline)
+        except UnknownTopic:
+            return BY_LIBRDKAFKA
+        except QuackTimeout:
+            raise
+        except (KafkaException, QuackError) as error:
+            log.debug("the configs of topic %s are not shown: %s", name, error)
+            told = {}
+        config = told.get(PARTITIONER_CONFIG)
+        found = BY_LIBRDKAFKA
+        if config is not None and config.value != Partitioner.MURMUR2:
+            partitions = self.topic(name, deadline, again=True).partitions
+            found = Placing(Partitioner(config.value), partitions)
+        with self._lock:
+            self._placings[name] = (found, time.monotonic())
+        return found
+
+    def known_placing(self, name: str) -> Placing | None:
+        """Return what `placing` would answer at once; None if it would have to ask."""
+        if self._connection.has_own_partitioner:
+            return BY_LIBRDKAFKA
+        with self._lock:
+            known = self._placings.get(name)
+        if known is None or _age_ms(known[1]) >= limits.CLIENT_TOPIC_MS:
+            return None
+        return known[0]
+
     def ensure_topic(self, name: str, deadline: Deadline) -> TopicInfo:
         """Made, as the broker makes them, if it is not there."""
         try:
@@ -146,6 +221,7 @@ class Cluster:
         """What was known of a topic."""
         with self._lock:
             self._topics.pop(name, None)
+            self._placings.pop(name, None)
 
     def create_topic(
         self, name: str, partitions: int, configs: Mapping[str, str], deadline: Deadline

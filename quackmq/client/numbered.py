@@ -131,12 +131,14 @@ class Numbered:
         deadline: Deadline,
     ) -> list[str | None]:
         sending = Sending(len(parcels))
+        placing = self._cluster.placing(topic, deadline)
         try:
             producer.begin_transaction()
             for index, (value, key, headers) in enumerate(parcels):
                 more: dict[str, Any] = {} if headers is None else {"headers": headers}
-                report = sending.report(index)
-                self._produce(producer, deadline, topic, value, key, on_delivery=report, **more)
+                more["on_delivery"] = sending.report(index)
+                where = placing.partition(key)
+                self._produce(producer, deadline, topic, value, key, where, **more)
             producer.flush(deadline.left())
             if sending.error is not None:
                 raise KafkaException(sending.error)

@@ -90,14 +90,19 @@ class Publisher:
         self._poller: threading.Thread | None = None
         self._is_closed = False
 
-    def send(self, topic: str, parcel: Parcel, sending: Sending, index: int) -> None:
-        """On its way; what became of it is told to `sending`. BufferError if too much waits."""
+    def send(
+        self, topic: str, parcel: Parcel, sending: Sending, index: int, partition: int
+    ) -> None:
+        """Begin to send a message to a partition (-1: librdkafka chooses). The result is told to
+        `sending`. BufferError if too much waits."""
         if self._is_closed:
             raise BrokerClosing("this client is closed")
         value, key, headers = parcel
         try:
             more: dict[str, Any] = {} if headers is None else {"headers": headers}
-            self._producer.produce(topic, value, key, on_delivery=sending.report(index), **more)
+            self._producer.produce(
+                topic, value, key, partition, on_delivery=sending.report(index), **more
+            )
         except KafkaException as exception:
             raise self._refusal(topic, parcel, exception) from exception
 

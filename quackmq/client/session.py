@@ -17,7 +17,7 @@ from typing import TypeVar
 from confluent_kafka import Message as Record
 
 from quackmq import limits
-from quackmq.client.cluster import Cluster
+from quackmq.client.cluster import BY_LIBRDKAFKA, Cluster
 from quackmq.client.commits import commit_by_joining
 from quackmq.client.directory import Directory, default_directory
 from quackmq.client.failures import Deadline
@@ -147,21 +147,29 @@ class Session:
     def put(self, topic: str, parcels: Sequence[Parcel], deadline: Deadline) -> list[str]:
         publisher = self.publisher(deadline)
         sending = Sending(len(parcels))
+        has_keys = any(key is not None for _, key, _ in parcels)
+        placing = self.cluster.placing(topic, deadline) if has_keys else BY_LIBRDKAFKA
         for index, parcel in enumerate(parcels):
-            self._send(publisher, topic, parcel, sending, index, deadline)
+            partition = placing.partition(parcel[1])
+            self._send(publisher, topic, parcel, sending, index, partition, deadline)
         publisher.wait(sending, deadline)
         return self._ids(publisher, topic, sending, deadline)
 
     def begin_put(
-        self, topic: str, parcel: Parcel, on_done: Callable[[], None], deadline: Deadline
+        self,
+        topic: str,
+        parcel: Parcel,
+        partition: int,
+        on_done: Callable[[], None],
+        deadline: Deadline,
     ) -> Callable[[], str]:
-        """A message on its way; `on_done` is called in some thread when it is known what became of
-        it, and then what is returned here tells its id, or raises. BufferError if too much is on
-        its way."""
+        """Begin to send a message to a partition (-1: librdkafka chooses). `on_done` is called in
+        some thread when the result is known; then the function that is returned here returns the
+        message's id, or raises. BufferError if too much is on its way."""
         publisher = self.publisher(deadline)
         publisher.poll_always()
         sending = Sending(1, on_done)
-        publisher.send(topic, parcel, sending, 0)
+        publisher.send(topic, parcel, sending, 0, partition)
         return lambda: self._ids(publisher, topic, sending, deadline)[0]
 
     def _send(
@@ -171,11 +179,12 @@ class Session:
         parcel: Parcel,
         sending: Sending,
         index: int,
+        partition: int,
         deadline: Deadline,
     ) -> None:
         while True:
             try:
-                publisher.send(topic, parcel, sending, index)
+                publisher.send(topic, parcel, sending, index, partition)
                 return
             except BufferError:
                 if deadline.passed():

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from confluent_kafka import KafkaError
 
@@ -18,6 +18,9 @@ log = logging.getLogger(__name__)
 
 Settings = dict[str, Any]
 
+#: Of producers only: librdkafka would warn about it in a consumer.
+_PARTITIONER: Final = "partitioner"
+
 
 @dataclass(frozen=True, slots=True)
 class Connection:
@@ -26,6 +29,11 @@ class Connection:
     address: str
     client_name: str | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def has_own_partitioner(self) -> bool:
+        """Whether the program has chosen a partitioner of librdkafka's itself."""
+        return _PARTITIONER in self.extra
 
     def shared(self) -> Settings:
         return {
@@ -41,7 +49,7 @@ class Connection:
             "allow.auto.create.topics": True,
             "log_level": 2,
             "error_cb": noted,
-            **self.extra,
+            **{name: value for name, value in self.extra.items() if name != _PARTITIONER},
         }
 
     def producer(self, timeout_ms: int) -> Settings:
@@ -55,6 +63,8 @@ class Connection:
             "retry.backoff.max.ms": 250,
             "message.max.bytes": limits.BATCH_BYTES,
             "queue.buffering.max.kbytes": limits.CLIENT_SENDING_BYTES // limits.KIB,
+            # librdkafka's own default is CRC32; everybody else's is the Java client's way.
+            _PARTITIONER: self.extra.get(_PARTITIONER, "murmur2_random"),
             # A topic that is not there is reported in the time of a call.
             "topic.metadata.propagation.max.ms": min(timeout_ms, limits.CLIENT_TIMEOUT_MS) // 2,
         }

@@ -51,6 +51,7 @@ from pyspark.taskcontext import TaskContext
 from quackmq import limits
 from quackmq.arrow import HEADERS_TYPE
 from quackmq.errors import InvalidRequest, QuackTimeout, UnknownPartition
+from quackmq.partitioning import Partitioner
 from quackmq.spark.connection import Access, Http, find, path_of
 from quackmq.spark.digest import Digest, digest_of, merged
 from quackmq.spark.encoding import Rows, encode
@@ -238,7 +239,9 @@ def _asking(plan: Plan) -> Iterator[Http]:
 
 
 class _Topic(NamedTuple):
+    name: str
     partitions: int
+    partitioner: Partitioner
     batch_bytes: int
 
 
@@ -255,7 +258,8 @@ class _Topics:
             told = self._http.get(path_of("topics", name), limit=1).json
             most = told["policy"]["batch_bytes"] or limits.ENCODED_BATCH_BYTES
             batch_bytes = min(most, limits.ENCODED_BATCH_BYTES)
-            self._known[name] = _Topic(told["partition_count"], batch_bytes)
+            partitioner = Partitioner(told["policy"]["partitioner"])
+            self._known[name] = _Topic(name, told["partition_count"], partitioner, batch_bytes)
         return self._known[name]
 
 
@@ -273,7 +277,7 @@ def _write(plan: Plan, target: Target, iterator: Iterator[pa.RecordBatch]) -> Me
                 if part.is_committed and plan.write_id is None:
                     continue  # Spark wants its rows to be taken, all the same
                 topic = topics.of(name)
-                sorted_rows = _sorted(rows, name, topic.partitions, first)
+                sorted_rows = _sorted(rows, topic, first)
                 if plan.write_id is not None:
                     digests.append(digest_of(name, sorted_rows))
                 if not part.is_committed:
@@ -317,11 +321,11 @@ def _by_topic(plan: Plan, rows: pa.RecordBatch) -> Iterator[tuple[str, pa.Record
         yield name, rows.filter(pc.equal(column, name))
 
 
-def _sorted(rows: pa.RecordBatch, topic: str, partitions: int, first: int) -> Rows:
+def _sorted(rows: pa.RecordBatch, topic: _Topic, first: int) -> Rows:
     """By partition, and otherwise in order."""
     columns = {name: rows.column(name) for name in rows.schema.names}
     key = _bytes(columns.get("key"))
-    targets = _partitions(columns.get("partition"), key, rows.num_rows, topic, partitions, first)
+    targets = _partitions(columns.get("partition"), key, rows.num_rows, topic, first)
     value, headers = columns["value"].cast(pa.binary()), _headers(columns.get("headers"))
     times_ms = _times_ms(columns.get("timestamp"))
     if len(targets) and targets.min() == targets.max():
@@ -397,23 +401,23 @@ def _partitions(
     column: pa.Array | None,
     key: pa.Array | None,
     count: int,
-    topic: str,
-    partitions: int,
+    topic: _Topic,
     first: int,
 ) -> Numbers:
     """Where the rows say, or where their keys belong."""
+    partitions = topic.partitions
     if column is None or column.null_count == count:
-        return partitions_of(key, count, partitions, first)
+        return partitions_of(key, count, partitions, first, topic.partitioner)
     given: Numbers = column.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
     absent = np.asarray(column.is_null())
     wrong = given[~absent & ((given < 0) | (given >= partitions))]
     if len(wrong):
         raise UnknownPartition(
-            f"the column `partition` has {wrong[0]}; topic {topic} has partitions 0 to "
+            f"the column `partition` has {wrong[0]}; topic {topic.name} has partitions 0 to "
             f"{partitions - 1}"
         )
     if not absent.any():
         return given
-    hashed = partitions_of(key, count, partitions, first)
+    hashed = partitions_of(key, count, partitions, first, topic.partitioner)
     hashed[~absent] = given[~absent]
     return hashed

@@ -105,6 +105,11 @@ class Store(ABC):
     def is_repeat(self, append: Append) -> bool:
         """Whether appending this batch now would take nothing, because the partition has it."""
 
+    @abstractmethod
+    def producers_of(self, topic_id: uuid.UUID, producer_id: int) -> dict[int, Producer]:
+        """Return the state of a producer in each partition of a topic that knows the producer, by
+        partition. Batches that are on their way to the disk count. UnknownTopic."""
+
     @property
     @abstractmethod
     def pending_bytes(self) -> int:

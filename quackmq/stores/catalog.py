@@ -13,6 +13,7 @@ batches. Pure but for its own dictionaries; to be used from one thread.
 A change is a JSON array, its first element the kind:
 
     ["topic", id, name, partitions, {policy field: value, where not the default}, created_ms]
+                                    (`partitioner` is always there; see `_policy_of_dict`)
     ["topic-deleted", id]
     ["cursor", name, topic id, partition, offset | null, metadata, updated_ms]
     ["state", key, base64 value | null, version]
@@ -27,6 +28,7 @@ import dataclasses
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
@@ -43,7 +45,8 @@ from quackmq.errors import (
     UnknownPartition,
     UnknownTopic,
 )
-from quackmq.policy import Policy, WhenFull
+from quackmq.partitioning import Partitioner
+from quackmq.policy import Policy
 from quackmq.topic import (
     Cursor,
     CursorKey,
@@ -56,6 +59,8 @@ from quackmq.topic import (
 
 NO_STATE: Final = State(None, 0)
 _OFFSET_MAX: Final = 2**63 - 1
+#: The policy field whose absence means something.
+_PARTITIONER: Final = "partitioner"
 _Of = TypeVar("_Of")
 
 
@@ -364,7 +369,7 @@ def _change_of_row(row: object) -> Change:
     try:
         match row:
             case ["topic", str(id_), str(name), int(partitions), dict(fields), int(created_ms)]:
-                policy = _policy_of_dict(fields)
+                policy = _policy_of_dict(fields, partitions)
                 return TopicPut(Topic(uuid.UUID(id_), name, partitions, policy, created_ms))
             case ["topic-deleted", str(id_)]:
                 return TopicDeleted(uuid.UUID(id_))
@@ -388,12 +393,24 @@ def _change_of_row(row: object) -> Change:
 
 
 def _policy_dict(policy: Policy) -> dict[str, Any]:
-    """The fields that differ from the default; an enum stands as its word."""
+    """Return the fields that differ from the default, and always the partitioner. An enum stands as
+    its word."""
     values = ((field, getattr(policy, field.name)) for field in dataclasses.fields(policy))
-    return {field.name: value for field, value in values if value != field.default}
+    return {
+        field.name: value
+        for field, value in values
+        if value != field.default or field.name == _PARTITIONER
+    }
 
 
-def _policy_of_dict(values: dict[str, Any]) -> Policy:
+def _policy_of_dict(values: dict[str, Any], partitions: int) -> Policy:
+    """Return the policy of a topic.
+
+    A topic without a partitioner was written before topics had one. If it has several partitions it
+    keeps the rule of that time, so that its keys stay where they are. With one partition there is
+    nothing to keep."""
+    if _PARTITIONER not in values and partitions > 1:
+        values = {**values, _PARTITIONER: Partitioner.LEGACY}
     fields = {field.name: field for field in dataclasses.fields(Policy)}
     unknown = values.keys() - fields.keys()
     if unknown:
@@ -403,8 +420,8 @@ def _policy_of_dict(values: dict[str, Any]) -> Policy:
 
 def _policy_value(field: dataclasses.Field[Any], value: Any) -> Any:
     default = field.default
-    if isinstance(default, WhenFull):
-        return WhenFull(value)
+    if isinstance(default, StrEnum):
+        return type(default)(value)
     if isinstance(default, bool):
         expected = type(value) is bool
     else:

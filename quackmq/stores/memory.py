@@ -132,6 +132,16 @@ class MemoryStore(Store):
         producers = self._partition(append.key).producers
         return is_repeat(producers.get(append.batch.producer_id), append.batch)
 
+    def producers_of(self, topic_id: uuid.UUID, producer_id: int) -> dict[int, Producer]:
+        self._check_open()
+        found = {}
+        for partition in range(self._catalog.topic(topic_id).partitions):
+            key = PartitionKey(topic_id, partition)
+            state = self._partition(key).producers.get(producer_id)
+            if state is not None:
+                found[partition] = state
+        return found
+
     @property
     def pending_bytes(self) -> int:
         return 0

@@ -12,7 +12,7 @@ from tests.broker.support import (
 )
 
 #: Keys of the partitions 0 and 1 where there are two.
-ZERO, ONE = b"4", b"1"
+ZERO, ONE = b"2", b"4"
 #: A topic of which two entries can wait to be consumed.
 WAITS = Policy(live_entries=2, when_full=WhenFull.WAIT, keep_until_consumed=True)
 

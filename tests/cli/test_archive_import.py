@@ -18,6 +18,8 @@ from quackmq import limits
 from quackmq.cli import archive_import, text
 from quackmq.cli.main import main
 from quackmq.codec import decode
+from quackmq.partitioning import Partitioner, partition_of
+from quackmq.policy import Policy
 from quackmq.record import Record
 from quackmq.topic import PartitionKey
 from tests.archive.support import NOON_MS, committed
@@ -232,6 +234,25 @@ def test_keys_choose_the_partition_if_asked(export: Path, broker: RunningBroker)
     assert run(export, "few", broker) == 2
     assert run(export, "few", broker, "--by-key") == 0
     assert len(records(broker, "few")) == 350
+
+
+@pytest.mark.parametrize("partitioner", Partitioner)
+def test_a_key_goes_where_the_topics_partitioner_says(
+    tmp_path: Path, broker: RunningBroker, partitioner: Partitioner
+) -> None:
+    policy = Policy(partitioner=partitioner)
+    broker.call(broker.broker.create_topic(TESTER, "ducks", partitions=5, policy=policy))
+    keys = [f"duck-{number}".encode() for number in range(30)]
+    pq.write_table(pa.table({"value": keys, "key": keys}), tmp_path / "a.parquet")
+    assert run(tmp_path, "ducks", broker) == 0
+    found = {
+        record.key: partition
+        for partition in range(5)
+        for batch in broker.batches("ducks", partition)
+        for record in decode(batch)
+        if record.key in keys  # markers of transactions have keys of their own
+    }
+    assert found == {key: partition_of(partitioner, key, 5) for key in keys}
 
 
 def test_a_damaged_export_is_named_before_anything_is_put(

@@ -82,6 +82,9 @@ class ReopeningStore(Store):
     def is_repeat(self, append: Append) -> bool:
         return self._store.is_repeat(append)
 
+    def producers_of(self, topic_id: uuid.UUID, producer_id: int) -> dict[int, Producer]:
+        return self._store.producers_of(topic_id, producer_id)
+
     @property
     def pending_bytes(self) -> int:
         return self._store.pending_bytes

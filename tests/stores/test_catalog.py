@@ -22,6 +22,7 @@ from quackmq.errors import (
     LimitReached,
     StateChanged,
 )
+from quackmq.partitioning import Partitioner
 from quackmq.policy import Policy, WhenFull
 from quackmq.stores.catalog import (
     Catalog,
@@ -95,9 +96,21 @@ def test_a_change_is_compact_json() -> None:
     topic = replace(NEWS, policy=Policy(live_for_ms=5, when_full=WhenFull.WAIT, ephemeral=True))
     assert encode_change(TopicPut(topic)) == (
         b'["topic","00000000000000000000000000000001","news",3,'
-        b'{"live_for_ms":5,"when_full":"wait","ephemeral":true},17]'
+        b'{"live_for_ms":5,"when_full":"wait","ephemeral":true,"partitioner":"murmur2"},17]'
     )
     assert encode_change(StateSet("key", State(b"\xff", 2))) == b'["state","key","/w==",2]'
+
+
+@pytest.mark.parametrize(
+    ("partitions", "partitioner"), [(1, Partitioner.MURMUR2), (3, Partitioner.LEGACY)]
+)
+def test_a_topic_written_before_there_were_partitioners_keeps_the_rule_of_that_time(
+    partitions: int, partitioner: Partitioner
+) -> None:
+    row = ["topic", NEWS.id.hex, "news", partitions, {"keep_bytes": 5}, 17]
+    catalog = Catalog.from_snapshot([row])
+    assert catalog.topics["news"].policy == Policy(keep_bytes=5, partitioner=partitioner)
+    assert Catalog.from_snapshot(catalog.snapshot()) == catalog, "and it is written down then"
 
 
 NONSENSE: list[Any] = [
@@ -111,6 +124,8 @@ NONSENSE: list[Any] = [
     ["topic", NEWS.id.hex, "news", 1, {"ephemeral": 1}, 0],
     ["topic", NEWS.id.hex, "news", 1, {"when_full": "explode"}, 0],
     ["topic", NEWS.id.hex, "news", 1, {"when_full": []}, 0],
+    ["topic", NEWS.id.hex, "news", 1, {"partitioner": "md5"}, 0],
+    ["topic", NEWS.id.hex, "news", 1, {"partitioner": None}, 0],
     ["topic-deleted", 5],
     ["cursor", "name", NEWS.id.hex, 0, 5, "note"],
     ["cursor", "name", NEWS.id.hex, 0, "5", "note", 0],

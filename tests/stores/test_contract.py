@@ -418,6 +418,7 @@ CALLS: dict[str, Callable[[Store, PartitionKey], Awaitable[object]]] = {
     "topics": lambda store, key: store.topics(),
     "append": lambda store, key: append(store, key, batch_of(b"value")),
     "is_repeat": lambda store, key: asked(store.is_repeat, Append(key, batch_of(b"value"))),
+    "producers_of": lambda store, key: asked(store.producers_of, key.topic_id, 5),
     "room": lambda store, key: store.room(),
     "read": lambda store, key: read_one(store, key, 0),
     "offsets": lambda store, key: store.offsets(key),
@@ -434,8 +435,8 @@ CALLS: dict[str, Callable[[Store, PartitionKey], Awaitable[object]]] = {
 }
 
 
-async def asked(question: Callable[[Append], bool], append: Append) -> bool:
-    return question(append)
+async def asked(question: Callable[..., object], *about: object) -> object:
+    return question(*about)
 
 
 async def test_the_list_of_calls_is_complete() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
 
 import pytest
 
@@ -17,6 +18,7 @@ from quackmq.errors import (
     UnknownProducer,
     UnknownTopic,
 )
+from quackmq.policy import Policy
 from quackmq.record import Batch
 from quackmq.stores.base import Store
 from quackmq.topic import Append, Appended, Cursor, PartitionKey
@@ -382,6 +384,22 @@ async def test_a_repeat_is_known_before_it_is_appended(store: Store) -> None:
     assert not store.is_repeat(Append(key, numbered(0, epoch=1)))
     assert not store.is_repeat(Append(key, numbered(0, producer_id=6)))
     assert not store.is_repeat(Append(key, batch_of(b"no producer")))
+
+
+async def test_the_partitions_that_know_a_producer_are_found_also_before_its_batch_is_durable(
+    store: Store,
+) -> None:
+    topic = await store.create_topic("ducks", 3, Policy())
+    two = PartitionKey(topic.id, 2)
+    assert store.producers_of(topic.id, 5) == {}
+    appended = store.append([Append(two, numbered(0))])
+    on_its_way = store.producers_of(topic.id, 5)
+    await appended
+    assert on_its_way == store.producers_of(topic.id, 5)
+    assert on_its_way == {2: (await store.producers(two))[5]}
+    assert store.producers_of(topic.id, 6) == {}
+    with pytest.raises(UnknownTopic):
+        store.producers_of(uuid.uuid4(), 5)
 
 
 async def test_the_shorter_way_of_one_batch_does_what_the_longer_one_does_or_nothing(

@@ -8,6 +8,7 @@ business. A broker's cannot be altered: they are set where it is started.
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from enum import IntEnum
@@ -230,7 +231,11 @@ async def _alter_topic(call: Call, wanted: Alteration) -> None:
     configs = [(change.name, _new_value(change)) for change in wanted.changes]
 
     def changed(present: Policy) -> Policy:
-        return policy_of(configs, default if wanted.replaces else present, default)
+        if not wanted.replaces:
+            return policy_of(configs, present, default)
+        # A request that replaces all configs and does not name the partitioner must not move keys.
+        kept = dataclasses.replace(default, partitioner=present.partitioner)
+        return policy_of(configs, kept, default)
 
     check_topic_name(wanted.name)
     if wanted.validate_only:

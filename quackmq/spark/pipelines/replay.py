@@ -15,13 +15,14 @@ published twice and nothing left out (within a week: then the broker has forgott
 replay that is done adds nothing when it is run again. Without a checkpoint all of it is one
 portion: it is published as a whole, or not at all.
 
-Keys, values, headers and timestamps stay as they are. Where both topics have as many partitions, a
-record goes to the one of its number; otherwise, as from a Kafka client, to that of its key, and one
-without a key to the number modulo how many there are. **Order**: records of one partition stay in
+Keys, values, headers and timestamps stay as they are. Where both topics have the same number of
+partitions and the same partitioner, a record keeps the number of its partition. Otherwise its key
+chooses, as the other topic says; a record without a key goes to its partition's number modulo the
+number of partitions. **Order**: records of one partition stay in
 their order where they go to one partition; between partitions there is none, as there was none.
 
-On any DataFrame with a topic's columns: `replay(df, where, partitions)` makes the rows that are
-written.
+On any DataFrame with a topic's columns: `replay(df, where, partitions, keys_choose=…)` makes the
+rows that are written.
 """
 
 from __future__ import annotations
@@ -114,12 +115,17 @@ class Options:
 
 
 def replay(
-    records: DataFrame, where: str = "", partitions: tuple[int, int] | None = None
+    records: DataFrame,
+    where: str = "",
+    partitions: tuple[int, int] | None = None,
+    *,
+    keys_choose: bool = False,
 ) -> DataFrame:
     """The rows to write, of records of a topic: those that an expression holds for, each partition
-    in one task and in order. `partitions` is how many the topic has, and how many the other."""
+    in one task and in order. `partitions` is how many the topic has, and how many the other. With
+    `keys_choose`, a record with a key does not keep the number of its partition."""
     kept = records.where(where) if where.strip() else records
-    if partitions is not None and partitions[0] != partitions[1]:
+    if partitions is not None and (keys_choose or partitions[0] != partitions[1]):
         by_number = f.pmod(f.col("partition"), f.lit(partitions[1])).cast("int")
         target = f.when(f.col("key").isNull(), by_number)  # else its key decides
     else:
@@ -160,6 +166,13 @@ class _Settled:
         return found
 
 
+class _Sharing(NamedTuple):
+    """How many partitions the two topics have, and whether their partitioners differ."""
+
+    partitions: tuple[int, int]
+    keys_choose: bool
+
+
 @dataclass(frozen=True, slots=True)
 class _Done:
     """Portions that are published, and what was in them."""
@@ -172,9 +185,9 @@ class _Done:
 def run(job: Job, options: Options) -> Report:
     if options.portion < 1:
         raise InvalidRequest(f"--portion cannot be {options.portion}: it is 1 or more")
-    settled, partitions = _settle(job, options)
+    settled, sharing = _settle(job, options)
     # Whatever can be said against the expression is said before anything is published.
-    _rows(job, options, settled, settled.portion(0), partitions)
+    _rows(job, options, settled, settled.portion(0), sharing)
     done = before = _done_of(job.checkpoint)
     survey = _survey(job, options)
     try:
@@ -185,7 +198,7 @@ def run(job: Job, options: Options) -> Report:
                 f"{done.kept:,} kept"
             )
             with _files_kept(survey, options, settled) as plan_id:
-                read, kept = _publish(job, options, settled, number, partitions, plan_id)
+                read, kept = _publish(job, options, settled, number, sharing, plan_id)
             done = _Done(number + 1, done.read + read, done.kept + kept)
             _remember(job.checkpoint, done)
     finally:
@@ -197,24 +210,28 @@ def _survey(job: Job, options: Options) -> Survey:
     return Survey(SourceOptions(job.address, Subscribe((options.topic,)), "earliest"))
 
 
-def _settle(job: Job, options: Options) -> tuple[_Settled, tuple[int, int]]:
-    """What is to be replayed, as a checkpoint says or as it is now; and how many partitions both
-    topics have."""
+def _settle(job: Job, options: Options) -> tuple[_Settled, _Sharing]:
+    """What is to be replayed, as a checkpoint says or as it is now; and how both topics share out
+    their records."""
     survey = _survey(job, options)
     try:
         topic = _look(survey, options.topic)
         target = survey.http.get(path_of("topics", options.to_topic), limit=1).json
-        partitions = len(topic.partitions), int(target["partition_count"])
+        source = survey.http.get(path_of("topics", options.topic), limit=1).json
+        sharing = _Sharing(
+            (len(topic.partitions), int(target["partition_count"])),
+            source["policy"]["partitioner"] != target["policy"]["partitioner"],
+        )
         told = None if job.checkpoint is None else facts_of(job.checkpoint, "replay")
         if told is None:
             settled = _settled_now(survey, job, options, topic, target["id"])
             if job.checkpoint is None:
-                return settled, partitions
+                return settled, sharing
             told = claim(job.checkpoint, "replay", _facts(options, settled))
     finally:
         survey.close()
     assert job.checkpoint is not None, "who has none has no facts"
-    return _agreed(job.checkpoint, options, told, topic.id, target["id"]), partitions
+    return _agreed(job.checkpoint, options, told, topic.id, target["id"]), sharing
 
 
 def _look(survey: Survey, name: str) -> TopicFacts:
@@ -316,7 +333,7 @@ def _rows(
     options: Options,
     settled: _Settled,
     portion: Mapping[int, tuple[int, int]],
-    partitions: tuple[int, int],
+    sharing: _Sharing,
     read: Observation | None = None,
     plan_id: str | None = None,
 ) -> DataFrame | None:
@@ -328,7 +345,7 @@ def _rows(
     if read is not None:
         records = records.observe(read, f.count(f.lit(1)).alias("rows"))
     try:
-        return replay(records, options.where, partitions)
+        return replay(records, options.where, sharing.partitions, keys_choose=sharing.keys_choose)
     except Exception as error:
         raise in_short(error) from error
 
@@ -353,13 +370,13 @@ def _publish(
     options: Options,
     settled: _Settled,
     number: int,
-    partitions: tuple[int, int],
+    sharing: _Sharing,
     plan_id: str | None,
 ) -> tuple[int, int]:
     """How many records were read, and how many of them published; also if an earlier run has."""
     read, kept = Observation(), Observation()
     portion = settled.portion(number)
-    rows = _rows(job, options, settled, portion, partitions, read, plan_id)
+    rows = _rows(job, options, settled, portion, sharing, read, plan_id)
     if rows is None:
         return 0, 0
     writer = rows.observe(kept, f.count(f.lit(1)).alias("rows")).write.format(NAME)

@@ -102,15 +102,15 @@ class PartitionLog:
         """
         if not producers.has_producer(batch):
             return None
-        state = ahead.get(batch.producer_id) or self._producer(batch)
+        state = ahead.get(batch.producer_id) or self.producer(batch.producer_id)
         return producers.advance(state, batch, base_offset, now_ms)
 
     def is_repeat(self, batch: Batch) -> bool:
-        return producers.is_repeat(self._producer(batch), batch)
+        return producers.is_repeat(self.producer(batch.producer_id), batch)
 
-    def _producer(self, batch: Batch) -> Producer | None:
-        known = self.submitted.get(batch.producer_id)
-        return known or self.producers.get(batch.producer_id)
+    def producer(self, producer_id: int) -> Producer | None:
+        """Return the state of a producer, including batches on their way to the disk."""
+        return self.submitted.get(producer_id) or self.producers.get(producer_id)
 
     def accept(
         self,

@@ -257,6 +257,14 @@ class LocalStore(Store):
     def is_repeat(self, append: Append) -> bool:
         return self._log(append.key).is_repeat(append.batch)
 
+    def producers_of(self, topic_id: uuid.UUID, producer_id: int) -> dict[int, Producer]:
+        found = {}
+        for partition in range(self._engine.durable.topic(topic_id).partitions):
+            state = self._log(PartitionKey(topic_id, partition)).producer(producer_id)
+            if state is not None:
+                found[partition] = state
+        return found
+
     @property
     def pending_bytes(self) -> int:
         return self._engine.gathering.batches.used

@@ -10,6 +10,7 @@ from kio.schema.errors import ErrorCode
 
 from quackmq import limits
 from quackmq.broker import BrokerSettings
+from quackmq.partitioning import Partitioner
 from quackmq.policy import Policy, WhenFull
 from tests.doors.kafka.admin import (
     ALTER_CONFIGS,
@@ -206,6 +207,22 @@ async def test_a_tool_may_write_back_all_that_it_has_read() -> None:
         assert running.broker.topic("news").policy == after
         assert (await alter(client, await values(client))).error_code == 0
         assert running.broker.topic("news").policy == after
+
+
+@pytest.mark.asyncio
+async def test_keys_move_only_if_the_partitioner_is_named() -> None:
+    async with served() as running:
+        await with_topic(running, Policy(keep_for_ms=5, partitioner=Partitioner.LEGACY))
+        client = await running.client()
+        assert (await values(client))["quackmq.partitioner"] == "legacy"
+        assert (await replace(client, {"retention.bytes": "7"})).error_code == 0
+        kept = Policy(keep_bytes=7, partitioner=Partitioner.LEGACY)
+        assert running.broker.topic("news").policy == kept
+        assert (await replace(client, {"quackmq.partitioner": "crc32"})).error_code == 0
+        assert running.broker.topic("news").policy == Policy(partitioner=Partitioner.CRC32)
+        assert (await alter(client, {"quackmq.partitioner": (DELETE, None)})).error_code == 0
+        assert running.broker.topic("news").policy == Policy()
+        assert (await alter(client, {"quackmq.partitioner": "md5"})).error_code != 0
 
 
 #: What a web console sends when somebody edits a topic, or creates one.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import heapq
 from collections.abc import Iterable
+from enum import StrEnum
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -35,7 +36,7 @@ from quackmq.errors import (
     TopicExists,
     UnknownTopic,
 )
-from quackmq.policy import POLICY_DOCUMENTATION, Policy, WhenFull, number_bounds
+from quackmq.policy import POLICY_DOCUMENTATION, Policy, number_bounds
 from quackmq.topic import PartitionKey, Topic
 
 _TAG: Final = "topics"
@@ -49,7 +50,7 @@ def _policy_fields(*, optional: bool) -> Iterable[Any]:
     nothing."""
     for field in dataclasses.fields(Policy):
         kind: Any = type(field.default)
-        if kind not in (bool, WhenFull):  # a number, or nothing for no bound
+        if not issubclass(kind, bool | StrEnum):  # a number, or nothing for no bound
             least, most = number_bounds(field.name)
             kind = Annotated[int, Meta(ge=least, le=most)] | None
         kind = Annotated[kind, Meta(description=POLICY_DOCUMENTATION[field.name])]

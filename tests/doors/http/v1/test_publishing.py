@@ -12,6 +12,7 @@ import pytest
 from quackmq import limits
 from quackmq.doors.http.v1.publishing import publish
 from quackmq.doors.http.values import Request
+from quackmq.partitioning import Partitioner, partition_of
 from tests.doors.http.v1.serving import CALLER, Answered, Client, Serving
 
 NDJSON = {"content-type": "application/x-ndjson"}
@@ -160,6 +161,38 @@ def test_the_same_idempotency_key_is_answered_like_the_first_time(api: Client, t
     assert (first.status, second.status, other.status) == (201, 200, 201)
     assert second.json == {"messages": first.json["messages"], "repeated": True}
     assert len(read_all(api, topic)) == 4
+
+
+@pytest.mark.parametrize("partitioner", Partitioner)
+def test_a_key_goes_where_the_topics_partitioner_says(
+    api: Client, topic: str, partitioner: Partitioner
+) -> None:
+    policy = {"partitioner": partitioner}
+    api.post("/v1/topics", {"name": topic, "partitions": 5, "policy": policy})
+    path = f"/v1/topics/{topic}/messages"
+    keys = ["k", "pond", "鴨", "duck" * 100, *map(str, range(20))]
+    expected = [partition_of(partitioner, key.encode(), 5) for key in keys]
+    one_by_one = [api.post(path, {"value": "quack", "key": key}).json for key in keys]
+    assert [each["messages"][0]["partition"] for each in one_by_one] == expected
+    together = api.post(path, {"messages": [{"value": "quack", "key": key} for key in keys]}).json
+    assert [each["partition"] for each in together["messages"]] == expected
+
+
+def test_a_key_for_repeats_is_known_again_in_a_topic_that_has_grown(
+    api: Client, topic: str
+) -> None:
+    api.post("/v1/topics", {"name": topic, "partitions": 2})
+    messages = [{"value": "quack", "key": str(number)} for number in range(8)]
+    body = json.dumps({"messages": messages}).encode()
+
+    def post() -> Any:
+        return post_raw(api, f"/v1/topics/{topic}/messages", body, idempotency_key="once")
+
+    first = post()
+    api.ask("PATCH", f"/v1/topics/{topic}", {"partitions": 3})
+    again = post()
+    assert (first.status, again.status) == (201, 200)
+    assert again.json == {"messages": first.json["messages"], "repeated": True}
 
 
 def test_a_key_used_for_another_number_of_messages_is_a_conflict(api: Client, topic: str) -> None:

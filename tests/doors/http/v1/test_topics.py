@@ -33,6 +33,16 @@ def test_without_more_than_a_name_a_topic_is_as_the_broker_makes_them(
     created = api.post("/v1/topics", {"name": topic}).json
     assert created["partition_count"] == 1
     assert created["policy"]["when_full"] == "archive"
+    assert created["policy"]["partitioner"] == "murmur2"
+
+
+def test_the_partitioner_is_shown_and_can_be_changed(api: Client, topic: str) -> None:
+    api.post("/v1/topics", {"name": topic, "policy": {"partitioner": "crc32", "keep_bytes": 9}})
+    assert api.get(f"/v1/topics/{topic}").json["policy"]["partitioner"] == "crc32"
+    changes = {"policy": {"partitioner": "murmur2"}}
+    changed = api.ask("PATCH", f"/v1/topics/{topic}", changes).json
+    assert changed["policy"]["partitioner"] == "murmur2"
+    assert changed["policy"]["keep_bytes"] == 9
 
 
 def test_a_topic_that_exists_is_not_created_again(api: Client, topic: str) -> None:
@@ -55,6 +65,8 @@ def test_a_topic_that_exists_is_not_created_again(api: Client, topic: str) -> No
         ({"name": "a", "policy": {"keep_fr_ms": 1}}, 400, "invalid_request", "keep_fr_ms"),
         ({"name": "a", "policy": {"keep_for_ms": -1}}, 400, "invalid_request", "keep_for_ms"),
         ({"name": "a", "policy": {"when_full": "explode"}}, 400, "invalid_request", "explode"),
+        ({"name": "a", "policy": {"partitioner": "md5"}}, 400, "invalid_request", "md5"),
+        ({"name": "a", "policy": {"partitioner": None}}, 400, "invalid_request", "partitioner"),
         ({"name": "a", "policy": {"ephemeral": "yes"}}, 400, "invalid_request", "ephemeral"),
         ({"name": "a", "color": "blue"}, 400, "invalid_request", "color"),
         ([], 400, "invalid_request", "object"),

@@ -1,0 +1,134 @@
+"""Where the records of a put go, and where a repeat of a put with an idempotency key finds them.
+
+A `Placement` is the rule by which records were shared out over partitions: how keys were hashed,
+and over how many partitions. A topic's rule changes when the topic gets more partitions or another
+partitioner. The records of a put stay where they are, so a repeat must follow the rule of the first
+time. That rule is kept with the records: an idempotency key becomes a producer id that nobody else
+uses, and the epoch of that producer, which has no other meaning, is the number of the placement:
+
+    epoch 0         one partition has all records, or a version wrote it that kept no placement
+    epoch 1 + …     position of the partitioner in `_NUMBERED` * 10,000 + partitions - 1
+
+Not thread-safe: call from the broker's loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from quackmq import limits
+from quackmq.partitioning import (
+    Partitioner,
+    murmur2_begin,
+    murmur2_end,
+    murmur2_words,
+    partition_of,
+    partition_of_hash,
+)
+from quackmq.producers import Producer
+from quackmq.topic import Topic
+
+#: The order is durable: append only.
+_NUMBERED: Final = (Partitioner.MURMUR2, Partitioner.CRC32, Partitioner.LEGACY)
+#: Durable too; `limits.PARTITIONS_PER_TOPIC` cannot be greater.
+_EPOCHS_PER_PARTITIONER: Final = 10_000
+#: To hash a short key costs as much as so many bytes of a long one.
+_KEY_BYTES: Final = 32
+#: The epoch of a put whose records all lie in one partition.
+ONE_PARTITION: Final = 0
+
+
+class Placement(NamedTuple):
+    partitioner: Partitioner
+    partitions: int
+
+    @property
+    def epoch(self) -> int:
+        number = _NUMBERED.index(self.partitioner)
+        return 1 + number * _EPOCHS_PER_PARTITIONER + self.partitions - 1
+
+
+def placement_of(topic: Topic) -> Placement:
+    """Return the rule for new records of a topic."""
+    return Placement(topic.policy.partitioner, topic.partitions)
+
+
+def is_short(key: bytes | None) -> bool:
+    """Whether a key can be hashed at once, without delaying other requests."""
+    return key is None or len(key) <= limits.HASHED_KEY_BYTES
+
+
+async def placed(placement: Placement, keys: Iterable[bytes | None], turn: int) -> list[int]:
+    """Return the partition of each key; `turn` for records that may go to any partition.
+
+    Long keys, and many keys, are hashed in several steps: other requests have their turn."""
+    partitioner, partitions = placement
+    chosen: list[int] = []
+    cost = 0
+    for key in keys:
+        if partitioner is Partitioner.MURMUR2 and key is not None and not is_short(key):
+            chosen.append(partition_of_hash(await _hashed(key), partitions))
+            continue
+        partition = partition_of(partitioner, key, partitions)
+        chosen.append(turn if partition is None else partition)
+        cost += _KEY_BYTES + len(key or b"")
+        if cost > limits.HASHED_KEY_BYTES:
+            await asyncio.sleep(0)
+            cost = 0
+    return chosen
+
+
+async def held_placement(
+    held: Mapping[int, Producer], keys: Sequence[bytes | None], idempotency_key: bytes, topic: Topic
+) -> tuple[list[int], int] | None:
+    """Return the partition of each record of a repeated put, and the epoch of its first time.
+    `held` are the states of the idempotency key's producer, by partition. None if the records held
+    cannot be those of this put."""
+    counts = {partition: _records(state) for partition, state in held.items()}
+    epochs = {state.epoch for state in held.values()}
+    if sum(counts.values()) != len(keys) or len(epochs) > 1:
+        return None
+    (epoch,) = epochs
+    if len(counts) == 1:
+        (only,) = counts
+        return [only] * len(keys), epoch
+    for placement in _candidates(epoch, topic):
+        turn = turn_of(placement, idempotency_key)
+        chosen = await placed(placement, keys, turn)
+        if Counter(chosen) == counts:
+            return chosen, epoch
+    return None
+
+
+def turn_of(placement: Placement, idempotency_key: bytes) -> int:
+    """Return the partition of those records of a put that may go to any."""
+    return partition_of(placement.partitioner, idempotency_key, placement.partitions) or 0
+
+
+def _candidates(epoch: int, topic: Topic) -> Iterator[Placement]:
+    """Yield the rules by which a put of this epoch may have been shared out."""
+    if epoch == ONE_PARTITION:
+        # The version that kept no placement: the topic had as many partitions as now, or fewer.
+        for partitions in range(topic.partitions, 0, -1):
+            yield Placement(Partitioner.LEGACY, partitions)
+        return
+    number, partitions = divmod(epoch - 1, _EPOCHS_PER_PARTITIONER)
+    if number < len(_NUMBERED):
+        yield Placement(_NUMBERED[number], partitions + 1)
+
+
+def _records(state: Producer) -> int:
+    """Return how many records a key's producer has put into a partition."""
+    return sum(batch.next_offset - batch.base_offset for batch in state.batches)
+
+
+async def _hashed(key: bytes) -> int:
+    hashed = murmur2_begin(key)
+    for start in range(0, len(key), limits.HASHED_KEY_BYTES):
+        end = min(start + limits.HASHED_KEY_BYTES, len(key))
+        hashed = murmur2_words(hashed, key, start, end)
+        await asyncio.sleep(0)
+    return murmur2_end(hashed, key)
