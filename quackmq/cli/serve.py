@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import logging
 import os
+from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
@@ -25,6 +26,7 @@ from quackmq.cli.settings import (
     setting_fields,
     variable_name,
 )
+from quackmq.cli.text import listed
 from quackmq.errors import InvalidSetting
 from quackmq.lean import without_pandas
 
@@ -80,6 +82,8 @@ def run(args: argparse.Namespace) -> int:
     logformat.configure(settings.log_level, settings.log_format)
     for doubt in loaded.doubts:
         log.warning("%s", doubt)
+    if closed := closed_doors(loaded, doors):
+        log.info("%s", closed)
 
     without_pandas()
     with ended_by_interrupts():
@@ -103,6 +107,21 @@ def plan_doors(loaded: Loaded) -> dict[str, Address | UnixPath]:
         if name == "zmq":
             planned |= _behind_zmq(loaded, named.get(name, DOORS[name]))
     return planned
+
+
+def closed_doors(loaded: Loaded, planned: Collection[str]) -> str:
+    """Return a sentence about the doors that stay closed because others are named; else nothing."""
+    closed = [name for name in DOORS if name not in planned]
+    if not closed:
+        return ""
+    opened = [name for name in DOORS if name in planned]
+    named = [origin for name, origin in loaded.origins.items() if name in (*DOORS, *BEHIND_ZMQ)]
+    options = [f"{option_name(name)} {DOORS[name]}" for name in closed]
+    verb = "is" if len(opened) == 1 else "are"
+    return (
+        f"only {listed(opened)} {verb} open, because of {listed(named)}; "
+        f"closed: {listed(closed)}. To open these too, add {' '.join(options)}"
+    )
 
 
 def _behind_zmq(loaded: Loaded, zmq: Address) -> dict[str, Address]:

@@ -36,6 +36,7 @@ MEMORY_STORE: Final = "memory:"
 LOCAL_STORE: Final = "local"
 
 
+_LIST_OF_SETTINGS: Final = ": quackmq serve --help lists them"
 #: By the type of a value: how a message calls it.
 _TOML_TYPES: Final[Mapping[type, str]] = {
     str: "a string",
@@ -257,10 +258,27 @@ def _read_file(file: Path) -> dict[str, object]:
         raise InvalidSetting(f"{file} is not TOML: {error}") from None
 
     known = [schema.name for schema in setting_fields()]
-    for key in content:
-        if key not in known:
-            raise InvalidSetting(f"{key!r} in {file} is no setting{suggest(key, known)}")
+    for key, value in content.items():
+        if key in known:
+            continue
+        hint = suggest(_setting_like(key, known), known)
+        if not hint and isinstance(value, dict):
+            hint = ": settings stand at the top of the file, not in tables"
+        raise InvalidSetting(f"{key!r} in {file} is no setting{hint or _LIST_OF_SETTINGS}")
     return content
+
+
+def _setting_like(key: str, known: Iterable[str]) -> str:
+    """Return the setting whose name has the same words as a key, or more of them, or fewer:
+    `partitions` is default_partitions, `kafka-port` is kafka. Without one, return the key."""
+    key = key.lower().replace("-", "_")
+    words = {*key.split("_")}
+    alike = [name for name in known if words <= {*name.split("_")} or words >= {*name.split("_")}]
+    return max(alike, key=lambda name: _likeness(key, name), default=key)
+
+
+def _likeness(word: str, other: str) -> float:
+    return difflib.SequenceMatcher(None, word, other).ratio()
 
 
 def _toml_text(value: object, kind: Kind, origin: str) -> str:
@@ -287,5 +305,8 @@ def _misspelt_variables(environment: Mapping[str, str]) -> Iterable[str]:
 
 def suggest(word: str, known: Iterable[str]) -> str:
     """ ": did you mean …?" if some known word is near, else nothing."""
-    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.75)
+    known = list(known)
+    near = difflib.get_close_matches(word, known, n=1, cutoff=0.75)
+    # Two letters that changed places make a short word look too different.
+    near = near or [each for each in known if sorted(each) == sorted(word)]
     return f": did you mean {near[0]!r}?" if near else ""

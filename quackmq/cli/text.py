@@ -35,6 +35,12 @@ def counted(number: int, thing: str, plural: str = "s") -> str:
     return f"{number} {thing}{'' if number == 1 else plural}"
 
 
+def listed(words: Sequence[str]) -> str:
+    """Words as a sentence has them: a, b and c."""
+    *first, last = words
+    return f"{', '.join(first)} and {last}" if first else last
+
+
 def progress_on_stderr(unit: str = "bytes") -> Callable[[int, int], None]:
     """Tells how much of a total is done, now and then."""
     told = time.monotonic()

@@ -53,6 +53,7 @@ def test_it_says_where_it_listens_serves_and_ends_well(
         server.send(number)
         assert server.exit_code() == 0
         assert server.line() == "", "nothing else goes to stdout"
+        assert "only kafka is open, because of the option --kafka; closed: http" in server.errors()
 
 
 def test_the_http_door_opens_where_it_is_told_and_drains(tmp_path: Path) -> None:

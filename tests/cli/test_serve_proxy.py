@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from quackmq.cli.address import Address
-from quackmq.cli.serve import plan_doors
+from quackmq.cli.serve import closed_doors, plan_doors
 from quackmq.cli.settings import load
 from quackmq.errors import InvalidSetting
 from tests.cli.process import Server
@@ -45,6 +45,25 @@ def test_each_may_be_told_another_place_and_port_0_asks_for_a_free_one() -> None
     }
     assert set(planned(zmq="127.0.0.1:0").values()) == {"127.0.0.1:0"}
     assert planned(xsub="127.0.0.1:9")["zmq"] == str(Address("127.0.0.1", 5555))
+
+
+def test_the_doors_that_stay_closed_are_named_with_the_reason_and_the_way_to_open_them() -> None:
+    def said(environment: dict[str, str] | None = None, **options: str) -> str:
+        loaded = load(options, environment or {})
+        return closed_doors(loaded, plan_doors(loaded))
+
+    assert said() == ""
+    every = {name: "127.0.0.1:0" for name in ("kafka", "http", "zmq", "line")}
+    assert said(**every) == ""
+    assert said(kafka="127.0.0.1:0", sync="os") == (
+        "only kafka is open, because of the option --kafka; closed: http, zmq and line. To open "
+        "these too, add --http 127.0.0.1:8002 --zmq 127.0.0.1:5555 --line 127.0.0.1:5550"
+    )
+    assert said({"QUACKMQ_HTTP": "127.0.0.1:0"}, xpub="127.0.0.1:0", line="unix:quack") == (
+        "only http, zmq and line are open, because of the environment variable QUACKMQ_HTTP, the "
+        "option --xpub and the option --line; closed: kafka. To open these too, add --kafka "
+        "127.0.0.1:9092"
+    )
 
 
 def test_a_port_that_has_none_behind_it_is_refused() -> None:

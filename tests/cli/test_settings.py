@@ -142,7 +142,16 @@ def test_a_list_in_the_file_is_a_list_or_its_text(file: Path) -> None:
         ("http_names = ['a', 1]", "http_names in {file}: ['a', 1] is not a list of strings"),
         ("sync = 'never'", "sync in {file}: 'never' is not one of"),
         ("default_partition = 3", "'default_partition' in {file} is no setting: did you mean"),
-        ("[quack]\nsync = 'os'", "'quack' in {file} is no setting"),
+        ("zqm = 'a:1'", "'zqm' in {file} is no setting: did you mean 'zmq'?"),
+        ("Default-Partitions = 3", "is no setting: did you mean 'default_partitions'?"),
+        (
+            "partitions = 3",
+            "'partitions' in {file} is no setting: did you mean 'default_partitions'",
+        ),
+        ("kafka_port = 9092", "'kafka_port' in {file} is no setting: did you mean 'kafka'?"),
+        ("data-dir = '.'", "'data-dir' in {file} is no setting: did you mean 'data'?"),
+        ("quack = 1", "'quack' in {file} is no setting: quackmq serve --help lists them"),
+        ("[quack]\nsync = 'os'", "'quack' in {file} is no setting: settings stand at the top"),
         ("sync = ", "{file} is not TOML"),
     ],
 )
