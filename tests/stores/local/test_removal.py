@@ -1,0 +1,102 @@
+"""Files of trimmed segments and deleted topics are closed as well as removed: an open descriptor
+would keep their space."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from quackmq.stores.local import LocalOptions, LocalStore
+from quackmq.stores.local.disk import RealDisk, RealFile
+from quackmq.topic import PartitionKey
+from tests.stores.calls import DEADLINE_S, append_values, new_partition, read_all
+
+pytestmark = pytest.mark.asyncio
+
+BATCHES = 10
+
+
+class CountedFile(RealFile):
+    __slots__ = ("opened", "path")
+
+    def close(self) -> None:
+        self.opened[self.path] -= 1
+        super().close()
+
+
+class CountingDisk(RealDisk):
+    """Knows which files are open."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.opened: Counter[str] = Counter()
+
+    def open(self, path: str, *, create: bool = False) -> RealFile:
+        file = CountedFile(super().open(path, create=create).descriptor)
+        file.opened, file.path = self.opened, path
+        self.opened[path] += 1
+        return file
+
+
+def segments(directory: Path) -> set[str]:
+    return {str(path.relative_to(directory)) for path in directory.glob("log/*/*.log")}
+
+
+async def filled(directory: Path) -> tuple[LocalStore, CountingDisk, PartitionKey]:
+    """A store with a segment for each batch, all of them open."""
+    disk = CountingDisk(directory)
+    options = LocalOptions(segment_bytes=1, journal_inline_bytes=0, tail_bytes=0)
+    store = await LocalStore.open_on(disk, options=options)
+    key = await new_partition(store)
+    for number in range(BATCHES):
+        await append_values(store, key, b"%d" % number)
+    await read_all(store, key)
+    assert len(segments(directory)) == BATCHES
+    assert all(disk.opened[path] for path in segments(directory))
+    return store, disk, key
+
+
+async def only_these_are_left(disk: CountingDisk, directory: Path, left: int) -> None:
+    """Return when the other segments are gone and closed, or fail after a while."""
+    async with asyncio.timeout(DEADLINE_S):
+        while len(segments(directory)) > left or set(+disk.opened) - segments(directory) - OWN:
+            await asyncio.sleep(0.01)
+
+
+OWN = {f"journal/{slot}" for slot in range(4)}
+
+
+async def test_trimmed_segments_are_closed_and_removed(tmp_path: Path) -> None:
+    store, disk, key = await filled(tmp_path)
+    await store.trim(key, BATCHES - 1)
+    await only_these_are_left(disk, tmp_path, 1)
+    assert await read_all(store, key) == [(BATCHES - 1, b"%d" % (BATCHES - 1))]
+    await store.close()
+    assert not +disk.opened
+
+
+async def test_segments_of_a_deleted_topic_are_closed_and_removed(tmp_path: Path) -> None:
+    store, disk, key = await filled(tmp_path)
+    await store.delete_topic(key.topic_id)
+    await only_these_are_left(disk, tmp_path, 0)
+    assert not list(tmp_path.glob("log/*"))
+    await store.close()
+
+
+async def test_as_many_files_stay_open_as_the_bound_allows_and_others_are_opened_again(
+    tmp_path: Path,
+) -> None:
+    disk = CountingDisk(tmp_path)
+    options = LocalOptions(segment_bytes=1, journal_inline_bytes=0, tail_bytes=0, open_files=3)
+    store = await LocalStore.open_on(disk, options=options)
+    key = await new_partition(store)
+    for number in range(BATCHES):
+        await append_values(store, key, b"%d" % number)
+    for _ in range(2):
+        assert len(await read_all(store, key)) == BATCHES
+        assert sum(disk.opened[path] for path in segments(tmp_path)) <= 3
+    await store.close()
+    assert not +disk.opened
