@@ -33,6 +33,8 @@ LEASE_MS = "200"
 #: For what has to wait until a broker is there again.
 LONG_S = DEADLINE_S * 4
 
+pytestmark = pytest.mark.processes
+
 _numbers = count()
 
 
@@ -70,7 +72,6 @@ def texts(receiving: ReliableSubscriber, number: int) -> list[str]:
     return [receiving.get().text for _ in range(number)]
 
 
-@pytest.mark.processes
 def test_what_is_published_comes_once(
     doors: dict[str, str], publisher: ReliablePublisher, topic: str, name: str
 ) -> None:
@@ -190,7 +191,6 @@ def test_a_message_that_is_held_comes_again_unless_it_is_done(
             receiving.get(timeout=IMPATIENT_S)
 
 
-@pytest.mark.processes
 def test_topics_are_left_one_by_one(
     doors: dict[str, str], publisher: ReliablePublisher, topic: str, name: str
 ) -> None:
@@ -227,7 +227,6 @@ def test_x6_a_number_is_published_once(
             publisher.publish(topic, "x", number=-1)
 
 
-@pytest.mark.processes
 def test_x4_and_x6_subscriber_and_publisher_go_on_when_the_broker_is_back(tmp_path: Path) -> None:
     with Broker(tmp_path / "data", "--proxy-lease-ms", LEASE_MS, doors=["zmq"]) as broker:
         broker.start()
@@ -253,7 +252,6 @@ def test_x4_and_x6_subscriber_and_publisher_go_on_when_the_broker_is_back(tmp_pa
                 receiving.get(timeout=1.0)
 
 
-@pytest.mark.processes
 def test_a_process_that_is_killed_has_seen_no_message_twice(
     doors: dict[str, str], publisher: ReliablePublisher, topic: str, name: str, tmp_path: Path
 ) -> None:
@@ -336,7 +334,6 @@ def test_a_wait_ends_when_the_subscriber_is_closed(doors: dict[str, str], name: 
     assert isinstance(errors[0], InvalidRequest)
 
 
-@pytest.mark.processes
 def test_the_example_prints_each_message_once_however_often_it_is_started(
     doors: dict[str, str], tmp_path: Path
 ) -> None:
