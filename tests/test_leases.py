@@ -42,6 +42,30 @@ def lent(terms: Terms = EVERY, start: int = 0, end: int = 5) -> Leases:
     return leases
 
 
+# --- the next entry, in one step ------------------------------------------------------------------
+
+
+def test_the_next_entry_is_not_lent_beyond_the_room() -> None:
+    leases = Leases(Terms(outstanding=2), 0)
+    assert [leases.lend_next(0, 9) for _ in range(3)] == [True, True, False]
+    assert leases.outstanding == 2
+    assert leases.ack(0)
+    assert leases.lend_next(0, 9), "an acknowledgement makes room again"
+
+
+def test_the_next_entry_of_a_live_reading_is_lent_only_within_its_window() -> None:
+    leases = Leases(LIVE, 0)
+    assert not leases.lend_next(0, LIVE.window + 1)
+    assert leases.lend_next(0, LIVE.window)
+
+
+def test_the_next_entry_waits_for_one_that_is_due_again() -> None:
+    leases = Leases(EVERY, 0)
+    assert leases.lend_next(0, 9)
+    assert not leases.lend_next(LEASE_MS, 9)
+    assert leases.wanted(LEASE_MS, 9) == Wanted(0, 1, is_again=True)
+
+
 # --- every entry ----------------------------------------------------------------------------------
 
 

@@ -12,7 +12,9 @@ from quackmq import limits
 from quackmq.errors import DamagedStore, InvalidMessageId, InvalidRequest
 from quackmq.subscriptions import (
     Kept,
+    Losses,
     Offset,
+    OffsetRange,
     Place,
     Progress,
     Start,
@@ -35,6 +37,27 @@ from quackmq.subscriptions import (
 
 TOPIC_ID = uuid.UUID("12345678-1234-5678-1234-567812345678")
 PLACES = st.builds(Place, st.integers(0, 2**32 - 1), st.integers(0, 2**63 - 1))
+
+
+# --- losses -------------------------------------------------------------------------------------
+
+
+def test_losses_that_touch_are_one_range() -> None:
+    losses = Losses()
+    for first in (3, 4, 5):
+        losses.add(first, first + 1)
+    losses.add(9, 9)
+    losses.add(11, 13)
+    assert losses.ranges() == (OffsetRange(3, 6), OffsetRange(11, 13))
+    assert losses.count == 5
+
+
+def test_ranges_of_losses_are_bounded_and_their_count_is_not() -> None:
+    losses = Losses()
+    for number in range(limits.LOST_RANGES + 3):
+        losses.add(2 * number, 2 * number + 1)
+    assert len(losses.ranges()) == limits.LOST_RANGES
+    assert losses.count == limits.LOST_RANGES + 3
 
 
 # --- cursors ------------------------------------------------------------------------------------
@@ -73,6 +96,11 @@ def test_a_message_behind_a_gap_takes_the_cursor_over_the_gap() -> None:
 def test_a_commit_moves_forward_only() -> None:
     assert committed(Progress((5, 8)), Place(1, 20)).cursors == (5, 21)
     assert committed(Progress((5, 8)), Place(1, 7)) == Progress((5, 8))
+
+
+def test_a_commit_far_behind_the_cursor_moves_nothing() -> None:
+    progress = Progress((5, 8), Place(0, 5))
+    assert committed(progress, Place(0, 2)) == progress
 
 
 def test_a_commit_past_the_outstanding_message_settles_it() -> None:

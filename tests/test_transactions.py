@@ -92,6 +92,15 @@ def test_a_log_is_stable_up_to_the_first_transaction_that_is_open() -> None:
     assert stable == [18, 10, 10, 11, 18]
 
 
+def test_a_transaction_begins_with_the_first_batch_of_its_producer() -> None:
+    log = Log()
+    log.note(begin(1, 10))
+    log.note(begin(1, 13))
+    assert log.stable(14) == 10
+    log.note(end(1, 14, Marker.ABORT))
+    assert log.aborted_in(10, 10) == [Aborted(1, 10, 14)]
+
+
 def test_one_producers_transactions_follow_each_other() -> None:
     steps = (begin(1, 0), end(1, 5, Marker.ABORT), begin(1, 6), end(1, 9, Marker.ABORT))
     assert after(*steps).aborted == [Aborted(1, 0, 5), Aborted(1, 6, 9)]
