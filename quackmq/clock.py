@@ -1,9 +1,326 @@
-"""The wall clock, for whoever is not passed another one."""
+"""The broker's clock: one time scale for all that is stamped, and for all that expires.
+
+*Broker time* is what `Clock.now_ms` returns. It starts at the wall clock, runs with the machine's
+elapsed time, and never goes back. A wall clock that jumps does not move it:
+
+    difference to the wall clock    broker time
+    up to CLOCK_STEP_MS             follows the wall clock
+    up to CLOCK_JUMP_MS             runs a tenth faster or slower until they meet
+    more                            runs on with elapsed time, until an operator confirms the wall
+                                    clock or it comes back
+
+Elapsed time is CLOCK_BOOTTIME, which counts suspended time too. It is comparable within one boot of
+the machine, so a restarted process knows how much time has passed. Across boots there is only the
+wall clock. If that is further than CLOCK_JUMP_MS from the last known broker time, the clock is
+*paused*: nothing expires by age until an operator confirms or the wall clock comes back.
+
+Confirming moves broker time forward to the wall clock. Time that did not pass is remembered as a
+`Gap`, so that nothing becomes older than it is. `before` and `expired_before` take gaps into
+account: compare stamps with their result, not with `now_ms() - age_ms`.
+
+Not promised: a wall clock that is right. Not thread-safe: call from the event loop.
+"""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final, Literal, NamedTuple
+
+from quackmq import limits
+
+#: The stamp before which everything has expired while nothing may expire.
+NEVER_MS: Final = -(1 << 62)
+
+_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+#: Linux's CLOCK_MONOTONIC stops while the machine is suspended; that of macOS does not.
+_ELAPSED: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+NowMs = Callable[[], int]
 
 
 def wall_clock_ms() -> int:
     return time.time_ns() // 1_000_000
+
+
+def elapsed_clock_ms() -> int:
+    """Return the milliseconds since the machine started, with suspended time."""
+    return time.clock_gettime_ns(_ELAPSED) // 1_000_000
+
+
+def boot_id() -> str:
+    """Return the id of this boot of the machine; "" where the system does not tell."""
+    try:
+        return _BOOT_ID.read_text().strip()
+    except OSError:
+        return ""
+
+
+class Gap(NamedTuple):
+    """Broker time that did not pass, for things stamped at `since_ms` or later: the time from
+    `from_ms` up to `to_ms`."""
+
+    since_ms: int
+    from_ms: int
+    to_ms: int
+
+
+class KeptTime(NamedTuple):
+    """What a store remembers of the clock."""
+
+    time_ms: int
+    boot: str
+    elapsed_ms: int
+    accepted_ms: int = 0
+    paused_since_ms: int | None = None
+    gaps: tuple[Gap, ...] = ()
+
+
+class ClockStatus(NamedTuple):
+    """`ahead_ms` is how far the wall clock is ahead of broker time.
+
+    `status` is "steady" where the two agree, "adjusting" while broker time approaches the wall
+    clock, "jumped" where the wall clock jumped while the machine ran, and "paused" where it is not
+    known how much time has passed: nothing expires then."""
+
+    status: Literal["steady", "adjusting", "jumped", "paused"]
+    time_ms: int
+    wall_ms: int
+    ahead_ms: int
+
+
+class Clock:
+    def __init__(
+        self, wall_ms: NowMs = wall_clock_ms, elapsed_ms: NowMs = elapsed_clock_ms, boot: str = ""
+    ) -> None:
+        """`boot` names the boot within which `elapsed_ms` can be compared; "" if unknown."""
+        self._wall_ms = wall_ms
+        self._elapsed_ms = elapsed_ms
+        self._boot = boot
+        self._last_ms = wall_ms()
+        #: Broker time less elapsed time.
+        self._base_ms = self._last_ms - elapsed_ms()
+        #: Whether broker time followed the wall clock when it was last read.
+        self._is_steady = True
+        #: The elapsed time up to which the pace was adjusted.
+        self._adjusted_ms = 0
+        #: Broker time when the wall clock was found to be off.
+        self._off_since_ms = 0
+        self._paused_since_ms: int | None = None
+        #: How far the wall clock is ahead by an operator's word; 0 where nobody said so.
+        self._accepted_ms = 0
+        self._gaps: tuple[Gap, ...] = ()
+
+    @classmethod
+    def of(cls, now_ms: NowMs) -> Clock:
+        """Return a clock for which every change of `now_ms` is time that passed; or `now_ms` itself
+        if it is a Clock."""
+        return now_ms if isinstance(now_ms, Clock) else cls(now_ms, now_ms, "given")
+
+    @classmethod
+    def of_system(cls) -> Clock:
+        return cls(boot=boot_id())
+
+    # --- reading ------------------------------------------------------------------------------
+
+    def now_ms(self) -> int:
+        """Return broker time."""
+        wall_ms = self._wall_ms()
+        ahead_ms = wall_ms - self._base_ms - self._elapsed_ms()
+        if not self._is_steady or not -limits.CLOCK_STEP_MS <= ahead_ms <= limits.CLOCK_STEP_MS:
+            return self._steer()
+        self._base_ms += ahead_ms
+        if wall_ms > self._last_ms:
+            self._last_ms = wall_ms
+        return self._last_ms
+
+    __call__ = now_ms
+
+    def record_time_ms(self) -> int:
+        """Return the time for a record that came without one: the wall clock, unless it is off."""
+        now_ms = self.now_ms()
+        if self._is_steady:
+            return now_ms
+        wall_ms = self._wall_ms()
+        return wall_ms if self._is_believed(wall_ms - now_ms) else now_ms
+
+    def before(self, age_ms: int) -> int:
+        """Return the last stamp that is at least `age_ms` old."""
+        now_ms = self.now_ms()
+        return now_ms - age_ms if not self._gaps else _before(self._gaps, now_ms, age_ms)
+
+    def expired_before(self, age_ms: int) -> int:
+        """Return the last stamp that has expired at an age of `age_ms`; `NEVER_MS` while paused."""
+        before_ms = self.before(age_ms)
+        return before_ms if self._paused_since_ms is None else NEVER_MS
+
+    @property
+    def is_paused(self) -> bool:
+        self.now_ms()
+        return self._paused_since_ms is not None
+
+    def status(self) -> ClockStatus:
+        now_ms, wall_ms = self.now_ms(), self._wall_ms()
+        if self._is_steady:
+            return ClockStatus("steady", now_ms, now_ms, 0)
+        status: Literal["adjusting", "jumped", "paused"] = "adjusting"
+        if self._paused_since_ms is not None:
+            status = "paused"
+        elif not self._is_believed(wall_ms - now_ms):
+            status = "jumped"
+        return ClockStatus(status, now_ms, wall_ms, wall_ms - now_ms)
+
+    # --- restarts -----------------------------------------------------------------------------
+
+    def kept(self) -> KeptTime:
+        """Return what the next process needs to go on from here."""
+        return KeptTime(
+            self.now_ms(),
+            self._boot,
+            self._elapsed_ms(),
+            self._accepted_ms,
+            self._paused_since_ms,
+            self._gaps,
+        )
+
+    def resume(self, kept: KeptTime | None, latest_ms: int) -> None:
+        """Go on from what an earlier process kept, and from the latest stamp in its store; 0 if
+        there is none."""
+        wall_ms, elapsed_ms = self._wall_ms(), self._elapsed_ms()
+        known_ms = max(latest_ms, 0 if kept is None else kept.time_ms)
+        if known_ms == 0:
+            return
+        self._last_ms = known_ms
+        self._base_ms = known_ms - elapsed_ms
+        self._is_steady, self._adjusted_ms, self._off_since_ms = False, elapsed_ms, known_ms
+        if kept is not None:
+            self._gaps, self._accepted_ms = kept.gaps, kept.accepted_ms
+            if kept.boot and kept.boot == self._boot and kept.elapsed_ms <= elapsed_ms:
+                passed_ms = kept.time_ms + elapsed_ms - kept.elapsed_ms - known_ms
+                self._base_ms += max(0, passed_ms)
+                self._paused_since_ms = kept.paused_since_ms
+                return
+        passed_ms = wall_ms - known_ms - self._accepted_ms
+        if abs(passed_ms) <= limits.CLOCK_JUMP_MS:
+            self._base_ms += max(0, passed_ms)
+        else:
+            # What is stamped from now on is told from the latest stamp before.
+            self._paused_since_ms = self._last_ms = self._off_since_ms = known_ms + 1
+            self._base_ms += 1
+
+    # --- the operator -------------------------------------------------------------------------
+
+    def confirm(self, passed: bool | None = None) -> bool:
+        """Take the wall clock for right. Return whether there was anything to confirm.
+
+        `passed` says whether the difference is time that really passed. Without it, that is known
+        within one boot: it did not. Across boots, ages follow the wall clock.
+        """
+        now_ms, wall_ms = self.now_ms(), self._wall_ms()
+        ahead_ms, paused_since_ms = wall_ms - now_ms, self._paused_since_ms
+        if self._is_steady or (paused_since_ms is None and self._is_believed(ahead_ms)):
+            return False
+        self._paused_since_ms = None
+        if ahead_ms > 0:
+            if passed is None:
+                passed = paused_since_ms is not None
+            since_ms = self._off_since_ms if paused_since_ms is None else paused_since_ms
+            self._step(ahead_ms, since_ms if passed else NEVER_MS)
+        else:
+            self._accepted_ms = ahead_ms
+            if passed is None:
+                passed = paused_since_ms is None
+            if not passed:
+                self._add_gap(Gap(NEVER_MS, wall_ms, now_ms))
+        return True
+
+    # --- how it is done -----------------------------------------------------------------------
+
+    def _steer(self) -> int:
+        """Read the clock where it may not simply follow the wall clock."""
+        wall_ms, elapsed_ms = self._wall_ms(), self._elapsed_ms()
+        ahead_ms = wall_ms - self._base_ms - elapsed_ms
+        if self._is_steady:
+            self._is_steady = False
+            self._adjusted_ms, self._off_since_ms = elapsed_ms, self._last_ms
+        if abs(ahead_ms) <= limits.CLOCK_JUMP_MS:
+            self._accepted_ms = 0
+            if self._paused_since_ms is not None:
+                self._come_back(ahead_ms)
+                ahead_ms = min(0, ahead_ms)
+            if abs(ahead_ms) <= limits.CLOCK_STEP_MS:
+                self._is_steady = True
+                self._base_ms += ahead_ms
+        if not self._is_steady:
+            self._adjust(ahead_ms, elapsed_ms)
+        self._last_ms = max(self._last_ms, self._base_ms + elapsed_ms)
+        return self._last_ms
+
+    def _come_back(self, ahead_ms: int) -> None:
+        """The wall clock is near broker time again: time has passed by as much as it says."""
+        paused_since_ms, self._paused_since_ms = self._paused_since_ms, None
+        if ahead_ms > 0 and paused_since_ms is not None:
+            self._step(ahead_ms, paused_since_ms)
+
+    def _adjust(self, ahead_ms: int, elapsed_ms: int) -> None:
+        """Run a little faster or slower, towards a wall clock that is believed."""
+        steps = (elapsed_ms - self._adjusted_ms) // limits.CLOCK_PACE
+        self._adjusted_ms += steps * limits.CLOCK_PACE
+        if self._paused_since_ms is not None or not self._is_believed(ahead_ms):
+            return
+        by_ms = max(-steps, min(steps, ahead_ms))
+        self._base_ms += by_ms
+        if self._accepted_ms:
+            self._accepted_ms = ahead_ms - by_ms
+
+    def _is_believed(self, ahead_ms: int) -> bool:
+        if abs(ahead_ms) <= limits.CLOCK_JUMP_MS:
+            return True
+        accepted_ms = self._accepted_ms
+        return accepted_ms != 0 and abs(ahead_ms - accepted_ms) <= limits.CLOCK_JUMP_MS
+
+    def _step(self, by_ms: int, since_ms: int) -> None:
+        """Move broker time forward. For stamps from `since_ms` on, that time did not pass."""
+        from_ms = self._base_ms + self._elapsed_ms()
+        self._base_ms += by_ms
+        self._off_since_ms = from_ms + by_ms
+        if by_ms > limits.CLOCK_STEP_MS:
+            self._add_gap(Gap(since_ms, from_ms, from_ms + by_ms))
+
+    def _add_gap(self, gap: Gap) -> None:
+        gaps = [*self._gaps, gap]
+        if len(gaps) > limits.CLOCK_GAPS:
+            # Two become one that is longer: things stay for longer than they should, never less.
+            first, second = gaps[0], gaps[1]
+            since_ms = min(first.since_ms, second.since_ms)
+            from_ms = min(first.from_ms, second.from_ms)
+            gaps[:2] = [Gap(since_ms, from_ms, max(first.to_ms, second.to_ms))]
+        self._gaps = tuple(gaps)
+
+
+def _age_ms(gaps: Sequence[Gap], now_ms: int, stamp_ms: int) -> int:
+    """Return how much time has passed since a stamp; the later the stamp, the less."""
+    passed_ms, at_ms = now_ms - stamp_ms, stamp_ms
+    for gap in sorted(gaps, key=_from_ms):
+        if gap.since_ms <= stamp_ms and gap.to_ms > at_ms:
+            passed_ms -= max(0, min(gap.to_ms, now_ms) - max(gap.from_ms, at_ms))
+            at_ms = gap.to_ms  # gaps may overlap
+    return passed_ms
+
+
+def _from_ms(gap: Gap) -> int:
+    return gap.from_ms
+
+
+def _before(gaps: Sequence[Gap], now_ms: int, age_ms: int) -> int:
+    """Return the last stamp of an age of at least `age_ms`, by bisection."""
+    newest = now_ms - age_ms
+    oldest = newest - sum(gap.to_ms - gap.from_ms for gap in gaps)
+    while oldest < newest:
+        middle = (oldest + newest + 1) // 2
+        if _age_ms(gaps, now_ms, middle) >= age_ms:
+            oldest = middle
+        else:
+            newest = middle - 1
+    return oldest

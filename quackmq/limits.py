@@ -61,6 +61,23 @@ ENCODED_BATCH_BYTES: Final = MIB
 #: Columns made at one go; Arrow's own limit is 2 GiB a column.
 ARROW_BYTES: Final = 1024 * MIB
 
+# --- the clock -----------------------------------------------------------------------------
+
+#: Differences between wall clock and broker time that are followed at once: NTP steps a clock by so
+#: much, and append times stand still for so long where it is set back.
+CLOCK_STEP_MS: Final = 1_000
+#: A wall clock that differs by more has jumped, or the broker was off for long: somebody has to say
+#: which. A long weekend is no jump, and the shortest expiry of offsets is 7 days.
+CLOCK_JUMP_MS: Final = 5 * 24 * 3_600_000
+#: Broker time approaches the wall clock by one millisecond in so many: an hour is made up for in
+#: ten hours, and no retention time is wrong by more than a tenth.
+CLOCK_PACE: Final = 10
+#: Times that did not pass, remembered; each is an operator's confirmation.
+CLOCK_GAPS: Final = 64
+#: How often the store is told the time; a start after a crash knows it no better than that. It is a
+#: small fraction of CLOCK_JUMP_MS.
+CLOCK_KEEP_MS: Final = 10 * 60_000
+
 # --- producers -----------------------------------------------------------------------------
 
 #: Kafka's clients keep five requests in flight, so a repeat is among the last five batches.

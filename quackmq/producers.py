@@ -159,23 +159,23 @@ def replay_transaction(
     return state._replace(transaction_offset=transaction_offset, last_append_ms=last_append_ms)
 
 
-def expired(states: Mapping[int, Producer], now_ms: int) -> list[int]:
-    """The producer ids to forget: silent too long, or the longest silent beyond the bound, those
-    that were made of keys first; never one with an open transaction.
+def expired(states: Mapping[int, Producer], before_ms: int) -> list[int]:
+    """Return the producer ids to forget: those that appended nothing after `before_ms`, or the
+    longest silent beyond the bound, those that were made of keys first; never one with an open
+    transaction.
 
     `states` must be in the order of the last appends, the longest silent first (whoever keeps them
     takes a state out and puts its successor at the end), so this looks no further than it must and
     may be asked at every append.
     """
     excess = len(states) - limits.PRODUCERS_PER_PARTITION
-    oldest_ms = now_ms - limits.PRODUCER_EXPIRY_MS
     forgotten: dict[int, None] = {}
     if excess > 0:
         looked_at = islice(states, limits.SILENT_PRODUCERS)
         made_of_keys = (producer_id for producer_id in looked_at if producer_id >= FIRST_KEY_ID)
         forgotten = dict.fromkeys(islice(made_of_keys, excess))
     for producer_id, state in states.items():
-        if len(forgotten) >= excess and state.last_append_ms > oldest_ms:
+        if len(forgotten) >= excess and state.last_append_ms > before_ms:
             break
         if state.transaction_offset == NO_TRANSACTION:
             forgotten[producer_id] = None

@@ -54,7 +54,7 @@ PURE = {f"quackmq.{name}" for name in ("producers", "transactions", "subscriptio
 MAY_IMPORT: dict[str, set[str]] = {
     "quackmq.errors": set(),
     "quackmq.limits": set(),
-    "quackmq.clock": set(),
+    "quackmq.clock": {"quackmq.limits"},
     "quackmq.lean": set(),
     "quackmq.checksum": set(),
     "quackmq.conventions": BASE,
@@ -82,7 +82,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {"quackmq.client", "quackmq.wire", "quackmq.archive", "quackmq.producers"},
     "quackmq.cli": VALUES
     | {"quackmq", "quackmq.broker", "quackmq.doors", "quackmq.stores", "quackmq.archive"}
-    | {"quackmq.transactions", "quackmq.client", "quackmq.lean", "quackmq.spark"}
+    | {"quackmq.transactions", "quackmq.client", "quackmq.clock", "quackmq.lean", "quackmq.spark"}
     | {"quackmq.subscriptions", "quackmq.leases", "quackmq.wire"},
     "quackmq.__main__": {"quackmq.cli"},
     "quackmq": {"quackmq.errors", "quackmq.client"},

@@ -35,6 +35,7 @@ from quackmq.archive.due import Failure, Failures, Ready
 from quackmq.archive.tiered import TieredStore
 from quackmq.archive.turn import Archived, Suspects, Turn, take_turn
 from quackmq.archive.workshop import LocalWorkshop, Workshop
+from quackmq.clock import Clock
 from quackmq.errors import BrokerClosing, NotFound, QuackError, UnknownTopic
 from quackmq.policy import Policy
 from quackmq.topic import OffsetTime, PartitionKey, Topic
@@ -62,7 +63,7 @@ class Archiver:
         self,
         store: TieredStore,
         topics: Callable[[], Mapping[str, Topic]],
-        now_ms: Callable[[], int],
+        clock: Clock,
         publisher_of: Callable[[int], str | None],
         workshop: Workshop | None = None,
     ) -> None:
@@ -70,7 +71,8 @@ class Archiver:
         producer that writes in transactions, by its id."""
         self._store = store
         self._topics = topics
-        self._now_ms = now_ms
+        self._clock = clock
+        self._now_ms = clock.now_ms
         self._publisher_of = publisher_of
         self._workshop = LocalWorkshop() if workshop is None else workshop
         self._buffers = Buffers(store.inner)
@@ -194,7 +196,7 @@ class Archiver:
         standing = self._standings.get(key)
         if standing is None:
             return False
-        if ready.is_due(policy, now_ms):
+        if ready.is_due(policy, self._clock):
             # All of it, in as many turns as it takes: what is left would not be due for long.
             standing.target = max(standing.target, ready.next)
         return ready.first < standing.target

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from quackmq import limits
+from quackmq.clock import Clock
 from quackmq.errors import QuackError
 from quackmq.policy import Policy
 from quackmq.topic import PartitionKey
@@ -29,7 +30,7 @@ class Ready(NamedTuple):
     size: int
     oldest_ms: int | None
 
-    def is_due(self, policy: Policy, now_ms: int) -> bool:
+    def is_due(self, policy: Policy, clock: Clock) -> bool:
         if self.first >= self.next:
             return False
         if policy.archive_bytes is not None and self.size >= policy.archive_bytes:
@@ -37,7 +38,7 @@ class Ready(NamedTuple):
         return (
             policy.archive_after_ms is not None
             and self.oldest_ms is not None
-            and now_ms - self.oldest_ms >= policy.archive_after_ms
+            and self.oldest_ms <= clock.before(policy.archive_after_ms)
         )
 
 

@@ -222,6 +222,10 @@ class TieredStore(Store):
     # --- health and the end -----------------------------------------------------------------
 
     @property
+    def latest_append_ms(self) -> int:
+        return self.inner.latest_append_ms
+
+    @property
     def failure(self) -> QuackError | None:
         """The log's. What is wrong with the archive is told by `partitions.problems`."""
         return self.inner.failure

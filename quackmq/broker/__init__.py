@@ -18,6 +18,7 @@ from quackmq.broker.staging import Staging
 from quackmq.broker.topic_queue import QueueEntry, TopicQueue
 from quackmq.broker.transaction_known import ProducerEpoch, TransactionDescription
 from quackmq.broker.transactions import Transactions
+from quackmq.clock import ClockStatus
 from quackmq.groups import (
     ConsumerGroupDescription,
     ConsumerMemberDescription,
@@ -61,6 +62,7 @@ __all__ = [
     "BrokerSettings",
     "Caller",
     "Channel",
+    "ClockStatus",
     "Commit",
     "CommittedStage",
     "CommittedTurn",

@@ -12,8 +12,8 @@ nothing costs a publish nothing; nobody waits by asking again and again. A chang
 carried through, also if its caller goes away. A call after `close` raises BrokerClosing, and so
 does every wait that `close` meets.
 
-Who may call: one event loop, the one that `open` ran on. Time is passed in: `now_ms` for the wall
-clock, and the loop's own for waits.
+Not thread-safe: call from the event loop that `open` ran on. Time is passed in: a `Clock` for
+stamps and ages, and the loop's own for waits.
 """
 
 from __future__ import annotations
@@ -52,11 +52,12 @@ from quackmq.broker.retention import Failure, Retention
 from quackmq.broker.settings import BrokerSettings, Caller
 from quackmq.broker.staging import Staging
 from quackmq.broker.subscribing import Subscribing, check_subscriber
+from quackmq.broker.timekeeping import Timekeeping
 from quackmq.broker.times import first_at, latest
 from quackmq.broker.topics import Topics
 from quackmq.broker.transactions import Transactions
 from quackmq.broker.waits import Changes, Waits, only
-from quackmq.clock import wall_clock_ms
+from quackmq.clock import Clock
 from quackmq.errors import (
     BrokerClosing,
     DamagedData,
@@ -94,15 +95,16 @@ class Broker:
         self,
         store: Store,
         settings: BrokerSettings = BrokerSettings(),  # noqa: B008  (frozen)
-        now_ms: Callable[[], int] = wall_clock_ms,
+        clock: Callable[[], int] | None = None,
         archive: TieredStore | None = None,
         workshop: Workshop | None = None,
     ) -> None:
-        """`archive` is the store once more, where it has one; its files are made in `workshop`, or
-        in a thread of this process."""
+        """`clock` is the store's, or by default the system's. `archive` is the store once more,
+        where it has one; its files are made in `workshop`, or in a thread of this process."""
         self.settings = settings
         self._store = store
-        self._now_ms = now_ms
+        self._clock = clock = Clock.of_system() if clock is None else Clock.of(clock)
+        now_ms = clock.now_ms
         self._topics = Topics(store, settings, self._on_topic_put, self._on_topic_deleted)
         self._decoded = DecodedBatches()
         self._cursors = Cursors(store, self._topics.by_id)
@@ -128,7 +130,7 @@ class Broker:
             self._topics, self._delivery, self._pushed, self._cursors, self._modes, settings, now_ms
         )
         self._changes = Changes()
-        feeds = Feeds(store, self._read, now_ms, self._decoded)
+        feeds = Feeds(store, self._read, clock, self._decoded)
         self.pushing = Pushing(self._topics, self._pushed, self._subscribing, feeds, self._changes)
         self.groups = Groups(
             self._coordinator,
@@ -137,20 +139,20 @@ class Broker:
             self._subscribing,
             self._modes,
             self._topics,
-            now_ms,
+            clock,
             self._on_cursor_moved,
             self._pushed.check_free,
         )
         self._holds = Holds(self._delivery, self._pushed, self.groups)
         self._retention = Retention(
-            store, now_ms, self._holds, settings.full_topic_wait_ms, self.pushing.trimmed, archive
+            store, clock, self._holds, settings.full_topic_wait_ms, self.pushing.trimmed, archive
         )
         self._producer_ids = ProducerIds(store)
         self.transactions = Transactions(
-            store, self._topics, self.groups, self._producer_ids, now_ms, self._retention.note
+            store, self._topics, self.groups, self._producer_ids, clock, self._retention.note
         )
         counted = (self._retention.note, self._subscribing.count)
-        self.staging = Staging(store, self._topics, self._producer_ids, now_ms, *counted)
+        self.staging = Staging(store, self._topics, self._producer_ids, clock, *counted)
         self.messages = Messages(
             self,
             store,
@@ -159,7 +161,7 @@ class Broker:
             self._coordinator,
             self._decoded,
             self._read,
-            now_ms,
+            clock,
         )
         self.registrations = Registrations(self, store, self._topics, self._delivery, self._cursors)
         self.notes = Notes(store)
@@ -176,8 +178,9 @@ class Broker:
         self.archive: Archives | None = None
         if archive is not None and self._archiver is not None:
             self.archive = Archives(archive, self._archiver, self._topics, now_ms, settings)
+        self.timekeeping = Timekeeping(store, clock)
         cleaned = (self._retention, self.pushing, self.groups, self.transactions, self.staging)
-        self._cleaner = Cleaner(cleaned, settings.clean_interval_ms)
+        self._cleaner = Cleaner((*cleaned, self.timekeeping), settings.clean_interval_ms)
         self._cleaning: asyncio.Task[None] | None = None
         self._archiving: asyncio.Task[None] | None = None
         self._is_closing = False
@@ -185,6 +188,7 @@ class Broker:
     async def open(self) -> None:
         """Take up what the store holds, begin to clean and to archive."""
         assert self._cleaning is None, "a broker is opened once"
+        await self.timekeeping.load()
         await self._topics.load()
         await self._cursors.load()
         await self._coordinator.load()
@@ -223,6 +227,7 @@ class Broker:
         await self.registrations.close()
         await self.notes.close()
         await self._decoded.close()
+        await self.timekeeping.close()
         await self._changes.finish()
 
     @property
@@ -257,7 +262,7 @@ class Broker:
         policy = self.settings.default_policy if policy is None else policy
         if validate_only:
             self._topics.check_new(name, partitions)
-            return Topic(uuid.UUID(int=0), name, partitions, policy, self._now_ms())
+            return Topic(uuid.UUID(int=0), name, partitions, policy, self._clock.now_ms())
         return await self._changes.carry_through(self._topics.create(name, partitions, policy))
 
     async def ensure_topic(self, caller: Caller, name: str) -> Topic:
@@ -585,7 +590,7 @@ class Broker:
         from quackmq.archive.archiver import Archiver
 
         name_of = self.transactions.name_of
-        return Archiver(archive, self.topics, self._now_ms, name_of, workshop)
+        return Archiver(archive, self.topics, self._clock, name_of, workshop)
 
     def _on_cursor_moved(self, key: PartitionKey) -> None:
         self._retention.cursor_moved(key)

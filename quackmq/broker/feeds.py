@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Callable
 from typing import Protocol
 
 from quackmq import limits
@@ -26,6 +25,7 @@ from quackmq.broker.delivery import Reader
 from quackmq.broker.marks import AgeMarks
 from quackmq.broker.waits import Waits
 from quackmq.broker.windows import Window
+from quackmq.clock import Clock
 from quackmq.errors import BrokerClosing, NotFound, QuackError
 from quackmq.stores.base import Store
 from quackmq.topic import PartitionKey, Read, Slice, Topic
@@ -43,20 +43,20 @@ class Feeds:
         self,
         store: Store,
         read: Reader,
-        now_ms: Callable[[], int],
+        clock: Clock,
         decoded: DecodedBatches,
     ) -> None:
         self.store = store
         self.decoded = decoded
         self._read = read
-        self._now_ms = now_ms
+        self._clock = clock
         self._feeds: dict[uuid.UUID, Feed] = {}
 
     async def listen(self, topic: Topic, listener: Listener) -> Feed:
         """The topic's feed, which knows where each partition ends now."""
         feed = self._feeds.get(topic.id)
         if feed is None:
-            feed = self._feeds[topic.id] = Feed(topic, self.store, self._read, self._now_ms)
+            feed = self._feeds[topic.id] = Feed(topic, self.store, self._read, self._clock)
             self._share()
         feed.listeners[listener] = None
         try:
@@ -80,7 +80,7 @@ class Feeds:
         offsets = await self.store.offsets(key)
         first, end = offsets.first, offsets.stable  # what is undecided is yet to come
         if policy.live_for_ms is not None:
-            since_ms = self._now_ms() - policy.live_for_ms + 1
+            since_ms = self._clock.before(policy.live_for_ms) + 1
             found = await self.store.offset_for_time(key, since_ms, "append")
             first = end if found is None else max(first, min(found.offset, end))
         if policy.live_entries is not None:
@@ -122,7 +122,7 @@ class Feeds:
 
 
 class Feed:
-    def __init__(self, topic: Topic, store: Store, read: Reader, now_ms: Callable[[], int]) -> None:
+    def __init__(self, topic: Topic, store: Store, read: Reader, clock: Clock) -> None:
         self.topic = topic
         self.windows: list[Window] = []
         self.listeners: dict[Listener, None] = {}
@@ -131,7 +131,7 @@ class Feed:
         self._ages: list[AgeMarks | None] = []
         self._store = store
         self._read = read
-        self._now_ms = now_ms
+        self._clock = clock
         self._waits = Waits()
         self._lock = asyncio.Lock()
         self._is_stopped = False
@@ -165,7 +165,7 @@ class Feed:
     def live_from(self, partition: int) -> int:
         """Where what is live begins, as far as is known."""
         policy, window, ages = self.topic.policy, self.windows[partition], self._ages[partition]
-        live_from = 0 if ages is None else ages.advance(self._now_ms())
+        live_from = 0 if ages is None else ages.advance(self._now_for(ages))
         if policy.live_entries is not None:
             live_from = max(live_from, window.end - policy.live_entries)
         return min(live_from, window.end)
@@ -173,16 +173,21 @@ class Feed:
     async def look_at_ages(self, partition: int) -> None:
         """Ask the store how old the entries are that were there before the feed, if it is time."""
         ages = self._ages[partition]
-        if ages is None or (time_ms := ages.asks(self._now_ms())) is None:
+        if ages is None or (time_ms := ages.asks(self._now_for(ages))) is None:
             return
         key = self.windows[partition].key
-        ages.learn(await self._store.offset_for_time(key, time_ms, "append"), self._now_ms())
+        found = await self._store.offset_for_time(key, time_ms, "append")
+        ages.learn(found, self._now_for(ages))
 
     def asks_ages(self, partition: int) -> bool:
         ages = self._ages[partition]
-        return ages is not None and ages.asks(self._now_ms()) is not None
+        return ages is not None and ages.asks(self._now_for(ages)) is not None
 
     # --- how it is done -----------------------------------------------------------------------
+
+    def _now_for(self, ages: AgeMarks) -> int:
+        """Return the time by which these marks judge ages."""
+        return self._clock.before(ages.age_ms) + ages.age_ms
 
     async def _begin_windows(self) -> None:
         while len(self.windows) < self.topic.partitions:
@@ -242,7 +247,7 @@ class Feed:
         window.shrink(self.max_bytes // len(self.windows))
         ages = self._ages[window.key.partition]
         if ages is not None:
-            ages.add(window.end, self._now_ms())
+            ages.add(window.end, self._clock.now_ms())
         return True
 
     def _tell(self) -> None:

@@ -35,6 +35,7 @@ from quackmq.broker.settings import Caller
 from quackmq.broker.subscribing import Subscribing, check_subscriber
 from quackmq.broker.topics import Topics
 from quackmq.broker.waits import Changes
+from quackmq.clock import Clock
 from quackmq.conventions import PUBLISHER_PREFIX, SUBSCRIBED, note_of, wants_receipts
 from quackmq.errors import (
     BrokerClosing,
@@ -86,7 +87,7 @@ class Groups:
         subscribing: Subscribing,
         modes: Modes,
         topics: Topics,
-        now_ms: Callable[[], int],
+        clock: Clock,
         cursor_moved: Callable[[PartitionKey], None],
         check_free: Callable[[str], None],
     ) -> None:
@@ -98,7 +99,8 @@ class Groups:
         self._subscribing = subscribing
         self._modes = modes
         self._topics = topics
-        self._now_ms = now_ms
+        self._clock = clock
+        self._now_ms = clock.now_ms
         self._cursor_moved = cursor_moved
         self._check_free = check_free
         self._changes = Changes()
@@ -302,7 +304,7 @@ class Groups:
             for number, name in enumerate(names):
                 if number % limits.CLEANED_GROUPS == 0:
                     await asyncio.sleep(0)
-                if self._is_expired(name, now_ms):
+                if self._is_expired(name):
                     await self._changes.carry_through(self._expire(name))
                 elif looked_ms is not None and self._lost_its_members(name):
                     await self._changes.carry_through(self._coordinator.note_empty(name))
@@ -462,7 +464,7 @@ class Groups:
 
     async def _expire(self, name: str) -> None:
         async with self._cursors.changing(name):
-            if self._is_expired(name, self._now_ms()):
+            if self._is_expired(name):
                 log.info("the group %s has expired", name)
                 await self._remove(name)
 
@@ -472,14 +474,15 @@ class Groups:
         await self._coordinator.forget(name)
         self._follow_settings(name)
 
-    def _is_expired(self, name: str, now_ms: int) -> bool:
+    def _is_expired(self, name: str) -> bool:
         # A group also is there while its first member has been given an id and nothing else.
         if self._delivery.has_name(name) or self._coordinator.group(name) is not None:
             return False
         if name in self._holding:
             return False
         is_publisher = name.startswith(PUBLISHER_PREFIX)
-        since_ms = now_ms - (limits.PUBLISHER_EXPIRY_MS if is_publisher else limits.GROUP_EXPIRY_MS)
+        age_ms = limits.PUBLISHER_EXPIRY_MS if is_publisher else limits.GROUP_EXPIRY_MS
+        since_ms = self._clock.expired_before(age_ms)
         if self._coordinator.keeps_offsets(name):
             empty_since_ms = self._coordinator.empty_since_ms(name)
             if empty_since_ms is None or empty_since_ms > since_ms:

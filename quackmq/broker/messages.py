@@ -27,7 +27,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple, Protocol
 from uuid import UUID
@@ -49,6 +49,7 @@ from quackmq.broker.placement import (
 from quackmq.broker.settings import Caller
 from quackmq.broker.topics import Topics
 from quackmq.broker.waits import Changes, NamedLocks
+from quackmq.clock import Clock
 from quackmq.conventions import (
     NUMBER_PARTITION,
     number_of_offset,
@@ -118,7 +119,7 @@ class Messages:
         groups: Coordinator,
         decoded: DecodedBatches,
         read: Reader,
-        now_ms: Callable[[], int],
+        clock: Clock,
     ) -> None:
         self._broker = broker
         self._store = store
@@ -127,7 +128,7 @@ class Messages:
         self._groups = groups
         self._decoded = decoded
         self._read = read
-        self._now_ms = now_ms
+        self._clock = clock
         self._changes = Changes()
         self._lines: dict[tuple[UUID, str], _Line] = {}
         #: By topic id and producer id of an idempotency key.
@@ -218,7 +219,8 @@ class Messages:
             partition = partition_of(topic.policy.partitioner, key, topic.partitions)
             if partition is None:
                 partition = self._next_turn(topic)
-        encoded = codec.single(value, timestamp_ms=self._now_ms(), key=key, headers=headers)
+        timestamp_ms = self._clock.record_time_ms()
+        encoded = codec.single(value, timestamp_ms=timestamp_ms, key=key, headers=headers)
         appended = self._broker.publish(caller, topic, partition, Batch.peek(encoded), waits=waits)
         if not isinstance(appended, asyncio.Future):
             appended = asyncio.ensure_future(appended)
@@ -284,7 +286,7 @@ class Messages:
                     shares = await self._shares(topic, records, partition)
                     await self._store.room()
                     key = CursorKey(group, topic.id, NUMBER_PARTITION)
-                    cursor = Cursor(key, next_number, "", self._now_ms())
+                    cursor = Cursor(key, next_number, "", self._clock.now_ms())
                     appended = await self._broker.publish_together(
                         caller, topic, _appends(topic, shares), [cursor]
                     )
@@ -415,7 +417,7 @@ class Messages:
         return turn
 
     def _batch(self, records: Sequence[Record], producer_id: int, epoch: int) -> Batch:
-        now_ms = self._now_ms()
+        now_ms = self._clock.record_time_ms()
         timed = [
             record._replace(timestamp_ms=now_ms) if record.timestamp_ms == NO_TIMESTAMP else record
             for record in records

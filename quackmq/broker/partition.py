@@ -15,6 +15,7 @@ from typing import Any
 
 from quackmq.archive.manifest import Manifest
 from quackmq.broker.marks import AgeMarks, SizeMarks
+from quackmq.clock import Clock
 from quackmq.policy import Facts
 from quackmq.topic import Appended, Offsets, PartitionKey, Topic
 
@@ -129,19 +130,29 @@ class Partition:
         expired_before = 0 if self.live is None else self.live.before
         return Facts(self.first, self.next, expired_before)
 
-    def facts(self, now_ms: int, held_from: int | None) -> Facts:
+    def now_for(self, ages: AgeMarks, clock: Clock) -> int:
+        """Return the time by which these marks judge ages. What is live goes on while deletion is
+        paused: otherwise a full topic would take nothing any more."""
+        age_ms = ages.age_ms
+        before_ms = clock.before(age_ms) if ages is self.live else clock.expired_before(age_ms)
+        return before_ms + age_ms
+
+    def facts(self, clock: Clock, held_from: int | None) -> Facts:
         return Facts(
             first=self.first,
             next=self.next,
-            expired_before=0 if self.live is None else self.live.advance(now_ms),
-            old_before=0 if self.old is None else self.old.advance(now_ms),
+            expired_before=self._advance(self.live, clock),
+            old_before=self._advance(self.old, clock),
             surplus_before=0 if self.sizes is None else self.sizes.surplus_before(),
             held_from=held_from,
             unheld_before=max(
-                0 if self.unheld is None else self.unheld.advance(now_ms),
+                self._advance(self.unheld, clock),
                 0 if self.hold_sizes is None else self.hold_sizes.surplus_before(),
             ),
         )
+
+    def _advance(self, ages: AgeMarks | None, clock: Clock) -> int:
+        return 0 if ages is None else ages.advance(self.now_for(ages, clock))
 
     def _gather(self) -> None:
         """All marks that there are of each kind: every append is told to them."""

@@ -39,6 +39,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from quackmq import limits
 from quackmq.broker.partition import Partition
 from quackmq.broker.survey import Archive, Holds, Survey
+from quackmq.clock import Clock
 from quackmq.errors import BrokerClosing, QuackError, RecordTooLarge, TopicFull
 from quackmq.policy import WhenFull, has_room, trim_before
 from quackmq.record import Batch
@@ -65,7 +66,7 @@ class Retention:
     def __init__(
         self,
         store: Store,
-        now_ms: Callable[[], int],
+        clock: Clock,
         holds: Holds,
         full_topic_wait_ms: int,
         on_trimmed: Callable[[PartitionKey, int], None],
@@ -74,8 +75,8 @@ class Retention:
         """`archive` is the store itself, where it archives. `on_trimmed` is told where a partition
         begins when something of it was let go of."""
         self._store = store
-        self._survey = Survey(store, archive, holds)
-        self._now_ms = now_ms
+        self._survey = Survey(store, archive, holds, clock)
+        self._now_ms = clock.now_ms
         self._holds = holds
         self._full_topic_wait_ms = full_topic_wait_ms
         self._on_trimmed = on_trimmed
@@ -215,7 +216,7 @@ class Retention:
             now_ms = self._now_ms()
             partition.due_ms = math.inf
             try:
-                has_more = await self._survey.look(partition, now_ms)
+                has_more = await self._survey.look(partition)
                 trimmed = await self._trim_due(partition, now_ms)
             except BaseException:
                 partition.due_ms = 0
@@ -224,7 +225,7 @@ class Retention:
         self._admit(partition)
 
     async def _trim_due(self, partition: Partition, now_ms: int) -> bool:
-        facts = self._survey.facts(partition, now_ms)
+        facts = self._survey.facts(partition)
         policy = partition.topic.policy
         before = trim_before(policy, facts)
         if before <= partition.first or self._waits_with_cut(partition, before, now_ms):
@@ -287,7 +288,7 @@ class Retention:
         try:
             while not partition.is_ready:
                 topic = partition.topic
-                await self._survey.begin(partition, self._now_ms())
+                await self._survey.begin(partition)
                 partition.is_ready = partition.topic is topic
         except Exception as error:
             self._fail_queue(partition.key, error)
@@ -316,7 +317,7 @@ class Retention:
         facts = partition.least_facts()
         if has_room(policy, facts, entries):
             return True
-        facts = self._survey.facts(partition, self._now_ms())
+        facts = self._survey.facts(partition)
         # A repeat takes no room: the log has it.
         return has_room(policy, facts, entries) or self._store.is_repeat(
             Append(partition.key, batch)
@@ -402,7 +403,7 @@ class Retention:
         cleaner will look into it."""
         if not partition.is_ready:
             return partition.first
-        return trim_before(partition.topic.policy, self._survey.facts(partition, self._now_ms()))
+        return trim_before(partition.topic.policy, self._survey.facts(partition))
 
     def _leaves_to_cleaner(self, partition: Partition) -> bool:
         """Who publishes does not wait for a manifest, nor for the cleaner, who may do so."""

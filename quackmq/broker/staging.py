@@ -59,6 +59,7 @@ from quackmq.broker.stage_log import (
 from quackmq.broker.stage_series import CommittedTurn, SeriesBook, Turn
 from quackmq.broker.topics import Topics
 from quackmq.broker.waits import Changes, NamedLocks
+from quackmq.clock import Clock
 from quackmq.errors import (
     BrokerClosing,
     CorruptBatch,
@@ -91,7 +92,7 @@ class Staging:
         store: Store,
         topics: Topics,
         producer_ids: ProducerIds,
-        now_ms: Callable[[], int],
+        clock: Clock,
         appended: Callable[[PartitionKey, Appended, int], None],
         subscribers: Callable[[UUID], int],
     ) -> None:
@@ -99,9 +100,10 @@ class Staging:
         tells how many a topic has."""
         self._store = store
         self._topics = topics
-        self._now_ms = now_ms
+        self._clock = clock
+        self._now_ms = clock.now_ms
         self._subscribers = subscribers
-        self._copier = StageCopier(store, topics, producer_ids, now_ms, appended)
+        self._copier = StageCopier(store, topics, producer_ids, clock.now_ms, appended)
         self._stages: dict[str, Stage] = {}
         self._committed: dict[str, CommittedStage] = {}
         self._series = SeriesBook(store)
@@ -245,10 +247,11 @@ class Staging:
         self._looked_ms = now_ms
         for key in [key for key in self._stages if self._is_left(key)]:
             await self._changes.carry_through(self._expire(key))
-        since_ms = now_ms - limits.STAGE_REMEMBERED_MS
+        since_ms = self._clock.expired_before(limits.STAGE_REMEMBERED_MS)
         for key in [key for key, each in self._committed.items() if each.committed_ms <= since_ms]:
             await self._changes.carry_through(self._forget(key))
-        for series in self._series.left(now_ms - limits.STAGE_SERIES_REMEMBERED_MS):
+        series_since_ms = self._clock.expired_before(limits.STAGE_SERIES_REMEMBERED_MS)
+        for series in self._series.left(series_since_ms):
             await self._changes.carry_through(self._forget_series(series))
 
     # --- how it is done ---------------------------------------------------------------------
@@ -491,7 +494,7 @@ class Staging:
         stage = self._stages.get(key)
         if stage is None or stage.is_ending:
             return False
-        return stage.touched_ms + limits.STAGE_EXPIRY_MS <= self._now_ms()
+        return stage.touched_ms <= self._clock.expired_before(limits.STAGE_EXPIRY_MS)
 
     def _check_call(self, header: Header) -> None:
         if header.number < 0:

@@ -16,6 +16,7 @@ from quackmq import limits
 from quackmq.archive.manifest import Manifest
 from quackmq.broker.marks import SizeMarks, Walk
 from quackmq.broker.partition import Partition
+from quackmq.clock import Clock
 from quackmq.errors import DamagedData, OffsetOutOfRange
 from quackmq.policy import Facts
 from quackmq.record import spans
@@ -49,34 +50,36 @@ class Archive(Protocol):
 
 
 class Survey:
-    def __init__(self, store: Store, archive: Archive | None, holds: Holds) -> None:
+    def __init__(self, store: Store, archive: Archive | None, holds: Holds, clock: Clock) -> None:
         """`archive` is the store itself, where it archives."""
         self._store = store
         self._archive = archive
         self._holds = holds
+        self._clock = clock
 
-    def facts(self, partition: Partition, now_ms: int) -> Facts:
-        """As far as they are known."""
-        return partition.facts(now_ms, self._holds.held_from(partition.key))
+    def facts(self, partition: Partition) -> Facts:
+        """Return the facts as far as they are known."""
+        return partition.facts(self._clock, self._holds.held_from(partition.key))
 
-    async def begin(self, partition: Partition, now_ms: int) -> None:
+    async def begin(self, partition: Partition) -> None:
         """All that a partition's policy needs to know, from nothing."""
         offsets = await self._store.offsets(partition.key)
         in_log = offsets
         if self._archive is not None:
             in_log = await self._archive.inner.offsets(partition.key)
-        partition.begin(offsets, in_log, now_ms)
+        partition.begin(offsets, in_log, self._clock.now_ms())
         self.follow_archive(partition)
-        await self._ask_ages(partition, now_ms)
+        await self._ask_ages(partition)
         await self._measure(partition)
 
-    async def look(self, partition: Partition, now_ms: int) -> bool:
+    async def look(self, partition: Partition) -> bool:
         """What is new in a partition. Whether there may be more to find by looking again."""
+        now_ms = self._clock.now_ms()
         partition.follow(await self._store.offsets(partition.key), now_ms)
         self.follow_archive(partition)
-        await self._ask_ages(partition, now_ms)
+        await self._ask_ages(partition)
         await self._measure(partition)
-        walked = [await self._walk(partition, sizes, now_ms) for sizes in partition.all_sizes]
+        walked = [await self._walk(partition, sizes) for sizes in partition.all_sizes]
         return any(walked)
 
     def follow_archive(self, partition: Partition) -> None:
@@ -105,8 +108,9 @@ class Survey:
     def _manifest(self, partition: Partition) -> Manifest | None:
         return None if self._archive is None else self._archive.partitions.manifest(partition.key)
 
-    async def _ask_ages(self, partition: Partition, now_ms: int) -> None:
+    async def _ask_ages(self, partition: Partition) -> None:
         for ages in partition.ages:
+            now_ms = partition.now_for(ages, self._clock)
             if (time_ms := ages.asks(now_ms)) is not None:
                 found = await self._store.offset_for_time(partition.key, time_ms, "append")
                 ages.learn(found, now_ms)
@@ -118,11 +122,11 @@ class Survey:
                 sizes.measured(stretch, size)
                 self.follow_archive(partition)
 
-    async def _walk(self, partition: Partition, sizes: SizeMarks, now_ms: int) -> bool:
+    async def _walk(self, partition: Partition, sizes: SizeMarks) -> bool:
         """Find out which batches of the history are a surplus, as far as that matters now. Whether
         there is more to walk over."""
         walk = sizes.asks()
-        if walk is None or not self._matters(partition, sizes, walk, now_ms):
+        if walk is None or not self._matters(partition, sizes, walk):
             return False
         max_bytes = min(walk.max_bytes, limits.CLEAN_READ_BYTES)
         read = Read(partition.key, walk.offset, max_bytes)
@@ -130,9 +134,9 @@ class Survey:
         _learn(sizes, walk, part)
         return sizes.asks() is not None
 
-    def _matters(self, partition: Partition, sizes: SizeMarks, walk: Walk, now_ms: int) -> bool:
+    def _matters(self, partition: Partition, sizes: SizeMarks, walk: Walk) -> bool:
         """What is held may be a surplus, but stays; and where nobody holds, no hold has an end."""
-        facts = self.facts(partition, now_ms)
+        facts = self.facts(partition)
         if sizes is partition.hold_sizes:
             return facts.held_from is not None
         return facts.held_from is None or walk.offset < max(facts.held_from, facts.unheld_before)

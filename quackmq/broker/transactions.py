@@ -35,6 +35,7 @@ from quackmq.broker.transaction_known import Known, ProducerEpoch, TransactionDe
 from quackmq.broker.transaction_records import TransactionRecords
 from quackmq.broker.transaction_state import PendingOffset
 from quackmq.broker.waits import Changes
+from quackmq.clock import Clock
 from quackmq.errors import (
     BrokerClosing,
     ConcurrentTransactions,
@@ -76,15 +77,16 @@ class Transactions:
         topics: Topics,
         groups: Groups,
         producer_ids: ProducerIds,
-        now_ms: Callable[[], int],
+        clock: Clock,
         marked: Callable[[PartitionKey, Appended, int], None],
     ) -> None:
         """`marked` is told of every marker that was appended, and its size."""
-        self._records = TransactionRecords(store, topics, groups, now_ms, marked)
+        self._records = TransactionRecords(store, topics, groups, clock.now_ms, marked)
         self._topics = topics
         self._groups = groups
         self._producer_ids = producer_ids
-        self._now_ms = now_ms
+        self._clock = clock
+        self._now_ms = clock.now_ms
         self._changes = Changes()
         self._serial = 0
         self._looked_ms = 0
@@ -266,7 +268,7 @@ class Transactions:
             return
         self._looked_ms = now_ms
         for known in self._records:
-            if _is_expired(known, now_ms):
+            if _is_expired(known, self._clock):
                 await self._changes.carry_through(self._expire(known))
 
     # --- how it is done ---------------------------------------------------------------------
@@ -344,7 +346,7 @@ class Transactions:
 
     async def _expire(self, known: Known) -> None:
         async with self._records.alone(known):
-            if _is_expired(known, self._now_ms()):
+            if _is_expired(known, self._clock):
                 log.info("the transactional id %s has expired", known.transactional_id)
                 await self._records.forget(known)
 
@@ -421,11 +423,11 @@ class Transactions:
             raise BrokerClosing("the broker is closing: look for the coordinator when it is back")
 
 
-def _is_expired(known: Known, now_ms: int) -> bool:
+def _is_expired(known: Known, clock: Clock) -> bool:
     standing: Standing | None = known.standing
     if standing is None or known.is_ongoing:
         return False
-    return standing.updated_ms + limits.TRANSACTIONAL_ID_EXPIRY_MS <= now_ms
+    return standing.updated_ms <= clock.expired_before(limits.TRANSACTIONAL_ID_EXPIRY_MS)
 
 
 def _ending(known: Known) -> ConcurrentTransactions:

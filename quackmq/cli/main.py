@@ -13,7 +13,7 @@ from itertools import takewhile
 from typing import Any, Final, NoReturn, Protocol
 
 from quackmq import __version__
-from quackmq.cli import archive, chaos, experiment, get, log, logformat, pipeline, put, serve
+from quackmq.cli import archive, chaos, clock, experiment, get, log, logformat, pipeline, put, serve
 from quackmq.cli.outcome import forget_unwritten, had_enough, nobody_reads
 from quackmq.cli.settings import suggest
 from quackmq.errors import InvalidRequest, QuackError
@@ -42,6 +42,7 @@ COMMANDS: Final[dict[str, Command]] = {
     "pipeline": pipeline,
     "put": put,
     "get": get,
+    "clock": clock,
     "experiment": experiment,
     "chaos-client": chaos,
 }

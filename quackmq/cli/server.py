@@ -25,6 +25,7 @@ from quackmq.cli import process
 from quackmq.cli.address import Address, UnixPath
 from quackmq.cli.settings import MEMORY_STORE, Settings
 from quackmq.cli.text import counted
+from quackmq.clock import Clock
 from quackmq.doors.http import HttpDoor
 from quackmq.doors.kafka import KafkaDoor
 from quackmq.doors.line import LineDoor, LineSettings
@@ -116,7 +117,8 @@ async def serve(settings: Settings, doors: Mapping[str, Address | UnixPath]) -> 
     process.prepare()
     stopping = _catch_signals()
     async with AsyncExitStack() as opened:
-        store, archive = await _open_store(settings)
+        clock = Clock.of_system()
+        store, archive = await _open_store(settings, clock)
         opened.push_async_callback(store.close)
         broker = Broker(
             store,
@@ -126,6 +128,7 @@ async def serve(settings: Settings, doors: Mapping[str, Address | UnixPath]) -> 
                 group_initial_delay_ms=settings.group_initial_delay_ms,
                 merge_target_bytes=settings.merge_target_bytes,
             ),
+            clock,
             archive=archive,
             workshop=None if archive is None else WorkerWorkshop(),
         )
@@ -149,19 +152,19 @@ async def serve(settings: Settings, doors: Mapping[str, Address | UnixPath]) -> 
     return 0
 
 
-async def _open_store(settings: Settings) -> tuple[Store, TieredStore | None]:
+async def _open_store(settings: Settings, clock: Clock) -> tuple[Store, TieredStore | None]:
     """The store, and once more where it has an archive."""
     if settings.store == MEMORY_STORE:
         if settings.data is not None:
             log.warning("with store = memory: nothing is kept; %s is not used", settings.data)
-        return MemoryStore(), None
+        return MemoryStore(clock), None
     assert settings.data is not None, "settings were checked before"
     if settings.sync != "always":
         log.warning("sync = %s: a power cut can lose acknowledged messages", settings.sync)
     options = LocalOptions(sync=settings.sync, sync_interval_ms=settings.sync_interval_ms)
-    log_store = await LocalStore.open(settings.data, options)
+    log_store = await LocalStore.open(settings.data, options, clock)
     try:
-        archive = await TieredStore.open(log_store, log_store.disk)
+        archive = await TieredStore.open(log_store, log_store.disk, clock)
     except BaseException:
         await log_store.close()
         raise

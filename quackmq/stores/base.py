@@ -225,6 +225,11 @@ class Store(ABC):
 
     @property
     @abstractmethod
+    def latest_append_ms(self) -> int:
+        """The latest append time in the logs, or a later one that was given; 0 if there is none."""
+
+    @property
+    @abstractmethod
     def failure(self) -> QuackError | None:
         """Why nothing more can be changed, where that is so: what every change would raise."""
 

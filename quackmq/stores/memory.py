@@ -21,7 +21,7 @@ from operator import attrgetter
 from typing import Final, NamedTuple
 
 from quackmq import limits
-from quackmq.clock import wall_clock_ms
+from quackmq.clock import Clock, wall_clock_ms
 from quackmq.errors import BrokerClosing, LimitReached, NotFound, OffsetOutOfRange, QuackError
 from quackmq.policy import Policy
 from quackmq.producers import Producer, Remembered, advance, expired, has_producer, is_repeat
@@ -66,7 +66,8 @@ class MemoryStore(Store):
 
     def __init__(self, now_ms: Callable[[], int] = wall_clock_ms) -> None:
         self.cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-        self._now_ms = now_ms
+        self._clock = Clock.of(now_ms)
+        self._latest_append_ms = 0
         self._catalog = Catalog()
         self._partitions: dict[PartitionKey, _Partition] = {}
         self._open = OpenTransactions()
@@ -77,7 +78,8 @@ class MemoryStore(Store):
 
     async def create_topic(self, name: str, partitions: int, policy: Policy) -> Topic:
         self._check_open()
-        change = self._catalog.new_topic(name, partitions, policy, uuid.uuid4(), self._now_ms())
+        now_ms = self._clock.now_ms()
+        change = self._catalog.new_topic(name, partitions, policy, uuid.uuid4(), now_ms)
         self._catalog.apply(change)
         self._add_partitions(change.topic, 0)
         return change.topic
@@ -117,11 +119,12 @@ class MemoryStore(Store):
         changes: list[Change] = [*self._catalog.cursor_changes(cursors)]
         changes += self._catalog.state_changes(states)
         plans = {key: _Plan(key, self._partition(key)) for key, _, _ in appends}
-        now_ms = self._now_ms()
+        now_ms = self._latest_append_ms = max(self._latest_append_ms, self._clock.now_ms())
+        forget_before_ms = self._clock.expired_before(limits.PRODUCER_EXPIRY_MS)
         answers = [plans[key].add(batch, now_ms) for key, batch, _ in appends]
         # From here on nothing can fail: all of it happens.
         for plan in plans.values():
-            plan.carry_out(now_ms, self._open)
+            plan.carry_out(forget_before_ms, self._open)
         self._catalog.apply_all(changes)
         done: asyncio.Future[list[Appended]] = asyncio.get_running_loop().create_future()
         done.set_result(answers)
@@ -145,6 +148,10 @@ class MemoryStore(Store):
     @property
     def pending_bytes(self) -> int:
         return 0
+
+    @property
+    def latest_append_ms(self) -> int:
+        return self._latest_append_ms
 
     @property
     def failure(self) -> QuackError | None:
@@ -505,7 +512,7 @@ class _Plan:
             check_room(self._key, len(self._partition.transactions.open) + opened)
         self._steps.append(step_of(batch, base_offset, now_ms))
 
-    def carry_out(self, now_ms: int, open_transactions: OpenTransactions) -> None:
+    def carry_out(self, forget_before_ms: int, open_transactions: OpenTransactions) -> None:
         partition = self._partition
         stable_offset, undecided = partition.stable_offset, bool(partition.transactions.open)
         for step in self._steps:
@@ -514,7 +521,7 @@ class _Plan:
         for producer_id, state in self._producers.items():
             partition.producers.pop(producer_id, None)  # to stand at the end, as `expired` wants
             partition.producers[producer_id] = state
-        for producer_id in expired(partition.producers, now_ms):
+        for producer_id in expired(partition.producers, forget_before_ms):
             del partition.producers[producer_id]
         for held in self._held:
             partition.add(held)

@@ -16,6 +16,7 @@ from quackmq.archive.archiver import Archiver
 from quackmq.archive.manifest import Manifest
 from quackmq.archive.tiered import TieredStore
 from quackmq.archive.workshop import Workshop
+from quackmq.clock import Clock as BrokerClock
 from quackmq.codec import decode, encode
 from quackmq.policy import Policy
 from quackmq.record import Batch, Record, batches
@@ -62,7 +63,8 @@ class Pond:
         self.clock = clock
         self.topics: dict[str, Topic] = {}
         self.publishers: dict[int, str] = {}
-        self.archiver = Archiver(store, lambda: self.topics, clock, self.publishers.get, workshop)
+        time = BrokerClock.of(clock)
+        self.archiver = Archiver(store, lambda: self.topics, time, self.publishers.get, workshop)
 
     # --- topics and what is in them ------------------------------------------------------------
 

@@ -9,12 +9,14 @@ import pytest
 
 from quackmq import limits
 from quackmq.archive.due import Failures, Ready, is_no_room, wait_ms
+from quackmq.clock import Clock
 from quackmq.errors import DamagedData, StorageError
 from quackmq.policy import Policy
 from quackmq.topic import PartitionKey
 
 KEY = PartitionKey(uuid.UUID(int=1), 0)
 NOW_MS = 1_700_000_000_000
+CLOCK = Clock.of(lambda: NOW_MS)
 
 
 @pytest.mark.parametrize(
@@ -36,19 +38,19 @@ def test_a_partition_is_due_by_bytes_or_by_age_and_never_without_either(
 ) -> None:
     policy = Policy(archive_after_ms=after_ms, archive_bytes=size)
     ready = Ready(5, 9, bytes_ready, NOW_MS - age_ms)
-    assert ready.is_due(policy, NOW_MS) is is_due
+    assert ready.is_due(policy, CLOCK) is is_due
 
 
 def test_nothing_is_never_due() -> None:
     policy = Policy(archive_after_ms=0, archive_bytes=1)
-    assert not Ready(5, 5, 0, None).is_due(policy, NOW_MS)
-    assert not Ready(5, 5, 10, 0).is_due(policy, NOW_MS)
+    assert not Ready(5, 5, 0, None).is_due(policy, CLOCK)
+    assert not Ready(5, 5, 10, 0).is_due(policy, CLOCK)
 
 
 def test_by_default_topics_are_archived_after_an_hour_or_a_gibibyte() -> None:
-    assert not Ready(0, 9, 2**30 - 1, NOW_MS - 3_599_999).is_due(Policy(), NOW_MS)
-    assert Ready(0, 9, 2**30, NOW_MS).is_due(Policy(), NOW_MS)
-    assert Ready(0, 9, 1, NOW_MS - 3_600_000).is_due(Policy(), NOW_MS)
+    assert not Ready(0, 9, 2**30 - 1, NOW_MS - 3_599_999).is_due(Policy(), CLOCK)
+    assert Ready(0, 9, 2**30, NOW_MS).is_due(Policy(), CLOCK)
+    assert Ready(0, 9, 1, NOW_MS - 3_600_000).is_due(Policy(), CLOCK)
 
 
 def test_the_wait_doubles_up_to_its_bound() -> None:

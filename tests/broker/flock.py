@@ -52,7 +52,7 @@ class Pond:
         if self._kind == "memory":
             yield self._memory
             return
-        store = await LocalStore.open(self._directory)
+        store = await LocalStore.open(self._directory, now_ms=self.clock)
         try:
             yield store
         finally:

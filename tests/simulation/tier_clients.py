@@ -15,6 +15,7 @@ from quackmq.archive.merging import MergeSettings
 from quackmq.archive.pins import Pin
 from quackmq.archive.tiered import TieredStore
 from quackmq.broker.retention import Failure, Retention
+from quackmq.clock import Clock
 from quackmq.errors import (
     DamagedData,
     InvalidRequest,
@@ -56,7 +57,7 @@ class Tiers:
 
     def __post_init__(self) -> None:
         self.archiver = Archiver(
-            self.store, lambda: self.truth.topics, self.now_ms, lambda producer_id: None
+            self.store, lambda: self.truth.topics, Clock.of(self.now_ms), lambda producer_id: None
         )
         self.merger = Merger(
             self.store.partitions, MergeSettings(target_bytes=20_000, growth=2, most_files=3)
@@ -228,7 +229,12 @@ class Retainer:
         if self._retention is None:
             store: Any = _Watched(life)
             self._retention = Retention(
-                store, life.now_ms, _NoHolds(), 0, lambda key, first: None, archive=life.store
+                store,
+                Clock.of(life.now_ms),
+                _NoHolds(),
+                0,
+                lambda key, first: None,
+                archive=life.store,
             )
         retention, live = self._retention, life.truth.live()
         for topic in live:

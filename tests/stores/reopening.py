@@ -90,6 +90,10 @@ class ReopeningStore(Store):
         return self._store.pending_bytes
 
     @property
+    def latest_append_ms(self) -> int:
+        return self._store.latest_append_ms
+
+    @property
     def failure(self) -> QuackError | None:
         return self._store.failure
 

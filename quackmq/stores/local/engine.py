@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 from quackmq import limits
+from quackmq.clock import Clock
 from quackmq.disk import replace_file, write_all
 from quackmq.errors import BrokerClosing, LimitReached, QuackError, StoreReadOnly
 from quackmq.stores.catalog import Catalog, Change, TopicDeleted, TopicPut, encode_change
@@ -73,8 +74,8 @@ class Engine:
         self.failure: QuackError | None = None
         #: How many cycles were committed: while it stays the same, so does all that can be read.
         self.commits = 0
-        self._now_ms = now_ms
-        self._last_ms = max(
+        self._clock = Clock.of(now_ms)
+        self.latest_append_ms = max(
             (segment.last_append_ms for log in self.logs.values() for segment in log.segments),
             default=0,
         )
@@ -131,9 +132,10 @@ class Engine:
         self._touched.update(dict.fromkeys(self.logs.values()))
 
     def now_ms(self) -> int:
-        """The wall clock, but never backwards: append times tell ages and must not fall."""
-        self._last_ms = max(self._last_ms, self._now_ms())
-        return self._last_ms
+        """Return the time of an append that is made now; it is never before that of another one,
+        since lookups by append time rely on the order."""
+        self.latest_append_ms = max(self.latest_append_ms, self._clock.now_ms())
+        return self.latest_append_ms
 
     def check_writable(self) -> None:
         if self.failure is not None:
@@ -406,9 +408,10 @@ class Engine:
     def _commit(self, cycle: Cycle) -> None:
         """A cycle is durable: show it, and answer whoever waits."""
         self.commits += 1
+        forget_before_ms = self._clock.expired_before(limits.PRODUCER_EXPIRY_MS)
         for (log, chunks, inline), descriptors in zip(cycle.shares, cycle.descriptors, strict=True):
             for descriptor in descriptors:
-                log.commit(descriptor)
+                log.commit(descriptor, forget_before_ms)
             log.flying = []
             for chunk in chunks:
                 chunk.producer_batches, chunk.steps = (), None

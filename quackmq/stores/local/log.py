@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from quackmq import limits, producers
+from quackmq.clock import NEVER_MS
 from quackmq.producers import Producer, Remembered
 from quackmq.record import Batch, stamp
 from quackmq.stores.local.format import CONTINUES, Descriptor, ProducerBatch, Region
@@ -224,9 +225,10 @@ class PartitionLog:
             ),
         )
 
-    def commit(self, chunk: Descriptor) -> None:
+    def commit(self, chunk: Descriptor, forget_before_ms: int = NEVER_MS) -> None:
         """A chunk is durable: from now on it is read, its producers' repeats are known, and so is
-        what it begins and ends."""
+        what it begins and ends. Producers that were last heard at `forget_before_ms` or before are
+        forgotten."""
         segment = self.segment_with_base(chunk.segment_base)
         if segment is not self.segments[0] and not segment.size:
             self.segments[self.segments.index(segment) - 1].seal()
@@ -238,7 +240,7 @@ class PartitionLog:
         for step in chunk.steps:
             self._follow(step, segment)
         if chunk.producers or chunk.steps:
-            for forgotten in producers.expired(self.producers, chunk.append_time_ms):
+            for forgotten in producers.expired(self.producers, forget_before_ms):
                 del self.producers[forgotten]
 
     def _remember(self, state: Producer) -> None:

@@ -83,7 +83,12 @@ class LocalStore(Store):
         return self._engine.disk
 
     @classmethod
-    async def open(cls, directory: Path, options: LocalOptions | None = None) -> LocalStore:
+    async def open(
+        cls,
+        directory: Path,
+        options: LocalOptions | None = None,
+        now_ms: Callable[[], int] = wall_clock_ms,
+    ) -> LocalStore:
         """StoreLocked, NewerFormat, DamagedStore, UnusableDirectory."""
         try:
             _make_directory(directory)
@@ -94,7 +99,7 @@ class LocalStore(Store):
                 f"{directory} cannot be used as a data directory: {why}"
             ) from error
         try:
-            return await cls.open_on(RealDisk(directory), options=options)
+            return await cls.open_on(RealDisk(directory), options=options, now_ms=now_ms)
         except (DamagedStore, NewerFormat, UnusableDirectory) as error:
             raise type(error)(f"{directory}: {error}") from error
 
@@ -268,6 +273,10 @@ class LocalStore(Store):
     @property
     def pending_bytes(self) -> int:
         return self._engine.gathering.batches.used
+
+    @property
+    def latest_append_ms(self) -> int:
+        return self._engine.latest_append_ms
 
     @property
     def failure(self) -> QuackError | None:

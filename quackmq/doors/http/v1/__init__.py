@@ -2,7 +2,7 @@
 
 Read in this order: `operations` (what an operation is), `messages` (how messages are written), then
 any of the rest: `topics`, `publishing`, `reading`, `batches`, `holes`, `events`, `subscriptions`,
-`stages`, `archive`, `health`, `connections`, each with its handlers and its `OPERATIONS`;
+`stages`, `archive`, `health`, `clock`, `connections`, each with its handlers and its `OPERATIONS`;
 `documents`, `openapi` and `page` tell of all of them.
 """
 
@@ -14,6 +14,7 @@ from quackmq.doors.http.routes import Route
 from quackmq.doors.http.v1 import (
     archive,
     batches,
+    clock,
     connections,
     documents,
     events,
@@ -38,6 +39,7 @@ _OFFERED: Final = (
     *stages.OPERATIONS,
     *archive.OPERATIONS,
     *health.OPERATIONS,
+    *clock.OPERATIONS,
     *connections.OPERATIONS,
 )
 OPERATIONS: Final[tuple[Operation, ...]] = (*_OFFERED, *documents.operations(_OFFERED))

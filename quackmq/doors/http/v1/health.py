@@ -14,6 +14,7 @@ from typing import Final, Literal
 from msgspec import Struct
 
 from quackmq import __version__, limits
+from quackmq.doors.http.v1.clock import ClockState, state_of
 from quackmq.doors.http.v1.operations import Answer, Operation, answered
 from quackmq.doors.http.values import Request, Response
 from quackmq.errors import BrokerClosing, StoreReadOnly
@@ -53,6 +54,7 @@ class Health(Struct, frozen=True):
     archive: ArchiveHealth | None
     not_cleaned: list[str]
     not_reached: list[str]
+    clock: ClockState
 
 
 async def health(request: Request) -> Response:
@@ -83,6 +85,7 @@ def _health(request: Request, status: Literal["live", "ready"]) -> Health:
             f"{name}, topic {topic_name}: {reason}"
             for (name, topic_name), reason in islice(unreached.items(), limits.PUSH_TOLD)
         ],
+        state_of(request.broker.timekeeping.status(request.caller)),
     )
 
 

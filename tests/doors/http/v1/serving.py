@@ -16,6 +16,7 @@ import pytest
 from quackmq import limits
 from quackmq.archive.tiered import TieredStore
 from quackmq.broker import Broker, Caller
+from quackmq.clock import Clock
 from quackmq.doors.http import HttpDoor
 from quackmq.stores.base import Store
 from quackmq.stores.local import LocalOptions, LocalStore
@@ -102,8 +103,14 @@ class Serving:
     """A broker and its door, over a store, or a directory where it has an archive, too. Calls come
     from the test's thread."""
 
-    def __init__(self, store: Store | None = None, directory: Path | None = None) -> None:
+    def __init__(
+        self,
+        store: Store | None = None,
+        directory: Path | None = None,
+        clock: Clock | None = None,
+    ) -> None:
         self._store = store
+        self._clock = clock
         self._directory = directory
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
@@ -146,7 +153,7 @@ class Serving:
             log = await LocalStore.open(self._directory, LocalOptions(sync="os"))
             self._store = archive = await TieredStore.open(log, log.disk)
         self._store = self._store or MemoryStore()
-        self.broker = Broker(self._store, archive=archive)
+        self.broker = Broker(self._store, clock=self._clock, archive=archive)
         await self.broker.open()
         self.door = HttpDoor(self.broker, "127.0.0.1", 0)
         return await self.door.start()
@@ -159,8 +166,10 @@ class Serving:
 
 
 @contextmanager
-def serving(store: Store | None = None, directory: Path | None = None) -> Iterator[Serving]:
-    served = Serving(store, directory)
+def serving(
+    store: Store | None = None, directory: Path | None = None, clock: Clock | None = None
+) -> Iterator[Serving]:
+    served = Serving(store, directory, clock)
     try:
         yield served
     finally:

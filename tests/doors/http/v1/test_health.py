@@ -8,6 +8,7 @@ import quackmq
 from quackmq.errors import QuackError, StoreReadOnly
 from quackmq.stores.memory import MemoryStore
 from tests.doors.http.v1.serving import Client, serving
+from tests.machine_clock import YEAR_MS, Machine
 
 
 class FullStore(MemoryStore):
@@ -49,3 +50,23 @@ def test_a_broker_whose_disk_is_full_lives_but_is_not_ready() -> None:
 def test_looking_can_be_done_without_a_body(api: Client, path: str) -> None:
     answer = api.ask("HEAD", path)
     assert (answer.status, answer.body) == (200, b"")
+
+
+def test_health_shows_the_clock_and_its_confirmation() -> None:
+    machine = Machine()
+    clock = machine.clock()
+    with serving(MemoryStore(clock), clock=clock) as served:
+        api = served.client()
+        assert api.get("/v1/health").json["clock"]["status"] == "steady"
+        machine.jump(YEAR_MS)
+        shown = api.get("/v1/health").json["clock"]
+        assert (shown["status"], shown["ahead_ms"]) == ("jumped", YEAR_MS)
+        assert api.get("/v1/clock").json == shown
+        answer = api.ask("POST", "/v1/clock/confirm")
+        assert (answer.status, answer.json["confirmed"]) == (200, True)
+        assert answer.json["clock"] == api.get("/v1/clock").json
+        assert answer.json["clock"]["time_ms"] == machine.wall_ms
+        assert api.get("/v1/ready").json["clock"]["status"] == "steady"
+        again = api.post("/v1/clock/confirm", {"passed": False})
+        assert (again.status, again.json["confirmed"]) == (200, False)
+        assert api.post("/v1/clock/confirm", {"passt": True}).status == 400

@@ -1,0 +1,162 @@
+"""The broker's clock over restarts: what the store remembers of it, and what operators are told.
+
+The store is told the time every CLOCK_KEEP_MS, and whenever the state of the clock changes. When
+the broker opens, the clock goes on from there (see `quackmq.clock`). The log names every change: a
+wall clock that jumped, a clock that is paused, a clock that is in order again.
+
+Promised: a confirmation that was answered is durable. Not promised: the exact time of a crash; it
+lies between the last time that was kept and CLOCK_KEEP_MS later.
+
+Not thread-safe: call from the broker's loop.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from datetime import UTC, datetime
+from typing import Final
+
+from quackmq import limits
+from quackmq.broker.settings import Caller
+from quackmq.broker.waits import Changes, NamedLocks
+from quackmq.clock import Clock, ClockStatus, Gap, KeptTime
+from quackmq.errors import DamagedStore, StorageError
+from quackmq.stores.base import Store
+
+log = logging.getLogger(__name__)
+
+STATE_KEY: Final = "clock"
+
+_DAY_MS: Final = 24 * 3_600_000
+#: Years that datetime can show.
+_SHOWN_MS: Final = 250_000_000_000_000
+
+
+class Timekeeping:
+    def __init__(self, store: Store, clock: Clock) -> None:
+        self._store = store
+        self._clock = clock
+        self._version = 0
+        self._kept: KeptTime | None = None
+        self._told = "steady"
+        self._locks = NamedLocks()
+        self._changes = Changes()
+
+    async def load(self) -> None:
+        """Let the clock go on from what the store knows."""
+        state = await self._store.state(STATE_KEY)
+        self._version = state.version
+        if state.value is not None:
+            self._kept = _decode(state.value)
+        self._clock.resume(self._kept, self._store.latest_append_ms)
+        self._tell(self._clock.status())
+
+    async def clean(self) -> None:
+        """Tell the store the time if it is due, and the log if the clock's state has changed."""
+        status = self._clock.status()
+        self._tell(status)
+        kept, present = self._kept, self._clock.kept()
+        if (
+            kept is None
+            or present.boot != kept.boot
+            or present.time_ms - kept.time_ms >= limits.CLOCK_KEEP_MS
+            or (present.paused_since_ms, present.gaps) != (kept.paused_since_ms, kept.gaps)
+        ):
+            try:
+                await self._changes.carry_through(self._keep())
+            except StorageError as error:
+                log.warning("the time cannot be kept in the store: %s", error)
+
+    def status(self, caller: Caller) -> ClockStatus:
+        return self._clock.status()
+
+    async def confirm(self, caller: Caller, passed: bool | None = None) -> bool:
+        """Take the wall clock for right, as `Clock.confirm`. Return whether there was anything to
+        confirm. Raise StorageError if the confirmation cannot be stored; it holds until the next
+        start then."""
+        if not self._clock.confirm(passed):
+            return False
+        log.warning("the wall clock was confirmed by %s", caller.address or caller.principal)
+        self._tell(self._clock.status())
+        await self._changes.carry_through(self._keep())
+        return True
+
+    async def close(self) -> None:
+        await self._changes.finish()
+
+    async def _keep(self) -> None:
+        async with self._locks.hold(STATE_KEY):
+            kept = self._clock.kept()
+            state = await self._store.put_state(STATE_KEY, _encode(kept), self._version)
+            self._version, self._kept = state.version, kept
+
+    def _tell(self, status: ClockStatus) -> None:
+        told, self._told = self._told, status.status
+        if status.status == told:
+            return
+        if status.status == "steady":
+            log.info("the wall clock and the broker's clock agree again")
+        elif status.status == "adjusting":
+            log.warning("%s: the broker's clock approaches it slowly", _off(status))
+        elif status.status == "jumped":
+            log.warning(
+                "%s, by more than the time that passed: set the wall clock, or run "
+                "`quackmq clock confirm` if it is right",
+                _off(status),
+            )
+        else:
+            log.error(
+                "%s: the wall clock is wrong, or the broker was off for long. Nothing is deleted "
+                "or expired by age until the wall clock is set right, or `quackmq clock confirm` "
+                "says that it is right",
+                _off(status),
+            )
+
+
+def _off(status: ClockStatus) -> str:
+    """Say how far the clocks are apart, in words."""
+    apart_ms = abs(status.ahead_ms)
+    apart = f"{apart_ms / 1000:.0f} s" if apart_ms < _DAY_MS else f"{apart_ms / _DAY_MS:.1f} days"
+    which = "ahead of" if status.ahead_ms > 0 else "behind"
+    return (
+        f"the wall clock says {_shown(status.wall_ms)}, {apart} {which} the broker's clock, "
+        f"which says {_shown(status.time_ms)}"
+    )
+
+
+def _shown(time_ms: int) -> str:
+    if not 0 <= time_ms < _SHOWN_MS:
+        return f"{time_ms} ms"
+    return datetime.fromtimestamp(time_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def _encode(kept: KeptTime) -> bytes:
+    return json.dumps(kept._asdict()).encode()
+
+
+def _decode(value: bytes) -> KeptTime:
+    """Raise DamagedStore for what `_encode` did not make."""
+    try:
+        fields = json.loads(value)
+    except ValueError as error:
+        raise DamagedStore(f"the time in the store is not JSON: {error}") from None
+    match fields:
+        case {
+            "time_ms": int(time_ms),
+            "boot": str(boot),
+            "elapsed_ms": int(elapsed_ms),
+            "accepted_ms": int(accepted_ms),
+            "paused_since_ms": int() | None as paused_since_ms,
+            "gaps": list(gaps),
+        } if all(map(_is_gap, gaps)):
+            found = tuple(Gap(*gap) for gap in gaps)
+            return KeptTime(time_ms, boot, elapsed_ms, accepted_ms, paused_since_ms, found)
+    raise DamagedStore(f"the time in the store makes no sense: {str(fields)[:200]}")
+
+
+def _is_gap(value: object) -> bool:
+    match value:
+        case [int(), int(), int()]:
+            return True
+    return False
