@@ -124,13 +124,21 @@ class CursorKey(NamedTuple):
     partition: int
 
 
+#: Stands for a leader epoch that was not given.
+NO_LEADER_EPOCH: Final = -1
+
+
 class Cursor(NamedTuple):
-    """The next offset that `name` wants of a partition. `offset` None removes the cursor."""
+    """The next offset that `name` wants of a partition. `offset` None removes the cursor.
+
+    `leader_epoch` is the epoch of the last record that the client read before `offset`, as the
+    client says: it is kept for the client, and the broker does not act on it."""
 
     key: CursorKey
     offset: int | None
     metadata: str = ""
     updated_ms: int = 0
+    leader_epoch: int = NO_LEADER_EPOCH
 
 
 class State(NamedTuple):

@@ -62,7 +62,7 @@ from quackmq.groups import (
     Synced,
 )
 from quackmq.groups.states import CONSUMER_PROTOCOL_TYPE
-from quackmq.topic import Append, Cursor, CursorKey, PartitionKey
+from quackmq.topic import NO_LEADER_EPOCH, Append, Cursor, CursorKey, PartitionKey
 
 log = logging.getLogger(__name__)
 
@@ -71,11 +71,13 @@ class Commit(NamedTuple):
     """The next offset that a group wants of a partition, and what its member notes beside it.
 
     With None the group takes back what it committed, and is in that partition as if it were new.
+    `leader_epoch` is kept beside the offset and given back with it.
     """
 
     key: PartitionKey
     offset: int | None
     metadata: str = ""
+    leader_epoch: int = NO_LEADER_EPOCH
 
 
 class Groups:
@@ -321,10 +323,11 @@ class Groups:
     ) -> list[QuackError | None]:
         outcomes = await self._commit_offsets(name, member, commits)
         noted: dict[tuple[UUID, str, bool], list[int]] = {}
-        for index, (key, offset, metadata) in enumerate(commits):
-            if metadata and offset is not None and outcomes[index] is None:
+        for index, commit in enumerate(commits):
+            metadata = commit.metadata
+            if metadata and commit.offset is not None and outcomes[index] is None:
                 if (note := note_of(metadata)) is not None:
-                    said = (key.topic_id, note, wants_receipts(metadata))
+                    said = (commit.key.topic_id, note, wants_receipts(metadata))
                     noted.setdefault(said, []).append(index)
         for said, indexes in noted.items():
             error = await self._heed(name, *said)
@@ -362,10 +365,10 @@ class Groups:
             good = [index for index, outcome in enumerate(outcomes) if outcome is None]
             now_ms = self._now_ms()
             cursors = [
-                Cursor(CursorKey(name, *key), offset, metadata, now_ms)
+                Cursor(CursorKey(name, *key), offset, metadata, now_ms, leader_epoch)
                 if offset is not None
                 else Cursor(CursorKey(name, *key), None)
-                for key, offset, metadata in (commits[index] for index in good)
+                for key, offset, metadata, leader_epoch in (commits[index] for index in good)
             ]
             for index, outcome in zip(good, await self._set(name, cursors), strict=True):
                 outcomes[index] = outcome

@@ -111,7 +111,7 @@ async def taken_by_group(
     and so is one that is put somewhere, which a client of ours notes. `moving` are subscriptions by
     name and topic."""
     steps: list[Step] = []
-    for (name, topic_id, partition), offset, note, _ in cursors:
+    for (name, topic_id, partition), offset, note, *_ in cursors:
         held = moving.get((name, topic_id))
         if held is None or not held.kept.receipts or offset is None:
             continue

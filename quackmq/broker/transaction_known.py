@@ -133,9 +133,9 @@ class Known:
     def cursors(self, there: Container[UUID], now_ms: int) -> list[Cursor]:
         """What the pending offsets become, in the topics that are there."""
         return [
-            Cursor(CursorKey(group, *key), offset, metadata, now_ms)
+            Cursor(CursorKey(group, *key), offset, metadata, now_ms, leader_epoch)
             for group, pending in self.pending.items()
-            for key, (offset, metadata) in pending.offsets.items()
+            for key, (offset, metadata, leader_epoch) in pending.offsets.items()
             if key.topic_id in there
         ]
 

@@ -3,10 +3,12 @@
     "transaction/ID": {"producer_id": 7, "epoch": 3, "state": "CompleteCommit", "timeout_ms": 60000,
     "updated_ms": 1700000000000, "previous_producer_id": 7, "previous_epoch": 2}
 
-    "transaction-offsets/LENGTH/ID/GROUP": {"TOPIC ID": {"PARTITION": [offset, metadata]}}
+    "transaction-offsets/LENGTH/ID/GROUP":
+        {"TOPIC ID": {"PARTITION": [offset, metadata, leader epoch]}}
 
 The second is there while a transaction is open that commits offsets of a group; LENGTH is that of
-the id, in characters, for both names may contain any. Whether a transaction is open, and where,
+the id, in characters, for both names may contain any. Older directories have no leader epoch, which
+means that there was none. Whether a transaction is open, and where,
 is not kept here: the log knows it. Pure.
 """
 
@@ -18,7 +20,7 @@ from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 from quackmq.errors import DamagedStore
-from quackmq.topic import PartitionKey
+from quackmq.topic import NO_LEADER_EPOCH, PartitionKey
 from quackmq.transaction_states import Standing, TransactionState
 
 #: Keys of transactional ids in the store's small state begin so.
@@ -32,6 +34,7 @@ class PendingOffset(NamedTuple):
 
     offset: int
     metadata: str
+    leader_epoch: int = NO_LEADER_EPOCH
 
 
 def state_key(transactional_id: str) -> str:
@@ -105,10 +108,13 @@ def decode_offsets(value: bytes) -> dict[PartitionKey, PendingOffset]:
         ) from None
 
 
-def _pending(offset: object, metadata: object) -> PendingOffset:
-    if not isinstance(offset, int) or not isinstance(metadata, str):
-        raise TypeError("a pending offset is a number and a text")
-    return PendingOffset(offset, metadata)
+def _pending(
+    offset: object, metadata: object, leader_epoch: object = NO_LEADER_EPOCH
+) -> PendingOffset:
+    match offset, metadata, leader_epoch:
+        case int(), str(), int():
+            return PendingOffset(offset, metadata, leader_epoch)
+    raise TypeError("a pending offset is a number, a text and a leader epoch")
 
 
 def _from_json(value: bytes) -> Any:

@@ -310,7 +310,7 @@ class Transactions:
                 )
             outcomes = await self._groups.prepare(group, member, commits)
             new = {
-                commit.key: PendingOffset(commit.offset, commit.metadata)
+                commit.key: PendingOffset(commit.offset, commit.metadata, commit.leader_epoch)
                 for commit, outcome in zip(commits, outcomes, strict=True)
                 if outcome is None and commit.offset is not None
             }

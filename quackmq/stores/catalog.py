@@ -48,6 +48,7 @@ from quackmq.errors import (
 from quackmq.partitioning import Partitioner
 from quackmq.policy import Policy
 from quackmq.topic import (
+    NO_LEADER_EPOCH,
     Cursor,
     CursorKey,
     PartitionKey,
@@ -358,8 +359,10 @@ def _row_of_change(change: Change) -> list[Any]:
             return ["topic", topic_id.hex, name, partitions, _policy_dict(policy), created_ms]
         case TopicDeleted(topic_id):
             return ["topic-deleted", topic_id.hex]
-        case CursorSet(Cursor((name, topic_id, partition), offset, metadata, updated_ms)):
-            return ["cursor", name, topic_id.hex, partition, offset, metadata, updated_ms]
+        case CursorSet(Cursor((name, topic_id, partition), offset, metadata, updated_ms, epoch)):
+            row = ["cursor", name, topic_id.hex, partition, offset, metadata, updated_ms]
+            # Left out where there is none, as in directories of before there were any.
+            return row if epoch == NO_LEADER_EPOCH else [*row, epoch]
         case StateSet(key, State(value, version)):
             text = None if value is None else base64.b64encode(value).decode("ascii")
             return ["state", key, text, version]
@@ -381,15 +384,26 @@ def _change_of_row(row: object) -> Change:
                 int() | None as offset,
                 str(metadata),
                 int(updated_ms),
-            ]:
+                *rest,
+            ] if (epoch := _leader_epoch_of(rest)) is not None:
                 key = CursorKey(name, uuid.UUID(id_), partition)
-                return CursorSet(Cursor(key, offset, metadata, updated_ms))
+                return CursorSet(Cursor(key, offset, metadata, updated_ms, epoch))
             case ["state", str(key), str() | None as text, int(version)]:
                 value = None if text is None else base64.b64decode(text, validate=True)
                 return StateSet(key, State(value, version))
     except (ValueError, InvalidPolicy) as error:
         raise DamagedStore(f"a change of the catalog makes no sense: {error}") from error
     raise DamagedStore(f"a change of the catalog is of no known kind: {str(row)[:200]}")
+
+
+def _leader_epoch_of(rest: list[object]) -> int | None:
+    """The leader epoch at the end of a cursor's row; None if something else is there."""
+    match rest:
+        case []:
+            return NO_LEADER_EPOCH
+        case [int(epoch)]:
+            return epoch
+    return None
 
 
 def _policy_dict(policy: Policy) -> dict[str, Any]:

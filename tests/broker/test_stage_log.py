@@ -124,11 +124,16 @@ def test_a_standing_comes_back_as_it_was() -> None:
 
 def test_pending_offsets_come_back_as_they_were() -> None:
     offsets = {
-        KEY: PendingOffset(2**62, "noted ü"),
+        KEY: PendingOffset(2**62, "noted ü", 7),
         KEY._replace(partition=0): PendingOffset(0, ""),
         PartitionKey(uuid.UUID(int=8), 0): PendingOffset(1, '"'),
     }
     assert decode_offsets(encode_offsets(offsets)) == offsets
+
+
+def test_a_pending_offset_of_an_older_directory_has_no_leader_epoch() -> None:
+    value = json.dumps({str(KEY.topic_id): {str(KEY.partition): [5, "note"]}}).encode()
+    assert decode_offsets(value) == {KEY: PendingOffset(5, "note", -1)}
 
 
 @pytest.mark.parametrize(
@@ -139,7 +144,7 @@ def test_pending_offsets_that_make_no_sense_are_damage(value: bytes) -> None:
         decode_offsets(value)
 
 
-@pytest.mark.parametrize("wrong", [[1, 2], ["1", ""], 7, [1, "", 3]])
+@pytest.mark.parametrize("wrong", [[1, 2], ["1", ""], 7, [1, "", "3"], [1, "", 3, 4]])
 def test_a_pending_offset_that_makes_no_sense_is_damage(wrong: object) -> None:
     value = json.dumps({str(uuid.UUID(int=7)): {"0": wrong}}).encode()
     with pytest.raises(DamagedStore):

@@ -166,6 +166,31 @@ async def test_offsets_alone_make_a_transaction_that_times_out() -> None:
 
 
 @pytest.mark.asyncio
+async def test_leader_epochs_are_kept_through_a_restart_and_committed(pond: Pond) -> None:
+    async with pond.open() as broker:
+        topic = await broker.create_topic(CALLER, TOPIC, partitions=3)
+        keys = [key_of(topic, partition) for partition in range(3)]
+        before = [Commit(keys[0], 1, "", 7), Commit(keys[1], 1, "", 7)]
+        assert await broker.groups.commit(CALLER, GROUP, NOBODY, before) == [None] * 2
+        duck = Transactor(broker)
+        await duck.init()
+        commits = [Commit(keys[1], 5), Commit(keys[2], 5, "", 9)]
+        await broker.transactions.commit_offsets(
+            CALLER, duck.ref, GROUP, NOBODY, commits, implicit=True
+        )
+    async with pond.open() as broker:
+        duck.broker = broker
+        await duck.commit()
+    async with pond.open() as broker:
+        found = await broker.groups.committed(CALLER, GROUP)
+        assert [(found[key].offset, found[key].leader_epoch) for key in keys] == [
+            (1, 7),
+            (5, -1),
+            (5, 9),
+        ]
+
+
+@pytest.mark.asyncio
 async def test_the_older_way_says_first_that_it_will_commit_offsets() -> None:
     async with open_broker() as broker:
         key = key_of(await broker.create_topic(CALLER, TOPIC))

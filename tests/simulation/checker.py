@@ -17,7 +17,14 @@ from quackmq.errors import OffsetOutOfRange
 from quackmq.record import Batch, batches
 from quackmq.stores.base import Store
 from quackmq.topic import Offsets, PartitionKey, Read, Topic
-from tests.simulation.model import Attempt, Model, PartitionModel, TopicSlot, Violation
+from tests.simulation.model import (
+    Attempt,
+    Model,
+    PartitionModel,
+    TopicSlot,
+    Violation,
+    leader_epoch_of,
+)
 from tests.simulation.platter import Counts
 
 
@@ -91,6 +98,8 @@ class Checker:
             there = found.pop(key, None)
             value = (None, "") if there is None else (there.offset, there.metadata)
             register.observe(value, lossy=self.lossy)
+            if there is not None and there.leader_epoch != leader_epoch_of(there.metadata):
+                raise Violation(f"nobody set the leader epoch of {there}")
         for cursor in found.values():
             if (cursor.key.topic_id, cursor.key.name) not in self.model.subscriptions:
                 raise Violation(f"nobody set {cursor}")

@@ -21,7 +21,15 @@ from quackmq.policy import Policy
 from quackmq.record import Batch, batches
 from quackmq.topic import Append, Cursor, CursorKey, PartitionKey, Read, Slice, Topic
 from tests.simulation.life import CALLER, Life
-from tests.simulation.model import Attempt, Register, TopicSlot, Unit, Violation, Wish
+from tests.simulation.model import (
+    Attempt,
+    Register,
+    TopicSlot,
+    Unit,
+    Violation,
+    Wish,
+    leader_epoch_of,
+)
 from tests.simulation.publishers import new_attempt
 
 
@@ -54,12 +62,14 @@ class CursorKeeper:
 
 
 def _next_cursor(life: Life, name: str, key: PartitionKey) -> Cursor:
-    """Never the same twice: the metadata tells one commit from the next."""
+    """Never the same twice: the metadata tells one commit from the next, and so does the leader
+    epoch, which the checker reads there (`leader_epoch_of`)."""
     cursor_key = CursorKey(name, key.topic_id, key.partition)
     offset: int | None = life.source.randint(0, life.model.partition(key).next + 1)
     if life.source.random() < 0.05:
         offset = None
-    return Cursor(cursor_key, offset, f"m{life.model.tick()}", life.now_ms())
+    metadata = f"m{life.model.tick()}"
+    return Cursor(cursor_key, offset, metadata, life.now_ms(), leader_epoch_of(metadata))
 
 
 async def change_together(life: Life, attempts: list[Attempt], cursors: list[Cursor]) -> None:

@@ -22,7 +22,7 @@ from quackmq.errors import (
 )
 from quackmq.topic import CursorKey, PartitionKey
 from tests.simulation.life import CALLER, Life
-from tests.simulation.model import UNKNOWN_OUTCOMES, Register, Violation
+from tests.simulation.model import UNKNOWN_OUTCOMES, Register, Violation, leader_epoch_of
 
 #: What somebody hears whose place another has.
 _FENCED: Final = (IllegalGeneration, MemberFenced, RebalanceInProgress, UnknownMember)
@@ -132,7 +132,10 @@ class Consumer:
             for key in keys
             if not self._register(life, key).maybe  # unsure since a failure in this life
         }
-        commits = [Commit(key, offset or 0, noted) for key, (offset, noted) in values.items()]
+        commits = [
+            Commit(key, offset or 0, noted, leader_epoch_of(noted))
+            for key, (offset, noted) in values.items()
+        ]
         committing = life.broker.groups.commit(CALLER, self.name, member, commits)
         await self._change(life, values, committing)
         life.counts["offsets committed by groups"] += len(values)

@@ -31,6 +31,12 @@ UNKNOWN_OUTCOMES = (StorageError, BrokerClosing, QuackTimeout)
 _STAMPED = (slice(0, 8), slice(12, 16))
 
 
+def leader_epoch_of(metadata: str) -> int:
+    """The leader epoch that a cursor with this metadata was set with; some have none."""
+    tick = metadata.removeprefix("m")
+    return int(tick) % 5 - 1 if metadata.startswith("m") and tick.isdecimal() else -1
+
+
 class Violation(AssertionError):
     """A promise was broken."""
 

@@ -11,6 +11,7 @@ import pytest
 from quackmq.broker import MemberRef
 from quackmq.broker.coordinator import Coordinator
 from quackmq.broker.cursors import Cursors
+from quackmq.stores import catalog
 from quackmq.stores.local import opening, segment
 from quackmq.stores.local.format import Frame, ProducerBatch
 from quackmq.stores.local.journal import Journal, Scan
@@ -74,6 +75,14 @@ def test_an_offset_given_out_twice_is_caught() -> None:
 
     with mock.patch.object(opening, "_begin_run", begin_one_too_low):
         assert_caught("had batch")
+
+
+def test_a_leader_epoch_forgotten_by_recovery_is_caught() -> None:
+    def forget(rest: object) -> int:
+        return -1
+
+    with mock.patch.object(catalog, "_leader_epoch_of", forget):
+        assert_caught("nobody set the leader epoch")
 
 
 def test_a_producer_forgotten_by_recovery_is_caught() -> None:

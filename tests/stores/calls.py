@@ -87,6 +87,11 @@ async def read_all(store: Store, key: PartitionKey) -> list[tuple[int, bytes]]:
 
 
 def cursor(
-    name: str, key: PartitionKey, offset: int | None, metadata: str = "", updated_ms: int = 0
+    name: str,
+    key: PartitionKey,
+    offset: int | None,
+    metadata: str = "",
+    updated_ms: int = 0,
+    leader_epoch: int = -1,
 ) -> Cursor:
-    return Cursor(CursorKey(name, *key), offset, metadata, updated_ms)
+    return Cursor(CursorKey(name, *key), offset, metadata, updated_ms, leader_epoch)

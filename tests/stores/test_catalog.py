@@ -65,6 +65,7 @@ cursors = st.builds(
     st.none() | counts,
     texts,
     counts,
+    st.integers(-(2**31), 2**31 - 1),
 )
 changes = st.one_of(
     st.builds(TopicPut, topics),
@@ -129,6 +130,8 @@ NONSENSE: list[Any] = [
     ["topic-deleted", 5],
     ["cursor", "name", NEWS.id.hex, 0, 5, "note"],
     ["cursor", "name", NEWS.id.hex, 0, "5", "note", 0],
+    ["cursor", "name", NEWS.id.hex, 0, 5, "note", 0, "3"],
+    ["cursor", "name", NEWS.id.hex, 0, 5, "note", 0, 3, 4],
     ["state", "key", "not base64!", 1],
     ["state", "key", "/w==", 1.5],
 ]
@@ -140,6 +143,13 @@ def test_nonsense_is_damage(row: Any) -> None:
         decode_change(orjson.dumps(row))
     with pytest.raises(DamagedStore):
         Catalog.from_snapshot([row])
+
+
+def test_a_cursor_of_an_older_directory_has_no_leader_epoch() -> None:
+    row = ["cursor", "reader", NEWS.id.hex, 2, 5, "note", 99]
+    assert decode_change(orjson.dumps(row)) == CursorSet(cursor("reader", NEWS, 2))
+    assert cursor("reader", NEWS, 2).leader_epoch == -1
+    assert orjson.loads(encode_change(CursorSet(cursor("reader", NEWS, 2)))) == row
 
 
 @given(st.binary(max_size=60))

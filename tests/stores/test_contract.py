@@ -253,9 +253,10 @@ async def test_of_deletions_at_the_same_time_one_wins(store: Store) -> None:
 
 async def test_a_cursor_is_kept_as_it_was_set(store: Store) -> None:
     key = await new_partition(store)
-    kept = cursor("reader", key, 17, "a note, ärgerlich", 99)
-    await store.set_cursors([kept])
-    assert await store.cursors("reader") == {kept.key: kept}
+    for leader_epoch in (-1, 0, 2**31 - 1):
+        kept = cursor("reader", key, 17, "a note, ärgerlich", 99, leader_epoch)
+        await store.set_cursors([kept])
+        assert await store.cursors("reader") == {kept.key: kept}
 
 
 async def test_a_cursor_moves_both_ways_and_goes(store: Store) -> None:

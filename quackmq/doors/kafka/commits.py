@@ -1,8 +1,7 @@
 """OffsetCommit, OffsetFetch and OffsetDelete: how far a group has come in each partition.
 
-The leader's epoch that clients may send along is not kept, and -1, which stands for none, is
-answered: an offset once readable never comes to mean another record here, which is what the epoch
-would tell. Nor is the time for which old clients want an offset kept; groups expire as a whole.
+The leader epoch that a client sends with an offset is kept, and given back with it. The time for
+which old clients want an offset kept is not: groups expire as a whole.
 
 Kafka keeps whatever number is committed, also a negative one, which clients take for none; kafkajs
 resets offsets by committing -1 and -2, ListOffsets' words for the end and the start. Here -2 is
@@ -26,7 +25,7 @@ from quackmq.broker import Commit, MemberRef
 from quackmq.doors.kafka.api import Call, find_topic, schema_api, unhurried
 from quackmq.doors.kafka.groups import group_code_of
 from quackmq.errors import LimitReached, QuackError, UnknownGroup, UnknownTopic
-from quackmq.topic import Cursor, PartitionKey, Topic
+from quackmq.topic import NO_LEADER_EPOCH, Cursor, PartitionKey, Topic
 from quackmq.wire.kafka.writer import Fields
 
 OFFSET_COMMIT: Final = 8
@@ -110,7 +109,14 @@ async def _wish(call: Call, topic: Topic, partition: Any) -> Wish:
             return group_code_of(error)
     elif partition.committed_offset < 0:
         offset = None
-    return Commit(key, offset, partition.committed_metadata or "")
+    metadata = partition.committed_metadata or ""
+    return Commit(key, offset, metadata, committed_leader_epoch(partition))
+
+
+def committed_leader_epoch(partition: Any) -> int:
+    """The leader epoch of a committed offset; NO_LEADER_EPOCH in versions that have none."""
+    epoch: int = getattr(partition, "committed_leader_epoch", NO_LEADER_EPOCH)
+    return epoch
 
 
 async def _commit(call: Call, request: Any, commits: list[Commit]) -> list[ErrorCode]:
@@ -263,6 +269,7 @@ def _committed(partition: int, cursor: Cursor | None, code: ErrorCode = ErrorCod
     return {
         "partition_index": partition,
         "committed_offset": _NO_OFFSET if offset is None else offset,
+        "committed_leader_epoch": NO_LEADER_EPOCH if cursor is None else cursor.leader_epoch,
         "metadata": "" if cursor is None else cursor.metadata,
         "error_code": code,
     }

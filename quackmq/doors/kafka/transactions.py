@@ -23,7 +23,12 @@ from kio.schema.errors import ErrorCode
 from quackmq import limits
 from quackmq.broker import Commit, MemberRef, ProducerRef, TransactionDescription, TransactionState
 from quackmq.doors.kafka.api import Call, by_topic, find_topic, schema_api, unhurried
-from quackmq.doors.kafka.commits import Wish, commit_wishes, outcome_code
+from quackmq.doors.kafka.commits import (
+    Wish,
+    commit_wishes,
+    committed_leader_epoch,
+    outcome_code,
+)
 from quackmq.doors.kafka.groups import group_code_of
 from quackmq.errors import (
     InvalidTransactionState,
@@ -186,7 +191,8 @@ def _wish(topic: Topic | ErrorCode, partition: Any) -> Wish:
     if partition.committed_offset < 0:
         return ErrorCode.invalid_request
     key = PartitionKey(topic.id, partition.partition_index)
-    return Commit(key, partition.committed_offset, partition.committed_metadata or "")
+    metadata = partition.committed_metadata or ""
+    return Commit(key, partition.committed_offset, metadata, committed_leader_epoch(partition))
 
 
 async def _commit(call: Call, request: Any, commits: Sequence[Commit]) -> list[ErrorCode]:

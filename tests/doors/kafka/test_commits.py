@@ -28,6 +28,9 @@ EVERY_FETCH_VERSION = pytest.mark.parametrize("version", versions_of(OFFSET_FETC
 FIRST_WITH_IDS = 10
 FIRST_WITH_GROUPS = 8
 FIRST_WITH_GROUP_NOT_FOUND = 9
+FIRST_COMMIT_WITH_EPOCH = 6
+FIRST_FETCH_WITH_EPOCH = 5
+EPOCH = 3
 
 #: A partition and its offset, perhaps with metadata.
 Place = tuple[int, int] | tuple[int, int, str | None]
@@ -58,7 +61,7 @@ async def commit(
                     {
                         "partition_index": place[0],
                         "committed_offset": place[1],
-                        "committed_leader_epoch": 0,
+                        "committed_leader_epoch": EPOCH,
                         "committed_metadata": place[2] if len(place) > 2 else "note",
                     }
                     for place in places
@@ -130,9 +133,12 @@ async def test_what_is_committed_is_found_by_every_version(version: int) -> None
             assert offsets(found) == {
                 key_of(topic, fetch_version): {0: (7, "note"), 1: (-1, ""), 2: (2**40, "")}
             }
+            committed_epoch = EPOCH if version >= FIRST_COMMIT_WITH_EPOCH else -1
+            epochs = {0: committed_epoch, 1: -1, 2: committed_epoch}
             for part in found.topics[0].partitions:
                 assert part.error_code == ErrorCode.none
-                assert getattr(part, "committed_leader_epoch", -1) == -1
+                if fetch_version >= FIRST_FETCH_WITH_EPOCH:
+                    assert part.committed_leader_epoch == epochs[part.partition_index]
 
 
 @pytest.mark.asyncio
