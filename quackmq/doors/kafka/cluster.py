@@ -15,7 +15,7 @@ from kio.schema.errors import ErrorCode
 from quackmq.doors.kafka.api import Api, Call, schema_api, unhurried
 from quackmq.doors.kafka.errors import code_of
 from quackmq.errors import QuackError, UnknownTopic
-from quackmq.topic import PartitionKey, Topic
+from quackmq.topic import PartitionKey, Topic, check_topic_name
 from quackmq.wire.kafka.writer import Fields, write_response
 
 API_VERSIONS: Final = 18
@@ -186,6 +186,7 @@ async def _find(call: Call, topic_id: uuid.UUID | None, name: str | None, create
         elif create:
             topic = await call.broker.ensure_topic(call.caller, name)
         else:
+            check_topic_name(name)
             topic = call.broker.topic(name)
     except QuackError as error:
         unknown_id = name is None and isinstance(error, UnknownTopic)

@@ -237,6 +237,11 @@ def policy_of(configs: Iterable[tuple[str, str | None]], base: Policy, default: 
     return Policy.from_configs(given, base)
 
 
+def is_topic_config(name: str) -> bool:
+    """Whether a topic has a config of this name."""
+    return name in FIXED or name in Policy().to_configs()
+
+
 def changed_list(name: str, items: str, remove: bool) -> str:
     """The value of a list with items appended or removed. InvalidPolicy if it is no list."""
     fixed = FIXED.get(name)

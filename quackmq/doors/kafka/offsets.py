@@ -6,6 +6,7 @@ For who reads committed records only, a partition ends where its first open tran
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
@@ -59,7 +60,7 @@ async def list_offsets(call: Call, request: Any) -> Fields:
                         asked[topic.name, wanted.partition_index] > 1,
                         committed,
                     )
-                    async for wanted in unhurried(topic.partitions, every=10)
+                    async for wanted in unhurried(_each_once(topic.partitions), every=10)
                 ],
             }
             for topic in request.topics
@@ -68,6 +69,11 @@ async def list_offsets(call: Call, request: Any) -> Fields:
 
 
 LIST_OFFSETS_API: Final = schema_api(LIST_OFFSETS, 1, 11, 6, list_offsets)
+
+
+def _each_once(partitions: Iterable[Any]) -> list[Any]:
+    """A partition that is asked for twice is answered once."""
+    return list({partition.partition_index: partition for partition in partitions}.values())
 
 
 async def _partition(call: Call, name: str, wanted: Any, repeated: bool, committed: bool) -> Fields:

@@ -20,7 +20,7 @@ from quackmq.doors.kafka.api import Call, schema_api, unhurried
 from quackmq.doors.kafka.errors import code_of
 from quackmq.doors.kafka.transactions import transaction_code_of
 from quackmq.errors import InvalidRequest, LimitReached, QuackError
-from quackmq.topic import PartitionKey
+from quackmq.topic import PartitionKey, check_topic_name
 from quackmq.wire.kafka.writer import Fields
 
 INIT_PRODUCER_ID: Final = 22
@@ -79,6 +79,7 @@ DESCRIBE_PRODUCERS_API: Final = schema_api(DESCRIBE_PRODUCERS, 0, 0, 0, describe
 
 async def _described(call: Call, name: str, partition: int, most: int) -> Fields:
     try:
+        check_topic_name(name)
         key = PartitionKey(call.broker.topic(name).id, partition)
         producers = await call.broker.producers(call.caller, key)
         if len(producers) > most:

@@ -26,12 +26,13 @@ from quackmq.doors.kafka.configs import (
     fields_of,
     group_configs,
     group_settings,
+    is_topic_config,
     policy_of,
     topic_configs,
     under_our_name,
 )
 from quackmq.doors.kafka.errors import code_of
-from quackmq.errors import InvalidRequest, LimitReached, QuackError
+from quackmq.errors import InvalidRequest, LimitReached, QuackError, UnknownTopic
 from quackmq.policy import Policy
 from quackmq.topic import check_topic_name
 from quackmq.wire.kafka.writer import Fields
@@ -228,7 +229,12 @@ def _changes(configs: Sequence[Any], operation_of: Callable[[Any], Operation]) -
 
 async def _alter_topic(call: Call, wanted: Alteration) -> None:
     default = call.broker.settings.default_policy
-    configs = [(change.name, _new_value(change)) for change in wanted.changes]
+    # A config that there is none of can be taken back: it is not set.
+    configs = [
+        (change.name, _new_value(change))
+        for change in wanted.changes
+        if change.operation is not Operation.DELETE or is_topic_config(change.name)
+    ]
 
     def changed(present: Policy) -> Policy:
         if not wanted.replaces:
@@ -237,9 +243,17 @@ async def _alter_topic(call: Call, wanted: Alteration) -> None:
         kept = dataclasses.replace(default, partitioner=present.partitioner)
         return policy_of(configs, kept, default)
 
+    if not wanted.name:
+        raise InvalidRequest("topics have no configs that hold for all: name one topic")
     check_topic_name(wanted.name)
+    try:
+        present = call.broker.topic(wanted.name).policy
+    except UnknownTopic:
+        # Kafka looks at the configs first.
+        changed(default)
+        raise
     if wanted.validate_only:
-        changed(call.broker.topic(wanted.name).policy)
+        changed(present)
     else:
         await call.broker.alter_topic(call.caller, wanted.name, policy=changed)
 

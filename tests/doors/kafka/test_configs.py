@@ -267,7 +267,6 @@ REFUSED: dict[str, dict[str, Any]] = {
     "an append to what is no list": {"retention.ms": (APPEND, "1")},
     "a subtraction from what is no list": {"quackmq.when_full": (SUBTRACT, "archive")},
     "an append to what is nothing": {"no.such": (APPEND, "1")},
-    "the deletion of what is nothing": {"no.such": (DELETE, None)},
     "an append of compaction": {"cleanup.policy": (APPEND, "compact")},
     "no deletion any more": {"cleanup.policy": (SUBTRACT, "delete")},
 }

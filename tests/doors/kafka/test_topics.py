@@ -75,10 +75,9 @@ async def test_configs_become_policies_and_are_told_back() -> None:
 
 
 @pytest.mark.asyncio
-async def test_a_config_given_without_a_value_is_as_the_broker_likes() -> None:
-    settings = BrokerSettings(default_policy=Policy(keep_for_ms=5))
-    async with served(settings=settings) as running:
-        given = configs(retention__ms=None, cleanup__policy=None)
+async def test_of_a_config_given_twice_the_last_counts() -> None:
+    async with served() as running:
+        given = [*configs(retention__ms="1"), *configs(retention__ms="5")]
         (made,) = await create(await running.client(), wish(configs=given))
         assert made.error_code == ErrorCode.none
         assert running.broker.topic("news").policy == Policy(keep_for_ms=5)
@@ -94,8 +93,8 @@ REFUSED = {
         wish(configs=configs(cleanup__policy="compact")),
         ErrorCode.invalid_config,
     ),
-    "a config given twice": (
-        wish(configs=configs(retention__ms="1") * 2),
+    "a config without a value": (
+        wish(configs=configs(retention__ms=None)),
         ErrorCode.invalid_config,
     ),
     "no partitions": (wish(num_partitions=0), ErrorCode.invalid_partitions),
@@ -187,3 +186,84 @@ async def test_topics_are_deleted_by_id() -> None:
         assert (unknown.name, unknown.topic_id) == (None, unknown_id)
         assert unknown.error_code == ErrorCode.unknown_topic_id
         assert dict(running.broker.topics()) == {}
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("version", [1, 5, NEWEST_DELETE])
+async def test_a_topic_that_is_given_twice_is_not_deleted(version: int) -> None:
+    async with served() as running:
+        topic = await running.broker.create_topic(TESTER, "news")
+        await running.broker.create_topic(TESTER, "olds")
+        by_name = {"name": "news", "topic_id": None}
+        by_id = {"name": None, "topic_id": topic.id}
+        old = {"name": "olds", "topic_id": None}
+        repeats = [[by_name, by_name], [by_id, by_id], [by_name, by_id], [by_id, by_name]]
+        if version < NEWEST_DELETE:
+            repeats = repeats[:1]
+        client = await running.client()
+        for repeated in repeats:
+            names = [each["name"] for each in repeated]
+            answer = await client.ask(
+                DELETE_TOPICS, version, topics=repeated, topic_names=names, timeout=1000
+            )
+            (told,) = answer.responses
+            assert told.error_code == ErrorCode.invalid_request
+        assert sorted(running.broker.topics()) == ["news", "olds"]
+        answer = await client.ask(
+            DELETE_TOPICS,
+            version,
+            topics=[by_name, old, by_name],
+            topic_names=["news", "olds", "news"],
+            timeout=1000,
+        )
+        codes = {told.name: told.error_code for told in answer.responses}
+        assert codes == {"news": ErrorCode.invalid_request, "olds": ErrorCode.none}
+        assert sorted(running.broker.topics()) == ["news"]
+
+
+@pytest.mark.asyncio
+async def test_a_topic_to_delete_is_given_by_its_name_or_by_its_id() -> None:
+    async with served() as running:
+        topic = await running.broker.create_topic(TESTER, "news")
+        client = await running.client()
+        for name, topic_id in [(None, None), ("news", topic.id)]:
+            wanted = [{"name": name, "topic_id": topic_id}]
+            answer = await client.ask(DELETE_TOPICS, NEWEST_DELETE, topics=wanted, timeout=1000)
+            (told,) = answer.responses
+            assert (told.name, told.topic_id) == (name, topic_id)
+            assert told.error_code == ErrorCode.invalid_request
+        assert sorted(running.broker.topics()) == ["news"]
+
+
+@pytest.mark.asyncio
+async def test_a_name_that_differs_in_dots_and_underscores_only_is_refused() -> None:
+    async with served() as running:
+        await running.broker.create_topic(TESTER, "a.b_c")
+        client = await running.client()
+        for name in ("a_b_c", "a.b.c", "a_b.c"):
+            for validate in (True, False):
+                (told,) = await create(client, wish(name), validate=validate)
+                assert told.error_code == ErrorCode.invalid_topic_exception
+                assert "a.b_c" in told.error_message
+        (told,) = await create(client, wish("a-b-c"))
+        assert told.error_code == ErrorCode.none
+        (told,) = await create(client, wish("a.b_c"))
+        assert told.error_code == ErrorCode.topic_already_exists
+        await running.broker.delete_topic(TESTER, "a.b_c")
+        (told,) = await create(client, wish("a_b.c"))
+        assert told.error_code == ErrorCode.none
+
+
+@pytest.mark.asyncio
+async def test_whether_a_topic_is_there_is_looked_at_before_anything_else() -> None:
+    async with served() as running:
+        await running.broker.create_topic(TESTER, "news")
+        client = await running.client()
+        for wrong in (
+            wish(configs=configs(no__such="1")),
+            wish(configs=configs(retention__ms=None)),
+            wish(num_partitions=0),
+            wish(replication_factor=7),
+        ):
+            (told,) = await create(client, wrong)
+            assert told.error_code == ErrorCode.topic_already_exists
