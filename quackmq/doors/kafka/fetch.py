@@ -1,8 +1,8 @@
 """Fetch: whole batches out, as the store holds them, now or as soon as there are enough.
 
-Sessions are refused in the way that KIP-227 has for it: the answer says session 0, so clients name
-all their partitions each time. Answers are smaller than a client allows (`Peer.answer_bytes`), so
-that slow readers cost little; it asks again.
+Fetch sessions (KIP-227) are not opened: the answer names session 0, so clients name all their
+partitions each time. A request that continues a session is refused: there is none. Answers are
+smaller than a client allows (`Peer.answer_bytes`), so that slow readers cost little; it asks again.
 
 Who wants committed records only gets no batch of an open transaction, nor any behind the first such
 one; which batches belong to aborted ones it is told, and leaves them out itself.
@@ -37,16 +37,14 @@ from quackmq.wire.kafka.fetch import (
     write_response,
 )
 
-#: A request without a session; with 0 the client would like one, if there were any.
-_SESSIONLESS: Final = (-1, 0)
+#: Session epochs of a full fetch, whatever session the request names: with -1 the client wants no
+#: session, with 0 it would like a new one.
+_FULL_FETCH: Final = (-1, 0)
 
 
 async def handle(call: Call, request: FetchRequest) -> Sequence[Buffer]:
-    if call.version >= FIRST_WITH_SESSIONS:
-        if request.session_id != 0:
-            return write_response(call.version, (), ErrorCode.fetch_session_id_not_found)
-        if request.session_epoch not in _SESSIONLESS:
-            return write_response(call.version, (), ErrorCode.invalid_fetch_session_epoch)
+    if call.version >= FIRST_WITH_SESSIONS and request.session_epoch not in _FULL_FETCH:
+        return write_response(call.version, (), ErrorCode.fetch_session_id_not_found)
     committed = request.isolation == READ_COMMITTED
     if len(request.topics) == 1 and len(request.topics[0].partitions) == 1:
         return await _handle_one(call, request, committed)
@@ -126,7 +124,7 @@ def _data(partition: int, plan: Read | ErrorCode, slices: Iterator[Slice]) -> Pa
 
 def _granted(partition: int, part: Slice) -> PartitionData:
     if part.error is not None:
-        return PartitionData(partition, code_of(part.error), part.next_offset, part.first_offset)
+        return PartitionData(partition, code_of(part.error))
     return PartitionData(
         partition,
         0,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from itertools import product
 from typing import Any
 
 import pytest
@@ -100,17 +101,29 @@ async def test_offsets_out_of_range_and_unknown_partitions_have_their_codes() ->
 
 
 @pytest.mark.asyncio
-async def test_sessions_are_refused_in_the_way_that_clients_understand() -> None:
+@pytest.mark.parametrize("session_id", [0, -1, 5])
+async def test_a_full_fetch_is_granted_whatever_session_it_names(session_id: int) -> None:
     async with served() as running:
         await publish(running, news(b"a"))
         client = await running.client()
-        answer = await client.ask(FETCH, 12, **fetch_fields(session_id=0, session_epoch=0))
-        assert (answer.error_code, answer.session_id) == (ErrorCode.none, 0)
-        assert records(only_partition(answer)) == [(0, b"a")]
-        answer = await client.ask(FETCH, 12, **fetch_fields(session_id=5, session_epoch=1))
-        assert answer.error_code == ErrorCode.fetch_session_id_not_found
-        answer = await client.ask(FETCH, 12, **fetch_fields(session_id=0, session_epoch=3))
-        assert answer.error_code == ErrorCode.invalid_fetch_session_epoch
+        for version, epoch in product((7, 11, 12), (0, -1)):
+            fields = fetch_fields(session_id=session_id, session_epoch=epoch)
+            answer = await client.ask(FETCH, version, **fields)
+            assert (answer.error_code, answer.session_id) == (ErrorCode.none, 0)
+            assert records(only_partition(answer)) == [(0, b"a")]
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("session_id", [0, -1, 5])
+async def test_no_session_can_be_continued(session_id: int) -> None:
+    async with served() as running:
+        await publish(running, news(b"a"))
+        client = await running.client()
+        for epoch in (1, 3, -2):
+            fields = fetch_fields(session_id=session_id, session_epoch=epoch)
+            answer = await client.ask(FETCH, 12, **fields)
+            assert answer.error_code == ErrorCode.fetch_session_id_not_found
+            assert answer.responses == ()
 
 
 @pytest.mark.asyncio
