@@ -235,6 +235,10 @@ def ends(
         verdict = row.commit if is_current else row.commit_repeat
     else:
         verdict = row.abort if is_current else row.abort_repeat
+    if verdict is Verdict.FENCED and bump and state is TransactionState.COMPLETE_ABORT:
+        # It was not fenced if it was the producer itself that aborted.
+        if ref.epoch == standing.previous_epoch:
+            verdict = Verdict.INVALID
     if verdict is Verdict.FENCED:
         raise _fenced(standing, ref)
     if verdict is Verdict.INVALID:

@@ -301,6 +301,21 @@ def test_a_join_that_is_repeated_while_it_waits_is_answered_in_its_new_place() -
 # --- time in a join -------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("timeout_ms", [1, 300, 999])
+def test_a_rebalance_timeout_below_a_second_is_kept(timeout_ms: int) -> None:
+    stage = Stage()
+    waiters = [stage.join(rebalance_timeout_ms=timeout_ms) for _ in range(2)]
+    stage.advance(INITIAL_DELAY_MS)
+    leader, late = (stage.joined(waiter).member_id for waiter in waiters)
+    stage.settle(leader, late)
+    waiter = stage.join(leader, rebalance_timeout_ms=timeout_ms)
+    stage.advance(timeout_ms - 1)
+    assert waiter in stage.waiting
+    stage.advance(1)
+    assert [member.member_id for member in stage.joined(waiter).members] == [leader]
+    assert stage.error(stage.join(late)) is UnknownMember
+
+
 def test_who_has_not_joined_again_in_time_is_out() -> None:
     stage = Stage()
     leader, late = stage.stable(2)

@@ -186,6 +186,13 @@ def test_an_abort_of_the_brokers_own_fences_the_producer() -> None:
         begins(after, after.state, 7, 5, ID)
 
 
+def test_a_commit_behind_a_producers_own_abort_does_not_fence_it() -> None:
+    after = ended(standing(5), 9, commit=False, bump=True, new_producer_id=None).standing
+    with pytest.raises(InvalidTransactionState):
+        ends(after, after.state, ref(5), commit=True, bump=True)
+    assert ends(after, after.state, ref(5), commit=False, bump=True) is False
+
+
 def test_every_producer_can_be_fenced_once_more() -> None:
     marker_epoch, after = fenced(standing(LAST_GIVEN), 9)
     assert marker_epoch == after.epoch == LAST_EPOCH

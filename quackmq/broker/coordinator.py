@@ -46,6 +46,7 @@ from quackmq.errors import (
     OtherGroupProtocol,
     QuackError,
     StorageError,
+    UnknownGroup,
     UnknownMember,
 )
 from quackmq.groups import (
@@ -68,8 +69,7 @@ from quackmq.groups import (
     Synced,
 )
 from quackmq.groups.assignors import DEFAULT_ASSIGNOR
-from quackmq.groups.consumer_values import JOINS, Catalog
-from quackmq.groups.states import CONSUMER_PROTOCOL_TYPE
+from quackmq.groups.consumer_values import JOINS, Catalog, check
 from quackmq.stores.base import Store
 
 log = logging.getLogger(__name__)
@@ -159,12 +159,9 @@ class Coordinator:
         if group is None and kept.kind is GroupKind.CONSUMER:
             epochs = (kept.generation, kept.generation)
             return ConsumerGroupDescription(name, GroupState.EMPTY, *epochs, DEFAULT_ASSIGNOR, ())
-        described = GroupDescription(name, GroupState.EMPTY, kept.protocol_type, "", ())
         if group is not None:
-            described = group.description()
-        if described.state is GroupState.EMPTY and not described.protocol_type:
-            return described._replace(protocol_type=CONSUMER_PROTOCOL_TYPE)
-        return described
+            return group.description()
+        return GroupDescription(name, GroupState.EMPTY, kept.protocol_type, "", ())
 
     # --- members ----------------------------------------------------------------------------
 
@@ -195,7 +192,9 @@ class Coordinator:
 
     async def consumer_heartbeat(self, name: str, beat: Heartbeat) -> HeartbeatAnswer:
         """All that a member of the newer protocol ever says. LimitReached, and what
-        `ConsumerGroup.heartbeat` answers with."""
+        `ConsumerGroup.heartbeat` answers with. UnknownGroup for a member of a group that is not
+        there, or is of the classic kind."""
+        check(beat)
         if beat.epoch == JOINS:
             self._check_bytes(1 + sum(map(len, beat.topics or ())))
         matches = await self._matches(name, beat)
@@ -204,7 +203,7 @@ class Coordinator:
             known = self._ensure(name)
             self._become(known, GroupKind.CONSUMER)
         else:
-            known = self._find(name)
+            known = self._find_consumer(name)
         group = self._consumer(known)
         waiter: Waiter = asyncio.get_running_loop().create_future()
         self._act(known, lambda now_ms: group.heartbeat(now_ms, beat, waiter, matches))
@@ -313,6 +312,12 @@ class Coordinator:
         known = self._known.get(name)
         if known is None:
             raise UnknownMember(f"the group {name} has no members: join it again")
+        return known
+
+    def _find_consumer(self, name: str) -> KnownGroup:
+        known = self._known.get(name)
+        if known is None or known.kind is not GroupKind.CONSUMER:
+            raise UnknownGroup(f"there is no group {name} of Kafka's consumer group protocol")
         return known
 
     def _ensure(self, name: str) -> KnownGroup:

@@ -177,13 +177,13 @@ class Groups:
         that: LimitReached, or what the store raises. Raised is what concerns them all:
         InvalidGroup, NameInOtherMode, RebalanceInProgress, IllegalGeneration, StaleMemberEpoch,
         UnknownMember, MemberFenced, and what the store raises."""
-        self.check_name(group)
+        self.check_name(group, may_be_empty=True)
         return await self._changes.carry_through(self._commit(group, member, commits))
 
     def check_fetch(self, caller: Caller, group: str, member: MemberRef) -> None:
         """Whether who says that it is this member may ask for offsets. In a group of the newer kind
         it has to be one: UnknownMember, MemberFenced, StaleMemberEpoch."""
-        self.check_name(group)
+        self.check_name(group, may_be_empty=True)
         self._coordinator.check_fetch(group, member)
 
     async def committed(
@@ -191,7 +191,7 @@ class Groups:
     ) -> dict[PartitionKey, Cursor]:
         """The offsets of these partitions, or of all; what was never committed has no entry. A
         partition that a subscription of this name wants from its beginning is at 0."""
-        self.check_name(group)
+        self.check_name(group, may_be_empty=True)
         async with self._cursors.changing(group):  # behind every commit that is on its way
             pass
         wanted = self._delivery.wanted(group)
@@ -223,14 +223,14 @@ class Groups:
 
     def describe(self, caller: Caller, group: str) -> GroupDescription | ConsumerGroupDescription:
         """UnknownGroup."""
-        self.check_name(group)
+        self.check_name(group, may_be_empty=True)
         self._check_known(group)
         return self._coordinator.description(group)
 
     async def delete(self, caller: Caller, group: str) -> None:
         """The group goes, with its offsets. UnknownGroup; GroupNotEmpty if it has members, or a
         subscription of its name is there."""
-        self.check_name(group)
+        self.check_name(group, may_be_empty=True)
         await self._changes.carry_through(self._delete(group))
 
     def settings(self, caller: Caller, group: str) -> GroupSettings:
@@ -533,9 +533,12 @@ class Groups:
         ):
             raise UnknownGroup(f"there is no group {name}")
 
-    def check_name(self, name: str) -> None:
-        """InvalidGroup for what no group can be called."""
+    def check_name(self, name: str, *, may_be_empty: bool = False) -> None:
+        """Raise InvalidGroup for what no group can be called. A group without a name only has
+        offsets: old clients without a group commit to it."""
         self._check_open()
+        if not name and may_be_empty:
+            return
         try:
             size = len(name.encode())
         except UnicodeEncodeError:

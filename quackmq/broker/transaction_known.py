@@ -25,8 +25,9 @@ class ProducerEpoch(NamedTuple):
 
 
 class TransactionDescription(NamedTuple):
-    """`started_ms` is wall time, None if nothing is open; `partitions` are those that the open
-    transaction writes to, as far as it has said so."""
+    """`started_ms` is the wall time at which the open transaction began, or the last one that has
+    ended; None if none has begun since the producer did, or since the broker started.
+    `partitions` are those that the open transaction writes to, as far as it has said so."""
 
     transactional_id: str
     state: TransactionState
@@ -78,6 +79,7 @@ class Known:
         self.timer: asyncio.TimerHandle | None = None
         #: Tells one open transaction from the next.
         self.serial = 0
+        self.started_ms: int | None = None
         self.forget_transaction()
 
     @property
@@ -105,9 +107,8 @@ class Known:
     # --- the open transaction ---------------------------------------------------------------
 
     def forget_transaction(self) -> None:
-        """None is open."""
+        """Clear the open transaction."""
         self.is_ongoing = False
-        self.started_ms: int | None = None
         self.partitions: dict[PartitionKey, None] = {}
         #: Whose offsets it may commit.
         self.groups: set[str] = set()

@@ -25,6 +25,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from typing import Final
 
 from quackmq import limits
 from quackmq.broker.groups import Commit, Groups
@@ -68,6 +69,9 @@ from quackmq.transaction_states import (
 from quackmq.transactions import Marker
 
 log = logging.getLogger(__name__)
+
+#: The wall time at which nothing began, as Kafka counts it.
+_BEFORE_ALL: Final = -1
 
 
 class Transactions:
@@ -150,7 +154,7 @@ class Transactions:
     async def add_offsets(self, caller: Caller, ref: ProducerRef, group: str) -> None:
         """The older way of saying that a transaction will commit offsets of a group. Raises as
         `add_partitions`, and InvalidGroup."""
-        self._groups.check_name(group)
+        self._groups.check_name(group, may_be_empty=True)
         async with self._records.alone(self._find(ref)) as known:
             check_current(known.standing, ref)
             known.add_group(group)
@@ -218,6 +222,7 @@ class Transactions:
         """Offsets of a group, to be committed if the transaction is. What became of each, and what
         is raised for all, as `Groups.commit`; and InvalidProducerIdMapping, ProducerFenced,
         LimitReached. Unless `implicit`, `add_offsets` comes before (InvalidTransactionState)."""
+        self._groups.check_name(group)
         known = self._find(ref)
         change = self._commit_offsets(known, ref, group, member, commits, implicit)
         return await self._changes.carry_through(change)
@@ -243,14 +248,17 @@ class Transactions:
     def all(
         self, caller: Caller, *, longer_than_ms: int | None = None
     ) -> list[TransactionDescription]:
-        """Every transactional id that is known; or those that have had one open for longer."""
+        """Describe every transactional id that is known. With `longer_than_ms`, leave out those
+        whose open or last transaction began less than so long ago; as in Kafka, an id without any
+        counts as one whose transaction began before all time."""
         self._check_open()
         now_ms = self._now_ms()
         return [
             known.description(self._topics.by_id)
             for known in self._records
             if longer_than_ms is None
-            or (known.started_ms is not None and now_ms - known.started_ms > longer_than_ms)
+            or now_ms - (_BEFORE_ALL if known.started_ms is None else known.started_ms)
+            > longer_than_ms
         ]
 
     def describe(self, caller: Caller, transactional_id: str) -> TransactionDescription:
@@ -290,6 +298,7 @@ class Transactions:
                     new_producer_id=await self._new_id(standing.is_exhausted),
                 )
                 await self._finish(known, Marker.ABORT, Ended(standing.epoch + 1, after))
+                known.started_ms = None
             return known.producer()
 
     async def _commit_offsets(

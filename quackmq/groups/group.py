@@ -404,7 +404,9 @@ class Group:
                     members.remove(member)
         self._phase_ends_ms = now_ms + self._patience_ms()
         if members and not members.joined:
-            # Static members alone, and none of them came: wait until their sessions are over.
+            # Static members alone, and none of them came: wait until their sessions are over. They
+            # may have asked for no wait at all, which must not become a loop.
+            self._phase_ends_ms = now_ms + max(self._patience_ms(), limits.SESSION_MIN_MS)
             return
         self.generation += 1
         self._changes += 1

@@ -12,9 +12,9 @@ from quackmq.groups.states import GroupKind, GroupState
 
 
 def patience_ms(rebalance_timeout_ms: int) -> int:
-    """How long a rebalance waits for a member. Not shorter than a session may be: some ask for
-    nothing, and nobody could join, sync or let go of partitions in that time."""
-    return min(max(rebalance_timeout_ms, limits.SESSION_MIN_MS), limits.REBALANCE_MAX_MS)
+    """Return how long a rebalance waits for a member: as long as the member asks for, up to
+    limits.REBALANCE_MAX_MS. Some ask for less than nothing, which is nothing."""
+    return min(max(rebalance_timeout_ms, 0), limits.REBALANCE_MAX_MS)
 
 
 class Join(NamedTuple):

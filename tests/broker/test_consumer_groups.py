@@ -30,6 +30,7 @@ from quackmq.errors import (
     OtherGroupProtocol,
     StaleMemberEpoch,
     StoreReadOnly,
+    UnknownGroup,
     UnknownMember,
 )
 from quackmq.stores.memory import MemoryStore
@@ -342,7 +343,7 @@ async def test_members_of_the_other_protocol_are_refused_while_there_are_some() 
                 broker.groups.heartbeat(CALLER, "new", ref)
         stranger = NewerMember(broker, "ben", group="old")
         stranger.epoch = 1
-        with pytest.raises(UnknownMember):
+        with pytest.raises(UnknownGroup):
             await stranger.beat()
         classic.heartbeat()
         await newer.beat()
@@ -385,7 +386,7 @@ async def test_a_group_with_members_is_not_deleted_nor_are_offsets_that_it_uses(
         await member.leave()
         await broker.groups.delete(CALLER, GROUP)
         assert broker.groups.all(CALLER) == []
-        with pytest.raises(UnknownMember):
+        with pytest.raises(UnknownGroup):
             await member.beat(epoch=1)
 
 

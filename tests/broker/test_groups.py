@@ -193,7 +193,7 @@ async def test_closing_ends_every_wait() -> None:
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("name", ["", "x" * 256, "ü" * 128, "\ud800"])
+@pytest.mark.parametrize("name", ["x" * 256, "ü" * 128, "\ud800"])
 async def test_a_name_that_is_none_is_refused(name: str) -> None:
     async with open_broker() as broker:
         groups = broker.groups
@@ -207,6 +207,26 @@ async def test_a_name_that_is_none_is_refused(name: str) -> None:
             with pytest.raises(InvalidGroup):
                 await call
         assert groups.all(CALLER) == []
+
+
+@pytest.mark.asyncio
+async def test_a_group_without_a_name_has_offsets_alone(pond: Pond) -> None:
+    async with pond.open() as broker:
+        key = key_of(await broker.create_topic(CALLER, TOPIC))
+        with pytest.raises(InvalidGroup):
+            await Member(broker, "").enter()
+        with pytest.raises(InvalidGroup):
+            await broker.groups.alter(CALLER, "", GroupSettings())
+        with pytest.raises(UnknownGroup):
+            broker.groups.describe(CALLER, "")
+        await commit(broker, {key: 3}, group="")
+    async with pond.open() as broker:
+        committed = await broker.groups.committed(CALLER, "")
+        assert {place: cursor.offset for place, cursor in committed.items()} == {key: 3}
+        assert broker.groups.describe(CALLER, "").state is GroupState.EMPTY
+        await broker.groups.delete(CALLER, "")
+        assert await broker.groups.committed(CALLER, "") == {}
+        assert broker.groups.all(CALLER) == []
 
 
 @pytest.mark.asyncio
@@ -345,8 +365,8 @@ async def test_groups_are_listed_whatever_there_is_of_them(pond: Pond) -> None:
         listed = {each.name: each for each in broker.groups.all(CALLER)}
         assert {name: (each.state, each.protocol_type) for name, each in listed.items()} == {
             "live": (GroupState.STABLE, "connect"),
-            "offsets only": (GroupState.EMPTY, "consumer"),
-            NAME: (GroupState.EMPTY, "consumer"),
+            "offsets only": (GroupState.EMPTY, ""),
+            NAME: (GroupState.EMPTY, ""),
         }
         for name, each in listed.items():
             assert broker.groups.describe(CALLER, name) == each

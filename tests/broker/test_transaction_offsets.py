@@ -200,7 +200,7 @@ async def test_the_older_way_says_first_that_it_will_commit_offsets() -> None:
         with pytest.raises(InvalidTransactionState):
             await commit_offsets(CALLER, duck.ref, GROUP, NOBODY, commits, implicit=False)
         with pytest.raises(InvalidGroup):
-            await broker.transactions.add_offsets(CALLER, duck.ref, "")
+            await broker.transactions.add_offsets(CALLER, duck.ref, "x" * 256)
         assert await duck.send_offsets({key: 1}) == [None]
         with pytest.raises(InvalidTransactionState):
             await commit_offsets(CALLER, duck.ref, "other", NOBODY, commits, implicit=False)

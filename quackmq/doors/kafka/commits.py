@@ -289,8 +289,6 @@ async def offset_delete(call: Call, request: Any) -> Fields:
     try:
         outcomes = iter(
             await call.broker.groups.delete_offsets(call.caller, request.group_id, keys)
-            if keys
-            else ()
         )
     except QuackError as error:
         return {"error_code": group_code_of(error), "topics": []}

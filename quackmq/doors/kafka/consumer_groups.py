@@ -18,17 +18,15 @@ from quackmq import limits
 from quackmq.broker import (
     ConsumerGroupDescription,
     ConsumerMemberDescription,
-    GroupState,
     Heartbeat,
 )
 from quackmq.doors.kafka.api import Call, by_topic, by_topic_id, schema_api
 from quackmq.doors.kafka.groups import GROUP_OPERATIONS, descriptions, group_code_of, host_of
 from quackmq.errors import (
-    InvalidGroup,
     InvalidRequest,
     LimitReached,
+    OtherGroupProtocol,
     QuackError,
-    UnknownGroup,
 )
 from quackmq.topic import PartitionKey
 from quackmq.wire.kafka.writer import Fields
@@ -38,6 +36,8 @@ CONSUMER_GROUP_DESCRIBE: Final = 69
 
 #: From this version on a client makes its member id itself, and may subscribe by a pattern.
 _HEARTBEAT_WITH_OWN_ID: Final = 1
+#: The epoch of a member that joins.
+_JOINS: Final = 0
 #: What stands for a time that has not changed.
 _AS_BEFORE: Final = timedelta(milliseconds=-1)
 _MILLISECOND: Final = timedelta(milliseconds=1)
@@ -49,16 +49,13 @@ _PARTITION_BYTES: Final = 8
 
 async def consumer_group_heartbeat(call: Call, request: Any) -> Fields:
     try:
-        if not request.member_id and call.version >= _HEARTBEAT_WITH_OWN_ID:
-            raise InvalidRequest("a member makes its id itself, and names it from the beginning")
+        _check(call, request)
         answer = await call.broker.groups.consumer_heartbeat(
             call.caller, request.group_id, _heartbeat(call, request)
         )
     except QuackError as error:
-        is_full = isinstance(error, LimitReached)
-        code = ErrorCode.group_max_size_reached if is_full else group_code_of(error)
         return {
-            "error_code": code,
+            "error_code": _heartbeat_code_of(error),
             "error_message": str(error),
             "member_epoch": 0,
             "heartbeat_interval": 0,
@@ -105,6 +102,25 @@ CONSUMER_GROUP_DESCRIBE_API: Final = schema_api(
 
 
 # --- inside ------------------------------------------------------------------------------------
+
+
+def _heartbeat_code_of(error: QuackError) -> ErrorCode:
+    if isinstance(error, LimitReached):
+        return ErrorCode.group_max_size_reached
+    if isinstance(error, OtherGroupProtocol):
+        # There is no group of this kind while the members of a classic one have the name.
+        return ErrorCode.group_id_not_found
+    return group_code_of(error)
+
+
+def _check(call: Call, request: Any) -> None:
+    """Raise InvalidRequest for what only this API refuses in this way."""
+    if not request.group_id.strip():
+        raise InvalidRequest("a group has a name: group.id is empty")
+    if call.version >= _HEARTBEAT_WITH_OWN_ID and not request.member_id.strip():
+        raise InvalidRequest("a member makes its id itself, and names it from the beginning")
+    if request.member_epoch == _JOINS and request.topic_partitions:
+        raise InvalidRequest("a member that joins owns no partitions")
 
 
 def _heartbeat(call: Call, request: Any) -> Heartbeat:
@@ -154,7 +170,7 @@ def _described_member(call: Call, member: ConsumerMemberDescription) -> Fields:
         "client_id": member.client_id,
         "client_host": member.client_host,
         "subscribed_topic_names": sorted(member.topics),
-        "subscribed_topic_regex": member.pattern or None,
+        "subscribed_topic_regex": member.pattern,
         "assignment": {"topic_partitions": _named(call, member.assigned)},
         "target_assignment": {"topic_partitions": _named(call, member.target)},
         "member_type": _CONSUMER_MEMBER,
@@ -174,15 +190,13 @@ def _member_bytes(member: ConsumerMemberDescription) -> int:
 
 
 def _not_described(name: str, error: QuackError) -> Fields:
-    code, state = group_code_of(error), ""
-    if isinstance(error, UnknownGroup | InvalidGroup):
-        # There is no group of a name that none can have, either.
-        code, state = ErrorCode.group_id_not_found, GroupState.DEAD.value
+    # "" is the name of a group that commits offsets only, and so never of this kind.
+    code = group_code_of(error) if name else ErrorCode.invalid_group_id
     return {
         "error_code": code,
         "error_message": str(error),
         "group_id": name,
-        "group_state": state,
+        "group_state": "",
         "group_epoch": 0,
         "assignment_epoch": 0,
         "assignor_name": "",

@@ -145,6 +145,7 @@ async def leave_group(call: Call, request: Any) -> Fields:
         leaving = [Leaving(request.member_id, None)]
     outcomes: list[QuackError | None] = []
     try:
+        call.broker.groups.check_name(request.group_id)
         async for some in unhurried(portions(leaving, size=100), every=1):
             outcomes += await call.broker.groups.leave(call.caller, request.group_id, some)
     except QuackError as error:

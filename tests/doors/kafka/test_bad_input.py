@@ -48,6 +48,7 @@ UNKNOWN_TOPIC_OR_PARTITION = 3
 INVALID_TOPIC = 17
 ILLEGAL_GENERATION = 22
 INVALID_GROUP_ID = 24
+NONE = 0
 UNKNOWN_MEMBER_ID = 25
 UNSUPPORTED_VERSION = 35
 OUT_OF_ORDER_SEQUENCE_NUMBER = 45
@@ -144,8 +145,8 @@ async def test_an_illegal_name_of_a_topic_is_refused(name: str) -> None:
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("name", ["", "x" * (limits.NAME_BYTES + 1)])
-async def test_an_illegal_name_of_a_group_is_refused(name: str) -> None:
+async def test_an_illegal_name_of_a_group_is_refused() -> None:
+    name = "x" * (limits.NAME_BYTES + 1)
     async with served_at_once() as running:
         await running.broker.create_topic(TESTER, "news")
         nobody = await member(running, name)
@@ -164,6 +165,21 @@ async def test_an_illegal_name_of_a_group_is_refused(name: str) -> None:
         gone = await client.ask(DELETE_GROUPS, 2, groups_names=[name])
         assert gone.results[0].error_code == GROUP_ID_NOT_FOUND
         assert running.broker.groups.all(TESTER) == []
+
+
+@pytest.mark.asyncio
+async def test_the_group_without_a_name_has_offsets_and_nothing_else() -> None:
+    async with served_at_once() as running:
+        await running.broker.create_topic(TESTER, "news")
+        nobody = await member(running, "")
+        nobody.protocol = "range"
+        assert (await nobody.join()).error_code == INVALID_GROUP_ID
+        assert (await nobody.sync()).error_code == INVALID_GROUP_ID
+        assert await nobody.beat() == INVALID_GROUP_ID
+        assert await nobody.leave() == INVALID_GROUP_ID
+        assert running.broker.groups.all(TESTER) == []
+        assert await commit_code(nobody) == NONE
+        assert [group.name for group in running.broker.groups.all(TESTER)] == [""]
 
 
 # --- offsets out of range, corrupt batches -----------------------------------------------------

@@ -193,14 +193,14 @@ async def test_several_groups_are_asked_for_at_once(version: int) -> None:
         assert [(group.group_id, group.error_code) for group in answer.groups] == [
             ("one", ErrorCode.none),
             ("none", ErrorCode.none),
-            ("", ErrorCode.invalid_group_id),
+            ("", ErrorCode.none),
             ("two", ErrorCode.none),
         ]
         key = key_of(topic, version)
         assert [offsets(group) for group in answer.groups] == [
             {key: {0: (1, "note")}},
             {key: {0: (-1, "")}},
-            {},
+            {key: {0: (-1, "")}},
             {key: {0: (2, "note")}},
         ]
 
@@ -294,7 +294,8 @@ async def test_who_may_not_commit_is_told_why(version: int) -> None:
         much = "!" * (limits.CURSOR_METADATA_BYTES + 1)
         codes = await commit(client, version, topic, (0, 1), (1, 1, much), by=nobody)
         assert codes == [ErrorCode.unknown_member_id] * 2
-        assert await commit(client, version, topic, (0, 1), group="") == [
+        much_too_long = "x" * (limits.NAME_BYTES + 1)
+        assert await commit(client, version, topic, (0, 1), group=much_too_long) == [
             ErrorCode.invalid_group_id
         ]
         assert offsets(await fetch(client, 9, None)) == {}
@@ -343,7 +344,8 @@ async def test_a_name_that_no_group_can_have_has_no_offsets(version: int) -> Non
     async with served_at_once() as running:
         topic = await news(running)
         client = await running.client()
-        found = await fetch(client, version, [wish(topic, 0)], "")
+        name = "x" * (limits.NAME_BYTES + 1)
+        found = await fetch(client, version, [wish(topic, 0)], name)
         if version == 1:
             assert found.topics[0].partitions[0].error_code == ErrorCode.invalid_group_id
         else:

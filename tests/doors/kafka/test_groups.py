@@ -489,7 +489,7 @@ async def test_groups_are_listed(version: int) -> None:
         kind = "classic" if version >= 5 else "?"
         assert listed == {
             "group": ("consumer", "Stable" if version >= 4 else "?", kind),
-            "reader": ("consumer", "Empty" if version >= 4 else "?", kind),
+            "reader": ("", "Empty" if version >= 4 else "?", kind),
         }
 
 
