@@ -56,6 +56,19 @@ def test_the_quick_way_is_the_long_way(
         assert quick.counts == long.counts
 
 
+def test_the_quick_way_lends_nothing_new_while_an_entry_is_due_again() -> None:
+    leases = Leases(Terms("every", lease_ms=5, outstanding=10), 0)
+    assert leases.lend_next(0, 4) and leases.lend_next(3, 4)
+    assert not leases.lend_next(5, 4), "the first entry's lease has run out"
+    wanted = leases.wanted(5, 4)
+    assert wanted == Wanted(0, 1, True)
+    lend_one(leases, wanted, 5)
+    leases.nack(1, 1, 6)
+    assert not leases.lend_next(6, 4), "the second entry was not taken, and is due at once"
+    assert leases.wanted(6, 4) == Wanted(1, 2, True)
+    assert [lease.offset for lease in leases.leases()] == [0, 1]
+
+
 def lend_one(leases: Leases, wanted: Wanted, now_ms: int) -> None:
     first, _, is_again = wanted
     leases.lend(Wanted(first, first + 1, is_again), [first], first + 1, now_ms)

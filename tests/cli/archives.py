@@ -15,9 +15,10 @@ from quackmq.archive.writer import Committed, FileWriter, PoisonBatch
 from quackmq.policy import Policy
 from quackmq.record import Record
 from quackmq.stores.local.disk import RealDisk
-from quackmq.topic import PartitionKey
+from quackmq.topic import Append, PartitionKey
 from tests.archive.support import NOON_MS, committed
 from tests.stores.local.directories import open_store
+from tests.support import batch_of
 
 
 def make_store(directory: Path, topic: str = "ducks", partitions: int = 2) -> uuid.UUID:
@@ -30,6 +31,19 @@ def make_store(directory: Path, topic: str = "ducks", partitions: int = 2) -> uu
         return made.id
 
     return asyncio.run(make())
+
+
+def trim_log(directory: Path, key: PartitionKey, before: int) -> None:
+    """Let the log of a partition, which is empty, begin at an offset, as a broker does that has let
+    go of everything before it."""
+
+    async def trim() -> None:
+        store = await open_store(directory)
+        await store.append([Append(key, batch_of(*[b"quack"] * (before + 1)))])
+        assert await store.trim(key, before) == before
+        await store.close()
+
+    asyncio.run(trim())
 
 
 @contextmanager

@@ -15,12 +15,12 @@ import pytest
 from quackmq.archive import manifest as manifests
 from quackmq.archive.reader import ArchiveReader
 from quackmq.archive.writer import Committed
-from quackmq.cli import archive_look, text
+from quackmq.cli import text
 from quackmq.cli.archived import Archived, Place
 from quackmq.cli.main import main
 from quackmq.topic import PartitionKey
 from tests.archive.support import NOON_MS
-from tests.cli.archives import add, change, make_store, numbered
+from tests.cli.archives import add, change, make_store, numbered, trim_log
 from tests.cli.process import Server
 from tests.stores.local.directories import content_of, flip
 from tests.stores.local.test_inspection import undecodable
@@ -162,22 +162,27 @@ def test_verify_names_a_missing_file(archive: Command, directory: Path) -> None:
 
 
 def test_verify_names_a_lost_manifest_whose_records_the_log_has_no_more(
-    archive: Command, tmp_path: Path, directory: Path, monkeypatch: pytest.MonkeyPatch
+    archive: Command, directory: Path
 ) -> None:
     key = manifest_of(directory).key
     (directory / "archive" / "ducks" / "0" / "_manifest.json").unlink()
     assert archive("verify", directory).exit_code == 0, "the log may have them all"
-    monkeypatch.setattr(archive_look, "_seams", lambda _: {key: 300})
+    trim_log(directory, key, 300)
     output = archive("verify", directory)
     assert output.exit_code == 1
     assert output.lines[0].startswith("damage: archive/ducks/0, offsets 0 to 299: ")
     assert "restore it from a copy" in output.lines[0]
 
 
-def test_verify_names_a_gap_between_archive_and_log(
-    archive: Command, directory: Path, monkeypatch: pytest.MonkeyPatch
+def test_verify_takes_a_log_that_begins_where_the_archive_ends_for_no_damage(
+    archive: Command, directory: Path
 ) -> None:
-    monkeypatch.setattr(archive_look, "_seams", lambda _: {manifest_of(directory).key: 310})
+    trim_log(directory, manifest_of(directory).key, 300)
+    assert archive("verify", directory).exit_code == 0
+
+
+def test_verify_names_a_gap_between_archive_and_log(archive: Command, directory: Path) -> None:
+    trim_log(directory, manifest_of(directory).key, 310)
     output = archive("verify", directory)
     assert output.exit_code == 1
     assert output.lines[0] == (

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
+import fcntl
 import logging
+import os
 from collections.abc import Callable, Sequence
 
 import pytest
 
 from quackmq import limits
 from quackmq.doors.line import LineSettings
+from quackmq.doors.line.subscriber import Subscriber
 from quackmq.errors import DamagedData, StorageError
 from quackmq.policy import Policy
 from quackmq.stores.memory import MemoryStore
 from quackmq.topic import OffsetTime, PartitionKey, Read, Slice, TimeKind
 from tests.doors.kafka.client import on_both_loops
-from tests.doors.line.peers import Served, served, soon, until
+from tests.doors.line.peers import Served, on_pipes, served, soon, until
 
 ERRORS: dict[str, Callable[[], Exception]] = {
     "the device": lambda: OSError(errno.EIO, "Input/output error"),
@@ -120,3 +124,54 @@ async def test_who_hangs_up_meanwhile_is_served_when_it_is_back(
         daisy = await running.subscriber("daisy", "1")
         assert await daisy.receives(2) == ["topic 1 [a]", "topic 1 [b]"]
         await soon(daisy.close())
+
+
+class SlowReads(MemoryStore):
+    """Who does not wait for new entries can read when the test says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads = 0
+        self.released = asyncio.Event()
+
+    async def read(
+        self, reads: Sequence[Read], *, max_bytes: int, min_bytes: int = 1, wait_ms: int = 0
+    ) -> list[Slice]:
+        if not wait_ms:
+            self.reads += 1
+            await self.released.wait()
+        return await super().read(reads, max_bytes=max_bytes, min_bytes=min_bytes, wait_ms=wait_ms)
+
+
+@on_both_loops
+async def test_an_entry_that_was_read_for_a_peer_that_takes_nothing_comes_first_when_it_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is given back at once, and does not wait for its lease behind newer entries."""
+    monkeypatch.setattr(limits, "LINE_WRITE_BUFFER_BYTES", 1_000)
+    monkeypatch.setattr(limits, "LINE_REFUSALS", 10_000)
+    store = SlowReads()
+    settings = LineSettings(reading="every", answer_ms=limits.LINE_LONGEST_ANSWER_MS)
+    async with served(settings, store=store) as running:
+        store.released.set()
+        await is_behind(running)
+        store.released.clear()
+        reads = store.reads
+        to_broker, from_broker = os.pipe(), os.pipe()
+        fcntl.fcntl(from_broker[1], fcntl.F_SETPIPE_SZ, 4_096)
+        await running.door.attach(to_broker[0], from_broker[1], "to a late one")
+        os.write(to_broker[1], b"sub daisy connect\nend\nsub daisy topic 1\nend\n")
+        await until(lambda: store.reads > reads)
+        os.write(to_broker[1], b"quack\n" * 2_000)
+        (connection,) = (each for each in running.door.connections if not each.is_over)
+        await until(lambda: not connection.listens())
+        store.released.set()
+        subscriber = connection._proxy
+        assert isinstance(subscriber, Subscriber) and subscriber._reading is not None
+        await soon(asyncio.wait([subscriber._reading]))
+        late = running.keep(await on_pipes(from_broker[0], to_broker[1]))
+        for entry in ("topic 1 [a]", "topic 1 [b]"):
+            while (line := await late.hears()) in ("accept", "reject"):
+                continue
+            assert line == entry
+            late.say("successful")

@@ -10,7 +10,7 @@ import pytest
 import zmq.asyncio
 
 from quackmq import limits
-from quackmq.broker import Caller
+from quackmq.broker import Caller, Place, message_id
 from quackmq.doors.zmq.proxy import ProxySettings
 from quackmq.stores.memory import MemoryStore
 from tests.doors.zmq.peers import DEADLINE_S, TESTER, soon, until
@@ -437,6 +437,23 @@ async def test_x4_who_says_hello_at_once_when_its_topic_is_made_anew_misses_noth
             await client.is_done()
         assert list(await running.broker.notes.all("proxy")) == ["ducks/donald"]
     await store.close()
+
+
+async def test_x4_an_early_acknowledgement_is_forgotten_with_its_topic() -> None:
+    """The offset means another entry in a topic that is made anew, which was never sent."""
+    async with proxied() as running:
+        client = Client(running)
+        await client.hello()
+        await running.put("ducks", b"former")
+        await client.missed()  # and no answer: nothing else is lent meanwhile
+        second = message_id(running.broker.topic("ducks").id, Place(0, 1))
+        await client.acknowledge(second)
+        await running.broker.delete_topic(TESTER, "ducks")
+        again = Client(running)
+        await again.hello()
+        await running.put("ducks", b"a", b"b")
+        assert [await again.take() for _ in range(2)] == [b"a", b"b"]
+        await again.is_done()
 
 
 async def test_large_messages_are_sent_again_whole() -> None:
