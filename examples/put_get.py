@@ -48,7 +48,7 @@ def follow(address: str, topic: str, name: str) -> None:
     with Client(address, name, serialiser="str") as client:
         client.subscribe(topic, start="beginning")
         try:
-            for message in client.listen(topic):
+            for message in client.listen(topic, timeout=5):
                 print(message.value)
         except QuackTimeout as silence:
             print(silence, file=sys.stderr)

@@ -620,9 +620,7 @@ CLIENT_ASK_MS: Final = 2_000
 CLIENT_POLL_MS: Final = 100
 #: How often it is looked whether an answer has come, where nothing tells.
 CLIENT_LOOK_MS: Final = 5
-#: A batch of `listen`, which is what can be in hand at a crash: as many messages as the program
-#: takes in about so long, for which its file is synced once, but no more than that many.
-CLIENT_BATCH_MS: Final = 50
+#: Messages that are taken out of librdkafka at a time: enough to share the cost of the call.
 CLIENT_BATCH_MESSAGES: Final = 4_000
 #: Messages of all sizes that wait in memory for `get` and `listen`, a topic.
 CLIENT_AHEAD_BYTES: Final = 16 * MIB

@@ -13,6 +13,7 @@ One event loop uses a client; it is to be made and closed in it.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -24,6 +25,7 @@ from quackmq.client.client import IN_FILE, After, Client
 from quackmq.client.cluster import BY_LIBRDKAFKA, Placing
 from quackmq.client.failures import Deadline
 from quackmq.client.publisher import Parcel
+from quackmq.client.reader import Reader
 from quackmq.client.values import Headers, Message, StartLike, origin_of
 
 T = TypeVar("T")
@@ -48,7 +50,7 @@ class AsyncClient:
         )
         #: Gets from one topic come one after the other, so that what one gives back comes next.
         self._turns: dict[str, asyncio.Lock] = {}
-        self._endings: set[asyncio.Task[None]] = set()
+        self._endings: set[asyncio.Future[Any]] = set()
         #: How a topic's keys choose their partition, while the broker is asked for it.
         self._asking: dict[str, asyncio.Future[Placing]] = {}
 
@@ -71,9 +73,9 @@ class AsyncClient:
     ) -> None:
         await self._close(is_done=kind is None)
 
-    async def close(self) -> None:
+    async def close(self, *, done: bool = False) -> None:
         """See `Client.close`."""
-        await self._close(is_done=False)
+        await self._close(is_done=done)
 
     # --- putting ----------------------------------------------------------------------------
 
@@ -148,7 +150,8 @@ class AsyncClient:
     async def get(
         self, topic: str, timeout: float | None = None, after: After = IN_FILE
     ) -> Message:
-        """See `Client.get`."""
+        """See `Client.get`. A message is done when the same task asks for the next one."""
+        holder = asyncio.current_task()
         seconds = self._client.timeout if timeout is None else timeout
         deadline = self._client.session.deadline(seconds)
         turn = self._turns.setdefault(topic, asyncio.Lock())
@@ -159,12 +162,12 @@ class AsyncClient:
                 raise deadline.timeout(f"another get from topic {topic} to end") from None
         else:
             await turn.acquire()
-        getting = self._submit(self._client.get_by, deadline, topic, after)
+        getting = self._submit(self._client.get_by, deadline, topic, after, holder)
         try:
             message = await asyncio.shield(getting)
         except asyncio.CancelledError:
             deadline.end()
-            ending = asyncio.create_task(self._put_back(topic, getting, turn))
+            ending = asyncio.create_task(self._put_back(topic, holder, getting, turn))
             self._endings.add(ending)
             ending.add_done_callback(self._endings.discard)
             raise
@@ -176,15 +179,20 @@ class AsyncClient:
 
     async def listen(self, topic: str, timeout: float | None = None) -> AsyncIterator[Message]:
         """See `Client.listen`. To stop in the middle, close it: `contextlib.aclosing`."""
+        patience = math.inf if timeout is None else timeout
         session = self._client.session
+        if not session.repeats:
+            while True:
+                yield await self.get(topic, patience)
+        loop = object()
         try:
             while True:
-                reader = await self._run(self._next_batch, topic, timeout)
+                reader = await self._filled(topic, loop, session.deadline(patience))
                 origin = origin_of(reader.topic, self._client.serialiser)
-                for record in reader.buffer.iterator:
+                while (record := reader.take(loop)) is not None:
                     yield Message(record, origin)
         finally:
-            await asyncio.shield(self._submit(session.leave_batch, topic, self._client.timeout))
+            session.leave(topic, loop, asyncio.current_task())
 
     async def size(self, topic: str, *, timeout: float | None = None) -> int:
         """See `Client.size`."""
@@ -295,19 +303,31 @@ class AsyncClient:
                     raise deadline.timeout(f"room for a message to topic {topic}") from None
                 await asyncio.sleep(limits.CLIENT_LOOK_MS / 1000)
 
-    def _next_batch(self, topic: str, timeout: float | None) -> Any:
-        seconds = self._client.timeout if timeout is None else timeout
-        deadline = self._client.session.deadline(seconds)
-        return self._client.session.next_batch(topic, deadline)
+    async def _filled(self, topic: str, loop: object, deadline: Deadline) -> Reader:
+        """The reader of a topic, with messages. Whoever is cancelled does not leave a thread that
+        waits on."""
+        filling = self._submit(self._client.session.fill, topic, loop, deadline)
+        try:
+            return await asyncio.shield(filling)
+        except asyncio.CancelledError:
+            deadline.end()
+            ending = asyncio.ensure_future(asyncio.gather(filling, return_exceptions=True))
+            self._endings.add(ending)
+            ending.add_done_callback(self._endings.discard)
+            raise
 
     async def _put_back(
-        self, topic: str, getting: asyncio.Future[Message], turn: asyncio.Lock
+        self,
+        topic: str,
+        holder: object,
+        getting: asyncio.Future[Message],
+        turn: asyncio.Lock,
     ) -> None:
         """The message of a get that was cancelled comes next: nobody else gets before that."""
         try:
             (outcome,) = await asyncio.gather(getting, return_exceptions=True)
             if isinstance(outcome, Message):
-                await self._run(self._client.session.put_back, topic, outcome.record)
+                await self._run(self._client.session.put_back, topic, holder, outcome.record)
         finally:
             turn.release()
 

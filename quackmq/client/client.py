@@ -5,8 +5,9 @@ a Kafka cluster, by the address alone. Every call has a timeout and raises Quack
 what it waited for; all errors are QuackErrors.
 
 Promised: a put that returned is on disk. A subscription lasts until `unsubscribe`, whatever the
-client does. Messages come exactly once where the program keeps their ids (`after`), and at most, or
-at least, once by the client's own file: docs/python.md says when which is right.
+client does. Messages come at least once: after a crash the message in hand comes again. They come
+exactly once where the program keeps their ids (`after`), and at most once with on_crash="skip":
+docs/python.md says when which is right.
 
 Any thread may call. Of several that get from one topic each message goes to one.
 """
@@ -14,9 +15,10 @@ Any thread may call. Of several that get from one topic each message goes to one
 from __future__ import annotations
 
 import dataclasses
+import math
+import threading
 from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
-from itertools import repeat
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Literal, Self, overload
@@ -84,7 +86,7 @@ class Client:
         serialiser: SerialiserName | Serialiser = "bytes",
         timeout: float = limits.CLIENT_TIMEOUT_MS / 1000,
         directory: str | Path | None = None,
-        on_crash: OnCrash = "skip",
+        on_crash: OnCrash = "repeat",
         session_timeout: float = limits.CLIENT_SESSION_MS / 1000,
         busy_timeout: float = limits.CLIENT_BUSY_MS / 1000,
         settings: Mapping[str, Any] | None = None,
@@ -93,7 +95,7 @@ class Client:
 
         `name`: under it subscriptions and numbers are kept; without one a client only puts.
         `directory`: where the client keeps how far it has come; by default below the user's state
-        directory, by name. `on_crash`: whether the message that was in hand at a crash is returned
+        directory, by name. `on_crash`: whether the message that was in hand at a crash is given
         again ("repeat") or not ("skip"). `session_timeout`: a process that is gone is missed after
         so many seconds by others of its name. `busy_timeout`: a message may be worked on for so
         long. `settings`: more of librdkafka's settings, for TLS or passwords of a cluster.
@@ -101,7 +103,7 @@ class Client:
         if name is not None:
             check_name(name)
         if on_crash not in ("skip", "repeat"):
-            raise InvalidRequest(f"on_crash is 'skip' or 'repeat', not {on_crash!r}")
+            raise InvalidRequest(f"on_crash is 'repeat' or 'skip', not {on_crash!r}")
         Deadline(timeout)
         self.address = address
         self.name = name
@@ -126,14 +128,17 @@ class Client:
     ) -> None:
         self.session.close(self.timeout, is_done=kind is None)
 
-    def close(self) -> None:
-        """Finish what is under way, as far as that is possible within the client's timeout. With
-        on_crash="repeat" the message in hand is returned again later; not so at the end of a `with`
-        block that ends well.
+    def close(self, *, done: bool = False) -> None:
+        """Finish what is under way, as far as that is possible within the client's timeout. Calls
+        that wait in other threads raise BrokerClosing.
+
+        The message in hand is given again to the next client of this name, since nobody knows
+        whether the program is done with it. With `done` it is not, nor at the end of a `with` block
+        that ends without an error.
 
         >>> client.close()
         """
-        self.session.close(self.timeout, is_done=False)
+        self.session.close(self.timeout, is_done=done)
 
     # --- putting ----------------------------------------------------------------------------
 
@@ -229,10 +234,11 @@ class Client:
     def get(self, topic: str, timeout: float | None = None, after: After = IN_FILE) -> Message:
         """The next message of a topic that this name has subscribed to. QuackTimeout if none comes.
 
-        Without `after`, the client's file says where to go on. With it the program does, by the id
-        of the message that it is done with (None before the first): that message is done, the next
-        one is returned, and until it is named, it is returned again. Of several partitions one id
-        is enough; several, one a partition, may be given.
+        Without `after`, the client remembers how far the program is: the message is done when the
+        same thread asks for the next one. With `after` the program does, by the id of the message
+        that it is done with (None before the first): that message is done, the next one is
+        returned, and until it is named, it is returned again. Of several partitions one id is
+        enough; several, one a partition, may be given.
 
         >>> client.put_many("news", ["rain", "sun"])
         ['A...', 'A...']
@@ -242,12 +248,12 @@ class Client:
         >>> client.get("news", after=None).value == message.value
         True
         """
-        return self.get_by(self._deadline(timeout), topic, after)
+        return self.get_by(self._deadline(timeout), topic, after, threading.current_thread())
 
     def listen(self, topic: str, timeout: float | None = None) -> Iterator[Message]:
-        """The messages of a topic, one after the other, by the client's file. That is written once
-        for a batch (what a program takes in a twentieth of a second), so at a crash a whole batch
-        is in hand. QuackTimeout when nothing comes for so long; math.inf waits on.
+        """Yield the messages of a topic, one after the other; wait for more for ever. With a
+        timeout, QuackTimeout when nothing comes for so long. A message is done when the loop asks
+        for the next one; the last one of a loop that was left, when its thread asks again.
 
         >>> client.put_many("news", ["rain", "sun"])
         ['A...', 'A...']
@@ -258,8 +264,9 @@ class Client:
         rain
         sun
         """
-        self._deadline(timeout)  # complaints come before the first message is asked for
-        return self._listen(topic, timeout)
+        patience = math.inf if timeout is None else timeout
+        self._deadline(patience)  # complaints come before the first message is asked for
+        return self._listen(topic, patience)
 
     def size(self, topic: str, *, timeout: float | None = None) -> int:
         """How many messages are still to come for this name. Where producers use transactions (as
@@ -400,15 +407,15 @@ class Client:
 
     # --- how ----------------------------------------------------------------------------------
 
-    def get_by(self, deadline: Deadline, topic: str, after: After) -> Message:
-        """`get` until a deadline that somebody else may end."""
+    def get_by(self, deadline: Deadline, topic: str, after: After, holder: object) -> Message:
+        """`get` until a deadline that somebody else may end. The holder's last message is done."""
         tokens = None
         if after is not IN_FILE:
             tokens = [after] if isinstance(after, str) else list(after or ())
 
         def take(reader: Reader) -> Message:
             if tokens is None:
-                record = reader.get(deadline)
+                record = reader.get(holder, deadline)
             else:
                 places = [place_of(token, reader.topic.id) for token in tokens]
                 record = reader.get_after(places, deadline)
@@ -423,15 +430,19 @@ class Client:
     def _deadline(self, timeout: float | None) -> Deadline:
         return self.session.deadline(self.timeout if timeout is None else timeout)
 
-    def _listen(self, topic: str, timeout: float | None) -> Iterator[Message]:
+    def _listen(self, topic: str, timeout: float) -> Iterator[Message]:
+        if not self.session.repeats:
+            while True:
+                yield self.get(topic, timeout)
+        loop = object()
         try:
             while True:
-                deadline = self._deadline(timeout)
-                reader = self.session.next_batch(topic, deadline)
+                reader = self.session.fill(topic, loop, self._deadline(timeout))
                 origin = origin_of(reader.topic, self.serialiser)
-                yield from map(Message, reader.buffer.iterator, repeat(origin))
+                while (record := reader.take(loop)) is not None:
+                    yield Message(record, origin)
         finally:
-            self.session.leave_batch(topic, self.timeout)
+            self.session.leave(topic, loop, threading.current_thread())
 
 
 def _config_of(policy: str) -> str:

@@ -97,7 +97,7 @@ _PLAINER: Final[Mapping[int, str]] = {
 class Deadline:
     """A moment by which something must be over, and the wait that it came from."""
 
-    __slots__ = ("_at", "seconds")
+    __slots__ = ("__weakref__", "_at", "seconds")
 
     def __init__(self, seconds: float) -> None:
         if not _is_number(seconds) or not seconds >= 0:

@@ -8,10 +8,11 @@ to one process at a time, and the reader decides where to begin in it:
   cursor was moved by somebody else since. A commit of ours bears the directory's own note, so it is
   known whose the cursor is: with our note the file counts, which is never behind; else the cursor.
 
-Messages come in batches and wait in `buffer`; `get` takes one, `listen` all. Where a partition
-stands is the first of its messages in the buffer, or where the last batch ended.
+Messages are fetched in batches and wait in `Progress`, which also knows which of them are in hand
+and which are done. The broker's cursor follows what is done.
 
-One thread at a time; `Client` holds the reader's lock. librdkafka calls back inside `poll`.
+One thread at a time, which holds the reader's lock (see `Session`), except `take`: any thread may
+call that. librdkafka calls back inside `poll`.
 """
 
 from __future__ import annotations
@@ -25,11 +26,12 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka import Message as Record
 
 from quackmq import limits
-from quackmq.client.buffer import Buffer
 from quackmq.client.cluster import Cluster, Committed
 from quackmq.client.commits import Commits, close, leave
-from quackmq.client.directory import Directory, Taken
+from quackmq.client.directory import Directory
 from quackmq.client.failures import Deadline, translating
+from quackmq.client.position import Taken
+from quackmq.client.progress import Mode, Progress
 from quackmq.client.settings import Connection
 from quackmq.client.standing import (
     Standing,
@@ -47,8 +49,8 @@ log = logging.getLogger(__name__)
 
 OnCrash = Literal["skip", "repeat"]
 
-#: Messages of the first batch, before it is known how fast a program is.
-_FIRST_BATCH: Final = 64
+#: Where messages are got by id, one holder is all that there is.
+_PROGRAM: Final = "the program"
 
 
 class Reader:
@@ -74,26 +76,18 @@ class Reader:
         self._cluster = cluster
         self._name = name
         self._directory = directory
-        self._repeats = on_crash == "repeat" and not by_id
         self._note = "" if by_id else directory.note
-        self.buffer = Buffer()
-        self._partitions: dict[int, Standing] = {}
+        mode = Mode.NAMED if by_id else Mode(on_crash)
+        self._progress = Progress(mode, busy_ms / 1000)
         #: What the group gave us and we could not begin with, since nobody answered.
         self._unbegun: set[int] = set()
         #: Where the program says that it stands, also in partitions that others have.
         self._named: dict[int, int] = {}
-        #: What was returned last, and is not done with for all that is known.
-        self._in_hand: Record | None = None
-        #: Whether messages are taken out of the buffer without our being told.
-        self._is_listened_to = False
         self._trouble: QuackError | None = None
         self._commits = Commits(topic.name, self._acknowledged)
         self._committed_at = time.monotonic()
-        self._changes = 0
-        #: How many messages make a batch; when the last one was given, and how many it had.
-        self._batch_messages = _FIRST_BATCH
-        self._batch_at = time.monotonic()
-        self._batch_size = 0
+        #: When `listen` has to look after the group and the broker's cursor again.
+        self._tend_at = 0.0
         #: For callbacks, which cannot be given one.
         self._deadline = Deadline(limits.CLIENT_TIMEOUT_MS / 1000)
         settings = connection.consumer(name, session_ms, busy_ms)
@@ -106,98 +100,68 @@ class Reader:
 
     # --- one message ------------------------------------------------------------------------
 
-    def get(self, deadline: Deadline) -> Record:
-        """The next message, by the client's file. QuackTimeout."""
-        self.settle(deadline)
+    def get(self, holder: object, deadline: Deadline) -> Record:
+        """Return the next message, by the client's file. What the holder had before is done.
+        QuackTimeout."""
+        self._settle(holder)
         while True:
             record = self._next(deadline)
-            if not self._claimed(deadline):
+            if not self._may_give(deadline):
                 continue
-            if self._repeats or self._write(record, deadline):
-                self._in_hand = self.buffer.take()
-                return record
+            if self._progress.mode is Mode.REPEAT or self._write(record, deadline):
+                taken = self._progress.take(holder, time.monotonic())
+                if taken is not None:  # else a loop over `listen` in another thread was faster
+                    return taken
 
     def get_after(self, named: Iterable[Place] | None, deadline: Deadline) -> Record:
-        """The next message behind those that are named. QuackTimeout."""
+        """Return the next message behind those that are named. QuackTimeout."""
         self._name_places(named or ())
         while True:
             record = self._next(deadline)
             if self._others_committed(record.partition() or 0, deadline):
-                self._in_hand = self.buffer.take()
-                return record
+                taken = self._progress.take(_PROGRAM, time.monotonic())
+                if taken is not None:
+                    return taken
 
-    def put_back(self, record: Record) -> None:
-        """Nobody has seen the message that was returned last: it comes next again."""
-        if self._in_hand is not record or record.partition() not in self._partitions:
-            return
-        self._in_hand = None
-        self.buffer.replace([record, *self.buffer])
-        if not self.by_id:
-            self._write_positions()
+    def put_back(self, holder: object, record: Record) -> None:
+        """Nobody has seen the message that a holder was given: it comes next again."""
+        holder = _PROGRAM if self.by_id else holder
+        if self._progress.held(holder) is record:
+            self._progress.put_back(holder)
 
-    def settle(self, deadline: Deadline) -> None:
-        """The message in hand is done with."""
-        self._look_at_batch()
-        record, self._in_hand = self._in_hand, None
-        state = None if record is None else self._partitions.get(record.partition() or 0)
-        if record is None or state is None or self.by_id:
-            return
-        state.done = max(state.done, (record.offset() or 0) + 1)
-        if self._repeats:
-            self._write(record, deadline)
+    def _settle(self, holder: object) -> None:
+        self._progress.settle(holder)
         self._commit_sometimes()
 
-    # --- batches ----------------------------------------------------------------------------
+    # --- many messages ----------------------------------------------------------------------
 
-    def next_batch(self, deadline: Deadline) -> None:
-        """The next messages are in the buffer, whose iterator the caller may use until the next
-        call. The file is written for all of them at once. QuackTimeout."""
-        self._fit_batch()
-        self.settle_batch()
+    def fill(self, holder: object, deadline: Deadline) -> None:
+        """Wait until there are messages for `take`; what the holder had before is done.
+        QuackTimeout."""
+        self._settle(holder)
+        if len(self._progress):
+            self.tend()
         while True:
             self._next(deadline)
-            if not self._claimed(deadline):
-                continue
-            if self._repeats or self._write_ends():
-                self._batch_at = time.monotonic()
-                self._batch_size = len(self.buffer)
-                self._is_listened_to = True
+            if self._may_give(deadline):
+                self._tend_at = time.monotonic() + limits.CLIENT_COMMIT_MS / 1000
                 return
 
-    def settle_batch(self) -> None:
-        """Everything that was taken out of the buffer is done with."""
-        self._is_listened_to = False
-        self._in_hand = None
-        for partition, position in self._positions().items():
-            self._partitions[partition].done = position
-        if self._repeats:
-            self._write_positions()
-        self._commit_sometimes()
+    def take(self, holder: object) -> Record | None:
+        """Return the next message of those that wait; what the holder had before is done. None if
+        `fill` has to be called first. Only where a message in hand is repeated after a crash. Any
+        thread may call."""
+        now = time.monotonic()
+        return self._progress.take(holder, now) if now < self._tend_at else None
 
-    def _fit_batch(self) -> None:
-        """The next batch is as large as the program can take in its time."""
-        took_ms = (time.monotonic() - self._batch_at) * 1000
-        if took_ms > limits.CLIENT_BATCH_MS:
-            self._batch_messages = max(1, self._batch_messages // 2)
-        elif self._batch_size >= self._batch_messages and took_ms < limits.CLIENT_BATCH_MS / 2:
-            self._batch_messages = min(2 * self._batch_messages, limits.CLIENT_BATCH_MESSAGES)
-
-    def leave_batch(self) -> None:
-        """What is left in the buffer stays for later, also for who comes after a crash."""
-        if not self.by_id:
-            self._look_at_batch()
-            self._write_positions()
-
-    def _look_at_batch(self) -> None:
-        """What was taken last by who listens is in hand."""
-        if self._is_listened_to:
-            self._is_listened_to = False
-            self._in_hand = self.buffer.last_taken()
+    def leave(self, loop: object, caller: object) -> None:
+        """A loop over messages has ended: its last one is done when `caller` asks for another."""
+        self._progress.leave(loop, caller)
 
     def tend(self) -> None:
         """Let the group go on though nobody asks for our messages at the moment: it waits for all
         its members whenever one comes or goes."""
-        if len(self.buffer) < limits.CLIENT_BATCH_MESSAGES:
+        if len(self._progress) < limits.CLIENT_BATCH_MESSAGES:
             self._take(self._consumer.poll(0))
 
     # --- moving -----------------------------------------------------------------------------
@@ -205,24 +169,21 @@ class Reader:
     def seek(self, starts: Mapping[int, int], note: str, deadline: Deadline) -> None:
         """Go on from elsewhere, in all partitions; those of other processes are not moved in
         these, but where they begin the next time."""
-        self._is_listened_to = False
-        self._in_hand = None
         self.commit_as_member(starts, note, deadline)
         for partition, start in starts.items():
             self._named.pop(partition, None)
-            if partition in self._partitions:
-                self._partitions[partition].is_claimed = False
+            standing = self._progress.standing(partition)
+            if standing is not None:
+                standing.is_claimed = False
                 self._go(partition, start)
-        if not self.by_id:
-            self._write_positions()
 
     def positions(self) -> dict[int, int]:
-        """The next offsets of what we have been given; a message in hand counts as taken."""
-        return self._positions()
+        """Return the next offsets of our partitions; a message in hand counts as taken."""
+        return {each: state.given for each, state in self._progress.partitions.items()}
 
     def commit_as_member(self, offsets: Mapping[int, int], note: str, deadline: Deadline) -> None:
         """Also for partitions that are not ours: a member may speak for its name. Messages that
-        come meanwhile wait in the buffer. QuackTimeout."""
+        come meanwhile wait. QuackTimeout."""
         self._commits.send_and_wait(self._consumer, offsets, note, deadline, poll=self._look)
 
     def close(self, deadline: Deadline, *, is_done: bool) -> None:
@@ -230,45 +191,41 @@ class Reader:
         `is_done` the message in hand is done with."""
         try:
             if is_done:
-                self.settle(deadline)
+                self._progress.settle_all()
             self._finish(deadline)
         finally:
             close(self._consumer, deadline)
-            for state in self._partitions.values():
-                if state.file is not None:
-                    state.file.close()
-            self._partitions.clear()
-            self.buffer.replace([])
+            for partition in self._progress.partitions:
+                self._progress.end(partition)
 
-    # --- filling the buffer -------------------------------------------------------------------
+    # --- fetching -----------------------------------------------------------------------------
 
     def _next(self, deadline: Deadline) -> Record:
-        """The first message in the buffer, once there is one. QuackTimeout."""
+        """Return the first message that waits, once there is one. QuackTimeout."""
         self._deadline = deadline
         consumer = self._consumer
-        while (first := self.buffer.first()) is None:
+        while (first := self._progress.first()) is None:
             self._raise_trouble()
             if self._unbegun:
                 self._try_to_begin(consumer, deadline)
             self._commits.hear()
-            changes = self._changes
-            come = consumer.consume(self._batch_messages, 0)
+            come = consumer.consume(limits.CLIENT_BATCH_MESSAGES, 0)
             if not come:
                 record = consumer.poll(deadline.slice())
                 if record is None:
                     self._raise_trouble()
                     if deadline.passed():
-                        raise self._watch.silence(deadline, has_partitions=bool(self._partitions))
+                        has_any = bool(self._progress.partitions)
+                        raise self._watch.silence(deadline, has_partitions=has_any)
                     self._commit_sometimes()
                     self._tend_others()
                     continue
                 come = [record]
-            if changes != self._changes or any(map(Record.error, come)):
+            if any(map(Record.error, come)):
                 for each in come:
                     self._take(each)
             else:
-                self.buffer.replace(come)
-                self._note_ends(come)
+                self._progress.add(come)
         self._raise_trouble()
         return first
 
@@ -280,45 +237,11 @@ class Reader:
         if error is not None:
             self._trouble = self._trouble or self._meaning(error, record)
             return
-        state = self._partitions.get(record.partition() or 0)
-        if state is not None:  # else it was on its way while the partition went elsewhere
-            self.buffer.add([record])
-            state.end = (record.offset() or 0) + 1
-
-    def _note_ends(self, records: list[Record]) -> None:
-        """Of each partition the last message counts, which stands nearest to the end."""
-        missing = len(self._partitions)
-        seen: set[int] = set()
-        for record in reversed(records):
-            partition = record.partition() or 0
-            if partition not in seen:
-                seen.add(partition)
-                self._partitions[partition].end = (record.offset() or 0) + 1
-                if len(seen) == missing:
-                    return
-
-    def _positions(self) -> dict[int, int]:
-        """Where each partition stands: at its first message in the buffer, or behind the last; or
-        at the message in hand, where that one is to be repeated."""
-        found = {partition: state.end for partition, state in self._partitions.items()}
-        for record in reversed([*self.buffer]):
-            found[record.partition() or 0] = record.offset() or 0
-        if self._repeats and self._in_hand is not None:
-            partition = self._in_hand.partition() or 0
-            if partition in found:
-                found[partition] = self._in_hand.offset() or 0
-        return found
-
-    def _drop(self, partition: int) -> None:
-        """The partition's messages that wait: not ours any more, or not next."""
-        self.buffer.replace([each for each in self.buffer if each.partition() != partition])
-        self._changes += 1
+        self._progress.add([record])
 
     def _go(self, partition: int, offset: int) -> None:
         """Read a partition from elsewhere."""
-        self._drop(partition)
-        state = self._partitions[partition]
-        state.end = state.done = offset
+        self._progress.move(partition, offset)
         with translating(f"partition {partition} of {self.topic.name} to be read from {offset}"):
             where = TopicPartition(self.topic.name, partition, offset)
             try:
@@ -332,30 +255,29 @@ class Reader:
 
     def _name_places(self, named: Iterable[Place]) -> None:
         places = {partition: offset + 1 for partition, offset in named}
-        record, self._in_hand = self._in_hand, None
-        if record is not None and record.partition() in self._partitions:
-            if places.get(record.partition() or 0) == (record.offset() or 0) + 1:
-                self._named[record.partition() or 0] = (record.offset() or 0) + 1
+        record = self._progress.held(_PROGRAM)
+        if record is not None:
+            behind = (record.offset() or 0) + 1
+            if places.get(record.partition() or 0) == behind:
+                self._named[record.partition() or 0] = behind
             else:
-                self.buffer.replace([record, *self.buffer])  # not named, so it is next again
+                self._progress.put_back(_PROGRAM)  # not named, so it is next again
         for partition, wanted in places.items():
-            # Then nothing between it and the next one in the buffer was left out, also if there is
+            # Then nothing between it and the next one that waits was left out, also if there is
             # a gap in the offsets: the marker of a transaction has one too.
             is_known = self._named.get(partition) == wanted
             self._named[partition] = wanted
-            state = self._partitions.get(partition)
+            state = self._progress.standing(partition)
             if state is not None:
-                position = self._position(partition)
+                position = self._position(partition, state)
                 if position < wanted or (position > wanted and not is_known):
                     self._go(partition, wanted)
-                state.done = wanted
+                self._progress.name(partition, wanted)
         self._commit_sometimes()
 
-    def _position(self, partition: int) -> int:
-        for record in self.buffer:
-            if record.partition() == partition:
-                return record.offset() or 0
-        return self._partitions[partition].end
+    def _position(self, partition: int, state: Standing) -> int:
+        first = self._progress.first(partition)
+        return state.end if first is None else first.offset() or 0
 
     def _others_committed(self, partition: int, deadline: Deadline) -> bool:
         """Before a message of another partition than the last is returned, what is done in the
@@ -363,7 +285,7 @@ class Reader:
         all. False if that had to be waited for."""
         open_ones = {
             each: state.done
-            for each, state in self._partitions.items()
+            for each, state in self._progress.partitions.items()
             if each != partition and state.is_behind
         }
         if not open_ones:
@@ -373,59 +295,47 @@ class Reader:
 
     # --- files --------------------------------------------------------------------------------
 
-    def _claimed(self, deadline: Deadline) -> bool:
-        """Whether the broker's cursors bear our note, without which our files would not count after
-        a crash. False if that had to be waited for: messages may have come and gone meanwhile."""
+    def _may_give(self, deadline: Deadline) -> bool:
+        """Whether a message may be given now. False if something had to be done first, which may
+        have taken messages away:
+
+        - Partitions whose files another process has taken over are let go of.
+        - The broker's cursors must bear our note: without it our files would not count after a
+          crash.
+        """
+        lost = self._progress.end_lost()
+        if lost:
+            log.warning("partitions %s of %s went to another process", lost, self.topic.name)
+            return False
         strange = {
-            each: state.done for each, state in self._partitions.items() if not state.is_claimed
+            each: state.done
+            for each, state in self._progress.partitions.items()
+            if not state.is_claimed
         }
         if not strange:
             return True
         self.commit_as_member(strange, self._note, deadline)
         for partition in strange:
-            state = self._partitions.get(partition)
+            state = self._progress.standing(partition)
             if state is not None:
                 state.is_claimed = True
         return False
 
     def _write(self, record: Record, deadline: Deadline) -> bool:
-        """Whether the file says that this message is behind, and the partition is still ours."""
-        partition, position = record.partition() or 0, (record.offset() or 0) + 1
-        return self._write_position(partition, position, deadline)
-
-    def _write_ends(self) -> bool:
-        """The same of all that is in the buffer. False if something of it is no longer ours."""
-        changes = self._changes
-        for partition, state in list(self._partitions.items()):
-            self._write_position(partition, state.end, self._deadline)
-        return changes == self._changes
-
-    def _write_positions(self) -> None:
-        """What was returned, and nothing else, is behind."""
-        for partition, position in self._positions().items():
-            self._write_position(partition, position, self._deadline)
-
-    def _write_position(self, partition: int, position: int, deadline: Deadline) -> bool:
-        state = self._partitions.get(partition)
+        """Whether it is on disk that this message is behind, and the partition is still ours."""
+        partition = record.partition() or 0
+        state = self._progress.standing(partition)
         if state is None or state.file is None:
             return False
-        if state.written == position:
-            return True
         try:
-            state.file.write(position, deadline)
+            state.file.write(max(state.given, (record.offset() or 0) + 1), deadline)
         except Taken:
-            log.warning("partition %d of %s went to another process", partition, self.topic.name)
-            self._drop(partition)
-            state.file.close()
-            del self._partitions[partition]
-            return False
-        state.written = position
+            return False  # the next look lets go of it
         return True
 
     # --- what the group gives and takes --------------------------------------------------------
 
     def _assigned(self, consumer: Consumer, told: list[TopicPartition]) -> None:
-        self._changes += 1
         self._unbegun |= {each.partition for each in told}
         self._try_to_begin(consumer, Deadline(limits.CLIENT_TIMEOUT_MS / 1000))
 
@@ -480,7 +390,7 @@ class Reader:
         state = Standing(start, file)
         state.committed = cursor.offset
         state.is_claimed = is_note(cursor.note, self._note)
-        self._partitions[partition] = state
+        self._progress.begin(partition, state)
         return start
 
     def _revoked(self, consumer: Consumer, told: list[TopicPartition]) -> None:
@@ -510,21 +420,8 @@ class Reader:
             log.debug("there was nothing to let go of: %s", exception)
 
     def _let_go(self, told: list[TopicPartition]) -> dict[int, Standing]:
-        positions = self._positions()
-        going = {}
-        for partition in (each.partition for each in told):
-            if partition not in self._partitions:
-                continue
-            if not self.by_id:
-                self._partitions[partition].done = positions[partition]
-                self._write_position(partition, positions[partition], self._deadline)
-            self._drop(partition)
-            state = self._partitions.pop(partition, None)
-            if state is not None:
-                going[partition] = state
-                if state.file is not None:
-                    state.file.close()
-        return going
+        going = {each.partition: self._progress.end(each.partition) for each in told}
+        return {each: state for each, state in going.items() if state is not None}
 
     # --- committing ---------------------------------------------------------------------------
 
@@ -540,10 +437,11 @@ class Reader:
         self._commits.send(self._consumer, self._uncommitted(), self._note)
 
     def _uncommitted(self) -> dict[int, int]:
-        return {each: state.done for each, state in self._partitions.items() if state.is_behind}
+        partitions = self._progress.partitions
+        return {each: state.done for each, state in partitions.items() if state.is_behind}
 
     def _acknowledged(self, partition: int, offset: int) -> None:
-        state = self._partitions.get(partition)
+        state = self._progress.standing(partition)
         if state is not None:
             state.committed = offset
 
@@ -554,10 +452,6 @@ class Reader:
     # --- the end ------------------------------------------------------------------------------
 
     def _finish(self, deadline: Deadline) -> None:
-        if not self.by_id:
-            self._write_positions()
-            for partition, position in self._positions().items():
-                self._partitions[partition].done = position
         offsets = self._uncommitted()
         if offsets:
             try:
@@ -576,7 +470,7 @@ class Reader:
 
     def _meaning(self, error: KafkaError, record: Record) -> QuackError | None:
         """None for what is mended already, or mends itself."""
-        state = self._partitions.get(record.partition() or 0)
+        state = self._progress.standing(record.partition() or 0)
         if error.code() not in OUT_OF_RANGE:
             return self._watch.meaning(error)
         if state is None:

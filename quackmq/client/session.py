@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -34,6 +35,7 @@ from quackmq.errors import (
     MemberFenced,
     NameInOtherMode,
     NotFound,
+    QuackTimeout,
     UnknownMember,
 )
 from quackmq.subscriptions import message_id
@@ -47,7 +49,7 @@ T = TypeVar("T")
 class Habits:
     """How a client reads: see `Client`."""
 
-    on_crash: OnCrash = "skip"
+    on_crash: OnCrash = "repeat"
     session_ms: int = limits.CLIENT_SESSION_MS
     busy_ms: int = limits.CLIENT_BUSY_MS
 
@@ -68,6 +70,13 @@ class Session:
         self._publishers: dict[int, Publisher] = {}
         self._readers: dict[str, Reader] = {}
         self._reader_locks: dict[str, threading.RLock] = {}
+        #: Of calls that have not returned yet.
+        self._deadlines: weakref.WeakSet[Deadline] = weakref.WeakSet()
+
+    @property
+    def repeats(self) -> bool:
+        """Whether the message in hand at a crash is given again."""
+        return self._habits.on_crash == "repeat"
 
     def close(self, timeout: float, *, is_done: bool) -> None:
         """Bounded, whatever the broker does."""
@@ -75,6 +84,9 @@ class Session:
             if self._is_closed:
                 return
             self._is_closed = True
+            waiting = list(self._deadlines)
+        for each in waiting:
+            each.end()
         deadline = Deadline(min(timeout, limits.CLIENT_CLOSE_MS / 1000))
         try:
             for topic in list(self._readers):
@@ -93,9 +105,12 @@ class Session:
 
     def deadline(self, seconds: float) -> Deadline:
         """For a call that begins now. BrokerClosing after `close`."""
-        if self._is_closed:
-            raise BrokerClosing("this client is closed")
-        return Deadline(seconds)
+        found = Deadline(seconds)
+        with self._lock:
+            if self._is_closed:
+                raise _closed()
+            self._deadlines.add(found)
+        return found
 
     @property
     def name(self) -> str:
@@ -225,18 +240,23 @@ class Session:
         fenced by itself, when a broker that was away came back and heard first that it joins, and
         then what it had said before. Whoever really is another one is met again."""
         try:
+            try:
+                with self.reading(topic, deadline, by_id=by_id) as reader:
+                    return take(reader)
+            except (MemberFenced, UnknownMember) as error:
+                log.warning("%s begins once more: %s", self.name, error)
             with self.reading(topic, deadline, by_id=by_id) as reader:
                 return take(reader)
-        except (MemberFenced, UnknownMember) as error:
-            log.warning("%s begins once more: %s", self.name, error)
-        with self.reading(topic, deadline, by_id=by_id) as reader:
-            return take(reader)
+        except QuackTimeout:
+            if self._is_closed:  # which ended the wait
+                raise _closed() from None
+            raise
 
-    def next_batch(self, topic: str, deadline: Deadline) -> Reader:
-        """The reader whose buffer holds the next messages."""
+    def fill(self, topic: str, holder: object, deadline: Deadline) -> Reader:
+        """Return the topic's reader, with messages to take; what the holder had is done."""
 
         def fill(reader: Reader) -> Reader:
-            reader.next_batch(deadline)
+            reader.fill(holder, deadline)
             return reader
 
         return self.take(topic, deadline, fill)
@@ -247,17 +267,17 @@ class Session:
         with held(self._reader_lock(topic), f"topic {topic} to be free", deadline):
             yield self._readers.get(topic)
 
-    def put_back(self, topic: str, record: Record) -> None:
-        """Nobody has seen the message that was returned last: it comes next again."""
+    def put_back(self, topic: str, holder: object, record: Record) -> None:
+        """Nobody has seen the message that a holder was given: it comes next again."""
         with self.present_reader(topic, Deadline(limits.CLIENT_TIMEOUT_MS / 1000)) as reader:
             if reader is not None:
-                reader.put_back(record)
+                reader.put_back(holder, record)
 
-    def leave_batch(self, topic: str, timeout: float) -> None:
-        """What is left of a batch stays for later."""
-        with self.present_reader(topic, Deadline(timeout)) as reader:
-            if reader is not None:
-                reader.leave_batch()
+    def leave(self, topic: str, loop: object, caller: object) -> None:
+        """A loop over messages has ended: its last one is done when `caller` asks for another."""
+        reader = self._readers.get(topic)
+        if reader is not None:
+            reader.leave(loop, caller)
 
     def drop_reader(self, topic: str, deadline: Deadline, *, is_done: bool = False) -> None:
         with held(self._reader_lock(topic), f"topic {topic} to be free", deadline):
@@ -334,3 +354,7 @@ class Session:
             commit_by_joining(
                 settings, info.name, offsets, note, deadline, lambda: self._tend_others(info.name)
             )
+
+
+def _closed() -> BrokerClosing:
+    return BrokerClosing("this client is closed")

@@ -5,28 +5,30 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from quackmq.client.cluster import Committed
-from quackmq.client.directory import PositionFile
+from quackmq.client.position import PositionFile
 from quackmq.conventions import UNSUBSCRIBED, note_of
 from quackmq.errors import UnknownSubscription
 
 
 class Standing:
-    """One that the group has given us. Offsets are always the next ones wanted."""
+    """One partition that the group has given us. Offsets are always the next ones wanted."""
 
-    __slots__ = ("committed", "done", "end", "file", "is_claimed", "written")
+    __slots__ = ("again", "committed", "done", "end", "file", "given", "is_claimed")
 
     def __init__(self, start: int, file: PositionFile | None) -> None:
         #: Behind the last message that was fetched.
         self.end = start
-        #: Behind the last message that is done with, to be committed.
+        #: Behind the last message that the program was given.
+        self.given = start
+        #: Messages before that one which are to be given again.
+        self.again: set[int] = set()
+        #: Up to where all is done, to be committed.
         self.done = start
         #: What the broker has acknowledged of that.
         self.committed = start
         self.file = file
         #: Whether the broker's cursor bears our note: from then on the file counts, not before.
         self.is_claimed = False
-        #: What the file says.
-        self.written = start
 
     @property
     def is_behind(self) -> bool:

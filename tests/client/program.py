@@ -1,7 +1,7 @@
 """A program that uses the Python client and may be killed: told by lines what to do, it says by
 lines what it did.
 
-    python -m tests.client.program ADDRESS NAME DIRECTORY [OPTION=VALUE ...]
+    python -m tests.client.program ADDRESS NAME OPTIONS    # of the client, as JSON
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import subprocess
 import sys
 import threading
 from itertools import islice
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -24,8 +23,8 @@ DEADLINE_S = 40
 class Program:
     """The program, as its test sees it. Killed on leaving the block."""
 
-    def __init__(self, address: str, name: str, directory: Path, **options: Any) -> None:
-        command = [sys.executable, "-m", "tests.client.program", address, name, str(directory)]
+    def __init__(self, address: str, name: str, **options: Any) -> None:
+        command = [sys.executable, "-m", "tests.client.program", address, name]
         self.process = subprocess.Popen(
             [*command, json.dumps(options)],
             stdin=subprocess.PIPE,
@@ -74,9 +73,9 @@ class Program:
         self._lines.put("")
 
 
-def main(address: str, name: str, directory: str, options: str) -> None:
+def main(address: str, name: str, options: str) -> None:
     settings = {"serialiser": "str", "timeout": 20.0} | json.loads(options)
-    client = Client(address, name, directory=directory, **settings)
+    client = Client(address, name, **settings)
     listening: dict[str, Any] = {}
     for line in sys.stdin:
         what, arguments, more = json.loads(line)
@@ -88,8 +87,10 @@ def main(address: str, name: str, directory: str, options: str) -> None:
                 answer = [message.value, message.id]
             elif what == "take":  # so many of a loop that is then left
                 answer = [each.value for each in islice(client.listen(arguments[0]), arguments[1])]
-            elif what == "next":  # of a loop over `listen` that never ends
-                answer = next(listening.setdefault(arguments[0], client.listen(*arguments))).value
+            elif what == "next":  # so many of a loop over `listen` that never ends
+                topic, count = arguments
+                loop = listening.setdefault(topic, client.listen(topic))
+                answer = [next(loop).value for _ in range(count)]
             else:
                 answer = getattr(client, what)(*arguments, **more)
         except QuackError as error:

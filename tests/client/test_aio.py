@@ -62,6 +62,57 @@ async def test_a_get_that_is_cancelled_takes_no_message_with_it(
     assert [(await client.get(topic)).value for _ in range(2)] == ["b", "c"]
 
 
+async def test_a_listen_that_is_cancelled_takes_no_message_with_it(
+    client: AsyncClient, topic: str
+) -> None:
+    """It would wait for ever: its thread must not go on doing so."""
+    await client.subscribe(topic)
+    heard = asyncio.Queue[str]()
+
+    async def listen() -> None:
+        async with aclosing(client.listen(topic)) as listening:
+            async for message in listening:
+                heard.put_nowait(message.value)
+
+    waiting = asyncio.create_task(listen())
+    await client.put(topic, "a")
+    assert await asyncio.wait_for(heard.get(), 30) == "a"
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    await client.put(topic, "b")
+    assert (await client.get(topic)).value == "b"
+
+
+async def test_a_message_in_the_hand_of_a_task_comes_again_after_a_crash(
+    address: str, topic: str, tmp_path: Path
+) -> None:
+    """Closing without being done leaves what a kill leaves. One task's next get says nothing of
+    another task's message."""
+    options: Any = {"serialiser": "str", "directory": tmp_path, "timeout": 20}
+    first = AsyncClient(address, topic, **options)
+    await first.subscribe(topic)
+    await first.put_many(topic, list("abc"))
+    in_hand, over = asyncio.Event(), asyncio.Event()
+
+    async def work() -> None:
+        assert (await first.get(topic)).value == "a"
+        in_hand.set()
+        await over.wait()
+
+    worker = asyncio.create_task(work())
+    await in_hand.wait()
+    assert [(await first.get(topic)).value for _ in range(2)] == ["b", "c"]
+    await first.close()
+    over.set()
+    await worker
+    async with (
+        AsyncClient(address, topic, **options) as second,
+        aclosing(second.listen(topic)) as listening,
+    ):
+        assert [(await anext(listening)).value for _ in range(3)] == ["a", "b", "c"]
+
+
 async def test_all_the_rest_is_there_with_await(client: AsyncClient, topic: str) -> None:
     await client.create_topic(topic, partitions=1, keep_for_ms=60_000)
     assert topic in await client.topics()

@@ -259,7 +259,7 @@ def test_size_counts_what_is_still_to_come(clients: Clients, topic: str) -> None
     client.get(topic)
     assert client.size(topic) == 2
     client.close()
-    assert clients().size(topic) == 2
+    assert clients().size(topic) == 3  # the one in hand comes again
 
 
 def test_a_seek_goes_back_and_forth(clients: Clients, topic: str) -> None:
@@ -473,6 +473,46 @@ def test_a_listen_that_hears_nothing_times_out_and_may_be_repeated(
     # On a busy machine it may have heard nothing at all.
     rest = values(client.listen(topic, timeout=math.inf), 2 - len(heard))
     assert [*heard, *rest] == ["a", "b"]
+
+
+def test_a_listen_waits_for_ever_unless_told_otherwise(clients: Clients, topic: str) -> None:
+    """Longer than every other call of the client would."""
+    client = clients(timeout=0.2)
+    client.subscribe(topic, timeout=20)
+    heard = []
+    listener = threading.Thread(
+        target=lambda: heard.append(next(iter(client.listen(topic))).value), daemon=True
+    )
+    listener.start()
+    for _ in range(3):  # three times as long as the client's own timeout, and more
+        listener.join(0.3)
+        assert listener.is_alive()
+    client.put(topic, "late", timeout=20)
+    listener.join(30)
+    assert heard == ["late"]
+
+
+def test_closing_a_client_ends_a_listen_that_waits(clients: Clients, topic: str) -> None:
+    client = clients()
+    client.subscribe(topic)
+    client.put(topic, "a")
+    heard: list[str] = []
+    first = threading.Event()
+
+    def listen() -> None:
+        try:
+            for message in client.listen(topic):
+                heard.append(message.value)
+                first.set()
+        except errors.BrokerClosing as error:
+            heard.append(str(error))
+
+    listener = threading.Thread(target=listen, daemon=True)
+    listener.start()
+    assert first.wait(30)
+    client.close()
+    listener.join(30)
+    assert heard == ["a", "this client is closed"]
 
 
 def test_the_first_call_may_wait_for_ever_too(client: Client, topic: str) -> None:

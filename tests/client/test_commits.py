@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
-from confluent_kafka import TopicPartition
+from confluent_kafka import KafkaError, TopicPartition
 
-from quackmq import QuackTimeout
+from quackmq import QuackTimeout, errors
 from quackmq.client.commits import Commits
 from quackmq.client.failures import Deadline
 
@@ -59,3 +59,25 @@ def test_a_commit_that_is_not_answered_lets_no_other_one_go() -> None:
         consumer.send_and_wait({0: 77}, 0, lambda: None)
     assert [each.offset for each in consumer.sent[0]] == [72]
     assert len(consumer.sent) == 1
+
+
+class Answered(NamedTuple):
+    """What librdkafka says of one partition of a commit."""
+
+    partition: int
+    offset: int
+    error: KafkaError | None = None
+
+
+def test_a_commit_that_fails_in_one_partition_has_failed() -> None:
+    """librdkafka then says that all is well, and the error stands beside the partition."""
+    consumer = SlowConsumer()
+    refused = KafkaError(KafkaError.OFFSET_METADATA_TOO_LARGE)
+
+    def poll() -> None:
+        told: Any = [Answered(0, 77), Answered(1, 88, refused)]
+        consumer.commits.answered(None, told)
+
+    with pytest.raises(errors.MetadataTooLarge):
+        consumer.send_and_wait({0: 77, 1: 88}, 60, poll)
+    assert consumer.acknowledged == {}

@@ -1,4 +1,4 @@
-"""What a client keeps on disk: positions that are there whole or not at all, and have one owner."""
+"""What a client keeps on disk: positions that survive a kill, are there whole, have one owner."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from quackmq import QuackTimeout, errors, limits
 from quackmq.client.cluster import Committed
-from quackmq.client.directory import Directory, PositionFile, Taken, default_directory
+from quackmq.client.directory import Directory, default_directory
 from quackmq.client.failures import Deadline
+from quackmq.client.position import PositionFile, Taken
 from quackmq.client.standing import position_by
 
 TOPIC = uuid.uuid4()
@@ -37,24 +38,42 @@ def test_a_position_is_found_again(tmp_path: Path) -> None:
     file.close()
 
 
-def test_of_a_file_that_was_torn_the_position_before_counts(tmp_path: Path) -> None:
-    """Whatever a crash leaves of the half that was being written, the other one holds."""
-    path = tmp_path / "p"
-    file = PositionFile(path, TOPIC)
-    taken(file, 1)
-    file.write(2, SOON)
-    before = path.read_bytes()
-    file.write(3, SOON)
-    after = path.read_bytes()
-    file.close()
+def test_a_position_that_was_noted_is_there_for_other_processes_at_once(tmp_path: Path) -> None:
+    """That is what makes it survive a kill: it is in the kernel's memory, not in the process's."""
+    file = PositionFile(tmp_path / "p", TOPIC)
+    taken(file, 5)
+    before = (tmp_path / "p").read_bytes()
+    file.note(6)
+    assert PositionFile(tmp_path / "p", TOPIC).peek() == 6
+    after = (tmp_path / "p").read_bytes()
     changed = [
-        index for index in range(len(after)) if before[index : index + 1] != after[index:][:1]
+        index for index, (old, new) in enumerate(zip(before, after, strict=True)) if old != new
     ]
-    for cut in range(changed[0], changed[-1] + 1):
-        path.write_bytes(after[:cut] + before[cut:])
-        torn = PositionFile(path, TOPIC)
-        assert torn.peek() == 2, f"torn at {cut}"
-        torn.close()
+    assert changed
+    assert changed[0] // 8 == changed[-1] // 8  # one aligned word, so never half of a position
+    file.close()
+    file.note(7)  # by a thread that has not heard of it
+    assert PositionFile(tmp_path / "p", TOPIC).peek() == 6
+
+
+def test_a_file_of_the_version_before_counts_as_none(tmp_path: Path) -> None:
+    """The broker's cursor tells how far it is."""
+    (tmp_path / "p").write_bytes(b"QPO1".ljust(1024, b"\0"))
+    file = PositionFile(tmp_path / "p", TOPIC)
+    assert file.peek() is None
+    assert taken(file, 4) == 4
+    assert file.peek() == 4
+    file.close()
+
+
+def test_a_file_of_a_later_version_is_refused(tmp_path: Path) -> None:
+    file = PositionFile(tmp_path / "p", TOPIC)
+    taken(file, 4)
+    file.close()
+    data = (tmp_path / "p").read_bytes()
+    (tmp_path / "p").write_bytes(b"QPO9" + data[4:])
+    with pytest.raises(errors.NewerFormat, match="QPO9"):
+        file.peek()
 
 
 @given(data=st.binary(max_size=1200))
@@ -63,9 +82,7 @@ def test_bytes_that_are_no_position_are_none(
 ) -> None:
     path = tmp_path_factory.mktemp("any") / "p"
     path.write_bytes(data)
-    file = PositionFile(path, TOPIC)
-    assert file.peek() is None
-    file.close()
+    assert PositionFile(path, TOPIC).peek() is None
 
 
 def test_who_is_no_longer_the_owner_writes_nothing(tmp_path: Path) -> None:
@@ -75,8 +92,11 @@ def test_who_is_no_longer_the_owner_writes_nothing(tmp_path: Path) -> None:
     owner = PositionFile(tmp_path / "p", TOPIC)
     assert taken(owner) == 10
     owner.write(20, SOON)
+    assert owner.is_ours
+    assert not sleeper.is_ours
     with pytest.raises(Taken):
         sleeper.write(11, SOON)
+    sleeper.note(12)
     assert owner.peek() == 20
     sleeper.close()
     owner.close()
@@ -89,8 +109,24 @@ def test_a_file_that_somebody_holds_is_not_waited_for_for_ever(tmp_path: Path) -
         fcntl.flock(other, fcntl.LOCK_EX)
         with pytest.raises(QuackTimeout, match="another process"):
             file.write(2, Deadline(0.05))
+        with pytest.raises(QuackTimeout, match="another process"):
+            PositionFile(tmp_path / "p", TOPIC).take_over(lambda found: 9, Deadline(0.05))
     file.write(2, SOON)
     file.close()
+
+
+def test_a_process_killed_while_it_took_a_position_over_leaves_nothing(tmp_path: Path) -> None:
+    left = tmp_path / "p.0123"
+    left.write_bytes(b"half")
+    file = PositionFile(tmp_path / "p", TOPIC)
+    taken(file, 1)
+    assert [path.name for path in tmp_path.iterdir()] == ["p"]
+    file.close()
+
+
+def test_a_position_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    with pytest.raises(errors.UnusableDirectory, match=r"gone/p cannot be written"):
+        taken(PositionFile(tmp_path / "gone" / "p", TOPIC), 1)
 
 
 def test_a_topic_of_another_id_has_positions_of_its_own(tmp_path: Path) -> None:

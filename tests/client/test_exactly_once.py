@@ -1,18 +1,19 @@
 """The two ways of remembering how far a program has come, through crashes of it (R2).
 
-By id the program does; by the client's file a message is never returned twice, and the one in hand
-at a crash goes unprocessed or is returned again, by choice.
+By id the program does. By the client's file the message in hand at a crash is given again, and no
+other; or, by choice, it is not.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from quackmq import Client, errors
+from quackmq import Client, errors, limits
 from quackmq.partitioning import Partitioner, partition_of
 from tests.client.conftest import Clients
 from tests.client.program import Program
@@ -25,7 +26,8 @@ def start(address: str, tmp_path: Path, topic: str) -> Iterator[Any]:
 
     def start(name: str = "billing", **options: Any) -> Program:
         whole = f"{name}-{topic}"
-        started.append(Program(address, whole, tmp_path / whole, **options))
+        options = {"directory": str(tmp_path / whole)} | options
+        started.append(Program(address, whole, **options))
         return started[-1]
 
     yield start
@@ -101,6 +103,25 @@ def test_one_id_is_enough_for_many_partitions(start: Any, clients: Clients, topi
     assert sorted(seen) == sorted(wanted.values())
 
 
+def test_what_is_done_in_one_partition_is_committed_before_a_message_of_another_is_returned(
+    clients: Clients, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The program's one id says nothing of the other partitions: if it were killed now, the
+    broker's cursor would have to."""
+    monkeypatch.setattr(limits, "CLIENT_COMMIT_MS", 3_600_000)  # not by and by
+    client = clients()
+    client.create_topic(topic, partitions=2)
+    for number in range(40):
+        client.put(topic, str(number), key=str(number))
+    client.subscribe(topic, "beginning")
+    message = client.get(topic, after=None)
+    first, done = message.partition, 0
+    while message.partition == first:
+        message = client.get(topic, after=message.id)
+        done += 1
+    assert clients().size(topic) == 40 - done
+
+
 def test_several_ids_are_for_several_partitions(clients: Clients, topic: str) -> None:
     client = clients()
     client.create_topic(topic, partitions=2)
@@ -134,63 +155,128 @@ def test_ids_that_are_not_of_the_topic_are_refused(clients: Clients, topic: str)
 
 
 @pytest.mark.processes
-def test_with_skip_a_message_is_never_returned_twice(start: Any, topic: str) -> None:
+def test_after_a_kill_only_the_message_in_hand_is_given_again(start: Any, topic: str) -> None:
+    """Wherever it is killed in a loop over `listen`, and however many messages wait."""
+    with start() as press:
+        press.call("subscribe", topic)
+        press.call("put_many", topic, [str(number) for number in range(2_000)])
+    in_hand = 0
+    for take in (1, 10, 300):
+        with start() as program:
+            given = program.call("next", topic, take)
+            assert given == [str(number) for number in range(in_hand, in_hand + take)]
+            in_hand += take - 1
+    with start() as last:
+        assert last.call("get", topic) == str(in_hand)
+
+
+@pytest.mark.processes
+def test_after_a_kill_the_message_that_get_returned_is_given_again(start: Any, topic: str) -> None:
     with start() as first:
         first.call("subscribe", topic)
         first.call("put_many", topic, list("abcd"))
         assert [first.call("get", topic) for _ in range(2)] == ["a", "b"]
     with start() as second:
-        assert second.call("get", topic) == "c"
-
-
-@pytest.mark.processes
-def test_with_repeat_the_message_in_hand_is_returned_again(start: Any, topic: str) -> None:
-    with start(on_crash="repeat") as first:
-        first.call("subscribe", topic)
-        first.call("put_many", topic, list("abcd"))
-        assert [first.call("get", topic) for _ in range(2)] == ["a", "b"]
-    with start(on_crash="repeat") as second:
         assert [second.call("get", topic) for _ in range(2)] == ["b", "c"]
 
 
 @pytest.mark.processes
-def test_a_batch_in_hand_at_a_crash_goes_as_a_whole(start: Any, topic: str) -> None:
-    """With "skip" what was not looked at is lost, with "repeat" all of it comes again."""
-    for on_crash, expected in (("skip", "after"), ("repeat", "a")):
-        with start(on_crash, on_crash=on_crash) as first:
-            first.call("subscribe", topic)
-            first.call("put_many", topic, list("abc"))
-            assert [first.call("next", topic) for _ in range(2)] == ["a", "b"]
-        with start(on_crash, on_crash=on_crash) as second:
-            second.call("put", topic, "after")
-            assert second.call("get", topic) == expected
-            second.call("unsubscribe", topic)
+def test_with_skip_the_message_in_hand_alone_is_left_out(start: Any, topic: str) -> None:
+    with start(on_crash="skip") as first:
+        first.call("subscribe", topic)
+        first.call("put_many", topic, list("abcdefgh"))
+        assert [first.call("get", topic) for _ in range(2)] == ["a", "b"]
+    with start(on_crash="skip") as second:
+        assert second.call("next", topic, 3) == ["c", "d", "e"]
+    with start(on_crash="skip") as third:
+        assert third.call("get", topic) == "f"
 
 
 @pytest.mark.processes
-def test_what_a_listener_left_of_its_batch_is_there_after_a_crash(start: Any, topic: str) -> None:
+def test_a_broker_never_hears_of_a_message_that_the_program_was_not_given(
+    start: Any, clients: Clients, tmp_path: Path, topic: str
+) -> None:
+    """Somewhere else the broker's cursor is all there is."""
+    for on_crash, expected in (("repeat", "b"), ("skip", "c")):
+        elsewhere = {"directory": tmp_path / f"elsewhere-{on_crash}", "on_crash": on_crash}
+        with start(on_crash, on_crash=on_crash) as first:
+            first.call("subscribe", topic)
+            first.call("put_many", topic, list("abcd"))
+            assert first.call("next", topic, 2) == ["a", "b"]
+            first.call("close")  # which commits
+        second = clients(on_crash, **elsewhere)
+        assert second.get(topic).value == expected
+        second.unsubscribe(topic)
+
+
+@pytest.mark.processes
+def test_of_a_loop_that_was_left_the_last_message_is_in_hand(start: Any, topic: str) -> None:
     with start() as first:
         first.call("subscribe", topic)
         first.call("put_many", topic, list("abcd"))
         assert first.call("take", topic, 2) == ["a", "b"]
     with start() as second:
-        assert second.call("get", topic) == "c"
+        assert second.call("take", topic, 2) == ["b", "c"]
+        assert second.call("get", topic) == "d"  # by which the loop's last one is done
+    with start() as third:
+        assert third.call("get", topic) == "d"
 
 
-def test_with_repeat_a_block_that_ends_well_is_done_and_one_that_fails_is_not(
+def test_a_message_in_another_threads_hand_is_not_done(clients: Clients, topic: str) -> None:
+    """A thread is done with its message when it asks for the next, not when another does."""
+    client = clients()
+    client.subscribe(topic)
+    client.put_many(topic, list("abc"))
+    got, asked = threading.Event(), threading.Event()
+
+    def work() -> None:
+        client.get(topic)
+        got.set()
+        assert asked.wait(30)
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    assert got.wait(30)
+    assert [client.get(topic).value for _ in range(2)] == ["b", "c"]
+    client.close(done=False)
+    asked.set()
+    worker.join()
+    assert clients().get(topic).value == "a"
+
+
+def test_a_block_that_ends_well_is_done_and_one_that_fails_is_not(
     clients: Clients, topic: str
 ) -> None:
-    with clients(on_crash="repeat") as first:
+    with clients() as first:
         first.subscribe(topic)
         first.put_many(topic, list("abc"))
         assert first.get(topic).value == "a"
-    with pytest.raises(ValueError), clients(on_crash="repeat") as second:
-        assert second.get(topic).value == "b"
-        raise ValueError("the work failed")
-    third = clients(on_crash="repeat")
+    with pytest.raises(ValueError), clients() as second:
+        for message in second.listen(topic):
+            assert message.value == "b"
+            raise ValueError("the work failed")
+    third = clients()
     assert third.get(topic).value == "b"
     third.close()
-    assert clients(on_crash="repeat").get(topic).value == "b"
+    fourth = clients()
+    assert fourth.get(topic).value == "b"
+    fourth.close(done=True)
+    assert clients().get(topic).value == "c"
+
+
+@pytest.mark.processes
+def test_a_client_needs_no_directory_to_be_given(
+    start: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, topic: str
+) -> None:
+    """Positions are in the user's state directory, by the client's name."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    for expected in ("ab", "bc"):
+        with start(directory=None) as program:
+            if program.call("subscribe", topic):
+                program.call("put_many", topic, list("abc"))
+            assert program.call("next", topic, 2) == list(expected)
+    (directory,) = (tmp_path / "state" / "quackmq").iterdir()
+    assert len([*directory.glob("*.position")]) == 1
 
 
 def test_the_brokers_cursor_beats_the_file_when_somebody_else_moved_it(
@@ -201,10 +287,10 @@ def test_the_brokers_cursor_beats_the_file_when_somebody_else_moved_it(
     here.subscribe(topic)
     here.put_many(topic, list("abcdef"))
     assert here.get(topic).value == "a"
-    here.close()
+    here.close(done=True)
     elsewhere = clients(directory=tmp_path / "elsewhere")
     assert [elsewhere.get(topic).value for _ in range(3)] == ["b", "c", "d"]
-    elsewhere.close()
+    elsewhere.close(done=True)
     assert clients().get(topic).value == "e"
     clients("other").close()
 
@@ -228,7 +314,7 @@ def test_a_directory_that_is_lost_costs_no_more_than_the_commits_that_were_due(
     client.subscribe(topic)
     client.put_many(topic, list("abc"))
     client.get(topic)
-    client.close()
+    client.close(done=True)
     assert clients(directory=tmp_path / "empty").get(topic).value == "b"
 
 
@@ -274,7 +360,7 @@ def test_a_process_that_leaves_hands_its_partitions_on_at_once(
         with pytest.raises(errors.QuackTimeout) as raised:
             second.get(topic, timeout=1)
         told = str(raised.value)
-    first.close()
+    first.close(done=True)
     assert second.get(topic).value == "b"
 
 

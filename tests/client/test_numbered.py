@@ -63,9 +63,9 @@ def test_many_are_there_all_or_none_and_a_repeat_adds_what_is_missing(
 def test_a_process_that_begins_again_knows_the_last_number_and_its_id(
     address: str, clients: Clients, tmp_path: Path, topic: str
 ) -> None:
-    with Program(address, f"press-{topic}", tmp_path / "press") as first:
+    with Program(address, f"press-{topic}", directory=str(tmp_path / "press")) as first:
         stored = first.call("put", topic, "a", sequence=7)
-    with Program(address, f"press-{topic}", tmp_path / "press") as second:
+    with Program(address, f"press-{topic}", directory=str(tmp_path / "press")) as second:
         assert second.call("last_sequence", topic) == 7
         assert second.call("put", topic, "a", sequence=7) == stored
         second.call("put", topic, "b", sequence=8)

@@ -240,7 +240,7 @@ def by_python_client(doors: Doors, topic: str, since_ms: int | None, count: int)
         quackmq.Client(doors["kafka"], "python", directory=directory, timeout=DEADLINE_S) as client,
     ):
         client.subscribe(topic, start=start)
-        for message in client.listen(topic):
+        for message in client.listen(topic, timeout=DEADLINE_S):
             found.append(Told(message.value, message.offset, key=message.key))
             if len(found) == count:
                 break
