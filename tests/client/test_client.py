@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import datetime
 import json
-import math
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import suppress
-from itertools import count, islice
+from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import pytest
 
-from quackmq import Client, QuackError, QuackTimeout, errors
+from quackmq import Client, QuackError, errors
 from quackmq.conventions import RECEIPTS_TOPIC
 from tests.client.conftest import Clients
 
@@ -444,164 +442,6 @@ def test_an_offset_behind_the_end_is_refused(client: Client, topic: str) -> None
     client.put(topic, "a")
     with pytest.raises(errors.OffsetOutOfRange, match="5"):
         client.subscribe(topic, start=5)
-
-
-# --- time ----------------------------------------------------------------------------------------
-
-
-def test_nothing_to_get_is_a_timeout_that_says_what_it_waited_for(
-    client: Client, topic: str
-) -> None:
-    """R5."""
-    client.subscribe(topic)
-    with pytest.raises(QuackTimeout, match=rf"0\.5 s for .*{topic}"):
-        client.get(topic, timeout=0.5)
-    client.put(topic, "late")
-    assert client.get(topic).value == "late"
-
-
-def test_a_listen_that_hears_nothing_times_out_and_may_be_repeated(
-    client: Client, topic: str
-) -> None:
-    client.subscribe(topic)
-    client.put(topic, "a")
-    heard = []
-    with pytest.raises(QuackTimeout):
-        for message in client.listen(topic, timeout=1):
-            heard.append(message.value)
-    client.put(topic, "b")
-    # On a busy machine it may have heard nothing at all.
-    rest = values(client.listen(topic, timeout=math.inf), 2 - len(heard))
-    assert [*heard, *rest] == ["a", "b"]
-
-
-def test_a_listen_waits_for_ever_unless_told_otherwise(clients: Clients, topic: str) -> None:
-    """Longer than every other call of the client would."""
-    client = clients(timeout=0.2)
-    client.subscribe(topic, timeout=20)
-    heard = []
-    listener = threading.Thread(
-        target=lambda: heard.append(next(iter(client.listen(topic))).value), daemon=True
-    )
-    listener.start()
-    for _ in range(3):  # three times as long as the client's own timeout, and more
-        listener.join(0.3)
-        assert listener.is_alive()
-    client.put(topic, "late", timeout=20)
-    listener.join(30)
-    assert heard == ["late"]
-
-
-def test_closing_a_client_ends_a_listen_that_waits(clients: Clients, topic: str) -> None:
-    client = clients()
-    client.subscribe(topic)
-    client.put(topic, "a")
-    heard: list[str] = []
-    first = threading.Event()
-
-    def listen() -> None:
-        try:
-            for message in client.listen(topic):
-                heard.append(message.value)
-                first.set()
-        except errors.BrokerClosing as error:
-            heard.append(str(error))
-
-    listener = threading.Thread(target=listen, daemon=True)
-    listener.start()
-    assert first.wait(30)
-    client.close()
-    listener.join(30)
-    assert heard == ["a", "this client is closed"]
-
-
-def test_the_first_call_may_wait_for_ever_too(client: Client, topic: str) -> None:
-    client.subscribe(topic)
-    client.put(topic, "a")
-    assert client.get(topic, timeout=math.inf).value == "a"
-
-
-def test_a_broker_that_is_not_there_is_named() -> None:
-    """R5."""
-    with Client("127.0.0.1:1", "billing", timeout=0.3) as client:
-        calls = (client.get, client.size, client.subscribe, client.last_sequence)
-        for call in calls:
-            with pytest.raises(QuackTimeout, match=r"0\.3 s .*127\.0\.0\.1:1"):
-                call("news")
-        with pytest.raises(QuackTimeout, match=r"0\.3 s .*127\.0\.0\.1:1"):
-            client.put("news", b"rain")
-        with pytest.raises(QuackTimeout, match=r"0\.3 s .*127\.0\.0\.1:1"):
-            client.topics()
-
-
-def test_a_client_can_be_closed_in_the_middle_of_joining(clients: Clients, topic: str) -> None:
-    """An assignment that is on its way then once made librdkafka wait for ever."""
-    for number, timeout in enumerate((0.15, 0.2, 0.25, 0.27, 0.3, 0.35)):
-        client = clients(f"hasty{number}")
-        client.subscribe(topic)
-        with pytest.raises(QuackTimeout, match=topic):
-            client.get(topic, timeout=timeout)
-        client.close()
-
-
-@pytest.mark.parametrize("options", [{}, {"after": None}])
-def test_partitions_that_a_client_could_not_begin_with_are_begun_later(
-    monkeypatch: pytest.MonkeyPatch, client: Client, topic: str, options: Any
-) -> None:
-    """The group gives them but once: a reader once waited for ever if the broker was away then."""
-    client.create_topic(topic, partitions=3)
-    client.subscribe(topic, start="beginning")
-    client.put(topic, "rain")
-    silent_when(monkeypatch, client, lambda asked: asked in {2, 3})
-    assert client.get(topic, **options).value == "rain"
-
-
-def test_partitions_that_a_client_could_not_begin_with_go_to_who_can(
-    monkeypatch: pytest.MonkeyPatch, clients: Clients, topic: str
-) -> None:
-    client, other = clients(), clients()
-    client.create_topic(topic, partitions=3)
-    client.subscribe(topic, start="beginning")
-    client.put_many(topic, [str(number) for number in range(30)])
-    silent_when(monkeypatch, client, lambda asked: asked > 1)
-    with pytest.raises(QuackTimeout):
-        client.get(topic, timeout=1)
-    got: set[str] = set()
-    deadline = time.monotonic() + 60
-    # It takes part in handing them over though it never got any; and in the end it leaves.
-    while not got and time.monotonic() < deadline:
-        with pytest.raises(QuackTimeout):
-            client.get(topic, timeout=0.2)
-        with suppress(QuackTimeout):
-            got.add(other.get(topic, timeout=0.2).value)
-    client.close()
-    while len(got) < 30:
-        got.add(other.get(topic).value)
-
-
-def silent_when(
-    monkeypatch: pytest.MonkeyPatch, client: Client, is_silent: Callable[[int], bool]
-) -> None:
-    """The broker does not say where a client's name stands: by which time it is asked, from 1."""
-    cluster, asked = client.session.cluster, count(1)
-    answer = cluster.committed
-
-    def committed(*about: Any) -> Any:
-        if is_silent(next(asked)):
-            raise QuackTimeout("the broker does not answer")
-        return answer(*about)
-
-    monkeypatch.setattr(cluster, "committed", committed)
-
-
-def test_a_client_that_is_closed_says_so(client: Client, topic: str) -> None:
-    client.close()
-    client.close()
-    for call in (client.get, client.size, client.subscribe):
-        with pytest.raises(errors.BrokerClosing, match="closed"):
-            call(topic)
-    with pytest.raises(errors.BrokerClosing, match="closed"):
-        client.put(topic, "rain")
 
 
 def test_messages_that_the_topic_has_let_go_of_are_stepped_over(client: Client, topic: str) -> None:
