@@ -67,8 +67,8 @@ def test_of_equal_protocols_the_oldest_members_is_chosen() -> None:
     [
         {"protocols": (C,)},
         {"protocols": ()},
-        {"protocol_type": "connect"},
-        {"protocol_type": ""},
+        {"protocol_type": "connect", "protocols": (A, B)},
+        {"protocol_type": "", "protocols": (A, B)},
     ],
 )
 @pytest.mark.parametrize("needs_id_first", [True, False])

@@ -245,6 +245,15 @@ def test_a_deletion_takes_its_partitions_out_of_the_count(monkeypatch: pytest.Mo
     assert catalog.topic_of(PartitionKey(SPORT.id, 3)).name == "sport"
 
 
+def test_a_topic_that_grows_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "PARTITIONS", 6)
+    catalog = catalog_of(TopicPut(NEWS))
+    for partitions in (4, 5, 6):
+        catalog.apply(catalog.altered_topic(NEWS.id, partitions, None))
+    with pytest.raises(LimitReached):
+        catalog.altered_topic(NEWS.id, 7, None)
+
+
 def test_cursors_are_found_by_name_and_topic_and_counted_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
