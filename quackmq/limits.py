@@ -365,6 +365,14 @@ CLEAN_READ_BYTES: Final = 16 * MIB
 ARCHIVE_CUT_MS: Final = 5_000
 #: Topics that are named in health as not being cleaned; a full disk concerns all of them.
 SHOWN_FAILURES: Final = 20
+#: Holds on retention that health shows, and that are shown of a topic: who reads them wants names,
+#: and a subscription that has stopped may hold every partition of a topic.
+SHOWN_HELD_BACK: Final = 20
+#: A cursor that holds retention back and has not moved for so long is named in the log. Consumers
+#: that are merely slow have committed meanwhile.
+HELD_BACK_MS: Final = 3_600_000
+#: How often leases of subscriptions are looked at; they are for days.
+HOLD_LEASE_INTERVAL_MS: Final = 60_000
 #: Producer ids taken from the store at a time; the rest of a block is lost with the process.
 PRODUCER_ID_BLOCK: Final = 1_000
 #: Subscriptions over all topics.
@@ -684,6 +692,10 @@ SPARK_IDLE_MS: Final = 500
 SPARK_DELAY_MS: Final = 15 * 60_000
 #: What a query has read is told to the broker again after so long, also if that is nothing new.
 SPARK_TOLD_MS: Final = 600_000
+#: A query that the broker has not heard of for so long holds retention no longer: Spark does not
+#: say when a checkpoint was deleted. A week is enough to find a failed query and start it again; it
+#: is also how long Kafka remembers a group without members.
+SPARK_HOLD_MS: Final = 7 * 24 * 3_600_000
 #: A query that stops has so long for its last word to the broker.
 SPARK_STOP_MS: Final = 2_000
 #: A piece that has moved since it was planned is looked for so often; then batches are asked for.

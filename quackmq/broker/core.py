@@ -39,6 +39,7 @@ from quackmq.broker.delivery import Delivery
 from quackmq.broker.epochs import EpochEnd, epoch_end
 from quackmq.broker.feeds import Feeds
 from quackmq.broker.groups import Groups
+from quackmq.broker.hold_leases import HoldLeases
 from quackmq.broker.holds import Holds
 from quackmq.broker.messages import Messages
 from quackmq.broker.modes import Modes
@@ -48,7 +49,7 @@ from quackmq.broker.pushed import Pushed
 from quackmq.broker.pushing import Pushing
 from quackmq.broker.receipts import Receipts
 from quackmq.broker.registrations import Registrations
-from quackmq.broker.retention import Failure, Retention
+from quackmq.broker.retention import Retention
 from quackmq.broker.settings import BrokerSettings, Caller
 from quackmq.broker.staging import Staging
 from quackmq.broker.subscribing import Subscribing, check_subscriber
@@ -58,12 +59,7 @@ from quackmq.broker.topics import Topics
 from quackmq.broker.transactions import Transactions
 from quackmq.broker.waits import Changes, Waits, only
 from quackmq.clock import Clock
-from quackmq.errors import (
-    BrokerClosing,
-    DamagedData,
-    UnknownTopic,
-    UnsupportedBatch,
-)
+from quackmq.errors import BrokerClosing, DamagedData, UnknownTopic, UnsupportedBatch
 from quackmq.policy import Policy
 from quackmq.producers import Producer
 from quackmq.record import Batch
@@ -143,10 +139,13 @@ class Broker:
             self._on_cursor_moved,
             self._pushed.check_free,
         )
-        self._holds = Holds(self._delivery, self._pushed, self.groups)
+        self._holds = Holds(self._delivery, self._pushed, self.groups, self._cursors)
         self._retention = Retention(
             store, clock, self._holds, settings.full_topic_wait_ms, self.pushing.trimmed, archive
         )
+        #: What keeps topics from letting go of what they should: failures, and holds.
+        self.retention_failures = self._retention.failures
+        self.held_back = self._retention.held_back
         self._producer_ids = ProducerIds(store)
         self.transactions = Transactions(
             store, self._topics, self.groups, self._producer_ids, clock, self._retention.note
@@ -179,8 +178,9 @@ class Broker:
         if archive is not None and self._archiver is not None:
             self.archive = Archives(archive, self._archiver, self._topics, now_ms, settings)
         self.timekeeping = Timekeeping(store, clock)
-        cleaned = (self._retention, self.pushing, self.groups, self.transactions, self.staging)
-        self._cleaner = Cleaner((*cleaned, self.timekeeping), settings.clean_interval_ms)
+        leases = HoldLeases(self._topics, self._cursors, self._subscribing, self._changes, clock)
+        others = (self.pushing, self.groups, self.transactions, self.staging, self.timekeeping)
+        self._cleaner = Cleaner((leases, self._retention, *others), settings.clean_interval_ms)
         self._cleaning: asyncio.Task[None] | None = None
         self._archiving: asyncio.Task[None] | None = None
         self._is_closing = False
@@ -434,10 +434,6 @@ class Broker:
         """An id that nobody ever had or will have."""
         self._check_open()
         return await self._changes.carry_through(self._producer_ids.next())
-
-    def retention_failures(self) -> list[Failure]:
-        """What keeps topics from letting go of what they should: of the first few that cannot."""
-        return self._retention.failures()
 
     async def clean(self) -> None:
         """What the cleaner does at its intervals, now."""

@@ -18,6 +18,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Final
 
 from quackmq.broker.waits import NamedLocks
+from quackmq.conventions import lease_ms_of
 from quackmq.stores.base import Store
 from quackmq.topic import Cursor, CursorKey, PartitionKey, Topic
 
@@ -32,6 +33,8 @@ class Cursors:
         #: By name, topic and partition; nothing empty is kept.
         self._by_name: dict[str, dict[uuid.UUID, dict[int, Cursor]]] = {}
         self._names: dict[uuid.UUID, dict[str, None]] = {}
+        #: Names that have noted a lease beside one of their cursors.
+        self._leased: dict[str, None] = {}
         self._locks = NamedLocks()
 
     async def load(self) -> None:
@@ -53,6 +56,13 @@ class Cursors:
     def in_topic(self, name: str, topic_id: uuid.UUID) -> Mapping[int, Cursor]:
         """By partition; a view that must not be kept."""
         return self._by_name.get(name, {}).get(topic_id, _NONE)
+
+    def leased(self) -> list[str]:
+        """Names that have noted a lease beside one of their cursors at some time."""
+        return list(self._leased)
+
+    def topics_of(self, name: str) -> list[uuid.UUID]:
+        return list(self._by_name.get(name, ()))
 
     def at(self, name: str, key: PartitionKey) -> Cursor | None:
         return self.in_topic(name, key.topic_id).get(key.partition)
@@ -86,6 +96,8 @@ class Cursors:
             of_topic = self._by_name.setdefault(name, {}).setdefault(topic_id, {})
             of_topic[partition] = cursor
             self._names.setdefault(topic_id, {})[name] = None
+            if cursor.metadata and lease_ms_of(cursor.metadata) is not None:
+                self._leased[name] = None
             return
         of_name = self._by_name.get(name, {})
         if topic_id in of_name:
@@ -101,6 +113,7 @@ class Cursors:
         del of_name[topic_id]
         if not of_name:
             del self._by_name[name]
+            self._leased.pop(name, None)
 
 
 def removal(cursor: Cursor) -> Cursor:

@@ -37,6 +37,7 @@ from itertools import islice
 from typing import Any, Final, NamedTuple, TypeVar
 
 from quackmq import limits
+from quackmq.broker.held_back import HeldBackBook
 from quackmq.broker.partition import Partition
 from quackmq.broker.survey import Archive, Holds, Survey
 from quackmq.clock import Clock
@@ -76,10 +77,13 @@ class Retention:
         begins when something of it was let go of."""
         self._store = store
         self._survey = Survey(store, archive, holds, clock)
+        self._clock = clock
         self._now_ms = clock.now_ms
         self._holds = holds
         self._full_topic_wait_ms = full_topic_wait_ms
         self._on_trimmed = on_trimmed
+        #: Who keeps anything from being let go of.
+        self.held_back = HeldBackBook(holds)
         self._partitions: dict[uuid.UUID, list[Partition]] = {}
         self._queues: dict[PartitionKey, deque[_Waiter]] = {}
         self._waiting = 0
@@ -98,6 +102,8 @@ class Retention:
             if policy_changed:
                 partition.forget()
                 self._admit_after_change(partition)
+        if not topic.policy.lets_go:
+            self.held_back.forget(topic.id)
         if not topic.policy.counts_entries:
             del self._partitions[topic.id]
             return
@@ -109,6 +115,7 @@ class Retention:
         for partition in self._partitions.pop(topic_id, []):
             self._fail_queue(partition.key, error)
         self._failures.pop(topic_id, None)
+        self.held_back.forget(topic_id)
 
     # --- publishing and trimming --------------------------------------------------------------
 
@@ -185,6 +192,7 @@ class Retention:
                     self._report(partition, result)
         for topic_id in {partition.topic.id for partition in due} - failed:
             self._failures.pop(topic_id, None)
+        self.held_back.tell(self._clock.before(limits.HELD_BACK_MS))
 
     def failures(self) -> list[Failure]:
         """What keeps topics from being cleaned, one of each topic, of the first few."""
@@ -228,6 +236,7 @@ class Retention:
         facts = self._survey.facts(partition)
         policy = partition.topic.policy
         before = trim_before(policy, facts)
+        self.held_back.look(partition, facts)
         if before <= partition.first or self._waits_with_cut(partition, before, now_ms):
             return False
         if facts.held_from is not None and before > facts.held_from and not policy.drops_oldest:

@@ -71,6 +71,12 @@ class Subscribing:
         found = self._delivery.subscriptions(*asked) + self._pushed.subscriptions(*asked)
         return sorted(found, key=lambda each: (each.name, each.topic_name))[:limit]
 
+    def is_subscribed(self, name: str, topic: Topic) -> bool:
+        """Whether there is a subscription, of whichever mode."""
+        return self._pushed.find(topic, name) is not None or self._delivery.is_subscribed(
+            topic, name
+        )
+
     async def standing(self, topic: Topic, name: str) -> Standing:
         """UnknownSubscription."""
         held = self._pushed.find(topic, name)
@@ -141,8 +147,11 @@ class Subscribing:
         async with self._locks.hold(self._lock(name, topic_name)):
             topic = self._topics.named(topic_name)
             held = self._pushed.find(topic, name)
-            is_there = held is not None or self._delivery.is_subscribed(topic, name)
-            if is_there and self.count(topic.id) == 1 and topic.policy.ephemeral:
+            if (
+                self.is_subscribed(name, topic)
+                and self.count(topic.id) == 1
+                and topic.policy.ephemeral
+            ):
                 # One change of the store: the subscription cannot be gone and the topic there.
                 await self._topics.delete(topic_name)
             elif held is not None:

@@ -10,7 +10,7 @@ Who may call: the broker's loop.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from quackmq import limits
 from quackmq.archive.manifest import Manifest
@@ -24,6 +24,14 @@ from quackmq.stores.base import Store
 from quackmq.topic import PartitionKey, Read, Slice
 
 
+class Holder(NamedTuple):
+    """A cursor that holds what lies behind it, and since when it has been there."""
+
+    name: str
+    offset: int
+    since_ms: int
+
+
 class Holds(Protocol):
     """The cursors that hold what lies behind them."""
 
@@ -32,6 +40,9 @@ class Holds(Protocol):
 
     def behind(self, key: PartitionKey, offset: int) -> Sequence[str]:
         """The names of those before an offset."""
+
+    def holders(self, key: PartitionKey, offset: int) -> Sequence[Holder]:
+        """Those before an offset, the least first."""
 
 
 class Manifests(Protocol):

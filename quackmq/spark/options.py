@@ -88,6 +88,8 @@ class Options:
     fail_on_data_loss: bool = True
     group: str | None = None
     hold_retention: bool = True
+    #: For so long after the query was last heard of.
+    hold_for_ms: int = limits.SPARK_HOLD_MS
     include_headers: bool = False
     #: Of a batch: a plan that somebody else holds, whose files are read.
     plan: str | None = None
@@ -155,6 +157,7 @@ _OURS: Final = (
     "failOnDataLoss",
     "groupId",
     "holdRetention",
+    "holdRetentionFor",
     "includeHeaders",
     "filterPushdown",
     "archivePlan",
@@ -270,6 +273,7 @@ def _options(given: _Given, starting: Place, ending: Place) -> Options:
         fail_on_data_loss=given.flag("failOnDataLoss", True),
         group=group,
         hold_retention=given.flag("holdRetention", True),
+        hold_for_ms=given.duration_ms("holdRetentionFor", limits.SPARK_HOLD_MS),
         include_headers=given.flag("includeHeaders", False),
         plan=given.text("archivePlan"),
         retry_ms=given.number("retryTimeoutMs", 1, _LONGEST_MS) or limits.SPARK_RETRY_MS,

@@ -1,15 +1,16 @@
 """A streaming query as the broker sees it: a consumer group that has committed so far.
 
 Kafka's tools show the group with its offsets and lag. Unless told otherwise it is a subscription
-too, so that retention keeps what the query has not read (`quackmq.conventions`): Spark does not say
-when a checkpoint is deleted, so that a query that will never come back is let go of by
-`quackmq.spark.release`, and a topic's policy bounds how much anybody may hold.
+too, so that retention keeps what the query has not read (`quackmq.conventions`). It is one from its
+first committed batch on: a query that fails before that holds nothing. Spark does not say when a
+checkpoint is deleted, so the subscription has a lease: it ends when the broker has not heard of the
+query for so long, or by `quackmq.spark.release`. A query that comes back later holds again.
 
 Offsets are told on the way, and nobody waits for them: what counts is the checkpoint, and what is
 told later tells more. But for the first: where a query begins that was told "latest" is noted with
 the broker, so that one that died before its first batch begins there again, under its `groupId`.
 
-Who may call: one thread.
+Not thread-safe: call from one thread.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from quackmq import limits
 from quackmq.client.cluster import note_beside
 from quackmq.client.failures import Deadline, kafka_error, translated
 from quackmq.client.settings import Connection
-from quackmq.conventions import SUBSCRIBED
+from quackmq.conventions import SUBSCRIBED, leased
 from quackmq.errors import InvalidRequest, NameInOtherMode, QuackError, QuackTimeout
 from quackmq.spark.connection import Access, path_of
 from quackmq.spark.positions import Position, TopicPosition, Topics
@@ -36,8 +37,10 @@ log = logging.getLogger(__name__)
 
 #: Noted beside offsets of a query that holds nothing.
 _PLAIN: Final = "quackmq:spark"
-#: Behind the note, of a query that has had no batch yet.
+#: Behind the note, of a query that has had no batch yet. It holds nothing.
 _BEGINS: Final = " begins"
+#: How notes of such queries begin; in older versions they held from their beginning on.
+_BEGINNINGS: Final = (_PLAIN + _BEGINS, SUBSCRIBED + _BEGINS)
 #: The name is used otherwise, and will be the next time too.
 _TAKEN: Final = frozenset(
     {
@@ -50,9 +53,15 @@ _TAKEN: Final = frozenset(
 
 
 class Progress:
-    def __init__(self, access: Access, hold_retention: bool) -> None:
+    def __init__(self, access: Access, hold_ms: int | None) -> None:
+        """`hold_ms` says for how long after the last word of the query retention waits for it; None
+        if it does not wait at all."""
         self._access = access
-        self._note = SUBSCRIBED if hold_retention else _PLAIN
+        self._note, self._beginning = _PLAIN, _PLAIN + _BEGINS
+        if hold_ms is not None:
+            self._note = leased(SUBSCRIBED, hold_ms)
+            # A query that began before under this name may have left a subscription.
+            self._beginning = leased(self._beginning, hold_ms)
         self._admin: AdminClient | None = None
         self._told: Position | None = None
         self._told_at = 0.0
@@ -61,7 +70,7 @@ class Progress:
     def begin(self, position: Position) -> None:
         """A query begins here; waits until the broker has it. QuackTimeout, NameInOtherMode."""
         deadline = Deadline(self._access.retry_ms / 1000)
-        while self._send(position, self._note + _BEGINS):
+        while self._send(position, self._beginning):
             self._hear(deadline)
             if self._told is not None:
                 return
@@ -84,7 +93,7 @@ class Progress:
         begun = {
             (each.topic, each.partition): each.offset
             for each in told
-            if each.offset >= 0 and note_beside(each).startswith(self._note + _BEGINS)
+            if each.offset >= 0 and note_beside(each).startswith(_BEGINNINGS)
         }
         if not begun:
             return None
@@ -106,7 +115,7 @@ class Progress:
         if self._on_its_way is not None and not self._on_its_way.done():
             return  # the next time it is told from where it is then
         self._hear(Deadline(0))
-        self._send(position, self._note + (_BEGINS if position.initial else ""))
+        self._send(position, self._beginning if position.initial else self._note)
 
     def close(self, position: Position | None = None) -> None:
         """The last word."""
@@ -118,6 +127,16 @@ class Progress:
                 self._hear(deadline)
         except QuackError as error:
             log.warning("the broker was not told how far the query has got: %s", error)
+
+    def forget(self, group: str) -> None:
+        """Let go of a name that no query goes on with: of its subscriptions and its offsets."""
+        release(self._access, group)
+        seconds = self._access.retry_ms / 1000
+        asked = self._kafka().delete_consumer_groups([group], request_timeout=seconds)
+        try:
+            asked[group].result(seconds + 1)
+        except (KafkaException, TimeoutError) as error:
+            log.info("the offsets of %s stay until they expire: %s", group, error)
 
     # --- inside -----------------------------------------------------------------------------
 

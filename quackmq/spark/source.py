@@ -55,7 +55,6 @@ from quackmq.spark.options import (
 from quackmq.spark.planning import File, Piece, Range, limited, pieces, splits
 from quackmq.spark.positions import Position, TopicPosition, Topics
 from quackmq.spark.progress import Progress
-from quackmq.spark.progress import release as forget
 from quackmq.spark.survey import Facts, PartitionFacts, Survey
 
 log = logging.getLogger(__name__)
@@ -290,15 +289,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _told_progress(self) -> Progress:
         if self._progress is None:
-            self._progress = Progress(self._survey.access, self._options.hold_retention)
+            hold_ms = self._options.hold_for_ms if self._options.hold_retention else None
+            self._progress = Progress(self._survey.access, hold_ms)
         return self._progress
 
     def _let_go_of(self, begin: Position, end: Position) -> None:
         """A first batch that is repeated is that of the query as it was named when it first came:
-        the name that its beginning was given now is nobody's, and must not hold anything."""
+        the name that its beginning was given now is nobody's, and is forgotten."""
         is_ours = self._initial is not None and begin.group == self._initial.group
         if is_ours and self._options.group is None and begin.group != end.group:
-            forget(self._survey.access, begin.group)
+            self._told_progress().forget(begin.group)
 
     def _tell(self, here: Position) -> None:
         if not here.initial:

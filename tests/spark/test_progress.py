@@ -11,6 +11,8 @@ from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, TopicPartiti
 from confluent_kafka.admin import AdminClient
 
 from quackmq import limits
+from quackmq.client.cluster import note_beside
+from quackmq.conventions import lease_ms_of
 from quackmq.errors import NameInOtherMode
 from quackmq.policy import Policy
 from quackmq.spark import release
@@ -74,7 +76,7 @@ def test_a_query_that_has_had_no_batch_yet_is_told_again_now_and_then(
     query = stream(startingOffsets="latest")
     assert query.step() is None
     admin = AdminClient({"bootstrap.servers": broker.address})
-    assert release(broker.address, group) == [topic]
+    assert release(broker.address, group) == [], "it holds nothing yet"
     admin.delete_consumer_groups([group])[group].result(DEADLINE_S)
     assert committed(broker, group, topic) < 0
     monkeypatch.setattr(limits, "SPARK_TOLD_MS", 0)
@@ -131,10 +133,12 @@ def test_a_query_without_a_name_that_repeats_its_first_batch_leaves_no_other_nam
     assert first.step() == 1
     again = Query(options, first.log)
     assert again.repeat() == 1
-    subscribed = broker.run(broker.broker.subscriptions(CALLER, topic_name=topic))
-    assert [each.name for each in subscribed] == [first.log[-1]["group"]]
     first.close()
     again.close()
+    admin = AdminClient({"bootstrap.servers": broker.address})
+    groups = [each.group_id for each in admin.list_consumer_groups().result(DEADLINE_S).valid]
+    known = [each for each in groups if committed(broker, each, topic) >= 0]
+    assert known == [first.log[-1]["group"]]
 
 
 def first_offset(broker: Broker, topic: str) -> int:
@@ -142,23 +146,79 @@ def first_offset(broker: Broker, topic: str) -> int:
     return broker.run(broker.broker.offsets(CALLER, key)).first
 
 
+def with_a_batch(broker: Broker, topic: str, group: str, stream: Stream) -> Query:
+    """A query that has committed its first batch, of one record."""
+    broker.create(topic)
+    query = stream()
+    broker.publish(topic, ["first"])
+    assert query.step() == 1
+    assert query.step() is None
+    wait_until(lambda: committed(broker, group, topic) == 1)
+    return query
+
+
 def test_retention_keeps_what_a_query_has_not_read_until_it_is_released_s4(
     broker: Broker, topic: str, group: str, stream: Stream
 ) -> None:
-    policy = Policy(keep_bytes=0)
-    broker.run(broker.broker.create_topic(CALLER, topic, partitions=1, policy=policy))
-    query = stream()
-    assert query.step() is None
+    query = with_a_batch(broker, topic, group, stream)
     broker.publish(topic, ["a", "b", "c"])
+    policy = Policy(keep_bytes=0)
+    broker.run(broker.broker.alter_topic(CALLER, topic, policy=policy))
     broker.run(broker.broker.clean())
-    assert first_offset(broker, topic) == 0, "it has not read them"
+    assert first_offset(broker, topic) == 1, "it has not read them"
     query.close()
     broker.run(broker.broker.clean())
-    assert first_offset(broker, topic) == 0, "nor when it is stopped: its checkpoint lives"
+    assert first_offset(broker, topic) == 1, "nor when it is stopped: its checkpoint lives"
+    client = broker.client()
+    described = client.get(f"/v1/topics/{topic}").json["held_back"]
+    assert [(each["name"], each["offset"], each["end_offset"]) for each in described] == [
+        (group, 1, 4)
+    ]
+    listed = client.get("/v1/topics?limit=1000").json["topics"]
+    assert [each["held_back"] for each in listed if each["name"] == topic] == [described]
+    (told,) = [each for each in client.get("/v1/health").json["held_back"] if group in each]
+    assert "offsets 1 to 3 are past their retention" in told and "at offset 1 since 2" in told
+    client.close()
     assert release(broker.address, group) == [topic]
     broker.run(broker.broker.clean())
-    assert first_offset(broker, topic) == 3
+    assert first_offset(broker, topic) == 4
     assert release(broker.address, group) == []
+
+
+@pytest.mark.parametrize("start", ["earliest", "latest"])
+def test_a_query_that_fails_before_its_first_batch_is_committed_holds_nothing(
+    broker: Broker, topic: str, group: str, stream: Stream, start: str
+) -> None:
+    broker.create(topic)
+    query = stream(startingOffsets=start)
+    assert query.step() is None
+    broker.publish(topic, ["a", "b", "c"])
+    assert query.step() == 3
+    query.close()
+    policy = Policy(keep_bytes=0)
+    broker.run(broker.broker.alter_topic(CALLER, topic, policy=policy))
+    broker.run(broker.broker.clean())
+    assert first_offset(broker, topic) == 3
+    assert broker.run(broker.broker.subscriptions(CALLER, topic_name=topic)) == []
+
+
+def test_a_query_asks_to_be_waited_for_so_long_after_its_last_word(
+    broker: Broker, topic: str, group: str, stream: Stream
+) -> None:
+    with_a_batch(broker, topic, group, stream)
+    assert lease_of(broker, topic, group) == limits.SPARK_HOLD_MS
+    other = stream(groupId=f"{group}-other", holdRetentionFor="36h")
+    assert other.step() == 1
+    assert other.step() is None
+    wait_until(lambda: committed(broker, f"{group}-other", topic) == 1)
+    assert lease_of(broker, topic, f"{group}-other") == 36 * 3_600_000
+
+
+def lease_of(broker: Broker, topic: str, group: str) -> int | None:
+    admin = AdminClient({"bootstrap.servers": broker.address})
+    wanted = ConsumerGroupTopicPartitions(group, [TopicPartition(topic, 0)])
+    told = admin.list_consumer_group_offsets([wanted])[group].result(DEADLINE_S)
+    return lease_ms_of(note_beside(told.topic_partitions[0]))
 
 
 def test_a_query_that_is_not_to_hold_anything_does_not(

@@ -44,6 +44,7 @@ class ArchiveHealth(Struct, frozen=True):
 class Health(Struct, frozen=True):
     """`connections` and `streams` are those of this door; `archive` is null where there is none.
     `not_cleaned` says of topics that cannot let go of what they should what keeps them from it,
+    `held_back` which subscriptions keep some from letting go of entries, and since when,
     `not_reached` of some clients of the proxy why they cannot be brought what they have missed."""
 
     status: Literal["live", "ready"]
@@ -53,6 +54,7 @@ class Health(Struct, frozen=True):
     streams: int
     archive: ArchiveHealth | None
     not_cleaned: list[str]
+    held_back: list[str]
     not_reached: list[str]
     clock: ClockState
 
@@ -81,6 +83,7 @@ def _health(request: Request, status: Literal["live", "ready"]) -> Health:
             f"{failure.topic_name}, partition {failure.partition}: {failure.error}"
             for failure in request.broker.retention_failures()
         ],
+        [str(held) for held in request.broker.held_back.all()],
         [
             f"{name}, topic {topic_name}: {reason}"
             for (name, topic_name), reason in islice(unreached.items(), limits.PUSH_TOLD)

@@ -95,13 +95,29 @@ class TopicChanges(Struct, frozen=True, forbid_unknown_fields=True):
     policy: PolicyChanges | None = None
 
 
+class HeldBackShape(Struct, frozen=True):
+    """Entries of a partition that the topic's policy would let go of, but for a subscription or a
+    group: from `first_offset` up to, not including, `end_offset`. `name` has been at `offset` since
+    `since_ms`; `others` hold some of them, too."""
+
+    partition: int
+    first_offset: int
+    end_offset: int
+    name: str
+    offset: int
+    since_ms: int
+    others: int
+
+
 class TopicSummary(Struct, frozen=True):
-    """A topic, in short. A topic made anew under an old name has another id."""
+    """A topic, in short. A topic made anew under an old name has another id. `held_back` says what
+    retention waits for, of some partitions, as of the last cleaning."""
 
     name: str
     id: str
     partition_count: int
     created_ms: int
+    held_back: list[HeldBackShape]
 
 
 class TopicPage(Struct, frozen=True):
@@ -154,7 +170,7 @@ async def list_topics(request: Request) -> Response:
     after, limit = AFTER.given(request) or "", LIMIT.of(request)
     topics = request.broker.topics()
     names = heapq.nsmallest(limit + 1, (name for name in topics if name > after))
-    page = [TopicSummary(*_summary(topics[name])) for name in names[:limit]]
+    page = [TopicSummary(*_summary(request, topics[name])) for name in names[:limit]]
     return answered(200, TopicPage(page, names[limit - 1] if len(names) > limit else None))
 
 
@@ -219,11 +235,13 @@ async def _description(
         partitions.append(PartitionOffsets(partition, offsets.first, offsets.next, offsets.stable))
     policy = TopicPolicy(*(getattr(topic.policy, name) for name in TopicPolicy.__struct_fields__))
     more = end if end < topic.partitions else None
-    return TopicDescription(*_summary(topic), policy, partitions, more)
+    return TopicDescription(*_summary(request, topic), policy, partitions, more)
 
 
-def _summary(topic: Topic) -> tuple[str, str, int, int]:
-    return topic.name, str(topic.id), topic.partitions, topic.created_ms
+def _summary(request: Request, topic: Topic) -> tuple[str, str, int, int, list[HeldBackShape]]:
+    # All but the topic's name, which is said once.
+    held = [HeldBackShape(*each[1:]) for each in request.broker.held_back.all(topic.id)]
+    return topic.name, str(topic.id), topic.partitions, topic.created_ms, held
 
 
 # --- operations -----------------------------------------------------------------------------------
