@@ -129,6 +129,11 @@ def advance(
     return _with(earlier, batch.producer_id, batch.producer_epoch, remembered, transaction_offset)
 
 
+def sequence_after(sequence: int, records: int) -> int:
+    """Return the number that comes so many records behind a number: after 2^31 - 1 comes 0."""
+    return (sequence + records) % SEQUENCES
+
+
 def is_repeat(state: Producer | None, batch: Batch) -> bool:
     """Whether `advance` would say where the batch lies."""
     if state is None or batch.producer_epoch != state.epoch:
@@ -241,7 +246,7 @@ def _check_new_epoch(state: Producer, batch: Batch) -> None:
 def _repeated(state: Producer, batch: Batch) -> Remembered | None:
     """The batch that this one repeats, None if it is the next one. Raises for all others."""
     first, last = batch.base_sequence, _last_sequence(batch)
-    expected = (state.batches[-1].last_sequence + 1) % SEQUENCES if state.batches else 0
+    expected = sequence_after(state.batches[-1].last_sequence, 1) if state.batches else 0
     if first == expected:
         return None
     for remembered in reversed(state.batches):
@@ -262,7 +267,7 @@ def _repeated(state: Producer, batch: Batch) -> Remembered | None:
 
 
 def _last_sequence(batch: Batch) -> int:
-    return (batch.base_sequence + batch.last_offset_delta) % SEQUENCES
+    return sequence_after(batch.base_sequence, batch.last_offset_delta)
 
 
 def _is_before(sequence: int, other: int) -> bool:

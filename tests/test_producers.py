@@ -29,6 +29,7 @@ from quackmq.producers import (
     has_producer,
     is_repeat,
     replay,
+    sequence_after,
 )
 from quackmq.record import TRANSACTIONAL_FLAG, Batch
 from quackmq.transactions import Marker, marker_batch
@@ -132,6 +133,14 @@ def test_nothing_is_called_forgotten_that_was_never_sent() -> None:
 def test_after_the_greatest_number_comes_zero() -> None:
     state = appended(at(SEQUENCES - 1), batch(0), 1)
     assert state.batches[-1].first_sequence == 0
+
+
+@pytest.mark.parametrize(
+    ("sequence", "records", "after"),
+    [(0, 5, 5), (2**31 - 2, 1, 2**31 - 1), (2**31 - 1, 1, 0), (2**31 - 3, 10, 7)],
+)
+def test_after_the_greatest_number_comes_0(sequence: int, records: int, after: int) -> None:
+    assert sequence_after(sequence, records) == after
 
 
 def test_numbers_wrap_within_a_batch() -> None:

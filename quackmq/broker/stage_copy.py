@@ -20,6 +20,7 @@ from quackmq.broker.stage_log import in_transaction
 from quackmq.broker.topics import Topics
 from quackmq.broker.transaction_known import ProducerEpoch
 from quackmq.errors import QuackError
+from quackmq.producers import sequence_after
 from quackmq.record import Batch, batches
 from quackmq.stores.base import Store
 from quackmq.topic import Append, Appended, PartitionKey, Read, StatePut
@@ -81,7 +82,7 @@ class StageCopier:
             async for batch in self._read(source, call):
                 target = next(targets).key
                 sequence = sequences.get(target, 0)
-                sequences[target] = sequence + batch.record_count
+                sequences[target] = sequence_after(sequence, batch.record_count)
                 copied = in_transaction(batch, *producer, sequence)
                 appends.append(Append(target, copied, owned=True))
                 size += batch.size

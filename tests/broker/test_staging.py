@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Sequence
 from pathlib import Path
 
 import pytest
+from crc32c import crc32c
 
 from quackmq import codec, limits
 from quackmq.broker import Broker, CommittedStage, StagedBatch, StageDescription
@@ -130,6 +131,31 @@ async def test_a_large_stage_is_copied_piece_by_piece(
             await broker.staging.stage(CALLER, KEY, "a", number // 3, batches)
         await broker.staging.commit(CALLER, KEY)
         assert await committed_values(broker) == values
+
+
+@pytest.mark.asyncio
+async def test_a_stage_of_more_records_than_there_are_sequence_numbers_is_committed(
+    pond: Pond, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The records are claimed by headers alone: nobody here opens the batches."""
+    many = 2**29
+    for name in ("RECORDS_PER_BATCH", "PUBLISHED_RECORDS_PER_BATCH"):
+        monkeypatch.setattr(limits, name, many)
+    async with pond.open() as broker:
+        topic = await broker.create_topic(CALLER, TOPIC)
+        batches = [StagedBatch(key_of(topic), _claiming(many)) for _ in range(6)]
+        await broker.staging.stage(CALLER, KEY, "a", 0, batches)
+        committed = await broker.staging.commit(CALLER, KEY)
+        assert committed.records == 6 * many > 2**31
+        assert await stable(broker) == 6 * many + 1, "and the marker"
+
+
+def _claiming(records: int) -> Batch:
+    data = bytearray(batch_of(b"x").view)
+    data[23:27] = (records - 1).to_bytes(4, "big")
+    data[57:61] = records.to_bytes(4, "big")
+    data[17:21] = crc32c(bytes(data[21:])).to_bytes(4, "big")
+    return Batch.parse(bytes(data))
 
 
 @pytest.mark.asyncio
