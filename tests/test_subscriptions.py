@@ -109,6 +109,14 @@ def test_a_commit_past_the_outstanding_message_settles_it() -> None:
     assert committed(progress, Place(1, 9)).outstanding == Place(0, 5)
 
 
+def test_a_commit_before_the_outstanding_message_does_not_settle_it() -> None:
+    """What lies between may be gone: then a head is outstanding that does not lie at the cursor."""
+    progress = sent(Progress((5, 8)), Place(0, 7))
+    assert committed(progress, Place(0, 5)) == progress._replace(cursors=(6, 8))
+    assert committed(progress, Place(0, 6)) == progress._replace(cursors=(7, 8))
+    assert committed(progress, Place(0, 7)) == Progress((8, 8), turn=1)
+
+
 def test_after_a_move_nothing_that_was_sent_before_counts() -> None:
     progress = moved(sent(Progress((5, 8)), Place(0, 5)), (0, 0))
     assert progress.cursors == (0, 0)

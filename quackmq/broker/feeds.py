@@ -105,6 +105,7 @@ class Feeds:
         feed = self._feeds.pop(topic_id, None)
         if feed is not None:
             feed.stop()
+            self._share()
 
     async def close(self) -> None:
         feeds = list(self._feeds.values())

@@ -257,6 +257,9 @@ class Staging:
     # --- how it is done ---------------------------------------------------------------------
 
     async def _stage(self, header: Header, staged: Sequence[StagedBatch]) -> Receipt:
+        if header.key not in self._stages:
+            # Without room nothing begins: an empty stage would take the place of another.
+            self._check_room(len(staged), header.size)
         if header.turn is None or header.key in self._stages:
             stage = await self._ensure(header.key, header.turn)
         else:
@@ -463,11 +466,14 @@ class Staging:
 
     # --- helpers ----------------------------------------------------------------------------
 
-    def _grow(self, stage: Stage, count: int, size: int) -> None:
+    def _check_room(self, count: int, size: int) -> None:
         if count > 0 and self._batches + count > limits.STAGED_BATCHES:
             raise LimitReached(f"{self._batches} batches are staged: commit or abort some")
         if size > 0 and self._size + size > limits.STAGED_BYTES:
             raise LimitReached(f"{self._size} bytes are staged: commit or abort some")
+
+    def _grow(self, stage: Stage, count: int, size: int) -> None:
+        self._check_room(count, size)
         stage.batches += count
         stage.size += size
         if not stage.is_gone:

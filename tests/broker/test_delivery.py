@@ -385,7 +385,22 @@ async def test_a_seek_wakes_a_get_that_waits() -> None:
         await let_others_run()
         assert not waiting.done()
         await broker.seek(CALLER, NAME, TOPIC, "beginning")
+        await let_others_run()
+        assert waiting.done(), "it was woken, and did not wait for its time to end"
         assert (await waiting).record.value == b"a"
+
+
+@pytest.mark.asyncio
+async def test_committing_what_is_gone_leaves_a_later_outstanding_message_to_be_named() -> None:
+    async with open_broker() as broker:
+        await subscribed(broker)
+        await publish_each(broker, b"a", b"b", b"c", b"d")
+        gone = await get(broker)
+        await broker.trim(CALLER, key_of(broker.topic(TOPIC)), 2)
+        outstanding = await get(broker)
+        assert outstanding.record.value == b"c"
+        await broker.commit(CALLER, NAME, TOPIC, gone.id)
+        assert (await get(broker, outstanding)).record.value == b"d", "c is not delivered twice"
 
 
 @pytest.mark.asyncio

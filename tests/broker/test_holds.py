@@ -270,6 +270,23 @@ async def test_who_is_overtaken_is_named_in_the_log_once(caplog: pytest.LogCaptu
         ]
 
 
+@pytest.mark.asyncio
+@pytest.mark.parametrize("policy", [Policy(keep_for_ms=10), Policy(keep_until_consumed=True)])
+async def test_nobody_is_named_where_only_what_was_read_goes(
+    policy: Policy, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = Clock()
+    async with open_broker(clock=clock) as broker:
+        await subscribed(broker, policy=policy)
+        await publish_each(broker, b"a", b"b")
+        await get(broker, await get(broker))
+        clock.advance(10)
+        with caplog.at_level(logging.WARNING):
+            await broker.clean()
+        assert await values_in(broker) == [b"b"], "what was read is gone, up to where b is held"
+        assert caplog.records == []
+
+
 # --- groups --------------------------------------------------------------------------------------
 
 
