@@ -51,30 +51,24 @@ _NOT_YET: Final = frozenset(
 Connect = Callable[[], Awaitable[Client]]
 
 
-class Case(NamedTuple):
-    """`apart` says why this broker answers differently, where that is meant; empty otherwise."""
+Run = Callable[["Broker"], Awaitable[Any]]
 
+
+class Case(NamedTuple):
     name: str
-    run: Callable[[Broker], Awaitable[Any]]
-    apart: str = ""
+    run: Run
 
 
 #: All cases by name, filled by the modules that define them.
 CASES: Final[dict[str, Case]] = {}
 
-Run = Callable[["Broker"], Awaitable[Any]]
 
-
-def case(apart: str = "") -> Callable[[Run], Run]:
-    """Add a case. Its name is that of the function, without underscores."""
-
-    def add(run: Run) -> Run:
-        name = run.__name__.replace("_", "-")
-        assert name not in CASES, "a case has one name"
-        CASES[name] = Case(name, run, apart)
-        return run
-
-    return add
+def case(run: Run) -> Run:
+    """Add a case. Its name is that of the function, with hyphens."""
+    name = run.__name__.replace("_", "-")
+    assert name not in CASES, "a case has one name"
+    CASES[name] = Case(name, run)
+    return run
 
 
 class Broker:

@@ -3,6 +3,7 @@
 from tests.likeness import committing as committing
 from tests.likeness import configuring as configuring
 from tests.likeness import fetching as fetching
+from tests.likeness import flowing as flowing
 from tests.likeness import grouping as grouping
 from tests.likeness import producing as producing
 from tests.likeness import topics as topics

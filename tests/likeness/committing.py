@@ -18,7 +18,7 @@ async def fetched(
     return await broker.told(OFFSET_FETCH, version, **fields, groups=[fields])
 
 
-@case()
+@case
 async def a_leader_epoch_that_was_committed_is_given_back(broker: Broker) -> Any:
     """Also one that no leader of this broker ever had: it is the client's note."""
     topic, group = await broker.topic(), broker.named("readers")
@@ -31,7 +31,7 @@ async def a_leader_epoch_that_was_committed_is_given_back(broker: Broker) -> Any
     return told
 
 
-@case()
+@case
 async def a_commit_of_a_version_without_leader_epochs(broker: Broker) -> Any:
     """It takes back the epoch of the commit before."""
     topic, group = await broker.topic(), broker.named("readers")
@@ -42,7 +42,7 @@ async def a_commit_of_a_version_without_leader_epochs(broker: Broker) -> Any:
     return told
 
 
-@case()
+@case
 async def a_group_without_a_name(broker: Broker) -> Any:
     """Clients that have no group commit to the one without a name, and nothing else can use it."""
     topic = await broker.topic()
@@ -69,7 +69,7 @@ async def a_group_without_a_name(broker: Broker) -> Any:
     return told
 
 
-@case()
+@case
 async def commits_of_those_who_are_no_members(broker: Broker) -> Any:
     topic = await broker.topic()
     told = []
@@ -95,7 +95,7 @@ async def commits_of_those_who_are_no_members(broker: Broker) -> Any:
     return told
 
 
-@case()
+@case
 async def commits_to_what_is_not_there(broker: Broker) -> Any:
     topic, group = await broker.topic(), broker.named("readers")
     told: list[Any] = [await broker.commit(group, broker.named("none"), 1)]
@@ -117,7 +117,7 @@ async def commits_to_what_is_not_there(broker: Broker) -> Any:
     return told
 
 
-@case()
+@case
 async def offsets_of_a_group_that_is_not_there(broker: Broker) -> Any:
     topic = await broker.topic()
     told = []
@@ -128,7 +128,7 @@ async def offsets_of_a_group_that_is_not_there(broker: Broker) -> Any:
     return told
 
 
-@case()
+@case
 async def offset_fetches_of_members(broker: Broker) -> Any:
     topic, group = await broker.topic(), broker.named("readers")
     await broker.commit(group, topic, 3)
@@ -144,7 +144,7 @@ async def offset_fetches_of_members(broker: Broker) -> Any:
     return told
 
 
-@case()
+@case
 async def offsets_deleted(broker: Broker) -> Any:
     topic, group = await broker.topic(), broker.named("readers")
     await broker.commit(group, topic, 3)
@@ -167,7 +167,7 @@ async def offsets_deleted(broker: Broker) -> Any:
     return told
 
 
-@case()
+@case
 async def a_transaction_commits_offsets_with_leader_epochs(broker: Broker) -> Any:
     """Each way of transactions; also over what was committed without one."""
     topic = await broker.topic()

@@ -74,7 +74,7 @@ async def described(broker: Broker, kind: int, name: str, *keys: str) -> Any:
     return broker.plain([result.error_code, configs])
 
 
-@case()
+@case
 async def a_topics_configs_altered_wrongly(broker: Broker) -> Any:
     full = await broker.topic()
     none = broker.named("none")
@@ -116,7 +116,7 @@ async def a_topics_configs_altered_wrongly(broker: Broker) -> Any:
     return told
 
 
-@case()
+@case
 async def a_topics_configs_replaced_wrongly(broker: Broker) -> Any:
     full = await broker.topic()
     none = broker.named("none")
@@ -141,7 +141,7 @@ async def a_topics_configs_replaced_wrongly(broker: Broker) -> Any:
     return told
 
 
-@case()
+@case
 async def a_topics_configs_described(broker: Broker) -> Any:
     full = await broker.topic()
     told = [await described(broker, TOPIC, full, "retention.bytes")]
@@ -158,7 +158,7 @@ async def a_topics_configs_described(broker: Broker) -> Any:
     return told
 
 
-@case()
+@case
 async def resources_that_are_not_there(broker: Broker) -> Any:
     told = []
     for kind, name in [
@@ -180,7 +180,7 @@ async def resources_that_are_not_there(broker: Broker) -> Any:
     return told
 
 
-@case()
+@case
 async def a_groups_configs_altered(broker: Broker) -> Any:
     group = broker.named("readers")
     told = []
@@ -196,7 +196,7 @@ async def a_groups_configs_altered(broker: Broker) -> Any:
     return told
 
 
-@case()
+@case
 async def the_cluster_described(broker: Broker) -> Any:
     told = []
     for version in (0, 1, 2):

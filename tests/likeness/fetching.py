@@ -54,7 +54,7 @@ async def fetched(broker: Broker, version: int, **fields: Any) -> Any:
     )
 
 
-@case()
+@case
 async def a_fetch_without_a_session(broker: Broker) -> Any:
     """Epochs 0 and -1 ask for everything, whatever the session's id."""
     topic = await broker.topic()
@@ -66,7 +66,7 @@ async def a_fetch_without_a_session(broker: Broker) -> Any:
     ]
 
 
-@case()
+@case
 async def a_fetch_in_a_session_that_is_not_there(broker: Broker) -> Any:
     topic = await broker.topic()
     await broker.put(topic, b"quack")
@@ -80,7 +80,7 @@ async def a_fetch_in_a_session_that_is_not_there(broker: Broker) -> Any:
     ]
 
 
-@case()
+@case
 async def a_fetch_of_nothing(broker: Broker) -> Any:
     return [
         await fetched(
@@ -90,7 +90,7 @@ async def a_fetch_of_nothing(broker: Broker) -> Any:
     ]
 
 
-@case()
+@case
 async def a_fetch_out_of_range(broker: Broker) -> Any:
     topic = await broker.topic()
     await broker.put(topic, b"quack")
@@ -102,7 +102,7 @@ async def a_fetch_out_of_range(broker: Broker) -> Any:
     ]
 
 
-@case()
+@case
 async def a_fetch_of_what_is_not_there(broker: Broker) -> Any:
     topic = await broker.topic()
     told = [await fetched(broker, 12, **fetch_fields(broker.named("none")))]
@@ -113,7 +113,7 @@ async def a_fetch_of_what_is_not_there(broker: Broker) -> Any:
     return told
 
 
-@case()
+@case
 async def a_fetch_with_a_leader_epoch(broker: Broker) -> Any:
     topic = await broker.topic()
     await broker.put(topic, b"quack")
@@ -122,7 +122,7 @@ async def a_fetch_with_a_leader_epoch(broker: Broker) -> Any:
     ]
 
 
-@case()
+@case
 async def a_fetch_with_an_odd_isolation_level(broker: Broker) -> Any:
     topic = await broker.topic()
     await broker.put(topic, b"quack")
@@ -152,7 +152,7 @@ async def listed(
     )
 
 
-@case()
+@case
 async def special_timestamps(broker: Broker) -> Any:
     """The end, the start, the greatest timestamp, the local start, the tiered end, and no such."""
     topic = await broker.topic()
@@ -164,7 +164,7 @@ async def special_timestamps(broker: Broker) -> Any:
     ]
 
 
-@case()
+@case
 async def timestamps_of_an_empty_partition(broker: Broker) -> Any:
     topic = await broker.topic()
     return [
@@ -173,7 +173,7 @@ async def timestamps_of_an_empty_partition(broker: Broker) -> Any:
     ]
 
 
-@case()
+@case
 async def timestamps_that_a_version_does_not_know(broker: Broker) -> Any:
     topic = await broker.topic()
     await broker.put(topic, b"one", timestamp_ms=5000)
@@ -185,7 +185,7 @@ async def timestamps_that_a_version_does_not_know(broker: Broker) -> Any:
     ]
 
 
-@case()
+@case
 async def offsets_of_what_is_not_there(broker: Broker) -> Any:
     topic = await broker.topic()
     wish = {"partition_index": 5, "current_leader_epoch": -1, "timestamp": -1}
@@ -202,7 +202,7 @@ async def offsets_of_what_is_not_there(broker: Broker) -> Any:
 # --- OffsetForLeaderEpoch ----------------------------------------------------------------------
 
 
-@case()
+@case
 async def ends_of_epochs(broker: Broker) -> Any:
     topic = await broker.topic()
     await broker.put(topic, b"one", b"two")

@@ -44,7 +44,7 @@ async def member(broker: Broker, group: str, **more: Any) -> Member:
     return Member(apart._client, group, **{"protocols": [RANGE], **more})
 
 
-@case()
+@case
 async def groups_that_only_have_offsets(broker: Broker) -> Any:
     topic, group = await broker.topic(), broker.named("readers")
     await broker.commit(group, topic, 1)
@@ -54,7 +54,7 @@ async def groups_that_only_have_offsets(broker: Broker) -> Any:
     ]
 
 
-@case()
+@case
 async def groups_filtered(broker: Broker) -> Any:
     topic = await broker.topic()
     await broker.commit(broker.named("readers"), topic, 1)
@@ -75,7 +75,7 @@ async def groups_filtered(broker: Broker) -> Any:
     return [await listed(broker, **each) for each in wanted]
 
 
-@case()
+@case
 async def groups_that_lost_their_members(broker: Broker) -> Any:
     """They keep the type of their protocol."""
     group = broker.named("readers")
@@ -87,7 +87,7 @@ async def groups_that_lost_their_members(broker: Broker) -> Any:
     return told
 
 
-@case()
+@case
 async def groups_that_are_not_there(broker: Broker) -> Any:
     told: list[Any] = []
     # Other cases may have left offsets there.
@@ -110,7 +110,7 @@ async def groups_that_are_not_there(broker: Broker) -> Any:
     return told
 
 
-@case()
+@case
 async def joins_that_make_no_sense(broker: Broker) -> Any:
     group = broker.named("readers")
     wanted: list[dict[str, Any]] = [
@@ -132,7 +132,7 @@ async def joins_that_make_no_sense(broker: Broker) -> Any:
     return told
 
 
-@case()
+@case
 async def members_of_other_protocols(broker: Broker) -> Any:
     group = broker.named("readers")
     one = await member(broker, group)
@@ -158,7 +158,7 @@ async def members_of_other_protocols(broker: Broker) -> Any:
     return told
 
 
-@case()
+@case
 async def a_short_rebalance_timeout_is_kept(broker: Broker) -> Any:
     """A member that does not come back in time is out: another that joins has it all."""
     told: list[Any] = []
@@ -173,7 +173,7 @@ async def a_short_rebalance_timeout_is_kept(broker: Broker) -> Any:
     return told
 
 
-@case()
+@case
 async def a_rebalance_timeout_of_nothing(broker: Broker) -> Any:
     told = []
     for timeout in (0, -1, -5):
@@ -203,7 +203,7 @@ def beat_fields(group: str, **more: Any) -> dict[str, Any]:
     }
 
 
-@case()
+@case
 async def heartbeats_that_make_no_sense(broker: Broker) -> Any:
     wanted: list[dict[str, Any]] = [
         {"group_id": ""},
@@ -246,7 +246,7 @@ async def heartbeats_that_make_no_sense(broker: Broker) -> Any:
     return told
 
 
-@case()
+@case
 async def heartbeats_of_an_unknown_member(broker: Broker) -> Any:
     """In a group that has another, and in one that is of the classic kind."""
     topic, group = await broker.topic(), broker.named("readers")
@@ -283,7 +283,7 @@ async def heartbeats_of_an_unknown_member(broker: Broker) -> Any:
     return told
 
 
-@case()
+@case
 async def groups_of_the_newer_kind_described(broker: Broker) -> Any:
     topic = await broker.topic()
     classic, newer = broker.named("classic"), broker.named("newer")
@@ -320,7 +320,7 @@ async def groups_of_the_newer_kind_described(broker: Broker) -> Any:
     return told
 
 
-@case()
+@case
 async def members_that_are_not_there_leave(broker: Broker) -> Any:
     group = broker.named("readers")
     one = await member(broker, group, instance_id="one")
@@ -344,7 +344,7 @@ async def members_that_are_not_there_leave(broker: Broker) -> Any:
     return told
 
 
-@case()
+@case
 async def static_members_are_fenced(broker: Broker) -> Any:
     group = broker.named("readers")
     one = await member(broker, group, instance_id="one")
@@ -375,7 +375,7 @@ async def static_members_are_fenced(broker: Broker) -> Any:
     return told
 
 
-@case()
+@case
 async def a_group_with_members_described(broker: Broker) -> Any:
     topic, group = await broker.topic(), broker.named("readers")
     one = await member(broker, group)

@@ -28,7 +28,7 @@ async def produced(broker: Broker, version: int, **fields: Any) -> Any:
     )
 
 
-@case()
+@case
 async def records_for_what_is_not_there(broker: Broker) -> Any:
     full = await broker.topic()
     told = []
@@ -45,7 +45,7 @@ async def records_for_what_is_not_there(broker: Broker) -> Any:
     return told
 
 
-@case()
+@case
 async def odd_acknowledgements(broker: Broker) -> Any:
     full = await broker.topic()
     told = []
@@ -56,7 +56,7 @@ async def odd_acknowledgements(broker: Broker) -> Any:
     return told
 
 
-@case()
+@case
 async def batches_that_are_none(broker: Broker) -> Any:
     full = await broker.topic()
     batch = news(b"x")
@@ -75,7 +75,7 @@ async def batches_that_are_none(broker: Broker) -> Any:
     return told
 
 
-@case()
+@case
 async def sequences_of_a_producer(broker: Broker) -> Any:
     full = await broker.topic()
     begun = await broker.ask(22, 4, transactional_id=None, transaction_timeout=1000)
@@ -112,7 +112,7 @@ async def sequences_of_a_producer(broker: Broker) -> Any:
     return told
 
 
-@case()
+@case
 async def topics_by_ids_that_are_none(broker: Broker) -> Any:
     full = await broker.topic()
     topic_id = await broker.topic_id(full)
@@ -146,7 +146,7 @@ async def topics_by_ids_that_are_none(broker: Broker) -> Any:
     return told
 
 
-@case()
+@case
 async def versions_asked_for(broker: Broker) -> Any:
     told = []
     for version in (0, 2, 3, 4):

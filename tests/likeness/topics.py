@@ -31,7 +31,7 @@ def config(name: str, value: str | None) -> dict[str, Any]:
     return {"name": name, "value": value}
 
 
-@case()
+@case
 async def topics_that_cannot_be_created(broker: Broker) -> Any:
     def named(name: str, **more: Any) -> dict[str, Any]:
         return topic_fields(broker.named(name), **more)
@@ -70,7 +70,7 @@ async def topics_that_cannot_be_created(broker: Broker) -> Any:
     return [[each["name"][:9], await created(broker, each)] for each in wanted]
 
 
-@case()
+@case
 async def topics_that_are_there_already(broker: Broker) -> Any:
     full = await broker.topic()
     wanted: list[dict[str, Any]] = [
@@ -86,7 +86,7 @@ async def topics_that_are_there_already(broker: Broker) -> Any:
     return told
 
 
-@case()
+@case
 async def names_that_differ_in_a_dot_only(broker: Broker) -> Any:
     """Kafka's metrics could not tell them apart."""
 
@@ -109,7 +109,7 @@ async def names_that_differ_in_a_dot_only(broker: Broker) -> Any:
     return told
 
 
-@case()
+@case
 async def topics_named_twice(broker: Broker) -> Any:
     one, two = topic_fields(broker.named("one")), topic_fields(broker.named("two"))
     told = [await created(broker, one, two, one)]
@@ -118,7 +118,7 @@ async def topics_named_twice(broker: Broker) -> Any:
     return told
 
 
-@case()
+@case
 async def topics_by_assignment(broker: Broker) -> Any:
     def wanted(name: str, *partitions: tuple[int, list[int]], **more: Any) -> dict[str, Any]:
         return topic_fields(
@@ -147,7 +147,7 @@ async def topics_by_assignment(broker: Broker) -> Any:
     ]
 
 
-@case()
+@case
 async def topics_tried(broker: Broker) -> Any:
     told: list[Any] = [await created(broker, topic_fields(broker.named("a")), validate_only=True)]
     told.append(
@@ -169,7 +169,7 @@ async def deleted(broker: Broker, *topics: tuple[str | None, uuid.UUID | None]) 
     )
 
 
-@case()
+@case
 async def topics_deleted_twice_in_one_request(broker: Broker) -> Any:
     one, two = await broker.topic("one"), await broker.topic("two")
     one_id = await broker.topic_id(one)
@@ -201,7 +201,7 @@ async def topics_deleted_twice_in_one_request(broker: Broker) -> Any:
 # --- CreatePartitions --------------------------------------------------------------------------
 
 
-@case()
+@case
 async def partitions_that_cannot_be_added(broker: Broker) -> Any:
     full = await broker.topic(partitions=2)
     told = []
@@ -240,7 +240,7 @@ async def partitions_that_cannot_be_added(broker: Broker) -> Any:
 # --- DeleteRecords -----------------------------------------------------------------------------
 
 
-@case()
+@case
 async def records_deleted(broker: Broker) -> Any:
     full = await broker.topic()
     await broker.put(full, b"one", b"two")
@@ -269,7 +269,7 @@ async def records_deleted(broker: Broker) -> Any:
 # --- Metadata ----------------------------------------------------------------------------------
 
 
-@case()
+@case
 async def topics_looked_up(broker: Broker) -> Any:
     full = await broker.topic()
     nobody = uuid.UUID(int=7)
@@ -299,7 +299,7 @@ async def topics_looked_up(broker: Broker) -> Any:
     return told
 
 
-@case()
+@case
 async def a_topic_made_by_asking_for_it(broker: Broker) -> Any:
     full = broker.named("new")
 

@@ -79,7 +79,7 @@ async def ended(broker: Broker, ref: dict[str, Any], commit: bool, version: int 
     ]
 
 
-@case()
+@case
 async def producer_ids_asked_for_oddly(broker: Broker) -> Any:
     told: list[Any] = []
 
@@ -106,7 +106,7 @@ async def producer_ids_asked_for_oddly(broker: Broker) -> Any:
     return told
 
 
-@case()
+@case
 async def a_producer_id_asked_for_again(broker: Broker) -> Any:
     told = []
     for version in (2, 4, 5):
@@ -129,7 +129,7 @@ async def a_producer_id_asked_for_again(broker: Broker) -> Any:
     return told
 
 
-@case()
+@case
 async def transactions_ended_again(broker: Broker) -> Any:
     """What EndTxn says the second time, the other way, and of what was never begun."""
     topic = await broker.topic()
@@ -152,7 +152,7 @@ async def transactions_ended_again(broker: Broker) -> Any:
     return told
 
 
-@case()
+@case
 async def transactions_of_the_newer_way_ended_again(broker: Broker) -> Any:
     topic = await broker.topic()
     told: list[Any] = []
@@ -172,7 +172,7 @@ async def transactions_of_the_newer_way_ended_again(broker: Broker) -> Any:
     return told
 
 
-@case()
+@case
 async def what_cannot_be_added(broker: Broker) -> Any:
     topic, none = await broker.topic(), broker.named("none")
     name = broker.named("tx")
@@ -201,7 +201,7 @@ async def what_cannot_be_added(broker: Broker) -> Any:
     return told
 
 
-@case()
+@case
 async def offsets_that_a_transaction_cannot_commit(broker: Broker) -> Any:
     topic, none = await broker.topic(), broker.named("none")
     told: list[Any] = []
@@ -236,7 +236,7 @@ async def offsets_that_a_transaction_cannot_commit(broker: Broker) -> Any:
     return told
 
 
-@case()
+@case
 async def transactions_listed(broker: Broker) -> Any:
     """A duration of 0 or more leaves out what has not been open for so long, and nothing else."""
     topic = await broker.topic()
@@ -285,7 +285,7 @@ async def transactions_listed(broker: Broker) -> Any:
     return told
 
 
-@case()
+@case
 async def producers_described(broker: Broker) -> Any:
     topic = await broker.topic()
     told = []
@@ -304,7 +304,7 @@ async def producers_described(broker: Broker) -> Any:
     return told
 
 
-@case()
+@case
 async def coordinators_looked_for(broker: Broker) -> Any:
     told = []
     for version in (0, 2, 3, 4, 6):
