@@ -332,6 +332,18 @@ WAITING_READERS: Final = 50_000
 
 # --- the broker ----------------------------------------------------------------------------
 
+#: How often the event loop shows that it serves everybody: a pause is noticed up to so late.
+LOOP_BEAT_MS: Final = 50
+#: What a longer pause of the loop counts of the time for which clients are waited for: twice the
+#: beat, so that an ordinary delay counts in full.
+LOOP_LATE_MS: Final = 2 * LOOP_BEAT_MS
+#: A pause from this length on is kept as the longest one, if it is; a busy loop has shorter ones.
+LOOP_PAUSE_MS: Final = 20
+#: A pause from this length on is in the log, but a line comes at most so often.
+LOOP_PAUSE_LOG_MS: Final = 200
+LOOP_PAUSE_LOG_INTERVAL_MS: Final = 10_000
+#: While the loop is late, its stack is looked at so often, to find out what holds it.
+LOOP_SAMPLE_MS: Final = 10
 #: A broker told to stop leaves without having closed after this time: service managers kill after
 #: 10 s or later, and a recovery at the next start is no loss.
 DRAIN_MS: Final = 9_000

@@ -55,6 +55,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "quackmq.errors": set(),
     "quackmq.limits": set(),
     "quackmq.clock": {"quackmq.limits"},
+    "quackmq.loop_clock": {"quackmq.clock", "quackmq.limits"},
+    "quackmq.watchdog": {"quackmq.loop_clock", "quackmq.limits"},
     "quackmq.lean": set(),
     "quackmq.checksum": set(),
     "quackmq.conventions": BASE,
@@ -74,16 +76,19 @@ MAY_IMPORT: dict[str, set[str]] = {
     "quackmq.groups": VALUES,
     "quackmq.stores": VALUES | {"quackmq.clock", "quackmq.producers", "quackmq.transactions"},
     "quackmq.archive": VALUES | {"quackmq.clock", "quackmq.producers", "quackmq.stores.base"},
-    "quackmq.broker": VALUES | PURE | {"quackmq.clock", "quackmq.stores.base", "quackmq.archive"},
+    "quackmq.broker": VALUES
+    | PURE
+    | CODECS
+    | {"quackmq.clock", "quackmq.loop_clock", "quackmq.stores.base", "quackmq.archive"},
     "quackmq.wire": BASE | {"quackmq.record"},
-    "quackmq.doors": VALUES | {"quackmq", "quackmq.broker", "quackmq.wire"},
+    "quackmq.doors": VALUES | {"quackmq", "quackmq.broker", "quackmq.loop_clock", "quackmq.wire"},
     "quackmq.client": VALUES | {"quackmq.wire", "quackmq.subscriptions"},
     "quackmq.spark": VALUES
     | {"quackmq.client", "quackmq.wire", "quackmq.archive", "quackmq.producers"},
     "quackmq.cli": VALUES
     | {"quackmq", "quackmq.broker", "quackmq.doors", "quackmq.stores", "quackmq.archive"}
     | {"quackmq.transactions", "quackmq.client", "quackmq.clock", "quackmq.lean", "quackmq.spark"}
-    | {"quackmq.subscriptions", "quackmq.leases", "quackmq.wire"},
+    | {"quackmq.subscriptions", "quackmq.leases", "quackmq.wire", "quackmq.watchdog"},
     "quackmq.__main__": {"quackmq.cli"},
     "quackmq": {"quackmq.errors", "quackmq.client"},
 }

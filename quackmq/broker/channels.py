@@ -30,6 +30,7 @@ from quackmq.broker.pushed_held import Part, PushedSubscription, loop_ms
 from quackmq.broker.windows import Ahead, Cell, Delivery
 from quackmq.errors import DamagedData, OffsetOutOfRange, QuackError, StorageError
 from quackmq.leases import Counts, Wanted
+from quackmq.loop_clock import loop_clock
 from quackmq.stores.base import Store
 from quackmq.topic import Read, Slice
 
@@ -63,7 +64,7 @@ class Channel:
         self._is_closed = False
         #: Rings when what could not be read is to be tried again.
         self._again: asyncio.TimerHandle | None = None
-        self._time = asyncio.get_running_loop().time
+        self._time = loop_clock().time
         self.feed: Feed | None = None
 
     @property
@@ -449,7 +450,7 @@ class Channel:
         held.is_timer_late = not now_ms <= due_ms <= now_ms + lease_ms
         # What is due already was told; a reminder, should nobody have come for it.
         wait_ms = due_ms + 1 - now_ms if due_ms >= now_ms else lease_ms
-        held.timer = asyncio.get_running_loop().call_later(wait_ms / 1000, self._ring)
+        held.timer = loop_clock().call_later(wait_ms / 1000, self._ring)
 
     def _ring(self) -> None:
         held = self._held

@@ -13,6 +13,8 @@ import logging
 from collections.abc import Sequence
 from typing import Protocol
 
+from quackmq.loop_clock import loop_clock
+
 log = logging.getLogger(__name__)
 
 
@@ -31,10 +33,16 @@ class Cleaner:
             await each.clean()
 
     async def run(self) -> None:
-        while True:
-            await asyncio.sleep(self._interval_ms / 1000)
-            for each in self._cleaned:
-                try:
-                    await each.clean()
-                except Exception:
-                    log.exception("cleaning failed; it is tried again")
+        """Clean until cancelled. Meanwhile pauses of the loop are noticed, and not counted."""
+        clock = loop_clock()
+        clock.start()
+        try:
+            while True:
+                await asyncio.sleep(self._interval_ms / 1000)
+                for each in self._cleaned:
+                    try:
+                        await each.clean()
+                    except Exception:
+                        log.exception("cleaning failed; it is tried again")
+        finally:
+            clock.stop()

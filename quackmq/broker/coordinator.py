@@ -70,6 +70,7 @@ from quackmq.groups import (
 )
 from quackmq.groups.assignors import DEFAULT_ASSIGNOR
 from quackmq.groups.consumer_values import JOINS, Catalog, check
+from quackmq.loop_clock import loop_clock
 from quackmq.stores.base import Store
 
 log = logging.getLogger(__name__)
@@ -189,6 +190,13 @@ class Coordinator:
         known = self._find(name)
         group = self._classic(known)
         self._act(known, lambda now_ms: group.heartbeat(now_ms, member))
+
+    def touch(self, name: str, member_id: str) -> None:
+        """A member is alive: something of it has come, and is not heard yet because the broker is
+        busy."""
+        group = self.group(name)
+        if group is not None:
+            group.touch(_loop_ms(), member_id)
 
     async def consumer_heartbeat(self, name: str, beat: Heartbeat) -> HeartbeatAnswer:
         """All that a member of the newer protocol ever says. LimitReached, and what
@@ -437,8 +445,12 @@ class Coordinator:
             except Exception as error:
                 log.exception("the group %s cannot be kept", known.name)
                 failure = StorageError(f"the group {known.name} cannot be kept: {error}")
-            known.give_answers(failure, waiting)
+            for member_id in known.give_answers(failure, waiting):
+                # It could say nothing while it waited for the disk, which is not its fault.
+                self.touch(known.name, member_id)
         known.is_flushing = False
+        if known.group is not None:
+            self._schedule(known, known.group)
         self._tidy(known)
 
     async def _wait(self, known: KnownGroup, waiter: Waiter, answer: type[_Outcome]) -> _Outcome:
@@ -461,12 +473,13 @@ class Coordinator:
             known.stop_timer()
             known.timer_ms = deadline_ms
             when = (deadline_ms + 1) / 1000
-            known.timer = asyncio.get_running_loop().call_at(when, self._tick, known)
+            known.timer = loop_clock().call_at(when, self._tick, known)
 
     def _tick(self, known: KnownGroup) -> None:
         known.timer = None
         group = known.group
-        if group is not None and not self._is_closed:
+        # Members that wait for what is being written do not time out; the flush sets a new timer.
+        if group is not None and not self._is_closed and not known.is_flushing:
             self._act(known, group.tick)
 
     def _tidy(self, known: KnownGroup) -> None:
@@ -507,7 +520,8 @@ class Coordinator:
 
 
 def _loop_ms() -> int:
-    return int(asyncio.get_running_loop().time() * 1000)
+    """The time by which sessions end: pauses of the loop do not count."""
+    return loop_clock().ms()
 
 
 def _former(kept: Kept) -> FormerMembers | None:

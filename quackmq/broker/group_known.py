@@ -20,6 +20,7 @@ from quackmq.groups import (
     Joined,
     Synced,
 )
+from quackmq.loop_clock import LoopTimer
 
 #: Where the outcome of a member's call is waited for.
 Waiter = asyncio.Future[Joined | Synced | HeartbeatAnswer | QuackError]
@@ -60,7 +61,7 @@ class KnownGroup:
         self.held_bytes = 0
         self.outbox: list[Answer] = []
         self.is_flushing = False
-        self.timer: asyncio.TimerHandle | None = None
+        self.timer: LoopTimer | None = None
         self.timer_ms = 0
         self.lock = asyncio.Lock()
         #: Changes of what is kept that are on their way.
@@ -93,15 +94,19 @@ class KnownGroup:
             and self.is_durable()
         )
 
-    def give_answers(self, failure: QuackError | None, most: int | None = None) -> None:
+    def give_answers(self, failure: QuackError | None, most: int | None = None) -> list[str]:
         """Give the first so many answers. With a failure nobody is told of a generation, or of an
-        epoch."""
+        epoch. Return the ids of the members that were waiting for one."""
+        members: list[str] = []
         answers, self.outbox = self.outbox[:most], self.outbox[len(self.outbox[:most]) :]
         for waiter, outcome in answers:
             assert isinstance(waiter, asyncio.Future), "every waiter is made here"
             if not waiter.done():
                 tells_of_it = isinstance(outcome, Joined | HeartbeatAnswer)
                 waiter.set_result(failure if failure is not None and tells_of_it else outcome)
+                if isinstance(outcome, Joined | HeartbeatAnswer):
+                    members.append(outcome.member_id)
+        return members
 
     def stop_timer(self) -> None:
         if self.timer is not None:

@@ -144,6 +144,11 @@ class Groups:
         self.check_name(group)
         self._coordinator.heartbeat(group, member)
 
+    def touch(self, group: str, member_id: str) -> None:
+        """A member is alive: its heartbeat has come, and waits behind other requests. Its session
+        begins anew; whether the heartbeat is a good one is seen when it is its turn."""
+        self._coordinator.touch(group, member_id)
+
     async def consumer_heartbeat(
         self, caller: Caller, group: str, beat: Heartbeat
     ) -> HeartbeatAnswer:

@@ -11,13 +11,13 @@ Who may call: the broker's loop.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from quackmq import limits
 from quackmq.broker.settings import Caller
 from quackmq.errors import NameInOtherMode
+from quackmq.loop_clock import loop_clock
 
 
 class Modes:
@@ -38,7 +38,7 @@ class Modes:
             yield
         finally:
             use.calls -= 1
-            use.last_s = asyncio.get_running_loop().time()
+            use.last_s = loop_clock().time()
 
     def check_no_group(self, name: str) -> None:
         """NameInOtherMode if a group of this name has members."""
@@ -81,7 +81,7 @@ class _Use:
     def ago_ms(self) -> int:
         if self.calls:
             return 0
-        return int((asyncio.get_running_loop().time() - self.last_s) * 1000)
+        return int((loop_clock().time() - self.last_s) * 1000)
 
 
 def _words(caller: Caller) -> str:

@@ -13,6 +13,7 @@ from quackmq.broker.pushed_state import PushedKept, leases_key
 from quackmq.broker.untold import Untold
 from quackmq.errors import BrokerClosing, QuackError
 from quackmq.leases import Counts, Leases
+from quackmq.loop_clock import LoopTimer, loop_clock
 from quackmq.subscriptions import Subscription
 from quackmq.topic import PartitionKey, Topic
 
@@ -57,7 +58,7 @@ class PushedSubscription:
         #: Held by whoever reads for it what lies before the window.
         self.lock = asyncio.Lock()
         #: When the next lease runs out.
-        self.timer: asyncio.TimerHandle | None = None
+        self.timer: LoopTimer | None = None
         #: It may ring too late for what is lent next, or stands for something that is due already:
         #: then it is set anew.
         self.is_timer_late = False
@@ -172,5 +173,5 @@ class Part:
 
 
 def loop_ms() -> int:
-    """The time by which leases run out: the loop's own, which nobody sets back."""
-    return int(asyncio.get_running_loop().time() * 1000)
+    """The time by which leases run out. It never goes back; pauses of the loop do not count."""
+    return loop_clock().ms()

@@ -13,6 +13,7 @@ from uuid import UUID
 from quackmq import limits
 from quackmq.broker.transaction_state import PendingOffset, offsets_key, state_key
 from quackmq.errors import LimitReached
+from quackmq.loop_clock import LoopTimer
 from quackmq.topic import Cursor, CursorKey, PartitionKey, StatePut
 from quackmq.transaction_states import Standing, TransactionState
 
@@ -76,7 +77,7 @@ class Known:
         self.is_recovered = False
         #: The markers are on their way: nothing more gets in.
         self.is_ending = False
-        self.timer: asyncio.TimerHandle | None = None
+        self.timer: LoopTimer | None = None
         #: Tells one open transaction from the next.
         self.serial = 0
         self.started_ms: int | None = None

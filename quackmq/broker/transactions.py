@@ -22,7 +22,6 @@ Who may call: the broker's loop.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -48,6 +47,7 @@ from quackmq.errors import (
     UnknownTransactionalId,
 )
 from quackmq.groups import MemberRef
+from quackmq.loop_clock import loop_clock
 from quackmq.record import Batch
 from quackmq.stores.base import Store
 from quackmq.topic import Appended, PartitionKey, Topic
@@ -374,8 +374,7 @@ class Transactions:
 
     def _set_timer(self, known: Known, wait_ms: int) -> None:
         if not self._is_closing:
-            loop = asyncio.get_running_loop()
-            known.timer = loop.call_later(wait_ms / 1000, self._time_is_up, known)
+            known.timer = loop_clock().call_later(wait_ms / 1000, self._time_is_up, known)
 
     def _time_is_up(self, known: Known) -> None:
         known.timer = None

@@ -34,6 +34,7 @@ from quackmq.doors.zmq.proxy import ProxyDoor, ProxySettings, XpubDoor, XsubDoor
 from quackmq.stores.base import Store
 from quackmq.stores.local import LocalOptions, LocalStore
 from quackmq.stores.memory import MemoryStore
+from quackmq.watchdog import LoopWatchdog
 
 log = logging.getLogger(__name__)
 
@@ -134,6 +135,9 @@ async def serve(settings: Settings, doors: Mapping[str, Address | UnixPath]) -> 
         )
         await broker.open()
         opened.push_async_callback(broker.close)
+        watchdog = LoopWatchdog()
+        watchdog.start()
+        opened.callback(watchdog.stop)
         log.info("quackmq %s with %s", __version__, counted(len(broker.topics()), "topic"))
         started: dict[str, Door] = {}
         opened.push_async_callback(_close_together, started)

@@ -230,6 +230,13 @@ class ConsumerGroup:
         except QuackError as error:
             return [Answer(waiter, error)]
 
+    def touch(self, now_ms: int, member_id: str) -> None:
+        """A member is alive, whatever it wants: its session begins anew, if it is known and has not
+        left for a while."""
+        member = self._members.get(member_id)
+        if member is not None and not member.is_away:
+            self._members.heard(now_ms, member, self.timing.session_timeout_ms)
+
     def leave(self, now_ms: int, leaving: Leaving) -> list[Answer]:
         """An administrator removes a member. Raises UnknownMember or MemberFenced."""
         member_id, instance_id = leaving

@@ -200,6 +200,11 @@ class Group:
         self._members.heard(now_ms, known)
         self._refuse(RULES[self.state].heartbeat)
 
+    def touch(self, now_ms: int, member_id: str) -> None:
+        """A member is alive, whatever it wants: its session begins anew, if it is known."""
+        if member_id in self._members:
+            self._members.heard(now_ms, self._members[member_id])
+
     def check_commit(
         self, now_ms: int, member: MemberRef, *, is_transactional: bool = False
     ) -> None:

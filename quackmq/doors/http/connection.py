@@ -30,6 +30,7 @@ from quackmq.doors.http.heads import (
 from quackmq.doors.http.receiving import Asked, Place, Receiver
 from quackmq.doors.http.values import Begun, Response, Stream
 from quackmq.errors import BrokerClosing, QuackError
+from quackmq.loop_clock import loop_clock
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +61,8 @@ class Door(Place, Protocol):
 class Connection(asyncio.Protocol):
     def __init__(self, door: Door) -> None:
         self._loop = asyncio.get_running_loop()
+        #: Pauses of the loop do not count: a peer may have sent its next word meanwhile.
+        self._time = loop_clock().time
         self._door = door
         self._transport: asyncio.Transport | None = None
         self._receiver: Receiver | None = None
@@ -83,7 +86,7 @@ class Connection(asyncio.Protocol):
         # By the loop's clock: when the request that is coming began to; since when nothing is asked
         # nor answered; when the peer was last seen to take something.
         self._begun_at: float | None = None
-        self._idle_since: float | None = self._loop.time()
+        self._idle_since: float | None = self._time()
         self._took_at = 0.0
 
     # --- what the transport calls -----------------------------------------------------------
@@ -119,7 +122,7 @@ class Connection(asyncio.Protocol):
     def pause_writing(self) -> None:
         self._peer_is_slow = True
         self._note_unsent()
-        self._took_at = self._loop.time()
+        self._took_at = self._time()
         self._regulate()
 
     def resume_writing(self) -> None:
@@ -254,7 +257,7 @@ class Connection(asyncio.Protocol):
             self._receiver.release(asked)
         self._current = None
         self._under_way = None
-        self._idle_since = self._loop.time()
+        self._idle_since = self._time()
         if asked.closes:
             self._end()
         elif self._waiting or self._draining or not self._reads or self._receiver.wants_continue:
@@ -303,7 +306,7 @@ class Connection(asyncio.Protocol):
         if not self._receiver.is_coming:
             self._begun_at = None
         elif self._begun_at is None:
-            self._begun_at = self._loop.time()
+            self._begun_at = self._time()
 
     # --- streams ----------------------------------------------------------------------------
 
@@ -373,7 +376,7 @@ class Connection(asyncio.Protocol):
             transport.pause_reading()
             return
         if self._begun_at is not None:
-            self._begun_at = self._loop.time()
+            self._begun_at = self._time()
         transport.resume_reading()
 
     def _end(self) -> None:

@@ -27,6 +27,7 @@ from quackmq.doors.http.guards import OwnNames, machine_names
 from quackmq.doors.http.heads import Date
 from quackmq.doors.http.known import KnownHeads
 from quackmq.doors.http.routes import Route, Router
+from quackmq.loop_clock import loop_clock
 from quackmq.wire.opening import MistakenPeers
 
 log = logging.getLogger(__name__)
@@ -149,7 +150,7 @@ class HttpDoor:
         self._sweep = loop.call_later(shortest_ms / 4_000, self._sweep_all)
 
     def _sweep_all(self) -> None:
-        now = asyncio.get_running_loop().time()
+        now = loop_clock().time()
         for connection in list(self._connections):
             connection.sweep(now)
         self._sweep_later()

@@ -96,6 +96,8 @@ class Api(NamedTuple):
     #: Whether `handle` may wait for something to happen: then it is woken when the door closes.
     waits: bool = False
     flexible_response: bool = True
+    #: Called with a request that cannot begin yet, when it comes.
+    arrived: Callable[[Call, Any], None] | None = None
 
 
 def schema_api(
@@ -107,6 +109,7 @@ def schema_api(
     *,
     waits: bool = False,
     flexible_response: bool = True,
+    arrived: Callable[[Call, Any], None] | None = None,
 ) -> Api:
     """An API by kio's schemas: `answer` gives the fields of the response, whatever the version."""
 
@@ -125,6 +128,7 @@ def schema_api(
         handle,
         waits=waits,
         flexible_response=flexible_response,
+        arrived=arrived,
     )
 
 

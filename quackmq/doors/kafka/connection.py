@@ -6,8 +6,10 @@ while its batches in flight become durable together. A fetch that waits holds up
 alone.
 
 Reading stops while the peer does not take its answers, while too many of its requests are
-unanswered, while the broker has no room for more, and while there is no memory to receive a large
-request. What stopped it, ended, calls `pump` again.
+unanswered, while the broker has no room for the batches of its next request, and while there is no
+memory to receive a large request. What stopped it, ended, calls `pump` again. A heartbeat that has
+to wait behind other requests keeps its member alive from when it comes: the broker is slow then,
+not the member.
 
 A peer that sends nonsense is disconnected with a line in the log, as Kafka does it; so is one whose
 request meets a bug of ours, with a traceback. Who may call: the loop's thread only.
@@ -29,6 +31,7 @@ from quackmq.doors.kafka.api import Api, Call, Node
 from quackmq.doors.kafka.cluster import API_VERSIONS, unsupported_api_versions
 from quackmq.doors.kafka.registry import API_VERSIONS_API, APIS
 from quackmq.errors import ProtocolError
+from quackmq.loop_clock import loop_clock
 from quackmq.record import Buffer
 from quackmq.wire.kafka.framing import (
     Frames,
@@ -113,6 +116,8 @@ class Waiting(NamedTuple):
 class Connection(asyncio.BufferedProtocol):
     def __init__(self, door: Door) -> None:
         self._loop = asyncio.get_running_loop()
+        #: Pauses of the loop do not count: a peer may have sent its next word meanwhile.
+        self._time = loop_clock().time
         self._door = door
         self._broker = door.broker
         self._frames = Frames(door.memory)
@@ -194,7 +199,7 @@ class Connection(asyncio.BufferedProtocol):
         frames = self._frames
         try:
             while frames.begun and frames.is_ready():
-                is_held_up = not self._may_begin(has_room)
+                is_held_up = not self._may_begin(has_room or not frames.is_produce)
                 if is_held_up:
                     break
                 self.begun_at = None
@@ -284,7 +289,7 @@ class Connection(asyncio.BufferedProtocol):
         if is_held_up or not self._frames.begun:
             self.begun_at = None
         elif self.begun_at is None:
-            self.begun_at = self._loop.time()
+            self.begun_at = self._time()
 
     def _read(self, reads: bool) -> None:
         if self._transport is None or reads == self._reads:
@@ -310,6 +315,9 @@ class Connection(asyncio.BufferedProtocol):
             return
         self._queue.append(Waiting(api, header, request, reply))
         self._work_on()
+        begins_now = self._worker is not None and self._current is None and len(self._queue) == 1
+        if api.arrived is not None and not begins_now:
+            api.arrived(self._call(header), request)
 
     def _refuse_version(self, header: RequestHeader) -> None:
         if header.api_key != API_VERSIONS:

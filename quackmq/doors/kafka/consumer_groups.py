@@ -21,7 +21,13 @@ from quackmq.broker import (
     Heartbeat,
 )
 from quackmq.doors.kafka.api import Call, by_topic, by_topic_id, schema_api
-from quackmq.doors.kafka.groups import GROUP_OPERATIONS, descriptions, group_code_of, host_of
+from quackmq.doors.kafka.groups import (
+    GROUP_OPERATIONS,
+    descriptions,
+    group_code_of,
+    heartbeat_arrived,
+    host_of,
+)
 from quackmq.errors import (
     InvalidRequest,
     LimitReached,
@@ -78,7 +84,7 @@ async def consumer_group_heartbeat(call: Call, request: Any) -> Fields:
 
 
 CONSUMER_GROUP_HEARTBEAT_API: Final = schema_api(
-    CONSUMER_GROUP_HEARTBEAT, 0, 1, 0, consumer_group_heartbeat
+    CONSUMER_GROUP_HEARTBEAT, 0, 1, 0, consumer_group_heartbeat, arrived=heartbeat_arrived
 )
 
 

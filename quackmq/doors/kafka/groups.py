@@ -135,7 +135,12 @@ async def heartbeat(call: Call, request: Any) -> Fields:
     return {"error_code": ErrorCode.none}
 
 
-HEARTBEAT_API: Final = schema_api(HEARTBEAT, 0, 4, 4, heartbeat)
+def heartbeat_arrived(call: Call, request: Any) -> None:
+    """A heartbeat waits behind other requests of its connection: its member is alive."""
+    call.broker.groups.touch(request.group_id, request.member_id)
+
+
+HEARTBEAT_API: Final = schema_api(HEARTBEAT, 0, 4, 4, heartbeat, arrived=heartbeat_arrived)
 
 
 async def leave_group(call: Call, request: Any) -> Fields:

@@ -14,6 +14,7 @@ from quackmq import limits
 from quackmq.broker import Broker
 from quackmq.doors.kafka.api import Node
 from quackmq.doors.kafka.connection import Connection
+from quackmq.loop_clock import loop_clock
 from quackmq.wire.kafka.framing import ReceiveMemory
 from quackmq.wire.opening import MistakenPeers
 
@@ -149,7 +150,7 @@ class KafkaDoor:
     def _keep_pace(self) -> None:
         """Disconnect those whose large requests come too slowly while others wait for memory."""
         self._pace = None
-        now = asyncio.get_running_loop().time()
+        now = loop_clock().time()
         for connection in list(self._connections) if self._for_memory else ():
             if connection.is_behind(now):
                 connection.disconnect("a large request comes too slowly, others wait for memory")
@@ -158,7 +159,7 @@ class KafkaDoor:
     def _sweep_slow_requests(self) -> None:
         """Disconnect those whose request began to come long ago and is still not whole."""
         loop = asyncio.get_running_loop()
-        latest = loop.time() - limits.KAFKA_REQUEST_WAIT_MS / 1000
+        latest = loop_clock().time() - limits.KAFKA_REQUEST_WAIT_MS / 1000
         for connection in list(self._connections):
             if connection.begun_at is not None and connection.begun_at < latest:
                 connection.disconnect(

@@ -28,6 +28,7 @@ from quackmq.doors.line.records import ConnectionRecord, End
 from quackmq.doors.line.settings import LineSettings
 from quackmq.doors.line.subscriber import KeptLines, Subscriber
 from quackmq.errors import BrokerClosing, ProtocolError, QuackError
+from quackmq.loop_clock import loop_clock
 from quackmq.wire.line import (
     Choose,
     Connect,
@@ -83,6 +84,8 @@ class Connection(asyncio.BufferedProtocol):
     def __init__(self, door: Door, channel: str = "") -> None:
         """`channel` is the name of what leads to the peer, unless its address tells."""
         self._loop = asyncio.get_running_loop()
+        #: Pauses of the loop do not count: a peer may have sent its next word meanwhile.
+        self._time = loop_clock().time
         self._door = door
         self._channel = channel
         self._caller = Caller(address=channel)
@@ -153,7 +156,7 @@ class Connection(asyncio.BufferedProtocol):
         return True
 
     def pause_writing(self) -> None:
-        self._slow_since = self._loop.time()
+        self._slow_since = self._time()
 
     def resume_writing(self) -> None:
         self._slow_since = None
@@ -278,7 +281,7 @@ class Connection(asyncio.BufferedProtocol):
     def deliver(self, entry: Entry, line: bytes) -> None:
         """To a peer that listens. RecordTooLarge, and then nothing has happened."""
         line = self._conversation.deliver(entry, line)
-        self._delivered_at = self._loop.time()
+        self._delivered_at = self._time()
         self._unsent = line
         self._door.outgoing.add(self)
 

@@ -25,6 +25,7 @@ from quackmq.doors.line.records import ConnectionRecord, End, EndedConnection
 from quackmq.doors.line.settings import LineSettings
 from quackmq.doors.line.socket_file import SocketFile
 from quackmq.doors.line.subscriber import KeptLines
+from quackmq.loop_clock import loop_clock
 from quackmq.wire.opening import MistakenPeers
 
 log = logging.getLogger(__name__)
@@ -161,7 +162,7 @@ class LineDoor:
 
     def _look_at_all(self) -> None:
         loop = asyncio.get_running_loop()
-        now = loop.time()
+        now = loop_clock().time()
         for connection in list(self.connections):
             connection.look(now)
         self._sweep = loop.call_later(self.settings.sweep_ms / 1000, self._look_at_all)

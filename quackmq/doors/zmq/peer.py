@@ -19,6 +19,7 @@ from typing import Protocol, cast
 from quackmq import limits
 from quackmq.broker import Broker, Caller
 from quackmq.errors import ProtocolError
+from quackmq.loop_clock import loop_clock
 from quackmq.wire import zmtp
 from quackmq.wire.opening import MistakenPeers, WireProtocol, protocol_of
 
@@ -69,6 +70,8 @@ class Peer(asyncio.BufferedProtocol, ABC):
 
     def __init__(self, door: Door, decoder: zmtp.FrameDecoder) -> None:
         self._loop = asyncio.get_running_loop()
+        #: Pauses of the loop do not count: a peer may have sent its next word meanwhile.
+        self._time = loop_clock().time
         self._door = door
         self._broker = door.broker
         self._decoder = decoder
@@ -83,7 +86,7 @@ class Peer(asyncio.BufferedProtocol, ABC):
         self._is_ready = False
         self._draining = False
         self._has_ended = False
-        self._opened_at = self._loop.time()
+        self._opened_at = self._time()
         #: When what is coming began to come; when the peer stopped taking what is sent.
         self._begun_at: float | None = self._opened_at
         self._slow_since: float | None = None
@@ -133,13 +136,13 @@ class Peer(asyncio.BufferedProtocol, ABC):
             return
         self._decoder.receive(bytes(self._door.scratch[:nbytes]))
         if self._ttl_ms:
-            self._heard_at = self._loop.time()
+            self._heard_at = self._time()
         self.pump()
 
     def pause_writing(self) -> None:
         assert self._transport is not None
         self._takes_answers.clear()
-        self._slow_since = self._loop.time()
+        self._slow_since = self._time()
         self._unsent_bytes = self._transport.get_write_buffer_size()
         self._door.unsent(self._unsent_bytes)
 
@@ -260,7 +263,7 @@ class Peer(asyncio.BufferedProtocol, ABC):
         assert self._transport is not None
         if isinstance(event, zmtp.Ping):
             self._ttl_ms = event.ttl_ms
-            self._heard_at = self._loop.time()
+            self._heard_at = self._time()
             # Who takes nothing needs none: what lies here for it already shows that we are there.
             if self._slow_since is None:
                 self._transport.write(zmtp.pong(event.context))
@@ -296,14 +299,14 @@ class Peer(asyncio.BufferedProtocol, ABC):
         if not may_go_on or not self._decoder.is_amid:
             self._begun_at = None
         elif self._begun_at is None:
-            self._begun_at = self._loop.time()
+            self._begun_at = self._time()
 
     def _read(self, reads: bool) -> None:
         if self._transport is None or reads == self._reads or self._transport.is_closing():
             return
         self._reads = reads
         if reads:
-            self._heard_at = self._loop.time()
+            self._heard_at = self._time()
             self._transport.resume_reading()
         else:
             self._transport.pause_reading()

@@ -21,6 +21,7 @@ from quackmq.broker import Broker
 from quackmq.doors.zmq.connection import Begin, Connection
 from quackmq.doors.zmq.peer import Peer
 from quackmq.doors.zmq.requests import begin
+from quackmq.loop_clock import loop_clock
 from quackmq.wire.opening import MistakenPeers
 
 log = logging.getLogger(__name__)
@@ -134,7 +135,7 @@ class Listener(ABC):
 
     def _look_at_all(self) -> None:
         loop = asyncio.get_running_loop()
-        now = loop.time()
+        now = loop_clock().time()
         memory_is_scarce = bool(self._for_room)
         for peer in list(self.connections):
             peer.look(now, memory_is_scarce)

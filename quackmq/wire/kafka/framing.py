@@ -142,7 +142,17 @@ class Frames:
     rest is `admitted`.
     """
 
-    __slots__ = ("_claim", "_end", "_lent", "_memory", "_owns", "_reserved", "_start", "_view")
+    __slots__ = (
+        "_claim",
+        "_end",
+        "_lent",
+        "_memory",
+        "_owns",
+        "_reserved",
+        "_start",
+        "_view",
+        "is_produce",
+    )
 
     def __init__(self, memory: ReceiveMemory) -> None:
         self._memory = memory
@@ -154,6 +164,8 @@ class Frames:
         #: Size of the next frame, with its prefix; 0 while that is not known.
         self._claim = 0
         self._reserved = 0
+        #: Whether the frame that is ready publishes something.
+        self.is_produce = False
 
     def buffer(self) -> memoryview:
         if not self._owns:
@@ -179,6 +191,7 @@ class Frames:
             return False
         size, api_key = _SIZE_AND_KEY.unpack_from(self._view, self._start)
         _check_size(size, api_key)
+        self.is_produce = api_key == PRODUCE_KEY
         self._claim = _SIZE.size + size
         return available >= self._claim
 

@@ -107,9 +107,12 @@ class Member:
         self.client.send(SYNC_GROUP, version, **self._named(), assignments=entries, **fields)
 
     async def beat(self) -> ErrorCode:
-        answer = await self.client.ask(HEARTBEAT, nearest(HEARTBEAT, self.version), **self._named())
-        code: ErrorCode = answer.error_code
+        self.send_beat()
+        code: ErrorCode = (await self.client.receive()).error_code
         return code
+
+    def send_beat(self) -> None:
+        self.client.send(HEARTBEAT, nearest(HEARTBEAT, self.version), **self._named())
 
     async def leave(self) -> ErrorCode:
         member = {"member_id": self.id, "group_instance_id": self.instance_id, "reason": None}

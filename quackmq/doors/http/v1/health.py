@@ -18,6 +18,7 @@ from quackmq.doors.http.v1.clock import ClockState, state_of
 from quackmq.doors.http.v1.operations import Answer, Operation, answered
 from quackmq.doors.http.values import Request, Response
 from quackmq.errors import BrokerClosing, StoreReadOnly
+from quackmq.loop_clock import loop_clock
 
 _TAG: Final = "health"
 
@@ -41,11 +42,22 @@ class ArchiveHealth(Struct, frozen=True):
     plans: int
 
 
+class LongestPause(Struct, frozen=True):
+    """The longest time since the start in which the broker served nobody: how long it took, how
+    much of it the broker computed, when it ended, and what ran."""
+
+    pause_ms: int
+    cpu_ms: int
+    ended_ms: int
+    cause: str
+
+
 class Health(Struct, frozen=True):
     """`connections` and `streams` are those of this door; `archive` is null where there is none.
     `not_cleaned` says of topics that cannot let go of what they should what keeps them from it,
     `held_back` which subscriptions keep some from letting go of entries, and since when,
-    `not_reached` of some clients of the proxy why they cannot be brought what they have missed."""
+    `not_reached` of some clients of the proxy why they cannot be brought what they have missed.
+    `longest_pause` is null where no pause was noticed."""
 
     status: Literal["live", "ready"]
     version: str
@@ -57,6 +69,7 @@ class Health(Struct, frozen=True):
     held_back: list[str]
     not_reached: list[str]
     clock: ClockState
+    longest_pause: LongestPause | None
 
 
 async def health(request: Request) -> Response:
@@ -89,6 +102,7 @@ def _health(request: Request, status: Literal["live", "ready"]) -> Health:
             for (name, topic_name), reason in islice(unreached.items(), limits.PUSH_TOLD)
         ],
         state_of(request.broker.timekeeping.status(request.caller)),
+        None if (pause := loop_clock().longest) is None else LongestPause(*pause),
     )
 
 

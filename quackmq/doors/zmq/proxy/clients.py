@@ -36,6 +36,7 @@ from quackmq.errors import (
     UnknownSubscription,
     Unreachable,
 )
+from quackmq.loop_clock import loop_clock
 from quackmq.topic import check_topic_name
 
 log = logging.getLogger(__name__)
@@ -200,7 +201,7 @@ class Clients:
     async def _reached(self, caller: Caller, address: str) -> Outgoing:
         """A connection to where the client says that it listens. NotAllowed, Unreachable."""
         try:
-            async with asyncio.timeout(limits.PROXY_CONNECT_MS / 1000):
+            async with loop_clock().timeout(limits.PROXY_CONNECT_MS / 1000):
                 async with self._turns.hold(_host_of(caller)):
                     outgoing = Outgoing(await self._checked(caller, address))
                     await outgoing.reach()

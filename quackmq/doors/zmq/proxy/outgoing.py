@@ -24,6 +24,7 @@ from typing import Final, NamedTuple, cast
 
 from quackmq import limits
 from quackmq.errors import ProtocolError, Unreachable
+from quackmq.loop_clock import loop_clock
 from quackmq.wire import zmtp
 
 #: How often it is looked, within the time for an answer, whether bytes still leave.
@@ -90,7 +91,7 @@ class Outgoing:
         loop = asyncio.get_running_loop()
         exchange: _Exchange | None = None
         try:
-            async with asyncio.timeout(limits.PROXY_CONNECT_MS / 1000):
+            async with loop_clock().timeout(limits.PROXY_CONNECT_MS / 1000):
                 _, exchange = await loop.create_connection(_Exchange, *self.target)
                 await exchange.ready
                 if self._is_closed:

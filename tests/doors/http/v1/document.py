@@ -18,12 +18,12 @@ from tests.doors.http.v1.serving import DEADLINE_S, Serving, serving
 DOCUMENT: Final = Path(__file__).resolve().parents[4] / "docs" / "http.md"
 PART: Final = "## The API under /v1"
 #: What differs from run to run: ids of messages, topics and plans, times, digests, sizes of files
-#: and where they lie, who is connected.
+#: and where they lie, who is connected, how long the machine was busy with something else.
 _VARYING: Final = re.compile(
     r"(?<![\w-])[\w-]{39}(?![\w-])|\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b"
     r"|\b[0-9a-f]{32}\b|(?<=_ms\":)1\d{12}|(?<=\"connections\":)\d+|(?<=\"streams\":)\d+"
     r"|\d+\.\d+\.\d+|(?<=\"size\":)\d+|(?<=_bytes\":)\d+|(?<=crc32c\":)\d+"
-    r"|(?<=\"directory\":\")[^\"]+"
+    r"|(?<=\"directory\":\")[^\"]+|(?<=\"longest_pause\":)(?:null|{[^}]*})"
 )
 #: Of these, what a later command may name is at least so long.
 _ID_CHARS: Final = 32

@@ -6,6 +6,7 @@ import pytest
 
 import quackmq
 from quackmq.errors import QuackError, StoreReadOnly
+from quackmq.loop_clock import Pause, loop_clock
 from quackmq.stores.memory import MemoryStore
 from tests.doors.http.v1.serving import Client, serving
 from tests.machine_clock import YEAR_MS, Machine
@@ -32,6 +33,18 @@ def test_a_broker_that_lives_says_what_it_is(api: Client, topic: str) -> None:
     assert after["streams"] == 0
     ready = api.get("/v1/ready")
     assert (ready.status, ready.json["status"]) == (200, "ready")
+
+
+def test_the_longest_pause_of_the_loop_is_told_with_its_cause() -> None:
+    with serving() as served:
+        api = served.client()
+        served.run(_pause())
+        pause = api.get("/v1/health").json["longest_pause"]
+        assert pause == {"pause_ms": 2_500, "cpu_ms": 2_400, "ended_ms": 7, "cause": "decoding"}
+
+
+async def _pause() -> None:
+    loop_clock().longest = Pause(2_500, 2_400, 7, "decoding")
 
 
 def test_a_broker_whose_disk_is_full_lives_but_is_not_ready() -> None:

@@ -1,0 +1,158 @@
+"""Finds out what holds the event loop: a thread that looks at the loop's stack while it is late.
+
+`LoopClock` notices that the loop has paused when the pause is over. To know what ran, somebody has
+to look while it lasts. This thread wakes up with every beat of the clock that should have come; as
+long as none is late it only compares two numbers. While one is late, it takes the stack of the
+loop's thread every `limits.LOOP_SAMPLE_MS`. The line that was seen most is the cause, written as
+the path from the callback to it:
+
+    Cleaner.run > Retention.clean > Retention._clean_partition (quackmq/broker/retention.py:232)
+
+Python's garbage collector runs within any line, so its time is measured, and told as the cause if
+it took most of the pause. A pause in which the loop used hardly any of the processor comes from
+outside: the machine was busy, or the process was stopped.
+
+The longest pause and its cause are in `LoopClock.longest`; long ones are in the log, at most one
+line every `limits.LOOP_PAUSE_LOG_INTERVAL_MS`.
+
+Not promised: pauses shorter than a beat. C code that does not release the interpreter's lock keeps
+this thread from looking, so it is told as the line that called it.
+
+Call `start` and `stop` from the loop's thread.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import sys
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final
+
+from quackmq import limits
+from quackmq.loop_clock import LoopClock, Pause, loop_clock
+
+log = logging.getLogger(__name__)
+
+_ROOT: Final = str(Path(__file__).parent)
+#: Callers that are named before the line that ran: enough to know which job it was.
+_NAMED_CALLERS: Final = 3
+#: Different lines that are counted during one pause, and frames that are walked for each.
+_LINES: Final = 100
+_FRAMES: Final = 200
+
+
+class LoopWatchdog:
+    def __init__(self, clock: LoopClock | None = None) -> None:
+        self._clock = clock or loop_clock()
+        self._thread_id = 0
+        self._thread: threading.Thread | None = None
+        self._is_over = threading.Event()
+        #: What was seen since the last beat, written by the thread and taken by the loop.
+        self._seen: Counter[str] = Counter()
+        #: How long the collector ran since a beat, and since which one.
+        self._collected_s = 0.0
+        self._collected_after = 0.0
+        self._collecting_since = 0.0
+        self._logged_s = -limits.LOOP_PAUSE_LOG_INTERVAL_MS / 1000
+        self._unlogged = 0
+
+    def start(self) -> None:
+        self._thread_id = threading.get_ident()
+        self._clock.find_cause = self._find_cause
+        self._clock.on_pause = self._on_pause
+        gc.callbacks.append(self._on_collection)
+        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._is_over.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+            gc.callbacks.remove(self._on_collection)
+
+    # --- in the thread ------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        beat_s, sample_s = limits.LOOP_BEAT_MS / 1000, limits.LOOP_SAMPLE_MS / 1000
+        wait_s, of_beat_s = beat_s, 0.0
+        while not self._is_over.wait(wait_s):
+            last_s = self._clock.last_beat_s
+            if last_s != of_beat_s:
+                of_beat_s = last_s
+                self._seen = Counter()
+            late_s = time.monotonic() - last_s - beat_s
+            if not last_s or late_s < sample_s:
+                wait_s = beat_s if not last_s else max(sample_s, sample_s - late_s)
+                continue
+            wait_s = sample_s
+            frame = sys._current_frames().get(self._thread_id)
+            if frame is not None:
+                line = described(frame)
+                if line in self._seen or len(self._seen) < _LINES:
+                    self._seen[line] += 1
+
+    # --- on the loop --------------------------------------------------------------------------
+
+    def _find_cause(self, pause_ms: int, cpu_ms: int) -> str:
+        seen, self._seen = self._seen, Counter()
+        common = seen.most_common(1)
+        line = common[0][0] if common else "nothing was seen"
+        collected_ms = round(self._collected_s * 1000)
+        if self._collected_after == self._clock.last_beat_s and 2 * collected_ms > pause_ms:
+            return f"Python's garbage collector took {collected_ms} ms in {line}"
+        if 4 * cpu_ms < pause_ms:
+            return f"the process waited or hardly ran, in {line}"
+        return line
+
+    def _on_collection(self, phase: str, info: dict[str, Any]) -> None:
+        if threading.get_ident() != self._thread_id:
+            return
+        if phase == "start":
+            self._collecting_since = time.monotonic()
+            if self._collected_after != self._clock.last_beat_s:
+                self._collected_after, self._collected_s = self._clock.last_beat_s, 0.0
+        else:
+            self._collected_s += time.monotonic() - self._collecting_since
+
+    def _on_pause(self, pause: Pause) -> None:
+        if pause.pause_ms < limits.LOOP_PAUSE_LOG_MS:
+            return
+        now_s = time.monotonic()
+        if (now_s - self._logged_s) * 1000 < limits.LOOP_PAUSE_LOG_INTERVAL_MS:
+            self._unlogged += 1
+            return
+        more = f"; {self._unlogged} more since the last line" if self._unlogged else ""
+        self._logged_s, self._unlogged = now_s, 0
+        log.warning(
+            "nobody was served for %d ms, of which the broker computed for %d: %s%s",
+            pause.pause_ms,
+            pause.cpu_ms,
+            pause.cause,
+            more,
+        )
+
+
+def described(frame: FrameType) -> str:
+    """Say where a stack is: the innermost line of the broker's own code, and who called it."""
+    own: list[FrameType] = []
+    outer: FrameType | None = frame
+    for _ in range(_FRAMES):
+        if outer is None:
+            break
+        if outer.f_code.co_filename.startswith(_ROOT) and outer.f_code is not described.__code__:
+            own.append(outer)
+        outer = outer.f_back
+    if not own:
+        code = frame.f_code
+        return f"{code.co_qualname} ({Path(code.co_filename).name}:{frame.f_lineno})"
+    names = [each.f_code.co_qualname for each in reversed(own)]
+    if len(names) > _NAMED_CALLERS + 1:
+        names = [names[0], "…", *names[-_NAMED_CALLERS:]]
+    path = f"quackmq{own[0].f_code.co_filename.removeprefix(_ROOT)}"
+    return f"{' > '.join(names)} ({path}:{own[0].f_lineno})"
