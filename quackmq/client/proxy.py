@@ -17,8 +17,9 @@ how `get` is called:
 - with `directory`: a message is noted there before `get` returns it, and acknowledged then. It is
   returned once in the life of the directory; if the program dies with it in hand, it has gone
   unprocessed.
-- without: it is acknowledged when the next one is asked for, so after a crash the last is returned
-  again.
+- without: it is acknowledged when the next one is asked for. Acknowledgements are sent together,
+  and nothing waits for them. So after a crash the last message is returned again, and so are those
+  just before it whose acknowledgements the broker had not heard; `flush` waits until it has.
 - `get(hold=True)`: it is acknowledged by `done(message)`, and noted if there is a directory. If the
   program dies before, it is returned again.
 
