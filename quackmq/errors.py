@@ -68,6 +68,7 @@
     │   └── NotAllowed
     ├── QuackTimeout
     ├── BrokerClosing
+    ├── InternalError             a rule of this program does not hold: a bug, to be reported
     └── StorageError
         ├── StoreReadOnly         a full disk or a failed sync: reads go on, writes do not
         ├── DamagedData           bytes at rest that fail their checksum; never served
@@ -359,6 +360,12 @@ class QuackTimeout(QuackError):
 
 class BrokerClosing(QuackError):
     code = "closing"
+
+
+class InternalError(QuackError):
+    """Raised where going on would store, acknowledge or deliver something wrong."""
+
+    code = "internal_error"
 
 
 class StorageError(QuackError):

@@ -143,6 +143,9 @@ CHUNK_BYTES: Final = 1 * MIB
 #: A batch from this size on is not copied if its buffer is handed over: smaller ones lie better
 #: together, and a buffer of their own would cost more than the copy.
 KEPT_BATCH_BYTES: Final = 128 * KIB
+#: Descriptors that the broker asks for where the system grants fewer than it says (macOS does, and
+#: grants so many): connections and segments that are open at once.
+OPEN_FILES: Final = 10_240
 #: Open files of segments; beyond it the one longest unused is closed.
 OPEN_SEGMENT_FILES: Final = 512
 #: Reads of so many bytes and more that the system holds in memory are not copied out of there:

@@ -57,6 +57,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "quackmq.clock": {"quackmq.limits"},
     "quackmq.loop_clock": {"quackmq.clock", "quackmq.limits"},
     "quackmq.watchdog": {"quackmq.loop_clock", "quackmq.limits"},
+    "quackmq.syncing": set(),
     "quackmq.lean": set(),
     "quackmq.checksum": set(),
     "quackmq.conventions": BASE,
@@ -74,7 +75,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "quackmq.subscriptions": VALUES,
     "quackmq.leases": VALUES | {"quackmq.subscriptions"},
     "quackmq.groups": VALUES,
-    "quackmq.stores": VALUES | {"quackmq.clock", "quackmq.producers", "quackmq.transactions"},
+    "quackmq.stores": VALUES
+    | {"quackmq.clock", "quackmq.producers", "quackmq.syncing", "quackmq.transactions"},
     "quackmq.archive": VALUES | {"quackmq.clock", "quackmq.producers", "quackmq.stores.base"},
     "quackmq.broker": VALUES
     | PURE
@@ -82,9 +84,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {"quackmq.clock", "quackmq.loop_clock", "quackmq.stores.base", "quackmq.archive"},
     "quackmq.wire": BASE | {"quackmq.record"},
     "quackmq.doors": VALUES | {"quackmq", "quackmq.broker", "quackmq.loop_clock", "quackmq.wire"},
-    "quackmq.client": VALUES | {"quackmq.wire", "quackmq.subscriptions"},
+    "quackmq.client": VALUES | {"quackmq.wire", "quackmq.subscriptions", "quackmq.syncing"},
     "quackmq.spark": VALUES
-    | {"quackmq.client", "quackmq.wire", "quackmq.archive", "quackmq.producers"},
+    | {"quackmq.client", "quackmq.wire", "quackmq.archive", "quackmq.producers"}
+    | {"quackmq.syncing"},
     "quackmq.cli": VALUES
     | {"quackmq", "quackmq.broker", "quackmq.doors", "quackmq.stores", "quackmq.archive"}
     | {"quackmq.transactions", "quackmq.client", "quackmq.clock", "quackmq.lean", "quackmq.spark"}

@@ -15,6 +15,8 @@ import resource
 from collections.abc import Callable
 from typing import Final
 
+from quackmq import limits
+
 log = logging.getLogger(__name__)
 
 #: New values between two looks at the young ones; how many such looks make one at the middle-aged,
@@ -40,7 +42,13 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 def _allow_open_files() -> None:
     """As many as this user may have: each connection is one, and each segment in use."""
     present, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    except (OSError, ValueError) as error:  # some systems name a limit that they do not grant
-        log.warning("at most %d files and connections can be open: %s", present, error)
+    failure: Exception | None = None
+    # macOS names no limit, and grants less than that.
+    for wanted in (most, limits.OPEN_FILES):
+        if most == resource.RLIM_INFINITY or wanted <= most:
+            try:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
+                return
+            except (OSError, ValueError) as error:
+                failure = error
+    log.warning("at most %d files and connections can be open: %s", present, failure)

@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from quackmq.syncing import sync_data, sync_names
+
 
 def replace(file: Path, new: Path, content: bytes) -> None:
     """The content is written to `new`, in the same directory, which then takes the file's place."""
@@ -17,7 +19,7 @@ def replace(file: Path, new: Path, content: bytes) -> None:
         written = 0
         while written < len(content):
             written += os.write(descriptor, content[written:])
-        os.fsync(descriptor)
+        sync_data(descriptor)
     finally:
         os.close(descriptor)
     new.replace(file)
@@ -28,6 +30,6 @@ def sync_directory(path: Path) -> None:
     """That its files are there, or gone, is on disk."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        os.fsync(descriptor)
+        sync_names(descriptor)
     finally:
         os.close(descriptor)

@@ -42,6 +42,7 @@ from quackmq import limits
 from quackmq.client.durable import sync_directory
 from quackmq.client.failures import Deadline
 from quackmq.errors import NewerFormat, UnusableDirectory
+from quackmq.syncing import sync_data
 
 _MAGIC: Final = b"QPO2"
 #: Written by version 0.1 until positions were mapped. Such a file counts as none: the broker's
@@ -55,9 +56,6 @@ _RETIRED: Final = _RETIRED_AT // 8
 _POSITION: Final = _RETIRED + 1
 #: One sector, which a disk writes as a whole.
 _FILE_BYTES: Final = 512
-
-#: macOS has no fdatasync.
-_sync = getattr(os, "fdatasync", os.fsync)
 
 
 class Taken(Exception):
@@ -120,7 +118,7 @@ class PositionFile:
             if not self.is_ours:
                 raise Taken
             self._words[_POSITION] = position
-            _sync(self._fd)
+            sync_data(self._fd)
 
     @contextmanager
     def _usable(self) -> Iterator[None]:
@@ -171,7 +169,7 @@ class PositionFile:
             content = header + _WORDS.pack(0, position)
             # All of it, so that storing a word never has to find room on the disk.
             os.pwrite(descriptor, content.ljust(_FILE_BYTES, b"\0"), 0)
-            os.fsync(descriptor)
+            sync_data(descriptor)
             words = memoryview(mmap.mmap(descriptor, _FILE_BYTES)).cast("q")
             os.rename(fresh, self._path)
             sync_directory(self._path.parent)

@@ -36,6 +36,7 @@ from quackmq.client.durable import replace
 from quackmq.client.own_directory import OwnDirectory, usable
 from quackmq.errors import NewerFormat
 from quackmq.subscriptions import Place
+from quackmq.syncing import sync_data
 
 _HEAD: Final = b"QMDONE1\n"
 _HEAD_KIND: Final = 6
@@ -141,7 +142,7 @@ class Done:
             written = os.write(self._file, record)
             if written != len(record):
                 raise OSError(28, "no space left on device")
-            os.fdatasync(self._file)
+            sync_data(self._file)
         except OSError:
             os.ftruncate(self._file, begin)
             os.lseek(self._file, begin, os.SEEK_SET)

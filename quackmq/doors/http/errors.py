@@ -92,6 +92,7 @@ STATUSES: Final[Mapping[type[errors.QuackError], int]] = {
     errors.NotAllowed: 403,
     errors.QuackTimeout: 503,
     errors.BrokerClosing: 503,
+    errors.InternalError: 500,
     errors.StorageError: 500,
     errors.StoreReadOnly: 503,
     errors.DamagedData: 500,

@@ -86,6 +86,7 @@ CODES: Final[Mapping[type[errors.QuackError], ErrorCode]] = {
     errors.QuackTimeout: ErrorCode.request_timed_out,
     # What a Kafka broker that shuts down says: look for the leader again, then retry.
     errors.BrokerClosing: ErrorCode.not_leader_or_follower,
+    errors.InternalError: ErrorCode.unknown_server_error,
     errors.StorageError: ErrorCode.kafka_storage_error,
     errors.StoreReadOnly: ErrorCode.kafka_storage_error,
     # Not retriable for a consumer, which must step over it: reading again finds the same bytes.

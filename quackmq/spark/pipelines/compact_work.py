@@ -24,8 +24,9 @@ from quackmq.archive.manifest import Manifest
 from quackmq.archive.merge_work import MergeWork
 from quackmq.archive.merging import Merge, Unreadable
 from quackmq.archive.reader import ArchiveReader
-from quackmq.errors import DamagedData, StorageError
+from quackmq.errors import DamagedData, InternalError, StorageError
 from quackmq.record import Buffer
+from quackmq.syncing import sync_data
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +143,8 @@ class _Directory:
         return _File(os.open(self._path(path), flags | os.O_CLOEXEC, 0o640))
 
     def remove(self, path: str) -> None:
-        assert manifests.plan_of_offered(os.path.basename(path)) is not None, path
+        if manifests.plan_of_offered(os.path.basename(path)) is None:
+            raise _not_ours(path)
         os.unlink(self._path(path))
 
     def list(self, path: str) -> list[str]:
@@ -172,7 +174,7 @@ class _File:
         return os.pread(self._descriptor, length, position)
 
     def sync(self) -> None:
-        os.fdatasync(self._descriptor)
+        sync_data(self._descriptor)
 
     def size(self) -> int:
         return os.fstat(self._descriptor).st_size
@@ -184,5 +186,5 @@ class _File:
         os.close(self._descriptor)
 
 
-def _not_ours(path: str) -> AssertionError:
-    return AssertionError(f"a task does not change {path}: that is the broker's to do")
+def _not_ours(path: str) -> InternalError:
+    return InternalError(f"a task does not change {path}: that is the broker's to do")

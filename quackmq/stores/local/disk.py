@@ -19,14 +19,15 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Final, Literal, Protocol, TypeVar
 
 from quackmq import disk, limits
-from quackmq.errors import StoreLocked
+from quackmq.errors import InternalError, StoreLocked
 from quackmq.record import Buffer
 from quackmq.stores.local.kernel_sync import KernelSync, Synced
 from quackmq.stores.local.patience import Patience
 from quackmq.stores.local.windows import Windows
+from quackmq.syncing import sync_data, sync_names
 
 T = TypeVar("T")
 Lane = Literal["flush", "checkpoint", "read", "archive"]
@@ -34,6 +35,8 @@ Lane = Literal["flush", "checkpoint", "read", "archive"]
 Ended = Callable[[Any, Any], None]
 
 _READ_THREADS = 2
+#: Linux alone can be asked to read only from memory; elsewhere the loop reads nothing itself.
+_NOWAIT: Final[int | None] = getattr(os, "RWF_NOWAIT", None)
 
 
 class File(disk.File, Protocol):
@@ -95,8 +98,10 @@ class RealFile:
         return self._byte_cached(position) and self._byte_cached(position + length - 1)
 
     def _byte_cached(self, position: int) -> bool:
+        if _NOWAIT is None:
+            return False
         try:
-            os.preadv(self.descriptor, [self._probe], position, os.RWF_NOWAIT)
+            os.preadv(self.descriptor, [self._probe], position, _NOWAIT)
         except OSError:  # BlockingIOError, or a file system that does not know the flag
             return False
         return True
@@ -107,7 +112,7 @@ class RealFile:
         return self._windows.view(self, self.descriptor, length, position)
 
     def sync(self) -> None:
-        os.fdatasync(self.descriptor)
+        sync_data(self.descriptor)
 
     def size(self) -> int:
         return os.fstat(self.descriptor).st_size
@@ -161,7 +166,7 @@ class RealDisk:
     def sync_directory(self, path: str) -> None:
         descriptor = os.open(self._path(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            os.fsync(descriptor)
+            sync_names(descriptor)
         finally:
             os.close(descriptor)
 
@@ -173,7 +178,9 @@ class RealDisk:
         self._check_writable(path)
         try:
             os.unlink(self._path(path))
-        except IsADirectoryError:
+        except (IsADirectoryError, PermissionError):  # the second is what macOS says of a directory
+            if not os.path.isdir(self._path(path)):
+                raise
             os.rmdir(self._path(path))
 
     def list(self, path: str) -> list[str]:
@@ -252,7 +259,8 @@ class RealDisk:
         return worker
 
     def sync_soon(self, file: File, done: Synced, alone: bool) -> None:
-        assert isinstance(file, RealFile)
+        if not isinstance(file, RealFile):
+            raise InternalError(f"{file} is no file of this disk")
         began = time.monotonic()
         if alone and self._patience.may_wait(began):
             self._sync_here(file, done, began)

@@ -24,6 +24,8 @@ import sys
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
+from quackmq.errors import InternalError
+
 _IOCB: Final = struct.Struct("<QIIHhIQQqQII")
 _IO_EVENT: Final = struct.Struct("<QQqq")
 _FDATASYNC: Final = 3
@@ -77,7 +79,7 @@ class KernelSync:
     @classmethod
     def open(cls) -> KernelSync | None:
         numbers = _NUMBERS.get(platform.machine()) if sys.platform == "linux" else None
-        if numbers is None:
+        if numbers is None or not hasattr(os, "eventfd"):
             return None
         try:
             return cls(numbers, asyncio.get_running_loop())
@@ -85,8 +87,9 @@ class KernelSync:
             return None
 
     def begin(self, descriptor: int, done: Synced) -> bool:
-        """Whether the system has begun it; `done` then hears how it ended."""
-        assert self._done is None, "one sync at a time"
+        """Whether the system has begun it; `done` then hears how it ended. One at a time."""
+        if self._done is not None:
+            raise InternalError("a sync was begun while another one was on its way")
         _IOCB.pack_into(
             self._request,
             0,
@@ -102,12 +105,25 @@ class KernelSync:
         return True
 
     def _ended(self) -> None:
-        os.eventfd_read(self._event)
-        count = self._system_call(*self._take)
+        try:
+            os.eventfd_read(self._event)
+        except BlockingIOError:
+            return  # nothing has ended
         done, self._done = self._done, None
-        assert count == 1 and done is not None
+        if done is None:
+            raise InternalError("a sync has ended that nobody began")
+        done(self._outcome())
+
+    def _outcome(self) -> OSError | None:
+        """What became of the sync that has ended. One that the system cannot tell of has failed."""
+        try:
+            count = self._system_call(*self._take)
+        except OSError as error:
+            return error
+        if count != 1:
+            return OSError(errno.EIO, "the system does not tell how a sync has ended")
         _, _, result, _ = _IO_EVENT.unpack(self._answer)
-        done(OSError(-result, os.strerror(-result)) if result else None)
+        return OSError(-result, os.strerror(-result)) if result else None
 
     def close(self) -> None:
         """Waits for a sync that is on its way."""

@@ -46,6 +46,7 @@ from quackmq.stores.local.log import PartitionLog
 from quackmq.stores.local.opening import open_engine
 from quackmq.stores.local.options import LocalOptions
 from quackmq.stores.local.waiting import Waiter
+from quackmq.syncing import sync_names
 from quackmq.topic import (
     Aborted,
     Append,
@@ -477,7 +478,7 @@ def _make_directory(directory: Path) -> None:
     directory.mkdir(exist_ok=True)
     descriptor = os.open(directory.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        os.fsync(descriptor)
+        sync_names(descriptor)
     finally:
         os.close(descriptor)
 

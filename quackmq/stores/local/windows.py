@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Hashable
@@ -24,6 +25,8 @@ from quackmq import limits
 
 #: The system's number for it; Python's own modules have no name for it yet.
 _POPULATE_READ: Final = 22
+#: Elsewhere the number means something else, or nothing.
+_IS_LINUX: Final = sys.platform == "linux"
 
 
 class _Window(NamedTuple):
@@ -45,7 +48,7 @@ class Windows:
     ) -> memoryview | None:
         """A piece of an open file; None if it is better read, or cannot be had. It stays good
         whatever becomes of the file, as long as it is held."""
-        if not limits.VIEWED_BYTES <= length <= limits.WINDOW_BYTES:
+        if not (_IS_LINUX and limits.VIEWED_BYTES <= length <= limits.WINDOW_BYTES):
             return None
         with self._lock:
             window = self._windows.get(file)

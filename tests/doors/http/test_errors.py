@@ -16,7 +16,10 @@ def test_every_error_has_a_status() -> None:
 
 
 def test_what_the_asker_can_mend_is_in_the_400s_and_what_we_must_in_the_500s() -> None:
-    ours = (errors.QuackTimeout, errors.BrokerClosing, errors.GroupLoading, errors.StorageError)
+    ours = (
+        *(errors.QuackTimeout, errors.BrokerClosing, errors.GroupLoading),
+        *(errors.InternalError, errors.StorageError),
+    )
     for kind, status in STATUSES.items():
         if kind is not errors.QuackError:
             assert (status >= 500) == issubclass(kind, ours), kind

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from unittest import mock
 import pytest
 import pytest_asyncio
 
+from quackmq.errors import InternalError
 from quackmq.stores.local import kernel_sync
 from quackmq.stores.local.disk import RealDisk
 from quackmq.stores.local.kernel_sync import KernelSync
@@ -69,6 +71,36 @@ async def test_an_error_number_is_told_as_the_error_that_it_is(
         error = await ended(kernel, descriptor)
     assert isinstance(error, OSError) and error.errno == 5
     assert await ended(kernel, descriptor) is None
+    kernel.close()
+
+
+@pytest.mark.parametrize("answer", [0, OSError(errno.EINVAL, "no")], ids=["nothing", "error"])
+async def test_a_sync_of_which_the_system_tells_nothing_has_failed(
+    kernel: KernelSync, descriptor: int, answer: object
+) -> None:
+    future: asyncio.Future[OSError | None] = asyncio.get_running_loop().create_future()
+    assert kernel.begin(descriptor, future.set_result)
+    with mock.patch.object(kernel, "_system_call", side_effect=[answer]):
+        async with asyncio.timeout(DEADLINE_S):
+            assert isinstance(await future, OSError)
+    kernel.close()
+
+
+async def test_a_wake_up_for_nothing_ends_no_sync(kernel: KernelSync, descriptor: int) -> None:
+    kernel._ended()
+    assert await ended(kernel, descriptor) is None
+    kernel.close()
+
+
+async def test_a_second_sync_is_not_begun_before_the_first_has_ended(
+    kernel: KernelSync, descriptor: int
+) -> None:
+    future: asyncio.Future[OSError | None] = asyncio.get_running_loop().create_future()
+    assert kernel.begin(descriptor, future.set_result)
+    with pytest.raises(InternalError):
+        kernel.begin(descriptor, mock.Mock())
+    async with asyncio.timeout(DEADLINE_S):
+        assert await future is None
     kernel.close()
 
 
