@@ -55,7 +55,7 @@ from typing import Final, NamedTuple, Self
 from crc32c import crc32c
 
 from quackmq import limits
-from quackmq.errors import DamagedStore, InvalidRequest, NewerFormat
+from quackmq.errors import DamagedStore, InternalError, InvalidRequest, NewerFormat
 from quackmq.subscriptions import OffsetRange, Terms, check_lease
 
 _HEAD: Final = struct.Struct(">BI")
@@ -468,7 +468,8 @@ class _Fresh:
 
     def take(self, first: int, end: int) -> int:
         """Take out what there is from `first` up to `end`; how many offsets that were."""
-        assert end < _NO_END, "no log ends there"
+        if end >= _NO_END:
+            raise InternalError(f"a log does not end at offset {end}")
         low = bisect_right(self.ends, first)
         high = bisect_left(self.starts, end)
         if low >= high:
@@ -482,7 +483,8 @@ class _Fresh:
 
 
 def _encoded(numbers: Sequence[int]) -> bytes:
-    assert 0 <= min(numbers) <= max(numbers) <= _NO_END, "all that is kept counts something"
+    if not 0 <= min(numbers) <= max(numbers) <= _NO_END:
+        raise InternalError(f"{numbers} cannot be stored: they are counts and offsets")
     encoded = bytearray()
     for number in numbers:
         while number > 0x7F:

@@ -25,7 +25,12 @@ from collections.abc import Mapping
 from enum import Enum, StrEnum, auto
 from typing import Final, NamedTuple
 
-from quackmq.errors import InvalidProducerIdMapping, InvalidTransactionState, ProducerFenced
+from quackmq.errors import (
+    InternalError,
+    InvalidProducerIdMapping,
+    InvalidTransactionState,
+    ProducerFenced,
+)
 
 #: The greatest epoch that 16 bits hold; only markers have it.
 LAST_EPOCH: Final = 2**15 - 1
@@ -171,7 +176,7 @@ def begun(
 ) -> Standing:
     """The standing of a producer that begins. `named` is one that named its present epoch, and may
     have to ask again. The new producer id is for an exhausted one."""
-    assert standing.is_exhausted is (new_producer_id is not None), "a new id when it is needed"
+    _check_new_id(standing.is_exhausted, new_producer_id)
     return Standing(
         producer_id=standing.producer_id if new_producer_id is None else new_producer_id,
         epoch=standing.epoch + 1 if new_producer_id is None else 0,
@@ -262,7 +267,7 @@ def ended(
 ) -> Ended:
     """How a client's end leaves a transactional id. A new producer id is for one that bumps an
     exhausted epoch."""
-    assert (bump and standing.is_exhausted) is (new_producer_id is not None), "when it is needed"
+    _check_new_id(bump and standing.is_exhausted, new_producer_id)
     state = TransactionState.COMPLETE_COMMIT if commit else TransactionState.COMPLETE_ABORT
     kept = standing._replace(state=state, updated_ms=now_ms)
     if not bump:
@@ -307,3 +312,9 @@ def _fenced(standing: Standing, ref: ProducerRef) -> ProducerFenced:
         f"{standing.producer_id}: another one took over from epoch {ref.epoch} of producer "
         f"{ref.producer_id}, or its time was up"
     )
+
+
+def _check_new_id(is_needed: bool, new_producer_id: int | None) -> None:
+    """Without one where it is needed, epochs would be given twice."""
+    if is_needed is not (new_producer_id is not None):
+        raise InternalError("a new producer id comes exactly when the epochs of one are used up")

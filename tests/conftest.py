@@ -25,6 +25,9 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+# Helpers assert too. Rewritten, their asserts are executed under `python -O` as well, and say more.
+pytest.register_assert_rewrite("tests.stores", "tests.simulation", "tests.support")
+
 # How long an example takes says how busy the machine is, and nothing else.
 settings.register_profile(
     "calm", settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow]

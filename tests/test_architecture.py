@@ -118,6 +118,18 @@ LONG_FILE_LINES = 600
 #: Packages that are imported by another name than they are installed by.
 IMPORTED_AS = {"google_re2": "re2", "pyzmq": "zmq"}
 
+#: Where durable data is made or believed: `python -O` removes asserts, so none may stand here.
+WITHOUT_ASSERTS = ("quackmq/stores/", "quackmq/disk.py", "quackmq/syncing.py", "quackmq/record.py")
+#: Asserts elsewhere tell the type checker what the next line needs anyway. These say more: that a
+#: caller of ours keeps the rules of a call. No peer and no file can break them.
+ASSERTS_OF_OWN_RULES: dict[str, str] = {
+    "quackmq/broker/channels.py": "a channel is not used after it was closed",
+    "quackmq/doors/http/routes.py": "routes are a table in the source, checked at every start",
+    "quackmq/doors/kafka/connection.py": "a request is answered once",
+    "quackmq/groups/group.py": "states follow each other by a table in the source",
+    "quackmq/wire/line.py": "a door answers what the codec has given it",
+}
+
 PUBLIC_NAMES = ["AsyncClient", "Client", "Message", "QuackError", "QuackTimeout", "__version__"]
 
 #: Units, which need no reason.
@@ -217,6 +229,31 @@ def test_long_files_are_named_with_their_reason() -> None:
         if len(path.read_text().splitlines()) > LONG_FILE_LINES
     }
     assert long == set(LONG_FILES)
+
+
+def test_nothing_durable_and_no_input_hangs_on_an_assert() -> None:
+    found = [
+        f"{name}:{node.lineno}"
+        for path in MODULES
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.Assert)
+        and (name := path.relative_to(ROOT).as_posix())
+        and (name.startswith(WITHOUT_ASSERTS) or not narrows_a_type(node.test))
+        and name not in ASSERTS_OF_OWN_RULES
+    ]
+    assert found == [], "raise an error of quackmq.errors instead: python -O removes asserts"
+
+
+def narrows_a_type(test: ast.expr) -> bool:
+    """Whether an assert says only what the type checker cannot know: `is None`, `isinstance`."""
+    match test:
+        case ast.BoolOp(values=values):
+            return all(map(narrows_a_type, values))
+        case ast.Compare(ops=[ast.Is() | ast.IsNot()], comparators=[ast.Constant(value=None)]):
+            return True
+        case ast.Call(func=ast.Name(id="isinstance")):
+            return True
+    return False
 
 
 def test_no_file_names_a_path_of_somebodys_machine() -> None:

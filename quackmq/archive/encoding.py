@@ -24,6 +24,7 @@ from crc32c import crc32c
 
 from quackmq import limits
 from quackmq.codec import NO_EPOCH, BatchWriter
+from quackmq.errors import DamagedData
 from quackmq.record import (
     CRC_START,
     HEADER,
@@ -136,7 +137,11 @@ def _fields(
 
 def _compressed(rows: pa.RecordBatch, row: int, fields: _Fields) -> bytes:
     """A record so large that only its compression made it a batch: it is alone in this one."""
-    assert fields.record_count == 1
+    if fields.record_count != 1:
+        raise DamagedData(
+            f"{fields.record_count} records from offset {fields.offset} on are too large for a "
+            "batch; only one alone can be, because its compression made it smaller"
+        )
     writer = BatchWriter(
         compression="zstd",
         producer_id=fields.producer_id,

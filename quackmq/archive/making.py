@@ -27,6 +27,7 @@ from quackmq import limits
 from quackmq.archive import manifest as manifests
 from quackmq.archive.pieces import Aside, Made, Piece, Progress, Unnamed
 from quackmq.archive.writer import Committed, FileWriter, PoisonBatch
+from quackmq.errors import InternalError
 from quackmq.record import Batch, batches
 from quackmq.topic import Aborted, OffsetTime, PartitionKey
 
@@ -135,6 +136,7 @@ def _times_of(kept: Sequence[Batch], times: Sequence[OffsetTime]) -> list[int]:
     if not times:
         return [max(batch.max_timestamp, 0) for batch in kept]
     starts = [time.offset for time in times]
-    assert all(left <= right for left, right in pairwise(starts)), "times go by offset"
+    if any(left > right for left, right in pairwise(starts)):
+        raise InternalError("append times of a log do not ascend by offset")
     indices = (bisect_right(starts, batch.base_offset) - 1 for batch in kept)
     return [times[max(index, 0)].timestamp_ms for index in indices]

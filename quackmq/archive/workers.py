@@ -50,7 +50,8 @@ class WorkerWorkshop:
     def add(self, piece: Piece, publishers: Mapping[int, str | None]) -> Progress | Unnamed:
         request = ("add", piece._replace(data=b""), dict(publishers))
         progress, _ = self._ask(request, [piece.data])
-        assert isinstance(progress, Progress | Unnamed)
+        if not isinstance(progress, Progress | Unnamed):
+            raise StorageError(f"the process that makes files answered {progress!r:.100}")
         return progress
 
     def finish(self, version: int) -> Made:

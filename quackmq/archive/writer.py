@@ -28,7 +28,7 @@ from quackmq.archive.rows import RowsWriter
 from quackmq.archive.schema import GREATEST_MS, SCHEMA
 from quackmq.arrow import to_arrow
 from quackmq.codec import open_batch
-from quackmq.errors import CorruptBatch, InvalidRequest
+from quackmq.errors import CorruptBatch, InternalError, InvalidRequest
 from quackmq.record import Batch
 from quackmq.topic import PartitionKey
 
@@ -194,7 +194,7 @@ def _with_times_and_publishers(rows: pa.RecordBatch, group: Sequence[Committed])
         end += entry.batch.record_count
         ends.append(end)
     if end != rows.num_rows:
-        raise AssertionError(f"{rows.num_rows} rows of batches that say {end} records")
+        raise InternalError(f"{rows.num_rows} rows of batches that say {end} records")
     append_times = pa.array([entry.append_time_ms for entry in some], _MILLISECONDS)
     publishers = pa.array([entry.publisher for entry in some], pa.string())
     run_ends = pa.array(ends, pa.int32())

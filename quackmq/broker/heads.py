@@ -17,7 +17,7 @@ from typing import NamedTuple
 from quackmq import limits
 from quackmq.broker.committed import is_committed
 from quackmq.broker.decoded import DecodedBatches
-from quackmq.errors import DamagedData, OffsetOutOfRange
+from quackmq.errors import DamagedData, InternalError, OffsetOutOfRange
 from quackmq.record import Batch, Record, batches
 from quackmq.stores.base import Store
 from quackmq.subscriptions import Losses, OffsetRange, Place
@@ -120,7 +120,11 @@ class _Search:
     async def _open(self, part: Slice) -> None:
         partition = part.key.partition
         first = next(batches(part.chunks[0]))
-        assert first.next_offset > self._positions[partition], "it holds the offset that was asked"
+        if first.next_offset <= self._positions[partition]:
+            raise InternalError(
+                f"a read from offset {self._positions[partition]} on begins with a batch that ends "
+                f"before {first.next_offset}"
+            )
         for chunk in part.chunks:
             for batch in batches(chunk):
                 if await self._open_batch(part, batch):

@@ -33,6 +33,7 @@ import msgspec
 
 from quackmq import limits
 from quackmq.cli.experiment_latency import Latencies
+from quackmq.errors import ProtocolError
 from quackmq.wire.line import Choose, Connect, Entry, Lines, Message, Role, Word, encode, parse
 
 #: After `retry`, a topic is left alone for so long.
@@ -317,7 +318,8 @@ class Peer:
         self.tell(["ready"])
         while (command := self._command()) is None:
             pass
-        assert command[0] == "go", command
+        if command[0] != "go":
+            raise ProtocolError(f"{command!r:.100} where the start of an experiment was expected")
         return int(str(command[1]))
 
     def done(self) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from quackmq import limits
-from quackmq.errors import LimitReached
+from quackmq.errors import InternalError, LimitReached
 from quackmq.groups.assignors import DEFAULT_ASSIGNOR
 from quackmq.groups.consumer_values import LEAVES_FOR_A_WHILE, Heartbeat, Subscription
 from quackmq.groups.deadlines import Deadlines
@@ -208,7 +208,8 @@ class ConsumerMembers:
         for key in had - has:
             del self.owners[key]
         for key in has - had:
-            assert key not in self.owners, f"{key} belongs to {self.owners[key]} already"
+            if key in self.owners:
+                raise InternalError(f"{key} belongs to {self.owners[key]} already")
             self.owners[key] = member.id
         member.assigned, member.revoking = assigned, revoking
 

@@ -22,7 +22,14 @@ from typing import Final, NamedTuple
 
 from quackmq import limits
 from quackmq.clock import Clock, wall_clock_ms
-from quackmq.errors import BrokerClosing, LimitReached, NotFound, OffsetOutOfRange, QuackError
+from quackmq.errors import (
+    BrokerClosing,
+    InternalError,
+    LimitReached,
+    NotFound,
+    OffsetOutOfRange,
+    QuackError,
+)
 from quackmq.policy import Policy
 from quackmq.producers import Producer, Remembered, advance, expired, has_producer, is_repeat
 from quackmq.record import Batch, stamp
@@ -289,7 +296,7 @@ class MemoryStore(Store):
         partition = self._partitions.get(key)
         if partition is None:
             self._catalog.topic_of(key)  # raises what the key is wrong in
-            raise AssertionError(f"the catalog knows {key}, the store does not")
+            raise InternalError(f"the catalog knows {key}, the store does not")
         return partition
 
     def _add_partitions(self, topic: Topic, present: int) -> None:

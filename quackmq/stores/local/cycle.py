@@ -15,7 +15,7 @@ from crc32c import crc32c
 
 from quackmq import limits
 from quackmq.checksum import joined
-from quackmq.errors import StorageError
+from quackmq.errors import InternalError
 from quackmq.record import CRC_POSITION, CRC_START, Buffer, spans
 from quackmq.stores.local import format
 from quackmq.stores.local.files import OpenFiles
@@ -108,7 +108,7 @@ class Cycle:
             sync, run, journal.number, synced_through, self._payload(), salt
         )
         if len(frame) != self.frame_bytes:
-            raise StorageError(
+            raise InternalError(
                 f"a journal frame has {len(frame)} bytes and was planned with {self.frame_bytes}; "
                 "nothing of it was written. This is a bug: please report it"
             )

@@ -52,7 +52,7 @@ import orjson
 from crc32c import crc32c
 
 from quackmq import limits
-from quackmq.errors import DamagedStore, StorageError
+from quackmq.errors import DamagedStore, InternalError
 from quackmq.producers import Remembered
 from quackmq.record import Buffer
 from quackmq.topic import PartitionKey
@@ -172,14 +172,14 @@ class Region(NamedTuple):
 def encode_frame(
     sync: Sync, run: int, number: int, synced_through: int, payload: Iterable[Buffer], salt: int
 ) -> bytearray:
-    """A frame with its padding. StorageError if recovery would not believe in it."""
+    """A frame with its padding. InternalError if recovery would not believe in it."""
     # One buffer that grows: a frame of many small pieces would take several times its size.
     frame = bytearray(FRAME_HEADER_BYTES)
     for piece in payload:
         frame += piece
     length = len(frame) - FRAME_HEADER_BYTES
     if length > limits.JOURNAL_FRAME_BYTES:
-        raise StorageError(
+        raise InternalError(
             f"a journal frame of {length} bytes: recovery would refuse it, because more than "
             f"{limits.JOURNAL_FRAME_BYTES} are not believed. This is a bug: please report it"
         )

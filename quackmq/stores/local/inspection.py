@@ -213,12 +213,14 @@ class Inspection:
     def journal(self) -> Iterator[FrameAt | Finding]:
         """Every good frame in the journal's slots, in the order of their bytes, and between them
         what is wrong there."""
-        for slot in range(self.meta.slots if self.meta is not None else 0):
+        meta = self.meta
+        if meta is None:
+            return
+        for slot in range(meta.slots):
             path = slot_path(slot)
             wrong = [finding for finding in self.findings if finding.path == path]
             wrong.sort(key=lambda finding: finding.start or 0)
-            assert self.meta is not None
-            for position, frame in good_frames(read_slot(self.disk, slot), 0, self.meta.salt):
+            for position, frame in good_frames(read_slot(self.disk, slot), 0, meta.salt):
                 while wrong and (wrong[0].start or 0) <= position:
                     yield wrong.pop(0)
                 yield FrameAt(Place(slot, position), frame, self._is_behind(frame))

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from quackmq import limits
 from quackmq.disk import read_all, write_all
-from quackmq.errors import StorageError
+from quackmq.errors import InternalError
 from quackmq.stores.local.disk import Disk, File
 from quackmq.stores.local.format import FRAME_MAGIC, Frame, parse_frame
 from quackmq.stores.local.kernel_sync import Synced
@@ -51,9 +51,9 @@ class Journal:
 
     def reserve(self, size: int) -> Place | None:
         """Return the place for a frame of `size` bytes; None until a checkpoint frees a slot.
-        StorageError if no slot can hold it."""
+        InternalError if no slot can hold it."""
         if size > self.slot_bytes:
-            raise StorageError(
+            raise InternalError(
                 f"a journal frame of {size} bytes does not fit in a slot of {self.slot_bytes}. "
                 "This is a bug: please report it"
             )

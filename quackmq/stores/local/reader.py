@@ -12,7 +12,7 @@ from functools import partial
 from itertools import takewhile
 
 from quackmq import limits
-from quackmq.errors import DamagedData, OffsetOutOfRange, UnknownTopic
+from quackmq.errors import DamagedData, InternalError, OffsetOutOfRange, UnknownTopic
 from quackmq.record import batches
 from quackmq.stores.local.disk import Disk
 from quackmq.stores.local.files import OpenFiles
@@ -81,8 +81,11 @@ class Reader:
                 plan = log.plan_read(segment, index, offset, room, first_max_bytes)
                 if plan is not None and not log.is_written(plan.regions[0]):
                     # Behind a gap in the offsets: the tail does not reach `offset`, but this.
-                    assert log.tail.reaches(plan.regions[0].base_offset)
                     offset = plan.regions[0].base_offset
+                    if not log.tail.reaches(offset):
+                        raise InternalError(
+                            f"offset {offset} of {log.key} is neither in its segment nor in memory"
+                        )
                     continue
                 got = Got((), True) if plan is None else await self._carry_out(plan)
             except (DamagedData, FileNotFoundError):

@@ -15,7 +15,7 @@ from typing import TypeVar
 import pytest
 
 from quackmq import limits
-from quackmq.errors import LimitReached, StorageError, StoreReadOnly
+from quackmq.errors import InternalError, LimitReached, StoreReadOnly
 from quackmq.policy import Policy
 from quackmq.stores.local import LocalOptions, LocalStore
 from quackmq.stores.local.disk import Lane, RealDisk
@@ -198,12 +198,12 @@ async def test_a_frame_that_recovery_would_not_believe_is_never_made(
 ) -> None:
     """The last line of defence, should the accounting above it be wrong."""
     monkeypatch.setattr(limits, "JOURNAL_FRAME_BYTES", 1000)
-    with pytest.raises(StorageError, match="recovery would refuse it"):
+    with pytest.raises(InternalError, match="recovery would refuse it"):
         encode_frame(Sync.ALWAYS, 1, 1, 0, [bytes(1001)], 0)
     journal = Journal(
         RealDisk(tmp_path), slot_bytes=SLOT_BYTES, slots=2, start=Place(0, 0), number=1
     )
-    with pytest.raises(StorageError, match="does not fit in a slot"):
+    with pytest.raises(InternalError, match="does not fit in a slot"):
         journal.reserve(SLOT_BYTES + 1)
 
 
