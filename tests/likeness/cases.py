@@ -2,6 +2,7 @@
 
 from tests.likeness import committing as committing
 from tests.likeness import configuring as configuring
+from tests.likeness import describing as describing
 from tests.likeness import fetching as fetching
 from tests.likeness import flowing as flowing
 from tests.likeness import grouping as grouping

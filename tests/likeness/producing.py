@@ -155,3 +155,16 @@ async def versions_asked_for(broker: Broker) -> Any:
             answer = await broker.ask(API_VERSIONS, version, **fields)
             told.append([version, name[:5], answer.error_code, len(answer.api_keys) > 20])
     return told
+
+
+@case
+async def what_a_producer_is_told(broker: Broker) -> Any:
+    full = await broker.topic()
+    told: list[Any] = []
+    for version in range(3, 13):
+        fields = produce_fields(news(b"x"), topic=full)
+        answer = await broker.ask(PRODUCE, version, **fields, transactional_id=None)
+        told.append([version, answer])
+    fields = produce_fields(news(b"x"), topic=full)
+    told.append(await produced(broker, 9, **{**fields, "topic_data": []}))
+    return told

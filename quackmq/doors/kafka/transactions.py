@@ -51,7 +51,6 @@ LIST_TRANSACTIONS: Final = 66
 #: From these versions on a client knows of something.
 _WITH_PRODUCER_FENCED: Final = 2
 _ADD_WITH_SEVERAL: Final = 4
-_ADD_WITH_ABORTABLE: Final = 5
 _COMMIT_WITH_MEMBER: Final = 3
 _COMMIT_WITH_ABORTABLE: Final = 4
 _COMMIT_WITHOUT_ADDING: Final = 5
@@ -152,8 +151,7 @@ async def _verified(call: Call, ref: ProducerRef, keys: Sequence[PartitionKey]) 
     if known.epoch != ref.epoch:
         return [ErrorCode.producer_fenced] * len(keys)
     partitions = frozenset(known.partitions)
-    knows_abortable = call.version >= _ADD_WITH_ABORTABLE
-    outside = ErrorCode.transaction_abortable if knows_abortable else ErrorCode.invalid_txn_state
+    outside = ErrorCode.transaction_abortable
     return [ErrorCode.none if key in partitions else outside for key in keys]
 
 
