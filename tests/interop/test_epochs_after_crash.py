@@ -21,6 +21,8 @@ from tests.interop.running import DEADLINE_SECONDS
 from tests.real.broker import Broker
 from tests.real.clients import QUIET, create_topics
 
+pytestmark = pytest.mark.processes
+
 TOPIC = "pond"
 FIRST, SECOND, THIRD, LAST = (
     [f"{part}-{number}" for number in range(5)] for part in ("first", "second", "third", "last")
