@@ -21,6 +21,10 @@ __all__ = ["AsyncClient", "Client", "Message", "QuackError", "QuackTimeout", "__
 _CLIENTS = ("AsyncClient", "Client", "Message")
 
 
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
 def __getattr__(name: str) -> object:
     if name not in _CLIENTS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -8,8 +8,9 @@ does not know them:
   that topic: from then on the subscription is the broker's own, seen by every door, and holds what
   it has not read. UNSUBSCRIBED ends it. Where it is ended by another door while the group has
   members, their offsets get that note from the broker; a member that goes on reading commits over
-  it. SUBSCRIBED_WITH_RECEIPTS makes one that leaves receipts, if it is new. On another cluster the
-  note just stays beside the offset, where the client finds it again.
+  it. SUBSCRIBED_WITH_RECEIPTS makes one that leaves receipts, if it is new. Behind either stands
+  where it begins (`subscriptions.subscribed_note`), to be listed. On another cluster the note just
+  stays beside the offset, where the client finds it again.
 - **A lease.** A note of ours that ends in `:for=MILLISECONDS` says for how long after this commit
   the subscription is to last if nothing more is committed; see `leased`.
 - **A publisher's numbers.** A publisher with a durable name commits the number of what it publishes

@@ -67,6 +67,7 @@
     │   ├── Unreachable           nobody answers at the address that a client says is its own
     │   └── NotAllowed
     ├── QuackTimeout
+    │   └── NoBroker              nothing listens at the address, so nothing was sent
     ├── BrokerClosing
     ├── InternalError             a rule of this program does not hold: a bug, to be reported
     └── StorageError
@@ -356,6 +357,10 @@ class NotAllowed(Refused):
 
 class QuackTimeout(QuackError):
     code = "timeout"
+
+
+class NoBroker(QuackTimeout):
+    code = "no_broker"
 
 
 class BrokerClosing(QuackError):

@@ -641,6 +641,14 @@ CLIENT_COMMIT_MS: Final = 200
 CLIENT_ASK_MS: Final = 2_000
 #: A wait inside librdkafka, which Ctrl-C does not interrupt, takes so long at a time.
 CLIENT_POLL_MS: Final = 100
+#: A client that connects for the first time gives each address so long before it leaves it to
+#: librdkafka; as long as librdkafka itself takes.
+CLIENT_CONNECT_MS: Final = 2_000
+#: A broker that is not there yet is looked for so often, if the caller gave a timeout.
+CLIENT_PROBE_MS: Final = 100
+#: Until a new producer has its id, librdkafka looks for one every 500 ms, and whenever it hears
+#: which topics there are. So it is asked for them, after this time and then twice that and so on.
+CLIENT_HURRY_MS: Final = 5
 #: How often it is looked whether an answer has come, where nothing tells.
 CLIENT_LOOK_MS: Final = 5
 #: Messages that are taken out of librdkafka at a time: enough to share the cost of the call.

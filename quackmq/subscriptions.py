@@ -26,12 +26,14 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import re
 import struct
 import uuid
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple
 
 from quackmq import limits
+from quackmq.conventions import SUBSCRIBED, SUBSCRIBED_WITH_RECEIPTS
 from quackmq.errors import DamagedStore, InvalidMessageId, InvalidRequest
 from quackmq.record import Record
 
@@ -63,6 +65,11 @@ class Time:
 
 #: Where a subscription begins or is moved to.
 Start = Literal["beginning", "end"] | Offset | Time
+
+#: Where a subscription begins, in the note that makes it.
+_START: Final = re.compile(
+    r";start=(?:(?P<word>beginning|end)|(?P<kind>offset|time):(?P<number>[0-9]{1,18}));"
+)
 
 
 #: A pushed subscription reads every entry, or what is live.
@@ -348,6 +355,28 @@ def decode_kept(value: bytes) -> Kept:
             if type(lost) is int and lost >= 0 and type(receipts) is bool:
                 return Kept("last_id", decode_start(start), created_ms, lost, receipts)
     raise DamagedStore(f"a subscription in the store makes no sense: {str(fields)[:200]}")
+
+
+def subscribed_note(start: Start, *, receipts: bool) -> str:
+    """Return the note that subscribes, such as "quackmq:subscribed;start=offset:7;"."""
+    note = SUBSCRIBED_WITH_RECEIPTS if receipts else SUBSCRIBED
+    if isinstance(start, Offset):
+        return f"{note};start=offset:{start.value};"
+    if isinstance(start, Time):
+        return f"{note};start=time:{start.timestamp_ms};"
+    return f"{note};start={start};"
+
+
+def start_in(metadata: str) -> Start:
+    """Return where a subscription begins by what is noted beside an offset; "end" if that is not
+    said, as by an older client."""
+    found = _START.search(metadata)
+    if found is None or found["word"] == "end":
+        return "end"
+    if found["word"] is not None:
+        return "beginning"
+    number = int(found["number"])
+    return Offset(number) if found["kind"] == "offset" else Time(number)
 
 
 def encode_start(start: Start) -> Any:

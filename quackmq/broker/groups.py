@@ -36,7 +36,12 @@ from quackmq.broker.subscribing import Subscribing, check_subscriber
 from quackmq.broker.topics import Topics
 from quackmq.broker.waits import Changes
 from quackmq.clock import Clock
-from quackmq.conventions import PUBLISHER_PREFIX, SUBSCRIBED, note_of, wants_receipts
+from quackmq.conventions import (
+    PUBLISHER_PREFIX,
+    SUBSCRIBED,
+    note_of,
+    wants_receipts,
+)
 from quackmq.errors import (
     BrokerClosing,
     GroupNotEmpty,
@@ -62,6 +67,7 @@ from quackmq.groups import (
     Synced,
 )
 from quackmq.groups.states import CONSUMER_PROTOCOL_TYPE
+from quackmq.subscriptions import Start, start_in
 from quackmq.topic import NO_LEADER_EPOCH, Append, Cursor, CursorKey, PartitionKey
 
 log = logging.getLogger(__name__)
@@ -327,12 +333,13 @@ class Groups:
         self, name: str, member: MemberRef, commits: Sequence[Commit]
     ) -> list[QuackError | None]:
         outcomes = await self._commit_offsets(name, member, commits)
-        noted: dict[tuple[UUID, str, bool], list[int]] = {}
+        noted: dict[tuple[UUID, str, bool, Start], list[int]] = {}
         for index, commit in enumerate(commits):
             metadata = commit.metadata
             if metadata and commit.offset is not None and outcomes[index] is None:
                 if (note := note_of(metadata)) is not None:
-                    said = (commit.key.topic_id, note, wants_receipts(metadata))
+                    receipts, start = wants_receipts(metadata), start_in(metadata)
+                    said = (commit.key.topic_id, note, receipts, start)
                     noted.setdefault(said, []).append(index)
         for said, indexes in noted.items():
             error = await self._heed(name, *said)
@@ -341,12 +348,12 @@ class Groups:
         return outcomes
 
     async def _heed(
-        self, name: str, topic_id: UUID, note: str, receipts: bool
+        self, name: str, topic_id: UUID, note: str, receipts: bool, start: Start
     ) -> QuackError | None:
         """Make or end a subscription; the offsets are committed."""
         try:
             if note == SUBSCRIBED:
-                await self._subscribing.subscribe_group(name, topic_id, receipts)
+                await self._subscribing.subscribe_group(name, topic_id, start, receipts)
             else:
                 topic_name = self._topics.with_id(topic_id).name
                 await self._subscribing.unsubscribe(name, topic_name)

@@ -103,13 +103,15 @@ class Subscribing:
                 await self._delivery.leave_receipts(topic, name, receipts)
             return is_new
 
-    async def subscribe_group(self, name: str, topic_id: UUID, receipts: bool = False) -> None:
-        """A group's name subscribes to a topic that is there, from what the group has committed on;
-        where it has committed nothing, from the end. A subscription that is there stays as it is,
-        and its receipts too."""
+    async def subscribe_group(
+        self, name: str, topic_id: UUID, start: Start, receipts: bool = False
+    ) -> None:
+        """Subscribe a group's name to a topic that is there, from what the group has committed on;
+        where it has committed nothing, from `start`, which is also listed. A subscription that is
+        there stays as it is, and its receipts too."""
         topic_name = self._topics.with_id(topic_id).name
         async with self._locks.hold(self._lock(name, topic_name)):
-            await self._subscribe(self._topics.with_id(topic_id), name, "end", receipts)
+            await self._subscribe(self._topics.with_id(topic_id), name, start, receipts)
 
     async def subscribe_pushed(
         self,

@@ -1,8 +1,8 @@
 """`quackmq get`: messages of a topic, on stdout, one a line.
 
 With a name it is a subscriber like any other: its subscription lasts, and what was printed is done,
-so that the next `get` under this name goes on. Without one it subscribes for as long as it runs and
-leaves nothing behind.
+so that the next `get` under this name goes on. Without one it reads the topic without subscribing,
+and leaves nothing behind in the broker, whatever ends it.
 
 To a program the values go as they are; to a terminal with everything escaped that it might obey.
 Where a message is printed and the command then killed, it may be printed once more.
@@ -15,23 +15,22 @@ import base64
 import math
 import signal
 import sys
-import tempfile
-import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import orjson
 
+from quackmq import limits
 from quackmq.cli.outcome import had_enough
 from quackmq.cli.put import add_connection
 from quackmq.cli.settings import suggest
 from quackmq.cli.text import counted, moment, shown
-from quackmq.errors import QuackTimeout, UnknownSubscription, UnknownTopic
+from quackmq.errors import QuackTimeout, UnknownTopic
 
 if TYPE_CHECKING:
     from quackmq.client.client import Client
-    from quackmq.client.values import Message, StartLike
+    from quackmq.client.values import Message
 
 #: Without a count: the end is there when nothing has come for so long.
 _QUIET_S: Final = 1.0
@@ -47,7 +46,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         allow_abbrev=False,
     )
     parser.add_argument("topic", metavar="TOPIC")
-    parser.add_argument("--name", help="of the subscription; default: one for this command alone")
+    parser.add_argument("--name", help="of the subscription; default: none, just look")
     parser.add_argument(
         "--from",
         dest="start",
@@ -66,33 +65,34 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     from quackmq.client.client import Client
 
-    is_unnamed = args.name is None
-    name = f"get-{uuid.uuid4().hex[:12]}" if is_unnamed else args.name
-    start: StartLike = args.start or ("beginning" if is_unnamed else "end")
-    with _ended_in_good_order(), tempfile.TemporaryDirectory(prefix="quackmq-get-") as temporary:
-        directory = temporary if is_unnamed else None
-        options: dict[str, Any] = {"timeout": args.timeout, "directory": directory}
-        with Client(args.broker, name, on_crash="repeat", **options) as client:
-            if is_unnamed and not args.follow:
-                _check_there(client, args.topic)
-            client.subscribe(args.topic, start)
-            try:
-                got = _print(client, args)
-            except KeyboardInterrupt:
-                got = args.count or 0  # who has seen enough has got all that was wanted
-            except BrokenPipeError:
-                return had_enough()
-            finally:
-                if is_unnamed:
-                    _unsubscribe(client, args.topic)
-    if args.count is not None and got < args.count:
-        print(
-            f"quackmq: {counted(got, 'message')} of {args.count} came within {args.timeout:g} s "
-            "of each other",
-            file=sys.stderr,
-        )
-        return 1
-    return 0
+    with _ended_in_good_order(), Client(args.broker, args.name, timeout=args.timeout) as client:
+        printing = _Printing(args)
+        try:
+            if args.name is None:
+                _browse(client, args, printing)
+            else:
+                client.subscribe(args.topic, args.start or "end")
+                printing.run(lambda timeout: client.get(args.topic, timeout))
+        except KeyboardInterrupt:
+            pass  # whoever has seen enough has got all that was wanted
+        except BrokenPipeError:
+            return had_enough()
+        finally:
+            # A message that was not printed comes again.
+            client.close(done=printing.has_printed)
+    return printing.exit_code()
+
+
+def _browse(client: Client, args: argparse.Namespace, printing: _Printing) -> None:
+    """Print messages without subscribing, so that nothing is left in the broker."""
+    from quackmq.client.browse import Browser
+
+    if not args.follow:
+        _check_there(client, args.topic)
+    else:
+        client.session.cluster.ensure_topic(args.topic, client.session.begin(None))
+    with Browser(client, args.topic, args.start or "beginning") as browser:
+        printing.run(browser.get)
 
 
 def _check_there(client: Client, topic: str) -> None:
@@ -102,25 +102,50 @@ def _check_there(client: Client, topic: str) -> None:
         raise UnknownTopic(f"there is no topic {topic}{suggest(topic, topics)}")
 
 
-def _print(client: Client, args: argparse.Namespace) -> int:
-    """How many there were."""
-    wait_s = _QUIET_S
-    if args.follow:
-        wait_s = math.inf
-    elif args.count is not None:
-        wait_s = args.timeout
-    got = 0
-    is_terminal = sys.stdout.isatty()
-    while args.count is None or got < args.count:
-        try:
-            # The first may take longer: joining a group takes its time.
-            message = client.get(args.topic, max(wait_s, args.timeout) if not got else wait_s)
-        except QuackTimeout:
-            break
-        sys.stdout.buffer.write(_line(message, as_json=args.json, is_terminal=is_terminal))
-        sys.stdout.buffer.flush()
-        got += 1
-    return got
+class _Printing:
+    """Prints messages until there are enough, or no more come."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self._args = args
+        self._patience_s = limits.CLIENT_TIMEOUT_MS / 1000 if args.timeout is None else args.timeout
+        self._got = 0
+        self._is_interrupted = True
+        #: Whether the last message that was asked for has been printed.
+        self.has_printed = False
+
+    def run(self, get: Callable[[float], Message]) -> None:
+        args = self._args
+        is_terminal = sys.stdout.isatty()
+        while args.count is None or self._got < args.count:
+            self.has_printed = False
+            try:
+                message = get(self._wait_s())
+            except QuackTimeout:
+                break
+            sys.stdout.buffer.write(_line(message, as_json=args.json, is_terminal=is_terminal))
+            sys.stdout.buffer.flush()
+            self.has_printed = True
+            self._got += 1
+        self._is_interrupted = False
+
+    def exit_code(self) -> int:
+        wanted = self._args.count
+        if wanted is None or self._got >= wanted or self._is_interrupted:
+            return 0
+        print(
+            f"quackmq: {counted(self._got, 'message')} of {wanted} came within "
+            f"{self._patience_s:g} s of each other",
+            file=sys.stderr,
+        )
+        return 1
+
+    def _wait_s(self) -> float:
+        if self._args.follow:
+            return math.inf
+        if self._args.count is not None:
+            return self._patience_s
+        # The first may take longer: joining a group takes its time.
+        return _QUIET_S if self._got else max(_QUIET_S, self._patience_s)
 
 
 def _line(message: Message, *, as_json: bool, is_terminal: bool) -> bytes:
@@ -156,13 +181,6 @@ def _text(data: bytes | None) -> object:
         return {"base64": base64.b64encode(data).decode()}
 
 
-def _unsubscribe(client: Client, topic: str) -> None:
-    try:
-        client.unsubscribe(topic)
-    except UnknownSubscription:
-        return  # the topic went, and took it along
-
-
 def _count(text: str) -> int:
     if not (text.isascii() and text.isdigit()) or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 on")
@@ -171,8 +189,8 @@ def _count(text: str) -> int:
 
 @contextmanager
 def _ended_in_good_order() -> Iterator[None]:
-    """Whoever ends this command, also by closing its terminal, does it as by an interrupt: a
-    subscription for this command alone is not left. One that it was started to ignore stays so."""
+    """Treat SIGTERM and the closing of the terminal as an interrupt, so that the position of a
+    named subscription is committed. A signal that was ignored from the start stays ignored."""
     before = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP)}
 
     def interrupt(*_: object) -> None:

@@ -58,8 +58,8 @@ def add_connection(parser: argparse.ArgumentParser) -> None:
         "--timeout",
         metavar="S",
         type=_seconds,
-        default=limits.CLIENT_TIMEOUT_MS / 1000,
-        help="how long an answer may take; default %(default)g",
+        help="how long an answer may take, and a broker to start; default: "
+        f"{limits.CLIENT_TIMEOUT_MS // 1000} for an answer, no wait for a broker",
     )
 
 

@@ -117,8 +117,7 @@ class AsyncClient:
         if sequence is not None:
             numbered = partial(self._client.put, sequence=sequence, timeout=timeout)
             return await self._run(numbered, topic, message, key, headers)
-        seconds = self._client.timeout if timeout is None else timeout
-        deadline = self._client.session.deadline(seconds)
+        deadline = await self._deadline(timeout)
         parcel = self._client.parcel(message, key, headers)
         tell = await self._sent(topic, parcel, deadline)
         if self._client.session.cluster.knows(topic):
@@ -151,9 +150,10 @@ class AsyncClient:
         self, topic: str, timeout: float | None = None, after: After = IN_FILE
     ) -> Message:
         """See `Client.get`. A message is done when the same task asks for the next one."""
+        return await self._get(topic, await self._deadline(timeout), after)
+
+    async def _get(self, topic: str, deadline: Deadline, after: After) -> Message:
         holder = asyncio.current_task()
-        seconds = self._client.timeout if timeout is None else timeout
-        deadline = self._client.session.deadline(seconds)
         turn = self._turns.setdefault(topic, asyncio.Lock())
         if turn.locked():
             try:
@@ -179,15 +179,15 @@ class AsyncClient:
 
     async def listen(self, topic: str, timeout: float | None = None) -> AsyncIterator[Message]:
         """See `Client.listen`. To stop in the middle, close it: `contextlib.aclosing`."""
-        patience = math.inf if timeout is None else timeout
         session = self._client.session
         if not session.repeats:
             while True:
-                yield await self.get(topic, patience)
+                yield await self._get(topic, await self._deadline(timeout, math.inf), IN_FILE)
         loop = object()
         try:
             while True:
-                reader = await self._filled(topic, loop, session.deadline(patience))
+                deadline = await self._deadline(timeout, math.inf)
+                reader = await self._filled(topic, loop, deadline)
                 origin = origin_of(reader.topic, self._client.serialiser)
                 while (record := reader.take(loop)) is not None:
                     yield Message(record, origin)
@@ -236,11 +236,14 @@ class AsyncClient:
         topic: str,
         partitions: int | None = None,
         *,
+        exist_ok: bool = False,
         timeout: float | None = None,
         **policies: str | int | bool | None,
     ) -> None:
         """See `Client.create_topic`."""
-        create = partial(self._client.create_topic, topic, partitions, timeout=timeout)
+        create = partial(
+            self._client.create_topic, topic, partitions, exist_ok=exist_ok, timeout=timeout
+        )
         await self._run(create, **policies)
 
     async def delete_topic(self, topic: str, *, timeout: float | None = None) -> None:
@@ -248,6 +251,13 @@ class AsyncClient:
         await self._run(self._client.delete_topic, topic, timeout=timeout)
 
     # --- how --------------------------------------------------------------------------------
+
+    async def _deadline(self, timeout: float | None, otherwise: float | None = None) -> Deadline:
+        session = self._client.session
+        deadline = session.begin(timeout, otherwise)
+        if not session.is_reached:
+            await self._run(session.reach, deadline)
+        return deadline
 
     async def _sent(self, topic: str, parcel: Parcel, deadline: Deadline) -> Callable[[], str]:
         """Until it is known what became of a message, or the time is up: what tells it."""
@@ -340,6 +350,6 @@ class AsyncClient:
 
     async def _close(self, *, is_done: bool) -> None:
         await asyncio.gather(*self._endings)
-        close = partial(self._client.session.close, self._client.timeout, is_done=is_done)
+        close = partial(self._client.session.close, is_done=is_done)
         await asyncio.shield(self._submit(close))
         self._threads.shutdown(wait=False, cancel_futures=True)

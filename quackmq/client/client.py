@@ -45,12 +45,11 @@ from quackmq.client.values import (
 from quackmq.conventions import (
     RECEIPTS_TOPIC,
     SUBSCRIBED,
-    SUBSCRIBED_WITH_RECEIPTS,
     UNSUBSCRIBED,
 )
-from quackmq.errors import GroupNotEmpty, InvalidRequest, UnknownMember
+from quackmq.errors import GroupNotEmpty, InvalidRequest, TopicExists, UnknownMember
 from quackmq.policy import CONFIG_PREFIX, Policy
-from quackmq.subscriptions import check_name, place_of
+from quackmq.subscriptions import check_name, place_of, subscribed_note
 
 _POLICIES: Final = {field.name for field in dataclasses.fields(Policy)}
 
@@ -84,7 +83,7 @@ class Client:
         name: str | None = None,
         *,
         serialiser: SerialiserName | Serialiser = "bytes",
-        timeout: float = limits.CLIENT_TIMEOUT_MS / 1000,
+        timeout: float | None = None,
         directory: str | Path | None = None,
         on_crash: OnCrash = "repeat",
         session_timeout: float = limits.CLIENT_SESSION_MS / 1000,
@@ -93,6 +92,8 @@ class Client:
     ) -> None:
         """`address` is HOST:PORT, or several with commas between them; nothing is asked of it yet.
 
+        `timeout`: how long a call may take, in seconds. Without it a call takes 5 s, and says at
+        once if nothing listens at the address; with it the client also waits for a broker to start.
         `name`: under it subscriptions and numbers are kept; without one a client only puts.
         `directory`: where the client keeps how far it has come; by default below the user's state
         directory, by name. `on_crash`: whether the message that was in hand at a crash is given
@@ -102,19 +103,19 @@ class Client:
         """
         if name is not None:
             check_name(name)
+        if timeout is not None:
+            Deadline(timeout)
         if on_crash not in ("skip", "repeat"):
             raise InvalidRequest(f"on_crash is 'repeat' or 'skip', not {on_crash!r}")
-        Deadline(timeout)
         self.address = address
         self.name = name
-        self.timeout = timeout
         self.serialiser = serialiser_of(serialiser)
         #: For `AsyncClient`, which shares it.
         self.session = Session(
             Connection(address, name, dict(settings or {})),
             name,
             None if directory is None else Path(directory),
-            Habits(on_crash, int(session_timeout * 1000), int(busy_timeout * 1000)),
+            Habits(on_crash, timeout, int(session_timeout * 1000), int(busy_timeout * 1000)),
         )
 
     def __enter__(self) -> Self:
@@ -126,7 +127,7 @@ class Client:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.session.close(self.timeout, is_done=kind is None)
+        self.session.close(is_done=kind is None)
 
     def close(self, *, done: bool = False) -> None:
         """Finish what is under way, as far as that is possible within the client's timeout. Calls
@@ -138,7 +139,7 @@ class Client:
 
         >>> client.close()
         """
-        self.session.close(self.timeout, is_done=done)
+        self.session.close(is_done=done)
 
     # --- putting ----------------------------------------------------------------------------
 
@@ -264,9 +265,8 @@ class Client:
         rain
         sun
         """
-        patience = math.inf if timeout is None else timeout
-        self._deadline(patience)  # complaints come before the first message is asked for
-        return self._listen(topic, patience)
+        self._deadline(timeout)  # complaints come before the first message is asked for
+        return self._listen(topic, timeout)
 
     def size(self, topic: str, *, timeout: float | None = None) -> int:
         """How many messages are still to come for this name. Where producers use transactions (as
@@ -314,8 +314,7 @@ class Client:
         if is_subscribed(cluster.committed(name, info, deadline)):
             return False
         starts = cluster.starts(info, place, deadline)
-        note = SUBSCRIBED_WITH_RECEIPTS if receipts else SUBSCRIBED
-        session.commit(info, starts, note, deadline)
+        session.commit(info, starts, subscribed_note(place, receipts=receipts), deadline)
         return True
 
     def unsubscribe(self, topic: str, *, timeout: float | None = None) -> None:
@@ -383,18 +382,25 @@ class Client:
         topic: str,
         partitions: int | None = None,
         *,
+        exist_ok: bool = False,
         timeout: float | None = None,
         **policies: str | int | bool | None,
     ) -> None:
         """Create a topic, with as many partitions as the broker's default unless told otherwise.
-        Policies are those of docs/kafka.md, such as `keep_for_ms=60_000`; for a Kafka cluster,
-        its own names with `_` for each dot, such as `retention_ms`. TopicExists, InvalidPolicy.
+        With `exist_ok` a topic that is there stays as it is: neither its partitions nor its
+        policies change. Policies are those of docs/kafka.md, such as `keep_for_ms=60_000`; for a
+        Kafka cluster, its own names with `_` for each dot, such as `retention_ms`. TopicExists,
+        InvalidPolicy.
 
         >>> client.create_topic("jobs", partitions=4, needs_subscriber=True)
         """
         configs = {_config_of(name): _text(value) for name, value in policies.items()}
         wanted = -1 if partitions is None else partitions
-        self.session.cluster.create_topic(topic, wanted, configs, self._deadline(timeout))
+        try:
+            self.session.cluster.create_topic(topic, wanted, configs, self._deadline(timeout))
+        except TopicExists:
+            if not exist_ok:
+                raise
 
     def delete_topic(self, topic: str, *, timeout: float | None = None) -> None:
         """Delete a topic, with its messages and subscriptions. UnknownTopic.
@@ -427,17 +433,20 @@ class Client:
         """A message as it is sent."""
         return self.serialiser.dumps(message), key_bytes(key), header_pairs(headers)
 
-    def _deadline(self, timeout: float | None) -> Deadline:
-        return self.session.deadline(self.timeout if timeout is None else timeout)
+    def _deadline(self, timeout: float | None, otherwise: float | None = None) -> Deadline:
+        deadline = self.session.begin(timeout, otherwise)
+        self.session.reach(deadline)
+        return deadline
 
-    def _listen(self, topic: str, timeout: float) -> Iterator[Message]:
+    def _listen(self, topic: str, timeout: float | None) -> Iterator[Message]:
         if not self.session.repeats:
+            me = threading.current_thread()
             while True:
-                yield self.get(topic, timeout)
+                yield self.get_by(self._deadline(timeout, math.inf), topic, IN_FILE, me)
         loop = object()
         try:
             while True:
-                reader = self.session.fill(topic, loop, self._deadline(timeout))
+                reader = self.session.fill(topic, loop, self._deadline(timeout, math.inf))
                 origin = origin_of(reader.topic, self.serialiser)
                 while (record := reader.take(loop)) is not None:
                     yield Message(record, origin)

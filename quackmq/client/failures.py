@@ -97,12 +97,14 @@ _PLAINER: Final[Mapping[int, str]] = {
 class Deadline:
     """A moment by which something must be over, and the wait that it came from."""
 
-    __slots__ = ("__weakref__", "_at", "seconds")
+    __slots__ = ("__weakref__", "_at", "is_given", "seconds")
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, *, is_given: bool = True) -> None:
+        """`is_given`: whether the program chose this time, or it is a default."""
         if not _is_number(seconds) or not seconds >= 0:
             raise InvalidRequest(f"a timeout is a number of seconds, not {seconds!r}")
         self.seconds = seconds
+        self.is_given = is_given
         self._at = time.monotonic() + seconds
 
     def left(self) -> float:

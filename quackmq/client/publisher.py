@@ -10,6 +10,7 @@ again is there once. After a QuackTimeout a message is there or not: who must kn
 
 from __future__ import annotations
 
+import logging
 import re
 import threading
 from collections.abc import Callable
@@ -24,11 +25,15 @@ from quackmq.client.settings import Connection, noted
 from quackmq.errors import BrokerClosing, QuackError, RecordTooLarge
 from quackmq.subscriptions import Place
 
+log = logging.getLogger(__name__)
+
+#: So often librdkafka itself looks for a producer id.
+_OWN_TIMER_MS: Final = 500
 #: What librdkafka adds about its own state.
 _AFTER: Final = re.compile(r" \(after .*", re.DOTALL)
 
 #: Value, key and headers of a message, serialised.
-Parcel = tuple[bytes | None, bytes | None, list[tuple[str, bytes]] | None]
+Parcel = tuple[bytes | None, bytes | None, list[tuple[str, bytes | None]] | None]
 
 
 class Sending:
@@ -89,6 +94,8 @@ class Publisher:
         self._waiting: dict[Sending, None] = {}
         self._poller: threading.Thread | None = None
         self._is_closed = False
+        #: Whether librdkafka was helped to send the first message.
+        self._has_begun = False
 
     def send(
         self, topic: str, parcel: Parcel, sending: Sending, index: int, partition: int
@@ -132,11 +139,30 @@ class Publisher:
         """Let some of what waits be sent."""
         self._producer.poll(deadline.slice())
 
-    def poll_always(self) -> None:
-        """From now on a thread of its own polls: for callers that do not wait in one."""
+    def hurry(self, topic: str, deadline: Deadline) -> None:
+        """Help librdkafka to send the first message. It needs a producer id, and looks for one only
+        every half second, or when it hears which topics there are."""
+        wait_ms = limits.CLIENT_HURRY_MS
+        while not self._has_begun and len(self._producer) and wait_ms < _OWN_TIMER_MS:
+            self._producer.poll(min(wait_ms / 1000, deadline.left()))
+            if not len(self._producer) or deadline.passed():
+                break
+            try:
+                self._producer.list_topics(topic, min(deadline.left(), 1.0))
+            except KafkaException as exception:
+                log.debug("no list of topics: %s", exception)
+            wait_ms *= 2
+        self._has_begun = True
+
+    def poll_always(self, topic: str) -> None:
+        """From now on a thread of its own polls: for callers that do not wait in one. The first
+        message is one to this topic."""
         if self._poller is None:
             self._poller = threading.Thread(
-                target=self._poll_until_closed, name="quackmq-client-reports", daemon=True
+                target=self._poll_until_closed,
+                args=(topic,),
+                name="quackmq-client-reports",
+                daemon=True,
             )
             self._poller.start()
 
@@ -175,7 +201,8 @@ class Publisher:
         while not sending.is_done and not deadline.passed():
             poll(deadline.slice())
 
-    def _poll_until_closed(self) -> None:
+    def _poll_until_closed(self, topic: str) -> None:
+        self.hurry(topic, Deadline(limits.CLIENT_TIMEOUT_MS / 1000))
         while not self._is_closed:
             self._producer.poll(limits.CLIENT_POLL_MS / 1000)
 

@@ -25,6 +25,7 @@ from quackmq.client.failures import Deadline
 from quackmq.client.locks import held
 from quackmq.client.numbered import Numbered
 from quackmq.client.publisher import Parcel, Publisher, Sending
+from quackmq.client.reach import reach
 from quackmq.client.reader import OnCrash, Reader
 from quackmq.client.settings import Connection
 from quackmq.client.standing import is_subscribed, not_subscribed, position_by
@@ -50,6 +51,7 @@ class Habits:
     """How a client reads: see `Client`."""
 
     on_crash: OnCrash = "repeat"
+    timeout_s: float | None = None
     session_ms: int = limits.CLIENT_SESSION_MS
     busy_ms: int = limits.CLIENT_BUSY_MS
 
@@ -58,12 +60,14 @@ class Session:
     def __init__(
         self, connection: Connection, name: str | None, directory: Path | None, habits: Habits
     ) -> None:
-        self._connection = connection
+        self.connection = connection
         self._name = name
         self._habits = habits
         self._directory_path = directory
         self._lock = threading.Lock()
         self._is_closed = False
+        #: Whether anything has listened at the broker's address.
+        self.is_reached = False
         self._cluster: Cluster | None = None
         self._numbered: Numbered | None = None
         self._directory: Directory | None = None
@@ -78,7 +82,7 @@ class Session:
         """Whether the message in hand at a crash is given again."""
         return self._habits.on_crash == "repeat"
 
-    def close(self, timeout: float, *, is_done: bool) -> None:
+    def close(self, *, is_done: bool) -> None:
         """Bounded, whatever the broker does."""
         with self._lock:
             if self._is_closed:
@@ -87,7 +91,7 @@ class Session:
             waiting = list(self._deadlines)
         for each in waiting:
             each.end()
-        deadline = Deadline(min(timeout, limits.CLIENT_CLOSE_MS / 1000))
+        deadline = Deadline(min(self.timeout_s, limits.CLIENT_CLOSE_MS / 1000))
         try:
             for topic in list(self._readers):
                 self.drop_reader(topic, deadline, is_done=is_done)
@@ -101,11 +105,27 @@ class Session:
             if self._cluster is not None:
                 self._cluster.close(deadline)
 
+    @property
+    def timeout_s(self) -> float:
+        """How long a call takes at most unless told otherwise."""
+        given = self._habits.timeout_s
+        return limits.CLIENT_TIMEOUT_MS / 1000 if given is None else given
+
+    def reach(self, deadline: Deadline) -> None:
+        """Connect for the first time, unless that was done. NoBroker."""
+        if not self.is_reached:
+            reach(self.connection.address, deadline)
+            self.is_reached = True
+
     # --- parts ------------------------------------------------------------------------------
 
-    def deadline(self, seconds: float) -> Deadline:
-        """For a call that begins now. BrokerClosing after `close`."""
-        found = Deadline(seconds)
+    def begin(self, timeout: float | None, otherwise: float | None = None) -> Deadline:
+        """Return the deadline of a call that begins now: by its own timeout, else by the client's,
+        which may be another one for some calls (`otherwise`). BrokerClosing after `close`."""
+        is_given = timeout is not None or self._habits.timeout_s is not None
+        if timeout is None:
+            timeout = otherwise if otherwise is not None else self.timeout_s
+        found = Deadline(timeout, is_given=is_given)
         with self._lock:
             if self._is_closed:
                 raise _closed()
@@ -126,7 +146,7 @@ class Session:
     def cluster(self) -> Cluster:
         with self._lock:
             if self._cluster is None:
-                self._cluster = Cluster(self._connection)
+                self._cluster = Cluster(self.connection)
             return self._cluster
 
     @property
@@ -134,7 +154,7 @@ class Session:
         name, cluster = self.name, self.cluster
         with self._lock:
             if self._numbered is None:
-                self._numbered = Numbered(self._connection, name, cluster)
+                self._numbered = Numbered(self.connection, name, cluster)
             return self._numbered
 
     @property
@@ -154,7 +174,7 @@ class Session:
                 if len(self._publishers) >= limits.CLIENT_PRODUCERS:
                     longer = [each for each in self._publishers if each > timeout_ms]
                     return self._publishers[min(longer, default=max(self._publishers))]
-                self._publishers[timeout_ms] = Publisher(self._connection, timeout_ms)
+                self._publishers[timeout_ms] = Publisher(self.connection, timeout_ms)
             return self._publishers[timeout_ms]
 
     # --- putting ----------------------------------------------------------------------------
@@ -167,6 +187,7 @@ class Session:
         for index, parcel in enumerate(parcels):
             partition = placing.partition(parcel[1])
             self._send(publisher, topic, parcel, sending, index, partition, deadline)
+        publisher.hurry(topic, deadline)
         publisher.wait(sending, deadline)
         return self._ids(publisher, topic, sending, deadline)
 
@@ -182,9 +203,9 @@ class Session:
         some thread when the result is known; then the function that is returned here returns the
         message's id, or raises. BufferError if too much is on its way."""
         publisher = self.publisher(deadline)
-        publisher.poll_always()
         sending = Sending(1, on_done)
         publisher.send(topic, parcel, sending, 0, partition)
+        publisher.poll_always(topic)
         return lambda: self._ids(publisher, topic, sending, deadline)[0]
 
     def _send(
@@ -300,7 +321,7 @@ class Session:
         if not is_subscribed(self.cluster.committed(name, info, deadline)):
             raise not_subscribed(name, topic)
         self._readers[topic] = Reader(
-            self._connection,
+            self.connection,
             self.cluster,
             info,
             name,
@@ -350,7 +371,7 @@ class Session:
             self.cluster.commit(self.name, info, offsets, note, deadline)
         except UnknownMember:
             habits = self._habits
-            settings = self._connection.consumer(self.name, habits.session_ms, habits.busy_ms)
+            settings = self.connection.consumer(self.name, habits.session_ms, habits.busy_ms)
             commit_by_joining(
                 settings, info.name, offsets, note, deadline, lambda: self._tend_others(info.name)
             )

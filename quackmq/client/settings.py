@@ -45,7 +45,7 @@ class Connection:
             "reconnect.backoff.max.ms": 250,
             "metadata.recovery.strategy": "none",
             "socket.nagle.disable": True,
-            "socket.connection.setup.timeout.ms": 2_000,
+            "socket.connection.setup.timeout.ms": limits.CLIENT_CONNECT_MS,
             "allow.auto.create.topics": True,
             "log_level": 2,
             "error_cb": noted,

@@ -19,7 +19,7 @@ from quackmq.errors import InvalidRequest
 from quackmq.subscriptions import Offset, Place, Start, Time, message_id
 
 #: Headers as they are given: by name, or in pairs where one name comes several times.
-Headers = Mapping[str, str | bytes] | Sequence[tuple[str, str | bytes]]
+Headers = Mapping[str, str | bytes | None] | Sequence[tuple[str, str | bytes | None]]
 #: Where to begin, as it is given: an offset is a number, a time a `datetime` that knows its zone.
 StartLike = Literal["beginning", "end"] | int | datetime.datetime | Offset | Time
 
@@ -197,11 +197,34 @@ def key_bytes(key: str | bytes | None) -> bytes | None:
     raise InvalidRequest(f"a key is str or bytes, not {_kind(key)}")
 
 
-def header_pairs(headers: Headers | None) -> list[tuple[str, bytes]] | None:
+def header_pairs(headers: Headers | None) -> list[tuple[str, bytes | None]] | None:
     if headers is None:
         return None
     pairs = headers.items() if isinstance(headers, Mapping) else headers
-    return [(name, text.encode() if isinstance(text, str) else text) for name, text in pairs]
+    try:
+        return [(_header_name(name), _header_bytes(name, value)) for name, value in pairs]
+    except (TypeError, ValueError):
+        raise InvalidRequest(
+            f"headers are a dict, as in {{'source': 'web'}}, or pairs of name and value, "
+            f"not {headers!r}"
+        ) from None
+
+
+def _header_name(name: object) -> str:
+    if not isinstance(name, str):
+        raise InvalidRequest(f"the name of a header is a str, not {_kind(name)}: {name!r}")
+    return name
+
+
+def _header_bytes(name: str, value: object) -> bytes | None:
+    if isinstance(value, str):
+        return value.encode()
+    if value is None or isinstance(value, bytes):
+        return value
+    raise InvalidRequest(
+        f"header {name!r} is {value!r}, {_kind(value)}: a header's value is str or bytes, so give "
+        f"str({value!r}) or encode it yourself"
+    )
 
 
 def start_of(given: StartLike) -> Start:

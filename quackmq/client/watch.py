@@ -40,7 +40,7 @@ _GONE: Final = frozenset(
 #: What would be next is not there.
 OUT_OF_RANGE: Final = frozenset({KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._AUTO_OFFSET_RESET})
 #: What librdkafka tells and mends itself.
-_PASSING: Final = frozenset(
+PASSING: Final = frozenset(
     {
         KafkaError._ALL_BROKERS_DOWN,
         KafkaError._TRANSPORT,
@@ -84,7 +84,7 @@ class Watch:
             return MemberFenced(
                 f"{what}: {error.str()}; another process uses a copy of {self._directory}"
             )
-        if code in _PASSING:
+        if code in PASSING:
             log.debug("%s: %s", what, error)
             return None
         if code == KafkaError.INCONSISTENT_GROUP_PROTOCOL:

@@ -26,6 +26,7 @@ from quackmq.errors import (
     UnknownTopic,
 )
 from quackmq.policy import Policy
+from quackmq.subscriptions import Offset, Start, Time, subscribed_note
 from tests.broker.flock import NOBODY, Member, Pond, commit
 from tests.broker.support import (
     CALLER,
@@ -265,3 +266,17 @@ async def test_a_note_makes_a_subscription_that_leaves_receipts_and_leaves_one_a
         assert {name: each.receipts for name, each in found.items()} == {NAME: True, "other": False}
         told = [json.loads(value) for value in await values_in(broker, RECEIPTS_TOPIC)]
         assert [(each["kind"], each["next_offset"]) for each in told] == [("begun", 1)]
+
+
+@pytest.mark.parametrize("start", ["beginning", "end", Offset(1), Time(1_700_000_000_000)])
+@pytest.mark.parametrize("receipts", [False, True])
+async def test_a_note_says_where_the_subscription_begins(
+    pond: Pond, start: Start, receipts: bool
+) -> None:
+    """The offsets beside it count; what it says is listed."""
+    async with pond.open() as broker:
+        await broker.create_topic(CALLER, TOPIC)
+        await publish(broker, b"a", b"b", b"c")
+        assert await note(broker, subscribed_note(start, receipts=receipts) + "\0", 2) == [None]
+        (found,) = await broker.subscriptions(CALLER)
+        assert (found.start, found.receipts) == (start, receipts)

@@ -302,6 +302,18 @@ def test_topics_are_created_listed_and_deleted(client: Client, topic: str) -> No
         client.delete_topic(topic)
 
 
+def test_a_topic_that_exists_may_be_created_again_if_that_is_said(
+    client: Client, topic: str
+) -> None:
+    client.create_topic(topic, partitions=2)
+    client.put(topic, "rain")
+    with pytest.raises(errors.TopicExists, match=topic):
+        client.create_topic(topic)
+    client.create_topic(topic, partitions=7, exist_ok=True)
+    client.subscribe(topic, "beginning")
+    assert client.size(topic) == 1
+
+
 def test_policies_go_by_our_names_and_by_kafkas(client: Client, topic: str) -> None:
     client.create_topic(topic, retention_ms=1000)
     with pytest.raises(errors.InvalidPolicy, match=r"flush\.messages"):
@@ -407,6 +419,29 @@ def test_a_value_that_the_serialiser_cannot_take_is_refused(
 ) -> None:
     with pytest.raises(errors.InvalidRequest, match=r"serialiser|JSON"):
         clients(serialiser=serialiser).put(topic, value)
+
+
+@pytest.mark.parametrize(
+    ("headers", "complaint"),
+    [
+        ({"count": 7}, r"header 'count' is 7, int: .* give str\(7\)"),
+        ({7: "count"}, "the name of a header is a str, not int: 7"),
+        ([("count", 7.5)], r"header 'count' is 7.5, float"),
+        ("count=7", "headers are a dict, .* or pairs of name and value, not 'count=7'"),
+        (7, "headers are a dict"),
+    ],
+)
+def test_a_header_that_cannot_be_is_refused_with_a_way_out(
+    client: Client, topic: str, headers: Any, complaint: str
+) -> None:
+    with pytest.raises(errors.InvalidRequest, match=complaint):
+        client.put(topic, "rain", headers=headers)
+
+
+def test_a_header_without_a_value_is_passed_on(client: Client, topic: str) -> None:
+    client.subscribe(topic)
+    client.put(topic, "rain", headers={"mark": None, "lang": b"en"})
+    assert client.get(topic).headers == {"mark": None, "lang": b"en"}
 
 
 def test_a_message_that_is_not_what_the_serialiser_reads_keeps_its_bytes(

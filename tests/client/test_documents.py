@@ -116,3 +116,9 @@ def test_importing_quackmq_loads_no_client() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     assert done.stdout.split() == ["False", "Client"]
+
+
+def test_the_public_names_are_shown_by_dir() -> None:
+    """Also those that are loaded when they are asked for."""
+    assert set(quackmq.__all__) <= set(dir(quackmq))
+    assert {"AsyncClient", "Client"} <= set(dir(quackmq.client))

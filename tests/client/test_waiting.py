@@ -92,17 +92,48 @@ def test_the_first_call_may_wait_for_ever_too(client: Client, topic: str) -> Non
     assert client.get(topic, timeout=math.inf).value == "a"
 
 
-def test_a_broker_that_is_not_there_is_named() -> None:
-    """R5."""
-    with Client("127.0.0.1:1", "billing", timeout=0.3) as client:
-        calls = (client.get, client.size, client.subscribe, client.last_sequence)
-        for call in calls:
-            with pytest.raises(QuackTimeout, match=r"0\.3 s .*127\.0\.0\.1:1"):
+def test_a_broker_that_is_not_there_is_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """R5. It is not waited for, unless a timeout is given."""
+    monkeypatch.setattr(time, "sleep", lambda seconds: pytest.fail("it waits"))
+    with Client("127.0.0.1:1", "billing") as client:
+        said = r"nothing listens at 127\.0\.0\.1:1 \(connection refused\), and nothing was sent"
+        for call in (client.get, client.size, client.subscribe, client.last_sequence):
+            with pytest.raises(errors.NoBroker, match=said):
                 call("news")
-        with pytest.raises(QuackTimeout, match=r"0\.3 s .*127\.0\.0\.1:1"):
+        with pytest.raises(errors.NoBroker, match=r"start a broker .*`quackmq serve`.*HOST:PORT"):
             client.put("news", b"rain")
-        with pytest.raises(QuackTimeout, match=r"0\.3 s .*127\.0\.0\.1:1"):
+        with pytest.raises(errors.NoBroker, match=said):
             client.topics()
+        with pytest.raises(errors.NoBroker, match=said):
+            client.listen("news")
+
+
+def test_a_broker_that_is_not_there_is_waited_for_if_a_timeout_is_given() -> None:
+    with Client("127.0.0.1:1", "billing", timeout=0.3) as client:
+        with pytest.raises(QuackTimeout, match=r"127\.0\.0\.1:1 after 0\.3 s"):
+            client.put("news", b"rain")
+    with Client("127.0.0.1:1", "billing") as client:
+        with pytest.raises(QuackTimeout, match=r"127\.0\.0\.1:1 after 0\.2 s"):
+            client.get("news", timeout=0.2)
+
+
+def test_of_several_addresses_one_is_enough(address: str, topic: str) -> None:
+    with Client(f"127.0.0.1:1, {address}", timeout=20) as client:
+        assert client.put(topic, b"rain")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        ("127.0.0.1:1,[::1]:1", "connection refused"),
+        ("PLAINTEXT://127.0.0.1:1", "connection refused"),
+        ("nowhere.invalid:9092", "nowhere.invalid: "),
+    ],
+)
+def test_why_no_address_answers_is_told(wrong: str, why: str) -> None:
+    with Client(wrong) as client, pytest.raises(errors.NoBroker) as raised:
+        client.put("news", b"rain")
+    assert f"nothing listens at {wrong} ({why}" in str(raised.value)
 
 
 def test_a_client_can_be_closed_in_the_middle_of_joining(clients: Clients, topic: str) -> None:
