@@ -109,6 +109,9 @@ async def test_a_peer_that_takes_little_by_little_gets_everything(
 @on_both_loops
 async def test_unsent_answers_of_all_peers_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "HTTP_SEND_BYTES", limits.MIB)
+    # What peers have taken is seen when they take it, and not when somebody next looks at all.
+    for name in ("HTTP_REQUEST_WAIT_MS", "HTTP_IDLE_MS", "HTTP_SEND_WAIT_MS"):
+        monkeypatch.setattr(limits, name, 3_600_000)
     async with served(Handlers().routes()) as running:
         slow, other = await running.peer(), await running.peer()
         slow.send(request("GET", f"/large/{32 * limits.MIB}"))
