@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from quackmq.broker import Broker, BrokerSettings
 from quackmq.cli.address import Address
 from quackmq.cli.serve import closed_doors, plan_doors
+from quackmq.cli.server import DOOR_MAKERS
 from quackmq.cli.settings import load
+from quackmq.doors.http import HttpDoor
 from quackmq.errors import InvalidSetting
+from quackmq.stores.memory import MemoryStore
 from tests.cli.process import Server
 
 
@@ -72,6 +76,20 @@ def test_a_port_that_has_none_behind_it_is_refused() -> None:
     assert planned(zmq="127.0.0.1:65534", xpub="127.0.0.1:1", proxy="127.0.0.1:2")["xsub"] == (
         "127.0.0.1:65535"
     )
+
+
+@pytest.mark.asyncio
+async def test_the_http_door_goes_by_the_names_that_the_settings_have() -> None:
+    options = {"http_names": "queue.example", "advertise": "adv.example:9092"}
+    store = MemoryStore()
+    broker = Broker(store, BrokerSettings())
+    door = DOOR_MAKERS["http"](broker, Address("door.example", 0), load(options, {}).settings)
+    assert isinstance(door, HttpDoor)
+    for name in (b"queue.example", b"adv.example", b"door.example:8002"):
+        assert door.names.serves(name, is_loopback=True), name
+    assert not door.names.serves(b"evil.example", is_loopback=True)
+    assert door.names.is_own_origin(b"https://queue.example", b"127.0.0.1:8002")
+    await store.close()
 
 
 @pytest.mark.processes
