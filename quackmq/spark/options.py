@@ -256,6 +256,10 @@ def _options(given: _Given, starting: Place, ending: Place) -> Options:
     group = given.text("groupId") or given.text(_GROUP_ALIAS)
     if group is not None and not 0 < len(group.encode()) <= limits.NAME_BYTES:
         raise _wrong("groupId", group, f"a name has 1 to {limits.NAME_BYTES} bytes")
+    holds = given.flag("holdRetention", True)
+    if group is not None and holds and not (group.isprintable() and " " not in group):
+        # It becomes a subscription with the first batch: that must not fail then.
+        raise _wrong("groupId", group, "a query that holds retention has a name without spaces")
     return Options(
         bootstrap=_bootstrap(given),
         selection=selection,
@@ -272,7 +276,7 @@ def _options(given: _Given, starting: Place, ending: Place) -> Options:
         split_bytes=given.number("splitBytes", limits.KIB, _GREATEST) or limits.SPARK_SPLIT_BYTES,
         fail_on_data_loss=given.flag("failOnDataLoss", True),
         group=group,
-        hold_retention=given.flag("holdRetention", True),
+        hold_retention=holds,
         hold_for_ms=given.duration_ms("holdRetentionFor", limits.SPARK_HOLD_MS),
         include_headers=given.flag("includeHeaders", False),
         plan=given.text("archivePlan"),

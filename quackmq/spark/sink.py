@@ -50,7 +50,7 @@ from pyspark.taskcontext import TaskContext
 
 from quackmq import limits
 from quackmq.arrow import HEADERS_TYPE
-from quackmq.errors import InvalidRequest, QuackTimeout, UnknownPartition
+from quackmq.errors import InvalidRequest, QuackTimeout, UnknownPartition, UnknownTopic
 from quackmq.partitioning import Partitioner
 from quackmq.spark.connection import Access, Http, find, path_of
 from quackmq.spark.digest import Digest, digest_of, merged
@@ -253,9 +253,13 @@ class _Topics:
         self._known: dict[str, _Topic] = {}
 
     def of(self, name: str) -> _Topic:
-        """UnknownTopic."""
+        """Return the facts of a topic, which is created if it is not there. UnknownTopic from a
+        broker that creates no topics by their first use; IllegalTopicName."""
         if name not in self._known:
-            told = self._http.get(path_of("topics", name), limit=1).json
+            try:
+                told = self._http.get(path_of("topics", name), limit=1).json
+            except UnknownTopic:
+                told = self._http.ask("PUT", path_of("topics", name)).json
             most = told["policy"]["batch_bytes"] or limits.ENCODED_BATCH_BYTES
             batch_bytes = min(most, limits.ENCODED_BATCH_BYTES)
             partitioner = Partitioner(told["policy"]["partitioner"])

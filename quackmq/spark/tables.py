@@ -21,7 +21,7 @@ from pyspark.sql import functions as f
 from pyspark.sql.types import StructType
 
 from quackmq import limits
-from quackmq.errors import DamagedData, QuackError
+from quackmq.errors import DamagedData, InvalidRequest, QuackError
 from quackmq.record import batches
 from quackmq.spark import columns
 from quackmq.spark.archived import Files, Plan, plan, release
@@ -48,9 +48,12 @@ def table(
     files: bool | None = None,
     fail_on_data_loss: bool = True,
     lease_ms: int = limits.SPARK_PLAN_MS,
+    flatten: bool = False,
 ) -> DataFrame:
     """All of a topic as it is now. With `value_schema`, values are JSON texts, and the column
-    `value` is what they say; null where one says something else.
+    `value` is a struct of what they say; null where one says something else. With `flatten`, the
+    fields of that struct are columns, in the place of `value`; InvalidRequest if one of them has
+    the name of a column of the topic.
 
     The broker is the one of `bootstrap_servers`, else of the session's property
     `spark.quackmq.bootstrap.servers`, else on this machine. `files` says whether the workers reach
@@ -63,7 +66,12 @@ def table(
         fail_on_data_loss=fail_on_data_loss,
         lease_ms=lease_ms,
     )
-    return frame if value_schema is None else frame.withColumn("value", _parsed(value_schema))
+    if value_schema is None:
+        if flatten:
+            raise InvalidRequest("flatten needs a value_schema: the fields that become columns")
+        return frame
+    typed = frame.withColumn("value", _parsed(value_schema))
+    return _flattened(typed) if flatten else typed
 
 
 def planned_table(
@@ -185,6 +193,23 @@ def _live(
 
 def _all(archived: Files) -> list[File]:
     return [file for files in archived.values() for file in files]
+
+
+def _flattened(frame: DataFrame) -> DataFrame:
+    value = frame.schema["value"].dataType
+    if not isinstance(value, StructType):
+        raise InvalidRequest(f"flatten needs a struct as value_schema, not {value.simpleString()}")
+    others = [name for name in frame.columns if name != "value"]
+    # Spark takes names that differ in their case for the same.
+    taken = {name.lower() for name in others}
+    both = [name for name in value.fieldNames() if name.lower() in taken]
+    if both:
+        raise InvalidRequest(
+            f"a topic has columns {', '.join(both)} of its own: select what is wanted of the "
+            f"struct `value` instead of flatten"
+        )
+    place = frame.columns.index("value")
+    return frame.select(*others[:place], "value.*", *others[place:])
 
 
 def _parsed(value_schema: StructType | str) -> Column:

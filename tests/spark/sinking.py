@@ -80,11 +80,13 @@ def rows(**columns: Any) -> pa.RecordBatch:
     )
 
 
-def messages(api: Client, topic: str, partition: int | None = None) -> list[dict[str, Any]]:
+def messages(
+    api: Client, topic: str, partition: int | None = None, partitions: int = 3
+) -> list[dict[str, Any]]:
     """Of all partitions, by offset in each."""
     return [
         {**message, "partition": number}
-        for number in range(3)
+        for number in range(partitions)
         if partition in (None, number)
         for message in api.get(f"/v1/topics/{topic}/partitions/{number}/messages?limit=1000").json[
             "messages"
@@ -92,5 +94,5 @@ def messages(api: Client, topic: str, partition: int | None = None) -> list[dict
     ]
 
 
-def values(api: Client, topic: str) -> list[str]:
-    return sorted(message["value"] for message in messages(api, topic))
+def values(api: Client, topic: str, partitions: int = 3) -> list[str]:
+    return sorted(message["value"] for message in messages(api, topic, partitions=partitions))

@@ -37,8 +37,8 @@ def spark() -> Iterator[SparkSession]:
         yield running
 
 
-def values(broker: Broker, topic: str) -> list[str]:
-    found = broker.consumed(topic, 3)
+def values(broker: Broker, topic: str, partitions: int = 3) -> list[str]:
+    found = broker.consumed(topic, partitions)
     return sorted("" if value is None else value.decode() for _, _, value in found)
 
 
@@ -179,7 +179,7 @@ def test_a_write_whose_task_fails_for_good_leaves_nothing(
 @pytest.mark.parametrize(
     ("columns", "options", "what"),
     [
-        (["string(id) AS value"], {"topic": "nowhere"}, "nowhere"),
+        (["string(id) AS value"], {"topic": "not/a topic"}, "not/a topic"),
         (["string(id) AS text"], {}, "no column `value`; they have text"),
         (["id AS value"], {}, "column `value` is bigint"),
         (["string(id) AS value", "9 AS partition"], {}, "`partition` has 9"),
@@ -268,6 +268,32 @@ def test_a_restored_checkpoint_fails_its_query_with_the_way_out(
     with pytest.raises(StreamingQueryException, match="restored or copied checkpoint.*DELETE"):
         run(lines, broker, topic, tmp_path / "older")
     assert values(broker, topic) == ["0", "1", "2"]
+
+
+def test_rows_that_have_changed_are_written_by_a_batch_function_in_update_mode(
+    spark: SparkSession, broker: Broker, topic: str, tmp_path: Path
+) -> None:
+    """Spark takes no Python sink in this mode, and refuses before it asks ours."""
+    lines = files(spark, tmp_path / "lines")
+    counts = lines.groupBy("value").count().selectExpr("value || ' ' || count AS value")
+    (tmp_path / "lines" / "0.txt").write_text("a\nb\na")
+    with pytest.raises(StreamingQueryException, match="does not support Update mode"):
+        run(counts, broker, topic, tmp_path / "refused", mode="update")
+
+    def each(rows: DataFrame, number: int) -> None:
+        write(rows, broker, topic, writeId=write_id(rows, number))
+
+    for number, text in enumerate(("a\nb\na", "b")):
+        (tmp_path / "lines" / f"{number}.txt").write_text(text)
+        started = (
+            counts.writeStream.foreachBatch(each)
+            .outputMode("update")
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .trigger(availableNow=True)
+            .start()
+        )
+        finished(started)
+    assert values(broker, topic, 1) == sorted(["a 2", "b 1", "b 2"])
 
 
 def test_an_aggregate_is_written_whole_every_time_in_complete_mode_as_by_sparks_kafka_sink(

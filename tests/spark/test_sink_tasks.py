@@ -23,7 +23,9 @@ from pyspark.sql.types import (
 )
 
 from quackmq import limits
+from quackmq.broker import BrokerSettings
 from quackmq.errors import (
+    IllegalTopicName,
     InvalidRequest,
     QuackError,
     QuackTimeout,
@@ -272,13 +274,35 @@ def test_columns_that_cannot_be_written_are_named(
         BatchSink(options(served, topic), schema, False)
 
 
-def test_no_topic_an_unknown_one_and_overwriting_are_refused_before_anything_runs(
+def test_a_topic_that_is_not_there_is_created_as_by_every_other_door(
+    served: Serving, api: Client, topic: str, task: dict[str, str]
+) -> None:
+    writer = batch_sink(served, f"{topic}.new")
+    writer.commit([writer.write(iter([rows(value=[b"a"])]))])
+    assert values(api, f"{topic}.new", partitions=1) == ["a"]
+    batch_of(task, topic, 0)
+    told = stream_sink(served, f"{topic}.stream").write(iter([rows(value=[b"b"])]))
+    stream_sink(served, f"{topic}.stream").commit([told], 0)
+    assert values(api, f"{topic}.stream", partitions=1) == ["b"]
+    writer = batch_sink(served, None, "value", "topic")
+    batch = rows(value=[b"c"], topic=[f"{topic}.column"])
+    writer.commit([writer.write(iter([batch])), writer.write(iter([batch]))])
+    assert values(api, f"{topic}.column", partitions=1) == ["c", "c"]
+    with pytest.raises(IllegalTopicName):
+        writer.write(iter([rows(value=[b"d"], topic=["not/a topic"])]))
+
+
+def test_a_broker_that_creates_no_topics_refuses_a_missing_one_before_anything_runs() -> None:
+    with serving(settings=BrokerSettings(auto_create_topics=False)) as closed:
+        with pytest.raises(UnknownTopic, match="no topic 'nowhere', and none is created"):
+            batch_sink(closed, "nowhere")
+
+
+def test_no_topic_and_overwriting_are_refused_before_anything_runs(
     served: Serving, topic: str
 ) -> None:
     with pytest.raises(InvalidRequest, match="option topic"):
         batch_sink(served, None)
-    with pytest.raises(UnknownTopic, match="nowhere"):
-        batch_sink(served, "nowhere")
     with pytest.raises(InvalidRequest, match="append"):
         batch_sink(served, topic, overwrite=True)
 
@@ -287,7 +311,6 @@ def test_no_topic_an_unknown_one_and_overwriting_are_refused_before_anything_run
     ("batch", "error", "what"),
     [
         ({"topic": [None]}, InvalidRequest, "`topic` is null"),
-        ({"topic": ["nowhere"]}, UnknownTopic, "nowhere"),
         ({"partition": [3]}, UnknownPartition, "has 3; topic .* 0 to 2"),
         ({"partition": [-1]}, UnknownPartition, "has -1"),
         ({"timestamp": [-1_000]}, InvalidRequest, "before 1970"),

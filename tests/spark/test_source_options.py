@@ -104,6 +104,8 @@ WRONG = [
     ({"maxBytesPerTrigger": "1e3"}, "maxBytesPerTrigger cannot be '1e3'"),
     ({"failOnDataLoss": "perhaps"}, "failOnDataLoss cannot be 'perhaps': it is true or false"),
     ({"groupId": "x" * (limits.NAME_BYTES + 1)}, "groupId cannot be"),
+    ({"groupId": "two words"}, "groupId cannot be 'two words': .* a name without spaces"),
+    ({"holdRetentionFor": "long"}, "holdRetentionFor cannot be 'long': it is a time like"),
     ({"subscribe": " , "}, "subscribe cannot be ','"),
     ({"subscribe": "no ducks"}, "subscribe: 'no ducks' is no topic name"),
     ({"assign": "{}"}, "given subscribe and assign"),

@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import ConsumerGroupTopicPartitions, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
 from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
 from quackmq import spark as quack
+from quackmq.errors import InvalidRequest
 from quackmq.spark.registration import PUSHDOWN_PROPERTY
 from tests.broker.transacting import Transactor
 from tests.cli.process import Server
@@ -132,8 +134,16 @@ def test_latest_misses_nothing_that_comes_before_the_first_batch(
     """Spark asks for the initial offset until it has a batch."""
     broker.create(topic)
     broker.publish(topic, ["before"])
-    frame = spark.readStream.format("quackmq").options(**broker.options(topic)).load()
+    group = f"group-of-{topic}"
+    options = broker.options(topic, groupId=group)
+    frame = spark.readStream.format("quackmq").options(**options).load()
     tries = count(1)
+    admin = AdminClient({"bootstrap.servers": broker.address})
+    wanted = [ConsumerGroupTopicPartitions(group, [TopicPartition(topic, 0)])]
+
+    def has_begun() -> bool:
+        told = admin.list_consumer_group_offsets(wanted)[group].result(QUERY_S)
+        return told.topic_partitions[0].offset == 1
 
     def begun() -> StreamingQuery:
         """What was begun under a checkpoint cannot be again, for a sink in memory."""
@@ -143,7 +153,7 @@ def test_latest_misses_nothing_that_comes_before_the_first_batch(
             .option("checkpointLocation", str(tmp_path / str(next(tries))))
             .start()
         )
-        wait_until(lambda: not query.isActive or group_of(broker, topic) is not None, QUERY_S, 0.1)
+        wait_until(lambda: not query.isActive or has_begun(), QUERY_S, 0.1)
         if (failure := query.exception()) is not None:
             raise failure
         return query
@@ -157,11 +167,6 @@ def test_latest_misses_nothing_that_comes_before_the_first_batch(
         query.stop()
     values = [row.value.decode() for row in spark.sql("select value from latest").collect()]
     assert sorted(values) == [f"{number}" for number in range(3)]
-
-
-def group_of(broker: Broker, topic: str) -> str | None:
-    found = broker.run(broker.broker.subscriptions(CALLER, topic_name=topic))
-    return found[0].name if found else None
 
 
 def test_a_topic_is_a_view_of_sql(spark: SparkSession, broker: Broker, topic: str) -> None:
@@ -253,6 +258,14 @@ def test_a_table_is_sparks_own_scan_of_the_archive_united_with_the_log_s1(
     )
     assert typed.where("value.turn = 2").count() == 1
     assert typed.where("value.turn = 1").agg({"value.n": "sum"}).first()[0] == 2 * sum(range(50))
+    flat = quack.table(
+        spark, topic, "turn int, n int", bootstrap_servers=broker.address, flatten=True
+    )
+    assert flat.columns[:5] == ["key", "turn", "n", "topic", "partition"]
+    assert flat.where("turn = 1").agg({"n": "sum"}).first()[0] == 2 * sum(range(50))
+    for schema, what in (("n int, Offset bigint", "columns Offset"), (None, "value_schema")):
+        with pytest.raises(InvalidRequest, match=what):
+            quack.table(spark, topic, schema, bootstrap_servers=broker.address, flatten=True)
 
 
 def test_a_table_of_nothing_is_empty(spark: SparkSession, broker: Broker, topic: str) -> None:

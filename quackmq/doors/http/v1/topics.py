@@ -1,4 +1,4 @@
-"""Topics: list, create, describe, alter, delete.
+"""Topics: list, create, use, describe, alter, delete.
 
 Policies have their own names here, as numbers, booleans and words; null stands for no bound.
 """
@@ -186,6 +186,11 @@ async def create_topic(request: Request) -> Response:
     return answered(201, await _description(request, topic), (location,))
 
 
+async def use_topic(request: Request) -> Response:
+    topic = await request.broker.ensure_topic(request.caller, TOPIC.of(request))
+    return answered(200, await _description(request, topic))
+
+
 async def describe_topic(request: Request) -> Response:
     topic = request.broker.topic(TOPIC.of(request))
     begin, limit = FROM_PARTITION.of(request), LIMIT.of(request)
@@ -267,6 +272,18 @@ OPERATIONS: Final = (
         body=NEW_TOPIC,
         answers={201: Answer("It is there, and will be after a crash.", TopicDescription)},
         errors=(IllegalTopicName, InvalidPolicy, TopicExists, LimitReached, StoreReadOnly),
+    ),
+    Operation(
+        name="useTopic",
+        tag=_TAG,
+        method="PUT",
+        path="/v1/topics/{topic}",
+        handler=use_topic,
+        about="Describe a topic, and create it with the broker's defaults if it is not there, as "
+        "its first message would. A broker that creates no topics by their first use refuses that.",
+        parameters=(TOPIC,),
+        answers={200: Answer("The topic.", TopicDescription)},
+        errors=(IllegalTopicName, UnknownTopic, LimitReached, StoreReadOnly),
     ),
     Operation(
         name="describeTopic",

@@ -15,7 +15,7 @@ import pytest
 
 from quackmq import limits
 from quackmq.archive.tiered import TieredStore
-from quackmq.broker import Broker, Caller
+from quackmq.broker import Broker, BrokerSettings, Caller
 from quackmq.clock import Clock
 from quackmq.doors.http import HttpDoor
 from quackmq.stores.base import Store
@@ -108,7 +108,9 @@ class Serving:
         store: Store | None = None,
         directory: Path | None = None,
         clock: Clock | None = None,
+        settings: BrokerSettings | None = None,
     ) -> None:
+        self._settings = settings or BrokerSettings()
         self._store = store
         self._clock = clock
         self._directory = directory
@@ -153,7 +155,7 @@ class Serving:
             log = await LocalStore.open(self._directory, LocalOptions(sync="os"))
             self._store = archive = await TieredStore.open(log, log.disk)
         self._store = self._store or MemoryStore()
-        self.broker = Broker(self._store, clock=self._clock, archive=archive)
+        self.broker = Broker(self._store, self._settings, self._clock, archive)
         await self.broker.open()
         self.door = HttpDoor(self.broker, "127.0.0.1", 0)
         return await self.door.start()
@@ -167,9 +169,12 @@ class Serving:
 
 @contextmanager
 def serving(
-    store: Store | None = None, directory: Path | None = None, clock: Clock | None = None
+    store: Store | None = None,
+    directory: Path | None = None,
+    clock: Clock | None = None,
+    settings: BrokerSettings | None = None,
 ) -> Iterator[Serving]:
-    served = Serving(store, directory, clock)
+    served = Serving(store, directory, clock, settings)
     try:
         yield served
     finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from quackmq import limits
+from quackmq.broker import BrokerSettings
 from tests.doors.http.v1.serving import Client, serving
 
 
@@ -34,6 +35,17 @@ def test_without_more_than_a_name_a_topic_is_as_the_broker_makes_them(
     assert created["partition_count"] == 1
     assert created["policy"]["when_full"] == "archive"
     assert created["policy"]["partitioner"] == "murmur2"
+
+
+def test_using_a_topic_creates_it_once_and_describes_it(api: Client, topic: str) -> None:
+    created = api.put(f"/v1/topics/{topic}")
+    assert (created.status, created.json["partition_count"]) == (200, 1)
+    again = api.put(f"/v1/topics/{topic}")
+    assert (again.status, again.json["id"]) == (200, created.json["id"])
+    api.put("/v1/topics/a%20b").problem(400, "illegal_topic_name")
+    with serving(settings=BrokerSettings(auto_create_topics=False)) as closed:
+        detail = closed.client().put(f"/v1/topics/{topic}").problem(404, "unknown_topic")
+        assert "none is created by its first use" in detail
 
 
 def test_the_partitioner_is_shown_and_can_be_changed(api: Client, topic: str) -> None:
