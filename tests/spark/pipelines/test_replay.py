@@ -14,6 +14,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from quackmq.errors import InvalidRequest, OffsetOutOfRange, QuackError, UnknownTopic
+from quackmq.partitioning import Partitioner, partition_of
+from quackmq.policy import Policy
+from quackmq.record import NO_TIMESTAMP, Record
 from quackmq.spark.pipelines import replay as pipeline
 from quackmq.spark.pipelines.job import Job
 from quackmq.spark.pipelines.replay import Options, Position, position
@@ -137,6 +140,23 @@ def test_a_stretch_by_time_goes_as_a_whole_with_keys_headers_and_times(
         report = replayed(broker, spark, topic, where=nothing)
         assert (report.facts["read"], report.facts["written"]) == (6, 0)
     assert values_of(broker, f"{topic}-again", 1) == {0: ["1", "3"]}
+
+
+@pytest.mark.needs("java")
+def test_keys_choose_where_the_topics_have_different_partitioners(
+    broker: Broker, spark: SparkSession, topic: str
+) -> None:
+    keys = [f"duck-{number}".encode() for number in range(20)]
+    for name, partitioner in ((topic, Partitioner.LEGACY), (f"{topic}-again", Partitioner.MURMUR2)):
+        policy = Policy(partitioner=partitioner)
+        broker.run(broker.broker.create_topic(CALLER, name, partitions=3, policy=policy))
+    records = [Record(0, NO_TIMESTAMP, key, key) for key in keys]
+    broker.run(broker.broker.messages.put(CALLER, topic, records))
+    broker.publish(topic, ["without a key"], 1)
+    assert replayed(broker, spark, topic).facts["written"] == 21
+    found = {value: partition for partition, _, value in broker.consumed(f"{topic}-again", 3)}
+    assert found.pop(b"without a key") == 1
+    assert found == {key: partition_of(Partitioner.MURMUR2, key, 3) for key in keys}
 
 
 async def _published(broker: Broker, topic: Any, batch: Any) -> None:
