@@ -70,6 +70,7 @@ soak: $(READY) clients
 	$(if $(SEED),,$(PYTHON_IN_VENV) -m tests.interop.transforming --seconds $(SECONDS))
 	$(if $(SEED),,$(PYTHON_IN_VENV) -m tests.interop.transforming --seconds $(SECONDS) --client java)
 	$(if $(SEED),,$(PYTHON_IN_VENV) -m tests.pubsub.torture --seconds $(SECONDS))
+	$(if $(SEED),,$(PYTHON_IN_VENV) -m tests.pubsub.killing --seconds $(SECONDS))
 	$(if $(SEED),,$(PYTHON_IN_VENV) -m tests.pubsub.chaos --seconds $(SECONDS))
 	$(if $(SEED),,$(PYTHON_IN_VENV) -m tests.spark.torture --seconds $(SECONDS))
 	$(if $(SEED),,$(PYTHON_IN_VENV) -m tests.spark.torture --seconds $(SECONDS) --cluster)

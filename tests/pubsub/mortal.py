@@ -17,8 +17,10 @@ To add a client, write a consumer or a publisher below and name it in its table.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -28,7 +30,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
+from quackmq import AsyncClient, Client
+from quackmq.cli import get as getting
+from quackmq.cli.main import main as command_line
 from quackmq.client.proxy import ReliablePublisher, ReliableSubscriber
 from quackmq.client.queue import Consumer, ConsumerError, Producer
 from quackmq.client.zmq import ZmqClient
@@ -37,11 +43,16 @@ READY = "ready"
 TIMEOUT_S = 60.0
 #: Who has nothing to do for the moment, and no call that waits.
 PAUSE_S = 0.001
+#: Consumers that would have seen everything before anybody could kill them: they work on each
+#: message for so long, at the most.
+QUICK = ("python", "async")
+WORK_S = 0.004
 
 
 @dataclass(frozen=True)
 class Task:
-    """What a program is told. `address` is that of its door; `directory` is "" for none."""
+    """What a program is told. `address` is that of its door; `directory` is "" for none; `home` is
+    where the user's programs keep their state."""
 
     role: str
     address: str
@@ -49,6 +60,7 @@ class Task:
     topic: str
     log: str
     directory: str = ""
+    home: str = ""
 
     @property
     def kept(self) -> str | None:
@@ -134,11 +146,72 @@ def consume_line(task: Task) -> Iterator[str]:
         lines.say("successful")
 
 
+def consume_python(task: Task) -> Iterator[str]:
+    with Client(task.address, task.name, serialiser="str", timeout=TIMEOUT_S) as client:
+        client.subscribe(task.topic)
+        yield READY
+        for message in client.listen(task.topic):
+            yield message.value
+
+
+def consume_python_get(task: Task) -> Iterator[str]:
+    with Client(task.address, task.name, serialiser="str", timeout=TIMEOUT_S) as client:
+        client.subscribe(task.topic)
+        yield READY
+        while True:
+            yield client.get(task.topic).value
+
+
+def consume_python_skip(task: Task) -> Iterator[str]:
+    with Client(task.address, task.name, on_crash="skip", timeout=TIMEOUT_S) as client:
+        client.subscribe(task.topic)
+        yield READY
+        for message in client.listen(task.topic):
+            yield message.value.decode()
+
+
+def consume_async(task: Task) -> Iterator[str]:
+    """Each step of the loop is one of the generator."""
+    loop = asyncio.new_event_loop()
+    loop_of = AsyncClient(task.address, task.name, serialiser="str", timeout=TIMEOUT_S)
+    loop.run_until_complete(loop_of.subscribe(task.topic))
+    yield READY
+    messages = loop_of.listen(task.topic)
+
+    async def next_value() -> str:
+        return str((await anext(messages)).value)
+
+    while True:
+        yield loop.run_until_complete(next_value())
+
+
+def consume_cli(task: Task) -> Iterator[str]:
+    """`quackmq get`, which prints to the log."""
+    name, broker = ("--name", task.name), ("--broker", task.address, "--timeout", str(TIMEOUT_S))
+    with Client(task.address, task.name, timeout=TIMEOUT_S) as client:
+        client.subscribe(task.topic)
+    yield READY
+    os.dup2(os.open(task.log, os.O_WRONLY | os.O_APPEND), 1)
+    line = getting._line
+
+    def slowly(*arguments: Any, **options: Any) -> bytes:
+        time.sleep(random.uniform(0, WORK_S))
+        return line(*arguments, **options)
+
+    getting._line = slowly
+    command_line(["get", task.topic, *name, *broker, "--follow"])
+
+
 CONSUMERS: dict[str, Callable[[Task], Iterator[str]]] = {
     "queue": consume_queue,
     "zmq": consume_zmq,
     "proxy": consume_proxy,
     "line": consume_line,
+    "python": consume_python,
+    "python get": consume_python_get,
+    "python skip": consume_python_skip,
+    "async": consume_async,
+    "cli": consume_cli,
 }
 
 
@@ -193,6 +266,33 @@ def publish_line(task: Task) -> Callable[[int], object]:
     return publish
 
 
+def publish_python(task: Task) -> Callable[[int], object]:
+    client = Client(task.address, serialiser="str", timeout=TIMEOUT_S)
+    return lambda number: client.put(task.topic, str(number))
+
+
+def publish_python_numbered(task: Task) -> Callable[[int], object]:
+    client = Client(task.address, task.name, serialiser="str", timeout=TIMEOUT_S)
+    return lambda number: client.put(task.topic, str(number), sequence=number)
+
+
+def publish_async(task: Task) -> Callable[[int], object]:
+    loop = asyncio.new_event_loop()
+    client = AsyncClient(task.address, serialiser="str", timeout=TIMEOUT_S)
+    return lambda number: loop.run_until_complete(client.put(task.topic, str(number)))
+
+
+def publish_cli(task: Task) -> Callable[[int], object]:
+    """`quackmq put`, once for each message."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    broker = ("--broker", task.address, "--timeout", str(TIMEOUT_S))
+
+    def publish(number: int) -> None:
+        assert command_line(["put", task.topic, str(number), *broker]) == 0
+
+    return publish
+
+
 PUBLISHERS: dict[str, Callable[[Task], Callable[[int], object]]] = {
     "queue": publish_queue,
     "queue numbered": publish_queue_numbered,
@@ -201,10 +301,15 @@ PUBLISHERS: dict[str, Callable[[Task], Callable[[int], object]]] = {
     "proxy": publish_proxy,
     "proxy numbered": publish_proxy_numbered,
     "line": publish_line,
+    "python": publish_python,
+    "python numbered": publish_python_numbered,
+    "async": publish_async,
+    "cli": publish_cli,
 }
 
 
 def run(task: Task) -> None:
+    os.environ["XDG_STATE_HOME"] = task.home
     log = Log(task.log)
     if task.role in PUBLISHERS and task.name.startswith("pub"):
         publish = PUBLISHERS[task.role](task)
@@ -216,6 +321,8 @@ def run(task: Task) -> None:
             number += 1
     for seen in CONSUMERS[task.role](task):
         log.write(seen)
+        if task.role.split()[0] in QUICK:
+            time.sleep(random.uniform(0, WORK_S))
 
 
 # --- the process that forks them ------------------------------------------------------------------
