@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks.peers.kafka import Kafka
 from quackmq import Client, QuackTimeout, errors
+from quackmq.partitioning import Partitioner, partition_of
 
 pytestmark = pytest.mark.needs("kafka")
 
@@ -49,6 +50,9 @@ def test_the_tour_is_the_same_on_a_kafka_cluster(kafka: str, tmp_path: Path) -> 
     with Client(kafka, "billing", **options) as client:
         got += islice(client.listen("news"), 3)
         assert sorted(message.id for message in got) == sorted(put)
+        # There keys are placed as the Java client places them.
+        expected = [partition_of(Partitioner.MURMUR2, message.key, 2) for message in got]
+        assert [message.partition for message in got] == expected
         client.seek("news", "beginning")
         first = client.get("news", after=None)
         assert client.get("news", after=None).id == first.id
