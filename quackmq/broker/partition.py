@@ -13,6 +13,7 @@ import asyncio
 import math
 from typing import Any
 
+from quackmq import limits
 from quackmq.archive.manifest import Manifest
 from quackmq.broker.marks import AgeMarks, SizeMarks
 from quackmq.clock import Clock
@@ -167,4 +168,7 @@ class Partition:
         if again:
             self.due_ms = 0
         for ages in self.ages:
-            self.due_ms = min(self.due_ms, ages.due_ms(now_ms))
+            due_ms = ages.due_ms(now_ms)
+            if due_ms <= now_ms:  # it is old, and stays: the clock is paused, or time is missing
+                due_ms = now_ms + limits.CLOCK_STEP_MS
+            self.due_ms = min(self.due_ms, due_ms)

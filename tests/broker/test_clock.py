@@ -200,7 +200,7 @@ async def test_confirming_a_jump_deletes_nothing_and_corrects_the_time(home: Hom
         home.machine.pass_ms(7 * DAY_MS - 1)
         await broker.clean()
         assert await values_in(broker) == [b"a", b"b"]
-        home.machine.pass_ms(1)
+        home.machine.pass_ms(limits.CLOCK_STEP_MS)  # at which it is looked at again
         await broker.clean()
         assert await values_in(broker) == []
 
@@ -298,6 +298,27 @@ async def test_a_pause_survives_a_restart_of_the_process(home: Home) -> None:
         assert broker.timekeeping.status(CALLER).status == "paused"
         await broker.clean()
         assert await values_in(broker) == [b"a"]
+
+
+async def test_while_the_clock_is_paused_the_cleaner_does_not_look_again_and_again(
+    local: Home,
+) -> None:
+    home = local
+    async with home.broker() as broker:
+        topic = await broker.create_topic(CALLER, TOPIC, policy=WEEK)
+        await append_time(broker, b"a")
+        home.machine.pass_ms(8 * DAY_MS)
+        await append_time(broker, b"b")
+    home.machine.reboot(YEAR_MS)
+    async with home.broker() as broker:
+        await broker.clean()
+        await append_time(broker, b"c")
+        home.machine.pass_ms(8 * DAY_MS)
+        await broker.clean()
+        (partition,) = broker._retention._partitions[topic.id]
+        now_ms = broker.timekeeping.status(CALLER).time_ms
+        assert partition.due_ms == now_ms + limits.CLOCK_STEP_MS
+        assert broker._retention._due() == []
 
 
 async def test_an_outage_of_a_few_days_is_time_that_passed(home: Home) -> None:

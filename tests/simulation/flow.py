@@ -28,11 +28,14 @@ import asyncio
 import dataclasses
 import random
 import sys
+from typing import Final
 
 from quackmq.broker import Broker, BrokerSettings
-from quackmq.errors import StorageError, StoreReadOnly
+from quackmq.clock import Clock as BrokerClock
+from quackmq.errors import LimitReached, StorageError, StoreReadOnly
 from quackmq.stores.base import Store
 from quackmq.stores.local import LocalStore
+from tests.simulation.clock_setter import ClockSetter
 from tests.simulation.disk import Faults, Machine, SimulatedDisk
 from tests.simulation.flow_clients import (
     Flow,
@@ -57,8 +60,21 @@ from tests.simulation.scenario import (
     make_options,
     watched,
 )
+from tests.simulation.shrunk import shrunk
 from tests.simulation.soak import main
 
+#: Limits that a seed shrinks, and to what (see shrunk.py).
+LIMITS: Final = {
+    "COMMITTED_STAGES": (1, 3),
+    "PENDING_BYTES": (500, 2_000),
+    "REMEMBERED_PUTS": (0,),
+    "STAGES": (1,),
+    "STAGED_BATCHES": (2, 4),
+    "STAGED_BYTES": (300, 1_000),
+    "STAGE_CALL_BYTES": (150, 400),
+    "STAGE_COPY_BYTES": (200, 1_000),
+    "STAGE_PARTS": (1,),
+}
 _MOVER_ID = "mover"
 #: Virtual seconds after which a client is taken to hang.
 _PATIENCE_SECONDS = 600.0
@@ -69,7 +85,7 @@ def flow(seed: int, trace: Trace | None = None) -> Counts:
     """Run a seed to its end; what happened, counted. Failure if a promise was broken."""
     world = World(seed, trace)
     try:
-        with determined(seed), watched():
+        with determined(seed), shrunk(seed, LIMITS, world.counts), watched():
             world.run()
     except (Exception, Crash) as error:
         while isinstance(error, BaseExceptionGroup):
@@ -84,6 +100,7 @@ class World:
         self._trace = trace
         self._source = random.Random(f"{seed}/flow")
         self._clock = Clock()
+        self._setter = ClockSetter(self._clock, random.Random(f"{seed}/clock"))
         self._machine = Machine(random.Random(f"{seed}/disk"))
         self._options = dataclasses.replace(make_options(self._source), sync="always")
         self._ledger = Ledger()
@@ -122,6 +139,7 @@ class World:
             raise Violation(f"nobody took {loop.unhandled[0]}")
         if crashed and power:
             self._machine.power_cut()
+            self._setter.reboot()
         elif crashed:
             self._machine.process_crash(evictions=True)
 
@@ -134,15 +152,17 @@ class World:
 
     async def _life(self, disk: SimulatedDisk, last: bool) -> bool:
         """Whether it ends as a crash."""
+        clock = self._clock.of_process()
+        self._setter.crashed()
         try:
-            store = await LocalStore.open_on(disk, options=self._options, now_ms=self._clock.now_ms)
+            store = await LocalStore.open_on(disk, options=self._options, now_ms=clock)
         except StorageError as error:
             if not disk.failed:
                 raise Violation(f"a sound directory does not open: {error!r}") from error
             return True
         await check(store, self._ledger)
         self.counts["recoveries checked"] += 1
-        broker = Broker(store, BrokerSettings(), self._clock.now_ms)
+        broker = Broker(store, BrokerSettings(), clock)
         life = Flow(broker, self._ledger, self._source, self.counts)
         failed = False
         try:
@@ -150,7 +170,7 @@ class World:
             for name in (SOURCE, TARGET):
                 if name not in broker.topics():
                     await broker.create_topic(CALLER, name, partitions=PARTITIONS)
-            await (self._finish(life, store) if last else self._work(life))
+            await (self._finish(life, store) if last else self._work(life, clock))
         except* StoreReadOnly as errors:
             if not disk.failed:
                 raise Violation("the store stopped for no reason") from errors
@@ -166,10 +186,12 @@ class World:
                 raise Violation(f"a sound store does not close: {error!r}") from error
         return disk.failed
 
-    async def _work(self, life: Flow) -> None:
+    async def _work(self, life: Flow, clock: BrokerClock) -> None:
         steps = self._source.choice((3, 10, 25))
         everyone: list[FlowClient] = [*self._movers, *self._writers, self._stager, self._numberer]
         async with asyncio.TaskGroup() as group:
+            setting = self._setter.run(clock, life.broker.timekeeping, self.counts, steps)
+            group.create_task(setting, name=self._setter.name)
             for client in [*everyone, PlainWriter(), Watcher(), self._listener]:
                 group.create_task(self._run(client, life, steps), name=client.name)
 
@@ -180,6 +202,11 @@ class World:
                     await client.step(life)
             except TimeoutError as error:
                 raise Violation(f"{client.name} waits for ever") from error
+            except LimitReached as error:
+                if not isinstance(client, Stager):
+                    raise Violation(f"{client.name} met {error!r}") from error
+                client.give_up()
+                life.counts["calls refused by a limit"] += 1
             await asyncio.sleep(life.source.random() ** 3 * 0.02)
 
     async def _finish(self, life: Flow, store: Store) -> None:

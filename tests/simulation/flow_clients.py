@@ -357,6 +357,10 @@ class Stager:
         elif job.receipts:
             await self._end(life, job, "commit" if fate < 0.93 else "abort")
 
+    def give_up(self) -> None:
+        """Leave the present job: there is no room for it."""
+        self._job = None
+
     async def _stage(self, life: Flow, job: Job) -> None:
         if job.unsure is None:
             part = life.source.choice("abc")

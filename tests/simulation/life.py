@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from quackmq.broker import Broker, Caller
-from quackmq.errors import BrokerClosing, StoreReadOnly, UnknownTopic
+from quackmq.errors import BrokerClosing, LimitReached, StoreReadOnly, UnknownTopic
 from quackmq.stores.base import Store
 from quackmq.topic import PartitionKey, Topic
 from tests.simulation.disk import SimulatedDisk
@@ -68,6 +68,8 @@ async def run_client(client: Client, life: Life, steps: int) -> None:
                 raise Violation(f"{client.name}: the store stopped for no reason") from error
             life.model.read_only = True
             life.counts["writes refused by a store that had failed"] += 1
+        except LimitReached:
+            life.counts["calls refused by a limit"] += 1
         except BrokerClosing:
             return
         await asyncio.sleep(life.source.random() ** 3 * 0.02)

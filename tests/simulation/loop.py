@@ -22,6 +22,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, TypeVarTuple, Unpack
 
+from quackmq.clock import Clock as BrokerClock
+
 Ts = TypeVarTuple("Ts")
 T = TypeVar("T")
 
@@ -40,15 +42,42 @@ class Deadlock(Exception):
     """Every task waits for something that will never come."""
 
 
+#: Wall time begins in 2023.
+_START_MS = 1_700_000_000_000
+
+
 @dataclass
 class Clock:
-    """The one time of a world; it outlives the processes in it. Wall time begins in 2023."""
+    """The one time of a world; it outlives the processes in it. The wall clock may be set; the time
+    since the boot runs on, and begins anew with the next boot."""
 
     seconds: float = 0.0
-    wall_start_ms: int = 1_700_000_000_000
+    wall_start_ms: int = _START_MS
+    boots: int = 1
+    _booted_seconds: float = 0.0
 
     def now_ms(self) -> int:
+        """Return what the wall clock says."""
         return self.wall_start_ms + int(self.seconds * 1000)
+
+    def true_ms(self) -> int:
+        """Return the time that has really passed."""
+        return int(self.seconds * 1000)
+
+    def elapsed_ms(self) -> int:
+        return int((self.seconds - self._booted_seconds) * 1000)
+
+    def jump(self, by_ms: int | None) -> None:
+        """Set the wall clock by so much; None sets it right."""
+        self.wall_start_ms = _START_MS if by_ms is None else self.wall_start_ms + by_ms
+
+    def reboot(self) -> None:
+        self.boots += 1
+        self._booted_seconds = self.seconds
+
+    def of_process(self) -> BrokerClock:
+        """Return the clock of a broker that starts now."""
+        return BrokerClock(self.now_ms, self.elapsed_ms, f"boot {self.boots}")
 
 
 @dataclass

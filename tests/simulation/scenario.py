@@ -21,15 +21,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
+from typing import Final
 from unittest import mock
 
 from quackmq.broker import Broker, BrokerSettings
-from quackmq.errors import StorageError, UnusableDirectory
+from quackmq.clock import Clock as BrokerClock
+from quackmq.errors import StorageError, StoreReadOnly, UnusableDirectory
 from quackmq.policy import Policy, WhenFull
 from quackmq.stores.local import LocalOptions, LocalStore, files
 from quackmq.stores.local.options import SyncMode
 from tests.simulation import clients
 from tests.simulation.checker import Checker
+from tests.simulation.clock_setter import ClockSetter
 from tests.simulation.consumer import Consumer
 from tests.simulation.damage import check_flips
 from tests.simulation.disk import Faults, Machine, SimulatedDisk
@@ -38,6 +41,7 @@ from tests.simulation.loop import Clock, Crash, VirtualLoop, run
 from tests.simulation.model import Model, Violation
 from tests.simulation.platter import Counts
 from tests.simulation.publishers import IdempotentProducer, PlainPublisher
+from tests.simulation.shrunk import shrunk
 from tests.simulation.side import Lock
 from tests.simulation.subscriber import Subscriber, check_subscriptions
 
@@ -45,6 +49,23 @@ Trace = Callable[[str], None]
 
 _SYNC_MODES: tuple[SyncMode, ...] = ("always",) * 5 + ("interval", "os")
 _MOST_CPU_SECONDS = 15.0
+#: Limits that a seed shrinks, and to what (see shrunk.py).
+LIMITS: Final = {
+    "CHANGE_BYTES": (700, 2_000),
+    "CURSORS": (6, 12),
+    "DECODED_BATCHES": (1, 3),
+    "JOURNAL_LOOP_BYTES": (300, 2_000),
+    "LIVE_MARKS": (3, 5),
+    "PARTITIONS": (4, 6),
+    "PARTITIONS_PER_TOPIC": (1, 2),
+    "PENDING_BYTES": (2_000, 6_000),
+    "STATE_VALUE_BYTES": (580,),
+    "SUBSCRIPTIONS": (2, 3),
+    "TOPICS": (2, 3),
+    "WAITING_PUBLISHERS": (1, 2),
+    "WAITING_PUBLISH_BYTES": (300, 1_000),
+    "WRITE_BACK_BYTES": (2_000, 8_000),
+}
 _TOPIC_NAMES = ["ducks", "geese", "swans", "teals"]
 
 
@@ -66,7 +87,7 @@ def simulate(seed: int, trace: Trace | None = None) -> Counts:
     """Run a seed to its end; what happened, counted. Failure if a promise was broken."""
     world = World(seed, trace)
     try:
-        with determined(seed), watched():
+        with determined(seed), shrunk(seed, LIMITS, world.counts), watched():
             world.run()
     except (Exception, Crash) as error:
         raise Failure(seed, innermost(error)) from error
@@ -96,6 +117,7 @@ class World:
         self._machine = Machine(random.Random(f"{seed}/disk"))
         self._model = Model()
         self._memory = _Memory()
+        self._setter = ClockSetter(self._clock, random.Random(f"{seed}/clock"))
         self._clients = _make_clients()
         self._options = make_options(self._source)
         self._changes_options = self._source.random() < 0.3
@@ -129,7 +151,7 @@ class World:
         if self._changes_options:  # a restart is when people change settings
             self._options = make_options(self._source)
         if self._source.random() < 0.1:  # and when clocks are set
-            self._clock.wall_start_ms += self._source.randint(-3_600_000, 3_600_000)
+            self._clock.jump(self._source.randint(-3_600_000, 3_600_000))
         faults = Faults() if last else make_faults(self._source, self._options)
         power = self._source.random() < 0.6
         loop = VirtualLoop(self._clock, random.Random(f"{self._seed}/loop/{number}"))
@@ -158,6 +180,7 @@ class World:
             self._say("=== the process is gone")
             return
         self._machine.power_cut()
+        self._setter.reboot()
         self._say("=== the power was cut")
         if self._memory.at_risk:
             self._memory.lossy = self._model.lossy = True
@@ -169,7 +192,8 @@ class World:
         """Whether it ends as a crash."""
         self._model.read_only = False
         self._memory.gaps = self._memory.gaps or self._options.sync != "always"
-        store = await self._open(disk)
+        clock = self._clock.of_process()
+        store = await self._open(disk, clock)
         if store is None:
             return True
         source = random.Random(f"{self._seed}/life/{number}")
@@ -181,15 +205,17 @@ class World:
         always = self._options.sync == "always"
         memory.at_risk = memory.at_risk or not always
         await checker.check()
-        broker = Broker(store, BrokerSettings(group_initial_delay_ms=3), self._clock.now_ms)
+        broker = Broker(store, BrokerSettings(group_initial_delay_ms=3), clock)
         await broker.open()
         await check_subscriptions(broker, self._model, lossy=memory.lossy)
         memory.lossy = False
         memory.at_risk = not always
-        life = Life(store, broker, disk, self._model, source, self.counts, self._clock.now_ms)
+        life = Life(store, broker, disk, self._model, source, self.counts, clock.now_ms)
         if not last:
             steps = source.choice((3, 10, 25))
             async with asyncio.TaskGroup() as group:
+                setting = self._set_clock(clock, broker, disk, steps)
+                group.create_task(setting, name=self._setter.name)
                 for client in self._clients:
                     group.create_task(run_client(client, life, steps), name=client.name)
         if not last and source.random() < 0.6:
@@ -209,9 +235,19 @@ class World:
             raise Violation(f"{disk.open_files} files were left open")
         return False
 
-    async def _open(self, disk: SimulatedDisk) -> LocalStore | None:
+    async def _set_clock(
+        self, clock: BrokerClock, broker: Broker, disk: SimulatedDisk, steps: int
+    ) -> None:
         try:
-            return await LocalStore.open_on(disk, options=self._options, now_ms=self._clock.now_ms)
+            await self._setter.run(clock, broker.timekeeping, self.counts, steps)
+        except StoreReadOnly as error:
+            if not disk.failed:
+                raise Violation("the store stopped for no reason") from error
+
+    async def _open(self, disk: SimulatedDisk, clock: BrokerClock) -> LocalStore | None:
+        self._setter.crashed()
+        try:
+            return await LocalStore.open_on(disk, options=self._options, now_ms=clock)
         except UnusableDirectory as error:
             if not disk.failed:
                 raise Violation(f"a sound directory does not open: {error}") from error

@@ -9,8 +9,9 @@ import pytest
 from quackmq.broker.untold import Untold
 from quackmq.leases import Leases
 from tests.simulation.platter import Counts
-from tests.simulation.pushes import push
+from tests.simulation.pushes import LIMITS, push
 from tests.simulation.scenario import Failure
+from tests.simulation.shrunk import missing
 
 _SEEDS = 40
 #: Each must have happened, or the simulation proves less than it says.
@@ -24,6 +25,9 @@ _MUST_HAPPEN = (
     "flushes",
     "receipts acked",
     "receipts passed",
+    "jumps of the wall clock",
+    "jumps confirmed",
+    "looks at a paused clock",
 )
 
 
@@ -31,8 +35,9 @@ def test_x4_no_crash_loses_what_was_not_acknowledged_or_repeats_what_was_flushed
     counts: Counts = Counter()
     for seed in range(_SEEDS):
         counts += push(seed)
-    missing = [what for what in _MUST_HAPPEN if not counts[what]]
-    assert not missing, f"never happened: {missing}"
+    absent = [what for what in _MUST_HAPPEN if not counts[what]]
+    assert not absent, f"never happened: {absent}"
+    assert not missing(LIMITS, counts), "limits that were never reached"
 
 
 def test_a_state_that_forgets_what_is_outstanding_is_noticed(

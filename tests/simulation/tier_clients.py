@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +30,7 @@ from quackmq.topic import Append, Cursor, CursorKey, PartitionKey, Read
 from quackmq.transactions import Marker, marker_batch
 from tests.archive.archiving import archive
 from tests.simulation.disk import SimulatedDisk
+from tests.simulation.loop import Clock as WorldClock
 from tests.simulation.model import Register, Violation, make_body
 from tests.simulation.platter import Counts
 from tests.simulation.tier_truth import Sent, Transaction, Truth
@@ -52,12 +53,13 @@ class Tiers:
     truth: Truth
     source: random.Random
     counts: Counts
-    now_ms: Callable[[], int]
+    clock: Clock
+    world: WorldClock
     pins: list[Pin] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.archiver = Archiver(
-            self.store, lambda: self.truth.topics, Clock.of(self.now_ms), lambda producer_id: None
+            self.store, lambda: self.truth.topics, self.clock, lambda producer_id: None
         )
         self.merger = Merger(
             self.store.partitions, MergeSettings(target_bytes=20_000, growth=2, most_files=3)
@@ -114,9 +116,9 @@ async def publish(life: Tiers, batches: list[Sent], sequence: int = 0) -> None:
     for sent in batches:
         transaction = sent.transaction
         producer = None if transaction is None else (transaction.producer_id, 0, sequence)
-        sent.since_ms = life.now_ms()
+        sent.since_ms = life.world.true_ms()
         body = make_body(
-            sent.values, life.now_ms(), producer, transactional=transaction is not None
+            sent.values, life.clock.now_ms(), producer, transactional=transaction is not None
         )
         appends.append(Append(sent.key, Batch.parse(body)))
     try:
@@ -132,7 +134,7 @@ async def publish(life: Tiers, batches: list[Sent], sequence: int = 0) -> None:
 
 async def end(life: Tiers, transaction: Transaction, how: str) -> None:
     marker = Marker.COMMIT if how == "commit" else Marker.ABORT
-    body = marker_batch(transaction.producer_id, 0, marker, life.now_ms())
+    body = marker_batch(transaction.producer_id, 0, marker, life.clock.now_ms())
     keys = sorted(await life.store.open_transactions(transaction.producer_id))
     if {key.topic_id for key in transaction.keys} & (life.truth.doomed - life.truth.gone):
         return  # nobody can say whether it ends there, too
@@ -230,7 +232,7 @@ class Retainer:
             store: Any = _Watched(life)
             self._retention = Retention(
                 store,
-                Clock.of(life.now_ms),
+                life.clock,
                 _NoHolds(),
                 0,
                 lambda key, first: None,
@@ -262,7 +264,9 @@ class _Watched:
 
     async def trim(self, key: PartitionKey, before: int) -> int:
         life = self._life
-        old_ms = life.now_ms() - KEEP_FOR_MS + limits.REGION_MS
+        # By the time that really passed, whatever the wall clock says.
+        least_ms = KEEP_FOR_MS - KEEP_FOR_MS // limits.CLOCK_PACE
+        old_ms = life.world.true_ms() - least_ms + limits.REGION_MS
         partition = life.truth.expire(key, before, old_ms)
         first = await life.store.trim(key, before)
         partition.first = max(partition.first, first)

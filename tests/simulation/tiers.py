@@ -25,11 +25,15 @@ import asyncio
 import dataclasses
 import random
 import sys
+from typing import Final
 
 from quackmq.archive.files import ARCHIVE
 from quackmq.archive.tiered import TieredStore
-from quackmq.errors import BrokerClosing, StorageError, StoreReadOnly
+from quackmq.broker.timekeeping import Timekeeping
+from quackmq.clock import Clock as BrokerClock
+from quackmq.errors import BrokerClosing, LimitReached, StorageError, StoreReadOnly
 from quackmq.stores.local import LocalStore
+from tests.simulation.clock_setter import ClockSetter
 from tests.simulation.disk import Faults, Machine, SimulatedDisk
 from tests.simulation.life import patiently
 from tests.simulation.loop import Clock, Crash, VirtualLoop, run
@@ -45,6 +49,7 @@ from tests.simulation.scenario import (
     make_options,
     watched,
 )
+from tests.simulation.shrunk import shrunk
 from tests.simulation.soak import main
 from tests.simulation.tier_clients import (
     Administrator,
@@ -61,6 +66,15 @@ from tests.simulation.tier_clients import (
 )
 from tests.simulation.tier_truth import Truth, check_damaged
 
+#: Limits that a seed shrinks, and to what (see shrunk.py).
+LIMITS: Final = {
+    "ARCHIVE_CACHE_BYTES": (500, 3_000),
+    "ARCHIVE_FILES": (2, 4),
+    "ARCHIVE_GROUP_BATCHES": (2, 5),
+    "ARCHIVE_ROW_GROUP_ROWS": (3, 10),
+    "ARCHIVE_TURN_BYTES": (500, 2_000),
+    "PENDING_BYTES": (2_000, 6_000),
+}
 _FLIPS = 4
 _Client = (
     Administrator
@@ -80,7 +94,7 @@ def tiers(seed: int, trace: Trace | None = None) -> Counts:
     """Run a seed to its end; what happened, counted. Failure if a promise was broken."""
     world = World(seed, trace)
     try:
-        with determined(seed), watched():
+        with determined(seed), shrunk(seed, LIMITS, world.counts), watched():
             world.run()
     except (Exception, Crash) as error:
         raise Failure(seed, innermost(error), "tiers") from error
@@ -93,6 +107,8 @@ class World:
         self._trace = trace
         self._source = random.Random(f"{seed}/tiers")
         self._clock = Clock()
+        # Records live for seconds here: hours that count as passed after a boot would end them.
+        self._setter = ClockSetter(self._clock, random.Random(f"{seed}/clock"), small=False)
         self._machine = Machine(random.Random(f"{seed}/disk"))
         self._options = dataclasses.replace(make_options(self._source), sync="always")
         self._truth = Truth()
@@ -128,6 +144,7 @@ class World:
             raise Violation(disk.misuses[0])
         if crashed and power:
             self._machine.power_cut()
+            self._setter.reboot()
         elif crashed:
             self._machine.process_crash(evictions=True)
 
@@ -140,14 +157,18 @@ class World:
 
     async def _life(self, disk: SimulatedDisk, last: bool) -> bool:
         """Whether it ends as a crash."""
-        store = await self._open(disk)
+        clock = self._clock.of_process()
+        self._setter.crashed()
+        store = await self._open(disk, clock)
         if store is None:
             return True
+        timekeeping = Timekeeping(store, clock)
+        await timekeeping.load()
         await self._truth.check(store, self._machine, sound=not disk.failed)
         self.counts["recoveries checked"] += 1
-        life = Tiers(store, disk, self._truth, self._source, self.counts, self._clock.now_ms)
+        life = Tiers(store, disk, self._truth, self._source, self.counts, clock, self._clock)
         if not last:
-            await self._work(life)
+            await self._work(life, timekeeping)
             if self._source.random() < 0.6:
                 return True
         for pin in life.pins:
@@ -162,22 +183,31 @@ class World:
             raise Violation(f"{disk.open_files} files were left open")
         return disk.failed
 
-    async def _open(self, disk: SimulatedDisk) -> TieredStore | None:
+    async def _open(self, disk: SimulatedDisk, clock: BrokerClock) -> TieredStore | None:
         try:
-            log = await LocalStore.open_on(disk, options=self._options, now_ms=self._clock.now_ms)
-            return await TieredStore.open(log, disk, self._clock.now_ms)
+            log = await LocalStore.open_on(disk, options=self._options, now_ms=clock)
+            return await TieredStore.open(log, disk, clock)
         except StorageError as error:
             if not disk.failed:
                 raise Violation(f"a sound directory does not open: {error!r}") from error
             self.counts["failures while opening"] += 1
             return None
 
-    async def _work(self, life: Tiers) -> None:
+    async def _set_clock(self, life: Tiers, timekeeping: Timekeeping, steps: int) -> None:
+        try:
+            await self._setter.run(life.clock, timekeeping, self.counts, steps)
+        except StorageError as error:
+            if not life.disk.failed:
+                raise Violation(f"{self._setter.name} met {error!r}") from error
+
+    async def _work(self, life: Tiers, timekeeping: Timekeeping) -> None:
         steps = self._source.choice((3, 10, 25))
         everyone: list[_Client] = [Publisher(), Publisher(), Transactor(), Archivist(), Archivist()]
         everyone += [MergingClient(), Trimmer(), Administrator(), CursorKeeper(), Reader()]
         everyone += [Reader(), Holder(), Retainer()]
         async with asyncio.TaskGroup() as group:
+            setting = self._set_clock(life, timekeeping, steps)
+            group.create_task(setting, name=self._setter.name)
             for client in everyone:
                 group.create_task(self._run(client, life, steps), name=client.name)
 
@@ -193,6 +223,8 @@ class World:
                 if not life.disk.failed:
                     raise Violation(f"{client.name} met {error!r}") from error
                 life.counts["calls that met a failed disk"] += 1
+            except LimitReached:
+                life.counts["calls refused by a limit"] += 1
             except BrokerClosing:
                 return
             await asyncio.sleep(life.source.random() ** 3 * 0.02)
@@ -227,7 +259,7 @@ class World:
         self.counts["bits flipped in the archive"] += 1
 
     async def _look_at(self, disk: SimulatedDisk, path: str) -> None:
-        store = await self._open(disk)
+        store = await self._open(disk, self._clock.of_process())
         assert store is not None, "a damaged archive kept the store from opening"
         lost, _ = await check_damaged(store, self._truth, path)
         self.counts["records named as damaged"] += lost

@@ -12,7 +12,9 @@ from __future__ import annotations
 import asyncio
 import random
 from dataclasses import dataclass, field
+from typing import Final
 
+from quackmq.broker.timekeeping import Timekeeping
 from quackmq.errors import BrokerClosing, OffsetOutOfRange, StorageError
 from quackmq.policy import Policy
 from quackmq.producers import NO_TRANSACTION
@@ -31,6 +33,7 @@ from quackmq.topic import (
     StatePut,
 )
 from quackmq.transactions import Marker, marker_batch
+from tests.simulation.clock_setter import ClockSetter
 from tests.simulation.disk import Machine, SimulatedDisk
 from tests.simulation.loop import Clock, Crash, VirtualLoop, run
 from tests.simulation.model import Violation, make_body
@@ -44,8 +47,13 @@ from tests.simulation.scenario import (
     make_options,
     watched,
 )
+from tests.simulation.shrunk import shrunk
 from tests.transaction_model import LogModel, Taken
 
+#: Limits that a seed shrinks, and to what (see shrunk.py).
+LIMITS: Final = {
+    "PENDING_BYTES": (500, 2_000),
+}
 _PRODUCERS = 3
 _PARTITIONS = 3
 _GROUP = "group"
@@ -55,7 +63,7 @@ def simulate(seed: int) -> Counts:
     """Run a seed to its end; what happened, counted. Failure if a promise was broken."""
     world = World(seed)
     try:
-        with determined(seed), watched():
+        with determined(seed), shrunk(seed, LIMITS, world.counts), watched():
             world.run()
     except (Exception, Crash) as error:
         raise Failure(seed, innermost(error)) from error
@@ -97,6 +105,7 @@ class World:
         self._seed = seed
         self._source = random.Random(f"{seed}/transactions")
         self._clock = Clock()
+        self._setter = ClockSetter(self._clock, random.Random(f"{seed}/clock"))
         self._machine = Machine(random.Random(f"{seed}/disk"))
         self._options = make_options(self._source)
         self._logs: dict[PartitionKey, LogModel] = {}
@@ -132,6 +141,7 @@ class World:
             raise Violation(f"nobody took {loop.unhandled[0]}")
         if crashed and power:
             self._machine.power_cut()
+            self._setter.reboot()
             self._lossy = self._lossy or self._at_risk
         elif crashed:
             self._machine.process_crash(evictions=self._options.sync == "always")
@@ -139,8 +149,10 @@ class World:
     async def _life(self, disk: SimulatedDisk) -> bool:
         """Whether it ends as a crash."""
         self._at_risk = self._at_risk or self._options.sync != "always"
+        clock = self._clock.of_process()
+        self._setter.crashed()
         try:
-            store = await LocalStore.open_on(disk, options=self._options, now_ms=self._clock.now_ms)
+            store = await LocalStore.open_on(disk, options=self._options, now_ms=clock)
         except StorageError as error:
             if not disk.failed:
                 raise Violation(f"a sound directory does not open: {error!r}") from error
@@ -148,8 +160,11 @@ class World:
         await self._check(store)
         self._lossy = False
         try:
+            timekeeping = Timekeeping(store, clock)
+            await timekeeping.load()
             await self._prepare(store)
             async with asyncio.TaskGroup() as group:
+                group.create_task(self._setter.run(clock, timekeeping, self.counts, 10))
                 for producer in self._producers:
                     group.create_task(self._work(store, producer))
                 group.create_task(self._look_and_trim(store))
