@@ -1,5 +1,8 @@
 # Every target creates the virtual environment on first use; nothing needs to be set up by hand.
 
+# Compiled bytecode, pytest's rewritten assertions included, is kept between runs and processes.
+unexport PYTHONDONTWRITEBYTECODE
+
 VENV := .venv
 PYTHON_IN_VENV := $(VENV)/bin/python
 # Two stages: what the demo needs, and what tests and benchmarks need beyond that.

@@ -65,8 +65,10 @@ PROBES = {
     "tmpfs": ("unshare", *_NEW_MOUNTS, "mount", "-t", "tmpfs", "tmpfs", "/mnt"),
 }
 
-#: Each worker of xdist starts all of them, Java among them, while the others do.
+#: Java takes its time on a busy machine.
 PROBE_S = 300
+#: The answers of the probes that pytest's main process hands to its workers.
+PROBED: dict[str, bool] = {}
 
 #: Fixtures that start a broker, a Spark session, or a client in another language.
 PROCESS_FIXTURES = {
@@ -125,6 +127,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Probe once for all workers of xdist, unless no test with processes runs at all."""
+    if "not processes" not in node.config.option.markexpr:
+        node.workerinput["probed"] = {program: works(program) for program in PROBES}
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    PROBED.update(getattr(config, "workerinput", {}).get("probed", {}))
+
+
+@pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
     """A worker of xdist ended; what it left out, all left out."""
     node.config.stash[LEFT_OUT] = getattr(node, "workeroutput", {}).get("left_out", {})
@@ -157,6 +170,8 @@ def missing_for(item: pytest.Item) -> list[str]:
 
 @cache
 def works(program: str) -> bool:
+    if program in PROBED:
+        return PROBED[program]
     probe = PROBES[program]
     if shutil.which(probe[0]) is None:
         return False
