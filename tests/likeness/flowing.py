@@ -75,11 +75,11 @@ async def a_transaction_seen_by_readers(broker: Broker) -> Any:
             for timestamp in (-1, -2, 0):
                 told.append(await listed(broker, topic, timestamp, isolation_level=isolation))
 
-    async def settled() -> Any:
+    async def is_settled() -> bool:
         """Kafka writes the markers after it has answered."""
         fields = {**fetch_fields(topic), "isolation_level": COMMITTED}
-        answer = await broker.ask(FETCH, 12, **fields)
-        return answer.responses[0].partitions[0]
+        (part,) = (await broker.ask(FETCH, 12, **fields)).responses[0].partitions
+        return bool(part.last_stable_offset == part.high_watermark)
 
     told.append(["not added", await wrote(broker, ref, topic, 0, 9)])
     told.append(await added(broker, ref, topic))
@@ -87,15 +87,13 @@ async def a_transaction_seen_by_readers(broker: Broker) -> Any:
     await broker.put(topic, b"other", timestamp_ms=1000)
     await look()
     told.append(await ended(broker, ref, False))
-    while (part := await settled()).last_stable_offset != part.high_watermark:
-        continue
+    await until(is_settled)
     await look()
     told.append(await added(broker, ref, topic))
     told.append(await wrote(broker, ref, topic, 1, 9))
     told.append(await read(broker, topic, COMMITTED, 3))
     told.append(await ended(broker, ref, True))
-    while (part := await settled()).last_stable_offset != part.high_watermark:
-        continue
+    await until(is_settled)
     await look()
     told.append(["not added again", await wrote(broker, ref, topic, 2, 9)])
     return told

@@ -161,16 +161,14 @@ async def members_of_other_protocols(broker: Broker) -> Any:
 @case
 async def a_short_rebalance_timeout_is_kept(broker: Broker) -> Any:
     """A member that does not come back in time is out: another that joins has it all."""
-    told: list[Any] = []
-    for rebalance_timeout in (700, 900):
-        group = broker.named(f"readers{rebalance_timeout}")
-        one = await member(broker, group, rebalance_timeout=rebalance_timeout)
-        await one.settle()
-        two = await member(broker, group, rebalance_timeout=rebalance_timeout)
-        joined = await two.join()
-        told.append([joined.error_code, len(joined.members), joined.leader == two.id])
-        told.append(await one.beat())
-    return told
+    group, wait_ms = broker.named("readers"), 700
+    one = await member(broker, group, rebalance_timeout=wait_ms)
+    # On a busy machine it may be late for its own assignment, and is out.
+    while (await one.join()).error_code or (await one.sync({one.id: b"yours"})).error_code:
+        one = await member(broker, group, rebalance_timeout=wait_ms)
+    two = await member(broker, group, rebalance_timeout=wait_ms)
+    joined = await two.join()
+    return [[joined.error_code, len(joined.members), joined.leader == two.id], await one.beat()]
 
 
 @case

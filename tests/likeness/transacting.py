@@ -6,7 +6,7 @@ from typing import Any
 
 from kio.schema.errors import ErrorCode
 
-from tests.likeness.asking import Broker, case, commit_fields, retried
+from tests.likeness.asking import Broker, case, commit_fields, retried, until
 
 INIT_PRODUCER_ID, ADD_PARTITIONS, ADD_OFFSETS, END_TXN, TXN_OFFSET_COMMIT = 22, 24, 25, 26, 28
 DESCRIBE_PRODUCERS, DESCRIBE_TRANSACTIONS, LIST_TRANSACTIONS = 61, 65, 66
@@ -265,8 +265,13 @@ async def transactions_listed(broker: Broker) -> Any:
         ]
         return [answer.error_code, sorted(answer.unknown_state_filters), sorted(mine)]
 
-    while (await described()).transaction_states[0].transaction_state != "CompleteCommit":
-        continue
+    async def is_ready() -> bool:
+        """All is done, and has taken a millisecond at least."""
+        (state,) = (await described()).transaction_states
+        older = await listed(1, duration_filter=0)
+        return state.transaction_state == "CompleteCommit" and len(older[-1]) == 3
+
+    await until(is_ready)
     told = [await listed(0)]
     for duration in (-1, -5, 0, 3_600_000, 2**62):
         told.append([duration, await listed(1, duration_filter=duration)])
