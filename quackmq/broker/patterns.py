@@ -1,4 +1,4 @@
-"""Topics by regular expressions, as groups may subscribe to them.
+"""Topics by regular expressions, as groups may subscribe to them; and other names likewise.
 
 They come from clients, and Python's own `re` can be kept busy for years by a short one. RE2 takes
 time in proportion to the text, in bounded memory; its syntax is the one that Kafka knows (RE2/J):
@@ -24,15 +24,15 @@ from quackmq.groups import Matched
 from quackmq.groups.consumer_values import Catalog
 
 
-class TopicPatterns:
-    def __init__(self, catalog: Catalog) -> None:
-        self._catalog = catalog
+class PatternThread:
+    """Tries regular expressions beside the loop, one at a time."""
+
+    def __init__(self) -> None:
         self._thread: ThreadPoolExecutor | None = None
         self._waiting = 0
 
-    async def match(self, patterns: Iterable[str]) -> Mapping[str, Matched]:
-        """The topics that each of these fits as a whole. InvalidPattern, GroupLoading."""
-        changes, names = self._catalog.changes, list(self._catalog.by_name)
+    async def matching(self, patterns: Iterable[str], names: list[str]) -> list[frozenset[str]]:
+        """The names that each of the patterns fits as a whole. InvalidPattern, GroupLoading."""
         if self._thread is None:
             self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="patterns")
         if self._waiting >= limits.PATTERN_WAITERS:
@@ -40,12 +40,10 @@ class TopicPatterns:
         self._waiting += 1
         loop = asyncio.get_running_loop()
         try:
-            return {
-                pattern: Matched(
-                    await loop.run_in_executor(self._thread, matching, pattern, names), changes
-                )
+            return [
+                await loop.run_in_executor(self._thread, matching, pattern, names)
                 for pattern in patterns
-            }
+            ]
         finally:
             self._waiting -= 1
 
@@ -53,6 +51,25 @@ class TopicPatterns:
         if self._thread is not None:
             self._thread.shutdown(wait=False, cancel_futures=True)
             self._thread = None
+
+
+class TopicPatterns:
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+        self._thread = PatternThread()
+
+    async def match(self, patterns: Iterable[str]) -> Mapping[str, Matched]:
+        """The topics that each of these fits as a whole. InvalidPattern, GroupLoading."""
+        changes, names = self._catalog.changes, list(self._catalog.by_name)
+        wanted = list(patterns)
+        found = await self._thread.matching(wanted, names)
+        return {
+            pattern: Matched(fitting, changes)
+            for pattern, fitting in zip(wanted, found, strict=True)
+        }
+
+    def close(self) -> None:
+        self._thread.close()
 
 
 def matching(pattern: str, names: Iterable[str]) -> frozenset[str]:
@@ -65,7 +82,7 @@ def matching(pattern: str, names: Iterable[str]) -> frozenset[str]:
             found.append(name)
         if time.thread_time() > end:
             raise InvalidPattern(
-                f"{pattern[:100]!r} takes too long over the topics that there are: more than "
+                f"{pattern[:100]!r} takes too long over the names that there are: more than "
                 f"{limits.PATTERN_CPU_MS} ms"
             )
     return frozenset(found)

@@ -28,6 +28,7 @@ from typing import Final
 
 from quackmq import limits
 from quackmq.broker.groups import Commit, Groups
+from quackmq.broker.patterns import PatternThread
 from quackmq.broker.producer_ids import ProducerIds
 from quackmq.broker.settings import Caller
 from quackmq.broker.topics import Topics
@@ -39,6 +40,7 @@ from quackmq.clock import Clock
 from quackmq.errors import (
     BrokerClosing,
     ConcurrentTransactions,
+    InvalidPattern,
     InvalidRequest,
     InvalidTransactionState,
     InvalidTransactionTimeout,
@@ -95,6 +97,7 @@ class Transactions:
         self._serial = 0
         self._looked_ms = 0
         self._is_closing = False
+        self._patterns = PatternThread()
 
     async def load(self) -> None:
         """Take up what the store has; the time of what is open begins anew."""
@@ -114,6 +117,7 @@ class Transactions:
         for known in self._records:
             known.stop_timer()
         await self._changes.finish()
+        self._patterns.close()
 
     # --- beginning --------------------------------------------------------------------------
 
@@ -260,6 +264,17 @@ class Transactions:
             or now_ms - (_BEFORE_ALL if known.started_ms is None else known.started_ms)
             > longer_than_ms
         ]
+
+    async def matching(self, caller: Caller, pattern: str) -> frozenset[str]:
+        """The transactional ids that a regular expression fits as a whole. InvalidPattern."""
+        self._check_open()
+        if len(pattern) > limits.PATTERN_CHARS:
+            raise InvalidPattern(
+                f"a regular expression has {limits.PATTERN_CHARS} characters at the most"
+            )
+        names = [known.transactional_id for known in self._records]
+        (fitting,) = await self._patterns.matching([pattern], names)
+        return fitting
 
     def describe(self, caller: Caller, transactional_id: str) -> TransactionDescription:
         """UnknownTransactionalId."""

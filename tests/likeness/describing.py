@@ -18,19 +18,19 @@ from tests.likeness.grouping import (
 from tests.likeness.transacting import begun, ended, ref_of
 
 DESCRIBE_LOG_DIRS, OFFSET_DELETE, ADD_PARTITIONS, CREATE_TOPICS = 35, 47, 24, 19
-API_VERSIONS, LIST_TRANSACTIONS = 18, 66
+API_VERSIONS = 18
 
 
 @case
 async def versions_that_are_offered(broker: Broker) -> Any:
-    """Of the APIs of this broker, but for the two that docs/kafka.md names."""
+    """Of the APIs of this broker, but for the one that docs/kafka.md names."""
     answer = await broker.ask(
         API_VERSIONS, 4, client_software_name="tester", client_software_version="1"
     )
     return sorted(
         (each.api_key, each.min_version, each.max_version)
         for each in answer.api_keys
-        if each.api_key in APIS and each.api_key not in (DESCRIBE_LOG_DIRS, LIST_TRANSACTIONS)
+        if each.api_key in APIS and each.api_key != DESCRIBE_LOG_DIRS
     )
 
 

@@ -280,6 +280,10 @@ async def transactions_listed(broker: Broker) -> Any:
     told.append(await listed(1, producer_id_filters=[ref["producer_id"]]))
     told.append(await listed(1, producer_id_filters=[-1]))
     told.append(await listed(1, state_filters=["Nonsense"], duration_filter=0))
+    prefix = broker.named("").replace(".", "[.]")
+    for pattern in (None, "", prefix + "o.*", ".*done", "done", "(", "(?=x)", "x" * 900):
+        told.append(await listed(2, transactional_id_pattern=pattern))
+    told.append(await listed(2, transactional_id_pattern=".*e", state_filters=["Empty"]))
     found = await broker.told(
         DESCRIBE_TRANSACTIONS, 0, transactional_ids=[open_name, broker.named("none"), ""]
     )

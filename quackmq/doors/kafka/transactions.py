@@ -245,7 +245,9 @@ async def list_transactions(call: Call, request: Any) -> Fields:
     unknown = sorted(asked - _STATES)
     producer_ids = frozenset(request.producer_id_filters)
     longer_than_ms = getattr(request, "duration_filter", _NO_TIME)
+    pattern = getattr(request, "transactional_id_pattern", None)
     try:
+        fitting = await call.broker.transactions.matching(call.caller, pattern) if pattern else None
         every = call.broker.transactions.all(
             call.caller, longer_than_ms=longer_than_ms if longer_than_ms >= 0 else None
         )
@@ -263,12 +265,12 @@ async def list_transactions(call: Call, request: Any) -> Fields:
             async for each in unhurried(every, every=1000)
             if not asked or each.state.value in asked
             if not producer_ids or each.producer_id in producer_ids
+            if fitting is None or each.transactional_id in fitting
         ],
     }
 
 
-# Kafka 4.1 has one version more, with a pattern for the ids in RE2's language.
-LIST_TRANSACTIONS_API: Final = schema_api(LIST_TRANSACTIONS, 0, 1, 0, list_transactions)
+LIST_TRANSACTIONS_API: Final = schema_api(LIST_TRANSACTIONS, 0, 2, 0, list_transactions)
 
 
 async def describe_transactions(call: Call, request: Any) -> Fields:

@@ -32,6 +32,7 @@ from tests.doors.kafka.transacting import (
 )
 
 NONE = ErrorCode.none
+FIRST_WITH_PATTERN = 2
 
 # --- beginning ---------------------------------------------------------------------------------
 
@@ -166,6 +167,25 @@ async def test_transactions_are_listed_by_state_producer_and_duration(version: i
             async with asyncio.timeout(DEADLINE_SECONDS):
                 while await listed(duration_filter=1) != every:
                     await asyncio.sleep(0.001)
+        if version >= FIRST_WITH_PATTERN:
+            assert await listed(transactional_id_pattern="") == every
+            assert (await listed(transactional_id_pattern=".*e")).keys() == {"idle", "done"}
+            assert await listed(transactional_id_pattern="idl") == {}
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("pattern", ["(", "(?=x)", "x" * (limits.PATTERN_CHARS + 1)])
+async def test_a_pattern_of_transactional_ids_that_is_none_is_refused(pattern: str) -> None:
+    async with begun() as (_, producer):
+        answer = await producer.client.ask(
+            LIST_TRANSACTIONS,
+            FIRST_WITH_PATTERN,
+            state_filters=[],
+            producer_id_filters=[],
+            transactional_id_pattern=pattern,
+        )
+        assert answer.error_code == ErrorCode.invalid_regular_expression
+        assert answer.transaction_states == ()
 
 
 @pytest.mark.asyncio
