@@ -87,6 +87,8 @@ PRODUCERS_PER_PARTITION: Final = 10_000
 #: So many of them may be silent for longer than the producers that are made of idempotency keys,
 #: and yet stay while those go: looking further would cost every append too much.
 SILENT_PRODUCERS: Final = 1_000
+#: Expired producers that one append forgets at the most: it takes some 2 µs each, on the loop.
+FORGOTTEN_PRODUCERS: Final = 1_000
 #: A producer silent for so long is forgotten (Kafka: one day; ours also outlives a weekend).
 PRODUCER_EXPIRY_MS: Final = 7 * 24 * 3600 * 1000
 #: Open transactions a partition: their producers are never forgotten, so they must leave room for
@@ -386,6 +388,9 @@ SHOWN_HELD_BACK: Final = 20
 #: A cursor that holds retention back and has not moved for so long is named in the log. Consumers
 #: that are merely slow have committed meanwhile.
 HELD_BACK_MS: Final = 3_600_000
+#: Lines that one cleaning writes about them: a thousand at once would hold the loop for 20 ms and
+#: more. The others follow with the next cleanings, four of them a second.
+HELD_BACK_LINES: Final = 20
 #: How often leases of subscriptions are looked at; they are for days.
 HOLD_LEASE_INTERVAL_MS: Final = 60_000
 #: Producer ids taken from the store at a time; the rest of a block is lost with the process.

@@ -167,7 +167,7 @@ def replay_transaction(
 def expired(states: Mapping[int, Producer], before_ms: int) -> list[int]:
     """Return the producer ids to forget: those that appended nothing after `before_ms`, or the
     longest silent beyond the bound, those that were made of keys first; never one with an open
-    transaction.
+    transaction. Of very many some are returned, and the others the next time.
 
     `states` must be in the order of the last appends, the longest silent first (whoever keeps them
     takes a state out and puts its successor at the end), so this looks no further than it must and
@@ -180,7 +180,9 @@ def expired(states: Mapping[int, Producer], before_ms: int) -> list[int]:
         made_of_keys = (producer_id for producer_id in looked_at if producer_id >= FIRST_KEY_ID)
         forgotten = dict.fromkeys(islice(made_of_keys, excess))
     for producer_id, state in states.items():
-        if len(forgotten) >= excess and state.last_append_ms > before_ms:
+        if len(forgotten) >= excess and (
+            state.last_append_ms > before_ms or len(forgotten) >= limits.FORGOTTEN_PRODUCERS
+        ):
             break
         if state.transaction_offset == NO_TRANSACTION:
             forgotten[producer_id] = None

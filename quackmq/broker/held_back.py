@@ -73,19 +73,24 @@ class HeldBackBook:
             self.forget(topic_id)
 
     def tell(self, since_ms: int) -> None:
-        """Name those in the log that have not moved since a time."""
+        """Name those in the log that have not moved since a time; of very many some each time."""
+        lines = 0
         told: set[tuple[UUID, int, str, int]] = set()
         for topic_id, of_topic in self._known.items():
             for number, held in of_topic.items():
                 if held.since_ms > since_ms:
                     continue
-                told.add(cursor := (topic_id, number, held.name, held.offset))
+                cursor = (topic_id, number, held.name, held.offset)
                 if cursor not in self._told:
+                    lines += 1
+                    if lines > limits.HELD_BACK_LINES:
+                        continue
                     log.warning(
                         "%s. Unsubscribe it if it will not come back; the topic's hold_for_ms and "
                         "hold_bytes bound what anybody may hold",
                         held,
                     )
+                told.add(cursor)
         self._told = told
 
     def forget(self, topic_id: UUID) -> None:

@@ -26,11 +26,11 @@ from __future__ import annotations
 import base64
 import dataclasses
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import orjson
 
@@ -97,6 +97,20 @@ class StateSet:
 Change = TopicPut | TopicDeleted | CursorSet | StateSet
 
 
+class CapturedCatalog(NamedTuple):
+    """A catalog at one moment: values that nobody changes."""
+
+    topics: tuple[Topic, ...]
+    cursors: tuple[Cursor, ...]
+    states: tuple[tuple[str, State], ...]
+
+    def rows(self) -> Iterator[list[Any]]:
+        """Rows that JSON can hold; `Catalog.from_snapshot` takes them back."""
+        yield from (_row_of_change(TopicPut(topic)) for topic in self.topics)
+        yield from (_row_of_change(CursorSet(cursor)) for cursor in self.cursors)
+        yield from (_row_of_change(StateSet(key, state)) for key, state in self.states)
+
+
 class Catalog:
     """Who may call: one thread. What it gives out is frozen, or a view that must not be kept
     across a change."""
@@ -122,10 +136,15 @@ class Catalog:
 
     def snapshot(self) -> list[list[Any]]:
         """The whole catalog as something that JSON can hold; `from_snapshot` takes it back."""
-        rows = [_row_of_change(TopicPut(topic)) for topic in self._topics.values()]
-        rows.extend(_row_of_change(CursorSet(cursor)) for cursor in self._cursors.values())
-        rows.extend(_row_of_change(StateSet(key, state)) for key, state in self._states.items())
-        return rows
+        return list(self.capture().rows())
+
+    def capture(self) -> CapturedCatalog:
+        """The whole catalog as it is now."""
+        return CapturedCatalog(
+            tuple(self._topics.values()),
+            tuple(self._cursors.values()),
+            tuple(self._states.items()),
+        )
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Catalog):

@@ -21,7 +21,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from quackmq.errors import DamagedStore
 from quackmq.producers import Producer, Remembered
@@ -55,9 +55,44 @@ class Standing:
     place: Place
 
 
-def encode(standing: Standing, catalog: Catalog, logs: Iterable[PartitionLog]) -> bytes:
-    return encode_checkpoint(
-        {
+class _CapturedLog(NamedTuple):
+    """A partition as it was. Producers are values, which nobody changes; segments are rows."""
+
+    key: PartitionKey
+    first_offset: int
+    next_offset: int
+    segments: list[list[Any]]
+    producers: tuple[Producer, ...]
+    last_aborted: int
+
+
+class Captured:
+    """The content of a checkpoint, captured at one moment by the loop in a few microseconds a
+    partition. To encode it takes far longer, and is done in the checkpoint lane."""
+
+    __slots__ = ("_catalog", "_logs", "_standing")
+
+    def __init__(self, standing: Standing, catalog: Catalog, logs: Iterable[PartitionLog]) -> None:
+        self._standing = standing
+        self._catalog = catalog.capture()
+        self._logs = [
+            _CapturedLog(
+                log.key,
+                log.first_offset,
+                log.readable,
+                [_segment_row(segment) for segment in log.segments if segment.size],
+                tuple(log.producers.values()),
+                log.last_aborted,
+            )
+            for log in logs
+            if log.readable
+        ]
+
+    def encode(self) -> bytes:
+        """May be called in any thread. The rows are encoded one by one: to encode them all at once
+        would hold the interpreter's lock for as long."""
+        standing = self._standing
+        fields = {
             "run": standing.run,
             "epoch": standing.epoch,
             "clean": standing.clean,
@@ -66,10 +101,12 @@ def encode(standing: Standing, catalog: Catalog, logs: Iterable[PartitionLog]) -
             "frame": standing.frame,
             "slot": standing.place.slot,
             "position": standing.place.position,
-            "catalog": catalog.snapshot(),
-            "partitions": [_partition_row(log) for log in logs if log.readable],
         }
-    )
+        rows = {
+            "catalog": self._catalog.rows(),
+            "partitions": (_partition_row(log) for log in self._logs),
+        }
+        return encode_checkpoint(fields, rows)
 
 
 def decode(
@@ -107,14 +144,14 @@ def new_logs(
     return {key: PartitionLog(key, options, epoch) for key in keys}
 
 
-def _partition_row(log: PartitionLog) -> list[Any]:
+def _partition_row(log: _CapturedLog) -> list[Any]:
     return [
         log.key.topic_id.hex,
         log.key.partition,
         log.first_offset,
-        log.readable,
-        [_segment_row(segment) for segment in log.segments if segment.size],
-        [_producer_row(producer) for producer in log.producers.values()],
+        log.next_offset,
+        log.segments,
+        [_producer_row(producer) for producer in log.producers],
         log.last_aborted,
     ]
 

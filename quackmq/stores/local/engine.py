@@ -529,7 +529,7 @@ class Engine:
         standing = Standing(
             self.run, self.epoch, clean, self.options.sync, self.disk.boot_id(), frame, place
         )
-        content = checkpoint.encode(standing, self.durable, self.logs.values())
+        captured = checkpoint.Captured(standing, self.durable, self.logs.values())
         garbage, self._garbage = self._garbage, []
         topics, self._deleted_topics = self._deleted_topics, []
         self._touched.clear()
@@ -537,7 +537,9 @@ class Engine:
         if self._removal is not None:
             self._removal.cancel()
             self._removal = None
-        await self.disk.run(lambda: self._write_checkpoint(waiting, indexes, content), "checkpoint")
+        await self.disk.run(
+            lambda: self._write_checkpoint(waiting, indexes, captured), "checkpoint"
+        )
         self._waiting.done(waiting)
         self._tail.shrink()
         for entries in indexes:
@@ -547,7 +549,7 @@ class Engine:
         await self.disk.run(lambda: self._remove(garbage, topics), "checkpoint")
 
     def _write_checkpoint(
-        self, waiting: list[Waiting], indexes: list[Entries], content: bytes
+        self, waiting: list[Waiting], indexes: list[Entries], captured: checkpoint.Captured
     ) -> None:
         """In the checkpoint lane."""
         self._write_waiting(waiting)
@@ -558,7 +560,7 @@ class Engine:
                     self.files.wrote(path)
         for path in self.files.dirty():
             self.files.sync(path)
-        replace_file(self.disk, checkpoint.PATH, content)
+        replace_file(self.disk, checkpoint.PATH, captured.encode())
 
     def _remove(self, segments: list[Segment], topics: list[str]) -> None:
         """In the checkpoint lane: files that no checkpoint speaks of any more."""

@@ -44,8 +44,9 @@ from __future__ import annotations
 
 import struct
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from enum import IntEnum
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 import orjson
@@ -350,8 +351,15 @@ _CHECKPOINT: Final = struct.Struct("<4sBxxxII")
 _CHECKPOINT_MAGIC: Final = b"QCP1"
 
 
-def encode_checkpoint(content: Any) -> bytes:
-    body = orjson.dumps(content)
+def encode_checkpoint(
+    fields: Mapping[str, Any], rows: Mapping[str, Iterable[Any]] = MappingProxyType({})
+) -> bytes:
+    """One JSON object of single values, and of lists that are encoded row by row."""
+    parts = [b"%s:%s" % (orjson.dumps(name), orjson.dumps(value)) for name, value in fields.items()]
+    for name, some in rows.items():
+        encoded = b",".join(map(orjson.dumps, some))
+        parts.append(b"%s:[%s]" % (orjson.dumps(name), encoded))
+    body = b"{%s}" % b",".join(parts)
     return _CHECKPOINT.pack(_CHECKPOINT_MAGIC, FORMAT_VERSION, len(body), crc32c(body)) + body
 
 
