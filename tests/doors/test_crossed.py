@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, Final
 
@@ -82,8 +82,9 @@ CROSSINGS: Final = [
 class Opened:
     """A broker with every door open."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, doors: Mapping[str, object]) -> None:
         self.broker = broker
+        self.doors = doors
         self._stack = AsyncExitStack()
 
     async def connect(self, door: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -168,7 +169,7 @@ async def opened() -> AsyncIterator[Opened]:
             assert isinstance(where, tuple)
             broker.doors[name] = where
             stack.push_async_callback(door.close)
-        running = Opened(broker)
+        running = Opened(broker, doors)
         stack.push_async_callback(running.close_peers)
         yield running
 

@@ -8,9 +8,10 @@ times. It takes one JSON object a line on stdin, `{"run": {…}}` with the field
 
 A program appends to its log what it has seen, one line each, by one system call: a killed program
 leaves behind all that it has written. A consumer writes `ready` when it is subscribed, then each
-number when it is given it. A publisher writes `+N` before it publishes N and `-N` when that is
-acknowledged; it begins behind the last acknowledged number of the log, as a program would that does
-not know whether the one in doubt was taken.
+number when it is given it, and once more with a dot when it has worked on it. A publisher writes
+`+N` before it publishes N and `-N` when that is acknowledged; it begins behind the last
+acknowledged number of the log, as a program would that does not know whether the one in doubt was
+taken.
 
 To add a client, write a consumer or a publisher below and name it in its table.
 """
@@ -43,9 +44,10 @@ READY = "ready"
 TIMEOUT_S = 60.0
 #: Who has nothing to do for the moment, and no call that waits.
 PAUSE_S = 0.001
-#: Consumers that would have seen everything before anybody could kill them: they work on each
-#: message for so long, at the most.
-QUICK = ("python", "async")
+#: Behind a number that a consumer has worked on.
+DONE = "."
+#: A consumer works on a message for so long, at the most. Else some would have seen everything
+#: before anybody could kill them, and few would die with a message in hand.
 WORK_S = 0.004
 
 
@@ -321,8 +323,9 @@ def run(task: Task) -> None:
             number += 1
     for seen in CONSUMERS[task.role](task):
         log.write(seen)
-        if task.role.split()[0] in QUICK:
+        if seen != READY:
             time.sleep(random.uniform(0, WORK_S))
+            log.write(seen + DONE)
 
 
 # --- the process that forks them ------------------------------------------------------------------
