@@ -102,12 +102,13 @@ class LoopWatchdog:
     def _find_cause(self, pause_ms: int, cpu_ms: int) -> str:
         seen, self._seen = self._seen, Counter()
         common = seen.most_common(1)
-        line = common[0][0] if common else "nothing was seen"
+        line = common[0][0] if common else "a line that was not seen"
         collected_ms = round(self._collected_s * 1000)
         if self._collected_after == self._clock.last_beat_s and 2 * collected_ms > pause_ms:
             return f"Python's garbage collector took {collected_ms} ms in {line}"
         if 4 * cpu_ms < pause_ms:
-            return f"the process waited or hardly ran, in {line}"
+            where = f", in {line}" if common else ""
+            return f"the process waited or hardly ran{where}"
         return line
 
     def _on_collection(self, phase: str, info: dict[str, Any]) -> None:
