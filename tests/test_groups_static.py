@@ -368,6 +368,31 @@ def test_after_a_restart_static_members_stay_fenced() -> None:
         stage.heartbeat("one-x", instance_id="one")
 
 
+def test_a_commit_that_a_static_member_sent_before_a_restart_does_not_fence_it() -> None:
+    """Its client repeats the commit while it joins anew, and would end if it were fenced."""
+    stage = Stage(generation=7, protocol_type="consumer", static_members={"one": "one-x"})
+    for former in ("one-x", ""):
+        with pytest.raises(RebalanceInProgress, match="anew"):
+            stage.commit(former, generation=7, instance_id="one")
+    waiter = stage.join(instance_id="one", session_timeout_ms=limits.SESSION_MAX_MS)
+    stage.advance(INITIAL_DELAY_MS)
+    joined = stage.joined(waiter).member_id
+    stage.settle(joined)
+    for former in ("one-x", ""):
+        with pytest.raises(RebalanceInProgress, match="anew"):
+            stage.commit(former, generation=7, instance_id="one")
+    with pytest.raises(MemberFenced):
+        stage.commit("one-w", generation=7, instance_id="one")
+    stage.commit(joined, generation=8, instance_id="one")
+    # The others are forgotten when no client can be so late.
+    for _ in range(4):
+        stage.advance(limits.SESSION_MAX_MS // 3)
+        stage.heartbeat(joined, instance_id="one")
+    for former in ("one-x", ""):
+        with pytest.raises(MemberFenced):
+            stage.commit(former, generation=7, instance_id="one")
+
+
 def test_after_a_restart_a_static_member_is_remembered_as_long_as_a_session_may_last() -> None:
     stage = Stage(static_members={"one": "one-x", "two": "two-x"})
     waiter = stage.join(instance_id="two", session_timeout_ms=limits.SESSION_MAX_MS)

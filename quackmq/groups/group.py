@@ -218,6 +218,11 @@ class Group:
             self.state is GroupState.EMPTY or (is_transactional and is_nobody)
         ):
             return
+        if self._members.statics.is_between_ids(member.member_id, member.instance_id):
+            raise RebalanceInProgress(
+                f"{member.instance_id} joins group {self.name} anew since the broker was started: "
+                "commit again under the new member id"
+            )
         known = self._of_this_generation(member)
         if not is_transactional:
             self._refuse(RULES[self.state].commit)

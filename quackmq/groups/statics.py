@@ -3,6 +3,11 @@
 A static member is known by its instance id, and every request with that instance id and another
 member id is fenced. After a restart the members are unknown, yet their ids are remembered here for
 as long as a session may last, so that who was fenced remains so.
+
+A static member that joins anew after a restart gets a new id. A commit that its client sends
+meanwhile bears the old id, or none (`is_between_ids`). It is told to try again: librdkafka ends a
+fenced client with a fatal error, though no other instance is there; and a client that is told that
+it is unknown joins once more, and so fences the join that is under way.
 """
 
 from __future__ import annotations
@@ -23,6 +28,8 @@ class StaticMembers:
     def __init__(self, group: str, remembered: Mapping[str, str]) -> None:
         self._group = group
         self.ids: dict[str, str] = dict(remembered)
+        #: As they were when the broker was started.
+        self._former: dict[str, str] = dict(remembered)
         self.changes = 0
         self.held_bytes = sum(_cost(*item) for item in self.ids.items())
         self.look_again_ms = 0 if remembered else None
@@ -35,6 +42,13 @@ class StaticMembers:
             raise self.unknown(member_id)
         if current != member_id:
             raise self.fenced(member_id, str(instance_id))
+
+    def is_between_ids(self, member_id: str, instance_id: str | None) -> bool:
+        """Whether an instance of before the last restart, which has to join anew or has done so,
+        may still call itself so: by no id, or by the one that it had then."""
+        if instance_id is None or instance_id not in self._former:
+            return False
+        return member_id in ("", self._former[instance_id])
 
     def unknown(self, member_id: str) -> UnknownMember:
         return UnknownMember(
@@ -72,6 +86,7 @@ class StaticMembers:
         if now_ms < self.look_again_ms:
             return
         self.look_again_ms = None
+        self._former.clear()
         for instance_id, member_id in list(self.ids.items()):
             if member_id not in members:
                 self.unname(instance_id)

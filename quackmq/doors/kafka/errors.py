@@ -84,6 +84,8 @@ CODES: Final[Mapping[type[errors.QuackError], ErrorCode]] = {
     errors.Unreachable: ErrorCode.policy_violation,
     errors.NotAllowed: ErrorCode.topic_authorization_failed,
     errors.QuackTimeout: ErrorCode.request_timed_out,
+    # An error of clients alone: no broker was found.
+    errors.NoBroker: ErrorCode.request_timed_out,
     # What a Kafka broker that shuts down says: look for the leader again, then retry.
     errors.BrokerClosing: ErrorCode.not_leader_or_follower,
     errors.InternalError: ErrorCode.unknown_server_error,
