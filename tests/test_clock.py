@@ -148,6 +148,15 @@ def test_a_reboot_with_a_clock_that_is_far_away_pauses_expiry(off_for_ms: int) -
     assert clock.expired_before(DAY_MS) == START_MS + 1 + 19 * DAY_MS
 
 
+def test_a_boot_that_has_lasted_longer_than_the_one_before_is_not_taken_for_it() -> None:
+    machine = Machine()
+    kept = machine.clock().kept()
+    machine.reboot(YEAR_MS)
+    machine.pass_ms(HOUR_MS)
+    assert machine.elapsed_ms > kept.elapsed_ms
+    assert restarted(machine, kept).is_paused
+
+
 def test_a_clock_without_a_kept_time_goes_by_the_last_append() -> None:
     machine = Machine()
     assert restarted(machine, None, START_MS - HOUR_MS).now_ms() == START_MS

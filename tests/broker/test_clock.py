@@ -286,6 +286,20 @@ async def test_a_broker_that_was_off_for_a_month_deletes_when_that_is_confirmed(
         assert await values_in(broker) == [b"b", b"c"], "not a week old, whatever the stamp says"
 
 
+async def test_a_confirmation_survives_a_crash_right_after_it(home: Home) -> None:
+    async with home.broker() as broker:
+        await broker.create_topic(CALLER, TOPIC, policy=WEEK)
+        await append_time(broker, b"a")
+    home.machine.reboot(30 * DAY_MS)
+    async with home.broker() as broker:
+        await broker.clean()
+        assert await broker.timekeeping.confirm(CALLER)
+    async with home.broker() as broker:
+        assert broker.timekeeping.status(CALLER).status == "steady"
+        await broker.clean()
+        assert await values_in(broker) == []
+
+
 async def test_a_pause_survives_a_restart_of_the_process(home: Home) -> None:
     async with home.broker() as broker:
         await broker.create_topic(CALLER, TOPIC, policy=WEEK)
