@@ -788,6 +788,8 @@ AUDIT_RUNS: Final = 200_000
 #: What an audit takes to the driver of what it found, holes that can be explained included: a hole
 #: is left by every transaction, and one costs about 200 bytes there.
 AUDIT_FINDINGS: Final = 1_000_000
+#: Offsets without a time that an audit looks up as one piece: Spark has their numbers in memory.
+AUDIT_STRETCH: Final = 10_000
 #: Findings that an audit names one by one, of each kind; the others are counted.
 AUDIT_NAMED: Final = 10
 

@@ -46,7 +46,9 @@ from quackmq.spark.pipelines.audit_receipts import (
     Cursors,
     deliveries,
     latencies,
+    latencies_of_records,
     receipts,
+    untimed,
 )
 from quackmq.spark.pipelines.audit_runs import FINDINGS, RUNS, findings_of, runs_of
 from quackmq.spark.pipelines.option import option
@@ -314,9 +316,22 @@ class _Audit:
             left = left.where(f.col("topic_id").isin(list(topics))).persist()
             try:
                 self._judge_deliveries(deliveries(left, cursors), topics)
-                self._time(latencies(left), topics)
+                self._time(self._latencies(left, topics, plans), topics)
             finally:
                 left.unpersist()
+
+    def _latencies(
+        self, left: DataFrame, topics: Mapping[str, str], plans: list[Plan]
+    ) -> DataFrame:
+        """Those that receipts tell, and those of entries that were archived before."""
+        found = latencies(left)
+        stretches = untimed(left)
+        for row in stretches.select("topic_id").distinct().collect():
+            topic_id = row["topic_id"]
+            records = self._table(topics[topic_id], plans, fails=False)
+            of_topic = stretches.where(f.col("topic_id") == topic_id)
+            found = found.unionByName(latencies_of_records(of_topic, records))
+        return found
 
     def _judge_deliveries(self, found: DataFrame, topics: Mapping[str, str]) -> None:
         for row in found.collect():

@@ -15,7 +15,9 @@ purpose. Within such a stretch:
 The last two are for whoever knows which offsets have records. Of a subscription that acknowledges
 each entry by itself, what lies behind the cursor may still be on its way, and is no finding; where
 its first receipts were let go of, neither is what they may have told, which is all that was lent
-when the next one was written. Latency is from append to receipt, both by the broker's clock.
+when the next one was written. Latency is from append to receipt, both by the broker's clock. A
+receipt tells the times of appends that were in the log when it was written; those of entries that
+had been archived by then are `untimed`, and come from the records themselves.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql import functions as f
 
+from quackmq import limits
 from quackmq.spark.pipelines.audit_runs import Array, Covered
 
 if TYPE_CHECKING:
@@ -88,6 +91,31 @@ def latencies(receipts: DataFrame) -> DataFrame:
     each = taken.select("subscription", "topic_id", f.explode(steps).alias("step"))
     counted = each.groupBy("subscription", "topic_id", "step.latency_ms")
     return counted.agg(f.sum("step.records").alias("records")).where("records > 0")
+
+
+def untimed(receipts: DataFrame) -> DataFrame:
+    """Stretches of offsets that receipts tell no append times of: columns `subscription`,
+    `topic_id`, `partition`, `first_offset`, `next_offset`, and the receipts' `time_ms`."""
+    taken = receipts.where(f.col("kind").isin("taken", "acked"))
+    end = f.expr("coalesce(get(get(append_times, 0), 0), next_offset)").alias("next_offset")
+    stretches = taken.select(*_WHOSE, "first_offset", end, "time_ms")
+    return stretches.where("first_offset < next_offset")
+
+
+def latencies_of_records(stretches: DataFrame, records: DataFrame) -> DataFrame:
+    """Latencies as `latencies` tells them, of untimed stretches of one topic, by the append times
+    of its records. Offsets without a record, or whose record is gone, are left out."""
+    # In pieces, since Spark has the offsets of one in memory.
+    starts = f.expr(f"explode(sequence(first_offset, next_offset - 1, {limits.AUDIT_STRETCH}))")
+    pieces = stretches.select(*_WHOSE, "time_ms", "next_offset", starts.alias("start"))
+    end = f"least(start + {limits.AUDIT_STRETCH}, next_offset) - 1"
+    offsets = f.expr(f"explode(sequence(start, {end}))").alias("offset")
+    wanted = pieces.select(*_WHOSE, "time_ms", offsets)
+    appended = records.select("partition", "offset", f.unix_millis("append_time").alias("from_ms"))
+    timed = wanted.join(appended.dropna(), ["partition", "offset"])
+    latency = (f.col("time_ms") - f.col("from_ms")).alias("latency_ms")
+    counted = timed.groupBy("subscription", "topic_id", latency)
+    return counted.agg(f.count(f.lit(1)).alias("records"))
 
 
 _ARROW: Final = pa.schema(

@@ -15,10 +15,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from quackmq import limits
+from quackmq.broker import Commit, MemberRef
 from quackmq.broker.pushed_held import PushedSubscription
 from quackmq.conventions import RECEIPTS_TOPIC
 from quackmq.errors import DamagedData, NotFound, QuackTimeout, UnknownTopic
 from quackmq.leases import Wanted
+from quackmq.spark import table
 from quackmq.spark.archived import Plan
 from quackmq.spark.connection import Http
 from quackmq.spark.pipelines import audit as pipeline
@@ -36,6 +38,7 @@ from quackmq.spark.pipelines.audit_holes import (
 from quackmq.spark.pipelines.audit_runs import findings_of, runs_of
 from quackmq.spark.pipelines.job import Job
 from quackmq.spark.pipelines.report import Report
+from quackmq.topic import PartitionKey
 from tests.broker.pushed_peer import PATIENT, peer_of
 from tests.broker.support import get_all
 from tests.broker.transacting import Transactor
@@ -309,6 +312,34 @@ def test_what_is_whole_is_proved_whole_and_its_holes_are_explained_s5(
     assert 0 <= of_subscription["p50_ms"] <= of_subscription["max_ms"]
     assert report.plot is not None
     assert broker.client().get("/v1/archive/plans").json["plans"] == [], "no file is kept for it"
+
+
+@pytest.mark.needs("java")
+def test_latencies_of_entries_that_were_archived_before_they_were_taken_come_from_the_archive_s5(
+    broker: Broker, spark: SparkSession, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "AUDIT_STRETCH", 7)
+    broker.create(topic)
+    broker.publish(topic, [f"{at}" for at in range(20)])
+    broker.archive(topic)
+    broker.run(broker.broker.subscribe(CALLER, "late", topic, "beginning", receipts=True))
+    commits = [Commit(PartitionKey(broker.broker.topic(topic).id, 0), 16)]
+    broker.run(broker.broker.groups.commit(CALLER, "late", MemberRef("", -1), commits))
+    broker.run(get_all(broker.broker, name="late", topic=topic))
+    report = audited(broker, spark, topic)
+    told = line(report, "late")
+    assert (told["records"], told["lost"]) == (20, 0)
+    assert 0 <= told["p50_ms"] <= told["p99_ms"] <= told["max_ms"]
+    topic_id = str(broker.broker.topic(topic).id)
+    left = audit_receipts.receipts(table(spark, RECEIPTS_TOPIC, bootstrap_servers=broker.address))
+    left = left.where(left.topic_id == topic_id)
+    stretches = audit_receipts.untimed(left)
+    spans = {(row.first_offset, row.next_offset) for row in stretches.collect()}
+    assert spans == {(0, 16), *((at, at + 1) for at in range(16, 20))}
+    records = table(spark, topic, bootstrap_servers=broker.address)
+    found = audit_receipts.latencies_of_records(stretches, records).collect()
+    assert sum(row.records for row in found) == 20
+    assert audit_receipts.latencies(left).collect() == [], "no receipt tells a time"
 
 
 async def _all_acked(broker: Broker, name: str, topic: str, crashes: bool = False) -> int:
