@@ -48,6 +48,7 @@ check: lint
 interop: $(READY) clients
 	$(PYTHON_IN_VENV) -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal tests/interop \
 		tests/client/test_on_kafka.py tests/spark/test_spark_kafka_connector.py $(PYTEST)
+	$(PYTHON_IN_VENV) -m tests.dist.wheels
 
 lint: $(READY)
 	$(PYTHON_IN_VENV) -m ruff check .
