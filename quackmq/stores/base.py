@@ -129,7 +129,8 @@ class Store(ABC):
         """A slice for each read, in order; `max_bytes` bounds them together (the first batch of
         the first non-empty slice is always whole). Answers at once if `min_bytes` are there or any
         slice has an error; else waits for appends, `wait_ms` at the most, without polling. Errors
-        are in the slices: UnknownTopic, UnknownPartition, OffsetOutOfRange, DamagedData.
+        are in the slices: UnknownTopic, UnknownPartition, OffsetOutOfRange, DamagedData, and
+        StorageError where the disk does not give the bytes now.
         An offset equal to the partition's end is in range and empty. A read whose bounds hold no
         more does not wait for more, and one that waits at an offset that is trimmed is told so.
 

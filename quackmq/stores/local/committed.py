@@ -20,7 +20,7 @@ from quackmq.record import spans
 from quackmq.stores.local.disk import Disk
 from quackmq.stores.local.files import OpenFiles
 from quackmq.stores.local.log import PartitionLog
-from quackmq.stores.local.reader import Pieces, Reader
+from quackmq.stores.local.reader import Pieces, Reader, reading
 from quackmq.stores.local.segment import Segment, load_aborted
 from quackmq.topic import Aborted
 from quackmq.transactions import ABORTED_BYTES, find_aborted
@@ -96,7 +96,8 @@ class CommittedReader:
                 self._cached.move_to_end(segment.aborted_path)
                 return cached
             load = partial(load_aborted, self._files, segment, count)
-            entries = await self._disk.run(load, "read")
+            with reading(segment.aborted_path):
+                entries = await self._disk.run(load, "read")
             if segment.aborted == count:  # no checkpoint has moved entries into the file meanwhile
                 self._keep(segment.aborted_path, entries)
                 return entries

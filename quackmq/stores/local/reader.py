@@ -7,12 +7,19 @@ a side thread, so that old news never delays new news.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from functools import partial
 from itertools import takewhile
 
 from quackmq import limits
-from quackmq.errors import DamagedData, InternalError, OffsetOutOfRange, UnknownTopic
+from quackmq.errors import (
+    DamagedData,
+    InternalError,
+    OffsetOutOfRange,
+    StorageError,
+    UnknownTopic,
+)
 from quackmq.record import batches
 from quackmq.stores.local.disk import Disk
 from quackmq.stores.local.files import OpenFiles
@@ -38,7 +45,8 @@ class Reader:
     ) -> Pieces:
         """Whole batches from the one with `offset` on, `max_bytes` in all, but the first one even
         if it alone has up to `first_max_bytes`; none at the end. OffsetOutOfRange, DamagedData,
-        UnknownTopic if it is deleted meanwhile."""
+        StorageError where the disk does not give the bytes, UnknownTopic if it is deleted
+        meanwhile."""
         while True:
             if not log.first_offset <= offset <= log.readable:
                 raise OffsetOutOfRange(
@@ -88,7 +96,7 @@ class Reader:
                         )
                     continue
                 got = Got((), True) if plan is None else await self._carry_out(plan)
-            except (DamagedData, FileNotFoundError):
+            except (StorageError, FileNotFoundError):
                 if pieces:
                     break  # the next read starts here, and is told
                 raise
@@ -101,11 +109,12 @@ class Reader:
         return pieces
 
     async def _carry_out(self, plan: Plan) -> Got:
-        with self._files.borrow(plan.path) as file:
-            if file.cached(plan.length, plan.position):
-                view = file.view(plan.length, plan.position)
-                return carry_out(plan, read(file, plan) if view is None else view)
-        return await self._disk.run(lambda: self._read_aside(plan), "read")
+        with reading(plan.path):
+            with self._files.borrow(plan.path) as file:
+                if file.cached(plan.length, plan.position):
+                    view = file.view(plan.length, plan.position)
+                    return carry_out(plan, read(file, plan) if view is None else view)
+            return await self._disk.run(lambda: self._read_aside(plan), "read")
 
     def _read_aside(self, plan: Plan) -> Got:
         """In the read lane."""
@@ -136,7 +145,8 @@ class Reader:
             indexed = segment.indexed
             load = partial(load_index, self._files, segment, indexed)
             try:
-                index = await self._disk.run(load, "read")
+                with reading(segment.index_path):
+                    index = await self._disk.run(load, "read")
             except DamagedData as damage:
                 raise DamagedData(str(damage), self._beyond_index(log, segment)) from damage
             if segment.indexed == indexed:
@@ -236,7 +246,10 @@ class Reader:
                 continue
             if append_since is not None and segment.last_append_ms < append_since:
                 continue
-            index = await self._index(log, segment, segment.base_offset)
+            try:
+                index = await self._index(log, segment, segment.base_offset)
+            except (DamagedData, FileNotFoundError):
+                continue  # damaged, which is named by who reads there, or trimmed meanwhile
             for region in tuple(segment.regions(segment.base_offset, index)):
                 yield region
 
@@ -257,3 +270,15 @@ class Reader:
                         first = max(batch.base_offset, log.first_offset)
                         return OffsetTime(first, batch.max_timestamp)
         return None
+
+
+@contextmanager
+def reading(path: str) -> Iterator[None]:
+    """Turn an error of the device into StorageError. It may pass, so nothing is called damaged. A
+    file that is missing is another matter: it may have been trimmed meanwhile."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise StorageError(f"{path} cannot be read now: {error.strerror or error}") from error

@@ -23,13 +23,13 @@ from quackmq import limits
 from quackmq.clock import wall_clock_ms
 from quackmq.errors import (
     BrokerClosing,
-    DamagedData,
     DamagedStore,
     LimitReached,
     NewerFormat,
     OffsetOutOfRange,
     QuackError,
     StateChanged,
+    StorageError,
     UnknownPartition,
     UnknownTopic,
     UnusableDirectory,
@@ -350,7 +350,7 @@ class LocalStore(Store):
                 stable_offset = log.stable_offset
             except (UnknownTopic, UnknownPartition) as unknown:
                 error = unknown
-            except (OffsetOutOfRange, DamagedData) as out_of_reach:
+            except (OffsetOutOfRange, StorageError) as out_of_reach:
                 error = out_of_reach
                 first_offset, next_offset = log.first_offset, log.readable
                 stable_offset = log.stable_offset
