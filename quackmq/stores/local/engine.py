@@ -91,10 +91,8 @@ class Engine:
             start=standing.place,
             number=standing.frame,
         )
-        self._frame_inline_bytes = min(
-            limits.JOURNAL_FRAME_INLINE_BYTES, recovered.meta.slot_bytes // 4
-        )
         frame_bytes = min(limits.JOURNAL_FRAME_BYTES, recovered.meta.slot_bytes)
+        self._frame_inline_bytes = min(limits.JOURNAL_FRAME_INLINE_BYTES, frame_bytes // 4)
         self.gathering = Gathering(frame_bytes, self._frame_inline_bytes)
         self._closing = False
         #: A cycle is on its way, or will begin in the loop's next turn.

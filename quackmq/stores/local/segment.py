@@ -372,6 +372,11 @@ def _next_provable(
 def _salvage(plan: Plan, region: Region, content: memoryview) -> memoryview:
     """The run of provable batches that begins with the one that holds `offset`."""
     good, bad = inspect(region, content)
+    if not bad:
+        # Nothing says which partition a batch belongs to: a disk that wrote to the wrong place may
+        # have left whole batches of another one, and the region's checksum alone tells.
+        everything = (region.position, region.end, region.base_offset, region.next_offset)
+        bad, good = [BadRange(*everything)], []
     run = _run_from(good, plan.offset)
     lost = next((each for each in bad if each.next_offset > plan.offset), None)
     if lost is not None and (not run or lost.first_offset < run[0].base_offset):

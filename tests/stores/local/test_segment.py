@@ -263,6 +263,23 @@ def test_sound_batches_of_a_damaged_region_are_still_served(on_disk: OnDisk) -> 
     assert on_disk.read(100) == [100]
 
 
+def test_whole_batches_of_another_partition_in_the_place_of_ours_are_not_served(
+    on_disk: OnDisk,
+) -> None:
+    """As a disk leaves them that wrote to the wrong place: each is sound, and has our offset."""
+    foreign = bytearray(batch_of(b"moooo", b"moooo").view)
+    stamp(foreign, 0, 104, EPOCH)
+    assert len(foreign) == SIZE
+    path = on_disk.directory / on_disk.segment.path
+    content = bytearray(path.read_bytes())
+    content[2 * SIZE : 3 * SIZE] = foreign
+    path.write_bytes(content)
+    assert on_disk.read(100) == [100, 102]
+    with pytest.raises(DamagedData, match="offsets 104 to 107 are damaged") as caught:
+        on_disk.read(104)
+    assert caught.value.next_offset == 108
+
+
 def test_a_file_that_was_cut_is_damage(on_disk: OnDisk) -> None:
     path = on_disk.directory / on_disk.segment.path
     path.write_bytes(path.read_bytes()[: 3 * SIZE + 1])
