@@ -90,7 +90,6 @@ async def test_what_comes_before_a_read_error_is_served(tmp_path: Path) -> None:
 BY_TIME: dict[str, Callable[[LocalStore, PartitionKey], Awaitable[object]]] = {
     "an offset by its timestamp": lambda store, key: store.offset_for_time(key, START_MS),
     "append times": lambda store, key: store.append_times(key, 0, 1),
-    "bytes between offsets": lambda store, key: store.least_bytes_between(key, 0, 2),
 }
 
 
