@@ -246,6 +246,14 @@ def test_the_sections_of_a_batch_hold_its_records_in_order(
     assert next_offset == batch.next_offset
 
 
+def test_the_last_section_covers_offsets_that_no_record_has() -> None:
+    records = record_bytes() + record_bytes(offset_delta=4)
+    batch = batch_of(records, count=2, last_offset_delta=9)
+    ((section, opened),) = sections(batch, inflated(batch))
+    assert (section.base_offset, section.next_offset) == (0, 10)
+    assert [record.offset for record in opened] == [0, 4]
+
+
 # --- batches that lie -------------------------------------------------------------------------
 
 

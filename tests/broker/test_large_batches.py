@@ -7,16 +7,19 @@ import asyncio
 import functools
 import gzip
 import struct
+import uuid
 from collections.abc import Awaitable, Callable
 
 import pytest
 
 from quackmq import codec, limits
 from quackmq.broker import Broker
+from quackmq.broker.decoded import DecodedBatches
 from quackmq.broker.pages import Page
 from quackmq.codec import Section
 from quackmq.errors import BrokerClosing, RecordTooLarge
 from quackmq.record import Batch, Record
+from quackmq.topic import PartitionKey
 from tests.batches import resealed
 from tests.broker.pushed_peer import peer_of, pushed
 from tests.broker.support import CALLER, NAME, TOPIC, get, key_of, open_broker, publish
@@ -169,6 +172,37 @@ async def test_what_was_inflated_is_dropped_and_inflated_again_without_being_sea
                 assert page.messages[0].record.offset == offset
         assert counted.outlines == 2
         assert counted.inflations == 6, "there is room for one of the two at a time"
+
+
+@pytest.mark.asyncio
+async def test_only_as_much_is_dropped_as_there_is_no_room_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    counted = Counted(monkeypatch)
+    monkeypatch.setattr(limits, "INFLATED_CACHE_BYTES", 500_000)  # two of them
+    monkeypatch.setattr(limits, "DECODED_AHEAD_BYTES", 0)
+    async with open_broker() as broker:
+        await broker_with(broker, *[large(20_000, "gzip") for _ in range(3)])
+        for partition, offset in ((0, 0), (1, 0), (2, 0), (0, 5_000)):
+            await page_of(broker, partition, offset, 1)
+        assert counted.inflations == 4, "the first was dropped for the third"
+        assert (await page_of(broker, 2, 10_000, 1)).messages[0].record.offset == 10_000
+        assert counted.inflations == 4, "the second was dropped for the first, and not the third"
+
+
+@pytest.mark.asyncio
+async def test_another_batch_at_the_same_offset_has_sections_of_its_own() -> None:
+    """An archive makes batches anew for each read, and they reach differently far."""
+    key = PartitionKey(uuid.uuid4(), 0)
+    decoded = DecodedBatches()
+    for count in (2_000, 5_000, 3_000, 4_000):
+        records = [Record(0, START_MS, None, b"%d" % number, ()) for number in range(count)]
+        batch = Batch.parse(codec.encode(records))
+        for offset in (count - 1, 0, 1_500):
+            record = (await decoded.open(key, batch, offset, TOPIC)).from_offset(offset)
+            assert record is not None
+            assert (record.offset, record.value) == (offset, b"%d" % offset)
+    await decoded.close()
 
 
 @pytest.mark.asyncio
