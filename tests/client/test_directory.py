@@ -136,6 +136,8 @@ def test_a_topic_of_another_id_has_positions_of_its_own(tmp_path: Path) -> None:
     file.close()
     assert directory.peek(TOPIC, 0) == 9
     assert directory.peek(uuid.uuid4(), 0) is None
+    (path,) = tmp_path.glob("*.position")
+    assert PositionFile(path, uuid.uuid4()).peek() is None
     assert directory.peek(TOPIC, 1) is None
     directory.forget(TOPIC)
     assert directory.peek(TOPIC, 0) is None
