@@ -197,10 +197,11 @@ async def test_a_commit_of_one_partition_is_enough_to_be_heard_of() -> None:
 async def test_without_a_lease_or_when_others_move_its_cursor_a_subscription_stays() -> None:
     clock = Clock()
     async with open_broker(clock=clock) as broker:
-        await broker.create_topic(CALLER, TOPIC)
+        await broker.create_topic(CALLER, TOPIC, partitions=2)
         await publish_each(broker, b"a", b"b")
         await commit(broker, 0, SUBSCRIBED, name="plain")
-        await commit(broker, 0, leased(SUBSCRIBED, LEASE_MS), name="shared")
+        # The other one moves the cursor of the first partition, and that of the second stays.
+        await commit(broker, 0, leased(SUBSCRIBED, LEASE_MS), name="shared", partitions=2)
         await commit(broker, 0, leased("quackmq:spark begins", LEASE_MS), name="begins")
         await get(broker, await get(broker, name="shared"), name="shared")
         clock.advance(LEASE_MS)

@@ -60,6 +60,8 @@ SOURCE, TARGET = "torture.in", "torture.out"
 PARTITIONS = 3
 #: Two tasks at a time, and four attempts at each.
 LOCAL = "local[2,4]"
+#: As in the README.
+PLAIN = "local[*]"
 #: For a life on a machine that has other things to do as well.
 LIFE_S = 600
 #: For one thing that the broker is asked for.
@@ -112,7 +114,8 @@ def compare(
 
 class Torture:
     """One story: a broker, a source with records, a checkpoint. `keyed=False` drops the commit's
-    key, to show that the checker would notice."""
+    key, to show that the checker would notice. With `plain`, Spark's settings are those that a
+    reader of the README has: one attempt at a task, no speculation."""
 
     def __init__(
         self,
@@ -122,12 +125,13 @@ class Torture:
         per_batch: int,
         masters: Sequence[str] = (LOCAL,),
         keyed: bool = True,
+        plain: bool = False,
     ) -> None:
         self.directory = directory
         self.checkpoint = directory / "checkpoint"
         self.records, self.per_batch = records, per_batch
         #: Of each life; the last is that of all that follow.
-        self.masters, self.keyed = masters, keyed
+        self.masters, self.keyed, self.plain = masters, keyed, plain
         self.lives = 0
         self._server: Server | None = None
         self._doors: dict[str, str] = {}
@@ -187,6 +191,7 @@ class Torture:
             "per_batch": self.per_batch,
             "master": self.masters[min(self.lives, len(self.masters)) - 1],
             "keyed": self.keyed,
+            "plain": self.plain,
             "blows": [asdict(blow) for blow in blows],
         }
         (self.directory / "marks").mkdir(exist_ok=True)
@@ -282,7 +287,8 @@ def drive(settings: Mapping[str, Any]) -> None:
     from tests.spark.session import session
     from tests.spark.torture_source import TortureSource
 
-    with session(settings["master"], **_CONFIGS) as spark:
+    configs = {} if settings["plain"] else _CONFIGS
+    with session(settings["master"], **configs) as spark:
         spark.dataSource.register(TortureSource)
         _copy(spark, settings)
 
@@ -361,9 +367,14 @@ def _soak(given: argparse.Namespace) -> None:
         print(f"seed {seed}: {[f'{each.batch} {each.point} {each.how}' for each in blows]}")
         directory = Path(tempfile.mkdtemp(prefix="quackmq-spark-"))
         try:
-            with standalone(directory / "spark") if given.cluster else nullcontext(LOCAL) as master:
+            # Every second one has the settings of somebody who has read the README, and no more.
+            plain = not given.cluster and seed % 2 == 1
+            local = nullcontext(PLAIN if plain else LOCAL)
+            with standalone(directory / "spark") if given.cluster else local as master:
                 records = 100 * 2 * given.blows
-                story = Torture(directory, records=records, per_batch=100, masters=[master])
+                story = Torture(
+                    directory, records=records, per_batch=100, masters=[master], plain=plain
+                )
                 forget = [each.batch for each in blows if each.how == "kill"]
                 outcome = story.run(blows, forget_commits_of=forget)
         finally:
