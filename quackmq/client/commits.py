@@ -119,12 +119,20 @@ def _meaning(error: KafkaError, what: str, deadline: Deadline) -> QuackError:
     return translated(error, what, deadline)
 
 
-def leave(consumer: Consumer, deadline: Deadline) -> None:
+def leave(consumer: Consumer, deadline: Deadline, tend_others: Callable[[], None]) -> None:
     """Leave the group for good: librdkafka would keep the place of a member with an instance id,
     unless it is unsubscribed before it is closed. An assignment that has come meanwhile must be
     heard of and given back here: inside `close` that waits for librdkafka with Python's lock held,
-    at times for ever."""
+    at times for ever.
+
+    A member leaves by the id that the answer to its join brings. So a join that is under way is
+    waited for: the group would otherwise keep a member that nobody hears of again, and wait for it
+    until its session ends. `tend_others` lets members of this process take part in that."""
     try:
+        while not consumer.memberid() and not deadline.passed():
+            if consumer.poll(limits.CLIENT_LOOK_MS / 1000) is not None:
+                break  # the group refuses it
+            tend_others()
         consumer.unsubscribe()
         quiet = 0
         while quiet < _QUIET_POLLS and not deadline.passed():
@@ -171,6 +179,6 @@ def commit_by_joining(
         while not joined and not deadline.passed():
             look()
         commits.send_and_wait(consumer, offsets, note, deadline, poll=look)
-        leave(consumer, deadline)
+        leave(consumer, deadline, tend_others)
     finally:
         close(consumer, deadline)

@@ -72,7 +72,9 @@ class Reader:
         self.topic = topic
         self._tend_others = tend_others
         self.by_id = by_id
-        self._watch = Watch(cluster, topic, name, connection.address, directory.path)
+        self._watch = Watch(
+            cluster, topic, name, connection.address, directory.path, session_ms / 1000
+        )
         self._cluster = cluster
         self._name = name
         self._directory = directory
@@ -83,6 +85,8 @@ class Reader:
         self._unbegun: set[int] = set()
         #: Where the program says that it stands, also in partitions that others have.
         self._named: dict[int, int] = {}
+        #: Whether the group has ever told us which partitions are ours, be it none.
+        self._has_joined = False
         self._trouble: QuackError | None = None
         self._commits = Commits(topic.name, self._acknowledged)
         self._committed_at = time.monotonic()
@@ -215,8 +219,7 @@ class Reader:
                 if record is None:
                     self._raise_trouble()
                     if deadline.passed():
-                        has_any = bool(self._progress.partitions)
-                        raise self._watch.silence(deadline, has_partitions=has_any)
+                        raise self._silence(deadline)
                     self._commit_sometimes()
                     self._tend_others()
                     continue
@@ -336,6 +339,7 @@ class Reader:
     # --- what the group gives and takes --------------------------------------------------------
 
     def _assigned(self, consumer: Consumer, told: list[TopicPartition]) -> None:
+        self._has_joined = True
         self._unbegun |= {each.partition for each in told}
         self._try_to_begin(consumer, Deadline(limits.CLIENT_TIMEOUT_MS / 1000))
 
@@ -459,9 +463,13 @@ class Reader:
             except QuackError as error:
                 # The file, or the program's store, knows.
                 log.warning("%s leaves %s uncommitted: %s", self._name, self.topic.name, error)
-        leave(self._consumer, deadline)
+        leave(self._consumer, deadline, self._tend_others)
 
     # --- what goes wrong ----------------------------------------------------------------------
+
+    def _silence(self, deadline: Deadline) -> QuackError:
+        has_any = bool(self._progress.partitions)
+        return self._watch.silence(deadline, has_joined=self._has_joined, has_partitions=has_any)
 
     def _raise_trouble(self) -> None:
         if self._trouble is not None:

@@ -59,13 +59,21 @@ class Watch:
     """Over one name's reading of one topic."""
 
     def __init__(
-        self, cluster: Cluster, topic: TopicInfo, name: str, address: str, directory: Path
+        self,
+        cluster: Cluster,
+        topic: TopicInfo,
+        name: str,
+        address: str,
+        directory: Path,
+        session_s: float,
     ) -> None:
+        """`session_s`: a member that is gone is missed after so long."""
         self._cluster = cluster
         self._topic = topic
         self._name = name
         self._address = address
         self._directory = directory
+        self._session_s = session_s
 
     def check_topic(self, deadline: Deadline) -> TopicInfo:
         """As it is now. UnknownTopic; UnknownSubscription if it is another one."""
@@ -122,7 +130,7 @@ class Watch:
             )
         return max(first, wanted)
 
-    def silence(self, deadline: Deadline, *, has_partitions: bool) -> QuackError:
+    def silence(self, deadline: Deadline, *, has_joined: bool, has_partitions: bool) -> QuackError:
         """Nothing came: why?"""
         what = f"a message of topic {self._topic.name} for {self._name}"
         try:
@@ -133,7 +141,12 @@ class Watch:
             return found
         if has_partitions:
             return deadline.timeout(what)
+        if not has_joined:
+            return QuackTimeout(
+                f"waited {deadline.words()} to join the readers of topic {self._topic.name} as "
+                f"{self._name}: give a longer timeout"
+            )
         return deadline.timeout(
-            f"a partition of topic {self._topic.name} for {self._name}: other processes of this "
-            "name have them, or one that is gone is not missed yet"
+            f"a partition of topic {self._topic.name} for {self._name}: other processes named "
+            f"{self._name} read all its partitions, or one died less than {self._session_s:g} s ago"
         )

@@ -25,7 +25,7 @@ def test_nothing_to_get_is_a_timeout_that_says_what_it_waited_for(
 ) -> None:
     """R5."""
     client.subscribe(topic)
-    with pytest.raises(QuackTimeout, match=rf"0\.5 s for .*{topic}"):
+    with pytest.raises(QuackTimeout, match=rf"0\.5 s (for|to join) .*{topic}"):
         client.get(topic, timeout=0.5)
     client.put(topic, "late")
     assert client.get(topic).value == "late"
@@ -144,6 +144,42 @@ def test_a_client_can_be_closed_in_the_middle_of_joining(clients: Clients, topic
         with pytest.raises(QuackTimeout, match=topic):
             client.get(topic, timeout=timeout)
         client.close()
+
+
+def test_a_client_that_leaves_while_it_joins_is_no_member_any_more(
+    clients: Clients, topic: str
+) -> None:
+    """The group would wait for it for as long as a session lasts: here, longer than `get` does."""
+    alerts = f"{topic}-alerts"
+    client = clients(session_timeout=120)
+    client.subscribe(topic, start="beginning")
+    client.subscribe(alerts)
+    client.put(topic, "rain")
+    for _ in range(3):  # the second and third time one of the client's own readers is a member
+        with pytest.raises(QuackTimeout):
+            client.get(alerts, timeout=0.02)
+        client.unsubscribe(alerts)
+        client.subscribe(alerts)
+        assert client.get(topic, after=None).value == "rain"
+    with pytest.raises(QuackTimeout):
+        client.get(alerts, timeout=0.02)
+    client.close()
+    assert clients().get(topic).value == "rain"
+
+
+def test_a_get_that_is_too_short_to_join_says_so(clients: Clients, topic: str) -> None:
+    said = ""
+    for number in range(10):  # on a busy machine it may not even come to joining
+        client = clients(f"hasty{number}")
+        client.subscribe(topic)
+        with pytest.raises(QuackTimeout) as raised:
+            client.get(topic, timeout=0.2)
+        said = str(raised.value)
+        if "join" in said:
+            break
+    assert said == (
+        f"waited 0.2 s to join the readers of topic {topic} as {client.name}: give a longer timeout"
+    )
 
 
 @pytest.mark.parametrize("options", [{}, {"after": None}])
