@@ -8,7 +8,7 @@ logs one line that names the protocol and the port to use.
     ---------- ------------------------------------------------------------------
     TLS        a handshake record: 0x16, then version 3.x
     ZMTP       a greeting: 0xFF, eight bytes, a byte whose lowest bit is 1
-    HTTP       a method in capital letters and a space; `Host:`; `HTTP/`
+    HTTP       a method of HTTP, a space and what it asks for; `Host:`; `HTTP/`
     line       `pub `, `sub `, `topic `, `end`, `terminate`
     Kafka      a size below 256 MiB, an API key and a version, all big-endian
 
@@ -30,7 +30,11 @@ from quackmq import limits
 
 log = logging.getLogger(__name__)
 
-_HTTP: Final = re.compile(rb"[A-Z]{3,20} \S|HTTP/|[Hh][Oo][Ss][Tt]:")
+#: Whole methods: somebody may type the line protocol in capital letters, as in `PUB ada connect`.
+_HTTP: Final = re.compile(
+    rb"(GET|HEAD|POST|PUT|DELETE|PATCH|OPTIONS|TRACE|PRI) (/|\*|https?://)|CONNECT \S+[.:]"
+    rb"|HTTP/|[Hh][Oo][Ss][Tt]:"
+)
 _LINE: Final = re.compile(rb"(pub|sub|topic) |(end|terminate)\r?\n")
 #: Size, API key and version of a Kafka request.
 _KAFKA: Final = struct.Struct(">iHH")

@@ -106,7 +106,7 @@ class Opened:
             async def ask() -> None:
                 writer.write(b"GET /topics HTTP/1.1\r\nHost: localhost\r\n\r\n")
                 assert (await soon(reader.readline())).startswith(b"HTTP/1.1 200")
-                await soon(reader.readuntil(b"}"))
+                await soon(reader.readuntil(b"}\n"))
 
         elif door == "line":
 

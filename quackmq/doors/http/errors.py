@@ -14,9 +14,8 @@ from typing import Final
 import orjson
 
 from quackmq import errors
-from quackmq.doors.http.values import JSON, Response
+from quackmq.doors.http.values import JSON, PROBLEM, Response
 
-PROBLEM: Final = "application/problem+json"
 #: What lies below this path is told of its failures as problem details.
 PROBLEMS_BELOW: Final = "/v1"
 _RETRY_SOON: Final = (("retry-after", "1"),)
@@ -91,6 +90,7 @@ STATUSES: Final[Mapping[type[errors.QuackError], int]] = {
     errors.Unreachable: 409,
     errors.NotAllowed: 403,
     errors.QuackTimeout: 503,
+    errors.NoBroker: 503,
     errors.BrokerClosing: 503,
     errors.InternalError: 500,
     errors.StorageError: 500,

@@ -13,7 +13,7 @@ from functools import lru_cache
 from http import HTTPStatus
 from typing import Final
 
-from quackmq.doors.http.values import Response, Stream
+from quackmq.doors.http.values import JSON, PROBLEM, Response, Stream
 
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 LAST_CHUNK: Final = b"0\r\n\r\n"
@@ -23,6 +23,8 @@ _KEEP_ALIVE: Final = b"connection: keep-alive\r\n"
 _CONTROLS: Final = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 #: Statuses that have no body, nor a length of one.
 _WITHOUT_BODY: Final = frozenset({204, 304})
+#: Answers of these types end with a newline.
+_ENDS_LINE: Final = frozenset({JSON, PROBLEM})
 
 
 class Date:
@@ -52,10 +54,12 @@ def response_bytes(
     start = _start(status, content_type)
     if status in _WITHOUT_BODY:
         return b"".join((start, date, connection, more, b"\r\n"))
-    length = b"content-length: %d\r\n\r\n" % len(body)
+    # A terminal's prompt should not stand behind an answer of JSON, in the same line.
+    end = b"\n" if content_type in _ENDS_LINE else b""
+    length = b"content-length: %d\r\n\r\n" % (len(body) + len(end))
     if is_head:
-        body = b""
-    return b"".join((start, date, connection, more, length, body))
+        body = end = b""
+    return b"".join((start, date, connection, more, length, body, end))
 
 
 def stream_head(stream: Stream, date: bytes, closes: bool, chunked: bool) -> bytes:

@@ -379,7 +379,8 @@ class Receiver:
         self.refuse(431, "limit_reached", message)
 
     def _refuse_body(self) -> None:
-        self.refuse(413, "record_too_large", f"the body may have {self._body_limit} bytes here")
+        message = f"the body is larger than {self._body_limit} bytes"
+        self.refuse(413, "record_too_large", message)
 
     def _refuse(self, response: Response) -> None:
         if not self.takes_requests:
@@ -405,7 +406,8 @@ def _without_route(method: str, path: str, found: Found | None) -> Response:
         return failure(405, "unknown_method", message, path, allow)
     if path == "*" and method == "OPTIONS":
         return Response(204)
-    return failure(404, "unknown_route", f"there is nothing at {path[:200]}", path)
+    message = f"there is nothing at {path[:200]}; /v1/docs lists what there is"
+    return failure(404, "unknown_route", message, path)
 
 
 def _foreign(where: str, shown: str) -> HttpFailure:

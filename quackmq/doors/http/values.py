@@ -19,6 +19,7 @@ from quackmq.broker import Broker, Caller
 from quackmq.errors import InvalidRequest
 
 JSON: Final = "application/json"
+PROBLEM: Final = "application/problem+json"
 T = TypeVar("T")
 
 

@@ -191,6 +191,18 @@ async def test_an_answer_has_a_date_and_a_length() -> None:
 
 
 @on_both_loops
+async def test_an_answer_of_json_ends_its_line_and_nothing_else_does() -> None:
+    async with served(Handlers().routes()) as running:
+        peer = await running.peer()
+        for path in ("/echo", "/nowhere", "/v1/nowhere"):
+            answer = await peer.get(path)
+            assert answer.body.startswith(b"{") and answer.body.endswith(b"}\n")
+        head = await peer.ask("HEAD", "/v1/nowhere")
+        assert head.headers["content-length"] == answer.headers["content-length"]
+        assert (await peer.get("/large/5")).body == bytes(5)
+
+
+@on_both_loops
 async def test_nobody_adds_a_header_by_what_a_message_holds() -> None:
     async with served(Handlers().routes()) as running:
         peer = await running.peer()

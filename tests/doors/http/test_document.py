@@ -46,7 +46,7 @@ async def test_d1_every_curl_line_of_the_queue_is_answered_as_printed() -> None:
                 ids.setdefault(in_document, real)
             for in_document, real in ids.items():
                 printed = printed.replace(in_document, real)
-            assert got == printed, command
+            assert got == f"{printed}\n", command
             run += 1
     assert run > 10
     assert len(set(ids.values())) == len(ids)

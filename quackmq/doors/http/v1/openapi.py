@@ -14,8 +14,9 @@ import msgspec
 from msgspec import Meta, Struct
 
 from quackmq import __version__
-from quackmq.doors.http.errors import PROBLEM, STATUSES
+from quackmq.doors.http.errors import STATUSES
 from quackmq.doors.http.v1.operations import Answer, Body, Operation, Parameter
+from quackmq.doors.http.values import PROBLEM
 from quackmq.errors import (
     BrokerClosing,
     InvalidRequest,
