@@ -42,11 +42,15 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="print the messages of a topic",
         description="Print the messages of a topic of a running broker, one a line. With --name "
         "it is a subscription that lasts, and the next get goes on where this one ended. Exit "
-        "codes: 0 all is well, 1 fewer came than were asked for.",
+        "codes: 0 all is well, 1 fewer came than were asked for, 128 and the number of the signal "
+        "that ended it before --count messages came.",
         allow_abbrev=False,
     )
     parser.add_argument("topic", metavar="TOPIC")
-    parser.add_argument("--name", help="of the subscription; default: none, just look")
+    parser.add_argument(
+        "--name",
+        help="the subscription's name; without it, print what is there and subscribe to nothing",
+    )
     parser.add_argument(
         "--from",
         dest="start",
@@ -65,22 +69,38 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     from quackmq.client.client import Client
 
-    with _ended_in_good_order(), Client(args.broker, args.name, timeout=args.timeout) as client:
+    with (
+        _ended_in_good_order() as ending,
+        Client(args.broker, args.name, timeout=args.timeout) as client,
+    ):
         printing = _Printing(args)
         try:
             if args.name is None:
                 _browse(client, args, printing)
             else:
-                client.subscribe(args.topic, args.start or "end")
+                _subscribe(client, args)
                 printing.run(lambda timeout: client.get(args.topic, timeout))
         except KeyboardInterrupt:
-            pass  # whoever has seen enough has got all that was wanted
+            if args.count is not None:
+                return 128 + ending.number
+            # Without a count, whoever has seen enough has got all that was wanted.
         except BrokenPipeError:
             return had_enough()
         finally:
             # A message that was not printed comes again.
             client.close(done=printing.has_printed)
     return printing.exit_code()
+
+
+def _subscribe(client: Client, args: argparse.Namespace) -> None:
+    """Say so if the subscription is new: a name or a topic may be a slip of the hand."""
+    topics = client.topics()
+    if not client.subscribe(args.topic, args.start or "end"):
+        return
+    said = f"{args.name} is subscribed to {args.topic} from its {args.start or 'end'}"
+    if args.topic not in topics:
+        said = f"topic {args.topic} is new; {args.name} is subscribed from now on"
+    print(f"quackmq: {said}", file=sys.stderr)
 
 
 def _browse(client: Client, args: argparse.Namespace, printing: _Printing) -> None:
@@ -109,7 +129,6 @@ class _Printing:
         self._args = args
         self._patience_s = limits.CLIENT_TIMEOUT_MS / 1000 if args.timeout is None else args.timeout
         self._got = 0
-        self._is_interrupted = True
         #: Whether the last message that was asked for has been printed.
         self.has_printed = False
 
@@ -121,20 +140,21 @@ class _Printing:
             try:
                 message = get(self._wait_s())
             except QuackTimeout:
+                if args.follow:
+                    raise  # who follows waits for ever, so that something else was waited for
                 break
             sys.stdout.buffer.write(_line(message, as_json=args.json, is_terminal=is_terminal))
             sys.stdout.buffer.flush()
             self.has_printed = True
             self._got += 1
-        self._is_interrupted = False
 
     def exit_code(self) -> int:
         wanted = self._args.count
-        if wanted is None or self._got >= wanted or self._is_interrupted:
+        if wanted is None or self._got >= wanted:
             return 0
         print(
-            f"quackmq: {counted(self._got, 'message')} of {wanted} came within "
-            f"{self._patience_s:g} s of each other",
+            f"quackmq: only {self._got} of {counted(wanted, 'message')} came: nothing more for "
+            f"{self._patience_s:g} s",
             file=sys.stderr,
         )
         return 1
@@ -187,13 +207,23 @@ def _count(text: str) -> int:
     return int(text)
 
 
+class _Ending:
+    """The signal that ended the command, if one did."""
+
+    def __init__(self) -> None:
+        self.number = int(signal.SIGINT)  # which Python itself makes a KeyboardInterrupt
+
+
 @contextmanager
-def _ended_in_good_order() -> Iterator[None]:
+def _ended_in_good_order() -> Iterator[_Ending]:
     """Treat SIGTERM and the closing of the terminal as an interrupt, so that the position of a
     named subscription is committed. A signal that was ignored from the start stays ignored."""
     before = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP)}
 
-    def interrupt(*_: object) -> None:
+    ending = _Ending()
+
+    def interrupt(number: int, _: object) -> None:
+        ending.number = number
         # Once: a terminal that is closed tells it twice, by the kernel and by the shell.
         for each in before:
             signal.signal(each, signal.SIG_IGN)
@@ -203,7 +233,7 @@ def _ended_in_good_order() -> Iterator[None]:
         if handler is not signal.SIG_IGN:
             signal.signal(each, interrupt)
     try:
-        yield
+        yield ending
     finally:
         for each, handler in before.items():
             signal.signal(each, handler)

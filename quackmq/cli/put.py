@@ -32,7 +32,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         allow_abbrev=False,
     )
     parser.add_argument("topic", metavar="TOPIC")
-    parser.add_argument("messages", metavar="MESSAGE", nargs="*", help="or - for lines of stdin")
+    parser.add_argument(
+        "messages", metavar="MESSAGE", nargs="*", default=[], help="or - for lines of stdin"
+    )
     parser.add_argument("--key", metavar="TEXT", help="messages of one key stay in order")
     parser.add_argument(
         "--header",

@@ -8,6 +8,7 @@ One thread at a time.
 
 from __future__ import annotations
 
+import logging
 import time
 import uuid
 from collections.abc import Mapping
@@ -22,6 +23,9 @@ from quackmq.client.commits import close
 from quackmq.client.failures import Deadline, translated, translating
 from quackmq.client.values import Message, StartLike, origin_of, start_of
 from quackmq.client.watch import PASSING
+from quackmq.errors import QuackTimeout
+
+log = logging.getLogger(__name__)
 
 
 class Browser:
@@ -62,7 +66,7 @@ class Browser:
             if record is None:
                 if deadline.passed():
                     raise deadline.timeout(what)
-                self._look_for_partitions()
+                self._look_for_partitions(deadline)
                 continue
             error = record.error()
             if error is None:
@@ -70,12 +74,17 @@ class Browser:
             if not error.retriable() and error.code() not in {*PASSING, KafkaError._PARTITION_EOF}:
                 raise translated(error, what, deadline)
 
-    def _look_for_partitions(self) -> None:
-        """Read partitions that were added meanwhile from their beginning."""
+    def _look_for_partitions(self, deadline: Deadline) -> None:
+        """Read partitions that were added meanwhile from their beginning. A broker that does not
+        answer is asked again later: whoever waits for messages waits for it too."""
         if time.monotonic() < self._looks_at:
             return
-        deadline = Deadline(limits.CLIENT_TIMEOUT_MS / 1000)
-        now = self._cluster.topic(self._topic.name, deadline, again=True)
+        patience = Deadline(min(deadline.left(), limits.CLIENT_ASK_MS / 1000))
+        try:
+            now = self._cluster.topic(self._topic.name, patience, again=True)
+        except QuackTimeout as error:
+            log.debug("the partitions of %s are not known: %s", self._topic.name, error)
+            now = self._topic
         added = range(self._topic.partitions, now.partitions)
         self._topic = now
         self._read(dict.fromkeys(added, 0))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -20,8 +21,8 @@ from quackmq.cli import get as getting
 from quackmq.cli import put as putting
 from quackmq.cli.main import main
 from quackmq.client.browse import Browser
-from quackmq.errors import RecordTooLarge, UnknownTopic
-from tests.cli.process import DEADLINE_S, SCRIPT, Server
+from quackmq.errors import QuackTimeout, RecordTooLarge, UnknownTopic
+from tests.cli.process import AS_ON_A_TERMINAL, DEADLINE_S, SCRIPT, Server
 
 _numbers = count(1)
 
@@ -44,8 +45,9 @@ def run(
     *options: object,
     stdin: bytes = b"",
     home: Path | None = None,
+    says: str = "",
 ) -> bytes:
-    """What it prints, when it has ended well."""
+    """What it prints, when it has ended well; `says` is what it tells on stderr."""
     arguments = [command, topic, "--broker", address, "--timeout", DEADLINE_S, *options]
     result = subprocess.run(
         [*SCRIPT, *map(str, arguments)],
@@ -54,7 +56,7 @@ def run(
         timeout=3 * DEADLINE_S,
         env={"HOME": str(home or "/nonexistent")},
     )
-    assert (result.returncode, result.stderr) == (0, b"")
+    assert (result.returncode, result.stderr.decode()) == (0, says)
     return result.stdout
 
 
@@ -107,7 +109,9 @@ def test_a_message_that_is_got_as_json_has_all_that_belongs_to_it(address: str, 
 def test_under_a_name_the_next_get_goes_on(address: str, topic: str, tmp_path: Path) -> None:
     run("put", topic, address, "one", "two", "three")
     named = ("--name", f"reader-{topic}", "--from", "beginning")
-    assert run("get", topic, address, *named, "--count", 2, home=tmp_path) == b"one\ntwo\n"
+    says = f"quackmq: reader-{topic} is subscribed to {topic} from its beginning\n"
+    first = run("get", topic, address, *named, "--count", 2, home=tmp_path, says=says)
+    assert first == b"one\ntwo\n"
     assert run("get", topic, address, *named, "--count", 1, home=tmp_path) == b"three\n"
 
 
@@ -131,6 +135,76 @@ def test_without_a_name_nothing_is_left_behind(
         assert following.exit_code() == (-number if number == signal.SIGKILL else 0)
         assert following.errors() == ""
     assert groups(admin) == before
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_count_that_a_signal_cuts_short_is_no_success(
+    address: str, topic: str, number: signal.Signals
+) -> None:
+    with Client(address, timeout=DEADLINE_S) as client:
+        client.put(topic, b"one")
+    arguments = ["get", topic, "--broker", address, "--timeout", str(DEADLINE_S), "--count", "2"]
+    with Server(*arguments, command=[*AS_ON_A_TERMINAL, *SCRIPT]) as getting_two:
+        assert getting_two.line() == "one\n"
+        getting_two.send(number)
+        assert getting_two.exit_code() == 128 + number
+
+
+def test_a_broker_that_is_away_is_waited_for_by_whoever_follows(
+    address: str, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The partitions are not known for a while, and messages come afterwards."""
+    monkeypatch.setattr(limits, "CLIENT_TOPIC_MS", 1)
+    with Client(address, timeout=DEADLINE_S) as client:
+        client.create_topic(topic)
+        with Browser(client, topic, "beginning") as browser:
+            silences = []
+
+            def silent(*_: Any, **__: Any) -> Any:
+                silences.append(True)
+                if len(silences) == 1:
+                    with Client(address, timeout=DEADLINE_S) as another:
+                        another.put(topic, b"late")
+                raise QuackTimeout("no answer")
+
+            monkeypatch.setattr(client.session.cluster, "topic", silent)
+            assert browser.get(math.inf).value == b"late"
+            assert silences
+
+
+def test_a_follow_that_cannot_go_on_is_no_success(
+    address: str, topic: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def silent(*_: Any) -> Any:
+        raise QuackTimeout("waited 5 s for something")
+
+    monkeypatch.setattr(Browser, "get", silent)
+    options = ["--broker", address, "--timeout", str(DEADLINE_S)]
+    assert main(["get", topic, "--follow", *options]) == 1
+    assert capsys.readouterr().err == "quackmq: waited 5 s for something\n"
+
+
+def test_a_topic_that_a_subscription_creates_is_told_as_new(
+    address: str,
+    topic: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr(getting._Printing, "run", lambda *_: None)
+    get = ["get", topic, "--broker", address, "--timeout", str(DEADLINE_S), "--name"]
+    assert main([*get, f"ann-{topic}"]) == 0
+    assert capsys.readouterr().err == (
+        f"quackmq: topic {topic} is new; ann-{topic} is subscribed from now on\n"
+    )
+    assert main([*get, f"eve-{topic}"]) == 0
+    assert capsys.readouterr().err == (
+        f"quackmq: eve-{topic} is subscribed to {topic} from its end\n"
+    )
+    assert main([*get, f"eve-{topic}"]) == 0
+    assert capsys.readouterr().err == ""
 
 
 def groups(admin: AdminClient) -> set[str]:
@@ -231,7 +305,7 @@ def test_fewer_than_were_asked_for_is_exit_code_1(
     exit_code = main(["get", topic, *options])
     captured = capsysbinary.readouterr()
     assert exit_code == 1
-    assert captured.err.startswith(b"quackmq: ") and captured.err.count(b"\n") == 1
+    assert captured.err == b"quackmq: only 1 of 2 messages came: nothing more for 2 s\n"
 
 
 def test_a_name_that_no_topic_can_have_is_told_so(
@@ -303,6 +377,7 @@ def test_a_line_without_an_end_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
+        (["put"], "the following arguments are required: TOPIC (see"),
         (["put", "ducks", "quack", "--header", "no"], "--header: 'no' is not NAME=VALUE"),
         (["put", "ducks", "quack", "--timeout", "soon"], "'soon' is not a number of seconds"),
         (["get", "ducks", "--count", "0"], "--count: '0' is not a number from 1 on"),
