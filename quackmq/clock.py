@@ -77,6 +77,15 @@ class KeptTime(NamedTuple):
     gaps: tuple[Gap, ...] = ()
 
 
+class Correction(NamedTuple):
+    """What a confirmation changes: broker time moves forward by `by_ms`, and the wall clock is
+    accepted where it is behind. `gap` is the time that did not pass, if any."""
+
+    by_ms: int
+    accepted_ms: int
+    gap: Gap | None
+
+
 class ClockStatus(NamedTuple):
     """`ahead_ms` is how far the wall clock is ahead of broker time.
 
@@ -217,23 +226,53 @@ class Clock:
         `passed` says whether the difference is time that really passed. Without it, that is known
         within one boot: it did not. Across boots, ages follow the wall clock.
         """
+        correction = self.correction(passed)
+        if correction is None:
+            return False
+        self.correct(correction)
+        return True
+
+    def correction(self, passed: bool | None = None) -> Correction | None:
+        """Return what `confirm` would change; None if there is nothing to confirm.
+
+        Store `kept_after` of it before calling `correct`. Otherwise a crash could keep stamps of
+        the corrected time and lose the gap before them, and everything would be too old.
+        """
         now_ms, wall_ms = self.now_ms(), self._wall_ms()
         ahead_ms, paused_since_ms = wall_ms - now_ms, self._paused_since_ms
         if self._is_steady or (paused_since_ms is None and self._is_believed(ahead_ms)):
-            return False
-        self._paused_since_ms = None
+            return None
         if ahead_ms > 0:
             if passed is None:
                 passed = paused_since_ms is not None
             since_ms = self._off_since_ms if paused_since_ms is None else paused_since_ms
-            self._step(ahead_ms, since_ms if passed else NEVER_MS)
-        else:
-            self._accepted_ms = ahead_ms
-            if passed is None:
-                passed = paused_since_ms is None
-            if not passed:
-                self._add_gap(Gap(NEVER_MS, wall_ms, now_ms))
-        return True
+            gap = Gap(since_ms if passed else NEVER_MS, now_ms, wall_ms)
+            return Correction(ahead_ms, self._accepted_ms, gap)
+        if passed is None:
+            passed = paused_since_ms is None
+        return Correction(0, ahead_ms, None if passed else Gap(NEVER_MS, wall_ms, now_ms))
+
+    def kept_after(self, correction: Correction) -> KeptTime:
+        """Return what the next process needs if the clock is corrected a little later than now."""
+        kept, gap = self.kept(), correction.gap
+        if gap is not None and correction.by_ms:
+            # Until then stamps are still given by the old time. They must not become older.
+            gap = gap._replace(to_ms=gap.to_ms + limits.CLOCK_STEP_MS)
+        return kept._replace(
+            time_ms=kept.time_ms + correction.by_ms,
+            accepted_ms=correction.accepted_ms,
+            paused_since_ms=None,
+            gaps=kept.gaps if gap is None else _joined(kept.gaps, gap),
+        )
+
+    def correct(self, correction: Correction) -> None:
+        self.now_ms()
+        self._paused_since_ms = None
+        self._accepted_ms = correction.accepted_ms
+        if correction.gap is not None and correction.by_ms:
+            self._step(correction.by_ms, correction.gap.since_ms)
+        elif correction.gap is not None:
+            self._gaps = _joined(self._gaps, correction.gap)
 
     # --- how it is done -----------------------------------------------------------------------
 
@@ -286,17 +325,18 @@ class Clock:
         self._base_ms += by_ms
         self._off_since_ms = from_ms + by_ms
         if by_ms > limits.CLOCK_STEP_MS:
-            self._add_gap(Gap(since_ms, from_ms, from_ms + by_ms))
+            self._gaps = _joined(self._gaps, Gap(since_ms, from_ms, from_ms + by_ms))
 
-    def _add_gap(self, gap: Gap) -> None:
-        gaps = [*self._gaps, gap]
-        if len(gaps) > limits.CLOCK_GAPS:
-            # Two become one that is longer: things stay for longer than they should, never less.
-            first, second = gaps[0], gaps[1]
-            since_ms = min(first.since_ms, second.since_ms)
-            from_ms = min(first.from_ms, second.from_ms)
-            gaps[:2] = [Gap(since_ms, from_ms, max(first.to_ms, second.to_ms))]
-        self._gaps = tuple(gaps)
+
+def _joined(gaps: Sequence[Gap], gap: Gap) -> tuple[Gap, ...]:
+    """Return the gaps with one more. Beyond CLOCK_GAPS the two oldest become one that covers both:
+    things stay for longer than they should, never less."""
+    if len(gaps) < limits.CLOCK_GAPS:
+        return (*gaps, gap)
+    first, second, *others = *gaps, gap
+    since_ms = min(first.since_ms, second.since_ms)
+    from_ms = min(first.from_ms, second.from_ms)
+    return (Gap(since_ms, from_ms, max(first.to_ms, second.to_ms)), *others)
 
 
 def _age_ms(gaps: Sequence[Gap], now_ms: int, stamp_ms: int) -> int:

@@ -302,6 +302,34 @@ def test_a_confirmed_wall_clock_behind_within_a_boot_keeps_every_age() -> None:
     assert clock.expired_before(DAY_MS) == START_MS
 
 
+@pytest.mark.parametrize("is_paused", [False, True])
+def test_a_crash_between_storing_a_confirmation_and_following_it_makes_nothing_older(
+    is_paused: bool,
+) -> None:
+    machine = Machine()
+    clock = machine.clock()
+    if is_paused:
+        kept = clock.kept()
+        machine.reboot()
+        machine.jump(YEAR_MS)
+        clock = restarted(machine, kept)
+    else:
+        machine.jump(YEAR_MS)
+    correction = clock.correction(passed=False)
+    assert correction is not None
+    kept = clock.kept_after(correction)
+    assert clock.status().status == ("paused" if is_paused else "jumped"), "nothing has changed yet"
+    machine.pass_ms(SECOND_MS)
+    stamp_ms = clock.now_ms()
+    machine.reboot()
+    clock = restarted(machine, kept, stamp_ms)
+    assert clock.now_ms() == machine.wall_ms
+    machine.pass_ms(WEEK_MS - 1)
+    assert clock.expired_before(WEEK_MS) < stamp_ms
+    machine.pass_ms(1 + limits.CLOCK_STEP_MS)
+    assert clock.expired_before(WEEK_MS) >= stamp_ms
+
+
 def test_gaps_beyond_the_bound_are_joined(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "CLOCK_GAPS", 3)
     machine = Machine()

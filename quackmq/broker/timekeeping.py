@@ -73,23 +73,32 @@ class Timekeeping:
 
     async def confirm(self, caller: Caller, passed: bool | None = None) -> bool:
         """Take the wall clock for right, as `Clock.confirm`. Return whether there was anything to
-        confirm. Raise StorageError if the confirmation cannot be stored; it holds until the next
-        start then."""
-        if not self._clock.confirm(passed):
-            return False
-        log.warning("the wall clock was confirmed by %s", caller.address or caller.principal)
-        self._tell(self._clock.status())
-        await self._changes.carry_through(self._keep())
-        return True
+        confirm. Raise StorageError if the confirmation cannot be stored. The clock is as before
+        then; after a restart it may be confirmed."""
+        return await self._changes.carry_through(self._confirm(caller, passed))
 
     async def close(self) -> None:
         await self._changes.finish()
 
+    async def _confirm(self, caller: Caller, passed: bool | None) -> bool:
+        async with self._locks.hold(STATE_KEY):
+            correction = self._clock.correction(passed)
+            if correction is None:
+                return False
+            # Stored first: no append may have a time that a start after a crash cannot explain.
+            await self._put(self._clock.kept_after(correction))
+            self._clock.correct(correction)
+        log.warning("the wall clock was confirmed by %s", caller.address or caller.principal)
+        self._tell(self._clock.status())
+        return True
+
     async def _keep(self) -> None:
         async with self._locks.hold(STATE_KEY):
-            kept = self._clock.kept()
-            state = await self._store.put_state(STATE_KEY, _encode(kept), self._version)
-            self._version, self._kept = state.version, kept
+            await self._put(self._clock.kept())
+
+    async def _put(self, kept: KeptTime) -> None:
+        state = await self._store.put_state(STATE_KEY, _encode(kept), self._version)
+        self._version, self._kept = state.version, kept
 
     def _tell(self, status: ClockStatus) -> None:
         told, self._told = self._told, status.status

@@ -6,6 +6,7 @@ opens the same store again.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -18,13 +19,14 @@ from quackmq.archive.tiered import TieredStore
 from quackmq.broker import Broker, BrokerSettings, Commit
 from quackmq.broker.timekeeping import STATE_KEY
 from quackmq.clock import Clock
-from quackmq.errors import DamagedStore
+from quackmq.errors import DamagedStore, StorageError
 from quackmq.groups import MemberRef
 from quackmq.policy import Policy
 from quackmq.record import Record
 from quackmq.stores.base import Store
 from quackmq.stores.local import LocalOptions, LocalStore
 from quackmq.stores.memory import MemoryStore
+from quackmq.topic import State
 from tests.broker.stages import staged
 from tests.broker.support import CALLER, NEVER_MS, TOPIC, key_of, publish, values_in
 from tests.machine_clock import DAY_MS, HOUR_MS, YEAR_MS, Machine
@@ -298,6 +300,66 @@ async def test_a_confirmation_survives_a_crash_right_after_it(home: Home) -> Non
         assert broker.timekeeping.status(CALLER).status == "steady"
         await broker.clean()
         assert await values_in(broker) == []
+
+
+async def test_an_append_while_a_confirmation_is_stored_still_has_the_old_time(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If it had the new time, a crash could keep the append and lose the confirmation."""
+    async with home.broker() as broker:
+        await broker.create_topic(CALLER, TOPIC, policy=WEEK)
+        await append_time(broker, b"a")
+        home.machine.jump(YEAR_MS)
+        put_state = broker._store.put_state
+
+        async def append_first(key: str, value: bytes | None, version: int) -> State:
+            assert await append_time(broker, b"b") == START_MS
+            home.machine.pass_ms(3)
+            return await put_state(key, value, version)
+
+        monkeypatch.setattr(broker._store, "put_state", append_first)
+        assert await broker.timekeeping.confirm(CALLER)
+        monkeypatch.undo()
+        assert await append_time(broker, b"c") == home.machine.wall_ms
+    home.machine.reboot()
+    async with home.broker() as broker:
+        home.machine.pass_ms(7 * DAY_MS - 4)
+        await broker.clean()
+        assert await values_in(broker) == [b"a", b"b", b"c"]
+
+
+async def test_a_confirmation_that_cannot_be_stored_changes_nothing(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with home.broker() as broker:
+        await broker.create_topic(CALLER, TOPIC, policy=WEEK)
+        await keep_something_of_each_kind(broker)
+        await broker.clean()
+        home.machine.jump(YEAR_MS)
+
+        async def fail(key: str, value: bytes | None, version: int) -> State:
+            raise StorageError("the disk is full")
+
+        monkeypatch.setattr(broker._store, "put_state", fail)
+        with pytest.raises(StorageError, match="the disk is full"):
+            await broker.timekeeping.confirm(CALLER)
+        monkeypatch.undo()
+        assert broker.timekeeping.status(CALLER).status == "jumped"
+        assert await append_time(broker, b"a") == START_MS
+    home.machine.reboot(HOUR_MS)
+    async with home.broker() as broker:
+        assert broker.timekeeping.status(CALLER).status == "paused"
+        await broker.clean()
+        assert await values_in(broker) == [b"a"]
+        assert await kept_kinds(broker) == ALL_KINDS
+
+
+async def test_of_two_confirmations_at_once_one_finds_nothing_to_confirm(home: Home) -> None:
+    async with home.broker() as broker:
+        home.machine.jump(YEAR_MS)
+        both = [broker.timekeeping.confirm(CALLER) for _ in range(2)]
+        assert sorted(await asyncio.gather(*both)) == [False, True]
+        assert broker.timekeeping.status(CALLER).time_ms == home.machine.wall_ms
 
 
 async def test_a_pause_survives_a_restart_of_the_process(home: Home) -> None:
