@@ -20,7 +20,7 @@ from quackmq.errors import (
 from quackmq.policy import Policy
 from quackmq.record import Batch, batches
 from quackmq.topic import Append, Cursor, CursorKey, PartitionKey, Read, Slice, Topic
-from tests.simulation.life import CALLER, Life
+from tests.simulation.life import CALLER, Life, is_read_error
 from tests.simulation.model import (
     Attempt,
     Register,
@@ -187,6 +187,9 @@ def check_slice(life: Life, read: Read, found: Slice, at_least: int) -> None:
     if found.error is not None:
         if life.disk.failed:  # a sync that failed may have cost pages that were only cached
             life.counts["reads that met a failed disk"] += 1
+            return
+        if is_read_error(found.error):
+            life.counts["read errors told in a slice"] += 1
             return
         raise Violation(f"{read} met {found.error!r}") from found.error
     partition = life.model.partition(read.key)

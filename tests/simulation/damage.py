@@ -1,12 +1,14 @@
-"""Bits that flip at rest: each must be noticed and named, and no changed byte may ever be served.
+"""Damage at rest: each must be noticed and named, and no changed byte may ever be served.
 
-A flip is made in a copy of a machine whose store is closed or has crashed, and the store is opened
-on it. Either it refuses to open and says why, or it opens, and then: topics, cursors and states are
-as they were; every batch is served as it was written, or its place is named as damaged; and only
-what lies near the flip, in the same segment, may be missing.
+A bit flips; a sector holds zeros, as if its write was lost, or the bytes of another sector, as if a
+write went to the wrong place; a file is cut off, or missing. The damage is made in a copy of a
+machine whose store is closed or has crashed, and the store is opened on it. Either it refuses to
+open and says why, or it opens, and then: topics, cursors and states are as they were; every batch
+is served as it was written, or its place is named as damaged; and only what lies near the damage,
+in the same segment, may be missing.
 
-One thing nobody can tell from a write that a crash cut short: a flip in the journal's last frame.
-No flip is made there in a store that was not closed.
+One thing nobody can tell from a write that a crash cut short: damage to the journal's last frame.
+In a store that was not closed none is made there, nor is a file of its journal cut off or missing.
 """
 
 from __future__ import annotations
@@ -22,23 +24,33 @@ from quackmq.topic import PartitionKey, Read
 from tests.simulation.disk import Faults, Machine, SimulatedDisk
 from tests.simulation.loop import Clock, VirtualLoop, run
 from tests.simulation.model import Attempt, Model, Violation
-from tests.simulation.platter import Counts, FileNode
+from tests.simulation.platter import SECTOR, Counts, FileNode
 
 #: How often each kind of file is chosen.
 _KINDS = (".log",) * 5 + (".index",) * 2 + ("journal/",) * 3 + ("checkpoint", "quackmq.json")
 
 
+_SECTOR_KINDS = ("a lost sector", "a misdirected sector")
+_FILE_KINDS = ("cut off", "missing")
+#: Files without which there is no store to open, or of which a new one would be made.
+_NEVER_MISSING = ("quackmq.json",)
+
+
 @dataclass(frozen=True)
-class Flip:
+class Damage:
+    """What was done to the bytes of a file from `start` to before `end`; it held `content`."""
+
+    kind: str
     path: str
-    position: int
-    bit: int
+    start: int
+    end: int
+    content: bytes
 
     def __str__(self) -> str:
-        return f"bit {self.bit} of byte {self.position} of {self.path} flipped"
+        return f"{self.kind}: bytes {self.start} to {self.end} of {self.path}"
 
 
-def check_flips(
+def check_damage(
     machine: Machine,
     model: Model,
     options: LocalOptions,
@@ -48,38 +60,88 @@ def check_flips(
     clean: bool,
     times: int,
 ) -> Counts:
-    """Flip a bit in a copy, open it, look at everything; and again, each time in a fresh copy."""
+    """Damage a copy, open it, look at everything; and again, each time in a fresh copy."""
     counts = Counts()
     for _ in range(times):
         damaged = machine.copy_at_rest(source)
-        flip = _make_flip(damaged, source, clean=clean)
-        if flip is not None:
-            check = _Check(damaged, model, options, clock, source, flip, counts)
-            counts["bit flips"] += 1
+        damage = _make_damage(damaged, source, clean=clean)
+        if damage is not None:
+            check = _Check(damaged, model, options, clock, source, damage, counts)
+            counts[f"damage: {damage.kind}"] += 1
             try:
                 check.run()
             except Violation as violation:
-                raise Violation(f"{flip} ({'clean' if clean else 'crashed'}): {violation}") from (
-                    violation
-                )
+                state = "clean" if clean else "crashed"
+                raise Violation(f"{damage} ({state}): {violation}") from violation
     return counts
 
 
-def _make_flip(machine: Machine, source: random.Random, *, clean: bool) -> Flip | None:
+def _make_damage(machine: Machine, source: random.Random, *, clean: bool) -> Damage | None:
     kind = source.choice(_KINDS)
     files = [(path, node) for path, node in machine.files() if kind in path and node.cache]
     if not files:
         return None
     path, node = source.choice(files)
-    positions = [at for at, byte in enumerate(node.cache) if byte or source.random() < 0.05]
+    spared: set[int] = set()
     if kind == "journal/" and not clean:
-        last = {at for name, each in machine.last_frames() if name == path for at in each}
-        positions = [at for at in positions if at not in last]
+        spared = {at for name, each in machine.last_frames() if name == path for at in each}
+    fate = source.random()
+    if fate < 0.5:
+        return _flip(path, node, source, spared)
+    if fate < 0.8:
+        return _overwrite_sector(machine, path, node, source, spared)
+    if kind == "journal/" and not clean:
+        return None
+    return _shorten(machine, path, node, source)
+
+
+def _flip(path: str, node: FileNode, source: random.Random, spared: set[int]) -> Damage | None:
+    positions = [
+        at
+        for at, byte in enumerate(node.cache)
+        if (byte or source.random() < 0.05) and at not in spared
+    ]
     if not positions:
         return None
-    flip = Flip(path, source.choice(positions), source.randrange(8))
-    node.cache[flip.position] ^= 1 << flip.bit
-    return flip
+    content, at = bytes(node.cache), source.choice(positions)
+    node.cache[at] ^= 1 << source.randrange(8)
+    return Damage("a flipped bit", path, at, at + 1, content)
+
+
+def _overwrite_sector(
+    machine: Machine, path: str, node: FileNode, source: random.Random, spared: set[int]
+) -> Damage | None:
+    content = bytes(node.cache)
+    start = source.randrange(len(content)) // SECTOR * SECTOR
+    end = min(start + SECTOR, len(content))
+    if spared & set(range(start, end)):
+        return None
+    kind = source.choice(_SECTOR_KINDS)
+    other = bytes(SECTOR)
+    if kind == "a misdirected sector":
+        # Nothing binds a batch to its partition: one of another segment, at the same offset, would
+        # pass for the one that it replaced. See docs/simulation.md.
+        foreign = [
+            each
+            for name, each in machine.files()
+            if len(each.cache) >= SECTOR and not (path.startswith("log/") and "/" in name)
+        ]
+        of = source.choice(foreign or [node])
+        at = source.randrange(max(1, len(of.cache) // SECTOR)) * SECTOR
+        other = bytes(of.cache[at : at + SECTOR]).ljust(SECTOR, b"\0")
+    node.cache[start:end] = other[: end - start]
+    return None if node.cache == content else Damage(kind, path, start, end, content)
+
+
+def _shorten(machine: Machine, path: str, node: FileNode, source: random.Random) -> Damage | None:
+    content = bytes(node.cache)
+    kind = source.choice(_FILE_KINDS)
+    if kind == "missing" and path not in _NEVER_MISSING:
+        machine.remove(path)
+        return Damage(kind, path, 0, len(content), content)
+    start = source.randrange(len(content))
+    del node.cache[start:]
+    return Damage("cut off", path, start, len(content), content)
 
 
 @dataclass
@@ -89,7 +151,7 @@ class _Check:
     options: LocalOptions
     clock: Clock
     source: random.Random
-    flip: Flip
+    damage: Damage
     counts: Counts
 
     def run(self) -> None:
@@ -102,13 +164,13 @@ class _Check:
             loop.kill()
 
     async def _look(self, disk: SimulatedDisk) -> None:
-        near = self._near_the_flip()
+        near = self._near_the_damage()
         try:
             store = await LocalStore.open_on(disk, options=self.options, now_ms=self.clock.now_ms)
         except (DamagedStore, NewerFormat) as error:
-            if self.flip.path.endswith((".log", ".index")):
+            if self.damage.path.endswith((".log", ".index")):
                 raise Violation(f"the whole store refuses to open: {error}") from error
-            self.counts["flips named on opening"] += 1
+            self.counts["damage named on opening"] += 1
             return
         if store.cluster_id != self.model.cluster_id:
             raise Violation(f"the cluster id is {store.cluster_id} now")
@@ -119,9 +181,9 @@ class _Check:
                 missing |= await self._missing(store, PartitionKey(topic.id, number))
         for attempt in missing:
             if attempt not in near:
-                raise Violation(f"{attempt} is not near the flip and not served")
-        self.counts["flips named on reading"] += bool(missing)
-        self.counts["flips that harmed nothing"] += not missing
+                raise Violation(f"{attempt} is not near the damage and not served")
+        self.counts["damage named on reading"] += bool(missing)
+        self.counts["damage that harmed nothing"] += not missing
 
     async def _check_catalog(self, store: Store) -> None:
         topics = {topic.name: topic for topic in self.model.live_topics()}
@@ -168,18 +230,18 @@ class _Check:
                 raise Violation(f"{attempt} is missing, and no damage is named there")
         return missing
 
-    def _near_the_flip(self) -> set[Attempt]:
-        """What a flip may cost: of an index its whole segment, of a segment what shares a region
+    def _near_the_damage(self) -> set[Attempt]:
+        """What damage may cost: of an index its whole segment, of a segment what shares a region
         with it at the most."""
-        path = self.flip.path
+        path = self.damage.path
         if not path.startswith("log/"):
             return set()
         stem, _, suffix = path.rpartition(".")
         _, topic_hex, name = stem.split("/")
         number, _, base = name.partition("-")
-        file = next((node for name, node in self.machine.files() if name == f"{stem}.log"), None)
+        content = self._content_before(f"{stem}.log")
         key_of = {key.topic_id.hex: key for key in self.model.partitions}
-        if topic_hex not in key_of or file is None:
+        if topic_hex not in key_of or content is None:
             return set()
         key = PartitionKey(key_of[topic_hex].topic_id, int(number))
         held = self.model.held(key)
@@ -200,13 +262,21 @@ class _Check:
         places = {
             attempt: file_position
             for attempt in in_segment
-            if (file_position := _position(file, attempt, self.flip)) is not None
+            if (file_position := _position(content, attempt)) is not None
         }
         return {
             attempt
             for attempt in in_segment
-            if attempt not in places or abs(places[attempt] - self.flip.position) <= reach
+            if attempt not in places
+            or self.damage.start - reach <= places[attempt] <= self.damage.end + reach
         }
+
+    def _content_before(self, path: str) -> bytes | None:
+        if path == self.damage.path:
+            return self.damage.content
+        return next(
+            (bytes(node.cache) for name, node in self.machine.files() if name == path), None
+        )
 
     def _bases(self, path: str) -> set[int]:
         """Where the segments of the same partition begin, by their names."""
@@ -219,11 +289,8 @@ class _Check:
         }
 
 
-def _position(file: FileNode, attempt: Attempt, flip: Flip) -> int | None:
-    """Where a batch lies in its segment as it was before the flip; None if it is not there yet."""
-    content = bytearray(file.cache)
-    if flip.path.endswith(".log"):
-        content[flip.position] ^= 1 << flip.bit
+def _position(content: bytes, attempt: Attempt) -> int | None:
+    """Where a batch lies in its segment as it was; None if it is not there yet."""
     try:
         for span in spans(content):
             if span.base_offset == attempt.offset:

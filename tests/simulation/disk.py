@@ -47,6 +47,8 @@ class Faults:
     crash_in_rename: float = 0.0
     short_writes: float = 0.0
     short_reads: float = 0.0
+    #: Of reads that clients ask for (see `SimulatedDisk.reads_fail`), not of those of an opening.
+    read_errors: float = 0.0
     write_errors: float = 0.0
     sync_failures: float = 0.0
     #: Whether pages that a failed sync forgot may leave the cache: then reads give the old bytes,
@@ -107,6 +109,16 @@ class Machine:
     def last_frames(self) -> list[tuple[str, range]]:
         return [*self._frame_before, *self._frame]
 
+    def remove(self, path: str) -> None:
+        """A file is gone, and nobody removed it."""
+        *directories, name = path.split("/")
+        directory = self.root
+        for each in directories:
+            node = directory.names[each]
+            assert isinstance(node, DirectoryNode)
+            directory = node
+        del directory.names[name], directory.platter[name]
+
     def holds(self, path: str) -> bool:
         return any(name == path for name, _ in self.files())
 
@@ -131,6 +143,7 @@ class SimulatedDisk:
         self.misuses: list[str] = []
         self.open_files = 0
         self.failed = False
+        self.reads_fail = False
         self._faults = faults
         self._room_bytes = faults.room_bytes
         self._loop = loop
@@ -331,6 +344,12 @@ class SimulatedDisk:
         self.note(f"FAULT {count} {path}")
         raise OSError(number, count, path)
 
+    def maybe_fail_to_read(self, path: str) -> None:
+        if self.reads_fail and self._source.random() < self._faults.read_errors:
+            self.machine.counts["read errors"] += 1
+            self.note(f"FAULT read error {path}")
+            raise OSError(errno.EIO, "read error", path)
+
     def _allocate(self, size: int, path: str) -> None:
         if self._room_bytes is None:
             return
@@ -420,6 +439,7 @@ class SimulatedFile:
 
     def read_some(self, length: int, position: int) -> bytes:
         with self._operation(f"read {position}+{length}"):
+            self._disk.maybe_fail_to_read(self._path)
             if length > 1 and self._disk._source.random() < self._disk._faults.short_reads:
                 length = self._disk._source.randint(1, length)
                 self._disk.machine.counts["short reads"] += 1

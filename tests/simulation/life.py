@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from quackmq.broker import Broker, Caller
-from quackmq.errors import BrokerClosing, LimitReached, StoreReadOnly, UnknownTopic
+from quackmq.errors import BrokerClosing, LimitReached, StorageError, StoreReadOnly, UnknownTopic
 from quackmq.stores.base import Store
 from quackmq.topic import PartitionKey, Topic
 from tests.simulation.disk import SimulatedDisk
@@ -70,9 +70,18 @@ async def run_client(client: Client, life: Life, steps: int) -> None:
             life.counts["writes refused by a store that had failed"] += 1
         except LimitReached:
             life.counts["calls refused by a limit"] += 1
+        except StorageError as error:
+            if not is_read_error(error):
+                raise
+            life.counts["reads that failed and were told"] += 1
         except BrokerClosing:
             return
         await asyncio.sleep(life.source.random() ** 3 * 0.02)
+
+
+def is_read_error(error: BaseException) -> bool:
+    """Whether it says that the disk gave no bytes, which is so only for a moment here."""
+    return isinstance(error, StorageError) and "cannot be read now" in str(error)
 
 
 async def patiently(what: str, work: Awaitable[None]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
+from quackmq import limits
 from quackmq.errors import (
     OutOfOrderSequence,
     ProducerFenced,
@@ -51,14 +52,24 @@ def new_attempt(
     )
 
 
+async def mind_room(life: Life) -> None:
+    """As a door does, though not always: the store must bear it."""
+    if life.source.random() < 0.7:
+        await life.broker.room()
+
+
 async def publish(life: Life, attempt: Attempt) -> Appended:
     """One call, its outcome written down."""
     topic = life.broker.topic_by_id(attempt.key.topic_id)
     body = attempt.body
     assert body is not None
     repeat = attempt.calls > 0
+    # A buffer that is handed over may be kept by the store, and is nobody else's any more.
+    owned = life.source.random() < 0.3
+    batch = Batch.parse(bytearray(body) if owned else body)
+    life.counts["buffers handed over"] += owned and len(body) >= limits.KEPT_BATCH_BYTES
     with life.model.calling(attempt):
-        answer = await life.broker.publish(CALLER, topic, attempt.key.partition, Batch.parse(body))
+        answer = await life.broker.publish(CALLER, topic, attempt.key.partition, batch, owned=owned)
         life.model.acknowledge(attempt, answer.base_offset, answer.next_offset)
         attempt.append_time_ms = answer.append_time_ms
     if answer.repeated and not repeat:
@@ -154,6 +165,7 @@ class IdempotentProducer:
 
     async def _send(self, life: Life, key: PartitionKey, attempts: list[Attempt]) -> None:
         """All at once, in order, as a client with several requests in flight does."""
+        await mind_room(life)
         answers = await asyncio.gather(
             *(publish(life, attempt) for attempt in attempts), return_exceptions=True
         )
@@ -209,6 +221,7 @@ class PlainPublisher:
             life.counts["publishes refused by a full topic"] += 1
 
     async def _publish_batches(self, life: Life, key: PartitionKey) -> None:
+        await mind_room(life)
         attempts = [new_attempt(life, key) for _ in range(life.source.choice((1, 1, 1, 3, 8)))]
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(_publish_quietly(life, each)) for each in attempts]

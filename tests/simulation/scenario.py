@@ -19,7 +19,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Final
 from unittest import mock
@@ -34,13 +34,14 @@ from tests.simulation import clients
 from tests.simulation.checker import Checker
 from tests.simulation.clock_setter import ClockSetter
 from tests.simulation.consumer import Consumer
-from tests.simulation.damage import check_flips
+from tests.simulation.damage import check_damage
 from tests.simulation.disk import Faults, Machine, SimulatedDisk
 from tests.simulation.life import Client, Life, run_client
 from tests.simulation.loop import Clock, Crash, VirtualLoop, run
 from tests.simulation.model import Model, Violation
 from tests.simulation.platter import Counts
 from tests.simulation.publishers import IdempotentProducer, PlainPublisher
+from tests.simulation.shrinking import small_frames
 from tests.simulation.shrunk import shrunk
 from tests.simulation.side import Lock
 from tests.simulation.subscriber import Subscriber, check_subscriptions
@@ -87,7 +88,12 @@ def simulate(seed: int, trace: Trace | None = None) -> Counts:
     """Run a seed to its end; what happened, counted. Failure if a promise was broken."""
     world = World(seed, trace)
     try:
-        with determined(seed), shrunk(seed, LIMITS, world.counts), watched():
+        with (
+            determined(seed),
+            shrunk(seed, LIMITS, world.counts),
+            small_frames(seed, world.counts),
+            watched(),
+        ):
             world.run()
     except (Exception, Crash) as error:
         raise Failure(seed, innermost(error)) from error
@@ -132,16 +138,16 @@ class World:
         self._live(lives, last=True)
         # A weak mode may leave frames of which nobody could say that they were there.
         if (clean or not at_risk) and before.holds("quackmq.json"):
-            self._check_flips(before, clean=clean)
-        self._check_flips(self._machine, clean=True)
+            self._check_damage(before, clean=clean)
+        self._check_damage(self._machine, clean=True)
 
-    def _check_flips(self, machine: Machine, *, clean: bool) -> None:
-        self.counts += check_flips(
+    def _check_damage(self, machine: Machine, *, clean: bool) -> None:
+        self.counts += check_damage(
             machine,
             self._model,
             self._options,
             self._clock,
-            random.Random(f"{self._seed}/flips/{clean}"),
+            random.Random(f"{self._seed}/damage/{clean}"),
             clean=clean,
             times=3,
         )
@@ -153,6 +159,8 @@ class World:
         if self._source.random() < 0.1:  # and when clocks are set
             self._clock.jump(self._source.randint(-3_600_000, 3_600_000))
         faults = Faults() if last else make_faults(self._source, self._options)
+        if random.Random(f"{self._seed}/reads/{number}").random() < 0.33:
+            faults = replace(faults, read_errors=0.05)
         power = self._source.random() < 0.6
         loop = VirtualLoop(self._clock, random.Random(f"{self._seed}/loop/{number}"))
         disk = SimulatedDisk(self._machine, loop, faults, self._trace)
@@ -211,6 +219,7 @@ class World:
         memory.lossy = False
         memory.at_risk = not always
         life = Life(store, broker, disk, self._model, source, self.counts, clock.now_ms)
+        disk.reads_fail = True
         if not last:
             steps = source.choice((3, 10, 25))
             async with asyncio.TaskGroup() as group:
@@ -218,6 +227,7 @@ class World:
                 group.create_task(setting, name=self._setter.name)
                 for client in self._clients:
                     group.create_task(run_client(client, life, steps), name=client.name)
+        disk.reads_fail = False
         if not last and source.random() < 0.6:
             return True
         memory.unclean = False

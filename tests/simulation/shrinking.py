@@ -1,0 +1,54 @@
+"""Limits that are not compared but built in: frames so small that they fill, few un-synced offsets.
+
+The seed shrinks each of them or leaves it as it is, for the whole run: recovery believes in frames
+of a size that the same limit allowed. Limits that are compared with something are in shrunk.py.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Final
+from unittest import mock
+
+from quackmq import limits
+from quackmq.stores.local.cycle import Cycle
+from quackmq.stores.local.engine import Engine
+from quackmq.stores.local.gathering import Gathering
+from tests.simulation.platter import Counts
+
+#: What a limit may be; half of the seeds leave it alone.
+_SMALL: Final = {
+    "JOURNAL_FRAME_BYTES": (3_072, 6_144),
+    "JOURNAL_FRAME_INLINE_BYTES": (0, 500),
+    "UNSYNCED_OFFSETS": (50,),
+    "CACHED_INDEXES": (1,),
+    "CACHED_ABORTED_BYTES": (100,),
+    "GARBAGE_INTERVAL_MS": (1,),
+    "KEPT_BATCH_BYTES": (100, 1_000),
+}
+
+
+@contextmanager
+def small_frames(seed: int, counts: Counts) -> Iterator[None]:
+    source = random.Random(f"{seed}/frames")
+    fit, must_sync = Gathering.fit, Engine._must_sync
+
+    def counted_fit(gathering: Gathering, entry_bytes: int) -> None:
+        before = len(gathering._full)
+        fit(gathering, entry_bytes)
+        counts["frames that were full"] += len(gathering._full) > before
+
+    def counted_must_sync(engine: Engine, cycle: Cycle) -> bool:
+        offsets = engine._unsynced_offsets + cycle.offsets
+        counts["syncs for many offsets"] += offsets >= limits.UNSYNCED_OFFSETS
+        return must_sync(engine, cycle)
+
+    with ExitStack() as patches:
+        for name, values in _SMALL.items():
+            if source.random() < 0.5:
+                patches.enter_context(mock.patch.object(limits, name, source.choice(values)))
+        patches.enter_context(mock.patch.object(Gathering, "fit", counted_fit))
+        patches.enter_context(mock.patch.object(Engine, "_must_sync", counted_must_sync))
+        yield
