@@ -26,6 +26,7 @@ from typing import Any, Final, Literal, Self, overload
 from quackmq import limits
 from quackmq.client.failures import Deadline
 from quackmq.client.publisher import Parcel
+from quackmq.client.reach import check_addresses
 from quackmq.client.reader import OnCrash, Reader
 from quackmq.client.session import Habits, Session
 from quackmq.client.settings import Connection
@@ -103,6 +104,7 @@ class Client:
         """
         if name is not None:
             check_name(name)
+        check_addresses(address)
         if timeout is not None:
             Deadline(timeout)
         if on_crash not in ("skip", "repeat"):

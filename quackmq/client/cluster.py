@@ -31,11 +31,12 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 )
 
 from quackmq import limits
-from quackmq.client.failures import Deadline, kafka_error, translated
+from quackmq.client.failures import Deadline, in_other_mode, kafka_error, translated
 from quackmq.client.settings import Connection
 from quackmq.client.values import TopicInfo
 from quackmq.errors import (
     BrokerClosing,
+    NameInOtherMode,
     OffsetOutOfRange,
     QuackError,
     QuackTimeout,
@@ -312,16 +313,20 @@ class Cluster:
         note: str,
         deadline: Deadline,
     ) -> None:
-        """For a name that nobody uses at the moment: UnknownMember if somebody does."""
+        """For a name that nobody uses at the moment: UnknownMember if somebody does.
+        NameInOtherMode."""
         wanted = ConsumerGroupTopicPartitions(group, partitions_of(topic.name, offsets, note))
         asked = self._admin.alter_consumer_group_offsets(
             [wanted], request_timeout=_seconds(deadline)
         )
         what = f"offsets of {group} to be committed"
-        told = self._result(asked[group], what, deadline)
-        for each in told.topic_partitions:
-            if each.error is not None:
-                raise translated(each.error, what, deadline)
+        try:
+            told = self._result(asked[group], what, deadline)
+            for each in told.topic_partitions:
+                if each.error is not None:
+                    raise translated(each.error, what, deadline)
+        except NameInOtherMode:
+            raise in_other_mode(group) from None
 
     def _committed(
         self, group: str, partitions: list[TopicPartition] | None, deadline: Deadline

@@ -78,12 +78,13 @@ _SILENCES: Final = frozenset(
     }
 )
 
+_TOPIC_NAMES: Final = (
+    f"take 1 to {limits.TOPIC_NAME_CHARS} of the characters A-Z a-z 0-9 . _ - (not '.' or '..')"
+)
+
 #: Instead of librdkafka's own words, "Broker: Policy violation" and the like.
 _PLAINER: Final[Mapping[int, str]] = {
-    KafkaError.TOPIC_EXCEPTION: (
-        f"that is no topic name: take 1 to {limits.TOPIC_NAME_CHARS} of the characters "
-        "A-Z a-z 0-9 . _ - (not '.' or '..')"
-    ),
+    KafkaError.TOPIC_EXCEPTION: f"that is no topic name: {_TOPIC_NAMES}",
     KafkaError.POLICY_VIOLATION: (
         "refused, since the topic is full, or wants a subscriber, or a bound of the broker is "
         "reached"
@@ -94,6 +95,17 @@ _PLAINER: Final[Mapping[int, str]] = {
 }
 
 
+def no_topic_name(topic: str) -> errors.IllegalTopicName:
+    return errors.IllegalTopicName(f"{topic!r} is no topic name: {_TOPIC_NAMES}")
+
+
+def in_other_mode(name: str) -> errors.NameInOtherMode:
+    return errors.NameInOtherMode(
+        f"the name {name} is used in another way at the moment: pushed, by last id or by a Kafka "
+        "group of another kind: stop that, or use another name"
+    )
+
+
 class Deadline:
     """A moment by which something must be over, and the wait that it came from."""
 
@@ -102,7 +114,7 @@ class Deadline:
     def __init__(self, seconds: float, *, is_given: bool = True) -> None:
         """`is_given`: whether the program chose this time, or it is a default."""
         if not _is_number(seconds) or not seconds >= 0:
-            raise InvalidRequest(f"a timeout is a number of seconds, not {seconds!r}")
+            raise InvalidRequest(f"a timeout is a number of seconds, 0 or more, not {seconds!r}")
         self.seconds = seconds
         self.is_given = is_given
         self._at = time.monotonic() + seconds

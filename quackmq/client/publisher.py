@@ -20,7 +20,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka import Message as Record
 
 from quackmq import limits
-from quackmq.client.failures import Deadline, kafka_error, translated
+from quackmq.client.failures import Deadline, kafka_error, no_topic_name, translated
 from quackmq.client.settings import Connection, noted
 from quackmq.errors import BrokerClosing, QuackError, RecordTooLarge
 from quackmq.subscriptions import Place
@@ -180,6 +180,8 @@ class Publisher:
     def failure(self, topic: str, error: KafkaError, deadline: Deadline) -> QuackError:
         if error.code() == KafkaError._MSG_TIMED_OUT:
             return self.unanswered(topic, deadline)
+        if error.code() == KafkaError.TOPIC_EXCEPTION:
+            return no_topic_name(topic)
         what = f"{self._address} to take a message for topic {topic}"
         return translated(error, what, deadline)
 

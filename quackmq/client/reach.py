@@ -1,31 +1,56 @@
-"""Whether anything listens at the broker's address.
+"""Whether a broker listens at the address.
 
 librdkafka tries for ever to connect, and a call that waits for it ends with its timeout. So that a
 wrong port, or a broker that was not started, is told at once and in plain words, a client's first
-call connects once by itself before librdkafka does.
+call connects once by itself before librdkafka does, and asks which requests the broker knows.
 """
 
 from __future__ import annotations
 
 import re
 import socket
+import struct
 import time
 from typing import Final
 
 from quackmq import limits
 from quackmq.client.failures import Deadline
-from quackmq.errors import NoBroker
+from quackmq.errors import InvalidRequest, NoBroker
 
 DEFAULT_PORT: Final = 9092
+_EXAMPLE: Final = f"127.0.0.1:{DEFAULT_PORT}"
 #: One of the addresses, between commas: [PROTOCOL://]HOST[:PORT], as librdkafka takes them.
-_ADDRESS: Final = re.compile(r"(?:\w+://)?(?:\[(?P<v6>.+)\]|(?P<host>[^:]+))(?::(?P<port>\d+))?")
+_ADDRESS: Final = re.compile(
+    r"(?:(?P<protocol>\w+)://)?(?:\[(?P<v6>.+)\]|(?P<host>[^:/]+))(?::(?P<port>\d+))?"
+)
+#: Of librdkafka, in an address; what is not encrypted can be asked here.
+_PROTOCOLS: Final = {"plaintext", "ssl", "sasl_plaintext", "sasl_ssl"}
+_ENCRYPTED: Final = {"ssl", "sasl_ssl"}
+#: Kafka's ApiVersions request, version 0, from nobody in particular, and the start of its answer.
+_QUESTION_ID: Final = 0x71756163
+_QUESTION: Final = struct.pack(">ihhih", 10, 18, 0, _QUESTION_ID, -1)
+_ANSWER: Final = struct.Struct(">ii")
 
 
-def reach(addresses: str, deadline: Deadline) -> None:
+def check_addresses(addresses: str) -> None:
+    """InvalidRequest for what librdkafka would try in vain to connect to."""
+    for address in _split(addresses):
+        found = _ADDRESS.fullmatch(address)
+        if found is None or (found["host"] or "").isdigit():
+            raise InvalidRequest(f"{address} is not HOST:PORT, as in {_EXAMPLE}")
+        if found["protocol"] and found["protocol"].lower() not in _PROTOCOLS:
+            raise InvalidRequest(
+                f"{address} is not HOST:PORT: leave out {found['protocol']}://, and name the port "
+                f"that listens for Kafka clients, as in {_EXAMPLE}"
+            )
+
+
+def reach(addresses: str, deadline: Deadline, *, is_encrypted: bool = False) -> None:
     """Return when one of the addresses takes a connection, or may do so later. NoBroker if all of
-    them refuse; if the caller gave a timeout, only after that time."""
+    them refuse; if the caller gave a timeout, only after that time. NoBroker if something else than
+    a broker answers, which is not to be seen where connections are encrypted."""
     while True:
-        refusals = _refusals(addresses, deadline)
+        refusals = _refusals(addresses, deadline, is_encrypted=is_encrypted)
         if refusals is None:
             return
         if not deadline.is_given or deadline.passed():
@@ -39,22 +64,49 @@ def reach(addresses: str, deadline: Deadline) -> None:
     )
 
 
-def _refusals(addresses: str, deadline: Deadline) -> list[str] | None:
-    """Return why each address refuses; None if one does not."""
+def _split(addresses: str) -> list[str]:
+    return [each for each in map(str.strip, addresses.split(",")) if each]
+
+
+def _refusals(addresses: str, deadline: Deadline, *, is_encrypted: bool) -> list[str] | None:
+    """Return why each address refuses; None if one does not. NoBroker."""
     refusals: list[str] = []
-    for address in filter(None, map(str.strip, addresses.split(","))):
+    stranger: NoBroker | None = None
+    for address in _split(addresses):
         found = _ADDRESS.fullmatch(address)
         if found is None:
             return None  # librdkafka says what is wrong with it
         host, port = found["v6"] or found["host"], int(found["port"] or DEFAULT_PORT)
         try:
             patience = max(0.001, min(deadline.left(), limits.CLIENT_CONNECT_MS / 1000))
-            socket.create_connection((host, port), patience).close()
+            with socket.create_connection((host, port), patience) as connection:
+                if not is_encrypted and (found["protocol"] or "").lower() not in _ENCRYPTED:
+                    _check_broker(connection, address)
             return None
+        except NoBroker as error:
+            stranger = error
         except ConnectionRefusedError:
             refusals.append("connection refused")
         except socket.gaierror as error:
             refusals.append(f"{host}: {(error.strerror or str(error)).lower()}")
         except (OSError, OverflowError):
             return None  # slow, or out of reach at the moment: librdkafka goes on trying
+    if stranger is not None:
+        raise stranger
     return sorted(set(refusals)) or None
+
+
+def _check_broker(connection: socket.socket, address: str) -> None:
+    """NoBroker if what answers is no broker. Silence tells nothing: a broker may be busy."""
+    connection.sendall(_QUESTION)
+    answer = b""
+    while len(answer) < _ANSWER.size:
+        more = connection.recv(_ANSWER.size - len(answer))
+        if not more:
+            return
+        answer += more
+    if _ANSWER.unpack(answer)[1] != _QUESTION_ID:
+        raise NoBroker(
+            f"what listens at {address} does not speak Kafka's protocol, and nothing was sent: "
+            "name the port that listens for Kafka clients, which `quackmq serve` prints"
+        )

@@ -114,7 +114,8 @@ class Session:
     def reach(self, deadline: Deadline) -> None:
         """Connect for the first time, unless that was done. NoBroker."""
         if not self.is_reached:
-            reach(self.connection.address, deadline)
+            is_encrypted = self.connection.is_encrypted
+            reach(self.connection.address, deadline, is_encrypted=is_encrypted)
             self.is_reached = True
 
     # --- parts ------------------------------------------------------------------------------

@@ -35,6 +35,11 @@ class Connection:
         """Whether the program has chosen a partitioner of librdkafka's itself."""
         return _PARTITIONER in self.extra
 
+    @property
+    def is_encrypted(self) -> bool:
+        """Whether the program has chosen TLS."""
+        return str(self.extra.get("security.protocol", "")).lower().endswith("ssl")
+
     def shared(self) -> Settings:
         return {
             "bootstrap.servers": self.address,

@@ -15,11 +15,10 @@ from confluent_kafka import Message as Record
 
 from quackmq import limits
 from quackmq.client.cluster import Cluster
-from quackmq.client.failures import Deadline, translated
+from quackmq.client.failures import Deadline, in_other_mode, translated
 from quackmq.client.values import TopicInfo
 from quackmq.errors import (
     MemberFenced,
-    NameInOtherMode,
     OffsetOutOfRange,
     QuackError,
     QuackTimeout,
@@ -96,10 +95,7 @@ class Watch:
             log.debug("%s: %s", what, error)
             return None
         if code == KafkaError.INCONSISTENT_GROUP_PROTOCOL:
-            return NameInOtherMode(
-                f"the name {self._name} is used in another way at the moment, by last id or by a "
-                "Kafka group of another kind: stop that, or use another name"
-            )
+            return in_other_mode(self._name)
         if code in _GONE:
             try:
                 self.check_topic(Deadline(limits.CLIENT_TIMEOUT_MS / 1000))

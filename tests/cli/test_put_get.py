@@ -313,8 +313,7 @@ def test_a_name_that_no_topic_can_have_is_told_so(
 ) -> None:
     assert main(["put", "a pond", "one", "--broker", address, "--timeout", "30"]) == 2
     said = capsys.readouterr().err
-    assert said.startswith(f"quackmq: wanted {address} to take a message for topic a pond: ")
-    assert "that is no topic name: take 1 to 249 of the characters" in said
+    assert said.startswith("quackmq: 'a pond' is no topic name: take 1 to 249 of the characters")
 
 
 def test_a_policy_that_refuses_a_message_is_told_as_one(

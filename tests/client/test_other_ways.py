@@ -39,7 +39,7 @@ def test_a_name_that_goes_by_last_id_elsewhere_is_told_so(
         for call in (client.get, lambda each: client.get(each, after=None)):
             with pytest.raises(errors.NameInOtherMode, match=f"name {name} is used"):
                 call(topic)
-        with pytest.raises(errors.NameInOtherMode, match=name):
+        with pytest.raises(errors.NameInOtherMode, match=f"name {name} is used"):
             client.subscribe(f"{topic}-2")
         assert other.get(topic).text == "b"
 

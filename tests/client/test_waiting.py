@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from quackmq import Client, QuackTimeout, errors
+from quackmq.client.failures import Deadline
 from tests.client.conftest import Clients
 
 
@@ -134,6 +136,62 @@ def test_why_no_address_answers_is_told(wrong: str, why: str) -> None:
     with Client(wrong) as client, pytest.raises(errors.NoBroker) as raised:
         client.put("news", b"rain")
     assert f"nothing listens at {wrong} ({why}" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        ("9092", r"9092 is not HOST:PORT, as in 127\.0\.0\.1:9092"),
+        ("localhost:", "localhost: is not HOST:PORT"),
+        ("http://localhost:8002", r"http://localhost:8002 is not HOST:PORT: leave out http://"),
+        ("127.0.0.1:9092,http://localhost/", "http://localhost/ is not HOST:PORT"),
+    ],
+)
+def test_an_address_that_cannot_be_is_told_of_before_anything_is_asked(
+    wrong: str, why: str
+) -> None:
+    with pytest.raises(errors.InvalidRequest, match=why):
+        Client(wrong)
+
+
+def test_what_is_no_broker_is_told_at_once(address: str, topic: str) -> None:
+    """Though a timeout is given: it will not become one."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        elsewhere = "{}:{}".format(*listening.getsockname())
+        answering = threading.Thread(target=_answer_as_http, args=(listening, 2), daemon=True)
+        answering.start()
+        with Client(elsewhere, timeout=600) as client:
+            said = f"what listens at {elsewhere} does not speak Kafka's protocol, and nothing was"
+            with pytest.raises(errors.NoBroker, match=said):
+                client.put(topic, b"rain")
+        with Client(f"{elsewhere},{address}", timeout=60) as client:
+            client.session.reach(Deadline(60))
+        answering.join(60)
+
+
+def _answer_as_http(listening: socket.socket, times: int) -> None:
+    for _ in range(times):
+        connection, _ = listening.accept()
+        with connection:
+            connection.recv(1000)
+            connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+
+@pytest.mark.parametrize(
+    "how",
+    [{"settings": {"security.protocol": "SASL_SSL"}}, {"address": "SSL://{}"}],
+)
+def test_a_broker_behind_tls_is_not_asked_in_plain_words(how: dict[str, Any]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        listening.settimeout(60)
+        options = {"address": "{}"} | how
+        options["address"] = options["address"].format("{}:{}".format(*listening.getsockname()))
+        with Client(**options) as client:
+            client.session.reach(Deadline(60))
+            connection, _ = listening.accept()
+            with connection:
+                connection.settimeout(60)
+                assert connection.recv(1000) == b""
 
 
 def test_a_client_can_be_closed_in_the_middle_of_joining(clients: Clients, topic: str) -> None:
