@@ -55,8 +55,11 @@ def follow(address: str, topic: str, name: str) -> None:
 
 
 if __name__ == "__main__":
+    commands = {"put": put, "get": get, "follow": follow}
+    if len(sys.argv) < 5 or sys.argv[2] not in commands:
+        sys.exit(__doc__)
     address, what, *arguments = sys.argv[1:]
     try:
-        {"put": put, "get": get, "follow": follow}[what](address, *arguments)
+        commands[what](address, *arguments)
     except QuackError as error:
         sys.exit(f"{what}: {error}")

@@ -161,7 +161,11 @@ class Exporter:
         """DamagedData where it is not to be skipped."""
         found = [(place, manifest) for place in places if (manifest := self._manifest(place))]
         if not found:
-            raise InvalidRequest(f"of topic {places[0].topic} nothing is archived yet")
+            topic = places[0].topic
+            raise InvalidRequest(
+                f"of topic {topic} nothing is archived yet; while the broker runs, "
+                f"POST /v1/topics/{topic}/archive/now archives what it holds"
+            )
         self._total = sum(manifest.size for _, manifest in found)
         parts = [self._export_partition(place, manifest) for place, manifest in found]
         first = found[0][1]

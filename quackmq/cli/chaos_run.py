@@ -24,7 +24,7 @@ import orjson
 from quackmq import limits
 from quackmq.cli.chaos_plan import PUTS, TAKES, Act, Step, plan
 from quackmq.cli.text import table
-from quackmq.errors import QuackError, QuackTimeout
+from quackmq.errors import NoBroker, QuackError, QuackTimeout
 from quackmq.subscriptions import check_name
 from quackmq.topic import check_topic_name
 
@@ -35,6 +35,7 @@ _AWAY_S: Final = 0.1
 #: Before a door that had nothing is asked once more.
 _AGAIN_S: Final = 0.01
 UNREACHABLE: Final = "unreachable"
+_KAFKA: Final = "kafka"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,10 +170,25 @@ class _Run:
                 self._summary.acts[step.act] += 1
             self._settle()
             self._attempt(partial(self._bad.close, keeps=orders.keeps))
-        if not self._was_there and self._failure is not None:
-            reason = getattr(self._failure, "strerror", None) or self._failure
-            raise OSError(f"nobody answers at {orders.address}: {reason}")
+        if not self._was_there:
+            self._check_there()
         return self._summary
+
+    def _check_there(self) -> None:
+        """Nothing was answered: OSError if nothing listens there, or if something failed. A Kafka
+        client that only takes hears nothing from a topic without messages."""
+        address = self._orders.address
+        if self._orders.door == _KAFKA:
+            from quackmq.client.failures import Deadline
+            from quackmq.client.reach import reach
+
+            try:
+                reach(address, Deadline(limits.CLIENT_CONNECT_MS / 1000, is_given=False))
+            except NoBroker:
+                raise OSError(f"nothing listens at {address}") from None
+        if self._failure is not None:
+            reason = getattr(self._failure, "strerror", None) or self._failure
+            raise OSError(f"nobody answers at {address}: {reason}")
 
     def _attempt(self, act: Callable[[], None]) -> None:
         try:
@@ -199,7 +215,8 @@ class _Run:
             self._take(step)
         elif step.act is Act.SUBSCRIBE:
             bad.subscribe(topic)
-            self._was_there = True
+            # A Kafka client subscribes without a word to the broker.
+            self._was_there |= self._orders.door != _KAFKA
         elif step.act is Act.UNSUBSCRIBE:
             bad.unsubscribe(topic)
         else:
@@ -319,7 +336,7 @@ def _made(orders: Orders) -> Bad:
         from quackmq.cli.chaos_line import BadLineClient
 
         return BadLineClient(orders.address, orders.name)
-    if orders.door == "kafka":
+    if orders.door == _KAFKA:
         from quackmq.cli.chaos_kafka import BadKafkaClient
 
         return BadKafkaClient(orders.address, orders.name)

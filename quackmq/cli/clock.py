@@ -79,7 +79,8 @@ def _ask(host: str, port: int, method: str, path: str, body: Any = None) -> Any:
         response = connection.getresponse()
         answer = json.loads(response.read())
     except (OSError, http.client.HTTPException, ValueError) as error:
-        raise OSError(f"no answer from the HTTP door at {host}:{port}: {error}") from error
+        reason = getattr(error, "strerror", None) or error
+        raise OSError(f"no answer from the HTTP door at {host}:{port}: {reason}") from error
     finally:
         connection.close()
     if response.status != http.client.OK:

@@ -132,6 +132,9 @@ class Parser(argparse.ArgumentParser):
             raise argparse.ArgumentError(
                 None, f"there is no command {value!r}{suggest(str(value), action.choices)}"
             )
+        choices = [str(each) for each in action.choices or ()]
+        if choices and value not in choices and (near := suggest(str(value), choices)):
+            raise argparse.ArgumentError(action, f"{value!r} is no choice{near}")
         super()._check_value(action, value)
 
 

@@ -117,9 +117,9 @@ def closed_doors(loaded: Loaded, planned: Collection[str]) -> str:
     opened = [name for name in DOORS if name in planned]
     named = [origin for name, origin in loaded.origins.items() if name in (*DOORS, *BEHIND_ZMQ)]
     options = [f"{option_name(name)} {DOORS[name]}" for name in closed]
-    verb = "is" if len(opened) == 1 else "are"
+    verb = "opens" if len(opened) == 1 else "open"
     return (
-        f"only {listed(opened)} {verb} open, because of {listed(named)}; "
+        f"only {listed(opened)} {verb}, because of {listed(named)}; "
         f"closed: {listed(closed)}. To open these too, add {' '.join(options)}"
     )
 

@@ -10,6 +10,7 @@ costs the next start a recovery, no data.
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import signal
@@ -184,7 +185,13 @@ async def _start(name: str, door: Door, address: Address | UnixPath) -> Address 
         # The loop's own text repeats the address; a failed look-up of a name has no system's error.
         known = error.errno is not None and error.errno > 0
         reason = os.strerror(error.errno or 0) if known else error.strerror or str(error)
-        raise OSError(f"cannot open the {name} door on {address}: {reason.lower()}") from error
+        hint = ""
+        if error.errno == errno.EADDRINUSE:
+            hint = ". Is another broker running?"
+            if isinstance(address, Address):
+                hint += f" --{name} {address.host}:0 picks a free port"
+        complaint = f"cannot open the {name} door on {address}: {reason.lower()}{hint}"
+        raise OSError(complaint) from error
 
 
 async def _close_together(doors: Mapping[str, Door]) -> None:

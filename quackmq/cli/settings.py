@@ -122,21 +122,25 @@ class Settings:
     )
     zmq: Address | None = setting(None, ADDRESS, "listen for ZeroMQ")
     xsub: Address | None = setting(
-        None, ADDRESS, "listen for ZeroMQ's PUB sockets; with zmq, else on the port behind it"
+        None, ADDRESS, "listen for ZeroMQ's PUB sockets; default: if zmq is open, its port + 1"
     )
     xpub: Address | None = setting(
-        None, ADDRESS, "listen for ZeroMQ's SUB sockets; with zmq, else two ports behind it"
+        None, ADDRESS, "listen for ZeroMQ's SUB sockets; default: if zmq is open, its port + 2"
     )
     proxy: Address | None = setting(
-        None, ADDRESS, "listen for clients of the reliable proxy; with zmq, else three behind it"
+        None,
+        ADDRESS,
+        "listen for clients of the reliable proxy; default: if zmq is open, its port + 3",
     )
     proxy_lease_ms: int = setting(
         limits.LEASE_MS,
         whole_number(1, limits.LONGEST_LEASE_MS),
-        "what such a client does not acknowledge for so long is sent to it again",
+        "what a client of the reliable proxy does not acknowledge for so long is sent to it again",
     )
     proxy_any_address: bool = setting(
-        False, yes_or_no(), "such a client may name an address that is not on its own host"
+        False,
+        yes_or_no(),
+        "clients of the reliable proxy may name an address that is not on their own host",
     )
     line: Address | UnixPath | None = setting(
         None, ADDRESS_OR_PATH, "listen for the line protocol, over TCP or a Unix socket"
@@ -154,7 +158,8 @@ class Settings:
     line_reading: Literal["live", "every"] = setting(
         "live",
         choice("live", "every"),
-        "what such a subscriber is brought: what is live, the newest first, or every entry",
+        "what a subscriber of the line protocol is brought: every entry, or what is live; one that "
+        "is behind then gets the newest hundred first, in their order",
     )
     advertise: Address | None = setting(
         None, ADVERTISED, "the address that Kafka clients are told to connect to"
@@ -299,14 +304,21 @@ def _misspelt_variables(environment: Mapping[str, str]) -> Iterable[str]:
         if not variable.startswith(ENVIRONMENT_PREFIX) or variable == CONFIG_VARIABLE:
             continue
         name = variable.removeprefix(ENVIRONMENT_PREFIX)
-        if name not in known and (hint := suggest(name, known)):
-            yield f"the environment variable {variable} is no setting{hint}"
+        if name not in known and (near := nearest(name, known)):
+            meant = ENVIRONMENT_PREFIX + near
+            yield f"the environment variable {variable} is no setting: did you mean {meant!r}?"
 
 
 def suggest(word: str, known: Iterable[str]) -> str:
     """ ": did you mean …?" if some known word is near, else nothing."""
+    near = nearest(word, known)
+    return f": did you mean {near!r}?" if near else ""
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """Return the known word that was probably meant."""
     known = list(known)
     near = difflib.get_close_matches(word, known, n=1, cutoff=0.75)
     # Two letters that changed places make a short word look too different.
     near = near or [each for each in known if sorted(each) == sorted(word)]
-    return f": did you mean {near[0]!r}?" if near else ""
+    return near[0] if near else None

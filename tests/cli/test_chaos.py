@@ -233,6 +233,7 @@ def test_an_address_is_taken_as_the_door_has_it(door: str, address: str) -> None
     ("arguments", "exit_code", "complaint"),
     [
         (["--door", "bell"], 2, "invalid choice: 'bell'"),
+        (["--door", "zqm"], 2, "argument --door: 'zqm' is no choice: did you mean 'zmq'?"),
         (["--door", "line", "--faults", "drop,explode"], 2, "there is no fault 'explode'"),
         (["--door", "line", "--acts", "0"], 2, "--acts: 0 is not a number from 1 on"),
         (["--door", "line", "--seconds", "soon"], 2, "--seconds: 'soon' is not a number of"),
@@ -245,6 +246,11 @@ def test_an_address_is_taken_as_the_door_has_it(door: str, address: str) -> None
             ["--door", "line", "--address", "unix:no-such-file", "--seconds", "0.1"],
             1,
             "nobody answers at unix:no-such-file: No such file or directory",
+        ),
+        (
+            ["--door", "kafka", "--address", "127.0.0.1:1", "--acts", "3", "--no-puts", "--keep"],
+            1,
+            "nothing listens at 127.0.0.1:1",
         ),
     ],
 )

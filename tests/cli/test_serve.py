@@ -53,7 +53,7 @@ def test_it_says_where_it_listens_serves_and_ends_well(
         server.send(number)
         assert server.exit_code() == 0
         assert server.line() == "", "nothing else goes to stdout"
-        assert "only kafka is open, because of the option --kafka; closed: http" in server.errors()
+        assert "only kafka opens, because of the option --kafka; closed: http" in server.errors()
 
 
 def test_the_http_door_opens_where_it_is_told_and_drains(tmp_path: Path) -> None:
@@ -150,8 +150,10 @@ def test_a_port_in_use_is_one_sentence_and_exit_code_1(tmp_path: Path) -> None:
         with Server("serve", "--data", tmp_path, "--kafka", f"127.0.0.1:{port}") as server:
             assert server.exit_code() == 1
             assert server.line() == ""
-            complaint = f"quackmq: cannot open the kafka door on 127.0.0.1:{port}: address already"
-            assert server.errors().splitlines()[-1].startswith(complaint)
+            assert server.errors().splitlines()[-1] == (
+                f"quackmq: cannot open the kafka door on 127.0.0.1:{port}: address already in use. "
+                "Is another broker running? --kafka 127.0.0.1:0 picks a free port"
+            )
 
 
 def test_a_socket_file_in_use_is_one_sentence_and_exit_code_1(tmp_path: Path) -> None:
@@ -161,7 +163,8 @@ def test_a_socket_file_in_use_is_one_sentence_and_exit_code_1(tmp_path: Path) ->
         with Server("serve", "--store", "memory:", "--line", where) as server:
             assert server.exit_code() == 1
             complaint = f"quackmq: cannot open the line door on {where}: address already"
-            assert server.errors().splitlines()[-1].startswith(complaint)
+            last = server.errors().splitlines()[-1]
+            assert last.startswith(complaint) and last.endswith("Is another broker running?")
 
 
 def test_a_data_directory_that_is_a_file_is_one_sentence_and_exit_code_1(tmp_path: Path) -> None:

@@ -60,11 +60,11 @@ def test_the_doors_that_stay_closed_are_named_with_the_reason_and_the_way_to_ope
     every = {name: "127.0.0.1:0" for name in ("kafka", "http", "zmq", "line")}
     assert said(**every) == ""
     assert said(kafka="127.0.0.1:0", sync="os") == (
-        "only kafka is open, because of the option --kafka; closed: http, zmq and line. To open "
+        "only kafka opens, because of the option --kafka; closed: http, zmq and line. To open "
         "these too, add --http 127.0.0.1:8002 --zmq 127.0.0.1:5555 --line 127.0.0.1:5550"
     )
     assert said({"QUACKMQ_HTTP": "127.0.0.1:0"}, xpub="127.0.0.1:0", line="unix:quack") == (
-        "only http, zmq and line are open, because of the environment variable QUACKMQ_HTTP, the "
+        "only http, zmq and line open, because of the environment variable QUACKMQ_HTTP, the "
         "option --xpub and the option --line; closed: kafka. To open these too, add --kafka "
         "127.0.0.1:9092"
     )

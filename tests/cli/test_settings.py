@@ -181,5 +181,5 @@ def test_a_misspelt_variable_is_doubted_and_a_foreign_one_left_alone() -> None:
     loaded = load({}, environment)
     assert loaded.settings == Settings()
     assert loaded.doubts == (
-        "the environment variable QUACKMQ_SYNK is no setting: did you mean 'SYNC'?",
+        "the environment variable QUACKMQ_SYNK is no setting: did you mean 'QUACKMQ_SYNC'?",
     )

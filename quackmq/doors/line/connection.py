@@ -328,7 +328,9 @@ class Connection(asyncio.BufferedProtocol):
             assert isinstance(self._proxy, Publisher), "a subscriber's is out of order"
             self._proxy.publish(event)
         elif isinstance(event, Refused):
-            log.debug("%s: refused: %s", self._channel, event.error)
+            level = logging.DEBUG if self._told else logging.INFO
+            log.log(level, "%s rejected: %s", self.record or self._channel, event.error)
+            self._told = True
             self.send_unsent()
             self._transport.write(_REJECT)
         elif event is Word.TERMINATE:

@@ -194,13 +194,7 @@ class RealDisk:
             self._lock_shared(path)
             return
         descriptor = os.open(self._path(path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
-        # Who reads the directory holds the lock too, and leaves the last broker's number in it.
-        self._flock(
-            descriptor,
-            fcntl.LOCK_EX,
-            "in use by another process (a tool that reads it, or broker {holder}): wait for it or "
-            "stop it, or choose another directory",
-        )
+        self._flock(descriptor, fcntl.LOCK_EX)
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, str(os.getpid()).encode(), 0)
 
@@ -210,18 +204,21 @@ class RealDisk:
             descriptor = os.open(self._path(path), os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             return
-        self._flock(
-            descriptor, fcntl.LOCK_SH, "in use by a broker (process {holder}): stop it first"
-        )
+        self._flock(descriptor, fcntl.LOCK_SH)
 
-    def _flock(self, descriptor: int, operation: int, complaint: str) -> None:
-        try:
-            fcntl.flock(descriptor, operation | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
+    def _flock(self, descriptor: int, operation: int) -> None:
+        if not _flocked(descriptor, operation):
+            # Tools that read the directory share the lock, and leave the last broker's number in
+            # it. So the number tells who it is only if the lock cannot be shared.
+            has_readers = operation == fcntl.LOCK_EX and _flocked(descriptor, fcntl.LOCK_SH)
+            holder = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip() or "unknown"
             os.close(descriptor)
-            reason = complaint.format(holder=holder or "unknown")
-            raise StoreLocked(f"{self._root} is {reason}") from None
+            if has_readers:
+                reason = "being read by a tool, such as quackmq log or archive: wait for it"
+            else:
+                reason = f"in use by a broker (process {holder}): stop it first"
+            other = ", or choose another directory" if operation == fcntl.LOCK_EX else ""
+            raise StoreLocked(f"{self._root} is {reason}{other}")
         self._locks.append(descriptor)
 
     def _check_writable(self, path: str) -> None:
@@ -342,6 +339,15 @@ def _be_nice(niceness: int) -> None:
         with suppress(OSError):  # not allowed in some sandboxes, and then it is as it is
             present = os.getpriority(os.PRIO_PROCESS, thread)
             os.setpriority(os.PRIO_PROCESS, thread, present + niceness)
+
+
+def _flocked(descriptor: int, operation: int) -> bool:
+    """Lock the file, if nobody else has it; whether that was so."""
+    try:
+        fcntl.flock(descriptor, operation | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _finish(future: asyncio.Future[T], result: T, error: BaseException | None) -> None:

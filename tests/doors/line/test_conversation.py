@@ -93,6 +93,25 @@ async def test_q2_a_record_says_who_it_is_by_which_channel_and_of_which_topics(
         assert "sub 7 on pipe 7, topics: b, a ended: terminated" in caplog.messages
 
 
+@pytest.mark.asyncio
+async def test_the_log_says_why_the_first_bad_message_of_a_connection_was_rejected(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "quackmq.doors.line")
+    async with served() as running:
+        shouting = await running.peer()
+        shouting.say("PUB 7 connect")
+        assert [await shouting.hears() for _ in range(2)] == ["reject", "terminate"]
+        assert "not with b'PUB 7 connect" in caplog.text
+        peer = await running.piped("pipe 7")
+        for line in ("pub 7 connect", "end", "pub 7 topic a", "end"):
+            assert await peer.ask(line) == "accept"
+        for entry in (r"topic a [a\tb]", r"topic a [a\qb]"):
+            assert await peer.ask(entry) == "reject"
+        (said,) = [message for message in caplog.messages if " rejected: " in message]
+        assert said.startswith("pub 7 on pipe 7, topics: a rejected: ") and r"\t" in said
+
+
 @on_both_loops
 async def test_a_message_may_come_byte_by_byte_or_all_at_once() -> None:
     lines = b"pub 7 connect\nend\npub 7 topic 1\nend\ntopic 1 [a]\nquack\ntopic 1 [b]\nterminate\n"
