@@ -15,6 +15,7 @@ Any thread may call. Of several that get from one topic each message goes to one
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import math
 import threading
 from collections.abc import Iterable, Iterator, Mapping
@@ -48,7 +49,14 @@ from quackmq.conventions import (
     SUBSCRIBED,
     UNSUBSCRIBED,
 )
-from quackmq.errors import GroupNotEmpty, InvalidRequest, TopicExists, UnknownMember
+from quackmq.errors import (
+    GroupNotEmpty,
+    InvalidPolicy,
+    InvalidRequest,
+    TopicExists,
+    UnknownMember,
+    UnknownSubscription,
+)
 from quackmq.policy import CONFIG_PREFIX, Policy
 from quackmq.subscriptions import check_name, place_of, subscribed_note
 
@@ -326,7 +334,10 @@ class Client:
         >>> client.unsubscribe("news")
         """
         deadline = self._deadline(timeout)
-        info, positions = self.session.positions(topic, deadline)
+        try:
+            info, positions = self.session.positions(topic, deadline)
+        except UnknownSubscription:
+            raise UnknownSubscription(f"{self.name} is not subscribed to topic {topic}") from None
         self.session.drop_reader(topic, deadline)
         self.session.commit(info, positions, UNSUBSCRIBED, deadline)
         self.session.directory.forget(info.id)
@@ -403,6 +414,14 @@ class Client:
         except TopicExists:
             if not exist_ok:
                 raise
+        except InvalidPolicy as error:
+            for name in policies.keys() - _POLICIES:
+                near = difflib.get_close_matches(name, _POLICIES, n=1)
+                if near and _config_of(name) in str(error):
+                    raise InvalidPolicy(
+                        f"there is no policy {name}: did you mean {near[0]}?"
+                    ) from None
+            raise
 
     def delete_topic(self, topic: str, *, timeout: float | None = None) -> None:
         """Delete a topic, with its messages and subscriptions. UnknownTopic.

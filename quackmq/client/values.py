@@ -7,6 +7,7 @@ over many pays for what it uses.
 from __future__ import annotations
 
 import datetime
+import reprlib
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -112,7 +113,10 @@ class Message:
         return self.record.timestamp()[1]
 
     def __repr__(self) -> str:
-        return f"<Message {self.id} of {self.topic}, partition {self.partition}>"
+        return (
+            f"<Message {reprlib.repr(self.data)} at offset {self.offset} of {self.topic}, "
+            f"partition {self.partition}; id {self.id}>"
+        )
 
 
 def origin_of(topic: TopicInfo, serialiser: Serialiser) -> Origin:

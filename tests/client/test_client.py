@@ -32,7 +32,7 @@ def test_what_is_put_is_got_with_its_key_and_headers(client: Client, topic: str)
     assert (message.value, message.key, message.headers) == ("rain", b"weather", {"lang": b"en"})
     assert (message.id, message.topic, message.partition) == (message_id, topic, 0)
     assert before_ms <= message.timestamp_ms <= time.time() * 1000
-    assert message_id in repr(message)
+    assert f"'rain' at offset 0 of {topic}, partition 0; id {message_id}>" in repr(message)
 
 
 def test_messages_come_in_the_order_in_which_they_were_put(client: Client, topic: str) -> None:
@@ -318,6 +318,8 @@ def test_policies_go_by_our_names_and_by_kafkas(client: Client, topic: str) -> N
     client.create_topic(topic, retention_ms=1000)
     with pytest.raises(errors.InvalidPolicy, match=r"flush\.messages"):
         client.create_topic(f"{topic}-2", flush_messages=1)
+    with pytest.raises(errors.InvalidPolicy, match="no policy keep_for: did you mean keep_for_ms?"):
+        client.create_topic(f"{topic}-2", keep_for=1000)
 
 
 def test_a_topic_that_nobody_subscribes_to_may_refuse_messages(client: Client, topic: str) -> None:
@@ -368,7 +370,7 @@ def test_getting_without_a_subscription_says_what_to_do(client: Client, topic: s
         client.get(topic)
     with pytest.raises(errors.UnknownSubscription):
         client.size(topic)
-    with pytest.raises(errors.UnknownSubscription):
+    with pytest.raises(errors.UnknownSubscription, match=f"is not subscribed to topic {topic}$"):
         client.unsubscribe(topic)
     with pytest.raises(errors.UnknownSubscription):
         client.seek(topic, "end")

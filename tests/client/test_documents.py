@@ -6,6 +6,7 @@ import asyncio
 import doctest
 import os
 import re
+import runpy
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -122,3 +123,15 @@ def test_the_public_names_are_shown_by_dir() -> None:
     """Also those that are loaded when they are asked for."""
     assert set(quackmq.__all__) <= set(dir(quackmq))
     assert {"AsyncClient", "Client"} <= set(dir(quackmq.client))
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["127.0.0.1:1", "get", "news"], ["a:1", "buy", "b", "c"]]
+)
+def test_an_example_that_is_called_wrongly_says_how_to_call_it(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    example = ROOT / "examples" / "put_get.py"
+    monkeypatch.setattr(sys, "argv", [str(example), *arguments])
+    with pytest.raises(SystemExit, match=r"examples/put_get\.py ADDRESS put TOPIC TEXT"):
+        runpy.run_path(str(example), run_name="__main__")
