@@ -23,8 +23,10 @@ Call `start` and `stop` from the loop's thread.
 
 from __future__ import annotations
 
+import asyncio.runners
 import gc
 import logging
+import selectors
 import sys
 import threading
 import time
@@ -39,6 +41,8 @@ from quackmq.loop_clock import LoopClock, Pause, loop_clock
 log = logging.getLogger(__name__)
 
 _ROOT: Final = str(Path(__file__).parent)
+#: The innermost frame is in one of these while the loop waits, or works in C.
+_LOOP_FILES: Final = frozenset({asyncio.runners.__file__, selectors.__file__})
 #: Callers that are named before the line that ran: enough to know which job it was.
 _NAMED_CALLERS: Final = 3
 #: Different lines that are counted during one pause, and frames that are walked for each.
@@ -102,14 +106,14 @@ class LoopWatchdog:
     def _find_cause(self, pause_ms: int, cpu_ms: int) -> str:
         seen, self._seen = self._seen, Counter()
         common = seen.most_common(1)
-        line = common[0][0] if common else "a line that was not seen"
+        line = common[0][0] if common else ""
+        where = f", in {line}" if line else ""
         collected_ms = round(self._collected_s * 1000)
         if self._collected_after == self._clock.last_beat_s and 2 * collected_ms > pause_ms:
-            return f"Python's garbage collector took {collected_ms} ms in {line}"
+            return f"Python's garbage collector took {collected_ms} ms{where}"
         if 4 * cpu_ms < pause_ms:
-            where = f", in {line}" if common else ""
-            return f"the process waited or hardly ran{where}"
-        return line
+            return f"the machine was busy, or the process was stopped{where}"
+        return line or "it is unknown which line ran"
 
     def _on_collection(self, phase: str, info: dict[str, Any]) -> None:
         if threading.get_ident() != self._thread_id:
@@ -131,7 +135,7 @@ class LoopWatchdog:
         more = f"; {self._unlogged} more since the last line" if self._unlogged else ""
         self._logged_s, self._unlogged = now_s, 0
         log.warning(
-            "nobody was served for %d ms, of which the broker computed for %d: %s%s",
+            "the broker stood still for %d ms and used %d ms of CPU: %s%s",
             pause.pause_ms,
             pause.cpu_ms,
             pause.cause,
@@ -140,11 +144,14 @@ class LoopWatchdog:
 
 
 def described(frame: FrameType) -> str:
-    """Say where a stack is: the innermost line of the broker's own code, and who called it."""
+    """Say where a stack is: the innermost line of the broker's own code, and who called it. Say
+    nothing if no callback runs. What started the loop is left out: that is so at any time."""
+    if frame.f_code.co_filename in _LOOP_FILES:
+        return ""
     own: list[FrameType] = []
     outer: FrameType | None = frame
     for _ in range(_FRAMES):
-        if outer is None:
+        if outer is None or outer.f_code.co_filename == asyncio.runners.__file__:
             break
         if outer.f_code.co_filename.startswith(_ROOT) and outer.f_code is not described.__code__:
             own.append(outer)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import sys
+import threading
 import time
 from collections.abc import Callable
 
@@ -16,7 +18,7 @@ from quackmq.broker import Broker
 from quackmq.loop_clock import Pause, loop_clock
 from quackmq.stores.memory import MemoryStore
 from quackmq.topic import Offsets, PartitionKey
-from quackmq.watchdog import LoopWatchdog
+from quackmq.watchdog import LoopWatchdog, described
 from tests.broker.support import CALLER
 
 #: Held until the watchdog has had the chance to look several times.
@@ -104,6 +106,38 @@ async def test_the_garbage_collector_is_named_if_it_took_most_of_a_pause() -> No
     clock.stop()
 
 
+@pytest.mark.parametrize("loop_factory", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_a_loop_that_only_waits_is_nowhere(
+    loop_factory: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
+    """Neither what started it nor the loop's own code would tell anybody anything."""
+    thread_id = threading.get_ident()
+    seen: list[str] = []
+
+    def look() -> str:
+        return described(sys._current_frames()[thread_id])
+
+    async def wait() -> None:
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(60):
+            while "" not in seen:
+                seen.append(await loop.run_in_executor(None, look))
+
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        runner.run(wait())
+
+
+@pytest.mark.asyncio
+async def test_a_pause_of_which_nothing_was_seen_has_no_place() -> None:
+    watchdog = LoopWatchdog()
+    assert watchdog._find_cause(202, 0) == "the machine was busy, or the process was stopped"
+    watchdog._seen.update(["", "", "Cleaner.run"])
+    assert watchdog._find_cause(202, 0) == "the machine was busy, or the process was stopped"
+    watchdog._seen.update(["Cleaner.run"])
+    assert watchdog._find_cause(202, 0).endswith("was stopped, in Cleaner.run")
+    assert watchdog._find_cause(202, 150) == "it is unknown which line ran"
+
+
 @pytest.mark.asyncio
 async def test_long_pauses_are_logged_but_not_each_of_many(
     caplog: pytest.LogCaptureFixture,
@@ -116,7 +150,7 @@ async def test_long_pauses_are_logged_but_not_each_of_many(
         watchdog._logged_s -= limits.LOOP_PAUSE_LOG_INTERVAL_MS / 1000
         watchdog._on_pause(Pause(1_000, 100, 0, "last"))
     assert [record.message for record in caplog.records] == [
-        "nobody was served for 200 ms, of which the broker computed for 100: long 0",
-        "nobody was served for 1000 ms, of which the broker computed for 100: last; 4 more since "
-        "the last line",
+        "the broker stood still for 200 ms and used 100 ms of CPU: long 0",
+        "the broker stood still for 1000 ms and used 100 ms of CPU: last; 4 more since the last "
+        "line",
     ]
