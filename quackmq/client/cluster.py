@@ -44,7 +44,7 @@ from quackmq.errors import (
     UnknownTopic,
 )
 from quackmq.partitioning import Partitioner, partition_of
-from quackmq.policy import CONFIG_PREFIX
+from quackmq.policy import CONFIG_PREFIX, WhenFull
 from quackmq.subscriptions import Offset, Place, Start, Time
 
 log = logging.getLogger(__name__)
@@ -151,10 +151,8 @@ class Cluster:
         known = self.known_placing(name)
         if known is not None:
             return known
-        resource = ConfigResource(ResourceType.TOPIC, name)
-        asked = self._admin.describe_configs([resource], request_timeout=_seconds(deadline))
         try:
-            told = self._result(asked[resource], f"the configs of topic {name}", deadline)
+            told = self._configs(name, deadline)
         except UnknownTopic:
             return BY_LIBRDKAFKA
         except QuackTimeout:
@@ -170,6 +168,23 @@ class Cluster:
         with self._lock:
             self._placings[name] = (found, time.monotonic())
         return found
+
+    def reasons_to_refuse(self, name: str, deadline: Deadline) -> list[str]:
+        """Return which policies of a topic make the broker refuse messages, in words."""
+        told = self._configs(name, deadline)
+        texts = {each: config.value for each, config in told.items()}
+        reasons = []
+        if texts.get(CONFIG_PREFIX + "when_full") == WhenFull.REFUSE:
+            bound = texts.get(CONFIG_PREFIX + "live_entries")
+            reasons.append(f"it is full (live_entries is {bound}, and when_full is refuse)")
+        if texts.get(CONFIG_PREFIX + "needs_subscriber") == "true":
+            reasons.append("it has no subscriber (needs_subscriber is true)")
+        return reasons
+
+    def _configs(self, name: str, deadline: Deadline) -> Any:
+        resource = ConfigResource(ResourceType.TOPIC, name)
+        asked = self._admin.describe_configs([resource], request_timeout=_seconds(deadline))
+        return self._result(asked[resource], f"the configs of topic {name}", deadline)
 
     def known_placing(self, name: str) -> Placing | None:
         """Return what `placing` would answer at once; None if it would have to ask."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from confluent_kafka import KafkaException
 from confluent_kafka import Message as Record
 
 from quackmq import limits
@@ -36,7 +37,9 @@ from quackmq.errors import (
     MemberFenced,
     NameInOtherMode,
     NotFound,
+    QuackError,
     QuackTimeout,
+    Refused,
     UnknownMember,
 )
 from quackmq.subscriptions import message_id
@@ -190,7 +193,23 @@ class Session:
             self._send(publisher, topic, parcel, sending, index, partition, deadline)
         publisher.hurry(topic, deadline)
         publisher.wait(sending, deadline)
-        return self._ids(publisher, topic, sending, deadline)
+        try:
+            return self._ids(publisher, topic, sending, deadline)
+        except Refused as refused:
+            raise self._refusal(topic, refused) from None
+
+    def _refusal(self, topic: str, refused: Refused) -> Refused:
+        """Return the error with its reason, as far as the topic's policies tell it: librdkafka does
+        not hand on what the broker says of it."""
+        if type(refused) is not Refused:
+            return refused
+        try:
+            patience = Deadline(limits.CLIENT_ASK_MS / 1000)
+            reasons = self.cluster.reasons_to_refuse(topic, patience)
+        except (KafkaException, QuackError) as error:
+            log.debug("the policies of topic %s are not shown: %s", topic, error)
+            return refused
+        return Refused(f"topic {topic} refuses it: {' or '.join(reasons)}") if reasons else refused
 
     def begin_put(
         self,

@@ -332,6 +332,14 @@ def test_a_topic_that_nobody_subscribes_to_may_refuse_messages(client: Client, t
     assert client.get(topic).value == "for us"
 
 
+def test_a_topic_that_is_full_says_so(client: Client, topic: str) -> None:
+    client.create_topic(topic, partitions=1, live_entries=1, when_full="refuse")
+    client.put(topic, "one")
+    why = rf"^topic {topic} refuses it: it is full \(live_entries is 1, and when_full is refuse\)$"
+    with pytest.raises(errors.Refused, match=why):
+        client.put(topic, "two")
+
+
 def test_a_topic_made_anew_has_other_ids_and_no_subscription(client: Client, topic: str) -> None:
     client.subscribe(topic)
     old = client.put(topic, "old")
