@@ -877,6 +877,9 @@ HTTP_HEAD_BYTES: Final = 32 * KIB
 #: made of it, at the most. A client's own are few, and differ in the length that they tell.
 HTTP_KNOWN_HEADS: Final = 1_024
 HTTP_KNOWN_HEAD_BYTES: Final = 1 * KIB
+#: A complaint about a body gets a hint if it is no longer than this: it may quote what was sent,
+#: and comparing names takes time that grows with them.
+HTTP_EXPLAINED_CHARS: Final = 1_000
 #: Parameters of one query: no endpoint has more than ten.
 HTTP_QUERY_PARAMETERS: Final = 100
 #: A request's body, unless its route says otherwise: the largest batch fits, not as base64.

@@ -16,6 +16,7 @@ import orjson
 
 from quackmq import limits
 from quackmq.broker import Broker, Caller
+from quackmq.doors.http.mistakes import explained
 from quackmq.errors import InvalidRequest
 
 JSON: Final = "application/json"
@@ -139,7 +140,8 @@ def decoded(data: bytes, decoder: msgspec.json.Decoder[T], where: str = "the bod
     except RecursionError:
         raise InvalidRequest(f"{where} is nested too deeply") from None
     except msgspec.ValidationError as error:
-        raise InvalidRequest(f"{where} is not as it should be: {error}") from None
+        reason = explained(str(error), decoder.type)
+        raise InvalidRequest(f"{where} is not as it should be: {reason}") from None
     except msgspec.DecodeError as error:
         raise InvalidRequest(f"{where} is no JSON: {error}") from None
 
