@@ -203,20 +203,32 @@ class Clock:
         self._last_ms = known_ms
         self._base_ms = known_ms - elapsed_ms
         self._is_steady, self._adjusted_ms, self._off_since_ms = False, elapsed_ms, known_ms
+        paused_since_ms: int | None = None
         if kept is not None:
             self._gaps, self._accepted_ms = kept.gaps, kept.accepted_ms
-            if kept.boot and kept.boot == self._boot and kept.elapsed_ms <= elapsed_ms:
-                passed_ms = kept.time_ms + elapsed_ms - kept.elapsed_ms - known_ms
-                self._base_ms += max(0, passed_ms)
-                self._paused_since_ms = kept.paused_since_ms
+            is_same_boot = bool(kept.boot) and kept.boot == self._boot
+            is_same_boot = is_same_boot and kept.elapsed_ms <= elapsed_ms
+            ran_ms = elapsed_ms - kept.elapsed_ms if is_same_boot else 2 * limits.CLOCK_KEEP_MS
+            paused_since_ms = kept.paused_since_ms
+            if paused_since_ms is not None and latest_ms > kept.time_ms + ran_ms:
+                # The pause had ended with a step, and a crash came before that was kept.
+                self._gaps = _joined(kept.gaps, Gap(paused_since_ms, kept.time_ms, latest_ms))
+                paused_since_ms = None
+            if is_same_boot:
+                self._base_ms += max(0, kept.time_ms + ran_ms - known_ms)
+                self._paused_since_ms = paused_since_ms
                 return
         passed_ms = wall_ms - known_ms - self._accepted_ms
-        if abs(passed_ms) <= limits.CLOCK_JUMP_MS:
-            self._base_ms += max(0, passed_ms)
-        else:
-            # What is stamped from now on is told from the latest stamp before.
-            self._paused_since_ms = self._last_ms = self._off_since_ms = known_ms + 1
+        if abs(passed_ms) > limits.CLOCK_JUMP_MS:
+            # What is stamped from now on is told from the latest stamp before. What was stamped in
+            # a pause of the boot before keeps its age, too.
+            self._last_ms = self._off_since_ms = known_ms + 1
             self._base_ms += 1
+            self._paused_since_ms = self._last_ms if paused_since_ms is None else paused_since_ms
+        elif passed_ms > 0 and paused_since_ms is not None:
+            self._step(passed_ms, paused_since_ms)
+        else:
+            self._base_ms += max(0, passed_ms)
 
     # --- the operator -------------------------------------------------------------------------
 

@@ -204,6 +204,77 @@ def test_a_clock_that_comes_back_after_the_start_counts_the_outage_only_for_what
     assert clock.expired_before(HOUR_MS) >= fresh_ms
 
 
+def paused_clock(machine: Machine, off_for_ms: int, jump_ms: int = 0) -> Clock:
+    """Return the clock of a machine that was off, and shows a time that is far away."""
+    kept = machine.clock().kept()
+    machine.reboot(off_for_ms)
+    machine.jump(jump_ms)
+    clock = restarted(machine, kept)
+    assert clock.is_paused
+    return clock
+
+
+def test_what_was_stamped_in_a_pause_keeps_its_age_over_another_boot() -> None:
+    machine = Machine()
+    clock = paused_clock(machine, off_for_ms=30 * DAY_MS)
+    machine.pass_ms(DAY_MS)
+    fresh_ms = clock.now_ms()
+    kept = clock.kept()
+    machine.reboot(HOUR_MS)
+    clock = restarted(machine, kept, fresh_ms)
+    assert clock.confirm()
+    assert START_MS <= clock.expired_before(WEEK_MS) < fresh_ms, "it is not a month old"
+    machine.pass_ms(WEEK_MS)
+    assert clock.expired_before(WEEK_MS) >= fresh_ms
+
+
+def test_a_clock_that_is_back_at_the_next_boot_ages_only_what_was_there_before_a_pause() -> None:
+    machine = Machine()
+    clock = paused_clock(machine, off_for_ms=4 * DAY_MS, jump_ms=-50 * YEAR_MS)  # no battery
+    machine.pass_ms(MINUTE_MS)
+    fresh_ms = clock.now_ms()
+    kept = clock.kept()
+    machine.reboot()
+    machine.jump(50 * YEAR_MS)
+    clock = restarted(machine, kept, fresh_ms)
+    assert clock.now_ms() == machine.wall_ms
+    assert clock.status().status == "steady"
+    assert START_MS <= clock.expired_before(3 * DAY_MS) < fresh_ms
+
+
+@pytest.mark.parametrize("is_same_boot", [False, True])
+def test_a_crash_after_the_clock_came_back_makes_nothing_of_the_pause_older(
+    is_same_boot: bool,
+) -> None:
+    machine = Machine()
+    clock = paused_clock(machine, off_for_ms=4 * DAY_MS, jump_ms=-50 * YEAR_MS)
+    kept = clock.kept()
+    machine.pass_ms(MINUTE_MS)
+    fresh_ms = clock.now_ms()
+    machine.jump(50 * YEAR_MS)
+    latest_ms = clock.now_ms()
+    assert latest_ms == machine.wall_ms
+    if not is_same_boot:
+        machine.reboot()
+    clock = restarted(machine, kept, latest_ms)
+    assert clock.now_ms() == machine.wall_ms
+    assert START_MS <= clock.expired_before(3 * DAY_MS) < fresh_ms
+
+
+def test_a_pause_that_goes_on_over_a_restart_adds_no_gap() -> None:
+    machine = Machine()
+    clock = paused_clock(machine, off_for_ms=30 * DAY_MS)
+    for reboot in (False, True):
+        kept = clock.kept()
+        machine.pass_ms(limits.CLOCK_KEEP_MS)
+        latest_ms = clock.now_ms()
+        if reboot:
+            machine.reboot()
+        clock = restarted(machine, kept, latest_ms)
+        assert clock.is_paused
+        assert clock.kept().gaps == ()
+
+
 # --- confirming -------------------------------------------------------------------------------
 
 

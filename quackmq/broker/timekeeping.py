@@ -51,6 +51,9 @@ class Timekeeping:
             self._kept = _decode(state.value)
         self._clock.resume(self._kept, self._store.latest_append_ms)
         self._tell(self._clock.status())
+        if self._clock.is_paused:
+            # Kept before anything is stamped: what comes from now on is not as old as the outage.
+            await self.clean()
 
     async def clean(self) -> None:
         """Tell the store the time if it is due, and the log if the clock's state has changed."""

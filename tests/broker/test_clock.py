@@ -376,6 +376,24 @@ async def test_a_pause_survives_a_restart_of_the_process(home: Home) -> None:
         assert await values_in(broker) == [b"a"]
 
 
+async def test_what_came_after_a_long_outage_keeps_its_age_though_the_machine_crashed_at_once(
+    home: Home,
+) -> None:
+    async with home.broker() as broker:
+        await broker.create_topic(CALLER, TOPIC, policy=WEEK)
+        await append_time(broker, b"a")
+    home.machine.reboot(30 * DAY_MS)
+    async with home.broker() as broker:  # which never comes to its housekeeping
+        home.machine.pass_ms(1)
+        await append_time(broker, b"b")
+    home.machine.reboot(HOUR_MS)
+    async with home.broker() as broker:
+        assert await broker.timekeeping.confirm(CALLER)
+        await broker.clean()
+        await broker.clean()
+        assert await values_in(broker) == [b"b"]
+
+
 async def test_while_the_clock_is_paused_the_cleaner_does_not_look_again_and_again(
     local: Home,
 ) -> None:
