@@ -75,7 +75,8 @@ class Archived:
         found = self._partitions(topic) if topic in self._topics() else []
         if not found:
             raise UnknownTopic(
-                f"there is no topic {topic!r} in the archive; what is young is still in the log"
+                f"there is no topic {topic!r} in the archive; what is young is still in the log: "
+                f"while the broker runs, POST /v1/topics/{topic}/archive/now archives it"
             )
         if not colon:
             return found

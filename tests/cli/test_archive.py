@@ -398,6 +398,15 @@ def test_export_goes_on_by_the_new_manifest_where_a_file_was_merged_meanwhile(
     assert offsets(tmp_path / "export") == list(range(250 if "--from" in options else 0, 300))
 
 
+def test_export_of_what_is_not_archived_yet_says_how_to_archive_it(
+    archive: Command, tmp_path: Path
+) -> None:
+    make_store(tmp_path / "data")
+    output = archive("export", tmp_path / "data", "ducks", tmp_path / "export")
+    assert output.exit_code == 2
+    assert output.err.endswith("POST /v1/topics/ducks/archive/now archives it\n")
+
+
 def test_export_copies_a_quarantined_batch_as_it_came(archive: Command, tmp_path: Path) -> None:
     topic_id = make_store(tmp_path / "data")
     add(tmp_path / "data", PartitionKey(topic_id, 0), [poison(), numbered(1, 9)])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from quackmq.cli.address import Address, UnixPath
+from quackmq.cli.serve import DOORS
 from quackmq.cli.settings import Settings, load, option_name, setting_fields, variable_name
 from quackmq.errors import InvalidSetting
 
@@ -183,3 +185,22 @@ def test_a_misspelt_variable_is_doubted_and_a_foreign_one_left_alone() -> None:
     assert loaded.doubts == (
         "the environment variable QUACKMQ_SYNK is no setting: did you mean 'QUACKMQ_SYNC'?",
     )
+
+
+def test_the_readmes_file_works_as_it_stands_and_names_what_is_no_default(tmp_path: Path) -> None:
+    """It is copied as a whole, so nothing in it may be for somebody else's machine."""
+    readme = (Path(__file__).resolve().parents[2] / "README.md").read_text()
+    sample = readme.partition("```toml\n# quackmq.toml\n")[2].partition("```")[0]
+    file = tmp_path / "quackmq.toml"
+    file.write_text(sample)
+    settings = load({}, {}, file).settings
+    assert settings.advertise is None and settings.http_names == ()
+    assert {name: getattr(settings, name) for name in DOORS} == DOORS
+    for schema in setting_fields():
+        is_said = re.search(rf"^{schema.name} = .*# the default is ", sample, re.MULTILINE)
+        is_other = getattr(settings, schema.name) != schema.default
+        assert (is_said is not None) == (is_other and schema.name not in {*DOORS, "data"})
+    file.write_text(
+        sample.replace("# advertise", "advertise").replace("# http_names", "http_names")
+    )
+    assert load({}, {}, file).settings.advertise == Address("broker.example", 9092)
