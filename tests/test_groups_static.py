@@ -368,6 +368,18 @@ def test_after_a_restart_static_members_stay_fenced() -> None:
         stage.heartbeat("one-x", instance_id="one")
 
 
+def test_a_heartbeat_without_an_id_does_not_fence_a_static_member_that_joins_anew() -> None:
+    """librdkafka forgets its member id before it joins anew, and a heartbeat may follow."""
+    stage = Stage(generation=7, protocol_type="consumer", static_members={"one": "one-x"})
+    with pytest.raises(RebalanceInProgress, match="anew"):
+        stage.heartbeat("", generation=7, instance_id="one")
+    waiter = stage.join(instance_id="one")
+    stage.advance(INITIAL_DELAY_MS)
+    assert stage.joined(waiter).generation == 8
+    with pytest.raises(RebalanceInProgress, match="anew"):
+        stage.heartbeat("", generation=7, instance_id="one")
+
+
 def test_a_commit_that_a_static_member_sent_before_a_restart_does_not_fence_it() -> None:
     """Its client repeats the commit while it joins anew, and would end if it were fenced."""
     stage = Stage(generation=7, protocol_type="consumer", static_members={"one": "one-x"})

@@ -196,6 +196,8 @@ class Group:
 
     def heartbeat(self, now_ms: int, member: MemberRef) -> None:
         """Raises RebalanceInProgress, IllegalGeneration, UnknownMember or MemberFenced."""
+        if not member.member_id and self._members.statics.is_between_ids("", member.instance_id):
+            raise self._joins_anew(member)
         known = self._of_this_generation(member)
         self._members.heard(now_ms, known)
         self._refuse(RULES[self.state].heartbeat)
@@ -219,10 +221,7 @@ class Group:
         ):
             return
         if self._members.statics.is_between_ids(member.member_id, member.instance_id):
-            raise RebalanceInProgress(
-                f"{member.instance_id} joins group {self.name} anew since the broker was started: "
-                "commit again under the new member id"
-            )
+            raise self._joins_anew(member)
         known = self._of_this_generation(member)
         if not is_transactional:
             self._refuse(RULES[self.state].commit)
@@ -495,6 +494,12 @@ class Group:
                 f"group {self.name} is in generation {self.generation}, not {ref.generation}"
             )
         return member
+
+    def _joins_anew(self, member: MemberRef) -> RebalanceInProgress:
+        return RebalanceInProgress(
+            f"{member.instance_id} joins group {self.name} anew since the broker was started: "
+            "try again under the new member id"
+        )
 
     def _patience_ms(self) -> int:
         return max((member.rebalance_timeout_ms for member in self._members), default=0)
