@@ -109,7 +109,7 @@ async def test_a_batch_that_was_opened_short_is_opened_again_when_it_is_longer(
     decoded = DecodedBatches()
     for max_bytes, count in ((1, 1), (PLENTY_BYTES, 10), (1, 10)):
         part = await read_one(home.store, key, 0, max_bytes=max_bytes)
-        opened = decoded.open(key, Batch.peek(part.chunks[0]), "ducks")
+        opened = await decoded.open(key, Batch.peek(part.chunks[0]), 0, "ducks", is_committed=True)
         assert len(opened.records) == count
     assert decoded.find(key, 9) is not None
 

@@ -16,6 +16,7 @@ import pytest
 import zmq
 from confluent_kafka import Producer
 
+from quackmq.client import durable
 from quackmq.client.zmq import BEFORE_THE_FIRST, ZmqClient
 from quackmq.client.zmq_ids import LastIds
 from quackmq.errors import (
@@ -288,12 +289,12 @@ def test_an_id_on_disk_is_the_old_one_or_the_new_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whichever step of storing fails, the file is whole."""
-    for step in ("write", "fsync", "replace"):
+    steps = {"write": os, "sync_data": durable, "replace": Path}
+    for step, target in steps.items():
         directory = tmp_path / step
         ids = LastIds(directory, "donald")
         ids.put("ducks", "old")
         with monkeypatch.context() as patch:
-            target = Path if step == "replace" else os
             patch.setattr(target, step, fail)
             with pytest.raises(UnusableDirectory, match="no space"):
                 ids.put("ducks", "new")
