@@ -61,6 +61,12 @@ _EARLIEST: Any = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
 _LATEST: Any = OffsetSpec.latest()  # type: ignore[no-untyped-call]
 #: A future of librdkafka's says itself when its time is up; this much later nobody believes in it.
 _GRACE_S = 0.5
+#: The answers of a cluster that has no coordinator for a group yet, or another one than was asked.
+_NO_COORDINATOR: Final = {
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.NOT_COORDINATOR,
+}
 
 
 class Committed(NamedTuple):
@@ -98,6 +104,8 @@ class Cluster:
         self._placings: dict[str, tuple[Placing, float]] = {}
         #: The last place known to be taken of each partition.
         self._last_places: dict[tuple[str, int], int] = {}
+        #: Groups whose coordinator has answered.
+        self._coordinated: set[str] = set()
 
     def close(self, deadline: Deadline) -> None:
         """For good. Who drops a client of librdkafka waits until its threads have ended, and one of
@@ -348,6 +356,7 @@ class Cluster:
     ) -> Iterable[TopicPartition]:
         wanted = ConsumerGroupTopicPartitions(group, partitions)
         what = f"what {group} has committed"
+        self._await_coordinator(group, deadline)
         while True:
             turn = Deadline(min(deadline.left(), limits.CLIENT_ASK_MS / 1000))
             asked = self._admin.list_consumer_group_offsets(
@@ -364,6 +373,26 @@ class Cluster:
             if each.error is not None:
                 raise translated(each.error, what, deadline)
         return found
+
+    def _await_coordinator(self, group: str, deadline: Deadline) -> None:
+        """Wait until the group's coordinator serves it, as far as the deadline allows.
+
+        A cluster that has just started elects coordinators first. librdkafka may crash when it is
+        asked for offsets then (its issue 5040), and not when it is asked to describe the group."""
+        while group not in self._coordinated:
+            turn = Deadline(min(deadline.left(), limits.CLIENT_ASK_MS / 1000))
+            asked = self._admin.describe_consumer_groups([group], request_timeout=_seconds(turn))
+            try:
+                asked[group].result(_seconds(turn) + _GRACE_S)
+            except KafkaException as exception:
+                is_unready = exception.args[0].code() in _NO_COORDINATOR
+                if not is_unready or deadline.passed():
+                    return
+                time.sleep(limits.CLIENT_LOOK_MS / 1000)
+                continue
+            except concurrent.futures.TimeoutError:
+                return
+            self._coordinated.add(group)
 
     # --- answers ----------------------------------------------------------------------------
 
