@@ -99,7 +99,9 @@ class Connection(asyncio.Protocol):
         caller = Caller(address=self._address)
         self._receiver = Receiver(self._door, caller, is_loopback(own_host), self._ask)
         if self._door.opened(self):
-            self._transport.set_write_buffer_limits(high=limits.HTTP_WRITE_BUFFER_BYTES)
+            # With `low=0` a peer that can be written to again has taken everything, so that none
+            # of its bytes stay counted.
+            self._transport.set_write_buffer_limits(high=limits.HTTP_WRITE_BUFFER_BYTES, low=0)
         else:
             self._receiver.refuse(503, "limit_reached", "there are too many connections")
 
