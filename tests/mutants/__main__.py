@@ -3,17 +3,23 @@
 A mutant is caught when its tests fail, survives when they pass, and is stale when its old text has
 gone from the source. A first run without any mutant proves that the tests pass by themselves. The
 exit code is 0 if at least TARGET of all mutants are caught.
+
+Every copy has a Python environment of its own, in which `quackmq` is the copy. So the processes
+that tests start run the planted bug too, even if they are started with an empty environment.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
+import venv
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from fnmatch import fnmatch
@@ -30,6 +36,11 @@ RUN_S = 900
 #: The parts of the tree that tests read.
 COPIED = ("quackmq", "pyspark_quackmq", "tests", "benchmarks", "examples", "docs", "tools")
 LEFT_BEHIND = shutil.ignore_patterns("__pycache__", "target", "node_modules")
+#: The environment of a copy, which holds only scripts and the places of the packages.
+ENVIRONMENT = ".venv"
+#: Python tells by a source's size and time, in seconds, whether its bytecode is up to date. So each
+#: planted bug gets a time that no other source has: two bugs may be of one size and one second.
+_planting_times = itertools.count(1)
 #: What pytest answers when it ran tests and some of them failed.
 SOME_FAILED = 1
 
@@ -52,9 +63,10 @@ def main() -> int:
     if not mutants:
         parser.error(f"no mutant matches {' '.join(arguments.patterns)}")
     with tempfile.TemporaryDirectory(prefix="quackmq-mutants-") as directory:
-        if not is_sound(mutants, copy_tree(Path(directory) / "sound")):
+        copies = [copy_tree(Path(directory) / str(job)) for job in range(arguments.jobs)]
+        if not is_sound(mutants, copies[0]):
             return 1
-        outcomes = run_all(mutants, Path(directory), arguments.jobs, arguments.show)
+        outcomes = run_all(mutants, copies, arguments.show)
     return summarise(outcomes)
 
 
@@ -66,27 +78,27 @@ def is_sound(mutants: list[Mutant], copy: Path) -> bool:
     """Return whether the tests pass without a bug; otherwise no failure means anything."""
     tests = tuple(sorted({test for mutant in mutants for test in mutant.tests}))
     print(f"{len(mutants)} mutants; first, their tests run without a planted bug", flush=True)
-    exit_code, output = run_tests(tests, copy, RUN_S * 2)
+    exit_code, output = run_tests(tests, copy, None, "--tb=short")
     if exit_code:
         print(output)
         print("these tests fail without a planted bug: fix them first")
     return exit_code == 0
 
 
-def run_all(mutants: list[Mutant], directory: Path, jobs: int, show: bool) -> list[Outcome]:
-    """Run every mutant, each job in a copy of the tree of its own."""
-    copies: SimpleQueue[Path] = SimpleQueue()
-    for number in range(jobs):
-        copies.put(copy_tree(directory / str(number)))
+def run_all(mutants: list[Mutant], copies: list[Path], show: bool) -> list[Outcome]:
+    """Run every mutant, as many at a time as there are copies."""
+    idle: SimpleQueue[Path] = SimpleQueue()
+    for copy in copies:
+        idle.put(copy)
     done = 0
 
     def run_one(mutant: Mutant) -> Outcome:
         nonlocal done
-        copy = copies.get()
+        copy = idle.get()
         try:
             outcome = try_mutant(mutant, copy)
         finally:
-            copies.put(copy)
+            idle.put(copy)
         done += 1
         place = f"{done:4}/{len(mutants)}"
         print(f"{place}  {outcome.verdict:8}  {outcome.seconds:5.1f} s  {mutant.name}", flush=True)
@@ -94,7 +106,7 @@ def run_all(mutants: list[Mutant], directory: Path, jobs: int, show: bool) -> li
             print(outcome.output, flush=True)
         return outcome
 
-    with ThreadPoolExecutor(jobs) as pool:
+    with ThreadPoolExecutor(len(copies)) as pool:
         return list(pool.map(run_one, mutants))
 
 
@@ -105,32 +117,67 @@ def copy_tree(to: Path) -> Path:
     for path in ROOT.iterdir():
         if path.is_file():
             shutil.copy(path, to)
+    make_environment(to)
     return to
+
+
+def make_environment(copy: Path) -> None:
+    """Give the copy an environment that imports the copy first, then what this one has."""
+    environment = copy / ENVIRONMENT
+    venv.create(environment, symlinks=True)
+    python = environment / "bin" / "python"
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    packages = environment / "lib" / version / "site-packages"
+    ours = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
+    # `addsitedir` also reads the `.pth` files there, by which an editable install works.
+    lines = [
+        str(copy),
+        *(f"import site; site.addsitedir({place!r})" for place in dict.fromkeys(ours)),
+    ]
+    (packages / "copy.pth").write_text("\n".join(lines) + "\n")
+    for script in Path(sys.executable).parent.iterdir():
+        own = python.with_name(script.name)
+        if own.exists() or not script.is_file():
+            continue
+        first, _, rest = script.read_bytes().partition(b"\n")
+        if first.startswith(f"#!{script.parent}/python".encode()):
+            own.write_bytes(f"#!{python}\n".encode() + rest)
+            shutil.copymode(script, own)
+        else:
+            own.symlink_to(script)
 
 
 def try_mutant(mutant: Mutant, copy: Path) -> Outcome:
     """Plant the bug in this copy, run its tests, and take the bug out again."""
     path = copy / mutant.file
-    source = path.read_text()
+    source, times = path.read_text(), path.stat()
     began = time.monotonic()
     try:
-        path.write_text(mutant.planted(source))
-        exit_code, output = run_tests(mutant.tests, copy, RUN_S)
+        write(path, mutant.planted(source), next(_planting_times))
+        exit_code, output = run_tests(mutant.tests, copy, RUN_S, "-x")
     except StaleMutant as error:
         return Outcome(mutant, "stale", 0, str(error))
     except subprocess.TimeoutExpired:
         return Outcome(mutant, "caught", time.monotonic() - began)
     finally:
-        path.write_text(source)
+        write(path, source, times.st_mtime)
     verdict = {0: "survived", SOME_FAILED: "caught"}.get(exit_code, "broken")
     return Outcome(mutant, verdict, time.monotonic() - began, output)
 
 
-def run_tests(tests: tuple[str, ...], copy: Path, run_s: float) -> tuple[int, str]:
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
+def write(path: Path, source: str, modified_s: float) -> None:
+    path.write_text(source)
+    os.utime(path, (modified_s, modified_s))
+
+
+def run_tests(
+    tests: tuple[str, ...], copy: Path, run_s: float | None, *options: str
+) -> tuple[int, str]:
+    python = copy / ENVIRONMENT / "bin" / "python"
+    command = [str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider", *options]
     command += [f"--timeout={TEST_S}", *tests]
-    # The copy comes first on the path, also for the processes that tests start.
-    environment = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
+    ignored = ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE")
+    environment = {name: value for name, value in os.environ.items() if name not in ignored}
     done = subprocess.run(
         command,
         cwd=copy,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.mutants.__main__ import Outcome, summarise, try_mutant
+from tests.mutants.__main__ import ENVIRONMENT, Outcome, make_environment, summarise, try_mutant
 from tests.mutants.plan import ROOT, Mutant, StaleMutant, load
 
 MUTANTS = load()
@@ -32,7 +33,8 @@ def test_a_mutant_whose_text_has_gone_is_stale() -> None:
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
-    """A tree with one function and one test."""
+    """A tree with one function and one test, and its environment."""
+    make_environment(tmp_path)
     (tmp_path / "one.py").write_text("def one() -> int:\n    return 1\n")
     (tmp_path / "test_one.py").write_text(
         "from one import one\ndef test_one(): assert one() == 1\n"
@@ -48,6 +50,26 @@ def test_a_mutant_is_caught_when_its_tests_fail(copy: Path, new: str, verdict: s
     mutant = Mutant("one", "one.py", "return 1", new, ("test_one.py",))
     assert try_mutant(mutant, copy).verdict == verdict
     assert (copy / "one.py").read_text() == "def one() -> int:\n    return 1\n"
+
+
+@pytest.mark.processes
+def test_a_process_without_an_environment_runs_the_copy(copy: Path) -> None:
+    (copy / "quackmq").mkdir()
+    (copy / "quackmq" / "__init__.py").touch()
+    (copy / "quackmq" / "cli").mkdir()
+    (copy / "quackmq" / "cli" / "entry.py").write_text("def main(): print('the copy')\n")
+    script = copy / ENVIRONMENT / "bin" / "quackmq"
+    ran = subprocess.run([script], cwd="/", env={}, capture_output=True, text=True, check=False)
+    assert (ran.stdout, ran.stderr) == ("the copy\n", "")
+
+
+@pytest.mark.processes
+def test_two_bugs_of_one_size_are_both_run(copy: Path) -> None:
+    """Python would take the bytecode of the first for the second's, if both had the same time."""
+    for new in ("return 2", "return 1", "return 3"):
+        mutant = Mutant("one", "one.py", "return 1", new, ("test_one.py",))
+        expected = "survived" if new == "return 1" else "caught"
+        assert try_mutant(mutant, copy).verdict == expected
 
 
 def test_a_stale_mutant_counts_against_the_score(capsys: pytest.CaptureFixture[str]) -> None:
