@@ -860,6 +860,11 @@ KAFKA_CONFIGS_ANSWER: Final = 50_000
 #: Partitions of transactions, or producers of partitions, in one answer: those of five of the
 #: largest. Beyond it, the rest is refused by name: a small request could ask for much many times.
 KAFKA_TRANSACTIONS_ANSWER: Final = 50_000
+#: Topics or partitions that Metadata describes before others have their turn: some 5 ms of work.
+METADATA_SLICE: Final = 250
+#: Forms of Metadata (a version, with or without operations) in which topics are kept encoded, about
+#: 100 bytes a topic each. A cluster's clients rarely use more.
+METADATA_FORMS: Final = 4
 #: A door that closes waits so long for its last answers to be durable and taken.
 KAFKA_DRAIN_MS: Final = 5_000
 #: After the last answer the peer has so long to hang up itself.

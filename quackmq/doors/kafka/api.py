@@ -18,7 +18,7 @@ from collections.abc import (
     Sequence,
 )
 from itertools import islice
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from kio.schema.errors import ErrorCode
 
@@ -30,6 +30,9 @@ from quackmq.record import Buffer
 from quackmq.topic import PartitionKey, Topic
 from quackmq.wire.kafka.reader import read_request
 from quackmq.wire.kafka.writer import Fields, write_response
+
+if TYPE_CHECKING:
+    from quackmq.doors.kafka.described import DescribedTopics
 
 T = TypeVar("T")
 
@@ -52,6 +55,10 @@ class Peer(Protocol):
     @property
     def answer_bytes(self) -> int:
         """An answer should not be much larger now."""
+
+    @property
+    def described(self) -> DescribedTopics:
+        """What Metadata says of topics, kept for all connections."""
 
 
 class Call(NamedTuple):

@@ -13,13 +13,13 @@ from typing import Any, Final, NamedTuple
 from kio.schema.errors import ErrorCode
 
 from quackmq.doors.kafka.api import Api, Call, schema_api, unhurried
+from quackmq.doors.kafka.described import METADATA, NOT_ASKED
 from quackmq.doors.kafka.errors import code_of
 from quackmq.errors import QuackError, UnknownTopic
-from quackmq.topic import PartitionKey, Topic, check_topic_name
-from quackmq.wire.kafka.writer import Fields, write_response
+from quackmq.topic import Topic, check_topic_name
+from quackmq.wire.kafka.writer import EncodedArray, Fields, write_response
 
 API_VERSIONS: Final = 18
-METADATA: Final = 3
 DESCRIBE_CLUSTER: Final = 60
 
 #: As KIP-511 has it.
@@ -34,13 +34,9 @@ _FIRST_WITH_NULL_NAME: Final = 12
 #: What a client of DescribeCluster can ask for.
 _BROKERS: Final = 1
 _CONTROLLERS: Final = 2
-#: Kafka's numbers of operations, as bits. On a topic: read, write, create, delete, alter, describe,
-#: describe and alter its configs. On the cluster: create, alter, describe, act as a node, describe
-#: and alter its configs, write with a producer id.
-_TOPIC_OPERATIONS: Final = sum(1 << number for number in (3, 4, 5, 6, 7, 8, 10, 11))
+#: Kafka's numbers of operations on the cluster, as bits: create, alter, describe, act as a node,
+#: describe and alter its configs, write with a producer id.
 _CLUSTER_OPERATIONS: Final = sum(1 << number for number in (5, 7, 8, 9, 10, 11, 12))
-#: How a client is told nothing about operations.
-_NOT_ASKED: Final = -(2**31)
 
 
 class Feature(NamedTuple):
@@ -153,90 +149,46 @@ DESCRIBE_CLUSTER_API: Final = schema_api(DESCRIBE_CLUSTER, 0, 2, 0, describe_clu
 
 def _cluster_operations(request: Any) -> int:
     asked = getattr(request, "include_cluster_authorized_operations", False)
-    return _CLUSTER_OPERATIONS if asked else _NOT_ASKED
+    return _CLUSTER_OPERATIONS if asked else NOT_ASKED
 
 
-async def _wanted_topics(call: Call, request: Any) -> list[Fields]:
-    topics = await _found_topics(call, request)
-    if not getattr(request, "include_topic_authorized_operations", False):
-        return topics
-    return [{**fields, "topic_authorized_operations": _TOPIC_OPERATIONS} for fields in topics]
-
-
-async def _found_topics(call: Call, request: Any) -> list[Fields]:
+async def _wanted_topics(call: Call, request: Any) -> EncodedArray:
     wanted = request.topics
+    described = call.peer.described
+    with_operations = getattr(request, "include_topic_authorized_operations", False)
     if wanted is None or (not wanted and call.version < _FIRST_WITH_NULL_FOR_ALL):
-        every_topic = unhurried(list(call.broker.topics().values()), every=100)
-        found = [await _described(call, topic) async for topic in every_topic]
-        # A topic may go while the others are described.
-        return [fields for fields in found if fields["error_code"] == ErrorCode.none]
+        return await described.every_topic(call, with_operations)
     create = getattr(request, "allow_auto_topic_creation", True)
     # Each topic once, however often it is asked for.
     asked = {(getattr(topic, "topic_id", None), topic.name): None for topic in wanted}
-    return [
-        await _find(call, topic_id, name, create)
-        async for topic_id, name in unhurried(asked, every=100)
-    ]
-
-
-async def _find(call: Call, topic_id: uuid.UUID | None, name: str | None, create: bool) -> Fields:
-    try:
-        if name is None:
-            topic = _by_id(call, topic_id)
-        elif create:
-            topic = await call.broker.ensure_topic(call.caller, name)
-        else:
-            check_topic_name(name)
-            topic = call.broker.topic(name)
-    except QuackError as error:
-        unknown_id = name is None and isinstance(error, UnknownTopic)
-        code = ErrorCode.unknown_topic_id if unknown_id else code_of(error)
+    found = []
+    async for topic_id, name in unhurried(asked, every=100):
+        topic = await _find(call, topic_id, name, create)
+        if isinstance(topic, Topic):
+            found.append(await described.topic(call, topic, with_operations))
+            continue
         if name is None and call.version < _FIRST_WITH_NULL_NAME:
             name = ""
-        return _without_partitions(code, name, topic_id)
-    return await _described(call, topic)
+        found.append(described.error(call, topic, name, topic_id, with_operations))
+    return EncodedArray(len(found), b"".join(found))
+
+
+async def _find(
+    call: Call, topic_id: uuid.UUID | None, name: str | None, create: bool
+) -> Topic | ErrorCode:
+    try:
+        if name is None:
+            return _by_id(call, topic_id)
+        if create:
+            return await call.broker.ensure_topic(call.caller, name)
+        check_topic_name(name)
+        return call.broker.topic(name)
+    except QuackError as error:
+        unknown_id = name is None and isinstance(error, UnknownTopic)
+        return ErrorCode.unknown_topic_id if unknown_id else code_of(error)
 
 
 def _by_id(call: Call, topic_id: uuid.UUID | None) -> Topic:
     if topic_id is None:
         raise UnknownTopic("neither a name nor an id of a topic")
     return call.broker.topic_by_id(topic_id)
-
-
-async def _described(call: Call, topic: Topic) -> Fields:
-    try:
-        epochs = [
-            (await call.broker.offsets(call.caller, PartitionKey(topic.id, partition))).epoch
-            for partition in range(topic.partitions)
-        ]
-    except QuackError as error:
-        return _without_partitions(code_of(error), topic.name, topic.id)
-    only_node = [call.node.id]
-    return {
-        "error_code": ErrorCode.none,
-        "name": topic.name,
-        "topic_id": topic.id,
-        "is_internal": False,
-        "partitions": [
-            {
-                "error_code": ErrorCode.none,
-                "partition_index": partition,
-                "leader_id": call.node.id,
-                "leader_epoch": epoch,
-                "replica_nodes": only_node,
-                "isr_nodes": only_node,
-                "offline_replicas": [],
-            }
-            for partition, epoch in enumerate(epochs)
-        ],
-    }
-
-
-def _without_partitions(code: ErrorCode, name: str | None, topic_id: uuid.UUID | None) -> Fields:
-    return {
-        "error_code": code,
-        "name": name,
-        "topic_id": topic_id,
-        "is_internal": False,
-        "partitions": [],
-    }

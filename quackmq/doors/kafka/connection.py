@@ -29,6 +29,7 @@ from quackmq import limits
 from quackmq.broker import Broker, Caller
 from quackmq.doors.kafka.api import Api, Call, Node
 from quackmq.doors.kafka.cluster import API_VERSIONS, unsupported_api_versions
+from quackmq.doors.kafka.described import DescribedTopics
 from quackmq.doors.kafka.registry import API_VERSIONS_API, APIS
 from quackmq.errors import ProtocolError
 from quackmq.loop_clock import loop_clock
@@ -52,6 +53,7 @@ class Door(Protocol):
     broker: Broker
     memory: ReceiveMemory
     mistaken: MistakenPeers
+    described: DescribedTopics
 
     @property
     def answer_bytes(self) -> int:
@@ -261,6 +263,10 @@ class Connection(asyncio.BufferedProtocol):
     @property
     def answer_bytes(self) -> int:
         return self._door.answer_bytes
+
+    @property
+    def described(self) -> DescribedTopics:
+        return self._door.described
 
     # --- requests ---------------------------------------------------------------------------
 

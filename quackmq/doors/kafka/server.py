@@ -14,6 +14,7 @@ from quackmq import limits
 from quackmq.broker import Broker
 from quackmq.doors.kafka.api import Node
 from quackmq.doors.kafka.connection import Connection
+from quackmq.doors.kafka.described import DescribedTopics
 from quackmq.loop_clock import loop_clock
 from quackmq.wire.kafka.framing import ReceiveMemory
 from quackmq.wire.opening import MistakenPeers
@@ -42,6 +43,7 @@ class KafkaDoor:
         self.broker = broker
         self.memory = ReceiveMemory(self._memory_released)
         self.mistaken = MistakenPeers("kafka", broker.doors)
+        self.described = DescribedTopics()
         self._host = host
         self._port = port
         self._advertise = advertise

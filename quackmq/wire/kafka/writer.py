@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, fields
 from functools import cache
 from operator import itemgetter
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from kio.static.protocol import Entity
 
@@ -29,6 +29,13 @@ Write = Callable[[bytearray, Any], None]
 _NO_ID: Final = bytes(cursor.UUID_BYTES)
 
 
+class EncodedArray(NamedTuple):
+    """Stands for an array of structures whose elements are encoded already (`element_writer`)."""
+
+    length: int
+    data: bytes
+
+
 def write_response(api_key: int, version: int, answer: Fields) -> bytearray:
     return write_entity(response_schema(api_key, version), answer)
 
@@ -37,6 +44,19 @@ def write_entity(entity_type: type[Entity], values: Fields) -> bytearray:
     out = bytearray()
     compiled(entity_type)(out, values)
     return out
+
+
+def element_writer(api_key: int, version: int, *path: str) -> Write:
+    """Return what writes one element of an array of structures, found by the names of the fields
+    that lead to it."""
+    entity_type = response_schema(api_key, version)
+    for name in path:
+        (field,) = (field for field in fields(entity_type) if field.name == name)
+        inner = shape(field).entity_type
+        if inner is None:
+            raise TypeError(f"{name} of API {api_key} holds no structures")
+        entity_type = inner
+    return compiled(entity_type)
 
 
 def write_uvarint(out: bytearray, value: int) -> None:
@@ -126,7 +146,11 @@ def _field(field: Shape, flexible: bool) -> Write:
 
 
 def _array(write_element: Write, flexible: bool) -> Write:
-    def write_array(out: bytearray, values: Sequence[Any] | None) -> None:
+    def write_array(out: bytearray, values: Sequence[Any] | EncodedArray | None) -> None:
+        if type(values) is EncodedArray:
+            write_array_length(out, values.length, flexible)
+            out += values.data
+            return
         write_array_length(out, -1 if values is None else len(values), flexible)
         for value in values or ():
             write_element(out, value)

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 from kio.schema.errors import ErrorCode
 
+from quackmq import limits
 from quackmq.broker import BrokerSettings
 from tests.doors.kafka.admin import DESCRIBE_CLUSTER
 from tests.doors.kafka.client import FIND_COORDINATOR, METADATA, TESTER, Client, served
+from tests.loop_cpu import measured_callbacks
 
 NEWEST = 13
 
@@ -200,3 +202,96 @@ async def test_who_asks_what_it_may_do_is_told_everything() -> None:
         asked["include_cluster_authorized_operations"] = True
         answer = await client.ask(METADATA, 10, **asked)
         assert bits(answer.cluster_authorized_operations) == CLUSTER_OPERATIONS
+
+
+async def described(client: Client, version: int = NEWEST) -> dict[str, int]:
+    answer = await metadata(client, version, None)
+    return {topic.name: len(topic.partitions) for topic in answer.topics}
+
+
+@pytest.mark.asyncio
+async def test_the_list_of_all_topics_follows_every_change() -> None:
+    async with served() as running:
+        client, broker = await running.client(), running.broker
+        await broker.create_topic(TESTER, "first")
+        assert await described(client) == {"first": 1}
+        await broker.create_topic(TESTER, "second", partitions=2)
+        assert await described(client) == {"first": 1, "second": 2}
+        await broker.alter_topic(TESTER, "first", partitions=3)
+        assert await described(client) == {"first": 3, "second": 2}
+        by_name = await metadata(client, NEWEST, ["first"])
+        assert len(by_name.topics[0].partitions) == 3
+        old = (await metadata(client, NEWEST, ["second"])).topics[0].topic_id
+        await broker.delete_topic(TESTER, "second")
+        assert await described(client) == {"first": 3}
+        await broker.create_topic(TESTER, "second", partitions=2)
+        assert await described(client) == {"first": 3, "second": 2}
+        assert (await metadata(client, NEWEST, ["second"])).topics[0].topic_id != old
+
+
+@pytest.mark.asyncio
+async def test_unchanged_topics_are_described_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with served() as running:
+        client, broker = await running.client(), running.broker
+        await broker.create_topic(TESTER, "first")
+        await broker.create_topic(TESTER, "second", partitions=2)
+        asked = []
+        offsets = broker.offsets
+
+        async def counted(caller: Any, key: Any) -> Any:
+            asked.append(key)
+            return await offsets(caller, key)
+
+        monkeypatch.setattr(broker, "offsets", counted)
+        await described(client)
+        assert len(asked) == 3
+        await described(client)
+        await metadata(client, NEWEST, ["first", "second"])
+        assert len(asked) == 3
+        await broker.alter_topic(TESTER, "first", partitions=2)
+        await described(client)
+        assert len(asked) == 5
+
+
+@pytest.mark.asyncio
+async def test_no_more_forms_of_the_answer_are_kept_than_the_bound_says() -> None:
+    async with served() as running:
+        client = await running.client()
+        await running.broker.create_topic(TESTER, "first")
+        for version in range(1, limits.METADATA_FORMS + 3):
+            assert await described(client, version) == {"first": 1}
+        assert len(running.door.described._forms) == limits.METADATA_FORMS
+        assert await described(client, 1) == {"first": 1}
+
+
+@pytest.mark.asyncio
+async def test_topics_that_are_gone_are_not_kept() -> None:
+    async with served() as running:
+        client, broker = await running.client(), running.broker
+        for number in range(limits.METADATA_SLICE + 10):
+            await broker.create_topic(TESTER, f"t{number}")
+            await metadata(client, NEWEST, [f"t{number}"])
+            await broker.delete_topic(TESTER, f"t{number}")
+        (form,) = running.door.described._forms.values()
+        assert len(form.kept) <= limits.METADATA_SLICE + 3
+
+
+@pytest.mark.asyncio
+async def test_describing_thousands_of_topics_and_partitions_does_not_hold_the_loop() -> None:
+    async with served() as running:
+        client, broker = await running.client(), running.broker
+        for number in range(3_000):
+            await broker.create_topic(TESTER, f"t{number}")
+        await broker.create_topic(TESTER, "wide", partitions=5_000)
+        everything = {
+            "topics": None,
+            "allow_auto_topic_creation": False,
+            "include_topic_authorized_operations": False,
+            "include_cluster_authorized_operations": False,
+        }
+        with measured_callbacks() as times:
+            client.send(METADATA, NEWEST, **everything)
+            await client.reader.readexactly(100_000)  # to read it all would be measured too
+        times.check(20)
+        (form,) = running.door.described._forms.values()
+        assert form.every is not None and form.every.length == 3_001
