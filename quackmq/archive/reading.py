@@ -13,7 +13,9 @@ Who may call: the loop. The archive is read in the disk's read lane, a bounded p
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import Sequence
+from typing import Final
 
 from quackmq import limits
 from quackmq.archive.following import Following
@@ -21,7 +23,9 @@ from quackmq.archive.manifest import Manifest
 from quackmq.archive.partitions import Partitions
 from quackmq.errors import DamagedData, LimitReached, NotFound, OffsetOutOfRange, StorageError
 from quackmq.stores.base import Store
-from quackmq.topic import Read, Slice
+from quackmq.topic import PartitionKey, Read, Slice
+
+_NOTHING: Final = Slice(PartitionKey(uuid.UUID(int=0), 0), (), 0, -1, -1)
 
 
 class TieredReader:
@@ -29,6 +33,8 @@ class TieredReader:
         self._log = log
         self._partitions = partitions
         self._following = Following(partitions)
+        #: The last slice of `read_at_once` as the log gave it, and as readers of both see it.
+        self._last_seen: tuple[Slice | None, Slice] = (None, _NOTHING)
 
     async def read(
         self, reads: Sequence[Read], max_bytes: int, min_bytes: int, wait_ms: int
@@ -51,6 +57,25 @@ class TieredReader:
                 return slices
         max_bytes = min(max_bytes, limits.READ_BYTES)
         return await self._read_both(reads, max_bytes, min_bytes, deadline)
+
+    def read_at_once(self, read: Read, max_bytes: int, epoch: int | None = None) -> Slice | None:
+        """As `Store.read_at_once`: of what the log has."""
+        part = self._log.read_at_once(read, max_bytes, epoch)
+        if part is None or not self._partitions:
+            return part
+        manifest = self._partitions.manifest(read.key)
+        if manifest is None:
+            return part if self._partitions.failure is None else None
+        first = beginning(manifest, part.first_offset)
+        if first == part.first_offset:
+            return part
+        if read.offset < first:
+            return None
+        of_log, of_both = self._last_seen
+        if of_log is not part or of_both.first_offset != first:
+            of_both = part._replace(first_offset=first)
+            self._last_seen = part, of_both
+        return of_both
 
     def _see_all(self, reads: Sequence[Read], slices: list[Slice]) -> bool:
         """Slices of the log become such of both; False if one is in the archive by now."""

@@ -33,7 +33,7 @@ from quackmq.clock import wall_clock_ms
 from quackmq.errors import DamagedData, OffsetOutOfRange, QuackError
 from quackmq.policy import Policy
 from quackmq.producers import Producer
-from quackmq.stores.base import Store
+from quackmq.stores.base import Store, Watch
 from quackmq.topic import (
     Append,
     Appended,
@@ -125,6 +125,17 @@ class TieredStore(Store):
         self, reads: Sequence[Read], *, max_bytes: int, min_bytes: int = 1, wait_ms: int = 0
     ) -> list[Slice]:
         return await self._reader.read(reads, max_bytes, min_bytes, wait_ms)
+
+    def read_at_once(self, read: Read, max_bytes: int, epoch: int | None = None) -> Slice | None:
+        return self._reader.read_at_once(read, max_bytes, epoch)
+
+    def watch(
+        self, read: Read, missing_bytes: int, wait_ms: int, on_wake: Callable[[], None]
+    ) -> Watch | None:
+        return self.inner.watch(read, missing_bytes, wait_ms, on_wake)
+
+    def wake_watches(self) -> None:
+        self.inner.wake_watches()
 
     async def offsets(self, key: PartitionKey) -> Offsets:
         offsets = await self.inner.offsets(key)
@@ -242,6 +253,8 @@ class TieredStore(Store):
         self.append_plain = self.inner.append_plain  # type: ignore[method-assign]
         self.is_repeat = self.inner.is_repeat  # type: ignore[method-assign]
         self.room = self.inner.room  # type: ignore[method-assign]
+        self.watch = self.inner.watch  # type: ignore[method-assign]
+        self.read_at_once = self._reader.read_at_once  # type: ignore[method-assign]
 
     async def _search_archive(
         self, key: PartitionKey, time_ms: int, kind: TimeKind, begin: int

@@ -41,6 +41,7 @@ from quackmq.broker.feeds import Feeds
 from quackmq.broker.groups import Groups
 from quackmq.broker.hold_leases import HoldLeases
 from quackmq.broker.holds import Holds
+from quackmq.broker.live_reads import LiveReads
 from quackmq.broker.messages import Messages
 from quackmq.broker.modes import Modes
 from quackmq.broker.notes import Notes
@@ -172,6 +173,7 @@ class Broker:
         #: The names of topics that publishing to goes through retention.
         self._counted: set[str] = set()
         self._waits = Waits()
+        self.live_reads = LiveReads(store)
         self._archiver = None if archive is None else self._make_archiver(archive, workshop)
         #: None where the store has none.
         self.archive: Archives | None = None
@@ -218,6 +220,7 @@ class Broker:
         if self._archiver is not None:
             await self._archiver.close()
         self._waits.end(_closing())
+        self.live_reads.close()
         await self.pushing.close()
         await self.staging.close()
         await self.transactions.close()

@@ -25,7 +25,8 @@ from __future__ import annotations
 import asyncio
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Protocol
 
 from quackmq.errors import QuackError
 from quackmq.policy import Policy
@@ -45,6 +46,13 @@ from quackmq.topic import (
     TimeKind,
     Topic,
 )
+
+
+class Watch(Protocol):
+    """A wait for more of a partition that its reader can end (`Store.watch`)."""
+
+    def cancel(self) -> None:
+        """End the wait without a call back."""
 
 
 class Store(ABC):
@@ -137,6 +145,25 @@ class Store(ABC):
         A committed read is one of a partition that ends at its stable offset: it never shows what
         is undecided, and waits for that offset to move. From there to the end it is in range and
         empty."""
+
+    def read_at_once(self, read: Read, max_bytes: int, epoch: int | None = None) -> Slice | None:
+        """Return what `read` of this one partition would give now, if that is in memory and no
+        error; None otherwise, and then only `read` can tell. With `epoch`, also None unless that is
+        the partition's leader epoch. Equal reads get the same slice until the next commit."""
+        return None
+
+    def watch(
+        self, read: Read, missing_bytes: int, wait_ms: int, on_wake: Callable[[], None]
+    ) -> Watch | None:
+        """Call `on_wake` once, when so many bytes were appended behind a read of one partition,
+        when `read` would find something else to say, or after `wait_ms`. To be called right after
+        `read_at_once` gave too little, before anything is awaited. Return None where the store has
+        no such way of waiting, or no room for one more reader: then ask `read` to wait."""
+        return None
+
+    def wake_watches(self) -> None:
+        """Call back for every watch now."""
+        return
 
     @abstractmethod
     async def offsets(self, key: PartitionKey) -> Offsets:

@@ -27,7 +27,7 @@ from quackmq.broker import Broker, Caller
 from quackmq.doors.kafka.errors import code_of
 from quackmq.errors import UnknownTopic
 from quackmq.record import Buffer
-from quackmq.topic import PartitionKey, Topic
+from quackmq.topic import PartitionKey, Slice, Topic
 from quackmq.wire.kafka.reader import read_request
 from quackmq.wire.kafka.writer import Fields, write_response
 
@@ -60,6 +60,28 @@ class Peer(Protocol):
     def described(self) -> DescribedTopics:
         """What Metadata says of topics, kept for all connections."""
 
+    @property
+    def last_answer(self) -> LastAnswer:
+        """The door's last answer to a fetch that others may send, too."""
+
+
+class LastAnswer:
+    """The body of one answer that many peers get, and what it was made of. The same read gives the
+    same slice, so `part` is compared by identity."""
+
+    __slots__ = ("body", "made_of", "part")
+
+    def __init__(self) -> None:
+        self.part: Slice | None = None
+        self.made_of: tuple[object, ...] = ()
+        self.body: list[Buffer] = []
+
+
+class Watch(Protocol):
+    """A wait that can be ended."""
+
+    def cancel(self) -> None: ...
+
 
 class Call(NamedTuple):
     """One request's surroundings."""
@@ -80,6 +102,10 @@ class Reply(Protocol):
     def skip(self) -> None:
         """There is no answer to this request."""
 
+    def handle(self, request: Any) -> None:
+        """Leave a request that has been waiting, as far as it is still open, to the API's
+        `handle`."""
+
     def disconnect(self, reason: str) -> None: ...
 
 
@@ -90,6 +116,9 @@ class Api(NamedTuple):
     before it returns, or for good if it is told that they are its own. Then either `handle` answers
     the request, begun when all earlier answers of the connection have been sent; or `submit` begins
     at once and answers through the reply.
+
+    `at_once` is asked before `handle`, if all earlier answers have been sent. It returns the body
+    of the answer; or a wait, which ends with a call of the reply; or None: `handle` answers then.
     """
 
     key: int
@@ -105,6 +134,7 @@ class Api(NamedTuple):
     flexible_response: bool = True
     #: Called with a request that cannot begin yet, when it comes.
     arrived: Callable[[Call, Any], None] | None = None
+    at_once: Callable[[Call, Any, Reply], list[Buffer] | Watch | None] | None = None
 
 
 def schema_api(

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple, Protocol, cast
 
 from quackmq import limits
 from quackmq.broker import Broker, Caller
-from quackmq.doors.kafka.api import Api, Call, Node
+from quackmq.doors.kafka.api import Api, Call, LastAnswer, Node, Watch
 from quackmq.doors.kafka.cluster import API_VERSIONS, unsupported_api_versions
 from quackmq.doors.kafka.described import DescribedTopics
 from quackmq.doors.kafka.registry import API_VERSIONS_API, APIS
@@ -54,6 +54,7 @@ class Door(Protocol):
     memory: ReceiveMemory
     mistaken: MistakenPeers
     described: DescribedTopics
+    last_answer: LastAnswer
 
     @property
     def answer_bytes(self) -> int:
@@ -97,6 +98,9 @@ class Place:
     def skip(self) -> None:
         self._finish()
 
+    def handle(self, request: Any) -> None:
+        self._connection.resume(request)
+
     def disconnect(self, reason: str) -> None:
         self._connection.disconnect(reason)
 
@@ -128,6 +132,8 @@ class Connection(asyncio.BufferedProtocol):
         self._queue: deque[Waiting] = deque()
         self._worker: asyncio.Task[None] | None = None
         self._current: Waiting | None = None
+        #: The last request that waited without a task, and its wait.
+        self._parked: tuple[Waiting, Watch] | None = None
         self._caller = Caller()
         self._client_id: bytes | None = None
         # By version; made once, because every request needs one.
@@ -183,6 +189,9 @@ class Connection(asyncio.BufferedProtocol):
         self._queue.clear()
         if self._worker is not None:
             self._worker.cancel()
+        if self._parked is not None:
+            self._parked[1].cancel()
+            self._parked = None
         self._frames.close()
         self._door.unsent(-self._unsent_bytes)
         self._unsent_bytes = 0
@@ -225,7 +234,17 @@ class Connection(asyncio.BufferedProtocol):
         self._draining = True
         if self._current is not None and self._current.api.waits and self._worker is not None:
             self._worker.cancel()
+        if self._parked is not None and not self._parked[0].reply.done:
+            self._parked[1].cancel()
+            self.resume(self._parked[0].request)
         self.flush_soon()
+
+    def resume(self, request: Any) -> None:
+        """Let a task answer the request that has been waiting without one."""
+        assert self._parked is not None
+        self._queue.appendleft(self._parked[0]._replace(request=request))
+        self._parked = None
+        self._work_on()
 
     def disconnect(self, reason: str) -> None:
         if self._transport is not None and not self._transport.is_closing():
@@ -267,6 +286,10 @@ class Connection(asyncio.BufferedProtocol):
     @property
     def described(self) -> DescribedTopics:
         return self._door.described
+
+    @property
+    def last_answer(self) -> LastAnswer:
+        return self._door.last_answer
 
     # --- requests ---------------------------------------------------------------------------
 
@@ -319,6 +342,14 @@ class Connection(asyncio.BufferedProtocol):
         if api.submit is not None:
             api.submit(self._call(header), request, reply, self._frames.hands_over)
             return
+        if api.at_once is not None and len(self._replies) == 1 and self._worker is None:
+            begun = api.at_once(self._call(header), request, reply)
+            if isinstance(begun, list):
+                reply.send(begun)
+                return
+            if begun is not None:
+                self._parked = Waiting(api, header, request, reply), begun
+                return
         self._queue.append(Waiting(api, header, request, reply))
         self._work_on()
         begins_now = self._worker is not None and self._current is None and len(self._queue) == 1

@@ -10,13 +10,14 @@ one; which batches belong to aborted ones it is told, and leaves them out itself
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Sequence
 from typing import Final
 
 from kio.schema.errors import ErrorCode
 
 from quackmq import limits
-from quackmq.doors.kafka.api import Api, Call, find_topic
+from quackmq.doors.kafka.api import Api, Call, Reply, Watch, find_topic
 from quackmq.doors.kafka.epochs import offsets_in_epoch
 from quackmq.doors.kafka.errors import code_of
 from quackmq.errors import QuackError
@@ -40,6 +41,7 @@ from quackmq.wire.kafka.fetch import (
 #: Session epochs of a full fetch, whatever session the request names: with -1 the client wants no
 #: session, with 0 it would like a new one.
 _FULL_FETCH: Final = (-1, 0)
+_new_tuple: Final = tuple.__new__
 
 
 async def handle(call: Call, request: FetchRequest) -> Sequence[Buffer]:
@@ -69,7 +71,97 @@ async def handle(call: Call, request: FetchRequest) -> Sequence[Buffer]:
     return write_response(call.version, topics, isolation=request.isolation)
 
 
-FETCH_API: Final = Api(API_KEY, 4, 18, FLEXIBLE_FROM, read_request, handle, waits=True)
+def at_once(call: Call, request: FetchRequest, reply: Reply) -> list[Buffer] | Watch | None:
+    """Fetch from one partition what is in memory, or wait for it, without a task. None for
+    everything else, errors included: `handle` sees to that."""
+    topics = request.topics
+    if len(topics) != 1 or len(topics[0][1]) != 1:
+        return None
+    if call.version >= FIRST_WITH_SESSIONS and request.session_epoch not in _FULL_FETCH:
+        return None
+    ((wanted, (wish,)),) = topics
+    topic = find_topic(call.broker, wanted)
+    if not isinstance(topic, Topic):
+        return None
+    return _LiveFetch(call, request, reply, topic, wish).begin()
+
+
+FETCH_API: Final = Api(
+    API_KEY, 4, 18, FLEXIBLE_FROM, read_request, handle, waits=True, at_once=at_once
+)
+
+
+class _LiveFetch:
+    """A fetch of one partition's newest records (`quackmq.broker.live_reads`)."""
+
+    __slots__ = (
+        "_call",
+        "_ends_at",
+        "_enough",
+        "_epoch",
+        "_max_bytes",
+        "_read",
+        "_reply",
+        "_request",
+    )
+
+    def __init__(
+        self, call: Call, request: FetchRequest, reply: Reply, topic: Topic, wish: PartitionWish
+    ) -> None:
+        self._call = call
+        self._request = request
+        self._reply = reply
+        partition, leader_epoch, offset, most, *_ = wish
+        answer_bytes = call.peer.answer_bytes
+        self._max_bytes = min(max(request.max_bytes, 1), answer_bytes)
+        # More than we would ever send at once is not worth waiting for.
+        self._enough = min(request.min_bytes, answer_bytes)
+        self._epoch = None if leader_epoch == NO_EPOCH else leader_epoch
+        # The classes' own constructors take their arguments one by one: three times as long.
+        key = _new_tuple(PartitionKey, (topic.id, partition))
+        committed = request.isolation == READ_COMMITTED
+        self._read = _new_tuple(Read, (key, offset, max(1, most), committed))
+        self._ends_at = 0.0
+
+    def begin(self) -> list[Buffer] | Watch | None:
+        live = self._call.broker.live_reads
+        part = live.read(self._read, self._max_bytes, self._epoch)
+        if part is None:
+            return None
+        missing = self._enough - part.size
+        wait_ms = min(self._request.max_wait_ms, limits.READ_WAIT_MS)
+        if missing <= 0 or wait_ms <= 0 or not self._call.peer.may_wait:
+            return self._body(part)
+        if part.size:
+            return None  # perhaps no more fits into the answer, which `handle` knows
+        self._ends_at = asyncio.get_running_loop().time() + wait_ms / 1000
+        return live.watch(self._read, missing, wait_ms, self._woken)
+
+    def _woken(self) -> None:
+        """Answer if there is enough now, or time is up; else let `handle` go on."""
+        part = self._call.broker.live_reads.read(self._read, self._max_bytes, self._epoch)
+        if part is not None and part.size >= self._enough:
+            self._reply.send(self._body(part))
+            return
+        left_ms = int((self._ends_at - asyncio.get_running_loop().time()) * 1000)
+        if part is not None and left_ms <= 0:
+            self._reply.send(self._body(part))
+        else:
+            self._reply.handle(self._request._replace(max_wait_ms=max(0, left_ms)))
+
+    def _body(self, part: Slice) -> list[Buffer]:
+        """The answer's body. It is made once for all that ask for the same, one after another."""
+        version, isolation = self._call.version, self._request.isolation
+        ((wanted, _),) = self._request.topics
+        last = self._call.peer.last_answer
+        made_of = (version, wanted, isolation)
+        if last.part is not part or last.made_of != made_of:
+            data = _granted(self._read.key.partition, part)
+            body = write_one(version, wanted, data, isolation)
+            if part.size <= limits.KAFKA_JOINED_BYTES:
+                body = [b"".join(body)]
+            last.part, last.made_of, last.body = part, made_of, body
+        return last.body
 
 
 async def _handle_one(call: Call, request: FetchRequest, committed: bool) -> Sequence[Buffer]:

@@ -12,7 +12,7 @@ from typing import Final
 
 from quackmq import limits
 from quackmq.broker import Broker
-from quackmq.doors.kafka.api import Node
+from quackmq.doors.kafka.api import LastAnswer, Node
 from quackmq.doors.kafka.connection import Connection
 from quackmq.doors.kafka.described import DescribedTopics
 from quackmq.loop_clock import loop_clock
@@ -42,6 +42,7 @@ class KafkaDoor:
     ) -> None:
         self.broker = broker
         self.memory = ReceiveMemory(self._memory_released)
+        self.last_answer = LastAnswer()
         self.mistaken = MistakenPeers("kafka", broker.doors)
         self.described = DescribedTopics()
         self._host = host

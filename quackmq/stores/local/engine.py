@@ -41,6 +41,7 @@ from quackmq.stores.local.recovery import Recovered
 from quackmq.stores.local.segment import DIRECTORY as LOG_DIRECTORY
 from quackmq.stores.local.segment import Entries, Segment
 from quackmq.stores.local.tail import Tail
+from quackmq.stores.local.waiting import WaitingReaders
 from quackmq.stores.local.writeback import Waiting, WriteBack, write_chunks
 from quackmq.topic import PartitionKey
 from quackmq.transactions import OpenTransactions
@@ -68,6 +69,7 @@ class Engine:
         self.files = OpenFiles(disk, options.open_files)
         self.reader = Reader(disk, self.files)
         self.committed = CommittedReader(self.reader, disk, self.files)
+        self.readers = WaitingReaders(self._loop)
         self.run = standing.run
         self.epoch = standing.epoch
         #: Why nothing is taken any more, if so.
@@ -420,18 +422,20 @@ class Engine:
                 for chunk in chunks:
                     chunk.written = True
             self._touched[log] = None
-            if log.waiters:
-                log.notify(sum(len(chunk.data) for chunk in chunks))
         for change, _ in cycle.gathered.changes:
             self.durable.apply(change)
             self._follow(change)
         for log, first_offset in cycle.gathered.trims:
             self._drop(log, log.trim(first_offset))
-            log.wake_all()
+            log.wake_trimmed()
         self.gathering.ended(cycle.gathered)
         for future, result in cycle.gathered.units:
             if not future.done():
                 future.set_result(result)
+        # Behind the publishers' answers: readers may be many.
+        for log, chunks, _ in cycle.shares:
+            if log.waiters:
+                self.readers.appended(log, sum(len(chunk.data) for chunk in chunks))
         self._tail.shrink()
         self._since_checkpoint += cycle.frame_bytes + cycle.gathered.append_bytes
         self._checkpoint_if_due()

@@ -22,7 +22,7 @@ from quackmq.stores.local.format import CONTINUES, Descriptor, ProducerBatch, Re
 from quackmq.stores.local.options import LocalOptions
 from quackmq.stores.local.segment import Plan, Segment
 from quackmq.stores.local.tail import Chunk, PartitionTail
-from quackmq.stores.local.waiting import Waiter
+from quackmq.stores.local.waiting import Awaited, Waiter
 from quackmq.topic import Appended, PartitionKey
 from quackmq.transactions import PartitionTransactions, Step
 
@@ -79,8 +79,8 @@ class PartitionLog:
         self.transactions = _NO_TRANSACTIONS
         #: The offset of the last marker that aborted something: behind it there is nothing to find.
         self.last_aborted = -1
-        #: Readers of committed records stand here with the stable offset that they have seen.
-        self.waiters: dict[Waiter, int | None] = {}
+        #: Readers that wait for more, and what each of them waits for.
+        self.waiters: dict[Waiter, Awaited] = {}
         self.deleted = False
         #: Its topic's deletion is on its way: nothing more is taken.
         self.doomed = False
@@ -283,6 +283,11 @@ class PartitionLog:
             self.transactions = PartitionTransactions(open_)
 
     @property
+    def has_transactions(self) -> bool:
+        """Whether the partition has seen a transaction since it was opened."""
+        return self.transactions is not _NO_TRANSACTIONS
+
+    @property
     def stable_offset(self) -> int:
         """Everything before it is decided."""
         if not self.transactions.open:
@@ -363,15 +368,13 @@ class PartitionLog:
             self.region_base = None
         return True
 
-    def notify(self, appended_bytes: int) -> None:
-        """Whoever waits for committed records where there are transactions looks again when
-        anything more is decided: how many bytes that are is not known."""
-        is_plain = self.transactions is _NO_TRANSACTIONS
-        for waiter, stable_offset in tuple(self.waiters.items()):
-            if stable_offset is None or is_plain:
-                waiter.notify(appended_bytes)
-            elif stable_offset < self.stable_offset:
-                waiter.wake()
+    def wake_trimmed(self) -> None:
+        """Wake the readers whose offset is no longer in the log."""
+        trimmed = [
+            waiter for waiter, each in self.waiters.items() if each.offset < self.first_offset
+        ]
+        for waiter in trimmed:
+            waiter.wake()
 
     def wake_all(self) -> None:
         for waiter in tuple(self.waiters):

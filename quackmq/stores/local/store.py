@@ -37,7 +37,7 @@ from quackmq.errors import (
 from quackmq.policy import Policy
 from quackmq.producers import Producer, Remembered
 from quackmq.record import NO_PRODUCER_ID, Batch
-from quackmq.stores.base import Store, changes_of_time
+from quackmq.stores.base import Store, Watch, changes_of_time
 from quackmq.stores.catalog import Change
 from quackmq.stores.local.disk import Disk, RealDisk
 from quackmq.stores.local.engine import Engine, entry_bytes
@@ -45,7 +45,7 @@ from quackmq.stores.local.format import BATCH_ENTRY_BYTES
 from quackmq.stores.local.log import PartitionLog
 from quackmq.stores.local.opening import open_engine
 from quackmq.stores.local.options import LocalOptions
-from quackmq.stores.local.waiting import Waiter
+from quackmq.stores.local.waiting import Awaited
 from quackmq.syncing import sync_names
 from quackmq.topic import (
     Aborted,
@@ -73,9 +73,12 @@ class LocalStore(Store):
     def __init__(self, engine: Engine, cluster_id: str) -> None:
         self._engine = engine
         self.cluster_id = cluster_id
-        self._waiting = 0
         #: Of the last append that was plain.
         self._last_log: PartitionLog | None = None
+        #: The last question of `read_at_once`, with the commit that it was asked at, and the
+        #: answer: many readers of a topic ask the same.
+        self._last_asked: tuple[int, int, int | None, Read] | None = None
+        self._last_answer: Slice | None = None
         self._closed = False
 
     @property
@@ -315,19 +318,57 @@ class LocalStore(Store):
             if self._engine.commits == commits:
                 await self._wait(reads, min_bytes - size, remaining_s)
 
+    def read_at_once(self, read: Read, max_bytes: int, epoch: int | None = None) -> Slice | None:
+        engine = self._engine
+        asked = (engine.commits, max_bytes, epoch, read)
+        if asked == self._last_asked:
+            return self._last_answer
+        log = engine.logs.get(read.key)
+        if log is None or self._closed or (epoch is not None and epoch != log.epoch):
+            return None
+        offset, end = read.offset, log.readable
+        if not log.first_offset <= offset <= end:
+            return None
+        if read.committed and (log.last_aborted >= offset or log.stable_offset != end):
+            return None
+        chunks: tuple[memoryview, ...] = ()
+        if offset < end:
+            if not log.tail.reaches(offset):
+                return None
+            most = min(read.max_bytes, max_bytes, limits.READ_BYTES)
+            chunks = log.tail.read(offset, most, limits.BATCH_BYTES)
+        size = sum(map(len, chunks))
+        answer = Slice(read.key, chunks, size, log.first_offset, end, None, log.stable_offset)
+        self._last_asked, self._last_answer = asked, answer
+        return answer
+
+    def watch(
+        self, read: Read, missing_bytes: int, wait_ms: int, on_wake: Callable[[], None]
+    ) -> Watch | None:
+        log = self._engine.logs.get(read.key)
+        if log is None or self._engine.readers.count >= limits.WAITING_READERS:
+            return None
+        awaited = Awaited(read.offset, log.stable_offset if read.committed else None)
+        wait_s = min(wait_ms, limits.READ_WAIT_MS) / 1000
+        return self._engine.readers.add({log: awaited}, missing_bytes, wait_s, on_wake)
+
+    def wake_watches(self) -> None:
+        """Readers that wait in `read` are woken with them, and go on waiting."""
+        for log in self._engine.logs.values():
+            log.wake_all()
+
     async def _wait(self, reads: Sequence[Read], missing: int, remaining_s: float) -> None:
-        logs: dict[PartitionLog, bool] = {}
-        for read in reads:
-            log = self._engine.logs.get(read.key)
-            if log is not None:
-                logs[log] = logs.get(log, True) and read.committed
-        if self._waiting >= limits.WAITING_READERS:
-            raise LimitReached(f"{self._waiting} reads are waiting already: try again later")
-        self._waiting += 1
-        try:
-            await Waiter(missing).wait(logs, remaining_s)
-        finally:
-            self._waiting -= 1
+        logs: dict[PartitionLog, Awaited] = {}
+        for key, offset, _, committed in reads:
+            log = self._engine.logs.get(key)
+            if log is None:
+                continue
+            stable_offset = log.stable_offset if committed else None
+            if (other := logs.get(log)) is not None:
+                offset = min(offset, other.offset)
+                stable_offset = None if other.stable_offset is None else stable_offset
+            logs[log] = Awaited(offset, stable_offset)
+        await self._engine.readers.wait(logs, missing, remaining_s)
 
     async def _read_now(self, reads: Sequence[Read], max_bytes: int) -> list[Slice]:
         engine = self._engine
@@ -441,6 +482,7 @@ class LocalStore(Store):
     async def close(self) -> None:
         if not self._closed:
             self._closed = True
+            self._last_asked = self._last_answer = None
             await self._engine.close()
 
     # --- helpers ----------------------------------------------------------------------------

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +15,7 @@ from aiokafka.record.default_records import DefaultRecordBatch
 from kio.schema.errors import ErrorCode
 
 from quackmq.record import Batch
+from quackmq.stores.local import LocalStore
 from quackmq.topic import PartitionKey, Topic
 from tests.doors.kafka.client import (
     DELETE_TOPICS,
@@ -22,10 +26,28 @@ from tests.doors.kafka.client import (
     fetch_fields,
     news,
     only_partition,
-    served,
     soon,
 )
+from tests.doors.kafka.client import served as served_on
 from tests.support import batches_of, let_others_run
+
+
+@pytest.fixture(autouse=True, params=["memory", "local"])
+def _store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store in memory has tasks for all readers, the local one answers many without."""
+    monkeypatch.setattr(_Kind, "directory", tmp_path if request.param == "local" else None)
+
+
+class _Kind:
+    directory: Path | None = None
+
+
+@asynccontextmanager
+async def served() -> AsyncIterator[Served]:
+    directory = _Kind.directory
+    store = None if directory is None else await LocalStore.open(directory / "data")
+    async with served_on(store=store) as running:
+        yield running
 
 
 async def publish(running: Served, *batches: bytes, topic: str = "news") -> Topic:
