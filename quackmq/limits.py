@@ -111,6 +111,9 @@ JOURNAL_ALIGNMENT: Final = 512
 JOURNAL_INLINE_BYTES: Final = 128 * KIB
 #: Bytes carried inline by one frame, over all partitions; what is more goes by reference.
 JOURNAL_FRAME_INLINE_BYTES: Final = 8 * MIB
+#: Batches that one frame takes, unless a single call brings more. The loop commits a frame in one
+#: step, and this many small batches of as many partitions take some 10 ms of it.
+FRAME_BATCHES: Final = 1_000
 #: A slot grows by so much at a time, zeros behind the frame: a sync that must also make a new
 #: length durable takes half as long again, and so only one in some two thousand does.
 JOURNAL_GROWTH_BYTES: Final = 1 * MIB

@@ -3,7 +3,8 @@
 Changes are gathered while a frame is on its way. A unit (what one call changes) is in one frame,
 because it is durable as a whole or not at all. `Gathering` therefore knows an upper bound of what
 the entries of each frame will take, and begins another frame before a unit would go beyond it. No
-number of small batches makes a frame that the journal cannot hold.
+number of small batches makes a frame that the journal cannot hold. The number of batches in a
+frame is bounded too, because the loop shows all of them in one step when the frame is durable.
 
 The bound of a frame's size is
 
@@ -80,6 +81,7 @@ class Gathered:
         self.units: list[tuple[asyncio.Future[Any], Any]] = []
         #: An upper bound of what the frame's entries take, without inline batches.
         self.entry_bytes = 0
+        self.batches = 0
         self.append_bytes = 0
         #: What it takes of each room.
         self.batch_cost = 0
@@ -103,20 +105,23 @@ class Gathering:
     def fit(self, entry_bytes: int) -> None:
         """Call before the first part of a unit, with a bound of all its entries: the unit goes to
         one frame. LimitReached, and nothing has changed, if no frame can hold it."""
-        if self._current.entry_bytes + entry_bytes > self.most_entry_bytes:
+        current = self._current
+        is_full = current.batches >= limits.FRAME_BATCHES
+        if is_full or current.entry_bytes + entry_bytes > self.most_entry_bytes:
             if entry_bytes > self.most_entry_bytes:
                 raise LimitReached(
                     f"one call brings up to {entry_bytes} bytes of batch headers, cursors and "
                     f"states; {self.most_entry_bytes} can be written at once: use several calls"
                 )
-            self._current.seal()
-            self._full.append(self._current)
-            self._current = Gathered()
-        self._current.entry_bytes += entry_bytes
+            current.seal()
+            self._full.append(current)
+            current = self._current = Gathered()
+        current.entry_bytes += entry_bytes
 
     def add_batch(self, log: PartitionLog, size: int, overhead: int) -> None:
         current = self._current
         current.logs[log] = None
+        current.batches += 1
         current.append_bytes += size
         current.batch_cost += size + overhead
         self.batches.take(size + overhead)

@@ -17,6 +17,7 @@ import pytest
 from quackmq import limits
 from quackmq.errors import InternalError, LimitReached, StoreReadOnly
 from quackmq.policy import Policy
+from quackmq.record import batches
 from quackmq.stores.local import LocalOptions, LocalStore
 from quackmq.stores.local.disk import Lane, RealDisk
 from quackmq.stores.local.format import AppendEntry, Frame, Sync, encode_frame, entries
@@ -86,6 +87,35 @@ async def test_many_tiny_batches_behind_a_slow_sync_are_all_kept(tmp_path: Path)
     again = await LocalStore.open_on(RealDisk(tmp_path))
     assert [(await again.offsets(key)).next for key in keys] == [41, *[40] * 19]
     await again.close()
+
+
+async def test_a_frame_takes_no_more_batches_than_the_loop_shows_in_one_step(
+    tmp_path: Path,
+) -> None:
+    disk = HeldDisk(tmp_path)
+    store = await LocalStore.open_on(disk)
+    keys = await new_partitions(store, 20)
+    first = store.append([Append(keys[0], batch_of(b"first"))])
+    await disk.is_held()
+    calls = [first]
+    for number in range(2 * limits.FRAME_BATCHES + 10):
+        calls.append(store.append([Append(keys[number % 20], batch_of(b"quack"))]))
+    # One call is in one frame, however many batches it brings.
+    calls.append(store.append([Append(key, batch_of(b"all")) for key in keys]))
+    disk.release()
+    await soon(asyncio.gather(*calls))
+    leave_crashed(tmp_path, copy := tmp_path.with_name("copy"))
+    counts = [
+        sum(
+            len(list(batches(memoryview(entry.data))))
+            for entry in entries(frame.payload)
+            if isinstance(entry, AppendEntry) and entry.data is not None
+        )
+        for frame in frames_of(copy)
+    ]
+    most = limits.FRAME_BATCHES
+    assert [count for count in counts if count] == [1, most, most, 30]
+    await store.close()
 
 
 async def test_cursors_states_and_trims_count_in_a_frame_too(tmp_path: Path) -> None:
