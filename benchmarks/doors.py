@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from benchmarks.processes import HOST, Command, Server, free_ports, running
 
 _LOOK_EVERY_SECONDS: Final = 0.01
+_ANSWER_SECONDS: Final = 60.0
 _ROOT: Final = str(Path(__file__).parent.parent)
 
 
@@ -49,3 +52,13 @@ def echo(kind: str, directory: Path) -> Iterator[str]:
     with running([Command(words, {"PYTHONPATH": _ROOT})], port, directory) as server:
         server.wait_until_it_listens()
         yield server.address
+
+
+def ask(url: str, body: object = None) -> dict[str, Any]:
+    """Return the JSON object that the HTTP door answers; with a body, it is a POST."""
+    data = None if body is None else json.dumps(body).encode()
+    headers = {} if data is None else {"Content-Type": "application/json"}
+    with urllib.request.urlopen(
+        urllib.request.Request(url, data, headers), timeout=_ANSWER_SECONDS
+    ) as answer:
+        return dict(json.loads(answer.read()))

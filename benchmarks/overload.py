@@ -21,12 +21,12 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.request
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from confluent_kafka import Consumer, TopicPartition
 
+from benchmarks.doors import ask
 from benchmarks.push import Bench
 from benchmarks.support import Row, measure
 
@@ -126,15 +126,6 @@ def run(http: str, address: str, publishers: int, seconds: float, members: Membe
 def stored(http: str) -> int:
     (partition,) = ask(f"{http}/v1/topics/{TOPIC}")["partitions"]
     return int(partition["next_offset"])
-
-
-def ask(url: str, body: object = None) -> dict[str, Any]:
-    data = None if body is None else json.dumps(body).encode()
-    headers = {} if data is None else {"Content-Type": "application/json"}
-    with urllib.request.urlopen(
-        urllib.request.Request(url, data, headers), timeout=_DEADLINE_S
-    ) as answer:
-        return dict(json.loads(answer.read()))
 
 
 class Members:

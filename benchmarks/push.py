@@ -19,7 +19,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from benchmarks.processes import HOST, Command, running
+from benchmarks.processes import HOST, START_SECONDS, Command, running
 from benchmarks.push_bare import TOPIC
 from benchmarks.push_peers import LinePeer, LineSwarm, ProxySwarm, SubSwarm, middle
 from benchmarks.support import Row, measure
@@ -69,9 +69,11 @@ class Bench(NamedTuple):
 
 
 @contextmanager
-def started(command: Command, directory: Path) -> Iterator[dict[str, str]]:
+def started(
+    command: Command, directory: Path, start_seconds: float = START_SECONDS
+) -> Iterator[dict[str, str]]:
     """Where it says that it listens, by name."""
-    with running([command], 0, directory) as server:
+    with running([command], 0, directory, start_seconds) as server:
         while "ready" not in server.last_words.splitlines():
             server.check()
             time.sleep(_LOOK_EVERY_SECONDS)

@@ -6,15 +6,22 @@ the version that is easiest to read, without a producer id, so that it may be se
 
 from __future__ import annotations
 
+import io
 import struct
-from typing import Final
+from typing import Any, Final
+
+from kio.index import load_request_schema
+from kio.serial import entity_writer
 
 from quackmq.codec import encode
 from quackmq.record import Record
+from quackmq.wire.kafka.writer import write_entity
 
 _PRODUCE: Final = 0
 #: The last one that spells lengths plainly.
 _PRODUCE_VERSION: Final = 7
+_FETCH: Final = 1
+_FETCH_VERSION: Final = 11
 _CORRELATION_ID: Final = 1
 _NO_STRING: Final = struct.pack(">h", -1)
 _ONE: Final = struct.pack(">i", 1)
@@ -57,3 +64,42 @@ def _flags_and_length(text: bytes) -> tuple[int, int]:
 
 def _string(text: str) -> bytes:
     return struct.pack(">h", len(text)) + text.encode()
+
+
+def kafka_request(api_key: int, version: int, **fields: Any) -> bytes:
+    """Return a framed request of any API, made of plain fields by the schema of its version."""
+    schema = load_request_schema(api_key, version)
+    header = schema.__header_schema__(
+        request_api_key=api_key,
+        request_api_version=version,
+        correlation_id=_CORRELATION_ID,
+        client_id="bench",
+    )
+    out = io.BytesIO()
+    entity_writer(type(header))(out, header)
+    out.write(write_entity(schema, fields))
+    return struct.pack(">i", len(out.getvalue())) + out.getvalue()
+
+
+def kafka_fetch(topic: str, offset: int, partition_bytes: int) -> bytes:
+    """Return a framed Fetch of one partition that does not wait."""
+    wish = {
+        "partition": 0,
+        "current_leader_epoch": -1,
+        "fetch_offset": offset,
+        "log_start_offset": -1,
+        "partition_max_bytes": partition_bytes,
+    }
+    return kafka_request(
+        *(_FETCH, _FETCH_VERSION),
+        replica_id=-1,
+        max_wait=0,
+        min_bytes=1,
+        max_bytes=2**30,
+        isolation_level=0,
+        session_id=0,
+        session_epoch=-1,
+        topics=[{"topic": topic, "partitions": [wish]}],
+        forgotten_topics_data=[],
+        rack_id="",
+    )
