@@ -109,11 +109,13 @@ def _add_import(actions: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     importing.add_argument("topic", metavar="TOPIC", help="made if it is not there")
     importing.add_argument(
-        "--to",
+        "--broker",
         metavar="HOST:PORT",
         default=_ADDRESS,
         help=f"the broker's Kafka door; default {_ADDRESS}",
     )
+    # The name of --broker in earlier versions.
+    importing.add_argument("--to", dest="broker", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     importing.add_argument(
         "--name",
         help="under which the broker remembers what is there; made of the files' content unless "

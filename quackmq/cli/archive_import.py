@@ -47,9 +47,9 @@ def run(args: argparse.Namespace) -> int:
     group = publisher_group(args.name or f"{_NAME}{source.digest[:_DIGEST_CHARS]}")
     if len(group.encode()) > limits.NAME_BYTES:
         raise InvalidRequest(f"the name takes more than {limits.NAME_BYTES} bytes")
-    topic = _topic(args.to, args.topic, source, by_key=args.by_key)
+    topic = _topic(args.broker, args.topic, source, by_key=args.by_key)
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)  # what fails is told in one sentence
-    importing = Import(args.to, topic, group, by_key=args.by_key or not source.partitions)
+    importing = Import(args.broker, topic, group, by_key=args.by_key or not source.partitions)
     before = asyncio.run(importing.put(source, progress_on_stderr("records")))
     print(f"{source.rows - before} records imported into {topic.name}, {before} were there already")
     return 0

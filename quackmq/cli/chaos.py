@@ -49,6 +49,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="where that door listens; line: also unix:PATH; xpub: the proxy; default the door's "
         "usual place",
     )
+    parser.add_argument(
+        "--broker",
+        metavar="HOST:PORT",
+        help="with --door kafka: the same as --address, as other commands have it",
+    )
     parser.add_argument("--name", default="chaos", help="its name, and that of its subscriptions")
     parser.add_argument(
         "--topic",
@@ -105,7 +110,7 @@ def run(args: argparse.Namespace) -> int:
     seed = random.randrange(_SEEDS) if args.seed is None else args.seed
     orders = chaos_run.Orders(
         door=args.door,
-        address=_address(args.door, args.address),
+        address=_address(args.door, _told_address(args)),
         name=args.name,
         topics=tuple(dict.fromkeys(args.topics or ["chaos"])),
         seed=seed,
@@ -121,6 +126,21 @@ def run(args: argparse.Namespace) -> int:
     summary = chaos_run.run(orders)
     sys.stdout.write(summary.json() if args.json else summary.text())
     return 0
+
+
+def _told_address(args: argparse.Namespace) -> str | None:
+    if args.broker is None:
+        told: str | None = args.address
+        return told
+    if args.door != "kafka":
+        raise InvalidRequest(
+            f"--broker is the address of the Kafka door: give that of the {args.door} door with "
+            "--address"
+        )
+    if args.address is not None:
+        raise InvalidRequest("--broker and --address mean the same here: give one of them")
+    broker: str = args.broker
+    return broker
 
 
 def _address(door: str, told: str | None) -> str:

@@ -274,11 +274,15 @@ def _read_file(file: Path) -> dict[str, object]:
 
 
 def _setting_like(key: str, known: Iterable[str]) -> str:
-    """Return the setting whose name has the same words as a key, or more of them, or fewer:
-    `partitions` is default_partitions, `kafka-port` is kafka. Without one, return the key."""
+    """Return the setting that a key resembles most: it is spelt nearly alike, as `http-name` for
+    http_names, or it has more or fewer of the same words, as `partitions` for default_partitions
+    and `kafka-port` for kafka. Without one, return the key."""
     key = key.lower().replace("-", "_")
     words = {*key.split("_")}
+    known = list(known)
     alike = [name for name in known if words <= {*name.split("_")} or words >= {*name.split("_")}]
+    if near := nearest(key, known):
+        alike.append(near)
     return max(alike, key=lambda name: _likeness(key, name), default=key)
 
 

@@ -51,7 +51,7 @@ def export(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
 
 
 def run(source: Path, topic: str, broker: RunningBroker, *options: str) -> int:
-    return main(["archive", "import", str(source), topic, "--to", broker.address, *options])
+    return main(["archive", "import", str(source), topic, "--broker", broker.address, *options])
 
 
 def records(broker: RunningBroker, topic: str, partition: int = 0) -> list[tuple[Any, ...]]:
@@ -69,6 +69,13 @@ def expected(first: int, count: int) -> list[tuple[Any, ...]]:
         (one.timestamp_ms, one.key, one.value, one.headers)
         for one in decode(numbered(first, count).batch)
     ]
+
+
+def test_the_address_may_be_given_by_its_earlier_name(
+    export: Path, broker: RunningBroker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["archive", "import", str(export), "named", "--to", broker.address]) == 0
+    assert capsys.readouterr().out == "350 records imported into named, 0 were there already\n"
 
 
 def test_an_export_comes_back_as_it_was(
@@ -118,7 +125,15 @@ def test_an_import_that_was_killed_goes_on_where_it_was(
     first."""
     count = 12 * limits.IMPORT_RECORDS
     pq.write_table(pa.table({"value": [b"%d" % number for number in range(count)]}), tmp_path / "a")
-    command = [*SCRIPT, "archive", "import", str(tmp_path / "a"), "swans", "--to", broker.address]
+    command = [
+        *SCRIPT,
+        "archive",
+        "import",
+        str(tmp_path / "a"),
+        "swans",
+        "--broker",
+        broker.address,
+    ]
     command += ["--name", NAME]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         try:

@@ -252,6 +252,13 @@ def test_an_address_is_taken_as_the_door_has_it(door: str, address: str) -> None
             1,
             "nothing listens at 127.0.0.1:1",
         ),
+        (
+            ["--door", "kafka", "--broker", "127.0.0.1:1", "--acts", "1", "--no-puts", "--keep"],
+            1,
+            "nothing listens at 127.0.0.1:1",
+        ),
+        (["--door", "line", "--broker", "a:1"], 2, "--broker is the address of the Kafka door"),
+        (["--door", "kafka", "--broker", "a:1", "--address", "a:1"], 2, "give one of them"),
     ],
 )
 def test_a_slip_is_answered_in_one_sentence(

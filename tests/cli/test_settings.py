@@ -151,6 +151,7 @@ def test_a_list_in_the_file_is_a_list_or_its_text(file: Path) -> None:
             "'partitions' in {file} is no setting: did you mean 'default_partitions'",
         ),
         ("kafka_port = 9092", "'kafka_port' in {file} is no setting: did you mean 'kafka'?"),
+        ("http-name = 'a'", "'http-name' in {file} is no setting: did you mean 'http_names'?"),
         ("data-dir = '.'", "'data-dir' in {file} is no setting: did you mean 'data'?"),
         ("quack = 1", "'quack' in {file} is no setting: quackmq serve --help lists them"),
         ("[quack]\nsync = 'os'", "'quack' in {file} is no setting: settings stand at the top"),
