@@ -401,7 +401,7 @@ HELD_BACK_LINES: Final = 20
 HOLD_LEASE_INTERVAL_MS: Final = 60_000
 #: Producer ids taken from the store at a time; the rest of a block is lost with the process.
 PRODUCER_ID_BLOCK: Final = 1_000
-#: Subscriptions over all topics.
+#: Subscriptions over all topics, pushed ones included.
 SUBSCRIPTIONS: Final = 100_000
 #: Receipts of subscriptions are kept for so long, unless their topic is told otherwise: longer than
 #: anybody waits with asking what became of a delivery.

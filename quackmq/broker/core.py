@@ -122,6 +122,7 @@ class Broker:
             self._coordinator,
             receipts,
             self._pushed.check_free,
+            self._pushed.room,
         )
         self._subscribing = Subscribing(
             self._topics, self._delivery, self._pushed, self._cursors, self._modes, settings, now_ms

@@ -32,14 +32,13 @@ from quackmq.broker.decoded import DecodedBatches
 from quackmq.broker.heads import Head, find_head
 from quackmq.broker.held import Held, Moved, taken_by_group
 from quackmq.broker.receipts import Receipts, Step, begun, check_topic
-from quackmq.broker.registry import Registry
+from quackmq.broker.registry import Registry, SubscriptionRoom
 from quackmq.broker.times import first_at
 from quackmq.broker.waits import to_the_end
 from quackmq.conventions import RECEIPTS_TOPIC, UNSUBSCRIBED, note_of
 from quackmq.errors import (
     InvalidMessageId,
     InvalidRequest,
-    LimitReached,
     OffsetOutOfRange,
     QuackError,
     StateChanged,
@@ -109,11 +108,12 @@ class Delivery:
         groups: Coordinator,
         receipts: Receipts,
         check_free: Callable[[str], None],
+        room: SubscriptionRoom,
     ) -> None:
         """`topics` is the broker's own view of what is there. `cursor_moved` is told of every
         cursor of a subscription that moved, came or went. `groups` share names and cursors.
         `receipts` are written for the subscriptions that want it. `check_free` raises
-        NameInOtherMode for a name that is pushed."""
+        NameInOtherMode for a name that is pushed. `room` is shared with `Pushed`."""
         self._store = store
         self._decoded = decoded
         self._now_ms = now_ms
@@ -123,8 +123,9 @@ class Delivery:
         self._cursor_moved = cursor_moved
         self._groups = groups
         self._check_free = check_free
+        self._room = room
         self._receipts = receipts
-        self._registry: Registry[Held] = Registry()
+        self._registry: Registry[Held] = Registry(room)
         self._held, self._by_name = self._registry.by_topic, self._registry.by_name
 
     async def load(self) -> None:
@@ -226,8 +227,7 @@ class Delivery:
         check_name(name)
         if receipts:
             check_topic(topic.name)
-        if self._registry.count >= limits.SUBSCRIPTIONS:
-            raise LimitReached(f"there are {limits.SUBSCRIPTIONS} subscriptions: unsubscribe some")
+        self._room.check()
         async with self._cursors.changing(name):
             self._check_free(name)
             await self._subscribe(topic, name, Kept("last_id", start, self._now_ms(), 0, receipts))

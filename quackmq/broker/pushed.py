@@ -34,11 +34,10 @@ from quackmq.broker.pushed_state import (
 )
 from quackmq.broker.pushed_writer import PushedWriter, Tellings
 from quackmq.broker.receipts import Receipts, check_topic
-from quackmq.broker.registry import Registry
+from quackmq.broker.registry import Registry, SubscriptionRoom
 from quackmq.broker.topics import Topics
 from quackmq.errors import (
     BrokerClosing,
-    LimitReached,
     NameInOtherMode,
     QuackError,
     StateChanged,
@@ -77,7 +76,9 @@ class Pushed:
         self._topics = topics
         self._receipts = receipts
         self._cursor_moved = cursor_moved
-        self._registry: Registry[PushedSubscription] = Registry()
+        #: `Delivery` counts here, too.
+        self.room = SubscriptionRoom()
+        self._registry: Registry[PushedSubscription] = Registry(self.room)
         self._held, self._by_name = self._registry.by_topic, self._registry.by_name
         #: The least durable low-water mark of a partition, where it is known.
         self._least: dict[PartitionKey, int] = {}
@@ -218,8 +219,7 @@ class Pushed:
         """A new subscription. One of this name must not be there, nor on its way."""
         if kept.receipts:
             check_topic(topic.name)
-        if self._registry.count >= limits.SUBSCRIPTIONS:
-            raise LimitReached(f"there are {limits.SUBSCRIPTIONS} subscriptions: unsubscribe some")
+        self.room.check()
         held = PushedSubscription(topic, name, kept, 0, starts)
         puts = []
         for part in held.parts:

@@ -8,6 +8,8 @@ from __future__ import annotations
 from typing import Generic, Protocol, TypeVar
 from uuid import UUID
 
+from quackmq import limits
+from quackmq.errors import LimitReached
 from quackmq.topic import Topic
 
 
@@ -19,18 +21,32 @@ class _Held(Protocol):
 H = TypeVar("H", bound=_Held)
 
 
-class Registry(Generic[H]):
-    __slots__ = ("by_name", "by_topic", "count")
+class SubscriptionRoom:
+    """Counts the subscriptions of all modes together, because their limit holds for the sum."""
+
+    __slots__ = ("count",)
 
     def __init__(self) -> None:
+        self.count = 0
+
+    def check(self) -> None:
+        """Raise LimitReached if there is no room for one more."""
+        if self.count >= limits.SUBSCRIPTIONS:
+            raise LimitReached(f"there are {limits.SUBSCRIPTIONS} subscriptions: unsubscribe some")
+
+
+class Registry(Generic[H]):
+    __slots__ = ("_room", "by_name", "by_topic")
+
+    def __init__(self, room: SubscriptionRoom) -> None:
         self.by_topic: dict[UUID, dict[str, H]] = {}
         self.by_name: dict[str, dict[UUID, H]] = {}
-        self.count = 0
+        self._room = room
 
     def add(self, held: H) -> None:
         self.by_topic.setdefault(held.topic.id, {})[held.name] = held
         self.by_name.setdefault(held.name, {})[held.topic.id] = held
-        self.count += 1
+        self._room.count += 1
 
     def remove(self, held: H) -> None:
         of_topic, of_name = self.by_topic[held.topic.id], self.by_name[held.name]
@@ -40,4 +56,4 @@ class Registry(Generic[H]):
         del of_name[held.topic.id]
         if not of_name:
             del self.by_name[held.name]
-        self.count -= 1
+        self._room.count -= 1

@@ -216,6 +216,19 @@ async def test_pushed_subscriptions_that_end_make_room_for_others(
             await broker.delete_topic(CALLER, TOPIC)
 
 
+async def test_subscriptions_of_every_mode_count_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "SUBSCRIPTIONS", 1)
+    async with open_broker() as broker:
+        await broker.create_topic(CALLER, TOPIC)
+        await pushed(broker)
+        with pytest.raises(LimitReached):
+            await broker.subscribe(CALLER, "other", TOPIC)
+        await broker.pushing.unsubscribe(CALLER, NAME, TOPIC)
+        await broker.subscribe(CALLER, "other", TOPIC)
+        with pytest.raises(LimitReached):
+            await pushed(broker)
+
+
 @pytest.mark.parametrize("is_deleted", [True, False])
 async def test_the_feeds_that_stay_share_the_memory_of_one_that_goes(
     is_deleted: bool, monkeypatch: pytest.MonkeyPatch
