@@ -13,8 +13,9 @@ import pytest
 from quackmq import limits
 from quackmq.broker import Broker
 from quackmq.broker.stage_series import Turn
-from quackmq.errors import LimitReached, StoreReadOnly, TopicFull, UnknownTopic
+from quackmq.errors import LimitReached, StoreReadOnly, TopicFull, UnknownMember, UnknownTopic
 from quackmq.policy import Policy, WhenFull
+from quackmq.stores.memory import MemoryStore
 from quackmq.topic import Appended
 from tests.broker.archives import beside
 from tests.broker.flock import GROUP, Member, commit
@@ -156,6 +157,26 @@ async def test_what_members_of_newer_groups_said_makes_room_when_they_leave(
             with pytest.raises(LimitReached):
                 await NewerMember(broker, "ben", group="another").beat()
             await ann.leave()
+
+
+async def test_deleted_groups_give_back_what_was_held_of_static_members_before_a_restart(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store, names = MemoryStore(), [f"group-{number}" for number in range(5)]
+    async with open_broker(store) as broker:
+        await broker.create_topic(CALLER, TOPIC)
+        for name in names:
+            await Member(broker, name, instance_id="i" * 200).enter()
+    monkeypatch.setattr(limits, "GROUPS_BYTES", 1_000)
+    async with open_broker(store) as broker:
+        for name in names:
+            with pytest.raises(UnknownMember):
+                Member(broker, name).heartbeat()
+        with pytest.raises(LimitReached):
+            await Member(broker).enter()
+        for name in names:
+            await broker.groups.delete(CALLER, name)
+        await Member(broker).enter()
 
 
 async def test_a_member_that_leaves_makes_room_for_another(
