@@ -13,7 +13,7 @@ Who may call: the broker's loop.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Final
 
@@ -36,6 +36,8 @@ class Cursors:
         #: Names that have noted a lease beside one of their cursors.
         self._leased: dict[str, None] = {}
         self._locks = NamedLocks()
+        #: Told of each cursor that has changed, by name, topic and partition.
+        self.on_change: Callable[[str, uuid.UUID, int], None] = _ignore
 
     async def load(self) -> None:
         for cursor in (await self._store.cursors()).values():
@@ -84,6 +86,7 @@ class Cursors:
             # A topic whose end became durable in the same flush cycle has taken its cursors along.
             if cursor.key.topic_id in self._topics:
                 self._put(cursor)
+                self.on_change(*cursor.key)
 
     def forget(self, topic_id: uuid.UUID) -> None:
         """A topic is gone, its cursors with it."""
@@ -114,6 +117,10 @@ class Cursors:
         if not of_name:
             del self._by_name[name]
             self._leased.pop(name, None)
+
+
+def _ignore(name: str, topic_id: uuid.UUID, partition: int) -> None:
+    """Nobody wants to know."""
 
 
 def removal(cursor: Cursor) -> Cursor:

@@ -127,6 +127,8 @@ class Delivery:
         self._receipts = receipts
         self._registry: Registry[Held] = Registry(room)
         self._held, self._by_name = self._registry.by_topic, self._registry.by_name
+        #: Told of each subscription that comes or goes, by name and topic.
+        self.on_change: Callable[[str, uuid.UUID], None] = lambda name, topic_id: None
 
     async def load(self) -> None:
         """Take up what the store has; cursors are there already. What is left of topics that are
@@ -156,10 +158,10 @@ class Delivery:
         """How many subscriptions a topic has."""
         return len(self._held.get(topic_id, ()))
 
-    def held_from(self, key: PartitionKey) -> int | None:
-        """The least cursor of a partition's subscriptions."""
-        held = self._held.get(key.topic_id, {}).values()
-        return min((each.progress.cursors[key.partition] for each in held), default=None)
+    def cursor(self, name: str, key: PartitionKey) -> int | None:
+        """The next offset that a name's subscription wants; None if it has none."""
+        held = self._held.get(key.topic_id, {}).get(name)
+        return None if held is None else held.progress.cursors[key.partition]
 
     def holding(self, key: PartitionKey) -> dict[str, int]:
         """The cursors of a partition's subscriptions, by name."""
@@ -558,10 +560,12 @@ class Delivery:
 
     def _add(self, held: Held) -> None:
         self._registry.add(held)
+        self.on_change(held.name, held.topic.id)
         self._moved_all(held)
 
     def _remove(self, held: Held, reason: QuackError) -> None:
         self._registry.remove(held)
+        self.on_change(held.name, held.topic.id)
         held.gone = reason
         held.waits.end(reason)
         self._moved_all(held)

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import uuid
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
@@ -114,6 +115,8 @@ class Groups:
         self._changes = Changes()
         #: The names of groups that hold retention.
         self._holding: dict[str, None] = {}
+        #: Told of each topic that a group begins or ceases to hold, by name and topic.
+        self.on_change: Callable[[str, uuid.UUID], None] = lambda name, topic_id: None
         self._looked_ms: int | None = None
         self._reported = False
         self._is_closing = False
@@ -288,13 +291,8 @@ class Groups:
 
     # --- for the broker -----------------------------------------------------------------------
 
-    def held_from(self, key: PartitionKey) -> int | None:
-        """The least offset that groups told to hold retention want of a partition."""
-        if not self._holding:
-            return None
-        cursors = (self._cursors.at(name, key) for name in self._holding)
-        offsets = (each.offset for each in cursors if each is not None and each.offset is not None)
-        return min(offsets, default=None)
+    def holds_retention(self, name: str) -> bool:
+        return name in self._holding
 
     def holding(self, key: PartitionKey) -> dict[str, int]:
         """The offsets that groups told to hold retention want of a partition, by name."""
@@ -521,6 +519,8 @@ class Groups:
             self._holding[name] = None
         else:
             self._holding.pop(name, None)
+        for topic_id in self._cursors.topics_of(name):
+            self.on_change(name, topic_id)
         for cursor in self._cursors.of(name):
             self._cursor_moved(partition_of(cursor.key))
 

@@ -21,7 +21,7 @@ from uuid import UUID
 
 from quackmq import limits
 from quackmq.broker.partition import Partition
-from quackmq.broker.survey import Holder, Holds
+from quackmq.broker.survey import Holds
 from quackmq.policy import Facts, trim_before
 
 log = logging.getLogger(__name__)
@@ -106,18 +106,17 @@ class HeldBackBook:
         if end <= first:
             return None
         holders = self._holds.holders(partition.key, end)
-        if not holders:
+        if holders is None:
             return None
-        least: Holder = holders[0]
         return HeldBack(
             partition.topic.name,
             partition.key.partition,
             first,
             end,
-            least.name,
-            least.offset,
-            least.since_ms,
-            len(holders) - 1,
+            holders.name,
+            holders.offset,
+            holders.since_ms,
+            holders.total - 1,
         )
 
     def _every(self, topic_id: UUID | None) -> Iterator[HeldBack]:

@@ -18,9 +18,10 @@ import logging
 import uuid
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from quackmq import limits
+from quackmq.broker.hold_order import HoldOrder
 from quackmq.broker.pushed_held import Part, PushedSubscription, loop_ms
 from quackmq.broker.pushed_state import (
     LEASES_PREFIX,
@@ -51,6 +52,7 @@ from quackmq.subscriptions import Subscription, Terms
 from quackmq.topic import PartitionKey, StatePut, Topic
 
 log = logging.getLogger(__name__)
+_NOBODY: Final = HoldOrder({})
 
 
 class PushedStanding(NamedTuple):
@@ -80,8 +82,8 @@ class Pushed:
         self.room = SubscriptionRoom()
         self._registry: Registry[PushedSubscription] = Registry(self.room)
         self._held, self._by_name = self._registry.by_topic, self._registry.by_name
-        #: The least durable low-water mark of a partition, where it is known.
-        self._least: dict[PartitionKey, int] = {}
+        #: The durable low-water marks of partitions, in order, where somebody has asked.
+        self._orders: dict[PartitionKey, HoldOrder] = {}
         self._writer = PushedWriter(topics, receipts, self._written)
 
     async def load(self) -> None:
@@ -157,19 +159,22 @@ class Pushed:
 
     def held_from(self, key: PartitionKey) -> int | None:
         """The least durable low-water mark of a partition."""
-        of_topic = self._held.get(key.topic_id)
-        if of_topic is None:
-            return None
-        least = self._least.get(key)
-        if least is None:
-            least = min(held.parts[key.partition].durable for held in of_topic.values())
-            self._least[key] = least
-        return least
+        least = self.order(key).least
+        return None if least is None else least[0]
 
-    def holding(self, key: PartitionKey) -> dict[str, int]:
-        """The durable low-water marks of a partition, by name."""
-        held = self.of_topic(key.topic_id)
-        return {each.name: each.parts[key.partition].durable for each in held}
+    def order(self, key: PartitionKey) -> HoldOrder:
+        """The durable low-water marks of a partition. Not to be kept or changed."""
+        if key.topic_id not in self._held:
+            return _NOBODY
+        order = self._orders.get(key)
+        if order is None:
+            held = self.of_topic(key.topic_id)
+            order = HoldOrder({each.name: each.parts[key.partition].durable for each in held})
+            self._orders[key] = order
+        return order
+
+    def created_ms(self, topic_id: uuid.UUID, name: str) -> int:
+        return self._held[topic_id][name].kept.created_ms
 
     def left(self, key: PartitionKey, offset: int) -> int:
         """How many have yet to acknowledge an entry."""
@@ -347,7 +352,8 @@ class Pushed:
 
     def _written(self, part: Part) -> None:
         if part.held.gone is None:
-            self._least.pop(part.key, None)
+            if part.key in self._orders:
+                self._orders[part.key].put(part.held.name, part.durable)
             self._cursor_moved(part.key)
 
     # --- helpers ----------------------------------------------------------------------------
@@ -363,7 +369,11 @@ class Pushed:
 
     def _moved_all(self, held: PushedSubscription) -> None:
         for part in held.parts:
-            self._least.pop(part.key, None)
+            if part.key in self._orders:
+                is_there = part.held.gone is None
+                self._orders[part.key].put(held.name, part.durable if is_there else None)
+                if not self._orders[part.key]:
+                    del self._orders[part.key]
             self._cursor_moved(part.key)
 
     async def _put_all(self, puts: list[StatePut]) -> None:

@@ -116,6 +116,7 @@ class Retention:
             self._fail_queue(partition.key, error)
         self._failures.pop(topic_id, None)
         self.held_back.forget(topic_id)
+        self._holds.forget(topic_id)
 
     # --- publishing and trimming --------------------------------------------------------------
 

@@ -9,6 +9,7 @@ Who may call: the broker's loop.
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
@@ -24,12 +25,14 @@ from quackmq.stores.base import Store
 from quackmq.topic import PartitionKey, Read, Slice
 
 
-class Holder(NamedTuple):
-    """A cursor that holds what lies behind it, and since when it has been there."""
+class Holders(NamedTuple):
+    """Cursors that hold what lies behind them: the least one, with its owner and since when it has
+    been there, and how many there are (`total`)."""
 
     name: str
     offset: int
     since_ms: int
+    total: int
 
 
 class Holds(Protocol):
@@ -41,8 +44,11 @@ class Holds(Protocol):
     def behind(self, key: PartitionKey, offset: int) -> Sequence[str]:
         """The names of those before an offset."""
 
-    def holders(self, key: PartitionKey, offset: int) -> Sequence[Holder]:
-        """Those before an offset, the least first."""
+    def holders(self, key: PartitionKey, offset: int) -> Holders | None:
+        """Those before an offset; None if there is none."""
+
+    def forget(self, topic_id: uuid.UUID) -> None:
+        """A topic is gone."""
 
 
 class Manifests(Protocol):

@@ -102,6 +102,18 @@ async def test_fetches_that_differ_get_their_own_answers(tmp_path: Path) -> None
         assert part.aborted_transactions == ()
 
 
+async def test_the_same_fetch_in_another_version_has_another_answer(tmp_path: Path) -> None:
+    async with live(tmp_path) as running:
+        readers = [await running.client() for _ in range(3)]
+        for reader, version in zip(readers, (4, 11, 12), strict=True):
+            reader.send(FETCH, version, **fetch_fields(wait_ms=60_000))
+        await until(lambda: waiting(running) == 3)
+        publisher = await running.client()
+        await publisher.ask(PRODUCE, 7, transactional_id=None, **produce_fields(news(b"a")))
+        parts = [only_partition(await reader.receive()) for reader in readers]
+        assert len({part.records for part in parts}) == 1
+
+
 async def test_no_turn_of_the_loop_serves_all_waiting_readers(tmp_path: Path) -> None:
     async with live(tmp_path) as running:
         readers = await waiting_readers(running, 400)

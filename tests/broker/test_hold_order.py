@@ -1,0 +1,179 @@
+"""Cursors that hold retention, in order: the same answers as by walking over all of them."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quackmq.broker import Broker, Commit, GroupSettings, MemberRef
+from quackmq.broker.hold_order import HoldOrder
+from quackmq.broker.holds import Holds
+from quackmq.errors import QuackError
+from quackmq.policy import Policy
+from quackmq.stores.memory import MemoryStore
+from quackmq.subscriptions import Offset
+from quackmq.topic import Cursor, PartitionKey
+from tests.broker.pushed_peer import PATIENT, Peer
+from tests.broker.support import CALLER, TOPIC, open_broker, publish
+
+PARTITIONS = 2
+NAMES = ("ada", "bob", "cyd", "dee")
+_offsets = st.integers(0, 6)
+
+
+@given(
+    st.dictionaries(st.sampled_from(NAMES), _offsets),
+    st.lists(st.tuples(st.sampled_from(NAMES), st.none() | _offsets)),
+)
+def test_an_order_knows_what_its_changes_come_to(
+    first: dict[str, int], changes: list[tuple[str, int | None]]
+) -> None:
+    order, plain = HoldOrder(first), dict(first)
+    for name, offset in [("ada", first.get("ada")), *changes]:
+        order.put(name, offset)
+        if offset is None:
+            plain.pop(name, None)
+        else:
+            plain[name] = offset
+        assert len(order) == len(plain)
+        assert order.least == min(((each, who) for who, each in plain.items()), default=None)
+        for bound in range(8):
+            before = [who for who, each in plain.items() if each < bound]
+            assert order.before(bound) == len(before)
+            assert sorted(order.names_before(bound)) == sorted(before)
+
+
+def check(broker: Broker) -> None:
+    """Compare with what the subscriptions and groups themselves say."""
+    holds = broker._holds
+    topic = broker.topic(TOPIC)
+    for partition in range(topic.partitions):
+        key = PartitionKey(topic.id, partition)
+        cursors = broker._delivery.holding(key) | broker.groups.holding(key)
+        of_topic = broker._pushed.of_topic(topic.id)
+        marks = {each.name: each.parts[partition].durable for each in of_topic}
+        every = [*cursors.values(), *marks.values()]
+        assert holds.held_from(key) == min(every, default=None)
+        offsets = range(8)
+        acknowledged = [broker._pushed.left(key, each) for each in offsets]
+        assert holds.consumers_left(key, offsets) == [
+            sum(cursor <= each for cursor in cursors.values()) + others
+            for each, others in zip(offsets, acknowledged, strict=True)
+        ]
+        for offset in offsets:
+            named = {who for each in (cursors, marks) for who in each if each[who] < offset}
+            assert list(holds.behind(key, offset)) == sorted(named)
+            found = holds.holders(key, offset)
+            assert (found is None) == (not named)
+            if found is not None:
+                assert (found.offset, found.total) == (min(every), sum(x < offset for x in every))
+
+
+class CheckingStore(MemoryStore):
+    """Compares in the midst of a change, too: when cursors are about to be set."""
+
+    check: Callable[[], None] | None = None
+
+    async def set_cursors(self, cursors: Sequence[Cursor]) -> None:
+        if self.check is not None:
+            self.check()
+        await super().set_cursors(cursors)
+
+
+async def change(broker: Broker, by: random.Random) -> None:
+    name = by.choice(NAMES)
+    group = f"group-{name}"
+    partition = by.randrange(PARTITIONS)
+    what = by.randrange(12)
+    key = PartitionKey(broker.topic(TOPIC).id, partition)
+    if what == 0:
+        await broker.subscribe(CALLER, name, TOPIC, by.choice(("beginning", "end", Offset(2))))
+    elif what == 1:
+        await broker.unsubscribe(CALLER, name, TOPIC)
+    elif what == 2:
+        await broker.seek(CALLER, name, TOPIC, by.choice(("beginning", "end", Offset(1))))
+    elif what in (3, 4):
+        message = await broker.get(CALLER, name, TOPIC, None)
+        if message is not None:
+            await broker.get(CALLER, name, TOPIC, message.id)
+    elif what == 5:
+        who = by.choice((name, group))
+        commits = [Commit(key, by.choice((None, 0, 1, 2, 3, 4)))]
+        await broker.groups.commit(CALLER, who, MemberRef("", -1), commits)
+    elif what == 6:
+        settings = GroupSettings(holds_retention=by.random() < 0.7)
+        await broker.groups.alter(CALLER, by.choice((name, group)), settings)
+    elif what == 7:
+        await broker.groups.delete_offsets(CALLER, by.choice((name, group)), [key])
+    elif what == 8:
+        await broker.pushing.subscribe(CALLER, f"pushed-{name}", TOPIC, PATIENT, "beginning")
+    elif what == 9 and broker._pushed.count(key.topic_id):
+        held = by.choice(list(broker._pushed.of_topic(key.topic_id)))
+        if by.random() < 0.3:
+            await broker.pushing.unsubscribe(CALLER, held.name, TOPIC)
+        else:
+            peer = Peer()
+            await peer.open(broker, held.name)
+            peer.ack((await peer.take())[:2])
+            await broker.pushing.flush()
+            await peer.channel.close()
+    elif what == 10:
+        partitions = min(broker.topic(TOPIC).partitions + 1, 2 * PARTITIONS)
+        await broker.alter_topic(CALLER, TOPIC, partitions=partitions)
+    else:
+        await publish(broker, b"x", partition=partition)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("seed", range(12))
+async def test_holds_follow_every_change_of_subscriptions_and_groups(seed: int) -> None:
+    by = random.Random(seed)
+    store = CheckingStore()
+    async with open_broker(store) as broker:
+        policy = Policy(keep_until_consumed=True)
+        await broker.create_topic(CALLER, TOPIC, partitions=PARTITIONS, policy=policy)
+        store.check = lambda: check(broker)
+        for partition in range(PARTITIONS):
+            for _ in range(4):
+                await publish(broker, b"x", partition=partition)
+        done, refused = 0, Counter[str]()
+        for _ in range(120):
+            try:
+                await change(broker, by)
+                done += 1
+            except QuackError as error:
+                refused[type(error).__name__] += 1
+            check(broker)
+        assert done > 40, refused
+
+
+@pytest.mark.asyncio
+async def test_asking_again_does_not_walk_over_all_subscriptions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first question does; a get, which moves a cursor and asks how many are left, does not."""
+    async with open_broker() as broker:
+        policy = Policy(keep_until_consumed=True)
+        await broker.create_topic(CALLER, TOPIC, policy=policy)
+        names = [f"reader-{number}" for number in range(20)]
+        for name in names:
+            await broker.subscribe(CALLER, name, TOPIC, "beginning")
+        await publish(broker, b"a")
+        await publish(broker, b"b")
+        first = await broker.get(CALLER, names[0], TOPIC, None)
+        assert first is not None and first.consumers_left == len(names)
+        walks: list[str] = []
+        for part in (broker._delivery, broker.groups):
+            monkeypatch.setattr(part, "holding", lambda key: walks.append("walked"))
+        second = await broker.get(CALLER, names[0], TOPIC, first.id)
+        assert second is not None and second.consumers_left == len(names)
+        again = await broker.get(CALLER, names[1], TOPIC, None)
+        assert again is not None and again.consumers_left == len(names) - 1
+        assert isinstance(broker._holds, Holds)
+        assert broker._holds.held_from(PartitionKey(broker.topic(TOPIC).id, 0)) == 0
+        assert walks == []
