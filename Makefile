@@ -43,7 +43,7 @@ test: lint clients
 
 check: lint
 	$(PYTHON_IN_VENV) -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal -q \
-		-m "not processes and not sweep" $(PYTEST)
+		--hypothesis-profile quick -m "not processes and not sweep" $(PYTEST)
 
 interop: $(READY) clients
 	$(PYTHON_IN_VENV) -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal tests/interop \

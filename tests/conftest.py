@@ -9,20 +9,26 @@ run fails.
 Tests that start a process say so too: `@pytest.mark.processes`. `make check` leaves them out, and a
 test without the mark that starts a process fails. Tests with `needs`, or with a fixture that starts
 a process, have the mark already.
+
+Tests have to stay quick: a run ends with the files whose tests took the most CPU time.
 """
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import subprocess
 import sys
+import time
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+from _pytest.runner import runtestprotocol
 from hypothesis import HealthCheck, settings
 
 # Helpers assert too. Rewritten, their asserts are executed under `python -O` as well, and say more.
@@ -33,6 +39,8 @@ settings.register_profile(
     "calm", settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("calm")
+# For `make check`; see tests/effort.py.
+settings.register_profile("quick", settings.get_profile("calm"), max_examples=20)
 
 #: Who is not root needs to be it in a user namespace first.
 _NEW_MOUNTS = ("--mount",) if os.geteuid() == 0 else ("--mount", "--user", "--map-root-user")
@@ -85,6 +93,13 @@ PROCESS_EVENTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn",
 #: By the test's id, what it misses.
 LEFT_OUT = pytest.StashKey[dict[str, str]]()
 
+#: By the test's file, the CPU time of its tests in this process.
+CPU_S = pytest.StashKey[Counter[str]]()
+#: How many files the end of a run names.
+CPU_FILES = 5
+#: `--durations` leaves out what takes less.
+SHOWN_S = 0.005
+
 
 #: The test that runs now, if it may not start a process.
 _bound_to_this_process: pytest.Item | None = None
@@ -98,15 +113,33 @@ def _audit(event: str, _: tuple[Any, ...]) -> None:
 sys.addaudithook(_audit)
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """Let only marked tests start processes, their fixtures included."""
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool:
+    """Run a test, and say little about it if all is well.
+
+    Only marked tests may start processes, their fixtures included.
+
+    Of a test that passes, pytest reports the set-up and the tear-down too. Between the processes of
+    xdist these reports take longer than a quick test does. Only those that --durations shows are
+    passed on.
+    """
     global _bound_to_this_process
     _bound_to_this_process = None if item.get_closest_marker("processes") else item
+    started_s = time.process_time()
+    hook = item.ihook
+    is_worker = hasattr(item.config, "workerinput")
     try:
-        return (yield)
+        if not is_worker:
+            hook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+        for report in runtestprotocol(item, log=False, nextitem=nextitem):
+            if report.when == "call" or not report.passed or report.duration >= SHOWN_S:
+                hook.pytest_runtest_logreport(report=report)
+        if not is_worker:
+            hook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
     finally:
         _bound_to_this_process = None
+        item.config.stash[CPU_S][item.location[0]] += time.process_time() - started_s
+    return True
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -135,18 +168,37 @@ def pytest_configure_node(node: Any) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     PROBED.update(getattr(config, "workerinput", {}).get("probed", {}))
+    config.stash[CPU_S] = Counter()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Keep the garbage collector away from the tests that were collected.
+
+    There are so many of them that to look through them all takes longer than most tests.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
     """A worker of xdist ended; what it left out, all left out."""
-    node.config.stash[LEFT_OUT] = getattr(node, "workeroutput", {}).get("left_out", {})
+    output = getattr(node, "workeroutput", {})
+    node.config.stash[LEFT_OUT] = output.get("left_out", {})
+    node.config.stash[CPU_S].update(output.get("cpu_s", {}))
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     left_out = session.config.stash.get(LEFT_OUT, {})
     if hasattr(session.config, "workeroutput"):
         session.config.workeroutput["left_out"] = left_out
+        session.config.workeroutput["cpu_s"] = dict(session.config.stash[CPU_S])
     elif left_out and in_continuous_integration():
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
@@ -155,6 +207,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     left_out = terminalreporter.config.stash.get(LEFT_OUT, {})
     for test, missing in left_out.items():
         terminalreporter.write_line(f"LEFT OUT {test}: no working {missing} here")
+    cpu_s = terminalreporter.config.stash[CPU_S]
+    if len(cpu_s) > CPU_FILES:
+        terminalreporter.write_line(f"CPU time of the tests: {cpu_s.total():.0f} s, of which")
+        for file, seconds in cpu_s.most_common(CPU_FILES):
+            terminalreporter.write_line(f"{seconds:6.1f} s {file}")
     if left_out and in_continuous_integration():
         terminalreporter.write_line("FAILED, because CI=true and tests were left out", red=True)
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from quackmq.groups.assignors import ASSIGNORS, DEFAULT_ASSIGNOR, Pool, by_range, uniform
 from quackmq.topic import PartitionKey
+from tests import effort
 
 NEWS, WEATHER = uuid.UUID(int=1), uuid.UUID(int=2)
 
@@ -114,7 +115,7 @@ def pools_of(drawn: list[tuple[list[str], list[int]]]) -> list[Pool]:
 
 
 @pytest.mark.parametrize("name", ASSIGNORS)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=effort.of(100), deadline=None)
 @given(drawn=POOLS, drawn_before=POOLS)
 def test_every_partition_has_one_reader_who_reads_that_topic(
     name: str,
@@ -135,7 +136,7 @@ def test_every_partition_has_one_reader_who_reads_that_topic(
     assert all(member in readers[key.topic_id] for member, share in shares.items() for key in share)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=effort.of(100), deadline=None)
 @given(members=MEMBERS, counts=st.lists(st.integers(0, 7), min_size=1), drawn_before=POOLS)
 def test_where_all_read_the_same_shares_are_even_whatever_they_were_before(
     members: list[str], counts: list[int], drawn_before: list[tuple[list[str], list[int]]]
@@ -147,7 +148,7 @@ def test_where_all_read_the_same_shares_are_even_whatever_they_were_before(
     assert max(shares.values()) - min(shares.values()) <= 1
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=effort.of(100), deadline=None)
 @given(drawn=POOLS)
 def test_no_single_move_makes_shares_more_even(drawn: list[tuple[list[str], list[int]]]) -> None:
     pools = pools_of(drawn)

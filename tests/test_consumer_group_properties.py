@@ -21,6 +21,7 @@ from quackmq.errors import (
     UnknownMember,
 )
 from quackmq.groups import GroupState, Leaving, MemberRef
+from tests import effort
 from tests.consumer_stage import REBALANCE_MS, TIMING, Client, Stage, Topics
 
 NAMES = ["news", "weather", "sports"]
@@ -215,4 +216,6 @@ class ConsumerGroupMachine(RuleBasedStateMachine):
 
 
 TestConsumerGroup = ConsumerGroupMachine.TestCase
-TestConsumerGroup.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
+TestConsumerGroup.settings = settings(
+    max_examples=effort.of(120), stateful_step_count=40, deadline=None
+)

@@ -28,6 +28,7 @@ from quackmq.errors import (
     UnknownMember,
 )
 from quackmq.groups import GroupState, Joined, Leaving, MemberRef, Synced
+from tests import effort
 from tests.group_stage import RANGE, REBALANCE_MS, SESSION_MS, Stage, subscription
 
 REFUSALS = (IllegalGeneration, MemberFenced, RebalanceInProgress, UnknownMember)
@@ -274,4 +275,6 @@ class GroupMachine(RuleBasedStateMachine):
 
 
 TestGroupMachine = GroupMachine.TestCase
-TestGroupMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestGroupMachine.settings = settings(
+    max_examples=effort.of(150), stateful_step_count=40, deadline=None
+)

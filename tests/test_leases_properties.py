@@ -18,6 +18,7 @@ from quackmq import leases as module
 from quackmq import limits
 from quackmq.leases import Counts, Leases, Wanted
 from quackmq.subscriptions import Terms
+from tests import effort
 
 OUTSTANDING = 6
 GAPS = 3
@@ -264,4 +265,6 @@ class LeasesMachine(RuleBasedStateMachine):
 
 
 TestLeasesMachine = LeasesMachine.TestCase
-TestLeasesMachine.settings = settings(max_examples=200, stateful_step_count=60, deadline=None)
+TestLeasesMachine.settings = settings(
+    max_examples=effort.of(200), stateful_step_count=60, deadline=None
+)

@@ -14,6 +14,7 @@ from quackmq.arrow import from_arrow, to_arrow
 from quackmq.codec import decode, encode, single
 from quackmq.errors import CorruptBatch, RecordTooLarge, UnsupportedBatch
 from quackmq.record import COMPRESSIONS, HEADER_BYTES, Batch, Record, batches, spans
+from tests import effort
 from tests.batches import batch_of, resealed, sealed
 
 #: No test asserts a time: a busy machine is no bug.
@@ -158,7 +159,7 @@ def test_arrow_keeps_records_and_offsets(
     ]
 
 
-@settings(UNTIMED, max_examples=300)
+@settings(UNTIMED, max_examples=effort.of(300))
 @given(data=st.binary(max_size=200))
 def test_any_bytes_are_a_batch_or_a_named_error(data: bytes) -> None:
     for attempt in (data, bytes(16) + b"\x02" + data):
@@ -168,7 +169,7 @@ def test_any_bytes_are_a_batch_or_a_named_error(data: bytes) -> None:
             pass
 
 
-@settings(UNTIMED, max_examples=300)
+@settings(UNTIMED, max_examples=effort.of(300))
 @given(
     data=st.binary(max_size=200) | numbers, attributes=st.integers(0, 63), count=st.integers(0, 9)
 )
@@ -187,7 +188,7 @@ def test_any_content_under_a_good_checksum_is_records_or_corrupt(
     assert len(found) == count
 
 
-@settings(UNTIMED, max_examples=300)
+@settings(UNTIMED, max_examples=effort.of(300))
 @given(records=record_lists, compression=compressions, edits=edits)
 def test_a_damaged_batch_with_a_good_checksum_is_records_or_a_named_error(
     records: list[Record], compression: str, edits: list[tuple[int, str, int]]
@@ -201,7 +202,7 @@ def test_a_damaged_batch_with_a_good_checksum_is_records_or_a_named_error(
     assert [record.offset for record in found] == list(range(batch.base_offset, batch.next_offset))
 
 
-@settings(UNTIMED, max_examples=300)
+@settings(UNTIMED, max_examples=effort.of(300))
 @given(records=record_lists, edits=edits, noise=numbers)
 def test_the_careful_parser_and_the_fast_one_agree(
     records: list[Record], edits: list[tuple[int, str, int]], noise: bytes

@@ -15,6 +15,7 @@ from quackmq.archive.reader import ArchiveReader
 from quackmq.errors import DamagedData
 from quackmq.stores.local.disk import RealDisk
 from quackmq.topic import PartitionKey
+from tests import effort
 from tests.archive.support import KEY, TOPIC, Archive, plain, read_all, written
 from tests.simulation.disk import Faults, Machine, SimulatedDisk
 from tests.simulation.loop import Clock, Crash, VirtualLoop, run
@@ -214,7 +215,7 @@ class Life:
         self.durable, self.tried = listed, []
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(effort.of(8)))
 def test_a_crash_in_any_operation_of_a_commit_leaves_old_or_new_for_good(seed: int) -> None:
     """Also where only the process ends first, and the power after somebody has looked."""
     operations = crash_in_commit(seed, None)
@@ -226,7 +227,7 @@ def test_a_crash_in_any_operation_of_a_commit_leaves_old_or_new_for_good(seed: i
 def test_a_manifest_that_survives_a_power_cut_has_its_files() -> None:
     """Names survive in any order, so the last two operations are tried often."""
     operations = crash_in_commit(0, None)
-    for seed in range(100):
+    for seed in range(effort.of(100)):
         crash_in_commit(seed, operations - seed % 2)
 
 
@@ -250,7 +251,7 @@ def crash_in_commit(seed: int, operation: int | None) -> int:
     return ended.operations
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(effort.of(6)))
 def test_a_crash_anywhere_leaves_the_manifest_before_or_after_and_every_file_of_it(
     seed: int,
 ) -> None:

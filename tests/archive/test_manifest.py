@@ -32,6 +32,7 @@ from quackmq.archive.manifest import (
 )
 from quackmq.errors import DamagedData, InvalidRequest, LimitReached, NewerFormat, StateChanged
 from quackmq.topic import PartitionKey
+from tests import effort
 from tests.archive.support import KEY, TOPIC
 
 #: No test asserts a time: a busy machine is no bug.
@@ -327,7 +328,7 @@ class Changes(RuleBasedStateMachine):
 
 
 TestChanges = Changes.TestCase
-TestChanges.settings = settings(UNTIMED, max_examples=50)
+TestChanges.settings = settings(UNTIMED, max_examples=effort.of(50))
 
 
 def test_a_sound_manifest_that_is_made_unsound_is_told() -> None:

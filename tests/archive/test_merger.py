@@ -21,6 +21,7 @@ from quackmq.archive.reader import ArchiveReader
 from quackmq.errors import StorageError
 from quackmq.stores.local.disk import RealDisk, RealFile
 from quackmq.topic import PartitionKey
+from tests import effort
 from tests.archive.merging import DUCKS, archive, listed, opened, settled
 from tests.archive.support import KEY, read_all
 from tests.simulation.disk import Faults, Machine, SimulatedDisk
@@ -340,7 +341,7 @@ def check(partitions: Partitions, seen: list[Manifest]) -> None:
     assert offsets == [o for o in range(found.first_offset, found.next_offset) if o % 5]
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(effort.of(3)))
 def test_a_crash_in_any_operation_of_a_merge_leaves_the_old_files_or_the_new_one(
     seed: int,
 ) -> None:
@@ -374,7 +375,7 @@ def crash_in_merge(seed: int, operation: int | None) -> int:
     return ended.operations
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(effort.of(10)))
 def test_a_disk_that_fails_loses_nothing_and_what_was_merged_counts(seed: int) -> None:
     source = random.Random(seed)
     machine = Machine(source)

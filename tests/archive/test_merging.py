@@ -15,10 +15,11 @@ from quackmq.archive import manifest as manifests
 from quackmq.archive.manifest import ArchiveFile, Manifest, add, empty, file_name, replace, trim
 from quackmq.archive.merging import Merge, MergeSettings, plan
 from quackmq.errors import InvalidSetting
+from tests import effort
 from tests.archive.support import KEY, TOPIC
 
 #: No test asserts a time: a busy machine is no bug.
-UNTIMED = settings(deadline=None, max_examples=60)
+UNTIMED = settings(deadline=None, max_examples=effort.of(60))
 SMALL = MergeSettings(target_bytes=64_000)
 
 

@@ -23,13 +23,14 @@ from quackmq.archive.schema import RowGroup, encode_row_groups
 from quackmq.archive.writer import Committed
 from quackmq.errors import DamagedData, InvalidRequest
 from quackmq.topic import PartitionKey
+from tests import effort
 from tests.archive.support import KEY, TOPIC, Archive, MemoryDisk, plain
 from tests.archive.test_round_trip import entries
 
 NAME = offered_name("0" * 32, "1")
 UNTIMED = settings(
     deadline=None,
-    max_examples=25,
+    max_examples=effort.of(25),
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 

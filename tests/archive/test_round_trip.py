@@ -13,12 +13,13 @@ from quackmq.archive.reader import ArchiveReader
 from quackmq.archive.writer import Committed
 from quackmq.codec import BatchWriter, decode
 from quackmq.record import COMPRESSIONS, Batch, Record
+from tests import effort
 from tests.archive.support import NOON_MS, Archive, committed, opened, read_all, records_of
 from tests.batches import sealed
 
 UNTIMED = settings(
     deadline=None,
-    max_examples=60,
+    max_examples=effort.of(60),
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 

@@ -21,6 +21,7 @@ from quackmq.record import Batch, Record
 from quackmq.stores.memory import MemoryStore
 from quackmq.subscriptions import Place, message_id
 from quackmq.topic import Cursor
+from tests import effort
 from tests.broker.support import (
     CALLER,
     LONG_MS,
@@ -444,7 +445,7 @@ async def test_a_large_batch_is_opened_once(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(effort.of(30)))
 async def test_every_message_is_delivered_exactly_once_in_order(seed: int) -> None:
     """A client that keeps the last id on disk, over a network that loses replies, with a broker
     that dies: what the client takes is what was published, a partition at a time."""

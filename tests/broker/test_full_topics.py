@@ -20,6 +20,7 @@ from quackmq.errors import (
 from quackmq.policy import Policy, WhenFull
 from quackmq.stores.memory import MemoryStore
 from quackmq.topic import Appended, OffsetTime, PartitionKey, TimeKind
+from tests import effort
 from tests.broker.support import (
     CALLER,
     NAME,
@@ -469,7 +470,7 @@ async def test_a_store_that_cannot_say_what_is_live_fails_publishers_and_is_aske
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(effort.of(20)))
 async def test_whatever_happens_entries_are_few_in_order_and_never_doubled(seed: int) -> None:
     """Publishers come and give up, entries go, policies change: whoever was answered is in the log
     once, in the order of the calls, and nobody waits where there is room."""

@@ -20,12 +20,13 @@ from quackmq.policy import Policy
 from quackmq.record import Batch, Record
 from quackmq.stores.local import LocalOptions, LocalStore
 from quackmq.stores.memory import MemoryStore
+from tests import effort
 from tests.broker.support import CALLER, NAME, NEVER_MS, TOPIC, key_of, open_broker, publish
 from tests.loop_cpu import measured_callbacks
 from tests.support import Clock
 
-TOPICS = 1_000
-PRODUCERS = 10_000
+TOPICS = effort.of(1_000)
+PRODUCERS = effort.of(10_000)
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
 #: What is promised is 20 ms; the processor of a busy machine takes twice as long for the same work.
@@ -73,7 +74,7 @@ async def fill(broker: Broker, clock: Clock) -> None:
             await broker.publish(CALLER, topic, 0, batch)
 
     for start in range(0, TOPICS, 100):
-        await asyncio.gather(*map(fill_topic, range(start, start + 100)))
+        await asyncio.gather(*map(fill_topic, range(start, min(start + 100, TOPICS))))
 
 
 async def clean(broker: Broker, times: int = 3) -> None:

@@ -17,6 +17,7 @@ from quackmq.archive.files import partition_path
 from quackmq.broker import Broker
 from quackmq.errors import QuackError
 from quackmq.policy import Policy, WhenFull
+from tests import effort
 from tests.broker.support import (
     CALLER,
     NAME,
@@ -323,14 +324,14 @@ async def test_an_archive_that_cannot_be_cut_is_named_and_keeps_no_other_topic_b
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(effort.of(30)))
 async def test_exactly_what_the_policy_lets_go_of_goes_from_every_tier(seed: int) -> None:
     """Q7, Q8, D3, M4."""
     await _run(seed, Tiers(), is_exact=True)
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("seed", range(100, 108))
+@pytest.mark.parametrize("seed", range(100, 100 + effort.of(8)))
 async def test_nothing_goes_that_the_policy_keeps_where_indexes_tell_less(
     seed: int, tmp_path: Path
 ) -> None:
@@ -360,7 +361,7 @@ async def _begun(tiers: Tiers, truth: Truth, broker: Broker, is_exact: bool) -> 
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("seed", range(200, 206))
+@pytest.mark.parametrize("seed", range(200, 200 + effort.of(6)))
 async def test_a_crash_while_something_goes_takes_nothing_else_along(
     seed: int, tmp_path: Path
 ) -> None:

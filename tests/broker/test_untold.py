@@ -14,6 +14,7 @@ from quackmq.leases import Leases, Wanted
 from quackmq.policy import Policy
 from quackmq.subscriptions import Terms
 from quackmq.topic import Topic
+from tests import effort
 
 PLACE = ("puddles", Topic(uuid.UUID(int=1), "ducks", 1, Policy(), 0), 0)
 
@@ -66,7 +67,7 @@ class Followed:
 
 
 @pytest.mark.parametrize("reading", ["every", "live"])
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(effort.of(8)))
 def test_each_offset_that_is_done_is_told_once_as_what_it_was(seed: int, reading: str) -> None:
     chance = random.Random(seed)
     terms = Terms("live" if reading == "live" else "every", lease_ms=100, outstanding=20, window=5)

@@ -44,6 +44,7 @@ def test_a_name_that_goes_by_last_id_elsewhere_is_told_so(
         assert other.get(topic).text == "b"
 
 
+@pytest.mark.processes
 def test_a_name_that_a_client_reads_by_is_refused_elsewhere_until_it_is_closed(
     doors: dict[str, str], tmp_path: Path, topic: str
 ) -> None:

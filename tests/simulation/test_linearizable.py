@@ -7,6 +7,7 @@ import random
 
 import pytest
 
+from tests import effort
 from tests.simulation.linearizable import Operation, final_states
 
 
@@ -61,7 +62,7 @@ def test_an_unknown_operation_does_not_happen_after_the_crash() -> None:
     assert not final_states("", history)
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(effort.of(30)))
 def test_it_agrees_with_trying_all_orders(seed: int) -> None:
     source = random.Random(seed)
     history: list[Operation[str]] = []

@@ -19,6 +19,7 @@ from quackmq.policy import Policy
 from quackmq.record import Batch, batches
 from quackmq.stores.local import LocalOptions, LocalStore
 from quackmq.topic import Append, OffsetTime, PartitionKey, Read, TimeKind
+from tests import effort
 from tests.archive.archiving import archive
 from tests.simulation.disk import Faults, Machine, SimulatedDisk
 from tests.simulation.loop import Clock, VirtualLoop, run
@@ -148,7 +149,7 @@ def test_a_bug_is_caught(where: object, name: str, bug: Callable[..., object]) -
 # --- weak sync modes -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(effort.of(12)))
 def test_what_is_archived_survives_what_a_weak_mode_loses(seed: int) -> None:
     """The log forgets records that were never synced, and the archive has them: they are served,
     and their offsets are not given again."""

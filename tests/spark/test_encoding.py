@@ -15,6 +15,7 @@ from quackmq.arrow import HEADERS_TYPE
 from quackmq.errors import RecordTooLarge
 from quackmq.record import COMPRESSIONS, Batch, Record
 from quackmq.spark.encoding import Rows, encode
+from tests import effort
 
 texts = st.none() | st.binary(max_size=30) | st.binary(min_size=120, max_size=300)
 headers = st.none() | st.lists(
@@ -28,7 +29,7 @@ rows = st.tuples(
 @given(
     st.lists(rows, max_size=50), st.integers(1, 2_000), st.sampled_from(COMPRESSIONS), st.booleans()
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=effort.of(200), deadline=None)
 def test_what_is_encoded_is_read_back_partition_by_partition(
     given_rows: list[tuple[int, int, bytes | None, bytes | None, list[tuple[str, bytes]] | None]],
     batch_bytes: int,

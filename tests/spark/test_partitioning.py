@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from quackmq import limits
 from quackmq.partitioning import Partitioner
 from quackmq.spark.partitioning import murmur2, partitions_of
+from tests import effort
 
 MURMUR2 = Partitioner.MURMUR2
 
@@ -21,7 +22,7 @@ keys = st.lists(st.binary(max_size=40) | st.binary(min_size=200, max_size=300), 
 
 
 @given(keys, st.integers(0, 5))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=effort.of(200), deadline=None)
 def test_keys_are_hashed_as_kafkas_clients_hash_them(given_keys: list[bytes], skip: int) -> None:
     column = pa.array(given_keys, pa.binary())[skip:]
     expected = [kafkas_murmur2(key) & 0xFFFFFFFF for key in given_keys[skip:]]

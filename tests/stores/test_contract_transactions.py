@@ -25,6 +25,7 @@ from quackmq.record import CONTROL_FLAG, TRANSACTIONAL_FLAG, Batch
 from quackmq.stores.base import Store
 from quackmq.topic import Append, PartitionKey, Read, Slice, State, StatePut
 from quackmq.transactions import Aborted, Marker, marker_batch
+from tests import effort
 from tests.batches import resealed, sealed
 from tests.stores.calls import (
     LONG_MS,
@@ -470,7 +471,7 @@ async def test_trimming_into_an_open_transaction_leaves_it_open(store: Store) ->
 
 
 @keeps_batches_restarting
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(effort.of(4)))
 async def test_open_aborted_and_stable_are_as_defined_whatever_comes(
     restarting: Restarting, seed: int
 ) -> None:

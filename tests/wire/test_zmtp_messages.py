@@ -30,6 +30,7 @@ from quackmq.wire.zmtp_messages import (
     message,
     subscription,
 )
+from tests import effort
 from tests.wire import zmtp_frames
 from tests.wire.zmtp_frames import MORE, command, frame, greeting, ready
 
@@ -130,7 +131,7 @@ def test_bytes_that_come_one_by_one_mean_the_same(
     ("make", "stream"), [(PublisherDecoder, PUBLISHED), (SubscriberDecoder, SUBSCRIBED)]
 )
 @given(cuts=st.lists(st.integers(0, 10_000), max_size=20))
-@settings(CALM, max_examples=50)
+@settings(CALM, max_examples=effort.of(50))
 def test_bytes_however_they_are_cut_mean_the_same(
     make: Callable[[], FrameDecoder], stream: bytes, cuts: list[int]
 ) -> None:
@@ -143,7 +144,7 @@ def test_bytes_however_they_are_cut_mean_the_same(
     ("make", "kind"), [(PublisherDecoder, b"XPUB"), (SubscriberDecoder, b"XSUB")]
 )
 @given(data=st.binary(max_size=300))
-@settings(CALM, max_examples=200)
+@settings(CALM, max_examples=effort.of(200))
 def test_any_bytes_give_events_or_a_protocol_error(
     make: Callable[[], FrameDecoder], kind: bytes, data: bytes
 ) -> None:

@@ -31,6 +31,7 @@ from kio.schema.errors import ErrorCode
 
 from quackmq import limits
 from quackmq.doors.kafka.registry import APIS
+from tests import effort
 from tests.doors.kafka.client import (
     METADATA,
     PRODUCE,
@@ -48,6 +49,10 @@ from tests.doors.kafka.membership import member, served_at_once
 from tests.doors.kafka.test_registry import VERSIONS, request_of
 
 ROUNDS = 150
+#: Requests are cut off at one place of so many, each kind at others.
+CUT_EVERY = 8
+#: How many of all lies are told; others in each run.
+LIES = 1_000
 #: Strangers that are there at once.
 STRANGERS = 64
 SIZE_BYTES = 4
@@ -192,7 +197,7 @@ def harm(generator: random.Random, frame: bytes) -> bytes:
 async def test_harmed_requests_do_no_harm(generator: random.Random) -> None:
     async with others_at_work() as running:
         frames = sound_frames(await running.client())
-        for _ in range(ROUNDS):
+        for _ in range(effort.of(ROUNDS)):
             stranger: Client = await running.client()
             for frame in generator.choices(frames, k=generator.randrange(1, 5)):
                 stranger.writer.write(harm(generator, frame))
@@ -215,7 +220,7 @@ def nonsense(generator: random.Random) -> bytes:
 @on_both_loops
 async def test_any_bytes_are_answered_or_disconnected(generator: random.Random) -> None:
     async with others_at_work() as running:
-        streams = [nonsense(generator) for _ in range(10 * ROUNDS)]
+        streams = [nonsense(generator) for _ in range(effort.of(10 * ROUNDS))]
         assert len(await say_each(running, streams, hang_up=True)) == len(streams)
 
 
@@ -224,12 +229,13 @@ async def test_any_bytes_are_answered_or_disconnected(generator: random.Random) 
 
 @on_the_servers_loop
 async def test_a_request_cut_off_anywhere_is_disconnected() -> None:
+    """Here and there; that the reader refuses it anywhere is tested in tests/wire/kafka."""
     async with others_at_work() as running:
         frames = sound_frames(await running.client())
         cut = (
             sized(frame[SIZE_BYTES : SIZE_BYTES + size])
-            for frame in frames
-            for size in range(len(frame) - SIZE_BYTES)
+            for number, frame in enumerate(frames)
+            for size in range(number % CUT_EVERY, len(frame) - SIZE_BYTES, CUT_EVERY)
         )
         answered = [
             (said.hex(), heard)
@@ -280,7 +286,7 @@ async def test_lengths_and_counts_that_lie_cost_no_memory(generator: random.Rand
         streams = [sized(lie[SIZE_BYTES:]) for frame in frames for lie in lies(frame)]
         tracemalloc.start()
         try:
-            await say_each(running, generator.sample(streams, len(streams) // 4), hang_up=True)
+            await say_each(running, generator.sample(streams, effort.of(LIES)), hang_up=True)
             _, most_bytes = tracemalloc.get_traced_memory()
         finally:
             tracemalloc.stop()

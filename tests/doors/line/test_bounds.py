@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from quackmq import limits
 from quackmq.doors.line import End, LineDoor, LineSettings
 from quackmq.errors import InvalidSetting
+from tests import effort
 from tests.doors.kafka.client import on_both_loops
 from tests.doors.line.peers import Served, SlowStore, on_pipes, served, until
 
@@ -53,7 +54,7 @@ lines = st.sampled_from(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=effort.of(60), deadline=None)
 @given(st.sampled_from(["pub", "sub"]), st.lists(lines, max_size=25), st.integers(1, 40))
 def test_any_messages_are_answered_and_end_well(
     role: str, more: list[str], piece_bytes: int

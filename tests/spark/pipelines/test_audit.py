@@ -39,6 +39,7 @@ from quackmq.spark.pipelines.audit_runs import findings_of, runs_of
 from quackmq.spark.pipelines.job import Job
 from quackmq.spark.pipelines.report import Report
 from quackmq.topic import PartitionKey
+from tests import effort
 from tests.broker.pushed_peer import PATIENT, peer_of
 from tests.broker.support import get_all
 from tests.broker.transacting import Transactor
@@ -64,7 +65,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
 # --- without Spark -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(100))
+@pytest.mark.parametrize("seed", range(effort.of(100)))
 def test_the_audit_by_runs_finds_what_the_audit_record_by_record_finds(seed: int) -> None:
     chance = random.Random(seed)
     rows = model.history(chance, batches=15)
@@ -112,7 +113,7 @@ def test_numbers_of_aborted_transactions_are_not_lost() -> None:
     assert known.lost(8, 0, 3, 6, Span(19, 30)) == 6
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(effort.of(20)))
 def test_numbers_of_very_many_aborted_transactions_are_found_among_them(seed: int) -> None:
     """Also where they begin at 0 again."""
     chance = random.Random(seed)

@@ -20,6 +20,7 @@ from quackmq.wire.kafka.fetch import (
     write_one,
     write_response,
 )
+from tests import effort
 from tests.wire.kafka.schemas import entities, read_by_kio, written
 
 VERSIONS = range(4, 19)
@@ -68,7 +69,7 @@ def test_a_request_cut_off_anywhere_is_a_protocol_error_and_bytes_after_it_do_no
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=effort.of(30), deadline=None)
 @given(data=st.binary(max_size=100))
 def test_any_bytes_are_a_request_or_a_protocol_error(version: int, data: bytes) -> None:
     try:

@@ -16,6 +16,7 @@ from kio.schema.response_header.v1.header import ResponseHeader as ResponseV1
 from quackmq import limits
 from quackmq.errors import ProtocolError
 from quackmq.wire.kafka.framing import Frames, ReceiveMemory, body, read_header, response_head
+from tests import effort
 from tests.wire.kafka.schemas import read_by_kio, written
 
 HEADER_BYTES = 10
@@ -63,7 +64,7 @@ def test_frames_come_out_of_a_stream_fed_byte_by_byte() -> None:
     assert fed(Frames(ReceiveMemory()), *(bytes([byte]) for byte in stream)) == payloads
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=effort.of(50), deadline=None)
 @given(
     st.lists(st.integers(HEADER_BYTES, 70_000), max_size=8),
     st.lists(st.integers(0, 500_000), max_size=8),

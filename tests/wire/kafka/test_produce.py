@@ -17,6 +17,7 @@ from kio.serial.writers import write_int16, write_int32, write_legacy_bytes, wri
 from quackmq.errors import ProtocolError
 from quackmq.wire.kafka import produce
 from quackmq.wire.kafka.produce import PartitionAnswer, TopicAnswer, read_request, write_response
+from tests import effort
 from tests.wire.kafka.schemas import entities, read_by_kio, written
 
 VERSIONS = range(3, 14)
@@ -24,7 +25,7 @@ NEWS = uuid.uuid4()
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=effort.of(10), deadline=None)
 @given(st.data())
 def test_what_kio_writes_is_read_as_it_was(version: int, data: st.DataObject) -> None:
     sent = data.draw(entities(load_request_schema(produce.API_KEY, version)))
@@ -60,7 +61,7 @@ def test_a_request_cut_off_anywhere_is_a_protocol_error_and_bytes_after_it_do_no
 
 
 @pytest.mark.parametrize("version", [0, *VERSIONS])
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=effort.of(30), deadline=None)
 @given(data=st.binary(max_size=100))
 def test_any_bytes_are_a_request_or_a_protocol_error(version: int, data: bytes) -> None:
     try:

@@ -23,6 +23,7 @@ from quackmq import limits
 from quackmq.errors import ProtocolError
 from quackmq.wire.kafka.reader import compiled, read_entity
 from quackmq.wire.kafka.writer import write_entity
+from tests import effort
 from tests.wire.kafka.schemas import (
     all_requests,
     entities,
@@ -71,7 +72,7 @@ def test_a_request_cut_off_anywhere_is_a_protocol_error_and_bytes_after_it_do_no
     assert read(schema, whole + b"more") == read(schema, whole)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=effort.of(200), deadline=None)
 @given(schema=st.sampled_from(spoken_requests()), data=st.binary(max_size=100))
 def test_any_bytes_are_a_request_or_a_protocol_error(schema: type[Entity], data: bytes) -> None:
     try:
@@ -81,7 +82,7 @@ def test_any_bytes_are_a_request_or_a_protocol_error(schema: type[Entity], data:
     assert isinstance(entity, schema)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=effort.of(100), deadline=None)
 @given(st.data())
 def test_a_request_with_some_bytes_changed_is_a_request_or_a_protocol_error(
     data: st.DataObject,
@@ -97,7 +98,7 @@ def test_a_request_with_some_bytes_changed_is_a_request_or_a_protocol_error(
     assert isinstance(entity, schema)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=effort.of(30), deadline=None)
 @given(st.data())
 def test_requests_of_every_api_can_be_read(data: st.DataObject) -> None:
     entity = data.draw(st.sampled_from(all_requests()).flatmap(entities))
