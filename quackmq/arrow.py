@@ -13,6 +13,8 @@ pyarrow takes 40 MB and a fifth of a second to load, so that nothing but this mo
 
 from __future__ import annotations
 
+import struct
+import sys
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any, Final
@@ -30,6 +32,17 @@ from quackmq.record import (
     Batch,
     Headers,
 )
+
+
+def constant(value: int | bytes, kind: pa.DataType) -> pa.Scalar:
+    """As `pa.scalar`, which loads pandas where it is installed. That takes half a second, which is
+    too long for the many short processes that Spark starts, and that import this module."""
+    if isinstance(value, bytes):
+        content = [pa.py_buffer(struct.pack("=2i", 0, len(value))), pa.py_buffer(value)]
+    else:
+        content = [pa.py_buffer(value.to_bytes(kind.bit_width // 8, sys.byteorder, signed=True))]
+    return pa.Array.from_buffers(kind, 1, [None, *content])[0]
+
 
 HEADERS_TYPE: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 TIMESTAMP_TYPE: Final = pa.timestamp("us", tz="UTC")
@@ -51,7 +64,7 @@ _MILLISECONDS: Final = pa.timestamp("ms", tz="UTC")
 _GREATEST_MS: Final = (2**63 - 1) // 1000
 _GREATEST_SEQUENCE: Final = 2**31 - 1
 #: As Arrow has it: told as Python's, the call would take ten times as long.
-_SEQUENCE_MASK: Final = pa.scalar(_GREATEST_SEQUENCE, pa.int64())
+_SEQUENCE_MASK: Final = constant(_GREATEST_SEQUENCE, pa.int64())
 #: Rows turned into columns at one go: with fewer the calls weigh, with more the objects that wait
 #: for theirs; over one list of a million records the same takes three times as long.
 _CHUNK_ROWS: Final = 8_192

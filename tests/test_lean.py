@@ -1,4 +1,4 @@
-"""A broker's process has no pandas in it, and no pyarrow until it reads or merges an archive."""
+"""Short processes and brokers load neither pandas nor, where they need none, pyarrow."""
 
 from __future__ import annotations
 
@@ -61,3 +61,18 @@ def test_a_broker_that_reads_no_archive_does_not_load_pyarrow() -> None:
         [sys.executable, "-c", BROKER], capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "False"
+
+
+SPARK = """
+import sys
+import quackmq.spark.reading, quackmq.spark.sink, quackmq.spark.source, quackmq.spark.encoding
+from quackmq.arrow import constant
+assert constant(-7, __import__("pyarrow").int32()).as_py() == -7
+print("pyarrow" in sys.modules, "pandas" in sys.modules)
+"""
+
+
+def test_a_process_that_plans_a_read_or_commits_a_write_for_spark_does_not_load_pandas() -> None:
+    """Spark starts several for each query, which do no more than that."""
+    done = subprocess.run([sys.executable, "-c", SPARK], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "True False"

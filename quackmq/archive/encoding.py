@@ -23,6 +23,7 @@ import pyarrow.compute as pc
 from crc32c import crc32c
 
 from quackmq import limits
+from quackmq.arrow import constant
 from quackmq.codec import NO_EPOCH, BatchWriter
 from quackmq.errors import DamagedData
 from quackmq.record import (
@@ -39,14 +40,14 @@ from quackmq.record import (
 _TABLE_SIZE: Final = 1 << 17
 _GREATEST_SEQUENCE: Final = 2**31 - 1
 #: More than a record takes beside key, value and headers.
-_RECORD_OVERHEAD: Final = pa.scalar(48, pa.int64())
+_RECORD_OVERHEAD: Final = constant(48, pa.int64())
 # Numbers as Arrow has them: told as Python's, each call would take ten times as long.
-_ZERO, _ONE, _THOUSAND = (pa.scalar(number, pa.int64()) for number in (0, 1, 1000))
-_APPEND_TIME: Final = pa.scalar(1, pa.int32())
-_MOST_RECORDS: Final = pa.scalar(limits.RECORDS_PER_BATCH, pa.int64())
-_SEQUENCE_MASK: Final = pa.scalar(_GREATEST_SEQUENCE, pa.int64())
-_EMPTY: Final = pa.scalar(b"", pa.binary())
-_ATTRIBUTES: Final = pa.scalar(b"\x00", pa.binary())
+_ZERO, _ONE, _THOUSAND = (constant(number, pa.int64()) for number in (0, 1, 1000))
+_APPEND_TIME: Final = constant(1, pa.int32())
+_MOST_RECORDS: Final = constant(limits.RECORDS_PER_BATCH, pa.int64())
+_SEQUENCE_MASK: Final = constant(_GREATEST_SEQUENCE, pa.int64())
+_EMPTY: Final = constant(b"", pa.binary())
+_ATTRIBUTES: Final = constant(b"\x00", pa.binary())
 
 
 def encode(

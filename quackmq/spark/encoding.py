@@ -22,6 +22,7 @@ from crc32c import crc32c
 
 from quackmq import limits
 from quackmq.archive.encoding import headers_of, length_varints, positions_of, varints
+from quackmq.arrow import constant
 from quackmq.codec import NO_EPOCH
 from quackmq.errors import RecordTooLarge
 from quackmq.record import (
@@ -37,12 +38,12 @@ from quackmq.spark.partitioning import Numbers
 
 #: More than a record takes beside key, value and headers.
 _RECORD_OVERHEAD: Final = 48
-_EMPTY: Final = pa.scalar(b"", pa.binary())
-_NULL_LENGTH: Final = pa.scalar(b"\x01", pa.binary())
-_NO_HEADERS: Final = pa.scalar(b"\x00", pa.binary())
+_EMPTY: Final = constant(b"", pa.binary())
+_NULL_LENGTH: Final = constant(b"\x01", pa.binary())
+_NO_HEADERS: Final = constant(b"\x00", pa.binary())
 #: Attributes, and a time that is the first record's.
-_AT_ONCE: Final = pa.scalar(b"\x00\x00", pa.binary())
-_ATTRIBUTES: Final = pa.scalar(b"\x00", pa.binary())
+_AT_ONCE: Final = constant(b"\x00\x00", pa.binary())
+_ATTRIBUTES: Final = constant(b"\x00", pa.binary())
 _COMPRESSORS: Final[dict[str, Callable[[Any], bytes]]] = {
     "none": bytes,
     "gzip": compressors.gzip_encode,
