@@ -21,7 +21,7 @@ SUITE ?= guard engine kafka pubsub push overload archive compare spark pipelines
 BENCH ?=
 MUTANTS ?=
 
-.PHONY: help demo check test interop lint format bench soak mutants programs clients clean
+.PHONY: help demo check test interop lint format bench soak mutants programs clients classes clean
 
 help:
 	@echo "make demo     the whole story: publish by every door, kill everybody, ask Spark, count"
@@ -38,7 +38,9 @@ help:
 demo: $(DEMO_READY)
 	@$(PYTHON_IN_VENV) examples/demo.py
 
-test: lint clients
+# What comes before the tests is done side by side.
+test:
+	@$(MAKE) --no-print-directory --jobs 2 lint clients classes
 	$(PYTHON_IN_VENV) -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal --durations 30 $(PYTEST)
 
 check: lint
@@ -89,6 +91,10 @@ programs:
 clients: programs
 	@tools/clients.sh
 
+# Spark's classes, loaded once for all tests.
+classes: $(READY)
+	@$(PYTHON_IN_VENV) -m tests.spark.classes
+
 $(DEMO_READY): pyproject.toml tools/venv.sh
 	@tools/venv.sh $(VENV) $(DEMO_EXTRAS)
 	@touch $@
@@ -100,5 +106,5 @@ $(READY): pyproject.toml tools/venv.sh
 clean:
 	rm -rf $(VENV) build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache .schemathesis
 	rm -rf tests/interop/javascript/node_modules tests/interop/java/target \
-		tests/spark/connector/target benchmarks/target
+		tests/spark/connector/target tests/spark/target benchmarks/target
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

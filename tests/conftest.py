@@ -45,14 +45,18 @@ settings.register_profile("quick", settings.get_profile("calm"), max_examples=20
 #: Who is not root needs to be it in a user namespace first.
 _NEW_MOUNTS = ("--mount",) if os.geteuid() == 0 else ("--mount", "--user", "--map-root-user")
 
+_TESTS = Path(__file__).parent
 #: Where tools/clients.sh makes clients of other languages ready.
-_INTEROP = Path(__file__).with_name("interop")
+_INTEROP = _TESTS / "interop"
 _TARGET = _INTEROP / "java" / "target"
 #: Where it puts Kafka's own broker, which the benchmarks use too.
 _KAFKA = Path(__file__).parents[1] / "benchmarks" / "target" / "kafka"
 
 #: And Spark's connector for Kafka.
-_CONNECTOR = Path(__file__).parent / "spark" / "connector" / "target"
+_CONNECTOR = _TESTS / "spark" / "connector" / "target"
+
+#: Where `make test` puts the classes that Spark's Java machines share.
+_CLASSES = _TESTS / "spark" / "target" / "classes.jsa"
 
 #: How to tell that a program is there and works: a container may have strace and forbid tracing.
 PROBES = {
@@ -89,6 +93,17 @@ PROCESS_FIXTURES = {
 }
 #: What Python's audit calls the ways to start a process.
 PROCESS_EVENTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"}
+
+#: Files whose tests take longest, some of them a minute, and those next to each other that share a
+#: cluster.
+LONGEST = (
+    "spark/test_torture.py",
+    "spark/pipelines/test_declarative.py",
+    "spark/test_cluster.py",
+    "spark/pipelines/test_trending.py",
+    "spark/pipelines/test_compact.py",
+    "spark/test_connect.py",
+)
 
 #: By the test's id, what it misses.
 LEFT_OUT = pytest.StashKey[dict[str, str]]()
@@ -151,6 +166,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    sort_by_length(items)
     missing = {item.nodeid: missing_for(item) for item in items}
     left_out = {test: ", ".join(names) for test, names in missing.items() if names}
     config.stash[LEFT_OUT] = left_out
@@ -167,6 +183,10 @@ def pytest_configure_node(node: Any) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if _CLASSES.exists():
+        from tests.spark.classes import share
+
+        share()
     PROBED.update(getattr(config, "workerinput", {}).get("probed", {}))
     config.stash[CPU_S] = Counter()
 
@@ -214,6 +234,24 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             terminalreporter.write_line(f"{seconds:6.1f} s {file}")
     if left_out and in_continuous_integration():
         terminalreporter.write_line("FAILED, because CI=true and tests were left out", red=True)
+
+
+def sort_by_length(items: list[pytest.Item]) -> None:
+    """The longest files first, then those of Spark, then those with other processes.
+
+    Each worker of xdist begins with a part of the list, and goes on with the end of somebody else's
+    when it has done its own. So the last tests are short, and no worker is left waiting for another
+    with a long one. And the tests of Spark are mostly one worker's, which starts one Java machine.
+    """
+    with_processes = {item.path for item in items if item.get_closest_marker("processes")}
+
+    def turn(item: pytest.Item) -> tuple[int, int]:
+        file = item.path.relative_to(_TESTS).as_posix() if _TESTS in item.path.parents else ""
+        if file in LONGEST:
+            return 0, LONGEST.index(file)
+        return (1 if file.startswith("spark/") else 2 if item.path in with_processes else 3), 0
+
+    items.sort(key=turn)
 
 
 def in_continuous_integration() -> bool:

@@ -16,10 +16,12 @@ from pathlib import Path
 
 import pyspark
 
+from tests.spark import classes
+
 HOSTS = ("127.0.0.1", "127.0.0.2")
 DEADLINE_S = 120
 PAUSE_S = 0.1
-_JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+_JAVA_OPTIONS = classes.options() or classes.SHORT_LIVED
 ROOT = Path(__file__).parents[2]
 #: For sessions on it.
 CONFIGS = {
@@ -54,11 +56,11 @@ def standalone(directory: Path) -> Iterator[str]:
 
 @contextmanager
 def _running(kind: str, arguments: list[str], log: Path) -> Iterator[None]:
-    home = Path(pyspark.__file__).parent
-    program = str(home / "bin" / "spark-class")
+    home = os.environ.get("SPARK_HOME") or str(Path(pyspark.__file__).parent)
+    program = os.path.join(home, "bin", "spark-class")
     environment = {
         **os.environ,
-        "SPARK_HOME": str(home),
+        "SPARK_HOME": home,
         "SPARK_DAEMON_MEMORY": "256m",
         "SPARK_DAEMON_JAVA_OPTS": _JAVA_OPTIONS,
     }

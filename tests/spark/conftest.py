@@ -1,5 +1,7 @@
 """Brokers and Spark sessions for tests: one of each a file, since both take their time to start.
 
+A cluster takes longer still, so all tests of a process have the same.
+
 Each test has topics of its own. What needs Spark itself says `pytest.mark.needs("java")` and takes
 `spark`; all that can be shown without it is.
 """
@@ -12,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.spark.cluster import standalone
 from tests.spark.serving import Broker, serving
 
 if TYPE_CHECKING:
@@ -48,6 +51,13 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     }
     with session("local[2]", **settings) as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A master and two workers, which take one program after the other; the master's URL."""
+    with standalone(tmp_path_factory.mktemp("cluster")) as url:
+        yield url
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from pyspark.sql import SparkSession
 
 from quackmq.spark import register
 from quackmq.spark.home import use_compiled
+from tests.spark.classes import SHORT_LIVED
 
 #: Where tools/clients.sh puts the connector and what it needs.
 CONNECTOR = Path(__file__).with_name("connector") / "target"
@@ -33,8 +34,7 @@ CONFIGS = {
     "spark.sql.shuffle.partitions": "2",
     "spark.default.parallelism": "2",
     "spark.sql.session.timeZone": "UTC",
-    # A JVM that lives for seconds: what it would gain by compiling more, it never earns back.
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.driver.extraJavaOptions": SHORT_LIVED,
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
 }

@@ -16,18 +16,12 @@ import pytest
 from pyspark.sql import SparkSession
 
 from quackmq import spark as quack
-from tests.spark.cluster import CONFIGS, standalone
+from tests.spark.cluster import CONFIGS
 from tests.spark.serving import Broker, serving
 from tests.spark.session import session
 from tests.spark.torture import Blow, Torture
 
 pytestmark = [pytest.mark.needs("java"), pytest.mark.timeout(1200)]
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with standalone(tmp_path_factory.mktemp("cluster")) as url:
-        yield url
 
 
 @pytest.fixture(scope="module")

@@ -28,7 +28,7 @@ from quackmq.spark.pipelines.failures import Stopped
 from quackmq.spark.pipelines.job import Job
 from tests.broker.transacting import Transactor
 from tests.cli.process import SCRIPT
-from tests.spark.cluster import CONFIGS, standalone
+from tests.spark.cluster import CONFIGS
 from tests.spark.pipelines.struck_compaction import DEADLINE_S, offered, prolong_plans
 from tests.spark.serving import Broker, serving, wait_until
 
@@ -430,17 +430,16 @@ def test_s5_killed_in_the_middle_and_run_again_nothing_is_lost_or_doubled(
 
 @pytest.mark.needs("java")
 def test_s5_a_cluster_compacts_what_its_workers_reach(
-    broker: Broker, topic: str, tmp_path: Path
+    broker: Broker, topic: str, cluster: str, tmp_path: Path
 ) -> None:
     """As a user runs it, by its command, with workers on two hosts."""
     fill(broker, topic)
     expected = rows(paths(broker, topic))
-    with standalone(tmp_path) as master:
-        command = [*SCRIPT, "pipeline", "run", "compact", "--topics", topic, "--json"]
-        command += ["--broker", broker.address, "--master", master]
-        for name, value in CONFIGS.items():
-            command += ["--conf", f"{name}={value}"]
-        done = driver(tmp_path, command)
+    command = [*SCRIPT, "pipeline", "run", "compact", "--topics", topic, "--json"]
+    command += ["--broker", broker.address, "--master", cluster]
+    for name, value in CONFIGS.items():
+        command += ["--conf", f"{name}={value}"]
+    done = driver(tmp_path, command)
     assert done.returncode == 0, done.stderr[-3_000:]
     report = json.loads(done.stdout)
     after = paths(broker, topic)

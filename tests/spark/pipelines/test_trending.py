@@ -24,7 +24,7 @@ from quackmq.spark.pipelines import trending
 from quackmq.spark.pipelines.job import Job
 from tests.cli.process import Server
 from tests.doors.http.v1.serving import DEADLINE_S
-from tests.spark.cluster import CONFIGS, standalone
+from tests.spark.cluster import CONFIGS
 from tests.spark.pipelines.conftest import RUN_S, command
 from tests.spark.serving import Broker, wait_until
 from tests.spark.session import CONFIGS as SMALL
@@ -286,7 +286,7 @@ def test_what_cannot_be_is_said_before_spark_starts(
 
 
 def test_the_command_runs_on_a_cluster_until_it_is_told_to_stop_s6(
-    broker: Broker, topic: str, tmp_path: Path
+    broker: Broker, topic: str, cluster: str, tmp_path: Path
 ) -> None:
     prefix, target = f"{topic}-", f"{topic}-trends"
     for name in ("quacks", "honks", "trends"):
@@ -297,20 +297,19 @@ def test_the_command_runs_on_a_cluster_until_it_is_told_to_stop_s6(
     wanted = expected.rows(only_closed=True)
     publish(broker, prefix, entries)
     configs = {**CONFIGS, **SMALL}
-    with standalone(tmp_path / "cluster") as url:
-        arguments = [
-            *("trending", "--topics", f"{prefix}quacks,{prefix}honks", "--to", target, "--json"),
-            *("--window", f"{WINDOW_MS}ms", "--watermark", f"{WATERMARK_MS}ms"),
-            *("--broker", broker.address, "--master", url, "--spark-log", "error"),
-            *("--checkpoint", str(tmp_path / "checkpoint"), "--table", str(tmp_path / "table")),
-            *(word for name, value in configs.items() for word in ("--conf", f"{name}={value}")),
-        ]
-        with command(*arguments) as running:
-            wait_until(lambda: is_there(running, broker, target, len(wanted)), RUN_S, pause_s=1)
-            running.send(signal.SIGTERM)
-            code = running.process.wait(timeout=RUN_S)
-            assert code == 0, running.errors()
-            report = json.loads("".join(iter(running.line, "")))
+    arguments = [
+        *("trending", "--topics", f"{prefix}quacks,{prefix}honks", "--to", target, "--json"),
+        *("--window", f"{WINDOW_MS}ms", "--watermark", f"{WATERMARK_MS}ms"),
+        *("--broker", broker.address, "--master", cluster, "--spark-log", "error"),
+        *("--checkpoint", str(tmp_path / "checkpoint"), "--table", str(tmp_path / "table")),
+        *(word for name, value in configs.items() for word in ("--conf", f"{name}={value}")),
+    ]
+    with command(*arguments) as running:
+        wait_until(lambda: is_there(running, broker, target, len(wanted)), RUN_S, pause_s=1)
+        running.send(signal.SIGTERM)
+        code = running.process.wait(timeout=RUN_S)
+        assert code == 0, running.errors()
+        report = json.loads("".join(iter(running.line, "")))
     assert results(broker, target, prefix) == wanted
     assert report["facts"]["entries read"] == len(entries)
     told = {(row["window_end"], row["name"], row["entries"]) for row in report["rows"]}
