@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from quackmq import limits
@@ -419,6 +419,7 @@ def test_gaps_beyond_the_bound_are_joined(monkeypatch: pytest.MonkeyPatch) -> No
     st.integers(0, 400),
     st.integers(0, 200),
 )
+@example([(0, 50, 150), (0, 100, 200)], 400, 250)  # two gaps that overlap
 def test_a_stamp_is_old_enough_exactly_up_to_before(
     found: list[tuple[int, int, int]], now_ms: int, age_ms: int
 ) -> None:
