@@ -13,7 +13,9 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
+import re
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -21,6 +23,7 @@ import tempfile
 import time
 import venv
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
@@ -52,6 +55,12 @@ class Outcome:
     seconds: float
     output: str = ""
 
+    @property
+    def failed_test(self) -> str:
+        """The name of the test that caught the bug; nothing if none did, or if they hung."""
+        found = re.search(r"^FAILED \S+::(\w+)", self.output, re.MULTILINE)
+        return "" if found is None else found[1]
+
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -64,7 +73,7 @@ def main() -> int:
         parser.error(f"no mutant matches {' '.join(arguments.patterns)}")
     with tempfile.TemporaryDirectory(prefix="quackmq-mutants-") as directory:
         copies = [copy_tree(Path(directory) / str(job)) for job in range(arguments.jobs)]
-        if not is_sound(mutants, copies[0]):
+        if not is_sound(mutants, copies[0], arguments.jobs):
             return 1
         outcomes = run_all(mutants, copies, arguments.show)
     return summarise(outcomes)
@@ -74,11 +83,12 @@ def is_wanted(mutant: Mutant, patterns: list[str]) -> bool:
     return not patterns or any(fnmatch(mutant.name, pattern) for pattern in patterns)
 
 
-def is_sound(mutants: list[Mutant], copy: Path) -> bool:
+def is_sound(mutants: list[Mutant], copy: Path, jobs: int) -> bool:
     """Return whether the tests pass without a bug; otherwise no failure means anything."""
     tests = tuple(sorted({test for mutant in mutants for test in mutant.tests}))
     print(f"{len(mutants)} mutants; first, their tests run without a planted bug", flush=True)
-    exit_code, output = run_tests(tests, copy, None, "--tb=short")
+    together = ("--numprocesses", str(jobs), "--dist", "worksteal") if jobs > 1 else ()
+    exit_code, output = run_tests(tests, copy, None, "--tb=short", *together)
     if exit_code:
         print(output)
         print("these tests fail without a planted bug: fix them first")
@@ -101,7 +111,9 @@ def run_all(mutants: list[Mutant], copies: list[Path], show: bool) -> list[Outco
             idle.put(copy)
         done += 1
         place = f"{done:4}/{len(mutants)}"
-        print(f"{place}  {outcome.verdict:8}  {outcome.seconds:5.1f} s  {mutant.name}", flush=True)
+        by = f"  by {outcome.failed_test}" if outcome.failed_test else ""
+        line = f"{place}  {outcome.verdict:8}  {outcome.seconds:5.1f} s  {mutant.name}{by}"
+        print(line, flush=True)
         if outcome.verdict != "caught" and (show or outcome.verdict != "survived"):
             print(outcome.output, flush=True)
         return outcome
@@ -178,17 +190,22 @@ def run_tests(
     command += [f"--timeout={TEST_S}", *tests]
     ignored = ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE")
     environment = {name: value for name, value in os.environ.items() if name not in ignored}
-    done = subprocess.run(
+    with subprocess.Popen(
         command,
         cwd=copy,
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=run_s,
-        check=False,
-    )
-    return done.returncode, done.stdout[-3000:]
+        start_new_session=True,
+    ) as process:
+        try:
+            output, _ = process.communicate(timeout=run_s)
+        finally:
+            # Also what the tests started: a bug may keep them from ending it.
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    return process.returncode, output[-3000:]
 
 
 def summarise(outcomes: list[Outcome]) -> int:

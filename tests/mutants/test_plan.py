@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import subprocess
 from pathlib import Path
 
@@ -44,12 +45,39 @@ def copy(tmp_path: Path) -> Path:
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    ("new", "verdict"), [("return 2", "caught"), ("return 1  # same", "survived")]
+    ("new", "verdict", "test"),
+    [("return 2", "caught", "test_one"), ("return 1  # same", "survived", "")],
 )
-def test_a_mutant_is_caught_when_its_tests_fail(copy: Path, new: str, verdict: str) -> None:
+def test_a_mutant_is_caught_when_its_tests_fail(
+    copy: Path, new: str, verdict: str, test: str
+) -> None:
     mutant = Mutant("one", "one.py", "return 1", new, ("test_one.py",))
-    assert try_mutant(mutant, copy).verdict == verdict
+    outcome = try_mutant(mutant, copy)
+    assert (outcome.verdict, outcome.failed_test) == (verdict, test)
     assert (copy / "one.py").read_text() == "def one() -> int:\n    return 1\n"
+
+
+@pytest.mark.processes
+def test_no_process_of_a_test_outlives_the_run(copy: Path) -> None:
+    (copy / "one.py").write_text("LEAVES = False\n")
+    (copy / "test_one.py").write_text(LEAVING_TEST)
+    mutant = Mutant("one", "one.py", "False", "True", ("test_one.py",))
+    assert try_mutant(mutant, copy).verdict == "caught"
+    with (copy / "held").open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)  # the process that held it has ended
+
+
+#: Its process holds a lock until it ends.
+LEAVING_TEST = """
+import fcntl, subprocess
+from one import LEAVES
+
+def test_one():
+    with open("held", "w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        subprocess.Popen(["sleep", "600"], pass_fds=[held.fileno()])
+    assert not LEAVES
+"""
 
 
 @pytest.mark.processes
