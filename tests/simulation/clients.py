@@ -18,7 +18,7 @@ from quackmq.errors import (
     UnknownTopic,
 )
 from quackmq.policy import Policy
-from quackmq.record import Batch, batches
+from quackmq.record import Batch, Buffer, batches
 from quackmq.topic import Append, Cursor, CursorKey, PartitionKey, Read, Slice, Topic
 from tests.simulation.life import CALLER, Life, is_read_error
 from tests.simulation.model import (
@@ -147,6 +147,9 @@ class Reader:
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self._life: Life | None = None
+        #: What was read and is still being sent, and its bytes when it was read.
+        self._sending: list[tuple[list[Buffer], list[bytes]]] = []
 
     async def step(self, life: Life) -> None:
         keys = [key for _ in range(life.source.randint(1, 3)) if (key := life.some_partition())]
@@ -173,6 +176,30 @@ class Reader:
         )
         for read, found, at_least in zip(reads, slices, expected, strict=True):
             check_slice(life, read, found, at_least)
+        self._send(life, [chunk for found in slices for chunk in found.chunks])
+
+    def _send(self, life: Life, chunks: list[Buffer]) -> None:
+        """As to slow consumers: what was read must not change before it has left, whatever becomes
+        of its segment meanwhile."""
+        if self._life is not life:
+            self._life, self._sending = life, []
+        self._sending.append((chunks, [bytes(chunk) for chunk in chunks]))
+        self._check_what_is_sent(life)
+        while self._sending and life.source.random() < 0.4:
+            self._sending.pop(0)
+
+    def _check_what_is_sent(self, life: Life) -> None:
+        if life.disk.failed:  # a sync that failed may have cost pages that were only cached
+            return
+        for chunks, before in self._sending:
+            if chunks != before:
+                raise Violation(f"{self.name} was sending bytes that changed meanwhile")
+
+    def finish(self, life: Life) -> None:
+        """Send the rest."""
+        if self._life is life:
+            self._check_what_is_sent(life)
+        self._life, self._sending = None, []
 
 
 def check_slice(life: Life, read: Read, found: Slice, at_least: int) -> None:

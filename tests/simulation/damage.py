@@ -2,10 +2,11 @@
 
 A bit flips; a sector holds zeros, as if its write was lost, or the bytes of another sector, as if a
 write went to the wrong place; a file is cut off, or missing. The damage is made in a copy of a
-machine whose store is closed or has crashed, and the store is opened on it. Either it refuses to
-open and says why, or it opens, and then: topics, cursors and states are as they were; every batch
-is served as it was written, or its place is named as damaged; and only what lies near the damage,
-in the same segment, may be missing.
+machine whose store is closed or has crashed, and the store is opened on it; or while a store is
+open that has read, and perhaps mapped, all that it holds. Either the store refuses to open and says
+why, or it opens, and then: topics, cursors and states are as they were; every batch is served as it
+was written, or its place is named as damaged; and only what lies near the damage, in the same
+segment, may be missing.
 
 One thing nobody can tell from a write that a crash cut short: damage to the journal's last frame.
 In a store that was not closed none is made there, nor is a file of its journal cut off or missing.
@@ -28,7 +29,8 @@ from tests.simulation.platter import SECTOR, Counts, FileNode
 
 #: How often each kind of file is chosen.
 _KINDS = (".log",) * 5 + (".index",) * 2 + ("journal/",) * 3 + ("checkpoint", "quackmq.json")
-
+#: The files that a store looks at after it was opened.
+_KINDS_READ = (".log",) * 3 + (".index",)
 
 _SECTOR_KINDS = ("a lost sector", "a misdirected sector")
 _FILE_KINDS = ("cut off", "missing")
@@ -64,20 +66,19 @@ def check_damage(
     counts = Counts()
     for _ in range(times):
         damaged = machine.copy_at_rest(source)
-        damage = _make_damage(damaged, source, clean=clean)
-        if damage is not None:
-            check = _Check(damaged, model, options, clock, source, damage, counts)
-            counts[f"damage: {damage.kind}"] += 1
-            try:
-                check.run()
-            except Violation as violation:
-                state = "clean" if clean else "crashed"
-                raise Violation(f"{damage} ({state}): {violation}") from violation
+        check = _Check(damaged, model, options, clock, source, counts, clean)
+        try:
+            check.run(is_open=source.random() < 0.3)
+        except Violation as violation:
+            state = "clean" if clean else "crashed"
+            raise Violation(f"{check.damage} ({state}): {violation}") from violation
     return counts
 
 
-def _make_damage(machine: Machine, source: random.Random, *, clean: bool) -> Damage | None:
-    kind = source.choice(_KINDS)
+def _make_damage(
+    machine: Machine, source: random.Random, kinds: tuple[str, ...], *, clean: bool
+) -> Damage | None:
+    kind = source.choice(kinds)
     files = [(path, node) for path, node in machine.files() if kind in path and node.cache]
     if not files:
         return None
@@ -104,7 +105,7 @@ def _flip(path: str, node: FileNode, source: random.Random, spared: set[int]) ->
     if not positions:
         return None
     content, at = bytes(node.cache), source.choice(positions)
-    node.cache[at] ^= 1 << source.randrange(8)
+    node.damage(at, bytes([node.cache[at] ^ 1 << source.randrange(8)]))
     return Damage("a flipped bit", path, at, at + 1, content)
 
 
@@ -129,7 +130,7 @@ def _overwrite_sector(
         of = source.choice(foreign or [node])
         at = source.randrange(max(1, len(of.cache) // SECTOR)) * SECTOR
         other = bytes(of.cache[at : at + SECTOR]).ljust(SECTOR, b"\0")
-    node.cache[start:end] = other[: end - start]
+    node.damage(start, other[: end - start])
     return None if node.cache == content else Damage(kind, path, start, end, content)
 
 
@@ -140,7 +141,7 @@ def _shorten(machine: Machine, path: str, node: FileNode, source: random.Random)
         machine.remove(path)
         return Damage(kind, path, 0, len(content), content)
     start = source.randrange(len(content))
-    del node.cache[start:]
+    node.cut_off(start)
     return Damage("cut off", path, start, len(content), content)
 
 
@@ -151,39 +152,72 @@ class _Check:
     options: LocalOptions
     clock: Clock
     source: random.Random
-    damage: Damage
     counts: Counts
+    clean: bool
+    damage: Damage | None = None
 
-    def run(self) -> None:
+    def run(self, *, is_open: bool) -> None:
+        """Damage a store that is closed, or one that is open and has been read."""
+        if not is_open and not self._make_damage(_KINDS):
+            return
         loop = VirtualLoop(self.clock, self.source)
         disk = SimulatedDisk(self.machine, loop, Faults())
         try:
-            run(loop, self._look(disk))
+            run(loop, self._look_twice(disk) if is_open else self._look(disk))
         finally:
             disk.crash()
             loop.kill()
+
+    def _make_damage(self, kinds: tuple[str, ...]) -> bool:
+        self.damage = _make_damage(self.machine, self.source, kinds, clean=self.clean)
+        if self.damage is not None:
+            self.counts[f"damage: {self.damage.kind}"] += 1
+        return self.damage is not None
+
+    async def _look_twice(self, disk: SimulatedDisk) -> None:
+        """What was read once was sound, and may lie mapped; then the device has other bytes."""
+        store = await LocalStore.open_on(disk, options=self.options, now_ms=self.clock.now_ms)
+        missing = await self._all_missing(store)
+        if missing:
+            raise Violation(f"{missing} are not served by a store that nothing has damaged")
+        mapped = any(True for _, node in self.machine.files() for _ in node.mappings())
+        if self._make_damage(_KINDS_READ):
+            self.counts["damage under a mapping"] += mapped
+            await self._check(store, self._near_the_damage())
 
     async def _look(self, disk: SimulatedDisk) -> None:
         near = self._near_the_damage()
         try:
             store = await LocalStore.open_on(disk, options=self.options, now_ms=self.clock.now_ms)
         except (DamagedStore, NewerFormat) as error:
-            if self.damage.path.endswith((".log", ".index")):
+            if self._made.path.endswith((".log", ".index")):
                 raise Violation(f"the whole store refuses to open: {error}") from error
             self.counts["damage named on opening"] += 1
             return
         if store.cluster_id != self.model.cluster_id:
             raise Violation(f"the cluster id is {store.cluster_id} now")
         await self._check_catalog(store)
-        missing: set[Attempt] = set()
-        for topic in self.model.live_topics():
-            for number in range(topic.partitions):
-                missing |= await self._missing(store, PartitionKey(topic.id, number))
+        await self._check(store, near)
+
+    async def _check(self, store: Store, near: set[Attempt]) -> None:
+        missing = await self._all_missing(store)
         for attempt in missing:
             if attempt not in near:
                 raise Violation(f"{attempt} is not near the damage and not served")
         self.counts["damage named on reading"] += bool(missing)
         self.counts["damage that harmed nothing"] += not missing
+
+    async def _all_missing(self, store: Store) -> set[Attempt]:
+        missing: set[Attempt] = set()
+        for topic in self.model.live_topics():
+            for number in range(topic.partitions):
+                missing |= await self._missing(store, PartitionKey(topic.id, number))
+        return missing
+
+    @property
+    def _made(self) -> Damage:
+        assert self.damage is not None
+        return self.damage
 
     async def _check_catalog(self, store: Store) -> None:
         topics = {topic.name: topic for topic in self.model.live_topics()}
@@ -233,7 +267,7 @@ class _Check:
     def _near_the_damage(self) -> set[Attempt]:
         """What damage may cost: of an index its whole segment, of a segment what shares a region
         with it at the most."""
-        path = self.damage.path
+        path = self._made.path
         if not path.startswith("log/"):
             return set()
         stem, _, suffix = path.rpartition(".")
@@ -268,12 +302,12 @@ class _Check:
             attempt
             for attempt in in_segment
             if attempt not in places
-            or self.damage.start - reach <= places[attempt] <= self.damage.end + reach
+            or self._made.start - reach <= places[attempt] <= self._made.end + reach
         }
 
     def _content_before(self, path: str) -> bytes | None:
-        if path == self.damage.path:
-            return self.damage.content
+        if path == self._made.path:
+            return self._made.content
         return next(
             (bytes(node.cache) for name, node in self.machine.files() if name == path), None
         )

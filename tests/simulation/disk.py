@@ -6,6 +6,9 @@ and does nothing, so what the dead still try leaves no trace. Blocking functions
 move in lock-step with the loop and may stop before any operation while the loop goes on, so a crash
 can fall between any two operations and a flush in flight meets whatever the loop does meanwhile.
 
+A sync handed to the kernel (`sync_soon`, see `kernel.py`) goes on beside the loop and all lanes. A
+mapped piece of a file (`SimulatedFile.view`, see `mapping.py`) shows what the file holds now.
+
 Everything that happens comes from the seed: give the same generator, get the same disk. `Faults`
 says what may go wrong; `counts` (of the machine) what did.
 """
@@ -14,23 +17,27 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import random
-from collections import Counter, deque
-from collections.abc import Callable, Iterator
+import gc
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
-from quackmq.errors import StoreLocked
+from quackmq.errors import InternalError, StoreLocked
 from quackmq.record import Buffer
 from quackmq.stores.local.disk import File, Lane
 from quackmq.stores.local.kernel_sync import Synced
+from tests.simulation.kernel import Fate, Kernel, KernelSync
 from tests.simulation.loop import Crash, VirtualLoop
-from tests.simulation.platter import PAGE, Counts, DirectoryNode, FileNode
+from tests.simulation.machine import Machine
+from tests.simulation.mapping import Mapping, SimulatedWindows
+from tests.simulation.platter import PAGE, DirectoryNode, FileNode
 from tests.simulation.side import Side, running
 
+__all__ = ["Faults", "Machine", "SimulatedDisk", "SimulatedFile"]
+
 T = TypeVar("T")
-CrashKind = Literal["power", "process"]
 
 #: No life of a simulated process needs as many; one that does goes round in circles.
 _MOST_OPERATIONS = 100_000
@@ -51,6 +58,12 @@ class Faults:
     read_errors: float = 0.0
     write_errors: float = 0.0
     sync_failures: float = 0.0
+    #: Whether the system can do a sync beside the loop at all, and how often it does not begin one.
+    kernel_syncs: bool = True
+    kernel_refusals: float = 0.05
+    kernel_failures: float = 0.0
+    #: Ends while the kernel syncs as well, now and then: no operation of the process falls there.
+    crash_in_kernel_sync: float = 0.0
     #: Whether pages that a failed sync forgot may leave the cache: then reads give the old bytes,
     #: without a power cut. The weak sync modes trust the operating system not to do that.
     evictions: bool = True
@@ -59,72 +72,6 @@ class Faults:
     #: How often a side thread stops before an operation and lets the loop go on.
     pauses: float = 0.5
     write_backs: float = 0.02
-
-
-class Machine:
-    """The hardware. `counts` tells how often each fault hit something that mattered."""
-
-    def __init__(self, source: random.Random) -> None:
-        self.source = source
-        self.root = DirectoryNode()
-        self.counts: Counts = Counter()
-        self.boots = 1
-        self.locked_by: SimulatedDisk | None = None
-        #: Where the journal was written since its last sync, and before that since the last but
-        #: one: nobody can tell a flip there from a write that was cut short.
-        self._frame: list[tuple[str, range]] = []
-        self._frame_before: list[tuple[str, range]] = []
-
-    def power_cut(self) -> None:
-        """What was not synced survives in part; a third of the cuts are extreme, all or nothing."""
-        self.boots += 1
-        survival = self.source.choice((0.0, 0.1, 0.5, 0.5, 0.9, 1.0))
-        self.root.power_cut(survival, self.source, self.counts)
-        self.counts["power cuts"] += 1
-        self.locked_by = None
-
-    def process_crash(self, *, evictions: bool = True) -> None:
-        """The operating system lives on and keeps what it was given, unless a sync had failed."""
-        if evictions and self.source.random() < 0.5:
-            for _, node in self.files():
-                node.evict_forgotten()
-        self.counts["process crashes"] += 1
-        self.locked_by = None
-
-    def copy_at_rest(self, source: random.Random) -> Machine:
-        """Another machine like this one; nothing runs, all that was written is on the platter."""
-        copy = Machine(source)
-        copy.root = self.root.copy_at_rest()
-        copy.boots = self.boots
-        copy._frame, copy._frame_before = list(self._frame), list(self._frame_before)
-        return copy
-
-    def journal_written(self, path: str, written: range) -> None:
-        self._frame.append((path, written))
-
-    def journal_synced(self) -> None:
-        if self._frame:
-            self._frame_before, self._frame = self._frame, []
-
-    def last_frames(self) -> list[tuple[str, range]]:
-        return [*self._frame_before, *self._frame]
-
-    def remove(self, path: str) -> None:
-        """A file is gone, and nobody removed it."""
-        *directories, name = path.split("/")
-        directory = self.root
-        for each in directories:
-            node = directory.names[each]
-            assert isinstance(node, DirectoryNode)
-            directory = node
-        del directory.names[name], directory.platter[name]
-
-    def holds(self, path: str) -> bool:
-        return any(name == path for name, _ in self.files())
-
-    def files(self) -> Iterator[tuple[str, FileNode]]:
-        """Every file with its path, in the order of the paths."""
-        yield from _walk("", self.root)
 
 
 class SimulatedDisk:
@@ -152,11 +99,20 @@ class SimulatedDisk:
         self._dead = False
         self._closed = False
         self._lanes: dict[Lane, _Lane] = {lane: _Lane() for lane in _LANE_THREADS}
+        self._kernel = Kernel(
+            loop, machine.source, machine.kernel_syncs, self._delay, self._kernel_goes_on
+        )
+        self._descriptors: dict[int, SimulatedFile] = {}
+        self._next_descriptor = 3
+        self.windows = SimulatedWindows(machine.source, self._descriptors)
+        self._mapped: list[FileNode] = []
+        #: Files that this process removed; see `held_for_nothing`.
+        self._removed: list[tuple[str, FileNode]] = []
 
     # --- the Disk protocol -----------------------------------------------------------------
 
     def open(self, path: str, *, create: bool = False) -> SimulatedFile:
-        with self._operation("open", path):
+        with self.operation("open", path):
             directory, name = self._find(path)
             node = directory.names.get(name)
             if node is None:
@@ -167,11 +123,17 @@ class SimulatedDisk:
                 directory.link(name, node)
             if isinstance(node, DirectoryNode):
                 raise IsADirectoryError(errno.EISDIR, "a directory", path)
-            self.open_files += 1
-            return SimulatedFile(self, path, node)
+            return self._opened(path, node)
+
+    def _opened(self, path: str, node: FileNode) -> SimulatedFile:
+        self.open_files += 1
+        self._next_descriptor += 1
+        file = SimulatedFile(self, path, node, self._next_descriptor)
+        self._descriptors[file.descriptor] = file
+        return file
 
     def make_directory(self, path: str) -> None:
-        with self._operation("mkdir", path):
+        with self.operation("mkdir", path):
             directory, name = self._find(path)
             if name not in directory.names:
                 self._allocate(0, path)
@@ -180,7 +142,7 @@ class SimulatedDisk:
                 raise FileExistsError(errno.EEXIST, "a file", path)
 
     def sync_directory(self, path: str) -> None:
-        with self._operation("sync directory", path):
+        with self.operation("sync directory", path):
             directory = self._directory(path)
             if self._source.random() < self._faults.sync_failures:
                 directory.write_back(self._source)
@@ -188,7 +150,7 @@ class SimulatedDisk:
             directory.sync()
 
     def rename(self, old: str, new: str) -> None:
-        with self._operation("rename", f"{old} -> {new}"):
+        with self.operation("rename", f"{old} -> {new}"):
             directory, old_name = self._find(old)
             other, new_name = self._find(new)
             assert directory is other, "a rename between directories is two changes on some disks"
@@ -197,7 +159,7 @@ class SimulatedDisk:
             directory.rename(old_name, new_name)
 
     def remove(self, path: str) -> None:
-        with self._operation("remove", path):
+        with self.operation("remove", path):
             directory, name = self._find(path)
             node = directory.names.get(name)
             if node is None:
@@ -205,18 +167,23 @@ class SimulatedDisk:
             if isinstance(node, DirectoryNode) and node.names:
                 raise OSError(errno.ENOTEMPTY, "directory not empty", path)
             directory.remove(name)
-            if isinstance(node, FileNode) and self._room_bytes is not None:
-                self._room_bytes += len(node.cache)
+            if isinstance(node, FileNode):
+                self._removed.append((path, node))
+                self.machine.counts["files removed while somebody read them"] += any(
+                    True for _ in node.mappings()
+                )
+                if self._room_bytes is not None:
+                    self._room_bytes += len(node.cache)
 
     def list(self, path: str) -> list[str]:
-        with self._operation("list", path):
+        with self.operation("list", path):
             try:
                 return sorted(self._directory(path).names)
             except FileNotFoundError:
                 return []
 
     def lock(self, path: str) -> None:
-        with self._operation("lock", path):
+        with self.operation("lock", path):
             if self.machine.locked_by is not None:
                 raise StoreLocked("another simulated process has it")
             directory, name = self._find(path)
@@ -247,14 +214,36 @@ class SimulatedDisk:
 
     def sync_soon(self, file: File, done: Synced, alone: bool) -> None:
         self._check_alive()
+        assert isinstance(file, SimulatedFile)
+        if self._kernel.is_busy:
+            self.misuses.append(f"a sync of {file.path} was begun while another one was under way")
+            raise InternalError("a sync was begun while another one was on its way")
         if alone and self._source.random() < 0.5:
             self.machine.counts["syncs on the loop"] += 1
             self._sync_here(file, done)
             return
+        if self._faults.kernel_syncs and self._source.random() >= self._faults.kernel_refusals:
+            self._begin_kernel_sync(file, done)
+            return
+        self.machine.counts["syncs that the kernel did not begin"] += self._faults.kernel_syncs
         future: asyncio.Future[None] = self._loop.create_future()
         future.add_done_callback(lambda ended: done(ended.exception()))  # type: ignore[arg-type]
         self._lanes["flush"].waiting.append(_Job(Side(file.sync), future))
         self._start("flush")
+
+    def _begin_kernel_sync(self, file: SimulatedFile, done: Synced) -> None:
+        fate: Fate = "done"
+        if self._source.random() < self._faults.kernel_failures:
+            fate = "untold" if self._source.random() < 0.2 else "failed"
+        with self.operation("begin sync", file.path):
+            self._kernel.begin(file.begin_kernel_sync(fate), done)
+
+    def _kernel_goes_on(self, what: str, error: OSError | None) -> None:
+        """The kernel has done something of a sync, has ended it, or is about to tell of it."""
+        self.failed = self.failed or error is not None
+        self.note(f"FAULT {error}" if error else f"kernel: {what}")
+        if self._source.random() < self._faults.crash_in_kernel_sync:
+            raise self._end_here(f"a sync by the kernel: {what}")
 
     def _sync_here(self, file: File, done: Synced) -> None:
         failure: OSError | None = None
@@ -265,13 +254,15 @@ class SimulatedDisk:
         done(failure)
 
     def close(self) -> None:
-        """Like the real one, waits for its threads, and the loop stands still meanwhile."""
+        """Like the real one, waits for its threads and for the kernel, and the loop stands still
+        meanwhile. How a sync of the kernel ended is not told any more."""
         self._check_alive()
         for lane_name, lane in self._lanes.items():
             while lane.waiting or lane.running:
                 self._start(lane_name)
                 for job in list(lane.running):
                     self._turn(lane_name, job)
+        self._kernel.close()
         self._closed = True
         self.machine.locked_by = None
 
@@ -280,11 +271,26 @@ class SimulatedDisk:
     def crash(self) -> None:
         """End this process now, from outside of it: nothing of it touches the machine again."""
         self._dead = True
+        self._kernel.leave()
+        for node in self._mapped:
+            node.unmap()
         begun = [job.side for lane in self._lanes.values() for job in lane.running]
         # In turns, since one may wait for what another holds.
         while begun := [side for side in begun if side.begun and not side.ended]:
             for side in begun:
                 side.resume()
+
+    def held_for_nothing(self) -> Sequence[str]:
+        """Return the removed files whose bytes, and so their room on the disk, are still held. Call
+        it when nobody reads."""
+        in_use = {id(file.node) for file in self._descriptors.values()}
+        if any(True for _, node in self._removed for _ in node.mappings()):
+            gc.collect()  # an exception's traceback may hold a reader's views in a circle
+        return [
+            path
+            for path, node in self._removed
+            if id(node) in in_use or any(True for _ in node.mappings())
+        ]
 
     def _check_alive(self) -> None:
         if self._dead:
@@ -303,7 +309,7 @@ class SimulatedDisk:
     # --- every operation -------------------------------------------------------------------
 
     @contextmanager
-    def _operation(self, kind: str, path: str) -> Iterator[bool]:
+    def operation(self, kind: str, path: str) -> Iterator[bool]:
         """Around the effect of each operation: the loop's turn, then perhaps the end, before the
         effect or after it. Gives whether this operation is the last, so that a write can be half
         done."""
@@ -332,6 +338,16 @@ class SimulatedDisk:
             side.pause()
             if self._dead:
                 raise Crash
+
+    def others_go_on(self) -> None:
+        """The loop waits for the disk itself: the side threads run on meanwhile."""
+        if running() is not None:
+            return
+        for lane in self._lanes.values():
+            for job in list(lane.running):
+                while self._source.random() < 0.3 and not job.side.ended:
+                    job.side.resume()
+                    self._check_alive()
 
     def note(self, line: str) -> None:
         if self._trace is not None:
@@ -410,10 +426,11 @@ class SimulatedDisk:
 
 
 class SimulatedFile:
-    def __init__(self, disk: SimulatedDisk, path: str, node: FileNode) -> None:
+    def __init__(self, disk: SimulatedDisk, path: str, node: FileNode, descriptor: int) -> None:
+        self.path = path
+        self.node = node
+        self.descriptor = descriptor
         self._disk = disk
-        self._path = path
-        self._node = node
         self._open = True
 
     def write_some(self, data: Buffer, position: int) -> int:
@@ -423,27 +440,27 @@ class SimulatedFile:
             if wanted > 1 and (doomed or source.random() < faults.short_writes):
                 wanted = source.randint(1, wanted)
                 disk.machine.counts["short writes"] += wanted < len(data)
-            if self._path.startswith("journal/"):
-                disk.machine.journal_written(self._path, range(position, position + wanted))
+            if self.path.startswith("journal/"):
+                disk.machine.journal_written(self.path, range(position, position + wanted))
             if source.random() < faults.write_errors:
-                self._node.write(position, data[: source.randint(0, wanted)])
-                disk._fail("write errors", errno.EIO, self._path)
+                self.node.write(position, data[: source.randint(0, wanted)])
+                disk._fail("write errors", errno.EIO, self.path)
             wanted = self._fitting(position, wanted)
             # The other threads may see a write that is half done.
             half = source.randint(0, wanted) if source.random() < 0.2 else wanted
-            self._node.write(position, data[:half])
+            self.node.write(position, data[:half])
             if half < wanted:
                 disk.pause_here(1.0)
-                self._node.write(position + half, data[half:wanted])
+                self.node.write(position + half, data[half:wanted])
             return wanted
 
     def read_some(self, length: int, position: int) -> bytes:
         with self._operation(f"read {position}+{length}"):
-            self._disk.maybe_fail_to_read(self._path)
+            self._disk.maybe_fail_to_read(self.path)
             if length > 1 and self._disk._source.random() < self._disk._faults.short_reads:
                 length = self._disk._source.randint(1, length)
                 self._disk.machine.counts["short reads"] += 1
-            return bytes(self._node.cache[position : position + length])
+            return bytes(self.node.cache[position : position + length])
 
     def cached(self, length: int, position: int) -> bool:
         self._disk._check_alive()
@@ -451,55 +468,96 @@ class SimulatedFile:
 
     def view(self, length: int, position: int) -> memoryview | None:
         with self._operation(f"view {position}+{length}"):
-            data = bytes(self._node.cache[position : position + length])
-            return memoryview(data) if self._disk._source.random() < 0.5 else None
+            view = self._disk.windows.view(self, self.descriptor, length, position)
+            self._disk.machine.counts["views of mapped files"] += view is not None
+            return view
+
+    def mapped_size(self) -> int:
+        return len(self.node.cache)
+
+    def mapped(self, start: int, end: int) -> Mapping:
+        mapping = Mapping(bytes(self.node.cache[start:end]), start, self._bring)
+        self.node.map(mapping)
+        self._disk._mapped.append(self.node)
+        self._disk.machine.counts["mappings"] += 1
+        return mapping
+
+    def _bring(self) -> None:
+        """What is mapped comes to memory, unless the device fails. Then there is no view."""
+        self._disk.maybe_fail_to_read(self.path)
+        if self._disk._source.random() < 0.05:
+            raise OSError(errno.EIO, "the device is too slow to be looked at", self.path)
 
     def sync(self) -> None:
         disk = self._disk
         with self._operation("sync"):
-            snapshot = self._node.begin_sync()
+            snapshot = self.node.begin_sync()
+            covered = disk.machine.journal_writes
             disk.pause_here(0.8)
+            disk.others_go_on()
             if disk._source.random() < disk._faults.sync_failures and snapshot.sectors:
-                self._node.fail_sync(snapshot, disk._source, disk.machine.counts)
+                self.node.fail_sync(snapshot, disk._source, disk.machine.counts)
                 if disk._faults.evictions and disk._source.random() < 0.3:
-                    self._node.evict_forgotten()
+                    self.node.evict_forgotten()
                 number = disk._source.choice((errno.EIO, errno.EIO, errno.ENOSPC))
-                disk._fail("failed syncs", number, self._path)
-            self._node.end_sync(snapshot)
-            if self._path.startswith("journal/"):
-                disk.machine.journal_synced()
+                disk._fail("failed syncs", number, self.path)
+            self.node.end_sync(snapshot)
+            self._synced(covered)
+
+    def begin_kernel_sync(self, fate: Fate) -> KernelSync:
+        machine, covered = self._disk.machine, self._disk.machine.journal_writes
+        return KernelSync(
+            self.path,
+            self.node,
+            self.node.begin_sync(),
+            fate,
+            machine.source,
+            machine.counts,
+            self._disk._faults.evictions,
+            lambda: self._synced(covered),
+        )
+
+    def _synced(self, covered: int) -> None:
+        if self.path.startswith("journal/"):
+            self._disk.machine.journal_synced(covered)
 
     def size(self) -> int:
         with self._operation("size"):
-            return len(self._node.cache)
+            return len(self.node.cache)
 
     def truncate(self, size: int) -> None:
         with self._operation(f"truncate {size}"):
-            self._node.truncate(size)
+            if size < len(self.node.cache) and any(True for _ in self.node.mappings()):
+                self._disk.misuses.append(
+                    f"{self.path} was cut off while it was mapped: to look there ends the process"
+                )
+            self.node.truncate(size)
 
     def close(self) -> None:
         self._check_open()
         self._open = False
+        self._disk.windows.forget(self)
+        del self._disk._descriptors[self.descriptor]
         self._disk.open_files -= 1
 
     def _check_open(self) -> None:
         self._disk._check_alive()
         if not self._open:
-            self._disk.misuses.append(f"{self._path} was used after it was closed")
-            raise OSError(errno.EBADF, "the file is closed", self._path)
+            self._disk.misuses.append(f"{self.path} was used after it was closed")
+            raise OSError(errno.EBADF, "the file is closed", self.path)
 
     @contextmanager
     def _operation(self, kind: str) -> Iterator[bool]:
         self._check_open()
-        with self._disk._operation(kind, self._path) as doomed:
+        with self._disk.operation(kind, self.path) as doomed:
             if not self._open:
-                self._disk.misuses.append(f"{self._path} was closed during {kind}")
+                self._disk.misuses.append(f"{self.path} was closed during {kind}")
             yield doomed
 
     def _fitting(self, position: int, wanted: int) -> int:
         """How much of a write the disk has room for; growth is counted by whole pages."""
         disk = self._disk
-        held = _pages(len(self._node.cache))
+        held = _pages(len(self.node.cache))
         if disk._room_bytes is not None:
             room = (held + disk._room_bytes // PAGE) * PAGE - position
             if 0 < room < wanted:
@@ -507,7 +565,7 @@ class SimulatedFile:
                 wanted = room
         growth = max(0, _pages(position + wanted) - held) * PAGE
         if growth:
-            disk._allocate(growth, self._path)
+            disk._allocate(growth, self.path)
         return wanted
 
 
@@ -533,11 +591,3 @@ class _Lane:
 
 def _pages(size: int) -> int:
     return -(-size // PAGE)
-
-
-def _walk(prefix: str, directory: DirectoryNode) -> Iterator[tuple[str, FileNode]]:
-    for name, node in sorted(directory.names.items()):
-        if isinstance(node, FileNode):
-            yield prefix + name, node
-        else:
-            yield from _walk(f"{prefix}{name}/", node)

@@ -16,9 +16,13 @@ through. Everything random comes from the generator passed in.
 from __future__ import annotations
 
 import random
+import weakref
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
+
+from tests.simulation.mapping import Mapping
 
 SECTOR = 512
 PAGE = 4096
@@ -41,6 +45,10 @@ class FileNode:
         #: The sectors of each write since the last sync, to tell torn writes from lost ones.
         self._writes: list[range] = []
         self._time = 0
+        #: When the bytes of a sector were written that reached the platter last. An older sync that
+        #: is still under way does not put older bytes over them.
+        self._landed: dict[int, int] = {}
+        self._mappings: list[weakref.ref[Mapping]] = []
 
     # --- what programs do -------------------------------------------------------------------
 
@@ -50,7 +58,7 @@ class FileNode:
         end = position + len(data)
         if len(self.cache) < end:
             self.cache.extend(bytes(end - len(self.cache)))
-        self.cache[position:end] = data
+        self._set(position, data)
         sectors = range(position // SECTOR, (end - 1) // SECTOR + 1)
         self._time += 1
         for sector in sectors:
@@ -62,7 +70,7 @@ class FileNode:
         if size >= len(self.cache):
             self.cache.extend(bytes(size - len(self.cache)))
             return
-        del self.cache[size:]
+        self.cut_off(size)
         whole = -(-size // SECTOR)
         for sector in [sector for sector in self.dirty if sector >= whole]:
             del self.dirty[sector]
@@ -70,42 +78,86 @@ class FileNode:
         if size < len(self.platter):
             self._cuts.append(size)
 
-    # --- what a sync does, in two steps because time passes between them -----------------------
+    # --- mappings, which show what programs and the device do to the bytes ---------------------
+
+    def map(self, mapping: Mapping) -> None:
+        self._mappings.append(weakref.ref(mapping))
+
+    def mappings(self) -> Iterator[Mapping]:
+        """Those that somebody still holds."""
+        self._mappings = [each for each in self._mappings if each() is not None]
+        for each in self._mappings:
+            mapping = each()
+            if mapping is not None:
+                yield mapping
+
+    def unmap(self) -> None:
+        """The process is gone that mapped it."""
+        self._mappings.clear()
+
+    def damage(self, position: int, data: bytes) -> None:
+        """Other bytes are read from here on, and nobody wrote them."""
+        self._set(position, data)
+
+    def cut_off(self, size: int) -> None:
+        del self.cache[size:]
+        for mapping in self.mappings():
+            mapping.cut_off(size)
+
+    def _set(self, position: int, data: bytes) -> None:
+        self.cache[position : position + len(data)] = data
+        for mapping in self.mappings():
+            mapping.follow(position, data)
+
+    # --- what a sync does, in steps because time passes between them ---------------------------
 
     def begin_sync(self) -> Snapshot:
         sectors = {sector: (time, self._sector(sector)) for sector, time in self.dirty.items()}
         return Snapshot(sectors, len(self.cache), len(self._cuts))
 
-    def end_sync(self, snapshot: Snapshot) -> None:
+    def land(self, snapshot: Snapshot, sectors: Iterable[int]) -> None:
+        """Some sectors of a sync that is under way reach the platter, as they were at its begin."""
         self._cut(snapshot.cuts)
-        for sector, (time, content) in snapshot.sectors.items():
-            if sector not in self.dirty:
+        snapshot.cuts = 0
+        for sector in sectors:
+            time, content = snapshot.sectors[sector]
+            if self._has_landed(sector, time) or sector not in self.dirty:
                 continue  # another sync was faster, or the file was cut
             self._put(sector, content)
+            self._landed[sector] = time
             if self.dirty[sector] == time:
                 del self.dirty[sector]
+
+    def land_some(self, snapshot: Snapshot, source: random.Random) -> None:
+        share = source.random()
+        self.land(snapshot, [each for each in snapshot.sectors if source.random() < share])
+
+    def end_sync(self, snapshot: Snapshot) -> None:
+        self.land(snapshot, snapshot.sectors)
         if not self._cuts:
             self._lengthen(min(snapshot.length, len(self.cache)))
         if not self.dirty:
             self._writes.clear()
 
     def fail_sync(self, snapshot: Snapshot, source: random.Random, counts: Counts) -> None:
-        """Some sectors reach the platter; the rest count as clean and will not be tried again."""
-        for sector in list(snapshot.sectors):
+        """Some sectors reach the platter; the rest count as clean and will not be tried again. A
+        sector that was written again meanwhile is still dirty."""
+        for sector, (time, _) in list(snapshot.sectors.items()):
             if source.random() < 0.5:
-                self.forgotten.add(sector)
                 del snapshot.sectors[sector]
-                if self.dirty.pop(sector, None) is not None:
+                if self.dirty.get(sector) == time:
+                    del self.dirty[sector]
+                    self.forgotten.add(sector)
                     counts["sectors forgotten by a failed sync"] += 1
         self.end_sync(snapshot)
 
     def evict_forgotten(self) -> None:
         """The cache lets go of pages that it believes to be clean: the platter's are read."""
-        for sector in self.forgotten:
+        for sector in sorted(self.forgotten):
             start = sector * SECTOR
             end = min(start + SECTOR, len(self.cache))
             if start < end:
-                self.cache[start:end] = self.platter[start:end].ljust(end - start, b"\0")
+                self._set(start, bytes(self.platter[start:end]).ljust(end - start, b"\0"))
         self.forgotten.clear()
 
     def write_back(self, source: random.Random) -> None:
@@ -114,7 +166,7 @@ class FileNode:
         for sector in list(self.dirty):
             if source.random() < 0.5:
                 self._put(sector, self._sector(sector))
-                del self.dirty[sector]
+                self._landed[sector] = self.dirty.pop(sector)
 
     # --- what a power cut does ----------------------------------------------------------------
 
@@ -154,6 +206,7 @@ class FileNode:
         self.forgotten.clear()
         self._cuts.clear()
         self._writes.clear()
+        self._landed.clear()
 
     def copy_at_rest(self) -> FileNode:
         copy = FileNode()
@@ -177,6 +230,9 @@ class FileNode:
 
     def _on_platter(self, sector: int) -> bytes:
         return bytes(self.platter[sector * SECTOR : (sector + 1) * SECTOR])
+
+    def _has_landed(self, sector: int, time: int) -> bool:
+        return self._landed.get(sector, -1) >= time
 
     def _put(self, sector: int, content: bytes) -> None:
         start = sector * SECTOR

@@ -136,6 +136,8 @@ class World:
             loop.kill()
         if loop.unhandled:
             raise Violation(f"nobody took {loop.unhandled[0]}")
+        if disk.misuses:
+            raise Violation(disk.misuses[0])
         if crashed and power:
             self._machine.power_cut()
             self._setter.reboot()
@@ -148,7 +150,12 @@ class World:
         faults = make_faults(self._source, self._options)
         if self._source.random() < 0.3:
             return faults
-        return Faults(crash_at=self._source.randint(20, 400), pauses=faults.pauses)
+        return Faults(
+            crash_at=self._source.randint(20, 400),
+            pauses=faults.pauses,
+            kernel_syncs=faults.kernel_syncs,
+            crash_in_kernel_sync=faults.crash_in_kernel_sync / 10,
+        )
 
     async def _life(self, disk: SimulatedDisk, last: bool) -> bool:
         """Whether it ends as a crash."""

@@ -65,6 +65,7 @@ LIMITS: Final = {
     "TOPICS": (2, 3),
     "WAITING_PUBLISHERS": (1, 2),
     "WAITING_PUBLISH_BYTES": (300, 1_000),
+    "WINDOWS": (1, 2),
     "WRITE_BACK_BYTES": (2_000, 8_000),
 }
 _TOPIC_NAMES = ["ducks", "geese", "swans", "teals"]
@@ -228,10 +229,15 @@ class World:
                 for client in self._clients:
                     group.create_task(run_client(client, life, steps), name=client.name)
         disk.reads_fail = False
+        for client in self._clients:
+            if isinstance(client, clients.Reader):
+                client.finish(life)
         if not last and source.random() < 0.6:
             return True
         memory.unclean = False
         await broker.close()
+        if held := disk.held_for_nothing():
+            raise Violation(f"{held[0]} was removed, and its room on the disk is still held")
         try:
             await store.close()
         except StorageError as error:
@@ -324,6 +330,9 @@ def make_faults(source: random.Random, options: LocalOptions) -> Faults:
         short_reads=source.choice((0.0, 0.05)),
         write_errors=0.02 if trouble < 0.12 else 0.0,
         sync_failures=0.04 if 0.12 < trouble < 0.27 else 0.0,
+        kernel_syncs=trouble < 0.95,
+        kernel_failures=0.2 if 0.17 < trouble < 0.32 else 0.0,
+        crash_in_kernel_sync=0.2 if 0.4 < trouble < 0.7 else 0.0,
         evictions=options.sync == "always",
         room_bytes=source.randint(0, 120_000) if 0.27 < trouble < 0.37 else None,
         pauses=source.choice((0.2, 0.7)),

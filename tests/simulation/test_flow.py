@@ -33,6 +33,9 @@ _MEANWHILE_SECONDS = 0.1
 _MUST_HAPPEN = (
     "power cuts",
     "process crashes",
+    "kernel syncs",
+    "power cuts during a kernel sync",
+    "views of mapped files",
     "recoveries checked",
     "transactions committed",
     "transactions aborted",

@@ -18,6 +18,9 @@ _SEEDS = 40
 _MUST_HAPPEN = (
     "power cuts",
     "process crashes",
+    "kernel syncs",
+    "power cuts during a kernel sync",
+    "views of mapped files",
     "recoveries checked",
     "entries pushed",
     "entries pushed again",

@@ -39,6 +39,9 @@ _BUG_SEEDS = range(40)
 _MUST_HAPPEN = (
     "power cuts",
     "process crashes",
+    "kernel syncs",
+    "power cuts during a kernel sync",
+    "views of mapped files",
     "recoveries checked",
     "archivings",
     "archivings that a trim overtook",

@@ -31,6 +31,9 @@ _BUG_SEEDS = range(120)
 _MUST_HAPPEN = (
     "power cuts",
     "process crashes",
+    "kernel syncs",
+    "power cuts during a kernel sync",
+    "views of mapped files",
     "recoveries checked",
     "operations found linearizable",
     "compare-and-set that met another version",

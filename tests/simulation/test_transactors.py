@@ -25,6 +25,9 @@ _SEEDS = 120
 _MUST_HAPPEN = (
     "power cuts",
     "process crashes",
+    "kernel syncs",
+    "power cuts during a kernel sync",
+    "views of mapped files",
     "torn writes",
     "failed syncs",
     "full disk",

@@ -153,7 +153,12 @@ class World:
         faults = make_faults(self._source, self._options)
         if self._source.random() < 0.4:
             return faults
-        return Faults(crash_at=self._source.randint(20, 1_500), pauses=faults.pauses)
+        return Faults(
+            crash_at=self._source.randint(20, 1_500),
+            pauses=faults.pauses,
+            kernel_syncs=faults.kernel_syncs,
+            crash_in_kernel_sync=faults.crash_in_kernel_sync / 10,
+        )
 
     async def _life(self, disk: SimulatedDisk, last: bool) -> bool:
         """Whether it ends as a crash."""

@@ -139,6 +139,8 @@ class World:
             loop.kill()
         if loop.unhandled:
             raise Violation(f"nobody took {loop.unhandled[0]}")
+        if disk.misuses:
+            raise Violation(disk.misuses[0])
         if crashed and power:
             self._machine.power_cut()
             self._setter.reboot()

@@ -25,8 +25,6 @@ from quackmq import limits
 
 #: The system's number for it; Python's own modules have no name for it yet.
 _POPULATE_READ: Final = 22
-#: Elsewhere the number means something else, or nothing.
-_IS_LINUX: Final = sys.platform == "linux"
 
 
 class _Window(NamedTuple):
@@ -37,7 +35,13 @@ class _Window(NamedTuple):
 
 
 class Windows:
-    """Any thread may call `forget`, the others are for the loop."""
+    """Any thread may call `forget`; call everything else from the event loop."""
+
+    #: Elsewhere the system's number means something else, or nothing.
+    is_supported = sys.platform == "linux"
+    #: The shortest piece that is viewed, and the longest.
+    viewed_bytes: int = limits.VIEWED_BYTES
+    window_bytes: int = limits.WINDOW_BYTES
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -48,7 +52,7 @@ class Windows:
     ) -> memoryview | None:
         """A piece of an open file; None if it is better read, or cannot be had. It stays good
         whatever becomes of the file, as long as it is held."""
-        if not (_IS_LINUX and limits.VIEWED_BYTES <= length <= limits.WINDOW_BYTES):
+        if not (self.is_supported and self.viewed_bytes <= length <= self.window_bytes):
             return None
         with self._lock:
             window = self._windows.get(file)
@@ -65,13 +69,11 @@ class Windows:
         return window.view[start : start + length]
 
     def _open(self, file: Hashable, descriptor: int, length: int, position: int) -> _Window | None:
-        start = position - position % limits.WINDOW_BYTES
-        end = min(start + 2 * limits.WINDOW_BYTES, os.fstat(descriptor).st_size)
+        start = position - position % self.window_bytes
+        end = min(start + 2 * self.window_bytes, self._size_of(descriptor))
         if position + length > end:
             return None
-        mapped = mmap.mmap(
-            descriptor, end - start, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ, offset=start
-        )
+        mapped = self._map(descriptor, start, end)
         window = _Window(start, end, mapped, memoryview(mapped))
         with self._lock:
             self._windows[file] = window
@@ -84,3 +86,12 @@ class Windows:
         """The file is closed: the room that it takes on disk must not be held for nothing."""
         with self._lock:
             self._windows.pop(file, None)
+
+    def _size_of(self, descriptor: int) -> int:
+        return os.fstat(descriptor).st_size
+
+    def _map(self, descriptor: int, start: int, end: int) -> mmap.mmap:
+        """Map the bytes from `start` to before `end`."""
+        return mmap.mmap(
+            descriptor, end - start, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ, offset=start
+        )
