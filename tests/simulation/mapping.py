@@ -43,8 +43,9 @@ class Mapping(bytearray):
         self._bring = bring
 
     def madvise(self, option: int, start: int, length: int) -> None:
-        """Bring these bytes to memory, or say that they cannot be had."""
-        if self.start + start + length > self._end:
+        """Bring these bytes to memory, or say that they cannot be had. Like the real one, stop at
+        the end of the mapping without a word."""
+        if self.start + min(start + length, len(self)) > self._end:
             raise OSError(errno.EFAULT, "the file ends before that")
         self._bring()
 
