@@ -506,6 +506,12 @@ MEMBER_PROTOCOLS: Final = 64
 STATIC_MEMBER_BYTES: Final = 128 * KIB
 #: Ids of a group's members, as far as they are kept in the same state to be known after a restart.
 MEMBER_IDS_BYTES: Final = 64 * KIB
+#: What the members of a classic group take in that state, with what they say and are assigned, so
+#: that they are members again after a restart: some 300 members of usual clients. Those of a larger
+#: group are not kept, and join again. With STATIC_MEMBER_BYTES it fits into STATE_VALUE_BYTES.
+KEPT_MEMBERS_BYTES: Final = 112 * KIB
+#: The same over all groups: every checkpoint of the store contains it.
+KEPT_MEMBERS_TOTAL_BYTES: Final = 32 * MIB
 #: How often a member that is back after a restart is asked to say everything, before it has to join
 #: anew: what it says first may be on its way already.
 MEMBER_ASKED: Final = 3

@@ -52,6 +52,9 @@ class Stage:
         self.told: dict[Hashable, Joined | Synced | QuackError] = {}
         options.setdefault("initial_delay_ms", INITIAL_DELAY_MS)
         self.group = Group("readers", self.new_id, **options)
+        #: What the store has of the group.
+        self.kept = self.lasting()
+        self.kept_changes = self.group.durable_changes
 
     def new_id(self, name: str) -> str:
         return f"{name}-{next(self.ids)}"
@@ -115,9 +118,38 @@ class Stage:
             self.hear(self.group.tick(self.now_ms))
         self.now_ms = end_ms
 
+    # --- what lasts ---
+
+    def lasting(self) -> dict[str, Any]:
+        group = self.group
+        return {
+            "generation": group.generation,
+            "protocol_type": group.protocol_type,
+            "static_members": group.static_members,
+            "kept_members": group.kept_members,
+        }
+
+    def keep(self) -> None:
+        """What a broker does before it gives answers."""
+        if self.group.durable_changes != self.kept_changes:
+            self.kept, self.kept_changes = self.lasting(), self.group.durable_changes
+
+    def restart(self) -> None:
+        """The group goes on from what was kept of it; nobody waits any more."""
+        self.waiting.clear()
+        self.group = Group(
+            "readers",
+            self.new_id,
+            now_ms=self.now_ms,
+            initial_delay_ms=INITIAL_DELAY_MS,
+            **self.kept,
+        )
+        self.kept_changes = self.group.durable_changes
+
     # --- answers ---
 
     def hear(self, answers: list[Answer]) -> None:
+        self.keep()
         for waiter, outcome in answers:
             assert waiter in self.waiting, f"{waiter} does not wait"
             self.waiting.remove(waiter)

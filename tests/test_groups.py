@@ -53,7 +53,7 @@ def test_a_group_goes_from_empty_to_stable() -> None:
         skip_assignment=False,
     )
     synced = stage.synced(stage.sync("client-1", {"client-1": b"all"}))
-    assert synced == ("consumer", "range", b"all")
+    assert synced == ("consumer", "range", b"all", "client-1")
     assert stage.group.state is STABLE
 
 

@@ -61,6 +61,9 @@ class GroupMachine(RuleBasedStateMachine):
         self.joins: dict[int, str | None] = {}
         #: The leaders that each generation's members were told of, and its first-told members.
         self.leaders: dict[int, set[str]] = {}
+        self.was_restarted = False
+        #: Members that were told of a generation.
+        self.told: set[str] = set()
         #: What a leader said, by generation.
         self.assigned: dict[int, dict[str, bytes]] = {}
 
@@ -193,6 +196,20 @@ class GroupMachine(RuleBasedStateMachine):
         self.stage.hear(self.stage.group.tick(self.stage.now_ms))
         self.listen()
 
+    @rule()
+    def the_broker_is_restarted(self) -> None:
+        """Whoever was told of a generation, and did not leave, is a member still."""
+        before = self.stage.group.description()
+        kept = {member.member_id for member in before.members} & self.told
+        self.stage.restart()
+        self.was_restarted = True
+        self.joins.clear()
+        self.notice()
+        after = self.stage.group.description()
+        assert {member.member_id for member in after.members} >= kept
+        if before.state is GroupState.STABLE:
+            assert after == before
+
     # --- what is heard ---
 
     def pick(self, number: int) -> tuple[str, str | None]:
@@ -220,6 +237,7 @@ class GroupMachine(RuleBasedStateMachine):
                 assert isinstance(outcome, QuackError)
 
     def check_joined(self, joined: Joined) -> None:
+        self.told.add(joined.member_id)
         assert 0 < joined.generation <= self.stage.group.generation
         if joined.leader == joined.member_id:
             leaders = self.leaders.setdefault(joined.generation, set())
@@ -256,7 +274,10 @@ class GroupMachine(RuleBasedStateMachine):
         elif group.state is not GroupState.PREPARING_REBALANCE:
             assert members
         statics = {member.instance_id: member.member_id for member in members if member.instance_id}
-        assert group.static_members == statics
+        if self.was_restarted:  # those who were joining are remembered by their ids
+            assert statics.items() <= group.static_members.items()
+        else:
+            assert group.static_members == statics
 
     @invariant()
     def nobody_waits_without_a_deadline(self) -> None:
@@ -265,7 +286,9 @@ class GroupMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """With everybody silent, everybody is answered, and the group ends empty."""
-        self.stage.advance(2 * REBALANCE_MS + limits.NEW_MEMBER_WAIT_MS + 2 * SESSION_MS)
+        remembered_ms = limits.SESSION_MAX_MS if self.was_restarted else 0
+        waits_ms = 2 * REBALANCE_MS + limits.NEW_MEMBER_WAIT_MS + 2 * SESSION_MS
+        self.stage.advance(waits_ms + remembered_ms)
         assert self.stage.waiting == set()
         group = self.stage.group
         assert (group.state, group.size) == (GroupState.EMPTY, 0)

@@ -241,6 +241,7 @@ def test_changes_that_must_last_are_counted() -> None:
     (leader,) = stage.gather(1)
     counts.append(stage.group.durable_changes)
     stage.settle(leader)
+    counts.append(stage.group.durable_changes)
     stage.heartbeat(leader)
     stage.commit(leader)
     assert stage.group.durable_changes == counts[-1], "nothing of this is to be kept"

@@ -7,11 +7,16 @@ the loop, and what it must not forget is kept in the store (see `group_state`).
 The members of a group all speak one protocol. A group without members is of either kind: the next
 member to join says which, and epochs go on where generations were, or the reverse.
 
-Promised: a generation, and the member id of a static member, is durable before anybody is told of
-it, so that after a restart generations go on growing and who was fenced stays fenced. If it cannot
-be made durable, who waits for it hears why and may join again. Not promised: members. After a
-restart classic ones are unknown and join again; those of the newer kind say what they were, and are
-waited for (see `groups.former`).
+Promised: a generation, its members and their assignments are durable before a member is told of
+them, so that after a restart generations go on growing and fenced members stay fenced. If they
+cannot be made durable, waiting members hear why and may join again. After a restart the members of
+a classic group are members as they were, and each has a full session to be heard of again. That a
+member leaves is durable when it is told so: otherwise a restart would bring it back, and others
+would wait for it. Those of the newer kind say what they were, and are waited for (see
+`groups.former`). Heartbeats write nothing.
+
+Not promised: the members of a classic group that are too many to be kept (limits.KEPT_MEMBERS_BYTES
+and KEPT_MEMBERS_TOTAL_BYTES). After a restart they are unknown, and join again.
 
 A group that has no members and waits for nothing is held as what is kept of it alone.
 
@@ -28,6 +33,7 @@ from typing import TypeVar
 
 from quackmq import limits
 from quackmq.broker.group_known import NOTHING_KEPT, KnownGroup, Waiter
+from quackmq.broker.group_members import members_bytes
 from quackmq.broker.group_state import (
     STATE_PREFIX,
     GroupSettings,
@@ -62,7 +68,9 @@ from quackmq.groups import (
     HeartbeatAnswer,
     Join,
     Joined,
+    KeptMembers,
     Leaving,
+    Left,
     Matched,
     MemberRef,
     Sync,
@@ -75,7 +83,7 @@ from quackmq.stores.base import Store
 
 log = logging.getLogger(__name__)
 
-_Outcome = TypeVar("_Outcome", Joined, Synced, HeartbeatAnswer)
+_Outcome = TypeVar("_Outcome", Joined, Synced, Left, HeartbeatAnswer)
 
 
 class Coordinator:
@@ -91,6 +99,8 @@ class Coordinator:
         self._waits = Waits()
         self._changes = Changes()
         self._held_bytes = 0
+        #: What the members of all groups take in the store.
+        self._kept_members_bytes = 0
         self._is_closed = False
 
     async def load(self) -> None:
@@ -101,6 +111,9 @@ class Coordinator:
                 known.kept = decode_kept(state.value)
                 known.version = state.version
                 known.former = _former(known.kept)
+                if known.kept.members is not None:
+                    self._count_kept_members(known, members_bytes(known.kept.members))
+                    self._follow(known, self._group(known), [])
 
     async def close(self, reason: QuackError) -> None:
         """End every wait with this error, and finish what is on its way to the store."""
@@ -225,10 +238,14 @@ class Coordinator:
             patterns = group.patterns_due(_loop_ms(), beat.pattern)
         return await self._waits.wait(self._patterns.match(patterns)) if patterns else {}
 
-    def leave(self, name: str, leaving: Leaving) -> None:
+    async def leave(self, name: str, leaving: Leaving) -> None:
+        """Waits until it is durable that the member is gone, or cannot be made so."""
         known = self._find(name)
         group = self._group(known)
-        self._act(known, lambda now_ms: group.leave(now_ms, leaving))
+        waiter: Waiter = asyncio.get_running_loop().create_future()
+        left = Answer(waiter, Left())
+        self._act(known, lambda now_ms: [*group.leave(now_ms, leaving), left])
+        await self._wait(known, waiter, Left)
 
     def check_commit(self, name: str, member: MemberRef, *, is_transactional: bool = False) -> None:
         """Whether a member may commit now; a group that is not known is one without members."""
@@ -286,14 +303,23 @@ class Coordinator:
                 durable_changes = 0 if group is None else group.durable_changes
                 kept = make()
                 if kept != known.kept:
-                    value = None if kept is None else encode_kept(kept)
-                    key = state_key(known.name)
-                    state = await self._store.put_state(key, value, known.version)
-                    known.kept, known.version = kept, state.version
+                    await self._write(known, kept)
                 if known.group is group:
                     known.durable_changes = durable_changes
         finally:
             known.changes -= 1
+
+    async def _write(self, known: KnownGroup, kept: Kept | None) -> None:
+        before = known.kept_members_bytes
+        # Counted at once, since other groups are written meanwhile.
+        self._count_kept_members(known, 0 if kept is None else members_bytes(kept.members))
+        try:
+            value = None if kept is None else encode_kept(kept)
+            state = await self._store.put_state(state_key(known.name), value, known.version)
+        except BaseException:
+            self._count_kept_members(known, before)
+            raise
+        known.kept, known.version = kept, state.version
 
     def _facts(self, known: KnownGroup, settings: GroupSettings | None = None) -> Kept:
         """What is to be kept of a group as it is now."""
@@ -307,12 +333,25 @@ class Coordinator:
                 protocol_type=group.protocol_type,
                 static_members=group.static_members,
                 member_ids=group.member_ids,
+                members=self._keepable(known, group.kept_members),
             )
         if known.has_members():
             return kept._replace(empty_since_ms=None)
         if kept.empty_since_ms is None:
             return kept._replace(empty_since_ms=self._now_ms())
         return kept
+
+    def _keepable(self, known: KnownGroup, members: KeptMembers | None) -> KeptMembers | None:
+        """Return the members if there is room to keep them, else None."""
+        size = members_bytes(members)
+        total = self._kept_members_bytes - known.kept_members_bytes + size
+        if size > limits.KEPT_MEMBERS_BYTES or total > limits.KEPT_MEMBERS_TOTAL_BYTES:
+            return None
+        return members
+
+    def _count_kept_members(self, known: KnownGroup, size: int) -> None:
+        self._kept_members_bytes += size - known.kept_members_bytes
+        known.kept_members_bytes = size
 
     # --- one group --------------------------------------------------------------------------
 
@@ -386,6 +425,7 @@ class Coordinator:
                 generation=group.generation,
                 protocol_type=group.protocol_type,
                 static_members=group.static_members,
+                members=None,
             )
             self._drop_group(known)
         self._make_group(known, kept._replace(kind=kind))
@@ -408,6 +448,8 @@ class Coordinator:
                 generation=kept.generation,
                 protocol_type=kept.protocol_type,
                 static_members=kept.static_members,
+                kept_members=kept.members,
+                now_ms=_loop_ms(),
                 initial_delay_ms=self._initial_delay_ms,
             )
         known.durable_changes = known.group.durable_changes

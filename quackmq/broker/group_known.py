@@ -18,12 +18,13 @@ from quackmq.groups import (
     GroupKind,
     HeartbeatAnswer,
     Joined,
+    Left,
     Synced,
 )
 from quackmq.loop_clock import LoopTimer
 
 #: Where the outcome of a member's call is waited for.
-Waiter = asyncio.Future[Joined | Synced | HeartbeatAnswer | QuackError]
+Waiter = asyncio.Future[Joined | Synced | Left | HeartbeatAnswer | QuackError]
 
 #: What there is to know of a group that nobody has heard of.
 NOTHING_KEPT: Final = Kept(GroupKind.CLASSIC, 0, "", {}, (), GroupSettings(), None)
@@ -40,6 +41,7 @@ class KnownGroup:
         "held_bytes",
         "is_flushing",
         "kept",
+        "kept_members_bytes",
         "lock",
         "name",
         "outbox",
@@ -53,6 +55,8 @@ class KnownGroup:
         #: What the store has, None if nothing, and in which version.
         self.kept: Kept | None = None
         self.version = 0
+        #: What the members take of that.
+        self.kept_members_bytes = 0
         #: Who was a member before a restart, and may be back.
         self.former: FormerMembers | None = None
         self.group: Group | ConsumerGroup | None = None
@@ -95,16 +99,16 @@ class KnownGroup:
         )
 
     def give_answers(self, failure: QuackError | None, most: int | None = None) -> list[str]:
-        """Give the first so many answers. With a failure nobody is told of a generation, or of an
-        epoch. Return the ids of the members that were waiting for one."""
+        """Give the first so many answers. With a failure nobody is told of a generation, of an
+        assignment or of an epoch. Return the ids of the members that were waiting for one."""
         members: list[str] = []
         answers, self.outbox = self.outbox[:most], self.outbox[len(self.outbox[:most]) :]
         for waiter, outcome in answers:
             assert isinstance(waiter, asyncio.Future), "every waiter is made here"
             if not waiter.done():
-                tells_of_it = isinstance(outcome, Joined | HeartbeatAnswer)
+                tells_of_it = isinstance(outcome, Joined | Synced | HeartbeatAnswer)
                 waiter.set_result(failure if failure is not None and tells_of_it else outcome)
-                if isinstance(outcome, Joined | HeartbeatAnswer):
+                if isinstance(outcome, Joined | Synced | HeartbeatAnswer):
                     members.append(outcome.member_id)
         return members
 

@@ -3,11 +3,14 @@
     "group/NAME": {"kind": "classic" | "consumer", "generation": 7, "protocol_type": "consumer",
     "static_members": {instance id: member id}, "member_ids": [member id, ...],
     "empty_since_ms": 1700000000000 | null, "settings": {"holds_retention": false,
-    "session_timeout_ms": 45000, "heartbeat_interval_ms": 5000}}
+    "session_timeout_ms": 45000, "heartbeat_interval_ms": 5000}, "members": MEMBERS | absent}
+
+    MEMBERS: see `quackmq.broker.group_members`
 
 A restart goes on from it: generations (the epochs of a group of the newer kind) grow, and a static
-member that was replaced stays replaced. Of members nothing is kept: classic ones join again, those
-of the newer kind say what they were, for which it is known who there was. Pure.
+member that was replaced stays replaced. The members of a classic group are members again, if they
+were kept: those of a group with very many are not, nor are those in a directory of an older broker.
+They join again. Those of the newer kind say what they were, for which their ids are kept. Pure.
 """
 
 from __future__ import annotations
@@ -17,8 +20,9 @@ from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from quackmq import limits
+from quackmq.broker.group_members import decode_members, members_fields
 from quackmq.errors import DamagedStore, InvalidSetting
-from quackmq.groups import GroupKind, Timing
+from quackmq.groups import GroupKind, KeptMembers, Timing
 
 #: Keys of groups in the store's small state begin so.
 STATE_PREFIX: Final = "group/"
@@ -53,7 +57,8 @@ class GroupSettings(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """`empty_since_ms` is wall time; None while the group has members."""
+    """`empty_since_ms` is wall time; None while the group has members. `members` are those of a
+    classic group, None if there are none, or too many to be kept."""
 
     kind: GroupKind
     generation: int
@@ -62,6 +67,7 @@ class Kept(NamedTuple):
     member_ids: Sequence[str]
     settings: GroupSettings
     empty_since_ms: int | None
+    members: KeptMembers | None = None
 
 
 def state_key(name: str) -> str:
@@ -73,7 +79,7 @@ def name_of(key: str) -> str:
 
 
 def encode_kept(kept: Kept) -> bytes:
-    fields = {
+    fields: dict[str, object] = {
         "kind": kept.kind,
         "generation": kept.generation,
         "protocol_type": kept.protocol_type,
@@ -82,6 +88,8 @@ def encode_kept(kept: Kept) -> bytes:
         "settings": kept.settings._asdict(),
         "empty_since_ms": kept.empty_since_ms,
     }
+    if kept.members is not None:
+        fields["members"] = members_fields(kept.members)
     return json.dumps(fields, ensure_ascii=False).encode()
 
 
@@ -113,5 +121,6 @@ def decode_kept(value: bytes) -> Kept:
                 tuple(member_ids),
                 GroupSettings(holds_retention, session_timeout_ms, heartbeat_interval_ms),
                 empty_since_ms,
+                decode_members(fields.get("members"), static_members),
             )
     raise DamagedStore(f"a group in the store makes no sense: {str(fields)[:200]}")

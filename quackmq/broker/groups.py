@@ -175,7 +175,7 @@ class Groups:
         outcomes: list[QuackError | None] = []
         for each in leaving:
             try:
-                self._coordinator.leave(group, each)
+                await self._coordinator.leave(group, each)
                 outcomes.append(None)
             except QuackError as error:
                 outcomes.append(error)

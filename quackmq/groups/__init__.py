@@ -12,6 +12,7 @@ from quackmq.groups.consumer_values import (
 )
 from quackmq.groups.former import FormerMembers
 from quackmq.groups.group import Group
+from quackmq.groups.kept import KeptMember, KeptMembers
 from quackmq.groups.states import GroupKind, GroupState
 from quackmq.groups.values import (
     Answer,
@@ -20,6 +21,7 @@ from quackmq.groups.values import (
     Joined,
     JoinedMember,
     Leaving,
+    Left,
     MemberDescription,
     MemberRef,
     Sync,
@@ -41,7 +43,10 @@ __all__ = [
     "Join",
     "Joined",
     "JoinedMember",
+    "KeptMember",
+    "KeptMembers",
     "Leaving",
+    "Left",
     "Matched",
     "MemberDescription",
     "MemberRef",

@@ -155,6 +155,11 @@ class ConsumerGroup:
         return ids if len(str(ids)) <= limits.MEMBER_IDS_BYTES else ()
 
     @property
+    def kept_members(self) -> None:
+        """None: after a restart the members say themselves what they were."""
+        return None
+
+    @property
     def durable_changes(self) -> int:
         """Grows with every change of generation, static_members or member_ids."""
         return self._changes + self._members.statics.changes

@@ -30,10 +30,12 @@ Rules beside the plain ones, by the proposals that brought them to Kafka:
 - KIP-394: a new dynamic member is first given an id, so that no repeated request makes two members.
 - KIP-814: a static leader that comes back is told that it leads and has nothing to assign.
 
-Not here: durability. Before the answers of a call are given, whoever calls makes generation,
-protocol type and static members durable if `durable_changes` has grown; a static member that comes
-back changes them without a new generation. After a restart the dynamic members are unknown, and the
-static ones are remembered by their ids alone, to keep fencing, for as long as a session may last.
+Not here: durability. If `durable_changes` has grown, the caller makes generation, protocol type,
+static members and `kept_members` durable before it gives the answers of a call. A static member
+that comes back changes them without a new generation. With `kept_members` a group goes on after a
+restart as it was, and each member has a full session to be heard of. Without them (there were too
+many to keep) its members are unknown and join again; static ones are remembered by their ids alone,
+so that fenced ones stay fenced, for as long as a session may last.
 
 `join` and `sync` never raise a QuackError: whatever becomes of a request, also a refusal, comes as
 one Answer for its waiter, from that call or from a later one. The other calls raise.
@@ -53,6 +55,7 @@ from quackmq.errors import (
     QuackError,
     RebalanceInProgress,
 )
+from quackmq.groups.kept import KeptMember, KeptMembers
 from quackmq.groups.members import Member, Members
 from quackmq.groups.states import CONSUMER_PROTOCOL_TYPE, FOLLOWERS, RULES, GroupKind, GroupState
 from quackmq.groups.subscription import subscribed_topics
@@ -88,10 +91,13 @@ class Group:
         generation: int = 0,
         protocol_type: str = "",
         static_members: Mapping[str, str] | None = None,
+        kept_members: KeptMembers | None = None,
+        now_ms: int = 0,
         initial_delay_ms: int = limits.GROUP_INITIAL_DELAY_MS,
     ) -> None:
         """`new_member_id` makes an id that nobody ever had out of a client's or an instance's name.
-        Generation, protocol type and static members are those of before a restart."""
+        Generation, protocol type, static members and kept members are those of before a restart:
+        the sessions of kept members begin at `now_ms`."""
         self.name = name
         self.state = GroupState.EMPTY
         self.generation = generation
@@ -106,6 +112,8 @@ class Group:
         self._initial: _InitialJoin | None = None
         self._changes = 0
         self._topics: tuple[int, str, frozenset[str] | None] | None = None
+        if kept_members is not None:
+            self._restore(now_ms, kept_members)
 
     # --- what it tells ---
 
@@ -120,12 +128,25 @@ class Group:
 
     @property
     def member_ids(self) -> tuple[str, ...]:
-        """Of those that would be members again after a restart: nobody."""
+        """None: `kept_members` has more than their ids."""
         return ()
 
     @property
+    def kept_members(self) -> KeptMembers | None:
+        """The members that a restart must not forget: those that were told of a generation. None if
+        there are none."""
+        members = tuple(_kept(member) for member in self._members if not member.is_new)
+        if not members:
+            return None
+        ids = [member.member_id for member in members]
+        leader = self._members.leader if self._members.leader in ids else ids[0]
+        return KeptMembers(self.state, self._protocol, leader, members)
+
+    @property
     def durable_changes(self) -> int:
-        """Grows with every change of generation, protocol_type or static_members."""
+        """Grows with every change of generation, protocol_type or static_members, and with those
+        changes of kept_members that must not be undone by a restart: a phase that ends, a member
+        that goes. That a join begins is none: after a restart it begins again."""
         return self._changes + self._members.statics.changes
 
     @property
@@ -246,7 +267,7 @@ class Group:
         ):
             self._members.statics.unname(instance_id)
         else:
-            self._members.remove(self._members.known(member_id, instance_id))
+            self._remove(self._members.known(member_id, instance_id))
             self._rebalance(now_ms)
         return self._due_answers()
 
@@ -254,7 +275,7 @@ class Group:
         """What time has brought: silent members, ids that nobody used, phases that end."""
         silent, unused = self._members.silent(now_ms)
         for member in silent:
-            self._members.remove(member)
+            self._remove(member)
         if silent:
             self._rebalance(now_ms)
         elif unused:
@@ -394,7 +415,7 @@ class Group:
         """Its time is up."""
         if self.state is not GroupState.PREPARING_REBALANCE:
             for member_id in self._to_sync:
-                self._members.remove(self._members[member_id])
+                self._remove(self._members[member_id])
             self._rebalance(now_ms)
             return
         initial = self._initial
@@ -410,7 +431,7 @@ class Group:
         if members.joined < len(members):
             for member in list(members):
                 if member.awaits != "join" and member.instance_id is None:
-                    members.remove(member)
+                    self._remove(member)
         self._phase_ends_ms = now_ms + self._patience_ms()
         if members and not members.joined:
             # Static members alone, and none of them came: wait until their sessions are over. They
@@ -476,6 +497,7 @@ class Group:
 
     def _settle(self, now_ms: int, assignments: Mapping[str, bytes]) -> None:
         self._enter(GroupState.STABLE)
+        self._changes += 1
         for member in self._members:
             self._members.assign(member, assignments.get(member.id, b""))
             if member.awaits == "sync":
@@ -483,9 +505,23 @@ class Group:
                 self._members.heard(now_ms, member)
 
     def _synced(self, member: Member) -> Synced:
-        return Synced(self.protocol_type, self._protocol, member.assignment)
+        return Synced(self.protocol_type, self._protocol, member.assignment, member.id)
 
     # --- helpers ---
+
+    def _restore(self, now_ms: int, kept: KeptMembers) -> None:
+        self.state = kept.state
+        self._protocol = kept.protocol
+        self._members.restore(now_ms, kept)
+        if self.state is GroupState.COMPLETING_REBALANCE:
+            self._to_sync = {member.id for member in self._members}
+        if self.state is not GroupState.STABLE:
+            self._phase_ends_ms = now_ms + self._patience_ms()
+
+    def _remove(self, member: Member) -> None:
+        self._members.remove(member)
+        if not member.is_new:
+            self._changes += 1
 
     def _of_this_generation(self, ref: MemberRef) -> Member:
         member = self._members.known(ref.member_id, ref.instance_id)
@@ -536,6 +572,19 @@ class _InitialJoin:
 
     last_ms: int
     newcomers: bool = False
+
+
+def _kept(member: Member) -> KeptMember:
+    return KeptMember(
+        member.id,
+        member.instance_id,
+        member.client_id,
+        member.client_host,
+        member.session_timeout_ms,
+        member.rebalance_timeout_ms,
+        tuple(member.protocols.items()),
+        member.assignment,
+    )
 
 
 def _metadata(member: Member, protocol: str) -> bytes:

@@ -16,6 +16,7 @@ from typing import Final, Literal
 from quackmq import limits
 from quackmq.errors import LimitReached, QuackError
 from quackmq.groups.deadlines import Deadlines
+from quackmq.groups.kept import KeptMembers
 from quackmq.groups.statics import StaticMembers
 from quackmq.groups.values import Answer, Join, Joined, Synced
 
@@ -95,6 +96,27 @@ class Members:
         return member
 
     # --- coming and going ---
+
+    def restore(self, now_ms: int, kept: KeptMembers) -> None:
+        """Take up the members of before a restart, each with a full session from now on."""
+        for each in kept.members:
+            member = Member(
+                id=each.member_id,
+                instance_id=each.instance_id,
+                client_id=each.client_id,
+                client_host=each.client_host,
+                session_timeout_ms=each.session_timeout_ms,
+                rebalance_timeout_ms=each.rebalance_timeout_ms,
+                protocols=dict(each.protocols),
+                is_new=False,
+            )
+            if member.instance_id is not None:
+                self.statics.restore(member.instance_id, member.id)
+            self._members[member.id] = member
+            self._count(member, 1)
+            self.assign(member, each.assignment)
+            self.heard(now_ms, member)
+        self.leader = kept.leader
 
     def reserve(self, now_ms: int, join: Join) -> str:
         """An id, kept for as long as the session of whoever asked would last."""

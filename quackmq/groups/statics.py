@@ -1,13 +1,14 @@
 """Which member id each instance id of a group stands for. Pure bookkeeping.
 
 A static member is known by its instance id, and every request with that instance id and another
-member id is fenced. After a restart the members are unknown, yet their ids are remembered here for
-as long as a session may last, so that who was fenced remains so.
+member id is fenced. After a restart the members are taken up again (`restore`). Where they were too
+many to be kept they are unknown, yet their ids are remembered here for as long as a session may
+last, so that fenced members stay fenced.
 
-A static member that joins anew after a restart gets a new id. A commit that its client sends
-meanwhile bears the old id, or none (`is_between_ids`). It is told to try again: librdkafka ends a
-fenced client with a fatal error, though no other instance is there; and a client that is told that
-it is unknown joins once more, and so fences the join that is under way.
+An unknown static member that joins anew after a restart gets a new id. A commit that its client
+sends meanwhile bears the old id, or none (`is_between_ids`). It is told to try again: librdkafka
+ends a fenced client with a fatal error, though no other instance is there. A client that is told
+that it is unknown would join once more, and so fence the join that is under way.
 """
 
 from __future__ import annotations
@@ -28,11 +29,18 @@ class StaticMembers:
     def __init__(self, group: str, remembered: Mapping[str, str]) -> None:
         self._group = group
         self.ids: dict[str, str] = dict(remembered)
-        #: As they were when the broker was started.
+        #: Those of before the restart that are no members now.
         self._former: dict[str, str] = dict(remembered)
         self.changes = 0
         self.held_bytes = sum(_cost(*item) for item in self.ids.items())
         self.look_again_ms = 0 if remembered else None
+
+    def restore(self, instance_id: str, member_id: str) -> None:
+        """A remembered instance is a member again, under the id that it had."""
+        assert self.ids.get(instance_id) == member_id, "static members are kept with the members"
+        del self._former[instance_id]
+        if not self._former:
+            self.look_again_ms = None
 
     def check(self, member_id: str, instance_id: str | None) -> None:
         """Whether a member that calls itself so may be one: UnknownMember if nobody has that

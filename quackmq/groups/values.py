@@ -79,6 +79,7 @@ class Synced(NamedTuple):
     protocol_type: str
     protocol: str
     assignment: bytes
+    member_id: str
 
 
 class Leaving(NamedTuple):
@@ -86,6 +87,10 @@ class Leaving(NamedTuple):
 
     member_id: str
     instance_id: str | None
+
+
+class Left(NamedTuple):
+    """The member is gone."""
 
 
 class MemberDescription(NamedTuple):
@@ -113,7 +118,7 @@ class GroupDescription(NamedTuple):
 
 class Answer(NamedTuple):
     waiter: Hashable
-    outcome: Joined | Synced | HeartbeatAnswer | QuackError
+    outcome: Joined | Synced | Left | HeartbeatAnswer | QuackError
 
 
 def offered(join: Join) -> dict[str, bytes]:

@@ -271,7 +271,10 @@ async def test_an_id_that_nobody_uses_leaves_nothing_behind() -> None:
 
 
 @pytest.mark.asyncio
-async def test_generations_go_on_growing_after_a_restart(pond: Pond) -> None:
+async def test_generations_go_on_growing_where_members_were_too_many_to_be_kept(
+    pond: Pond, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "KEPT_MEMBERS_BYTES", 300)
     async with pond.open() as broker:
         await broker.create_topic(CALLER, TOPIC)
         member = Member(broker)
@@ -432,7 +435,10 @@ async def test_who_joins_while_the_group_is_deleted_is_a_member() -> None:
 
 
 @pytest.mark.asyncio
-async def test_a_group_without_members_and_commits_expires(pond: Pond) -> None:
+async def test_a_group_without_members_and_commits_expires(
+    pond: Pond, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "KEPT_MEMBERS_BYTES", 0)
     async with pond.open() as broker:
         await broker.create_topic(CALLER, TOPIC)
         key = key_of(broker.topic(TOPIC))

@@ -1,8 +1,10 @@
 """A consumer group that comes and goes, is replaced while it commits, and spoken for by its dead.
 
 One static member at a time has the right to commit. Its past ones, of this life and of those
-before, try to commit as well, and must never succeed. What it committed stands where every cursor
-of the model stands, so that after a crash the checker asks for it.
+before, try to commit as well, and must never succeed. The member itself outlives the broker: after
+a crash it is a member as it was, with its assignment, until another process takes its place. What
+it committed stands where every cursor of the model stands, so that after a crash the checker asks
+for it.
 """
 
 from __future__ import annotations
@@ -37,6 +39,8 @@ class Consumer:
         self.name = name
         self._life: Life | None = None
         self._member: MemberRef | None = None
+        #: Whether the last member is known to have left, so that the next generation is a new one.
+        self._has_left = True
         #: Everybody who had the right once.
         self._past: list[MemberRef] = []
         #: The greatest generation that anybody was told of.
@@ -45,7 +49,11 @@ class Consumer:
     async def step(self, life: Life) -> None:
         if self._life is not life:
             self._life = life
-            self._retire()
+            if life.model.lossy:  # an older member may be the present one again
+                self._member, self._has_left = None, False
+                self._past.clear()
+            elif self._member is not None:
+                await self._go_on(life, self._member)
             await self._look(life)
         fate = life.source.random()
         if self._member is None:
@@ -66,9 +74,18 @@ class Consumer:
 
     # --- coming and going -------------------------------------------------------------------
 
-    async def _enter(self, life: Life, least: int | None = None) -> None:
+    async def _go_on(self, life: Life, member: MemberRef) -> None:
+        """The broker was away, and the member goes on without joining."""
+        life.broker.groups.heartbeat(CALLER, self.name, member)
+        # It may have been cut short before it had said what it assigns.
+        await self._sync(life, member, {member.member_id: self.name.encode()})
+        life.counts["members that went on after a crash"] += 1
+
+    async def _enter(self, life: Life) -> None:
         """Join as a new process does. Its predecessor is replaced, if it is still there."""
         before, self._member = self._member, None  # a failure tells nothing of either
+        least = self._told + 1 if self._has_left else self._told
+        self._has_left = False
         join = Join(
             member_id="",
             instance_id=self.name,
@@ -80,7 +97,6 @@ class Consumer:
             rebalance_timeout_ms=_SESSION_MS,
             may_skip_assignment=life.source.random() < 0.5,
         )
-        least = self._told + 1 if least is None else least
         joined = await life.broker.groups.join(CALLER, self.name, join)
         if joined.generation < least and not life.model.lossy:
             raise Violation(f"{self.name} is told of {joined.generation} after {self._told}")
@@ -88,24 +104,29 @@ class Consumer:
         if before is not None:
             self._past.append(before)
         self._member = MemberRef(joined.member_id, joined.generation, self.name)
-        share = self.name.encode()
         leads = joined.leader == joined.member_id and not joined.skip_assignment
-        sync = Sync(self._member, None, None, {joined.member_id: share} if leads else {})
-        synced = await life.broker.groups.sync(CALLER, self.name, sync)
-        if synced.assignment != share:
-            raise Violation(f"{self.name} is assigned {synced.assignment!r}")
+        shares = {joined.member_id: self.name.encode()} if leads else {}
+        await self._sync(life, self._member, shares)
         life.broker.groups.heartbeat(CALLER, self.name, self._member)
+
+    async def _sync(self, life: Life, member: MemberRef, shares: dict[str, bytes]) -> None:
+        try:
+            sync = Sync(member, None, None, shares)
+            synced = await life.broker.groups.sync(CALLER, self.name, sync)
+        except QuackError:
+            self._member = None  # it has to join again
+            raise
+        if synced.assignment != self.name.encode():
+            raise Violation(f"{self.name} is assigned {synced.assignment!r}")
 
     async def _leave(self, life: Life, member: MemberRef) -> None:
         leaving = [Leaving(member.member_id, self.name)]
+        self._member = None  # after a crash it may be there, or not
         if await life.broker.groups.leave(CALLER, self.name, leaving) != [None]:
             raise Violation(f"{member} of {self.name} cannot leave")
-        self._retire()
-
-    def _retire(self) -> None:
-        if self._member is not None:
-            self._past.append(self._member)
-            self._member = None
+        if not life.model.read_only:
+            self._past.append(member)
+            self._has_left = True
 
     async def _delete(self, life: Life) -> None:
         """The group goes with all that it committed; its generations begin anew."""
@@ -162,7 +183,7 @@ class Consumer:
         committing = asyncio.create_task(self._commit(life, member))
         await asyncio.sleep(life.source.choice((0, 0, 0.002)))
         try:
-            await self._enter(life, least=self._told)
+            await self._enter(life)
             found = await self._committed(life)
         finally:
             outcome = (await asyncio.gather(committing, return_exceptions=True))[0]

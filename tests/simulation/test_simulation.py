@@ -63,6 +63,7 @@ _MUST_HAPPEN = (
     "messages delivered",
     "offsets committed by groups",
     "members replaced while they committed",
+    "members that went on after a crash",
     "commits of fenced members refused",
     "read errors told in a slice",
     "damage named on opening",
