@@ -5,10 +5,11 @@ member id is fenced. After a restart the members are taken up again (`restore`).
 many to be kept they are unknown, yet their ids are remembered here for as long as a session may
 last, so that fenced members stay fenced.
 
-An unknown static member that joins anew after a restart gets a new id. A commit that its client
-sends meanwhile bears the old id, or none (`is_between_ids`). It is told to try again: librdkafka
-ends a fenced client with a fatal error, though no other instance is there. A client that is told
-that it is unknown would join once more, and so fence the join that is under way.
+An unknown static member that joins anew gets a new id. What its client sends meanwhile bears no
+member id, and after a restart perhaps the old one (`is_between_ids`). It is told to try again:
+librdkafka ends a fenced client with a fatal error, though no other instance is there. A client that
+is told that it is unknown would join once more, and so fence the join that is under way. Nobody
+whose place another one has taken is without an id, so fencing loses nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Container, Mapping
 
 from quackmq import limits
-from quackmq.errors import LimitReached, MemberFenced, UnknownMember
+from quackmq.errors import InternalError, LimitReached, MemberFenced, UnknownMember
 
 
 class StaticMembers:
@@ -37,8 +38,8 @@ class StaticMembers:
 
     def restore(self, instance_id: str, member_id: str) -> None:
         """A remembered instance is a member again, under the id that it had."""
-        assert self.ids.get(instance_id) == member_id, "static members are kept with the members"
-        del self._former[instance_id]
+        if self._former.pop(instance_id, None) != member_id:
+            raise InternalError(f"{member_id} is not kept as the static member {instance_id}")
         if not self._former:
             self.look_again_ms = None
 
@@ -52,11 +53,13 @@ class StaticMembers:
             raise self.fenced(member_id, str(instance_id))
 
     def is_between_ids(self, member_id: str, instance_id: str | None) -> bool:
-        """Whether an instance of before the last restart, which has to join anew or has done so,
-        may still call itself so: by no id, or by the one that it had then."""
-        if instance_id is None or instance_id not in self._former:
+        """Whether an instance that has to join anew, or has done so and was not told its new id,
+        may call itself so: by no id, or by the one that it had before the last restart."""
+        if instance_id is None:
             return False
-        return member_id in ("", self._former[instance_id])
+        if not member_id:
+            return instance_id in self.ids
+        return self._former.get(instance_id) == member_id
 
     def unknown(self, member_id: str) -> UnknownMember:
         return UnknownMember(
