@@ -11,7 +11,7 @@ import random
 import threading
 import time
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
 
 from confluent_kafka import (
@@ -61,12 +61,8 @@ _EARLIEST: Any = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
 _LATEST: Any = OffsetSpec.latest()  # type: ignore[no-untyped-call]
 #: A future of librdkafka's says itself when its time is up; this much later nobody believes in it.
 _GRACE_S = 0.5
-#: The answers of a cluster that has no coordinator for a group yet, or another one than was asked.
-_NO_COORDINATOR: Final = {
-    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
-    KafkaError.COORDINATOR_NOT_AVAILABLE,
-    KafkaError.NOT_COORDINATOR,
-}
+#: The longest time that librdkafka takes for a request, in seconds.
+_NEVER: Final = 3600.0
 
 
 class Committed(NamedTuple):
@@ -108,12 +104,8 @@ class Cluster:
         self._coordinated: set[str] = set()
 
     def close(self, deadline: Deadline) -> None:
-        """For good. Who drops a client of librdkafka waits until its threads have ended, and one of
-        them was seen to stay for ever after its broker was gone; so it is dropped by a thread that
-        nobody needs, and not by whoever collects garbage next."""
-        dropping = threading.Thread(target=self._held.clear, daemon=True)
-        dropping.start()
-        dropping.join(max(deadline.left(), 1.0))
+        """For good."""
+        _drop(self._held).join(max(deadline.left(), 1.0))
 
     @property
     def _admin(self) -> AdminClient:
@@ -339,12 +331,14 @@ class Cluster:
         """For a name that nobody uses at the moment: UnknownMember if somebody does.
         NameInOtherMode."""
         wanted = ConsumerGroupTopicPartitions(group, partitions_of(topic.name, offsets, note))
-        asked = self._admin.alter_consumer_group_offsets(
-            [wanted], request_timeout=_seconds(deadline)
-        )
         what = f"offsets of {group} to be committed"
         try:
-            told = self._result(asked[group], what, deadline)
+            told = self._of_group(
+                group,
+                lambda admin: admin.alter_consumer_group_offsets([wanted], request_timeout=_NEVER),
+                what,
+                deadline,
+            )
             for each in told.topic_partitions:
                 if each.error is not None:
                     raise translated(each.error, what, deadline)
@@ -356,14 +350,18 @@ class Cluster:
     ) -> Iterable[TopicPartition]:
         wanted = ConsumerGroupTopicPartitions(group, partitions)
         what = f"what {group} has committed"
-        self._await_coordinator(group, deadline)
         while True:
+            self._await_coordinator(group, what, deadline)
             turn = Deadline(min(deadline.left(), limits.CLIENT_ASK_MS / 1000))
-            asked = self._admin.list_consumer_group_offsets(
-                [wanted], require_stable=True, request_timeout=_seconds(turn)
-            )
             try:
-                told = self._result(asked[group], what, turn)
+                told = self._of_group(
+                    group,
+                    lambda admin: admin.list_consumer_group_offsets(
+                        [wanted], require_stable=True, request_timeout=_NEVER
+                    ),
+                    what,
+                    turn,
+                )
                 break
             except QuackTimeout:
                 if deadline.passed():
@@ -374,25 +372,67 @@ class Cluster:
                 raise translated(each.error, what, deadline)
         return found
 
-    def _await_coordinator(self, group: str, deadline: Deadline) -> None:
-        """Wait until the group's coordinator serves it, as far as the deadline allows.
+    def _await_coordinator(self, group: str, what: str, deadline: Deadline) -> None:
+        """Wait until the group's coordinator serves it, for the first time. QuackTimeout.
 
-        A cluster that has just started elects coordinators first. librdkafka may crash when it is
-        asked for offsets then (its issue 5040), and not when it is asked to describe the group."""
+        A cluster that has just started elects coordinators first. librdkafka may end the process
+        when it is asked for offsets then (its issue 5040), and not when it is asked to describe the
+        group."""
         while group not in self._coordinated:
             turn = Deadline(min(deadline.left(), limits.CLIENT_ASK_MS / 1000))
-            asked = self._admin.describe_consumer_groups([group], request_timeout=_seconds(turn))
             try:
-                asked[group].result(_seconds(turn) + _GRACE_S)
-            except KafkaException as exception:
-                is_unready = exception.args[0].code() in _NO_COORDINATOR
-                if not is_unready or deadline.passed():
-                    return
+                self._described(group, what, turn)
+            except QuackTimeout:
+                if deadline.passed():
+                    raise self._silence(what, deadline) from None
                 time.sleep(limits.CLIENT_LOOK_MS / 1000)
                 continue
-            except concurrent.futures.TimeoutError:
-                return
+            except QuackError as error:
+                log.debug("the coordinator of %s answers: %s", group, error)
             self._coordinated.add(group)
+
+    def instances(self, group: str, deadline: Deadline) -> list[str]:
+        """Return the names (group.instance.id) that members of a group have of their own."""
+        told = self._described(group, f"the members of {group}", deadline)
+        return [each.group_instance_id for each in told.members if each.group_instance_id]
+
+    def _described(self, group: str, what: str, deadline: Deadline) -> Any:
+        return self._of_group(
+            group,
+            lambda admin: admin.describe_consumer_groups([group], request_timeout=_NEVER),
+            what,
+            deadline,
+        )
+
+    def _of_group(
+        self,
+        group: str,
+        ask: Callable[[AdminClient], Mapping[str, Any]],
+        waited_for: str,
+        deadline: Deadline,
+    ) -> Any:
+        """Ask a group's coordinator.
+
+        A request to a coordinator that is away must not time out inside librdkafka: it would end
+        the process when the coordinator is back (`rd_kafka_enq_once_del_source_return: Assertion
+        failed`, seen with 2.16). So the time is measured here, and when it is up the client of
+        librdkafka is dropped, with the request in it."""
+        held = [self._admin]
+        future = ask(held[0])[group]
+        try:
+            return future.result(_seconds(deadline) + _GRACE_S)
+        except KafkaException as exception:
+            raise self._failure(exception, waited_for, deadline) from exception
+        except concurrent.futures.TimeoutError:
+            self._replace(held)
+            raise self._silence(waited_for, deadline) from None
+
+    def _replace(self, held: list[AdminClient]) -> None:
+        """Go on with another client of librdkafka, unless another thread has done so already."""
+        with self._lock:
+            if self._held and self._held[0] is held[0]:
+                self._held[0] = AdminClient(self._connection.shared())
+        _drop(held)
 
     # --- answers ----------------------------------------------------------------------------
 
@@ -413,6 +453,15 @@ class Cluster:
 
     def _silence(self, waited_for: str, deadline: Deadline) -> QuackTimeout:
         return deadline.timeout(f"{waited_for}: no answer from {self._connection.address}")
+
+
+def _drop(held: list[AdminClient]) -> threading.Thread:
+    """Whoever drops a client of librdkafka waits until its threads have ended, and one of them was
+    seen to stay for ever after its broker was gone. So it is dropped by a thread that nobody needs,
+    and not by whoever collects garbage next."""
+    dropping = threading.Thread(target=held.clear, daemon=True)
+    dropping.start()
+    return dropping
 
 
 def partitions_of(topic: str, offsets: Mapping[int, int], note: str) -> list[TopicPartition]:
