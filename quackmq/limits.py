@@ -644,6 +644,9 @@ IMPORT_WAIT_MS: Final = 30_000
 
 #: How long a call waits unless told otherwise: long enough for a broker to be started again.
 CLIENT_TIMEOUT_MS: Final = 5_000
+#: Members of dead processes that a client removes from its group at once: each takes a consumer of
+#: librdkafka's, with its threads. Others are missed when their sessions are over.
+CLIENT_EVICTIONS: Final = 32
 #: A process that shares a name and is gone without a goodbye is missed after so long; a Kafka
 #: cluster takes no less than 6 s.
 CLIENT_SESSION_MS: Final = 10_000

@@ -373,7 +373,7 @@ class Client:
                 reader.seek(starts, SUBSCRIBED, deadline)
                 return
             try:
-                session.cluster.commit(session.name, info, starts, SUBSCRIBED, deadline)
+                session.commit_as_nobody(info, starts, SUBSCRIBED, deadline)
             except UnknownMember:
                 raise GroupNotEmpty(
                     f"other processes of the name {session.name} read: stop them, or seek in one "

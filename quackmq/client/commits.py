@@ -10,7 +10,7 @@ a later one, and the cursor would go back.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
@@ -149,6 +149,39 @@ def close(consumer: Consumer, deadline: Deadline) -> None:
     closing.join(max(deadline.left(), 1.0))
 
 
+def evict(
+    settings: Settings,
+    topic: str,
+    instances: Sequence[str],
+    deadline: Deadline,
+    tend_others: Callable[[], None],
+) -> None:
+    """Remove members whose process is dead from their group, by the names of their own. Take the
+    place of each, for which the group does not wait, and leave it. librdkafka has no request by
+    which one member removes another. `tend_others` as for `leave`."""
+    members = [Consumer(settings | {"group.instance.id": each}) for each in instances]
+
+    def tend() -> None:
+        for member in members:
+            member.poll(0)
+        tend_others()
+
+    for member in members:
+        member.subscribe([topic], on_assign=_take_paused)
+    while members:
+        member = members.pop()
+        try:
+            leave(member, deadline, tend)
+        finally:
+            close(member, deadline)
+
+
+def _take_paused(member: Consumer, told: list[TopicPartition]) -> None:
+    # Taken, or librdkafka could not let go of them again, and would never close.
+    member.incremental_assign(told)
+    member.pause(told)
+
+
 def commit_by_joining(
     settings: Settings,
     topic: str,
@@ -165,9 +198,7 @@ def commit_by_joining(
     joined: list[bool] = []
 
     def assigned(member: Consumer, told: list[TopicPartition]) -> None:
-        # Taken, or librdkafka could not let go of them again, and would never close.
-        member.incremental_assign(told)
-        member.pause(told)
+        _take_paused(member, told)
         joined.append(True)
 
     def look() -> None:
@@ -176,7 +207,15 @@ def commit_by_joining(
 
     try:
         consumer.subscribe([topic], on_assign=assigned)
-        while not joined and not deadline.passed():
+        while not joined:
+            if deadline.passed():
+                session_s = settings["session.timeout.ms"] / 1000
+                raise deadline.timeout(
+                    f"the members of the group {settings['group.id']} to let this process join "
+                    f"them and commit offsets in topic {topic}: one of them is busy, or died less "
+                    f"than {session_s:g} s ago on another machine or with another directory; give "
+                    "a longer timeout"
+                )
             look()
         commits.send_and_wait(consumer, offsets, note, deadline, poll=look)
         leave(consumer, deadline, tend_others)

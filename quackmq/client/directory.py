@@ -12,6 +12,8 @@ from __future__ import annotations
 import fcntl
 import os
 import uuid
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from hashlib import sha256
 from pathlib import Path
 from typing import Final
@@ -54,6 +56,40 @@ class Directory:
     def note(self) -> str:
         """Stands beside the broker's cursor where a process of this directory has moved it."""
         return f"quackmq:file:{self.id}"
+
+    def instance(self, topic_id: uuid.UUID) -> str:
+        """Return the name of this process's member for a topic (Kafka's group.instance.id)."""
+        return f"{self.id}.{self.process}.{topic_id.hex}"
+
+    @contextmanager
+    def dead(self, instances: Iterable[str]) -> Iterator[list[str]]:
+        """Give those of the names of members that `instance` made in a process of this directory
+        which has ended. No other process becomes one of these inside the block. Names of this very
+        process are given too: who calls knows which of them are in use."""
+        found: list[str] = []
+        with ExitStack() as locks:
+            ended: dict[int, bool] = {self.process: True}
+            for instance in instances:
+                directory, _, rest = instance.partition(".")
+                number, _, topic = rest.partition(".")
+                if directory != self.id or not topic or not number.isdecimal():
+                    continue
+                process = int(number)
+                if process not in ended:
+                    ended[process] = self._lock_ended(process, locks)
+                if ended[process]:
+                    found.append(instance)
+            yield found
+
+    def _lock_ended(self, process: int, locks: ExitStack) -> bool:
+        try:
+            fd = _lock(self.path, process)
+        except OSError:  # nobody has been that process, or it is another user's
+            return False
+        if fd is None:
+            return False
+        locks.callback(os.close, fd)
+        return True
 
     def close(self) -> None:
         os.close(self._process_fd)
@@ -101,10 +137,18 @@ def _lock_process(path: Path) -> tuple[int, int]:
     """The first number that no running process has: who starts again after a crash is the one that
     it was, and the group need not wait for the old one to be missed."""
     for number in range(limits.CLIENT_PROCESSES):
-        fd = os.open(path / f"process-{number}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fd = _lock(path, number, os.O_CREAT)
+        if fd is not None:
             return fd, number
-        except BlockingIOError:
-            os.close(fd)
     raise LimitReached(f"{limits.CLIENT_PROCESSES} processes use {path} at once")
+
+
+def _lock(path: Path, number: int, flags: int = 0) -> int | None:
+    """Return the file of a process, locked; None if that process runs."""
+    fd = os.open(path / f"process-{number}", os.O_RDWR | os.O_CLOEXEC | flags, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return fd
+    except BlockingIOError:
+        os.close(fd)
+        return None

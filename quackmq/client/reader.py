@@ -70,6 +70,7 @@ class Reader:
     ) -> None:
         """`tend_others` is called from time to time while a call waits."""
         self.topic = topic
+        self.instance = directory.instance(topic.id)
         self._tend_others = tend_others
         self.by_id = by_id
         self._watch = Watch(
@@ -95,7 +96,7 @@ class Reader:
         #: For callbacks, which cannot be given one.
         self._deadline = Deadline(limits.CLIENT_TIMEOUT_MS / 1000)
         settings = connection.consumer(name, session_ms, busy_ms)
-        settings["group.instance.id"] = f"{directory.id}.{directory.process}.{topic.id.hex}"
+        settings["group.instance.id"] = self.instance
         settings["on_commit"] = self._commits.answered
         self._consumer = Consumer(settings)
         self._consumer.subscribe(

@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -20,7 +21,7 @@ from confluent_kafka import Message as Record
 
 from quackmq import limits
 from quackmq.client.cluster import BY_LIBRDKAFKA, Cluster
-from quackmq.client.commits import commit_by_joining
+from quackmq.client.commits import commit_by_joining, evict
 from quackmq.client.directory import Directory, default_directory
 from quackmq.client.failures import Deadline
 from quackmq.client.locks import held
@@ -28,7 +29,7 @@ from quackmq.client.numbered import Numbered
 from quackmq.client.publisher import Parcel, Publisher, Sending
 from quackmq.client.reach import reach
 from quackmq.client.reader import OnCrash, Reader
-from quackmq.client.settings import Connection
+from quackmq.client.settings import Connection, Settings
 from quackmq.client.standing import is_subscribed, not_subscribed, position_by
 from quackmq.client.values import TopicInfo
 from quackmq.errors import (
@@ -340,6 +341,7 @@ class Session:
         info = self.cluster.topic(topic, deadline, again=True)
         if not is_subscribed(self.cluster.committed(name, info, deadline)):
             raise not_subscribed(name, topic)
+        self._evict_dead(info, deadline, but=self.directory.instance(info.id))
         self._readers[topic] = Reader(
             self.connection,
             self.cluster,
@@ -386,15 +388,55 @@ class Session:
     def commit(
         self, info: TopicInfo, offsets: Mapping[int, int], note: str, deadline: Deadline
     ) -> None:
-        """By whoever of this name may: nobody in particular while it has no members, else one."""
+        """By whoever of this name may: nobody in particular while it has no members, else one. If
+        no timeout was given, it waits until the group has missed a member that died."""
+        try:
+            self.commit_as_nobody(info, offsets, note, deadline)
+        except UnknownMember:
+            tend_others = partial(self._tend_others, info.name)
+            patience = self._session_longer(deadline)
+            commit_by_joining(self._settings(), info.name, offsets, note, patience, tend_others)
+
+    def commit_as_nobody(
+        self, info: TopicInfo, offsets: Mapping[int, int], note: str, deadline: Deadline
+    ) -> None:
+        """While no process of this name reads; dead ones of this directory do not count.
+        UnknownMember."""
         try:
             self.cluster.commit(self.name, info, offsets, note, deadline)
         except UnknownMember:
-            habits = self._habits
-            settings = self.connection.consumer(self.name, habits.session_ms, habits.busy_ms)
-            commit_by_joining(
-                settings, info.name, offsets, note, deadline, lambda: self._tend_others(info.name)
-            )
+            if not self._evict_dead(info, deadline):
+                raise
+            self.cluster.commit(self.name, info, offsets, note, deadline)
+
+    def _evict_dead(self, topic: TopicInfo, deadline: Deadline, *, but: str = "") -> bool:
+        """Remove the members of dead processes of this directory from the group, which would wait
+        for them until their sessions are over; not the member `but`, whose place is taken anyhow.
+        Return whether there were any."""
+        used = {each.instance for each in list(self._readers.values())} | {but}
+        try:
+            instances = self.cluster.instances(self.name, deadline)
+            with self.directory.dead(each for each in instances if each not in used) as dead:
+                if dead:
+                    some = dead[: limits.CLIENT_EVICTIONS]
+                    log.info("%s removes %d members of dead processes", self.name, len(some))
+                    tend_others = partial(self._tend_others, topic.name)
+                    evict(self._settings(), topic.name, some, deadline, tend_others)
+                return bool(dead)
+        except (KafkaException, QuackError) as error:
+            log.debug("the dead members of %s are not removed: %s", self.name, error)
+            return False
+
+    def _settings(self) -> Settings:
+        return self.connection.consumer(self.name, self._habits.session_ms, self._habits.busy_ms)
+
+    def _session_longer(self, deadline: Deadline) -> Deadline:
+        if deadline.is_given:
+            return deadline
+        found = Deadline(deadline.left() + self._habits.session_ms / 1000, is_given=False)
+        with self._lock:
+            self._deadlines.add(found)
+        return found
 
 
 def _closed() -> BrokerClosing:

@@ -188,3 +188,20 @@ def test_the_brokers_cursor_beats_the_file_unless_it_is_ours(
     cursor: Committed, position: int | None, expected: int
 ) -> None:
     assert position_by(cursor, position, "ours") == expected
+
+
+def test_members_of_dead_processes_are_told_from_those_of_running_ones(tmp_path: Path) -> None:
+    first, second = Directory(tmp_path), Directory(tmp_path)
+    names = [first.instance(TOPIC), second.instance(TOPIC)]
+    strangers = ["", "x", f"{first.id}.1", f"{first.id}.x.y", f"{first.id}.7.y", "other.1.y"]
+    with first.dead([*names, *strangers]) as dead:
+        assert dead == names[:1], "it knows itself which members it has"
+    second.close()
+    with first.dead([*names, *strangers]) as dead:
+        assert dead == names
+        third = Directory(tmp_path)
+        assert third.process == 2, "nobody becomes a process that is being buried"
+    fourth = Directory(tmp_path)
+    assert fourth.process == 1
+    for each in (first, third, fourth):
+        each.close()
