@@ -153,7 +153,7 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
             hook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
     finally:
         _bound_to_this_process = None
-        item.config.stash[CPU_S][item.location[0]] += time.process_time() - started_s
+        item.config.stash[CPU_S][item.nodeid.partition("::")[0]] += time.process_time() - started_s
     return True
 
 

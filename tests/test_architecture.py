@@ -15,10 +15,9 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-import pytest
-
 import quackmq
 from quackmq import errors
+from tests.tables import each
 
 ROOT = Path(__file__).resolve().parent.parent
 #: Directories of what tools fetch and build, wherever they are.
@@ -147,7 +146,7 @@ def test_a_module_imports_only_from_the_layers_below_it() -> None:
     assert wrong == []
 
 
-@pytest.mark.parametrize(
+@each(
     ("module", "imported", "allowed"),
     [
         ("quackmq.doors.kafka.server", "quackmq.broker", True),

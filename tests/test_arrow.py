@@ -14,6 +14,7 @@ from quackmq.codec import decode, encode
 from quackmq.errors import CorruptBatch, InvalidRequest, RecordTooLarge
 from quackmq.record import COMPRESSIONS, NO_TIMESTAMP, TIMESTAMP_TYPE_FLAG, Batch, Record
 from tests.batches import batch_of, record_bytes
+from tests.tables import each
 
 NOON_MS = 1_700_000_000_000
 
@@ -257,7 +258,7 @@ def test_columns_of_related_types_are_taken() -> None:
     assert opened(from_arrow(rows)) == [[Record(1, NOON_MS, b"text", b"v", (("a", b"b"),))]]
 
 
-@pytest.mark.parametrize(
+@each(
     "columns",
     [
         {"key": [b"k"]},

@@ -24,6 +24,7 @@ from quackmq.codec import (
 from quackmq.errors import CorruptBatch, InvalidRequest, RecordTooLarge
 from quackmq.record import COMPRESSIONS, NO_TIMESTAMP, TIMESTAMP_TYPE_FLAG, Batch, Record
 from tests.batches import batch_of, record_bytes, resealed, sealed, varint
+from tests.tables import each
 
 RECORDS = [
     Record(0, 1_700_000_000_000, b"key", b"first", (("name", b"value"), ("none", None))),
@@ -93,7 +94,7 @@ def test_a_control_batch_says_so_and_its_marker_is_read() -> None:
     assert decode(batch) == [marker]
 
 
-@pytest.mark.parametrize(
+@each(
     "times",
     [
         [NO_TIMESTAMP],
@@ -121,7 +122,7 @@ def test_a_batch_with_holes_keeps_them() -> None:
     assert [record.offset for record in decode(batch)] == [20, 23, 30]
 
 
-@pytest.mark.parametrize("size", [0, 1, 57, 58, 59, 63, 64, 100, 8_185, 8_192, 65_536, 65_537])
+@each("size", [0, 1, 57, 58, 59, 63, 64, 100, 8_185, 8_192, 65_536, 65_537])
 def test_a_single_value_is_written_as_any_other_batch(size: int) -> None:
     """Around the sizes at which a length takes one byte more, and where another way is taken."""
     fields = {"producer_id": 6, "producer_epoch": 1, "base_sequence": 7}
@@ -378,7 +379,7 @@ def test_compressed_bytes_that_are_none_are_corrupt(compression: str) -> None:
             decode(batch_of(records, count=3, attributes=attributes))
 
 
-@pytest.mark.parametrize(
+@each(
     "blocks",
     [
         b"\x00",

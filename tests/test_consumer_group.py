@@ -20,6 +20,7 @@ from quackmq.errors import (
 )
 from quackmq.groups import GroupState, Heartbeat, Leaving, Matched, MemberRef
 from tests.consumer_stage import REBALANCE_MS, TIMING, Client, Stage, Topics
+from tests.tables import each
 
 SESSION_MS = TIMING.session_timeout_ms
 
@@ -241,7 +242,7 @@ def test_only_a_member_in_its_epoch_commits_and_asks_for_offsets() -> None:
     group.check_commit(0, MemberRef("", -1), is_transactional=True)
 
 
-@pytest.mark.parametrize(
+@each(
     ("said", "error"),
     [
         ({"epoch": -3}, InvalidRequest),

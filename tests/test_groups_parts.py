@@ -13,6 +13,7 @@ from quackmq.groups.deadlines import Deadlines
 from quackmq.groups.states import FOLLOWERS, RULES, GroupState
 from quackmq.groups.subscription import subscribed_topics
 from tests.group_stage import subscription
+from tests.tables import each
 
 KEYS = st.sampled_from("abcd")
 TIMES = st.integers(0, 50)
@@ -99,7 +100,7 @@ def test_subscriptions_are_added_up() -> None:
     assert subscribed_topics([]) == set()
 
 
-@pytest.mark.parametrize(
+@each(
     "said",
     [
         b"",

@@ -21,6 +21,7 @@ from tests.group_stage import (
     Stage,
     subscription,
 )
+from tests.tables import each
 
 EMPTY = GroupState.EMPTY
 PREPARING = GroupState.PREPARING_REBALANCE
@@ -62,7 +63,7 @@ def test_of_equal_protocols_the_oldest_members_is_chosen() -> None:
     assert stage.joined(waiter).protocol == "b"
 
 
-@pytest.mark.parametrize(
+@each(
     "words",
     [
         {"protocols": (C,)},
@@ -71,7 +72,7 @@ def test_of_equal_protocols_the_oldest_members_is_chosen() -> None:
         {"protocol_type": "", "protocols": (A, B)},
     ],
 )
-@pytest.mark.parametrize("needs_id_first", [True, False])
+@each("needs_id_first", [True, False])
 def test_who_shares_no_protocol_with_the_members_stays_outside(
     words: Any, needs_id_first: bool
 ) -> None:

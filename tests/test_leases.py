@@ -15,6 +15,7 @@ from quackmq import limits
 from quackmq.errors import DamagedStore, InvalidRequest, NewerFormat
 from quackmq.leases import Counts, Lease, Leases, Wanted
 from quackmq.subscriptions import Reading, Terms
+from tests.tables import each
 
 LEASE_MS = limits.LEASE_MS
 EVERY = Terms()
@@ -346,7 +347,7 @@ def test_gaps_are_bounded_and_nothing_in_them_is_forgotten() -> None:
 # --- terms ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each(
     "make",
     [
         lambda: Terms(lease_ms=0),

@@ -21,6 +21,7 @@ from quackmq.policy import (
     live_entries,
     trim_before,
 )
+from tests.tables import each
 
 NUMBERS = st.none() | st.integers(1, 2**63 - 1)
 POLICIES = st.builds(
@@ -45,7 +46,7 @@ POLICIES = st.builds(
 # --- what is a policy ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each(
     "fields",
     [
         {"live_for_ms": 0},
@@ -126,7 +127,7 @@ def test_an_unknown_name_is_refused_with_those_that_are_known() -> None:
         Policy.from_configs({"live_for_ms": "1"})
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "text"),
     [
         ("quackmq.live_for_ms", "soon"),
@@ -253,7 +254,7 @@ def test_there_is_room_up_to_the_number_of_live_entries() -> None:
     assert has_room(Policy(), Facts(0, 10**9), 10**9)
 
 
-@pytest.mark.parametrize(
+@each(
     ("policy", "counts"),
     [
         (Policy(), False),

@@ -22,6 +22,7 @@ from quackmq.record import (
     stamp,
 )
 from tests.batches import resealed, sealed
+from tests.tables import each
 
 RECORDS = [
     Record(0, 1_700_000_000_000, b"key", b"first", (("name", b"value"), ("none", None))),
@@ -124,7 +125,7 @@ def test_a_flipped_bit_anywhere_under_the_checksum_is_seen() -> None:
                 Batch.parse(flipped)
 
 
-@pytest.mark.parametrize(
+@each(
     ("position", "layout", "value", "error"),
     [
         (8, ">i", -1, CorruptBatch),

@@ -34,6 +34,7 @@ from quackmq.subscriptions import (
     sent,
     state_key,
 )
+from tests.tables import each
 
 TOPIC_ID = uuid.UUID("12345678-1234-5678-1234-567812345678")
 PLACES = st.builds(Place, st.integers(0, 2**32 - 1), st.integers(0, 2**63 - 1))
@@ -179,7 +180,7 @@ def test_a_name_is_a_printable_word(name: str) -> None:
     check_name(name)
 
 
-@pytest.mark.parametrize(
+@each(
     "name", ["", "two words", "tab\t", "nul\0", "line\n", "\u00a0", "\u2028", "\ud800", "ä" * 128]
 )
 def test_other_names_are_refused(name: str) -> None:
@@ -200,7 +201,7 @@ def test_a_key_names_topic_and_subscriber_also_with_slashes() -> None:
     assert parse_state_key(state_key(TOPIC_ID, "a/b")) == (TOPIC_ID, "a/b")
 
 
-@pytest.mark.parametrize(
+@each(
     "value",
     [
         b"",

@@ -34,6 +34,7 @@ from quackmq.transaction_states import (
     first_standing,
     is_exhausted,
 )
+from tests.tables import each
 
 ID = "duck"
 #: The last epoch that a client is given.
@@ -95,7 +96,7 @@ ENDS = [
 ]
 
 
-@pytest.mark.parametrize(("state", "commit", "is_repeat", "bump", "is_recovered", "cell"), ENDS)
+@each(("state", "commit", "is_repeat", "bump", "is_recovered", "cell"), ENDS)
 def test_an_end_is_answered_as_the_table_says(
     state: TransactionState,
     commit: bool,
@@ -121,16 +122,16 @@ def test_the_tables_know_every_state(table: dict[TransactionState, object]) -> N
     assert set(table) == set(TransactionState)
 
 
-@pytest.mark.parametrize("epoch", [0, 3, 6, 7])
-@pytest.mark.parametrize("bump", [False, True])
-@pytest.mark.parametrize("state", list(TransactionState))
+@each("epoch", [0, 3, 6, 7])
+@each("bump", [False, True])
+@each("state", list(TransactionState))
 def test_any_other_epoch_is_fenced(state: TransactionState, bump: bool, epoch: int) -> None:
     with pytest.raises(ProducerFenced):
         ends(standing(), state, ref(epoch), commit=True, bump=bump)
 
 
-@pytest.mark.parametrize("bump", [False, True])
-@pytest.mark.parametrize("state", list(TransactionState))
+@each("bump", [False, True])
+@each("state", list(TransactionState))
 def test_another_producer_does_not_end_it(state: TransactionState, bump: bool) -> None:
     with pytest.raises(InvalidProducerIdMapping):
         ends(standing(), state, ref(producer_id=8), commit=True, bump=bump)
@@ -212,7 +213,7 @@ BEGINS: dict[TransactionState, tuple[Cell, Cell, Cell, Cell]] = {
 NAMED = ((NO_PRODUCER, NO_EPOCH), (7, 5), (7, 4), (8, 5))
 
 
-@pytest.mark.parametrize(
+@each(
     ("state", "named", "cell"),
     [
         (state, named, cell)

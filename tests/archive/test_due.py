@@ -5,21 +5,20 @@ from __future__ import annotations
 import errno
 import uuid
 
-import pytest
-
 from quackmq import limits
 from quackmq.archive.due import Failures, Ready, is_no_room, wait_ms
 from quackmq.clock import Clock
 from quackmq.errors import DamagedData, StorageError
 from quackmq.policy import Policy
 from quackmq.topic import PartitionKey
+from tests.tables import each
 
 KEY = PartitionKey(uuid.UUID(int=1), 0)
 NOW_MS = 1_700_000_000_000
 CLOCK = Clock.of(lambda: NOW_MS)
 
 
-@pytest.mark.parametrize(
+@each(
     ("after_ms", "size", "bytes_ready", "age_ms", "is_due"),
     [
         (None, None, 10**12, 10**12, False),

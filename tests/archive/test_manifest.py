@@ -34,6 +34,7 @@ from quackmq.errors import DamagedData, InvalidRequest, LimitReached, NewerForma
 from quackmq.topic import PartitionKey
 from tests import effort
 from tests.archive.support import KEY, TOPIC
+from tests.tables import each
 
 #: No test asserts a time: a busy machine is no bug.
 UNTIMED = settings(deadline=None)
@@ -140,7 +141,7 @@ def test_an_edge_that_moved_on_since_the_plan_is_replaced_by_what_was_planned() 
     assert (again.first_offset, again.edge) == (7, again.files[0])
 
 
-@pytest.mark.parametrize(
+@each(
     ("old", "new"),
     [
         ([0, 1], [file_of(0, 15, 4)]),

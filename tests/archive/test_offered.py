@@ -26,6 +26,7 @@ from quackmq.topic import PartitionKey
 from tests import effort
 from tests.archive.support import KEY, TOPIC, Archive, MemoryDisk, plain
 from tests.archive.test_round_trip import entries
+from tests.tables import each
 
 NAME = offered_name("0" * 32, "1")
 UNTIMED = settings(
@@ -159,7 +160,7 @@ def with_column(name: str, value: object) -> Callable[[list[pa.RecordBatch]], An
     return change
 
 
-@pytest.mark.parametrize(
+@each(
     "change",
     [
         without_last,

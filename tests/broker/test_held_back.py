@@ -26,6 +26,7 @@ from tests.broker.support import (
     values_in,
 )
 from tests.support import Clock
+from tests.tables import each
 
 GROUP = "query"
 LEASE_MS = 1_000_000
@@ -225,7 +226,7 @@ async def test_leases_are_looked_at_now_and_then(monkeypatch: pytest.MonkeyPatch
         assert await names(broker) == []
 
 
-@pytest.mark.parametrize(
+@each(
     ("note", "lease_ms"),
     [
         ("quackmq:subscribed:for=17", 17),

@@ -33,6 +33,7 @@ from tests.broker.support import (
 )
 from tests.broker.transacting import Transactor
 from tests.support import Clock
+from tests.tables import each
 
 pytestmark = pytest.mark.asyncio
 
@@ -156,7 +157,7 @@ async def test_an_append_that_fails_leaves_the_number_as_it_was() -> None:
         assert await values_in(broker) == [b"a", b"b"]
 
 
-@pytest.mark.parametrize(
+@each(
     ("publisher", "sequence"),
     [
         ("quill", None),

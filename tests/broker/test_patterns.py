@@ -10,6 +10,7 @@ from quackmq import limits
 from quackmq.broker.patterns import TopicPatterns, matching
 from quackmq.errors import GroupLoading, InvalidPattern
 from tests.consumer_stage import Topics
+from tests.tables import each
 
 #: What keeps a backtracking matcher busy for ever.
 HOSTILE = [
@@ -22,7 +23,7 @@ HOSTILE = [
 ]
 
 
-@pytest.mark.parametrize(
+@each(
     ("pattern", "names"),
     [
         ("news", {"news"}),
@@ -40,7 +41,7 @@ def test_a_pattern_fits_whole_names(pattern: str, names: set[str]) -> None:
     assert matching(pattern, ["news", "newsletter", "new.s", "weather"]) == names
 
 
-@pytest.mark.parametrize(
+@each(
     "pattern", ["(", "[a", "a**", "(?=news)", r"(a)\1", "a{1001}", "((a{100}){100}){100}", "\ud800"]
 )
 def test_what_is_no_pattern_is_refused_by_name(pattern: str) -> None:
@@ -48,7 +49,7 @@ def test_what_is_no_pattern_is_refused_by_name(pattern: str) -> None:
         matching(pattern, ["news"])
 
 
-@pytest.mark.parametrize("pattern", HOSTILE)
+@each("pattern", HOSTILE)
 def test_a_hostile_pattern_is_tried_like_any_other(pattern: str) -> None:
     names = ["a" * limits.TOPIC_NAME_CHARS, "a" * (limits.TOPIC_NAME_CHARS - 1) + "b"]
     matching(pattern, names)

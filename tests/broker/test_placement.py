@@ -24,6 +24,7 @@ from tests.broker.flock import Pond
 from tests.broker.putting import WAITS, keyed, numbered, places, record
 from tests.broker.support import CALLER, NAME, TOPIC, get_all, open_broker, values_in
 from tests.support import Clock
+from tests.tables import each
 
 pytestmark = pytest.mark.asyncio
 
@@ -126,8 +127,8 @@ async def test_a_repeat_is_known_however_many_partitions_there_are_now(pond: Pon
         assert len(await everything(broker)) == len(records)
 
 
-@pytest.mark.parametrize("before", Partitioner)
-@pytest.mark.parametrize("after", Partitioner)
+@each("before", Partitioner)
+@each("after", Partitioner)
 async def test_a_repeat_is_known_whatever_the_partitioner_is_now(
     before: Partitioner, after: Partitioner
 ) -> None:

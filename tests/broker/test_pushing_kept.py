@@ -31,6 +31,7 @@ from tests.broker.support import (
     values_in,
 )
 from tests.support import Clock
+from tests.tables import each
 
 CONSUMED = Policy(keep_until_consumed=True)
 
@@ -166,7 +167,7 @@ async def test_what_is_left_of_subscriptions_that_are_gone_is_removed(pond: Pond
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize(
+@each(
     ("key", "value"),
     [
         ("pushed/{id}/x", b"no JSON"),

@@ -32,6 +32,7 @@ from tests.broker.support import (
     values_of,
 )
 from tests.support import Clock
+from tests.tables import each
 
 pytestmark = pytest.mark.asyncio
 
@@ -52,7 +53,7 @@ async def test_a_producer_brings_its_topic_to_life_and_may_publish_to_it() -> No
         registrations.check_producer(TOPIC, "producer-2")
 
 
-@pytest.mark.parametrize("producer_id", ["producer-2", "producer-0", "producer-01", "1", "", "x"])
+@each("producer_id", ["producer-2", "producer-0", "producer-01", "1", "", "x"])
 async def test_publishing_is_refused_by_the_rules_of_the_document_in_their_order(
     producer_id: str,
 ) -> None:

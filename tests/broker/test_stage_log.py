@@ -36,6 +36,7 @@ from quackmq.record import Batch, Record
 from quackmq.topic import PartitionKey, check_topic_name
 from quackmq.transaction_states import Standing, TransactionState
 from tests.support import START_MS, batch_of
+from tests.tables import each
 
 KEY = PartitionKey(uuid.UUID(int=7), 3)
 
@@ -51,7 +52,7 @@ def test_a_header_comes_back_as_it_was() -> None:
     assert header.size == sum(each.batch.size for each in staged)
 
 
-@pytest.mark.parametrize(
+@each(
     "value",
     [
         b"",

@@ -36,6 +36,7 @@ from tests.broker.support import (
     values_of,
 )
 from tests.support import START_MS, Clock, let_others_run
+from tests.tables import each
 
 
 async def _publish_timed(broker: Broker, *timestamps: int, partition: int = 0) -> None:
@@ -45,7 +46,7 @@ async def _publish_timed(broker: Broker, *timestamps: int, partition: int = 0) -
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize(
+@each(
     ("start", "expected"),
     [
         ("beginning", [b"20", b"30", b"40", b"50"]),

@@ -11,6 +11,7 @@ from quackmq.cli.address import (
     parse_address_or_path,
     parse_advertised_address,
 )
+from tests.tables import each
 
 
 @pytest.mark.parametrize(
@@ -27,7 +28,7 @@ def test_an_address_is_read_and_written_alike(text: str, address: Address) -> No
     assert str(address) == text
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "complaint"),
     [
         ("", "is not HOST:PORT"),

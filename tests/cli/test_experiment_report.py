@@ -31,6 +31,7 @@ from quackmq.cli.main import main
 from quackmq.errors import InvalidRequest
 from quackmq.policy import WhenFull
 from quackmq.wire.line import Entry
+from tests.tables import each
 
 
 def publisher(entries: int = 10, **changes: Any) -> PublisherAccount:
@@ -77,7 +78,7 @@ SILENT = {"behaviour": Behaviour.SILENT, "left": 7}
 CUT_SHORT = Report(entries={"1": 10}, terminated=False)
 
 
-@pytest.mark.parametrize(
+@each(
     ("wrong", "sentence"),
     [
         (
@@ -155,7 +156,7 @@ def test_q12_the_suite_has_every_shape_and_every_boundary() -> None:
     assert len({each.title for each in experiments}) == len(experiments)
 
 
-@pytest.mark.parametrize(
+@each(
     ("changes", "complaint"),
     [
         ({"pubs": 0}, "--pubs: 0 is not from 1 to"),

@@ -11,6 +11,7 @@ from quackmq.cli.address import Address, UnixPath
 from quackmq.cli.serve import DOORS
 from quackmq.cli.settings import Settings, load, option_name, setting_fields, variable_name
 from quackmq.errors import InvalidSetting
+from tests.tables import each
 
 #: A value other than the default for every setting, as text and as it is in the end.
 EXAMPLES: dict[str, tuple[str, object]] = {
@@ -94,7 +95,7 @@ def test_the_environment_can_name_the_file_and_an_option_goes_before_it(
     assert load({}, environment, other).settings.default_partitions == 8
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "text", "complaint"),
     [
         ("data", "", "'' is empty"),

@@ -23,6 +23,7 @@ from quackmq.stores.memory import MemoryStore
 from tests.doors.kafka.client import API_VERSIONS, CREATE_TOPICS
 from tests.doors.kafka.client import Client as KafkaPeer
 from tests.doors.zmq.peers import soon, until
+from tests.tables import each
 from tests.wire.zmtp_frames import HELLO, command, greeting, message, ready, request
 
 HOST: Final = "127.0.0.1"
@@ -206,7 +207,7 @@ async def test_a_protocol_at_the_wrong_door_is_let_go_of_and_told_where_to_go(
         await is_served()
 
 
-@pytest.mark.parametrize("protocol", [name for name, (_, doors, _) in PROTOCOLS.items() if doors])
+@each("protocol", [name for name, (_, doors, _) in PROTOCOLS.items() if doors])
 @pytest.mark.asyncio
 async def test_the_same_bytes_do_something_at_their_own_door(protocol: str) -> None:
     """Else the test above would prove nothing."""
@@ -239,7 +240,7 @@ async def test_a_request_to_the_other_rep_socket_is_answered_with_the_port_to_as
         assert running.broker.topics() == {}
 
 
-@pytest.mark.parametrize("door", DOORS)
+@each("door", DOORS)
 @pytest.mark.asyncio
 async def test_byte_by_byte_a_foreign_protocol_is_let_go_of_all_the_same(door: str) -> None:
     async with opened() as running:

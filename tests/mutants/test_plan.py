@@ -10,11 +10,10 @@ import pytest
 
 from tests.mutants.__main__ import ENVIRONMENT, Outcome, make_environment, summarise, try_mutant
 from tests.mutants.plan import ROOT, Mutant, StaleMutant, load
+from tests.tables import each
 
-MUTANTS = load()
 
-
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+@each("mutant", load())
 def test_a_mutant_applies_and_its_tests_exist(mutant: Mutant) -> None:
     source = (ROOT / mutant.file).read_text()
     compile(mutant.planted(source), mutant.file, "exec")

@@ -5,8 +5,6 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable
 
-import pytest
-
 from quackmq.subscriptions import Place, message_id
 from tests.pubsub.checker import (
     END,
@@ -17,6 +15,7 @@ from tests.pubsub.checker import (
     pieces_of,
     violations,
 )
+from tests.tables import each
 
 TOPIC = uuid.UUID(int=7)
 Messages = list[Stored]
@@ -96,7 +95,7 @@ BREACHES: dict[str, tuple[Callable[[], Messages], str]] = {
 }
 
 
-@pytest.mark.parametrize(("breach", "named"), BREACHES.values(), ids=BREACHES)
+@each(("breach", "named"), BREACHES.values())
 def test_each_breach_is_found_and_named(breach: Callable[[], Messages], named: str) -> None:
     assert named in judged(breach())
 

@@ -8,6 +8,7 @@ import pytest
 
 from tests.real.ledger import Account, Found, Place, Promise, check
 from tests.real.records import Identity, NotOurs, identify, value_of
+from tests.tables import each
 
 PLACE = Place("ducks", 0)
 
@@ -38,7 +39,7 @@ def test_what_is_as_it_should_be_is_not_complained_of(
     assert check([account(promise, acknowledged, given)], log(*numbers)) == []
 
 
-@pytest.mark.parametrize(
+@each(
     ("promise", "acknowledged", "given", "numbers", "complaint"),
     [
         ("exactly_once", {0: 0, 1: 1}, 2, [0], "acknowledged at 1, where None is"),

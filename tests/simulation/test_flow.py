@@ -72,10 +72,14 @@ def test_every_record_is_moved_once_and_nobody_sees_what_is_not_committed() -> N
 # --- planted bugs ----------------------------------------------------------------------------
 
 
-def assert_caught(*promises: str) -> None:
-    """Some seed must fail, and for the reason that was planted."""
+def assert_caught(*promises: str, first: int = 0) -> None:
+    """Some seed must fail, and for the reason that was planted.
+
+    The first to be tried is one in which the bug has shown itself: it saves time, and need not be
+    right.
+    """
     others: list[str] = []
-    for seed in _BUG_SEEDS:
+    for seed in (first, *_BUG_SEEDS):
         try:
             flow(seed)
         except Failure as failure:
@@ -85,6 +89,7 @@ def assert_caught(*promises: str) -> None:
     pytest.fail(f"nothing like {promises} in {len(_BUG_SEEDS)} seeds, only {others}")
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("first", ["markers", "cursors"])
 def test_markers_and_cursors_in_two_steps_are_caught(first: str) -> None:
     append = LocalStore.append
@@ -112,7 +117,7 @@ def test_markers_and_cursors_in_two_steps_are_caught(first: str) -> None:
         return append(store, appends, cursors, states)
 
     with mock.patch.object(LocalStore, "append", split):
-        assert_caught("images and offsets do not agree")
+        assert_caught("images and offsets do not agree", first=10 if first == "markers" else 1)
 
 
 @pytest.mark.parametrize("first", ["records", "number"])
@@ -187,7 +192,7 @@ def test_markers_one_by_one_are_caught() -> None:
         return append(store, appends, cursors, states)
 
     with mock.patch.object(LocalStore, "append", split):
-        assert_caught("is there in part", "ended as", "which nobody asked for")
+        assert_caught("is there in part", "ended as", "which nobody asked for", first=6)
 
 
 def test_aborted_records_that_are_shown_are_caught() -> None:
@@ -206,12 +211,13 @@ def test_a_producer_that_is_not_fenced_is_caught() -> None:
         assert_caught("was replaced and goes on", "has two images", "images and offsets")
 
 
+@pytest.mark.sweep
 def test_offsets_that_a_restart_forgets_are_caught() -> None:
     def forget(records: TransactionRecords, *pending: object) -> None:
         """What waits for the end of a transaction is left where it is."""
 
     with mock.patch.object(TransactionRecords, "_load_pending", forget):
-        assert_caught("images and offsets do not agree", "StateChanged")
+        assert_caught("images and offsets do not agree", "StateChanged", first=31)
 
 
 def test_an_end_that_is_acknowledged_before_it_is_durable_is_caught() -> None:
@@ -229,6 +235,7 @@ def test_an_end_that_is_acknowledged_before_it_is_durable_is_caught() -> None:
         assert_caught("was committed, and is not there")
 
 
+@pytest.mark.sweep
 def test_a_stage_whose_markers_and_key_are_two_steps_is_caught() -> None:
     append = StageCopier._append
 
@@ -241,12 +248,13 @@ def test_a_stage_whose_markers_and_key_are_two_steps_is_caught() -> None:
             await copier._store.put_state(*state)
 
     with mock.patch.object(StageCopier, "_append", in_two_steps):
-        assert_caught("are there twice")
+        assert_caught("are there twice", first=40)
 
 
+@pytest.mark.sweep
 def test_a_commit_of_a_stage_that_a_restart_leaves_open_is_caught() -> None:
     async def leave(records: TransactionRecords, *orphan: object) -> None:
         """Nobody ends what the last run left open."""
 
     with mock.patch.object(TransactionRecords, "_abort_orphan", leave):
-        assert_caught("were heard", "waits for ever", "s of work without an end")
+        assert_caught("were heard", "waits for ever", "s of work without an end", first=9)

@@ -34,6 +34,7 @@ _MUST_HAPPEN = (
 )
 
 
+@pytest.mark.sweep
 def test_x4_no_crash_loses_what_was_not_acknowledged_or_repeats_what_was_flushed() -> None:
     counts: Counts = Counter()
     for seed in range(_SEEDS):

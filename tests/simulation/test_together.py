@@ -64,10 +64,14 @@ def test_clients_that_share_things_see_one_truth_whatever_the_disk_does() -> Non
 # --- planted bugs ----------------------------------------------------------------------------
 
 
-def assert_caught(simulation: Callable[[int], Counts], *promises: str) -> None:
-    """Some seed must fail, and for the reason that was planted."""
+def assert_caught(simulation: Callable[[int], Counts], *promises: str, first: int = 0) -> None:
+    """Some seed must fail, and for the reason that was planted.
+
+    The first to be tried is one in which the bug has shown itself: it saves time, and need not be
+    right.
+    """
     others: list[str] = []
-    for seed in _BUG_SEEDS:
+    for seed in (first, *_BUG_SEEDS):
         try:
             simulation(seed)
         except Failure as failure:
@@ -85,12 +89,13 @@ def test_a_state_that_is_shown_before_it_is_durable_is_caught() -> None:
         assert_caught(together, "state shared/")
 
 
+@pytest.mark.sweep
 def test_a_cursor_that_is_shown_before_it_is_durable_is_caught() -> None:
     async def latest(store: LocalStore, *which: object) -> object:
         return store._engine.latest.cursors(*which)  # type: ignore[arg-type]
 
     with mock.patch.object(LocalStore, "cursors", latest):
-        assert_caught(together, "cursor shared")
+        assert_caught(together, "cursor shared", first=8)
 
 
 def test_a_swap_that_does_not_compare_is_caught() -> None:
@@ -174,6 +179,7 @@ def test_a_clock_that_follows_the_wall_clock_is_caught() -> None:
         assert_caught(tiers, "ms early", "broker time moved by")
 
 
+@pytest.mark.sweep
 def test_time_that_did_not_pass_and_is_forgotten_is_caught() -> None:
     def forget(gaps: tuple[Gap, ...], gap: Gap) -> tuple[Gap, ...]:
         """A jump that was confirmed counts as time that passed."""

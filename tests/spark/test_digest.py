@@ -14,6 +14,7 @@ from quackmq.arrow import HEADERS_TYPE
 from quackmq.spark import digest
 from quackmq.spark.digest import Digest, digest_of, merged
 from quackmq.spark.encoding import Rows
+from tests.tables import each
 
 Header = tuple[str, bytes | None]
 Row = tuple[bytes | None, bytes | None, list[Header] | None]
@@ -53,7 +54,7 @@ def test_other_rows_have_another_digest(some: list[Row], others: list[Row]) -> N
     assert (digested(some).word() == digested(others).word()) == (seen(some) == seen(others))
 
 
-@pytest.mark.parametrize(
+@each(
     "other",
     [
         [(b"k", b"v", None), (b"k", b"v", None), (b"k", b"v", None)],

@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 from typing import Any
 
-import pytest
 from pyspark.sql.datasource import (
     EqualNullSafe,
     EqualTo,
@@ -20,12 +19,13 @@ from pyspark.sql.datasource import (
 )
 
 from quackmq.spark.filters import Bounds, bounds_of
+from tests.tables import each
 
 TIME = datetime.datetime(2026, 11, 16, 9, 0, 0, 1_500, tzinfo=datetime.UTC)
 TIME_MS = 1_794_819_600_001
 
 
-@pytest.mark.parametrize(
+@each(
     ("filters", "expected"),
     [
         ([], Bounds()),

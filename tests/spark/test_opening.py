@@ -18,6 +18,7 @@ from quackmq.record import COMPRESSIONS, HEADER_BYTES, TIMESTAMP_TYPE_FLAG, Batc
 from quackmq.spark import opening
 from quackmq.spark.opening import open_batches
 from tests.batches import batch_of, record_bytes, resealed
+from tests.tables import each
 
 NOON_MS = 1_700_000_000_000
 ATTRIBUTES_AT = 22
@@ -95,7 +96,7 @@ def test_damaged_records_are_judged_as_records_opened_one_by_one_are(
     assert found(damaged, open_batches) == found(damaged, to_arrow)
 
 
-@pytest.mark.parametrize(
+@each(
     ("content", "count"),
     [
         (b"", 1),
@@ -108,7 +109,6 @@ def test_damaged_records_are_judged_as_records_opened_one_by_one_are(
         (record_bytes()[:-1] + b"\2", 1),
         (b"\x03" + record_bytes()[1:], 1),
     ],
-    ids=lambda each: repr(each)[:20],
 )
 def test_what_are_no_records_is_refused(content: bytes, count: int) -> None:
     with pytest.raises(CorruptBatch):

@@ -15,6 +15,7 @@ from quackmq import limits
 from quackmq.partitioning import Partitioner
 from quackmq.spark.partitioning import murmur2, partitions_of
 from tests import effort
+from tests.tables import each
 
 MURMUR2 = Partitioner.MURMUR2
 
@@ -29,7 +30,7 @@ def test_keys_are_hashed_as_kafkas_clients_hash_them(given_keys: list[bytes], sk
     assert murmur2(column).tolist() == expected
 
 
-@pytest.mark.parametrize(
+@each(
     ("key", "value"),
     # The values that Kafka's own tests of its hash have.
     [

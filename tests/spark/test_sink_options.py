@@ -7,6 +7,7 @@ import pytest
 from quackmq import limits
 from quackmq.errors import IllegalTopicName, InvalidRequest
 from quackmq.spark.sink_options import sink_options
+from tests.tables import each
 
 GIVEN = {"kafka.bootstrap.servers": "broker:9092"}
 
@@ -36,7 +37,7 @@ def test_what_is_not_said_has_a_default() -> None:
     assert options.retry_ms == limits.SPARK_RETRY_MS
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "value"),
     [
         ("topic", "a/b"),

@@ -15,6 +15,7 @@ from quackmq.spark.options import (
     batch_options,
     stream_options,
 )
+from tests.tables import each
 
 BASE = {"kafka.bootstrap.servers": "here:1", "subscribe": "ducks"}
 
@@ -113,17 +114,13 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("more", "said"), WRONG, ids=[" ".join(each[0]) + str(n) for n, each in enumerate(WRONG)]
-)
+@each(("more", "said"), WRONG)
 def test_what_cannot_be_is_refused_with_the_option_quoted(more: dict[str, str], said: str) -> None:
     with pytest.raises(InvalidRequest, match=said):
         batch_options({**BASE, **more})
 
 
-@pytest.mark.parametrize(
-    "text", ["[", '{"ducks":0}', '{"ducks":[-1]}', '{"ducks":[]}', "{}", '"x"']
-)
+@each("text", ["[", '{"ducks":0}', '{"ducks":[-1]}', '{"ducks":[]}', "{}", '"x"'])
 def test_an_assignment_that_is_none_is_quoted(text: str) -> None:
     with pytest.raises(InvalidRequest, match="assign cannot be"):
         batch_options({"kafka.bootstrap.servers": "here:1", "assign": text})

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.spark.torture import Blow, Record, Torture, compare, seeded
+from tests.tables import each
 
 pytestmark = pytest.mark.timeout(1200)
 
@@ -14,7 +15,7 @@ A = Record(b"k", b"a", (("h", None),), 1)
 B = A._replace(key=None, value=None)
 
 
-@pytest.mark.parametrize(
+@each(
     ("target", "missing", "surplus"),
     [
         ([A._replace(value=b"A"), B], [], []),

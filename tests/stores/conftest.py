@@ -5,9 +5,9 @@ To add one: write its opener and name it in STORES; in DURABLE too if it survive
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 import pytest_asyncio
@@ -83,16 +83,25 @@ STORES: dict[str, Opener] = {"memory": open_memory, **DURABLE}
 VARIANTS: dict[str, Opener] = STORES | {
     f"{name} reopened": reopened(DURABLE[name]) for name in ("local", "local small")
 }
+#: These go another way than the others in little. `make check` leaves them to `make test`.
+_ALIKE: Final = {"local interval", "local os", "tiered", "local reopened"}
+
+
+def _tried(names: Iterable[str]) -> list[Any]:
+    """The stores to try, as parameters of a fixture."""
+    return [
+        pytest.param(name, marks=pytest.mark.sweep) if name in _ALIKE else name for name in names
+    ]
 
 
 #: For tests of the very batches that were appended, and of what is known of transactions beside
 #: them. An archive makes other batches of the same records, and keeps only what was committed.
 _ARCHIVING: Final = "archiving"
 keeps_batches: Final = pytest.mark.parametrize(
-    "store", [name for name in VARIANTS if name != _ARCHIVING], indirect=True
+    "store", _tried(name for name in VARIANTS if name != _ARCHIVING), indirect=True
 )
 keeps_batches_restarting: Final = pytest.mark.parametrize(
-    "restarting", [name for name in DURABLE if name != _ARCHIVING], indirect=True
+    "restarting", _tried(name for name in DURABLE if name != _ARCHIVING), indirect=True
 )
 
 
@@ -125,7 +134,7 @@ def clock() -> Clock:
     return Clock()
 
 
-@pytest_asyncio.fixture(params=VARIANTS)
+@pytest_asyncio.fixture(params=_tried(VARIANTS))
 async def store(
     request: pytest.FixtureRequest, tmp_path: Path, clock: Clock
 ) -> AsyncIterator[Store]:
@@ -135,7 +144,7 @@ async def store(
     await opened.close()
 
 
-@pytest_asyncio.fixture(params=DURABLE)
+@pytest_asyncio.fixture(params=_tried(DURABLE))
 async def restarting(
     request: pytest.FixtureRequest, tmp_path: Path, clock: Clock
 ) -> AsyncIterator[Restarting]:

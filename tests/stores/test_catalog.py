@@ -43,6 +43,7 @@ from quackmq.topic import (
     Topic,
     check_topic_name,
 )
+from tests.tables import each
 
 NEWS = Topic(uuid.UUID(int=1), "news", 3, Policy(), 17)
 SPORT = Topic(uuid.UUID(int=2), "sport", 1, Policy(live_entries=5), 18)
@@ -137,7 +138,7 @@ NONSENSE: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize("row", NONSENSE, ids=str)
+@each("row", NONSENSE)
 def test_nonsense_is_damage(row: Any) -> None:
     with pytest.raises(DamagedStore):
         decode_change(orjson.dumps(row))
@@ -205,7 +206,7 @@ def test_an_empty_catalog_has_an_empty_snapshot() -> None:
 # --- applying --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each(
     "change",
     [
         TopicPut(replace(NEWS, id=SPORT.id)),
@@ -215,7 +216,6 @@ def test_an_empty_catalog_has_an_empty_snapshot() -> None:
         CursorSet(cursor("reader", NEWS, 3)),
         CursorSet(cursor("reader", NEWS, -1)),
     ],
-    ids=["name taken", "renamed", "never there", "no topic", "no partition", "negative"],
 )
 def test_a_change_made_for_another_catalog_is_damage_and_changes_nothing(change: Change) -> None:
     catalog = catalog_of(TopicPut(NEWS))
@@ -304,7 +304,7 @@ def test_a_legal_topic_name_passes(name: str) -> None:
     check_topic_name(name)
 
 
-@pytest.mark.parametrize(
+@each(
     "name", ["", ".", "..", "a b", "a/b", "ä", "a\n", "\x00", "x" * (limits.TOPIC_NAME_CHARS + 1)]
 )
 def test_an_illegal_topic_name_is_refused(name: str) -> None:

@@ -40,6 +40,7 @@ from tests.stores.calls import (
     soon,
 )
 from tests.support import Clock, batch_of, let_others_run
+from tests.tables import each, named
 
 pytestmark = pytest.mark.asyncio
 
@@ -92,14 +93,14 @@ async def test_of_creations_at_the_same_time_one_wins(store: Store) -> None:
     assert await store.topics() == {"news": made[0]}
 
 
-@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "new s", "ä", "x" * 250])
+@each("name", ["", ".", "..", "a/b", "new s", "ä", "x" * 250])
 async def test_an_illegal_topic_name_is_refused(store: Store, name: str) -> None:
     with pytest.raises(IllegalTopicName):
         await store.create_topic(name, 1, Policy())
     assert await store.topics() == {}
 
 
-@pytest.mark.parametrize("partitions", [0, -1])
+@each("partitions", [0, -1])
 async def test_a_topic_without_partitions_is_refused(store: Store, partitions: int) -> None:
     with pytest.raises(InvalidRequest):
         await store.create_topic("news", partitions, Policy())
@@ -190,14 +191,14 @@ UNKNOWN_TOPIC_CALLS: dict[str, Callable[[Store, PartitionKey], Awaitable[object]
 }
 
 
-@pytest.mark.parametrize("call", UNKNOWN_TOPIC_CALLS)
-async def test_a_topic_that_is_not_there_is_unknown_to_every_call(store: Store, call: str) -> None:
+async def test_a_topic_that_is_not_there_is_unknown_to_every_call(store: Store) -> None:
     deleted = await new_partition(store)
     await append_values(store, deleted, b"one")
     await store.delete_topic(deleted.topic_id)
     for key in (deleted, no_such_topic()):
-        with pytest.raises(UnknownTopic):
-            await UNKNOWN_TOPIC_CALLS[call](store, key)
+        for name, call in UNKNOWN_TOPIC_CALLS.items():
+            with named(call=name, key=key), pytest.raises(UnknownTopic):
+                await call(store, key)
 
 
 UNKNOWN_PARTITION_CALLS = {
@@ -206,14 +207,12 @@ UNKNOWN_PARTITION_CALLS = {
 }
 
 
-@pytest.mark.parametrize("call", UNKNOWN_PARTITION_CALLS)
-async def test_a_partition_that_is_not_there_is_unknown_to_every_call(
-    store: Store, call: str
-) -> None:
+async def test_a_partition_that_is_not_there_is_unknown_to_every_call(store: Store) -> None:
     topic = await store.create_topic("news", 2, Policy())
     for partition in (2, -1):
-        with pytest.raises(UnknownPartition):
-            await UNKNOWN_PARTITION_CALLS[call](store, PartitionKey(topic.id, partition))
+        for name, call in UNKNOWN_PARTITION_CALLS.items():
+            with named(call=name, partition=partition), pytest.raises(UnknownPartition):
+                await call(store, PartitionKey(topic.id, partition))
 
 
 async def test_a_topic_made_anew_inherits_nothing(store: Store) -> None:
@@ -445,12 +444,12 @@ async def test_the_list_of_calls_is_complete() -> None:
     assert set(CALLS) | {"close"} | properties == Store.__abstractmethods__
 
 
-@pytest.mark.parametrize("call", CALLS)
-async def test_a_closed_store_says_so_to_every_call(store: Store, call: str) -> None:
+async def test_a_closed_store_says_so_to_every_call(store: Store) -> None:
     key = await new_partition(store)
     await store.close()
-    with pytest.raises(BrokerClosing):
-        await CALLS[call](store, key)
+    for name, call in CALLS.items():
+        with named(call=name), pytest.raises(BrokerClosing):
+            await call(store, key)
 
 
 async def test_closing_twice_is_closing_once(store: Store) -> None:

@@ -31,6 +31,7 @@ from quackmq.wire.line import (
     kind_of,
     parse,
 )
+from tests.tables import each
 
 NEWS = Entry("1", b"Ducks win")
 
@@ -74,7 +75,7 @@ CALM = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 # --- messages as lines ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("text", "message"), MESSAGES, ids=lambda value: str(value))
+@each(("text", "message"), MESSAGES)
 def test_a_message_is_a_line_and_a_line_a_message(text: bytes, message: Message) -> None:
     assert encode(message) == text + b"\n"
     assert parse(text) == message
@@ -94,7 +95,7 @@ def test_a_carriage_return_and_a_zero_are_taken_as_they_are_and_one_may_end_a_li
     assert parse(b"topic 1 [a\rb\0\r]") == Entry("1", b"a\rb\0\r")
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "said"),
     [
         (b"", "no message"),
@@ -190,7 +191,7 @@ def test_every_state_and_every_kind_is_met_here() -> None:
     assert {kind_of(message) for message in KINDS} == set(Kind)
 
 
-@pytest.mark.parametrize(("state", "message"), CELLS, ids=str)
+@each(("state", "message"), CELLS)
 def test_a_message_does_in_a_state_what_its_cell_says(state: State, message: Message) -> None:
     step = TABLE[state].get(kind_of(message))
     for answer in step.answers if step else [None]:
@@ -221,7 +222,7 @@ def test_a_message_does_in_a_state_what_its_cell_says(state: State, message: Mes
         assert not conversation.owes_answer
 
 
-@pytest.mark.parametrize("state", [state for state in State if state is not State.OVER], ids=str)
+@each("state", [state for state in State if state is not State.OVER])
 def test_the_broker_may_end_a_conversation_at_any_time(state: State) -> None:
     conversation = in_state(state)
     conversation.receive(b"half a li")
@@ -395,9 +396,7 @@ def test_a_line_without_an_end_ends_the_conversation(end: bytes, piece_bytes: in
     )
 
 
-@pytest.mark.parametrize(
-    "state", [state for state in State if state not in (State.NEW, State.OVER)]
-)
+@each("state", [state for state in State if state not in (State.NEW, State.OVER)])
 def test_so_many_bad_messages_in_a_row_end_the_conversation(state: State) -> None:
     conversation = in_state(state)
     conversation.receive(b"GET / HTTP/1.1\r\n" * (limits.LINE_REFUSALS + 5))

@@ -7,11 +7,12 @@ import pytest
 from quackmq import limits
 from quackmq.errors import ProtocolError
 from quackmq.wire.line import Connect, Conversation, Role, State, encode
+from tests.tables import each
 
 CONVERSATION = b"pub 7 connect\nend\npub 7 topic 1\nend\ntopic 1 [Ducks win]\n"
 
 
-@pytest.mark.parametrize(
+@each(
     "stranger",
     [
         b"POST / HTTP/1.1\r\n",

@@ -20,6 +20,7 @@ from quackmq.wire.opening import (
 )
 from quackmq.wire.zmtp import ASKING, GREETING
 from quackmq.wire.zmtp_messages import PUBLISHING, SUBSCRIBING
+from tests.tables import each
 
 DOORS = {
     "kafka": ("127.0.0.1", 9092),
@@ -34,7 +35,7 @@ def kafka(size: int = 40, api_key: int = 18, version: int = 4) -> bytes:
     return struct.pack(">ihhih", size, api_key, version, 1, 0)
 
 
-@pytest.mark.parametrize(
+@each(
     ("opening", "protocol"),
     [
         (b"GET / HTTP/1.1\r\n", WireProtocol.HTTP),

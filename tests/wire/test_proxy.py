@@ -26,6 +26,7 @@ from quackmq.wire.proxy import (
     Welcome,
 )
 from quackmq.wire.words import failed
+from tests.tables import each
 
 NAMES = st.text(
     st.characters(min_codepoint=0x21, max_codepoint=0x17F, exclude_categories=("C", "Z")),
@@ -123,7 +124,7 @@ def test_answers_say_what_came_of_a_request() -> None:
         proxy.read_answer(HELLO, failed("unreachable", "nobody there"))
 
 
-@pytest.mark.parametrize(
+@each(
     "frame",
     [
         b"ack_welcome daisy ducks new 1",
@@ -147,7 +148,7 @@ def test_a_clients_own_error_is_raised() -> None:
         proxy.read_received(data, b"ack_received donald ducks b")
 
 
-@pytest.mark.parametrize(
+@each(
     ("frame", "error", "text"),
     [
         (b"", ProtocolError, "there is no request ''"),

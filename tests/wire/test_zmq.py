@@ -33,6 +33,7 @@ from quackmq.wire.zmq import (
     read_answer,
     subscribed,
 )
+from tests.tables import each
 
 #: Requests of the document (R1) and ours, in both forms.
 REQUESTS = [
@@ -62,7 +63,7 @@ requests: st.SearchStrategy[Request] = st.one_of(
 )
 
 
-@pytest.mark.parametrize(("frame", "request_"), REQUESTS)
+@each(("frame", "request_"), REQUESTS)
 def test_r1_requests_are_words_parted_by_one_space(frame: bytes, request_: Request) -> None:
     assert parse_request(frame) == request_
     assert encode_request(request_) == frame
@@ -79,7 +80,7 @@ def test_what_is_encoded_is_parsed_as_it_was(request_: Request) -> None:
     assert parse_request(encode_request(request_)) == request_
 
 
-@pytest.mark.parametrize(
+@each(
     ("frame", "text"),
     [
         (b"", "this one is empty"),
@@ -208,7 +209,7 @@ def test_any_answer_is_read_or_an_error_of_ours(request_: Request, frame: bytes)
         return
 
 
-@pytest.mark.parametrize(
+@each(
     ("request_", "frame"),
     [
         (Put("a", "b", b"c"), b"PUT a b d"),

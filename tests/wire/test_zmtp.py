@@ -10,6 +10,7 @@ from quackmq import limits
 from quackmq.errors import ProtocolError, RecordTooLarge
 from quackmq.wire import zmtp
 from quackmq.wire.zmtp import Decoder, Event, Message, Ping, Ready, Refused
+from tests.tables import each
 from tests.wire.zmtp_frames import (
     COMMAND,
     HELLO,
@@ -113,7 +114,7 @@ def test_any_bytes_give_events_or_a_protocol_error(
 # --- what is refused ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each(
     ("data", "text"),
     [
         (b"GET / HTTP/1.1\r\n", "does not speak ZMTP"),
@@ -222,8 +223,8 @@ def test_it_is_known_how_much_of_a_large_request_is_here() -> None:
 # --- what is sent ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("content", [b"", b"x" * 255, b"x" * 256, LARGE])
-@pytest.mark.parametrize("envelope", [(), (b"one",), (b"one", b"two" * 80)])
+@each("content", [b"", b"x" * 255, b"x" * 256, LARGE])
+@each("envelope", [(), (b"one",), (b"one", b"two" * 80)])
 def test_an_answer_has_the_envelope_of_its_request(
     envelope: tuple[bytes, ...], content: bytes
 ) -> None:

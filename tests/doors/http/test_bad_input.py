@@ -9,6 +9,7 @@ from tests.broker.flock import Member
 from tests.doors.http.handlers import Handlers
 from tests.doors.http.peers import TESTER, request, served, served_meanwhile
 from tests.doors.kafka.client import on_both_loops, until
+from tests.tables import each
 
 # --- routes, methods, parameters ---------------------------------------------------------------
 
@@ -26,7 +27,7 @@ async def test_unknown_routes_are_not_found() -> None:
         assert (await peer.get("/topics")).status == 200, "the body was not taken for a request"
 
 
-@pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "PATCH", "TRACE", "MKCOL"])
+@each("method", ["GET", "PUT", "DELETE", "PATCH", "TRACE", "MKCOL"])
 @pytest.mark.asyncio
 async def test_wrong_methods_are_told_the_right_ones(method: str) -> None:
     async with served_meanwhile() as running:
@@ -45,7 +46,7 @@ async def test_a_tunnel_is_refused_and_ends() -> None:
         assert await peer.is_closed()
 
 
-@pytest.mark.parametrize(
+@each(
     ("method", "target", "missing"),
     [
         ("POST", "/topics", "topic_name"),
@@ -84,7 +85,7 @@ async def test_a_parameter_that_is_no_string_is_refused(value: object) -> None:
         )
 
 
-@pytest.mark.parametrize("value", ["", "x", "-1", "1.0", "٣", "9" * 19, "9" * 100, " 1", 1.0, True])
+@each("value", ["", "x", "-1", "1.0", "٣", "9" * 19, "9" * 100, " 1", 1.0, True])
 @pytest.mark.asyncio
 async def test_a_sequence_that_is_none_is_refused(value: object) -> None:
     async with served() as running:
@@ -97,7 +98,7 @@ async def test_a_sequence_that_is_none_is_refused(value: object) -> None:
         )
 
 
-@pytest.mark.parametrize("name", ["", "a b", "x" * 250, "ü", "..", "a/b", "x" * 20_000])
+@each("name", ["", "a b", "x" * 250, "ü", "..", "a/b", "x" * 20_000])
 @pytest.mark.asyncio
 async def test_empty_and_enormous_names_are_refused(name: str) -> None:
     async with served_meanwhile() as running:
@@ -155,7 +156,7 @@ async def test_a_name_that_a_group_uses_is_refused_and_its_messages_stay() -> No
 # --- bodies ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each(
     "body",
     [
         b"{",

@@ -17,6 +17,7 @@ from quackmq.doors.http.guards import (
     machine_names,
 )
 from tests.doors.http.peers import Served, served
+from tests.tables import each
 
 NAMES = OwnNames(
     ["Queue.Example", "*.pond.example"], ["door.example", *machine_names("box.corp.example")]
@@ -24,7 +25,7 @@ NAMES = OwnNames(
 FIREFOX = {"user_agent": "Mozilla/5.0 (X11; rv:140.0) Gecko/20100101", "accept_language": "en"}
 
 
-@pytest.mark.parametrize(
+@each(
     ("host", "by_loopback", "elsewhere"),
     [
         (b"localhost", True, True),
@@ -72,7 +73,7 @@ def test_a_star_takes_any_name_and_no_origin() -> None:
     assert not any_name.is_own_origin(b"http://evil.example", b"queue.example")
 
 
-@pytest.mark.parametrize(
+@each(
     ("origin", "own"),
     [
         (b"http://localhost:8002", True),
@@ -117,7 +118,7 @@ def test_a_machine_has_its_name_its_first_label_and_that_in_multicast_dns() -> N
     assert machine_names("") == ()
 
 
-@pytest.mark.parametrize(
+@each(
     ("headers", "another"),
     [
         ({}, False),
@@ -179,7 +180,7 @@ async def size(running: Served) -> int:
     return found
 
 
-@pytest.mark.parametrize(
+@each(
     ("headers", "status"),
     [
         *((each, 200) for each in OWN),
@@ -207,7 +208,7 @@ async def test_a_page_of_another_site_can_neither_publish_nor_consume(
         assert await size(running) == before - int(status == 200)
 
 
-@pytest.mark.parametrize("headers", [*FOREIGN, *UNSAID, *REBOUND])
+@each("headers", [*FOREIGN, *UNSAID, *REBOUND])
 @pytest.mark.asyncio
 async def test_asking_for_the_size_with_a_last_id_is_refused_to_other_pages_too(
     headers: dict[str, str],
@@ -223,7 +224,7 @@ async def test_asking_for_the_size_with_a_last_id_is_refused_to_other_pages_too(
         assert await size(running) == 1
 
 
-@pytest.mark.parametrize("headers", [*FOREIGN, *REBOUND])
+@each("headers", [*FOREIGN, *REBOUND])
 @pytest.mark.asyncio
 async def test_events_and_preflights_are_refused_to_other_pages(headers: dict[str, str]) -> None:
     async with served() as running:

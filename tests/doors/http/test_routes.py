@@ -15,6 +15,7 @@ from quackmq.doors.http.values import (
     parse_query,
 )
 from quackmq.errors import InvalidRequest
+from tests.tables import each
 
 
 async def handler(request: Request) -> Response:
@@ -34,7 +35,7 @@ ROUTER = Router(
 )
 
 
-@pytest.mark.parametrize(
+@each(
     ("path", "parts"),
     [
         (b"/topics", {}),
@@ -53,7 +54,7 @@ def test_a_path_is_found_with_its_parts(path: bytes, parts: dict[str, str]) -> N
     assert found.parts == parts
 
 
-@pytest.mark.parametrize(
+@each(
     "path", [b"", b"/", b"topics", b"*", b"/topics/", b"//", b"/topics//messages/1", b"/topics/a/b"]
 )
 def test_what_is_no_route_is_not_found(path: bytes) -> None:

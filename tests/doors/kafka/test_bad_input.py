@@ -41,6 +41,7 @@ from tests.doors.kafka.membership import (
     served_at_once,
     versions_of,
 )
+from tests.tables import each
 
 OFFSET_OUT_OF_RANGE = 1
 CORRUPT_MESSAGE = 2
@@ -126,7 +127,7 @@ ILLEGAL_TOPICS = ["", ".", "..", "a/b", "a b", "Ente\0", "ü", "x" * 250]
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("name", ILLEGAL_TOPICS)
+@each("name", ILLEGAL_TOPICS)
 async def test_an_illegal_name_of_a_topic_is_refused(name: str) -> None:
     async with served_at_once() as running:
         client = await running.client()

@@ -22,9 +22,10 @@ from tests.doors.kafka.membership import (
     versions_of,
 )
 from tests.doors.kafka.test_groups import GoneGroups
+from tests.tables import each
 
-EVERY_COMMIT_VERSION = pytest.mark.parametrize("version", versions_of(OFFSET_COMMIT))
-EVERY_FETCH_VERSION = pytest.mark.parametrize("version", versions_of(OFFSET_FETCH))
+EVERY_COMMIT_VERSION = each("version", versions_of(OFFSET_COMMIT))
+EVERY_FETCH_VERSION = each("version", versions_of(OFFSET_FETCH))
 FIRST_WITH_IDS = 10
 FIRST_WITH_GROUPS = 8
 FIRST_WITH_GROUP_NOT_FOUND = 9
@@ -154,7 +155,7 @@ async def test_a_member_commits_in_its_generation(version: int) -> None:
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("version", [v for v in versions_of(OFFSET_FETCH) if v >= 2])
+@each("version", [v for v in versions_of(OFFSET_FETCH) if v >= 2])
 async def test_all_that_a_group_committed_is_found_without_naming_it(version: int) -> None:
     async with served_at_once() as running:
         topic = await news(running)

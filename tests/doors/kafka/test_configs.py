@@ -38,6 +38,7 @@ from tests.doors.kafka.client import (
     produce_fields,
     served,
 )
+from tests.tables import each
 
 FROM_TOPIC, FROM_BROKER, FROM_DEFAULT, FROM_GROUP = 1, 4, 5, 8
 
@@ -273,8 +274,8 @@ REFUSED: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("what", REFUSED)
-@pytest.mark.parametrize("validate_only", [False, True])
+@each("what", REFUSED)
+@each("validate_only", [False, True])
 async def test_what_a_topic_cannot_have_is_refused_by_name(what: str, validate_only: bool) -> None:
     configs = REFUSED[what]
     async with served() as running:

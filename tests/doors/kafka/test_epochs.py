@@ -24,6 +24,7 @@ from tests.doors.kafka.client import (
     served,
     soon,
 )
+from tests.tables import each
 
 PRESENT = 7
 FENCED, UNKNOWN = ErrorCode.fenced_leader_epoch, ErrorCode.unknown_leader_epoch
@@ -52,7 +53,7 @@ NAMED = [(-1, ErrorCode.none), (6, FENCED), (PRESENT, ErrorCode.none), (8, UNKNO
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("version", range(4, 19))
+@each("version", range(4, 19))
 async def test_a_fetch_in_another_epoch_is_refused_at_once(version: int) -> None:
     async with served(RestartedBroker) as running:
         topic = await with_news(running)
@@ -93,7 +94,7 @@ async def test_partitions_of_a_fetch_that_are_refused_and_not_keep_their_places(
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("version", range(1, 12))
+@each("version", range(1, 12))
 async def test_offsets_are_not_listed_in_another_epoch(version: int) -> None:
     async with served(RestartedBroker) as running:
         await with_news(running)

@@ -36,9 +36,10 @@ from tests.doors.kafka.membership import (
     served_at_once,
     versions_of,
 )
+from tests.tables import each
 
-EVERY_JOIN_VERSION = pytest.mark.parametrize("version", versions_of(JOIN_GROUP))
-EVERY_DESCRIBE_VERSION = pytest.mark.parametrize("version", versions_of(DESCRIBE_GROUPS))
+EVERY_JOIN_VERSION = each("version", versions_of(JOIN_GROUP))
+EVERY_DESCRIBE_VERSION = each("version", versions_of(DESCRIBE_GROUPS))
 FIRST_WITH_SEVERAL_LEAVING = 3
 
 
@@ -170,7 +171,7 @@ async def test_several_members_leave_at_once_each_with_its_own_outcome(version: 
 
 @pytest.mark.asyncio
 @EVERY_JOIN_VERSION
-@pytest.mark.parametrize(
+@each(
     ("wrong", "code"),
     [
         ({"group_id": ""}, ErrorCode.invalid_group_id),
@@ -182,7 +183,6 @@ async def test_several_members_leave_at_once_each_with_its_own_outcome(version: 
         ({"protocol_type": ""}, ErrorCode.inconsistent_group_protocol),
         ({"member_id": "nobody"}, ErrorCode.unknown_member_id),
     ],
-    ids=str,
 )
 async def test_what_cannot_join_is_told_why(
     version: int, wrong: dict[str, Any], code: ErrorCode
@@ -236,7 +236,7 @@ async def test_a_name_that_is_used_by_last_id_cannot_be_joined_and_the_other_way
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("version", versions_of(SYNC_GROUP))
+@each("version", versions_of(SYNC_GROUP))
 async def test_a_sync_of_another_generation_or_by_nobody_is_refused(version: int) -> None:
     async with served_at_once() as running:
         known = await member(running, version=version)
@@ -268,7 +268,7 @@ async def test_a_heartbeat_of_another_generation_or_by_nobody_is_refused(version
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("version", versions_of(LEAVE_GROUP))
+@each("version", versions_of(LEAVE_GROUP))
 async def test_who_was_never_there_cannot_leave(version: int) -> None:
     async with served_at_once() as running:
         stranger = await member(running, version=version)
@@ -421,7 +421,7 @@ async def test_a_group_is_described_with_its_members(version: int) -> None:
 
 @pytest.mark.asyncio
 @EVERY_DESCRIBE_VERSION
-@pytest.mark.parametrize("name", ["none", "", "ü" * 200])
+@each("name", ["none", "", "ü" * 200])
 async def test_a_group_that_is_not_there_is_dead(version: int, name: str) -> None:
     async with served_at_once() as running:
         described = await describe(running, name, version)
@@ -469,7 +469,7 @@ async def test_a_group_asked_for_twice_is_described_once_and_large_ones_up_to_a_
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("version", versions_of(LIST_GROUPS))
+@each("version", versions_of(LIST_GROUPS))
 async def test_groups_are_listed(version: int) -> None:
     async with served_at_once() as running:
         await running.broker.create_topic(TESTER, "news")
@@ -494,7 +494,7 @@ async def test_groups_are_listed(version: int) -> None:
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize(
+@each(
     ("version", "states", "types", "names"),
     [
         (4, ["Stable"], [], ["group"]),
@@ -544,8 +544,8 @@ async def test_an_empty_group_can_be_deleted(version: int) -> None:
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("version", versions_of(FIND_COORDINATOR))
-@pytest.mark.parametrize(
+@each("version", versions_of(FIND_COORDINATOR))
+@each(
     ("key_type", "code"),
     [
         (0, ErrorCode.none),

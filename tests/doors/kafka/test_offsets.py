@@ -19,6 +19,7 @@ from tests.doors.kafka.client import (
     only_partition,
     served,
 )
+from tests.tables import each
 
 NEWEST = 11
 LATEST, EARLIEST, MAX_TIMESTAMP, EARLIEST_LOCAL, LATEST_TIERED = -1, -2, -3, -4, -5
@@ -47,7 +48,7 @@ async def ask(client: Client, timestamp: int, version: int = NEWEST, **more: Any
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("version", range(1, NEWEST + 1))
+@each("version", range(1, NEWEST + 1))
 async def test_the_ends_of_a_partition_are_told(version: int) -> None:
     async with served() as running:
         key = await with_timestamps(running, 100, 200, 300, 400)

@@ -11,6 +11,7 @@ from quackmq.record import Batch
 from quackmq.topic import PartitionKey, Topic
 from tests.doors.kafka.admin import CREATE_PARTITIONS, DELETE_RECORDS, DESCRIBE_LOG_DIRS
 from tests.doors.kafka.client import TESTER, Client, Served, news, served
+from tests.tables import each
 
 
 async def with_records(running: Served, name: str = "news", partitions: int = 2) -> Topic:
@@ -76,8 +77,8 @@ REFUSED = {
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("what", REFUSED)
-@pytest.mark.parametrize("validate_only", [False, True])
+@each("what", REFUSED)
+@each("validate_only", [False, True])
 async def test_partitions_that_cannot_be_added_are_refused(what: str, validate_only: bool) -> None:
     wanted, code = REFUSED[what]
     async with served() as running:

@@ -25,6 +25,7 @@ from tests.doors.kafka.client import (
     served,
 )
 from tests.support import offsets_and_values
+from tests.tables import each
 
 
 async def values(running: Served, topic: str = "news", partition: int = 0) -> list[bytes]:
@@ -129,7 +130,7 @@ REFUSED = {
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("what", REFUSED)
+@each("what", REFUSED)
 async def test_a_batch_that_cannot_be_taken_is_refused_and_nothing_is_appended(what: str) -> None:
     batch, code = REFUSED[what]
     async with served() as running:

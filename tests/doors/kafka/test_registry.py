@@ -30,6 +30,7 @@ from tests.doors.kafka.client import (
 )
 from tests.doors.kafka.membership import GROUP_REQUESTS
 from tests.doors.kafka.transacting import TRANSACTION_REQUESTS
+from tests.tables import each
 
 #: The oldest versions of Produce carry message formats that have no schema any more.
 WITHOUT_SCHEMA = {(PRODUCE, 0), (PRODUCE, 1), (PRODUCE, 2)}
@@ -87,7 +88,7 @@ def request_of(api_key: int, version: int) -> dict[str, Any]:
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("api_key", APIS)
+@each("api_key", APIS)
 async def test_every_advertised_version_is_answered(api_key: int) -> None:
     async with served() as running:
         client = await running.client()
@@ -97,7 +98,7 @@ async def test_every_advertised_version_is_answered(api_key: int) -> None:
                 assert int(answer.__version__) == version
 
 
-@pytest.mark.parametrize("api", APIS.values(), ids=lambda api: f"api-{api.key}")
+@each("api", APIS.values())
 def test_flexible_versions_are_those_of_the_schemas(api: Api) -> None:
     for version in range(api.first_version, api.last_version + 1):
         if (api.key, version) not in WITHOUT_SCHEMA:
@@ -140,7 +141,7 @@ async def test_a_client_whose_name_is_none_is_told_so(name: str) -> None:
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize(
+@each(
     ("api_key", "version"), [(METADATA, 14), (METADATA, -1), (FETCH, 3), (27, 1), (-1, 0), (999, 0)]
 )
 async def test_an_unknown_api_or_version_is_disconnected(api_key: int, version: int) -> None:

@@ -11,6 +11,7 @@ from kio.schema.errors import ErrorCode
 from quackmq.broker import BrokerSettings
 from quackmq.policy import Policy
 from tests.doors.kafka.client import CREATE_TOPICS, DELETE_TOPICS, TESTER, Client, served
+from tests.tables import each
 
 NEWEST_CREATE, NEWEST_DELETE = 7, 6
 
@@ -108,8 +109,8 @@ REFUSED = {
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("validate", [False, True])
-@pytest.mark.parametrize("what", REFUSED)
+@each("validate", [False, True])
+@each("what", REFUSED)
 async def test_what_cannot_be_created_is_refused_with_a_reason(what: str, validate: bool) -> None:
     wanted, code = REFUSED[what]
     async with served() as running:

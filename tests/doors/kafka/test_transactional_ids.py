@@ -30,6 +30,7 @@ from tests.doors.kafka.transacting import (
     begun,
     transactor,
 )
+from tests.tables import each
 
 NONE = ErrorCode.none
 FIRST_WITH_PATTERN = 2
@@ -38,7 +39,7 @@ FIRST_WITH_PATTERN = 2
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("version", versions_of(INIT_PRODUCER_ID))
+@each("version", versions_of(INIT_PRODUCER_ID))
 async def test_who_begins_takes_the_next_epoch(version: int) -> None:
     async with served() as running:
         first, second = [Transactor(await running.client()) for _ in range(2)]
@@ -90,7 +91,7 @@ async def test_a_timeout_that_is_none_is_refused(timeout_ms: int) -> None:
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("version", [v for v in versions_of(FIND_COORDINATOR) if v >= 1])
+@each("version", [v for v in versions_of(FIND_COORDINATOR) if v >= 1])
 async def test_transactions_are_looked_after_here(version: int) -> None:
     async with served() as running:
         client = await running.client()

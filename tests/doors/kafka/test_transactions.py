@@ -40,10 +40,11 @@ from tests.doors.kafka.transacting import (
     transactor,
 )
 from tests.support import batches_of, let_others_run
+from tests.tables import each
 
 NONE = ErrorCode.none
 UNCOMMITTED, COMMITTED = 0, 1
-BOTH_WAYS = pytest.mark.parametrize("new_way", [False, True], ids=["old way", "new way"])
+BOTH_WAYS = each("new_way", [False, True])
 
 
 async def fetch(client: Client, isolation: int, version: int = 12, offset: int = 0) -> Any:
@@ -65,7 +66,7 @@ def values(part: Any) -> list[bytes]:
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("version", versions_of(FETCH))
+@each("version", versions_of(FETCH))
 @BOTH_WAYS
 async def test_a_transaction_is_seen_by_who_reads_committed_when_it_is(
     version: int, new_way: bool
@@ -93,7 +94,7 @@ async def test_a_transaction_is_seen_by_who_reads_committed_when_it_is(
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("version", [v for v in versions_of(FETCH) if v < 13])
+@each("version", [v for v in versions_of(FETCH) if v < 13])
 @BOTH_WAYS
 async def test_who_reads_committed_is_told_what_was_aborted(version: int, new_way: bool) -> None:
     async with begun(new_way=new_way) as (running, producer):
@@ -143,7 +144,7 @@ async def test_what_is_published_behind_an_open_transaction_waits_for_it() -> No
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("version", [v for v in versions_of(PRODUCE) if v >= 3])
+@each("version", [v for v in versions_of(PRODUCE) if v >= 3])
 async def test_transactional_batches_come_by_every_version_of_produce(version: int) -> None:
     new_way = version >= NEW_PRODUCE
     async with begun(new_way=new_way) as (running, producer):
@@ -176,7 +177,7 @@ async def test_one_transaction_follows_the_other(new_way: bool) -> None:
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("version", versions_of(LIST_OFFSETS))
+@each("version", versions_of(LIST_OFFSETS))
 async def test_the_end_is_where_the_first_open_transaction_begins(version: int) -> None:
     async with begun() as (running, producer):
         reader = await running.client()
@@ -230,8 +231,8 @@ async def committed(
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("version", versions_of(TXN_OFFSET_COMMIT))
-@pytest.mark.parametrize("commit", [True, False], ids=["committed", "aborted"])
+@each("version", versions_of(TXN_OFFSET_COMMIT))
+@each("commit", [True, False])
 async def test_offsets_are_committed_by_the_end_of_their_transaction(
     version: int, commit: bool
 ) -> None:
@@ -247,8 +248,8 @@ async def test_offsets_are_committed_by_the_end_of_their_transaction(
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("version", [v for v in versions_of(OFFSET_FETCH) if 7 <= v < 10])
-@pytest.mark.parametrize("named", [True, False], ids=["named", "all"])
+@each("version", [v for v in versions_of(OFFSET_FETCH) if 7 <= v < 10])
+@each("named", [True, False])
 async def test_who_requires_stable_offsets_hears_that_a_transaction_may_change_them(
     version: int, named: bool
 ) -> None:
@@ -265,7 +266,7 @@ async def test_who_requires_stable_offsets_hears_that_a_transaction_may_change_t
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("version", versions_of(TXN_OFFSET_COMMIT))
+@each("version", versions_of(TXN_OFFSET_COMMIT))
 async def test_offsets_of_a_group_that_was_not_added_are_refused_in_the_old_way(
     version: int,
 ) -> None:
@@ -312,7 +313,7 @@ async def test_offsets_that_cannot_be_committed_are_named_one_by_one() -> None:
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("version", versions_of(ADD_PARTITIONS_TO_TXN))
+@each("version", versions_of(ADD_PARTITIONS_TO_TXN))
 async def test_partitions_are_added_in_every_version(version: int) -> None:
     async with begun(partitions=3) as (_, producer):
         assert await producer.add(0, 2, version=version) == [NONE, NONE]
@@ -322,7 +323,7 @@ async def test_partitions_are_added_in_every_version(version: int) -> None:
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("version", versions_of(ADD_PARTITIONS_TO_TXN))
+@each("version", versions_of(ADD_PARTITIONS_TO_TXN))
 async def test_if_one_partition_is_not_there_none_is_added(version: int) -> None:
     async with begun() as (_, producer):
         unknown, left = ErrorCode.unknown_topic_or_partition, ErrorCode.operation_not_attempted
@@ -364,7 +365,7 @@ async def test_partitions_can_be_verified_without_adding_them(version: int) -> N
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("version", [v for v in versions_of(PRODUCE) if v >= 3])
+@each("version", [v for v in versions_of(PRODUCE) if v >= 3])
 async def test_a_partition_that_was_not_added_is_refused_in_the_words_of_the_version(
     version: int,
 ) -> None:
@@ -395,8 +396,8 @@ async def test_a_batch_that_is_no_part_of_the_open_transaction_is_refused() -> N
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("version", versions_of(END_TXN))
-@pytest.mark.parametrize("commit", [True, False], ids=["commit", "abort"])
+@each("version", versions_of(END_TXN))
+@each("commit", [True, False])
 async def test_an_end_that_is_repeated_is_answered_like_the_first(
     version: int, commit: bool
 ) -> None:
@@ -411,7 +412,7 @@ async def test_an_end_that_is_repeated_is_answered_like_the_first(
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("version", versions_of(END_TXN))
+@each("version", versions_of(END_TXN))
 async def test_what_was_never_begun_cannot_be_committed(version: int) -> None:
     async with begun() as (_, producer):
         assert await producer.end(True, version) == ErrorCode.invalid_txn_state

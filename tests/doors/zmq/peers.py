@@ -82,6 +82,8 @@ class Socket:
         self.socket.linger = 0
         self.socket.ipv6 = True
         self.socket.heartbeat_ivl = heartbeat_ms
+        # A busy machine may answer late; libzmq would hang up after one interval.
+        self.socket.heartbeat_timeout = 60_000
         self.socket.connect(address)
 
     async def ask(self, frame: bytes) -> bytes:

@@ -24,6 +24,7 @@ from tests.doors.zmq.peers import (
     soon,
     until,
 )
+from tests.tables import each
 from tests.wire.zmtp_frames import command
 
 pytestmark = pytest.mark.asyncio
@@ -90,7 +91,7 @@ async def test_contents_of_any_size_go_through(size: int) -> None:
         assert await get_all(socket, "donald", "ducks", 1) == [b"q" * size]
 
 
-@pytest.mark.parametrize(
+@each(
     ("frame", "code"),
     [
         (b"", "protocol_error"),

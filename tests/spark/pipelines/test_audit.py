@@ -46,6 +46,7 @@ from tests.broker.transacting import Transactor
 from tests.doors.http.v1.serving import CALLER
 from tests.spark.pipelines import audit_model as model
 from tests.spark.serving import Broker, serving
+from tests.tables import each
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -184,7 +185,7 @@ BEGUN = ("begun", 0, 0, 0)
 OVER = ("over", 4, 5)
 
 
-@pytest.mark.parametrize(
+@each(
     ("steps", "cursor", "found"),
     [
         ([BEGUN, *taken(0, 1, 2)], 3, []),

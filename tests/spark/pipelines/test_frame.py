@@ -29,6 +29,7 @@ from quackmq.spark.pipelines.job import Job
 from quackmq.spark.pipelines.option import add_options, option, options_of, span, spelt
 from quackmq.spark.pipelines.places import MARK, claim
 from quackmq.spark.pipelines.report import Report
+from tests.tables import each
 
 NAMES = {"audit", "compact", "metrics", "replay", "simulate", "trending"}
 
@@ -74,7 +75,7 @@ def test_the_fields_of_a_dataclass_are_typed_options() -> None:
     )
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "text", "said"),
     [
         ("--window", "soon", "is no span of time"),

@@ -25,6 +25,7 @@ from quackmq.stores.local.format import (
 )
 from quackmq.topic import PartitionKey
 from quackmq.transactions import Marker, Step
+from tests.tables import each
 
 SALT = 4711
 KEY = PartitionKey(uuid.UUID(int=7), 3)
@@ -80,7 +81,7 @@ def test_a_frame_is_read_back_as_it_was_written() -> None:
     assert (bytes(read.payload), read.size) == (b"payload", len(data))
 
 
-@pytest.mark.parametrize("payload", [0, 1, 471, 472, 473, 5_000])
+@each("payload", [0, 1, 471, 472, 473, 5_000])
 def test_a_frame_ends_on_a_boundary_and_its_size_is_known_beforehand(payload: int) -> None:
     data = frame(bytes(payload))
     assert len(data) == format.frame_bytes(payload)

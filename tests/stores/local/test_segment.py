@@ -28,6 +28,7 @@ from quackmq.stores.local.segment import (
 from quackmq.topic import PartitionKey
 from tests.stores.local.directories import flip
 from tests.support import batch_of
+from tests.tables import each
 
 KEY = PartitionKey(uuid.UUID(int=7), 3)
 EPOCH = 4
@@ -108,7 +109,7 @@ def test_files_are_named_by_partition_and_first_offset() -> None:
 SIZE = len(run_of(1))
 
 
-@pytest.mark.parametrize(
+@each(
     ("offset", "max_bytes", "first_max_bytes", "expected", "complete"),
     [
         (100, PLENTY, 0, [100, 102, 104, 106], True),

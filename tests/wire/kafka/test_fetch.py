@@ -21,13 +21,14 @@ from quackmq.wire.kafka.fetch import (
     write_response,
 )
 from tests import effort
+from tests.tables import each
 from tests.wire.kafka.schemas import entities, read_by_kio, written
 
 VERSIONS = range(4, 19)
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-@settings(max_examples=5, deadline=None)
+@each("version", VERSIONS)
+@settings(max_examples=effort.of(5), deadline=None)
 @given(st.data())
 def test_what_kio_writes_is_read_as_it_was(version: int, data: st.DataObject) -> None:
     sent = data.draw(entities(load_request_schema(fetch.API_KEY, version)))
@@ -54,7 +55,7 @@ def test_what_kio_writes_is_read_as_it_was(version: int, data: st.DataObject) ->
     ]
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@each("version", VERSIONS)
 @settings(max_examples=1, deadline=None)
 @given(st.data())
 def test_a_request_cut_off_anywhere_is_a_protocol_error_and_bytes_after_it_do_not_matter(
@@ -68,7 +69,7 @@ def test_a_request_cut_off_anywhere_is_a_protocol_error_and_bytes_after_it_do_no
     assert followed == read_request(version, memoryview(whole))
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@each("version", VERSIONS)
 @settings(max_examples=effort.of(30), deadline=None)
 @given(data=st.binary(max_size=100))
 def test_any_bytes_are_a_request_or_a_protocol_error(version: int, data: bytes) -> None:
@@ -84,7 +85,7 @@ def test_a_length_is_held_against_the_bytes_that_are_left(length: int) -> None:
         read_request(4, memoryview(struct.pack(">iiiibi", -1, 0, 0, 0, 0, length) + bytes(20)))
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@each("version", VERSIONS)
 def test_kio_reads_the_answer(version: int) -> None:
     topic = name_for(version)
     chunks = (b"first batch", bytearray(b"second"), memoryview(b"and a third"))
@@ -121,8 +122,8 @@ def test_the_pieces_of_a_store_are_sent_as_they_are() -> None:
     assert [buffer for buffer in buffers if buffer is chunks[0] or buffer is chunks[1]] == [*chunks]
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("aborted", [[], [(1, 2)], [(7, 100), (2**40, 2**50), (8, 3)]])
+@each("version", VERSIONS)
+@each("aborted", [[], [(1, 2)], [(7, 100), (2**40, 2**50), (8, 3)]])
 def test_who_reads_what_is_committed_is_told_what_was_aborted(
     version: int, aborted: list[tuple[int, int]]
 ) -> None:
@@ -138,9 +139,9 @@ def test_who_reads_what_is_committed_is_told_what_was_aborted(
     assert [part.aborted_transactions for part in topic.partitions] == [None, None]
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("rack", [b"", b"r1"])
-@pytest.mark.parametrize("forgotten", [[], [1, 2]])
+@each("version", VERSIONS)
+@each("rack", [b"", b"r1"])
+@each("forgotten", [[], [1, 2]])
 def test_the_usual_request_is_read_as_any_other(
     version: int, rack: bytes, forgotten: list[int]
 ) -> None:
@@ -157,7 +158,7 @@ def test_the_usual_request_is_read_as_any_other(
             read_request(version, memoryview(whole[:size]))
 
 
-@pytest.mark.parametrize("version", [11, *range(13, 19)])
+@each("version", [11, *range(13, 19)])
 def test_what_the_shorter_way_takes_it_reads_as_the_longer_does(version: int) -> None:
     whole = request_for_one(version, name_for(version), b"", [])
     for position in range(len(whole)):
@@ -169,10 +170,10 @@ def test_what_the_shorter_way_takes_it_reads_as_the_longer_does(version: int) ->
             assert shorter is None or shorter == request_or_none(version, changed + b"\0")
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("isolation", [0, 1])
-@pytest.mark.parametrize("aborted", [[], [(1, 2)]])
-@pytest.mark.parametrize("chunks", [(), (b"batch",), (b"batch", b"and another")])
+@each("version", VERSIONS)
+@each("isolation", [0, 1])
+@each("aborted", [[], [(1, 2)]])
+@each("chunks", [(), (b"batch",), (b"batch", b"and another")])
 def test_the_answer_for_one_partition_is_that_for_many(
     version: int, isolation: int, aborted: list[tuple[int, int]], chunks: tuple[bytes, ...]
 ) -> None:

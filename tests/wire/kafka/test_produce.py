@@ -18,13 +18,14 @@ from quackmq.errors import ProtocolError
 from quackmq.wire.kafka import produce
 from quackmq.wire.kafka.produce import PartitionAnswer, TopicAnswer, read_request, write_response
 from tests import effort
+from tests.tables import each
 from tests.wire.kafka.schemas import entities, read_by_kio, written
 
 VERSIONS = range(3, 14)
 NEWS = uuid.uuid4()
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@each("version", VERSIONS)
 @settings(max_examples=effort.of(10), deadline=None)
 @given(st.data())
 def test_what_kio_writes_is_read_as_it_was(version: int, data: st.DataObject) -> None:
@@ -48,7 +49,7 @@ def test_the_records_are_a_part_of_the_request_and_no_copy() -> None:
     assert records == b"some records"
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@each("version", VERSIONS)
 def test_a_request_cut_off_anywhere_is_a_protocol_error_and_bytes_after_it_do_not_matter(
     version: int,
 ) -> None:
@@ -60,7 +61,7 @@ def test_a_request_cut_off_anywhere_is_a_protocol_error_and_bytes_after_it_do_no
     assert followed == read_request(version, memoryview(whole))
 
 
-@pytest.mark.parametrize("version", [0, *VERSIONS])
+@each("version", [0, *VERSIONS])
 @settings(max_examples=effort.of(30), deadline=None)
 @given(data=st.binary(max_size=100))
 def test_any_bytes_are_a_request_or_a_protocol_error(version: int, data: bytes) -> None:
@@ -90,7 +91,7 @@ def test_a_length_is_held_against_the_bytes_that_are_left(length: int) -> None:
         read_request(3, memoryview(struct.pack(">hhii", -1, 1, 0, length) + bytes(20)))
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@each("version", VERSIONS)
 def test_kio_reads_the_answer(version: int) -> None:
     topic: str | uuid.UUID = uuid.uuid4() if version >= produce.FIRST_WITH_TOPIC_IDS else "news"
     answers = [

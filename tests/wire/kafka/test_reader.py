@@ -24,6 +24,7 @@ from quackmq.errors import ProtocolError
 from quackmq.wire.kafka.reader import compiled, read_entity
 from quackmq.wire.kafka.writer import write_entity
 from tests import effort
+from tests.tables import each
 from tests.wire.kafka.schemas import (
     all_requests,
     entities,
@@ -33,7 +34,7 @@ from tests.wire.kafka.schemas import (
     written,
 )
 
-EACH_SPOKEN_REQUEST = pytest.mark.parametrize("schema", spoken_requests(), ids=schema_id)
+EACH_SPOKEN_REQUEST = each("schema", spoken_requests())
 
 
 @pytest.fixture
@@ -52,7 +53,7 @@ def read(schema: type[Entity], data: bytes) -> Any:
 
 
 @EACH_SPOKEN_REQUEST
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=effort.of(5), deadline=None)
 @given(st.data())
 def test_what_kio_writes_is_read_as_it_was(schema: type[Entity], data: st.DataObject) -> None:
     entity = data.draw(entities(schema))

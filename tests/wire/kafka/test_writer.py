@@ -15,18 +15,19 @@ from kio.schema.errors import ErrorCode
 from kio.static.protocol import Entity
 
 from quackmq.wire.kafka.writer import write_entity
+from tests import effort
+from tests.tables import each
 from tests.wire.kafka.schemas import (
     entities,
     read_by_kio,
     response_to,
-    schema_id,
     spoken_requests,
     written,
 )
 
 
-@pytest.mark.parametrize("request_schema", spoken_requests(), ids=schema_id)
-@settings(max_examples=5, deadline=None)
+@each("request_schema", spoken_requests())
+@settings(max_examples=effort.of(5), deadline=None)
 @given(st.data())
 def test_what_is_written_from_plain_fields_is_what_kio_writes_and_reads(
     request_schema: type[Entity], data: st.DataObject

@@ -20,6 +20,7 @@ from quackmq.doors.http.errors import HttpFailure
 from quackmq.doors.http.v1.archive import range_of
 from quackmq.topic import PartitionKey
 from tests.doors.http.v1.serving import CALLER, Answered, Client, Serving, serving
+from tests.tables import each
 
 HOUR_MS = 3_600_000
 
@@ -272,7 +273,7 @@ def test_only_names_that_are_listed_are_files(api: Client, archived: str, name: 
     api.get(file_path(archived, name)).problem(404, "unknown_file")
 
 
-@pytest.mark.parametrize(
+@each(
     ("header", "wanted"),
     [
         (None, None),

@@ -6,12 +6,11 @@ import json
 import re
 from html.parser import HTMLParser
 
-import pytest
-
 from quackmq.doors.http import v1
 from quackmq.doors.http.errors import STATUSES
 from quackmq.doors.http.v1.openapi import TAGS, document
 from tests.doors.http.v1.serving import Client
+from tests.tables import each
 
 DOCUMENT = document(v1.OPERATIONS)
 OPERATIONS = {
@@ -28,7 +27,7 @@ def test_the_served_document_tells_of_every_route_and_of_no_other(api: Client) -
     assert set(OPERATIONS) == {(route.method, route.pattern) for route in v1.ROUTES}
 
 
-@pytest.mark.parametrize("at", OPERATIONS, ids=lambda at: " ".join(at))
+@each("at", OPERATIONS)
 def test_an_operation_tells_all_about_itself(at: tuple[str, str]) -> None:
     operation = OPERATIONS[at]
     parameters = operation.get("parameters", [])
