@@ -17,7 +17,7 @@ SEED ?=
 SECONDS ?= $(if $(SEED),,600)
 KILLS ?= 1000
 PYTEST ?=
-SUITE ?= guard engine kafka pubsub push overload archive compare spark pipelines
+SUITE ?= guard engine kafka pubsub push overload archive growth compare spark pipelines
 BENCH ?=
 MUTANTS ?=
 

@@ -176,7 +176,7 @@ class InstructionCounter:
     """Machine instructions, by callgrind: each dump holds those since the dump before."""
 
     in_process = "nothing"
-    warm_up = 25
+    warm_up = 60
     at_a_time = 5
     takes = 5
 

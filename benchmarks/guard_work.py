@@ -16,16 +16,13 @@ from typing import Final
 import zmq
 
 from benchmarks.doors import ask
-from benchmarks.processes import HOST
 from benchmarks.push_peers import LinePeer
 from benchmarks.requests import kafka_fetch, kafka_put, kafka_put_answer
+from benchmarks.streams import WAIT_SECONDS, connect, receive_exactly, receive_frame, receive_until
 
 SMALL: Final = b"x" * 100
 LARGE: Final = bytes(range(256)) * 4_000
 AT_ONCE: Final = 64
-WAIT_SECONDS: Final = 120.0
-_RECEIVE_BYTES: Final = 1 << 16
-_LENGTH_BYTES: Final = 4
 
 Operation = Callable[[], None]
 
@@ -66,18 +63,18 @@ class Work:
         def produce() -> None:
             stream.sendall(request)
             for _ in range(count):
-                answer = _receive_frame(stream)
+                answer = receive_frame(stream)
                 assert answer.startswith(expected), f"a produce was refused: {answer!r}"
 
         return produce
 
     def _fetch(self, topic: str, value: bytes) -> Operation:
         self._produce(topic, value)()
-        stream, request = self._connect("kafka"), kafka_fetch(topic, 0, len(value) + 1_000)
+        stream, request = self._connect("kafka"), kafka_fetch({topic: 0}, len(value) + 1_000)
 
         def fetch() -> None:
             stream.sendall(request)
-            answer = _receive_frame(stream)
+            answer = receive_frame(stream)
             assert len(answer) > len(value), f"a fetch brought nothing: {answer!r}"
 
         return fetch
@@ -93,10 +90,10 @@ class Work:
 
         def put() -> None:
             stream.sendall(request)
-            head, body = _receive_until(stream, b"\r\n\r\n")
+            head, body = receive_until(stream, b"\r\n\r\n")
             assert head.startswith(b"HTTP/1.1 20"), f"a put was refused: {head!r}"
             length = int(head.lower().partition(b"content-length:")[2].split(b"\r\n")[0])
-            _receive_exactly(stream, length - len(body))
+            receive_exactly(stream, length - len(body))
 
         return put
 
@@ -124,41 +121,11 @@ class Work:
 
         def push() -> None:
             publisher.socket.sendall(entry)
-            _receive_until(publisher.socket, b"\n")
-            _receive_until(subscriber.socket, b"\n")
+            receive_until(publisher.socket, b"\n")
+            receive_until(subscriber.socket, b"\n")
             subscriber.socket.sendall(b"successful\n")
 
         return push
 
     def _connect(self, door: str) -> socket.socket:
-        port = int(self._doors[door].rpartition(":")[2])
-        stream = self._open.enter_context(socket.create_connection((HOST, port), WAIT_SECONDS))
-        stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return stream
-
-
-def _receive_frame(stream: socket.socket) -> bytes:
-    """Return a Kafka response without its length."""
-    return _receive_exactly(stream, int.from_bytes(_receive_exactly(stream, _LENGTH_BYTES), "big"))
-
-
-def _receive_exactly(stream: socket.socket, size: int) -> bytes:
-    received = bytearray()
-    while len(received) < size:
-        received += _receive(stream, size - len(received))
-    return bytes(received)
-
-
-def _receive_until(stream: socket.socket, end: bytes) -> tuple[bytes, bytes]:
-    """Return what came before the first `end`, and what came behind it."""
-    received = b""
-    while end not in received:
-        received += _receive(stream, _RECEIVE_BYTES)
-    before, _, behind = received.partition(end)
-    return before, behind
-
-
-def _receive(stream: socket.socket, size: int) -> bytes:
-    if not (part := stream.recv(size)):
-        raise ConnectionError("the broker closed the connection")
-    return part
+        return self._open.enter_context(connect(self._doors[door]))

@@ -100,6 +100,14 @@ class Server:
         """The processes that we started and all that come from them."""
         return tree([process.pid for process in self._processes])
 
+    def end(self, number: signal.Signals, seconds: float) -> int:
+        """Send a signal to its only process and wait until it has ended; return the exit code."""
+        (process,) = self._processes
+        process.send_signal(number)
+        exit_code = process.wait(seconds)
+        self._processes.clear()
+        return exit_code
+
     def kill(self) -> None:
         for pid in reversed(self.pids):
             try:
