@@ -161,6 +161,9 @@ VIEWED_BYTES: Final = 256 * KIB
 WINDOW_BYTES: Final = 4 * MIB
 #: Pieces mapped at once: what is looked at in them counts as the process's memory.
 WINDOWS: Final = 16
+#: With fewer segments than these a log adds up what it is asked for. Beyond, it keeps sums and
+#: maxima, which take some hundred bytes for each log.
+FEW_SEGMENTS: Final = 16
 #: Decoded indexes of closed segments held in memory.
 CACHED_INDEXES: Final = 64
 #: Indexes of aborted transactions held in memory; each of half a million fits.

@@ -74,10 +74,10 @@ class CommittedReader:
                 raise DamagedData(
                     f"{error.filename}: the file is missing, and with it what was aborted there; "
                     "restore it from a copy",
-                    self._reader.beyond(log, segment),
+                    log.beyond(segment),
                 ) from error
             except DamagedData as damage:
-                raise DamagedData(str(damage), self._reader.beyond(log, segment)) from damage
+                raise DamagedData(str(damage), log.beyond(segment)) from damage
             for entries in (written, segment.aborted_pending):
                 found, is_last = find_aborted(entries, first, last)
                 aborted += found

@@ -20,6 +20,7 @@ from quackmq.producers import Producer, Remembered
 from quackmq.record import Batch, stamp
 from quackmq.stores.local.format import CONTINUES, Descriptor, ProducerBatch, Region
 from quackmq.stores.local.options import LocalOptions
+from quackmq.stores.local.sealed import SealedSegments
 from quackmq.stores.local.segment import Plan, Segment
 from quackmq.stores.local.tail import Chunk, PartitionTail
 from quackmq.stores.local.waiting import Awaited, Waiter
@@ -34,6 +35,7 @@ _NO_TRANSACTIONS: Final = PartitionTransactions()
 class PartitionLog:
     __slots__ = (
         "_options",
+        "_sealed",
         "deleted",
         "doomed",
         "end",
@@ -66,6 +68,8 @@ class PartitionLog:
         self.readable = 0
         self.end = 0
         self.segments: list[Segment] = []
+        #: Sums over the segments, where there are many.
+        self._sealed: SealedSegments | None = None
         self.pending: list[Chunk] = []
         self.tail = PartitionTail()
         #: Chunks that have a place and are not committed yet.
@@ -231,7 +235,8 @@ class PartitionLog:
         forgotten."""
         segment = self.segment_with_base(chunk.segment_base)
         if segment is not self.segments[0] and not segment.size:
-            self.segments[self.segments.index(segment) - 1].seal()
+            at = bisect.bisect_left(self.segments, segment.base_offset, key=_base_offset)
+            self.segments[at - 1].seal()
         segment.extend(chunk)
         self.readable = chunk.next_offset
         for producer_id, epoch, batch in chunk.producers:
@@ -385,32 +390,79 @@ class PartitionLog:
     def trim(self, first_offset: int) -> list[Segment]:
         """Move the beginning; the segments that are no longer part of the log."""
         self.first_offset = max(self.first_offset, first_offset)
-        gone: list[Segment] = []
-        while len(self.segments) > 1 and self.segments[1].base_offset <= self.first_offset:
-            if not self.segments[1].size:
-                break  # its first chunk is still on its way
-            gone.append(self.segments.pop(0))
+        count = bisect.bisect_right(self.segments, self.first_offset, key=_base_offset) - 1
+        while count > 0 and not self.segments[count].size:
+            count -= 1  # its first chunk is still on its way
+        gone = self.segments[: max(count, 0)]
+        del self.segments[: max(count, 0)]
         return gone
+
+    # --- over all segments --------------------------------------------------------------------
 
     @property
     def size(self) -> int:
         """Bytes at rest, of whole segments."""
-        return sum(segment.size for segment in self.segments)
+        known = self._count_sealed()
+        size = sum(segment.size for segment in self.segments[known:])
+        return size + self._sealed.bytes_of(known, 0, known) if self._sealed else size
+
+    def beyond(self, segment: Segment) -> int:
+        """The first offset of the segment behind this one, or the end. The segment itself may have
+        been trimmed."""
+        at = bisect.bisect_right(self.segments, segment.base_offset, key=_base_offset)
+        if at == len(self.segments) or not self.segments[at].size:
+            return self.readable
+        return self.segments[at].base_offset
 
     def bytes_between(self, first: int, next: int) -> int:
         """About how many bytes lie between two offsets: a segment's share of what it has."""
+        begin = max(0, bisect.bisect_right(self.segments, first, key=_base_offset) - 1)
+        end = bisect.bisect_left(self.segments, next, key=_base_offset)
+        # Of the segments in between, all counts.
+        inner, inner_end = begin + 1, min(end - 1, self._count_sealed())
         total = 0
-        end = self.readable
-        for segment in reversed(self.segments):
-            begin = segment.base_offset
-            low, high = max(first, begin), min(next, end)
+        if self._sealed and inner < inner_end:
+            total = self._sealed.bytes_of(self._count_sealed(), inner, inner_end)
+        else:
+            inner = inner_end = end
+        for number in (*range(begin, inner), *range(inner_end, end)):
+            segment = self.segments[number]
+            stop = self.beyond(segment)
+            low, high = max(first, segment.base_offset), min(next, stop)
             if segment.size and low < high:
-                total += segment.size * (high - low) // (end - begin)
-            if begin <= first:
-                break
-            if segment.size:
-                end = begin
+                total += segment.size * (high - low) // (stop - segment.base_offset)
         return total
+
+    def segment_since(self, time_ms: int, begin: int) -> Segment | None:
+        """The first segment with a base offset of `begin` or more that has a record with this
+        timestamp or a later one."""
+        at = bisect.bisect_left(self.segments, begin, key=_base_offset)
+        known = self._count_sealed()
+        if self._sealed and at < known:
+            found = self._sealed.first_since(known, at, time_ms)
+            if found is not None:
+                return self.segments[found]
+            at = known
+        rest = self.segments[at:]
+        return next((each for each in rest if each.size and time_ms <= each.max_timestamp_ms), None)
+
+    def segment_appended_since(self, time_ms: int) -> Segment | None:
+        """The first segment with a record that was appended at a time or later: append times never
+        fall."""
+        count = len(self.segments)
+        while count and not self.segments[count - 1].size:
+            count -= 1
+        at = bisect.bisect_left(self.segments, time_ms, hi=count, key=_last_append_ms)
+        return self.segments[at] if at < count else None
+
+    def _count_sealed(self) -> int:
+        """How many of the segments, from the first on, `_sealed` knows: none of a few."""
+        if len(self.segments) < limits.FEW_SEGMENTS:
+            self._sealed = None
+            return 0
+        if self._sealed is None or self._sealed.is_stale(self.segments):
+            self._sealed = SealedSegments()
+        return self._sealed.follow(self.segments)
 
 
 def _bytes_from(region: Region, offset: int) -> int:
@@ -424,3 +476,7 @@ def _bytes_from(region: Region, offset: int) -> int:
 
 def _base_offset(segment: Segment) -> int:
     return segment.base_offset
+
+
+def _last_append_ms(segment: Segment) -> int:
+    return segment.last_append_ms

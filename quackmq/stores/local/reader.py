@@ -25,7 +25,16 @@ from quackmq.stores.local.disk import Disk
 from quackmq.stores.local.files import OpenFiles
 from quackmq.stores.local.format import Region
 from quackmq.stores.local.log import PartitionLog
-from quackmq.stores.local.segment import Got, Plan, Segment, carry_out, load_index, read
+from quackmq.stores.local.sealed import Maxima
+from quackmq.stores.local.segment import (
+    Got,
+    Plan,
+    SealedRegions,
+    Segment,
+    carry_out,
+    load_index,
+    read,
+)
 from quackmq.topic import OffsetTime
 
 Pieces = tuple[memoryview, ...]
@@ -39,6 +48,8 @@ class Reader:
         self._files = files
         #: By path, with the number of entries, which grows while the segment is the last one.
         self._indexes: OrderedDict[str, tuple[int, bytes]] = OrderedDict()
+        #: The greatest timestamps of sealed regions, for segments in which a time was looked for.
+        self._maxima: OrderedDict[str, Maxima] = OrderedDict()
 
     async def read(
         self, log: PartitionLog, offset: int, max_bytes: int, first_max_bytes: int
@@ -66,7 +77,7 @@ class Reader:
                 raise DamagedData(
                     f"{error.filename}: the file is missing, and with it offset {offset} and what "
                     "follows; restore it from a copy",
-                    None if segment is None else self.beyond(log, segment),
+                    None if segment is None else log.beyond(segment),
                 ) from error
             if pieces or log.first_offset <= offset:
                 return pieces
@@ -105,7 +116,7 @@ class Reader:
                 break
             room -= sum(map(len, got.pieces))
             first_max_bytes = 0 if pieces else first_max_bytes
-            offset = self.beyond(log, segment) if plan is None else plan.regions[-1].next_offset
+            offset = log.beyond(segment) if plan is None else plan.regions[-1].next_offset
         return pieces
 
     async def _carry_out(self, plan: Plan) -> Got:
@@ -124,15 +135,7 @@ class Reader:
     def _beyond_index(self, log: PartitionLog, segment: Segment) -> int:
         """The first offset that can be found without the segment's index file."""
         pending = segment.pending_base
-        return self.beyond(log, segment) if pending is None else pending
-
-    @staticmethod
-    def beyond(log: PartitionLog, segment: Segment) -> int:
-        """The first offset of the segment behind this one, or the end. The segment itself may have
-        been trimmed while it was read."""
-        behind = (each for each in log.segments if each.base_offset > segment.base_offset)
-        following = next(behind, None)
-        return log.readable if following is None or not following.size else following.base_offset
+        return log.beyond(segment) if pending is None else pending
 
     async def _index(self, log: PartitionLog, segment: Segment, offset: int) -> bytes:
         if not log.needs_index(segment, offset):
@@ -158,17 +161,19 @@ class Reader:
 
     def forget(self, segment: Segment) -> None:
         self._indexes.pop(segment.index_path, None)
+        self._maxima.pop(segment.index_path, None)
 
     # --- by time ---------------------------------------------------------------------------
 
     async def offset_for_timestamp(self, log: PartitionLog, time_ms: int) -> OffsetTime | None:
         """The first batch whose greatest timestamp is at or after `time_ms`."""
-        async for region in self._regions(log):
-            if region.max_timestamp_ms < time_ms or region.next_offset <= log.first_offset:
-                continue
-            found = await self._batch_since(log, region, time_ms)
-            if found is not None:
-                return found
+        begin = 0 if not log.segments else log.segments[0].base_offset
+        while (segment := log.segment_since(time_ms, begin)) is not None:
+            begin = segment.base_offset + 1
+            async for region in self._regions_since(log, segment, time_ms):
+                found = await self._batch_since(log, region, time_ms)
+                if found is not None:
+                    return found
         return None
 
     async def offset_for_append(self, log: PartitionLog, time_ms: int) -> OffsetTime | None:
@@ -180,11 +185,17 @@ class Reader:
             if chunk is None:
                 return None
             return OffsetTime(max(chunk.base_offset, log.first_offset), chunk.append_time_ms)
-        async for region in self._regions(log, append_since=time_ms):
-            if region.last_append_ms >= time_ms and region.next_offset > log.first_offset:
+        segment = log.segment_appended_since(time_ms)
+        while segment is not None:
+            region = await self._region_appended_since(log, segment, time_ms)
+            if region is not None:
                 return OffsetTime(
                     max(region.base_offset, log.first_offset), max(region.first_append_ms, time_ms)
                 )
+            # Damaged, or trimmed meanwhile.
+            behind = log.segment_for(log.beyond(segment))
+            is_last = behind is None or behind.base_offset <= segment.base_offset
+            segment = None if is_last else behind
         return None
 
     async def least_bytes_between(self, log: PartitionLog, first: int, next: int) -> int:
@@ -194,7 +205,7 @@ class Reader:
         for segment in tuple(log.segments_from(first)):
             if next <= segment.base_offset:
                 break
-            if first <= segment.base_offset and self.beyond(log, segment) <= next:
+            if first <= segment.base_offset and log.beyond(segment) <= next:
                 size += segment.size
                 continue
             try:
@@ -238,20 +249,56 @@ class Reader:
         ]
         return [each for each in times if each.offset < tail_from] + exact
 
-    async def _regions(
-        self, log: PartitionLog, append_since: int | None = None
+    async def _regions_since(
+        self, log: PartitionLog, segment: Segment, time_ms: int
     ) -> AsyncIterator[Region]:
-        for segment in tuple(log.segments):
-            if not segment.size:
-                continue
-            if append_since is not None and segment.last_append_ms < append_since:
-                continue
-            try:
-                index = await self._index(log, segment, segment.base_offset)
-            except (DamagedData, FileNotFoundError):
-                continue  # damaged, which is named by who reads there, or trimmed meanwhile
-            for region in tuple(segment.regions(segment.base_offset, index)):
-                yield region
+        """The regions of a segment that have a record with this timestamp or a later one."""
+        entries = await self._entries(log, segment)
+        if entries is None:
+            return
+        open_, maxima = segment.open, self._maxima_of(segment, entries)
+        number = maxima.first_at_least(time_ms, entries.first_with(log.first_offset))
+        while number is not None:
+            yield entries.region(number)
+            number = maxima.first_at_least(time_ms, number + 1)
+        if open_ is not None and open_.max_timestamp_ms >= time_ms:
+            yield open_
+
+    async def _region_appended_since(
+        self, log: PartitionLog, segment: Segment, time_ms: int
+    ) -> Region | None:
+        entries = await self._entries(log, segment)
+        if entries is None:
+            return None
+        number = max(entries.first_appended_since(time_ms), entries.first_with(log.first_offset))
+        if number < len(entries):
+            return entries.region(number)
+        last = segment.open
+        if last is None or last.last_append_ms < time_ms or last.next_offset <= log.first_offset:
+            return None
+        return last
+
+    async def _entries(self, log: PartitionLog, segment: Segment) -> SealedRegions | None:
+        """The sealed regions of a segment; None if they cannot be known: the index is damaged,
+        which is named by who reads there, or trimmed meanwhile."""
+        try:
+            index = await self._index(log, segment, segment.base_offset)
+        except (DamagedData, FileNotFoundError):
+            return None
+        return SealedRegions(index, bytes(segment.pending))
+
+    def _maxima_of(self, segment: Segment, entries: SealedRegions) -> Maxima:
+        """The greatest timestamps of a segment's sealed regions, as far as they are known; regions
+        that were sealed since are added."""
+        maxima = self._maxima.pop(segment.index_path, None)
+        if maxima is None:
+            maxima = Maxima()
+        for number in range(len(maxima), len(entries)):
+            maxima.append(entries.region(number).max_timestamp_ms)
+        self._maxima[segment.index_path] = maxima
+        while len(self._maxima) > limits.CACHED_INDEXES:
+            self._maxima.popitem(last=False)
+        return maxima
 
     async def _batch_since(
         self, log: PartitionLog, region: Region, time_ms: int

@@ -152,6 +152,40 @@ class Segment:
             yield self.open
 
 
+class SealedRegions:
+    """The regions of a segment that do not grow any more, at one moment: those of the index file,
+    and those that are still on their way there."""
+
+    __slots__ = ("_index", "_indexed", "_pending", "_total")
+
+    def __init__(self, index: bytes, pending: bytes) -> None:
+        self._index = index
+        self._pending = pending
+        self._indexed = len(index) // REGION_ENTRY_BYTES
+        self._total = self._indexed + len(pending) // REGION_ENTRY_BYTES
+
+    def __len__(self) -> int:
+        return self._total
+
+    def region(self, number: int) -> Region:
+        if number < self._indexed:
+            return region_at(self._index, number)
+        return region_at(self._pending, number - self._indexed)
+
+    def first_with(self, offset: int) -> int:
+        """The number of the first region with this offset or a later one."""
+        return bisect.bisect_right(
+            range(self._total), offset, key=lambda number: self.region(number).next_offset
+        )
+
+    def first_appended_since(self, time_ms: int) -> int:
+        """The number of the first region with something that was appended at a time or later:
+        append times never fall."""
+        return bisect.bisect_left(
+            range(self._total), time_ms, key=lambda number: self.region(number).last_append_ms
+        )
+
+
 class Entries(NamedTuple):
     """Of a segment, on their way to its index files."""
 
