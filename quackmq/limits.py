@@ -291,6 +291,9 @@ ARCHIVE_CACHED_TAIL_BYTES: Final = 16 * MIB
 #: How far the thread that writes the archive steps back behind those that publish and deliver. Not
 #: further: what holds the interpreter's lock and is not let run holds up everybody.
 ARCHIVE_NICENESS: Final = 5
+#: Archived partitions of which one read gives something. To open one takes about 2 ms, however
+#: little it has. The others are empty in the answer, and come with the next reads.
+ARCHIVE_PARTITIONS_AT_ONCE: Final = 16
 #: What one step in a side thread gives a reader of the archive: some 10 ms, then others' turn.
 ARCHIVE_READ_BYTES: Final = 4 * MIB
 #: Manifests that readers and plans hold on to, whose files stay meanwhile: a plan has one for each

@@ -102,6 +102,13 @@ class Partitions:
                 self._reader = ArchiveReader(self.disk)
             return self._reader
 
+    def load_reader_soon(self) -> None:
+        """Load what reads Parquet in a side thread, if anything is archived, so that the first
+        reader of history does not wait for it."""
+        manifests = (each.manifest for each in self._known.values())
+        if self._reader is None and any(each is not None and each.files for each in manifests):
+            self.begin(self.disk.run(lambda: self.reader, "read"))
+
     @property
     def loaded_reader(self) -> ArchiveReader | None:
         """The same for the loop: None until somebody has read."""

@@ -124,10 +124,12 @@ class TieredReader:
         return [part.slice() for part in parts]
 
     async def _gather(self, reads: Sequence[Read], max_bytes: int) -> list[_Part]:
-        """What is there now."""
+        """What is there now. When the room is used up, or enough partitions were opened, the other
+        archived ones are left out: who asks again gets them."""
         parts: list[_Part] = []
         run: list[Read] = []
         room = max_bytes
+        opened = 0
         for read in reads:
             if not await self._is_archived(read):
                 run.append(read)
@@ -136,8 +138,13 @@ class TieredReader:
                 parts += await self._read_log(run, room, is_first=room == max_bytes)
                 room = max_bytes - sum(part.size for part in parts)
                 run = []
+            if room <= 0 or opened >= limits.ARCHIVE_PARTITIONS_AT_ONCE:
+                parts.append(await self._left_out(read))
+                continue
             parts.append(await self._read_archive(read, room, is_first=room == max_bytes))
-            room -= parts[-1].size
+            room = 0 if parts[-1].did_not_fit else room - parts[-1].size
+            # One that gives nothing, because records were aborted, must not keep others out.
+            opened += parts[-1].size > 0
         if run:
             parts += await self._read_log(run, room, is_first=room == max_bytes)
         return parts
@@ -183,6 +190,13 @@ class TieredReader:
                 part.leave_out_log()
             if not self._goes_on_in_archive(part):
                 return part
+
+    async def _left_out(self, read: Read) -> _Part:
+        """A partition of which nothing is read now."""
+        part = _Part(read)
+        part.stop(None)
+        part.follow(await self._nothing(read))
+        return part
 
     async def _read_pieces(self, part: _Part, room: int, is_first: bool) -> None:
         """From the archive, until there is enough, or the archive ends."""
@@ -283,6 +297,11 @@ class _Part:
     def is_final(self) -> bool:
         """Whether waiting for more makes no sense."""
         return not self.goes_on or self.log.error is not None
+
+    @property
+    def did_not_fit(self) -> bool:
+        """Whether there was something, and no room for it."""
+        return not self.goes_on and self._error is None and not self.size
 
     def add(self, chunks: tuple[bytes, ...], archived_size: int, next_offset: int) -> None:
         self.chunks += chunks

@@ -149,6 +149,8 @@ async def serve(settings: Settings, doors: Mapping[str, Address | UnixPath]) -> 
                 broker.doors[name] = (listening.host, listening.port)
             print(f"{name} listening on {listening}", flush=True)
         print("ready", flush=True)
+        if archive is not None:
+            archive.partitions.load_reader_soon()
 
         await stopping.wait()
         log.info("closing")

@@ -139,6 +139,7 @@ class Store(ABC):
         slice has an error; else waits for appends, `wait_ms` at the most, without polling. Errors
         are in the slices: UnknownTopic, UnknownPartition, OffsetOutOfRange, DamagedData, and
         StorageError where the disk does not give the bytes now.
+        Of many partitions some may be left empty although they have more: who asks again gets it.
         An offset equal to the partition's end is in range and empty. A read whose bounds hold no
         more does not wait for more, and one that waits at an offset that is trimmed is told so.
 

@@ -59,10 +59,7 @@ class Reader:
         StorageError where the disk does not give the bytes, UnknownTopic if it is deleted
         meanwhile."""
         while True:
-            if not log.first_offset <= offset <= log.readable:
-                raise OffsetOutOfRange(
-                    f"offset {offset} is not between {log.first_offset} and {log.readable}"
-                )
+            self.check_offset(log, offset)
             if offset == log.readable:
                 return ()
             first_offset = log.first_offset
@@ -81,6 +78,14 @@ class Reader:
                 ) from error
             if pieces or log.first_offset <= offset:
                 return pieces
+
+    @staticmethod
+    def check_offset(log: PartitionLog, offset: int) -> None:
+        """OffsetOutOfRange."""
+        if not log.first_offset <= offset <= log.readable:
+            raise OffsetOutOfRange(
+                f"offset {offset} is not between {log.first_offset} and {log.readable}"
+            )
 
     async def _gather(
         self, log: PartitionLog, offset: int, max_bytes: int, first_max_bytes: int

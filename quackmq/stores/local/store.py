@@ -383,7 +383,9 @@ class LocalStore(Store):
                 log = self._log(key)
                 first_room = limits.BATCH_BYTES if room == max_bytes else room
                 bounds = (min(most, room), first_room)
-                if committed:
+                if room <= 0:
+                    engine.reader.check_offset(log, offset)
+                elif committed:
                     chunks, aborted = await engine.committed.read(log, offset, *bounds)
                 else:
                     chunks = await engine.reader.read(log, offset, *bounds)
