@@ -28,7 +28,7 @@ from quackmq.errors import InternalError, StoreLocked
 from quackmq.record import Buffer
 from quackmq.stores.local.disk import File, Lane
 from quackmq.stores.local.kernel_sync import Synced
-from tests.simulation.kernel import Fate, Kernel, KernelSync
+from tests.simulation.kernel import Fate, Kernel, SyncKind, SyncUnderWay
 from tests.simulation.loop import Crash, VirtualLoop
 from tests.simulation.machine import Machine
 from tests.simulation.mapping import Mapping, SimulatedWindows
@@ -100,7 +100,7 @@ class SimulatedDisk:
         self._closed = False
         self._lanes: dict[Lane, _Lane] = {lane: _Lane() for lane in _LANE_THREADS}
         self._kernel = Kernel(
-            loop, machine.source, machine.kernel_syncs, self._delay, self._kernel_goes_on
+            loop, machine.source, machine.syncs, self._delay, self._kernel_goes_on
         )
         self._descriptors: dict[int, SimulatedFile] = {}
         self._next_descriptor = 3
@@ -491,22 +491,25 @@ class SimulatedFile:
     def sync(self) -> None:
         disk = self._disk
         with self._operation("sync"):
-            snapshot = self.node.begin_sync()
-            covered = disk.machine.journal_writes
-            disk.pause_here(0.8)
+            sync = self._begin_sync("sync", "done")
+            disk.machine.syncs.append(sync)
+            disk.pause_here(0.8)  # a process that ends here leaves the sync to the machine
             disk.others_go_on()
-            if disk._source.random() < disk._faults.sync_failures and snapshot.sectors:
-                self.node.fail_sync(snapshot, disk._source, disk.machine.counts)
-                if disk._faults.evictions and disk._source.random() < 0.3:
-                    self.node.evict_forgotten()
-                number = disk._source.choice((errno.EIO, errno.EIO, errno.ENOSPC))
-                disk._fail("failed syncs", number, self.path)
-            self.node.end_sync(snapshot)
-            self._synced(covered)
+            disk.machine.syncs.remove(sync)
+            if disk._source.random() < disk._faults.sync_failures:
+                sync.fate = "failed"
+            if (error := sync.take_effect()) is not None:
+                disk.failed = True
+                disk.note(f"FAULT {error}")
+                raise error
 
-    def begin_kernel_sync(self, fate: Fate) -> KernelSync:
+    def begin_kernel_sync(self, fate: Fate) -> SyncUnderWay:
+        return self._begin_sync("kernel sync", fate)
+
+    def _begin_sync(self, kind: SyncKind, fate: Fate) -> SyncUnderWay:
         machine, covered = self._disk.machine, self._disk.machine.journal_writes
-        return KernelSync(
+        return SyncUnderWay(
+            kind,
             self.path,
             self.node,
             self.node.begin_sync(),

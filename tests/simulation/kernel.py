@@ -1,4 +1,5 @@
-"""A sync that was handed to the kernel, as the disk and the next process see it.
+"""Syncs under way, as the disk and the next process see them; and those that the kernel does beside
+the loop.
 
 `quackmq.stores.local.kernel_sync` begins a sync on the loop, and the loop goes on. From then on
 three things can happen at any time:
@@ -27,12 +28,15 @@ from tests.simulation.platter import Counts, FileNode, Snapshot
 Ts = TypeVarTuple("Ts")
 #: How a sync ends. "untold": it is done, but the system does not say so.
 Fate = Literal["done", "failed", "untold"]
+#: Of a thread that waits for it, or of the kernel beside the loop.
+SyncKind = Literal["sync", "kernel sync"]
 
 
 @dataclass(eq=False)
-class KernelSync:
-    """One sync under way. The fate is settled when it begins, and shows when it ends."""
+class SyncUnderWay:
+    """A sync that has begun. Its fate shows when it ends."""
 
+    kind: SyncKind
     path: str
     node: FileNode
     snapshot: Snapshot
@@ -53,9 +57,9 @@ class KernelSync:
             self.node.fail_sync(self.snapshot, self.source, self.counts)
             if self.evictions and self.source.random() < 0.3:
                 self.node.evict_forgotten()
-            self.counts["failed kernel syncs"] += 1
+            self.counts[f"failed {self.kind}s"] += 1
             number = self.source.choice((errno.EIO, errno.EIO, errno.ENOSPC))
-            return OSError(number, "failed kernel syncs", self.path)
+            return OSError(number, f"failed {self.kind}s", self.path)
         self.node.end_sync(self.snapshot)
         self.covered()
         if self.fate != "untold":
@@ -75,7 +79,7 @@ class Kernel:
         self,
         loop: asyncio.AbstractEventLoop,
         source: random.Random,
-        under_way: list[KernelSync],
+        under_way: list[SyncUnderWay],
         delay: Callable[[], float],
         happens: Callable[[str, OSError | None], None],
     ) -> None:
@@ -86,19 +90,19 @@ class Kernel:
         self._delay = delay
         self._happens = happens
         #: The one that the process has not been told of.
-        self._sync: KernelSync | None = None
+        self._sync: SyncUnderWay | None = None
 
     @property
     def is_busy(self) -> bool:
         return self._sync is not None
 
-    def begin(self, sync: KernelSync, done: Synced) -> None:
+    def begin(self, sync: SyncUnderWay, done: Synced) -> None:
         sync.counts["kernel syncs"] += 1
         self._sync = sync
         self._under_way.append(sync)
         self._later(self._go_on, sync, done, self._source.randint(0, 2))
 
-    def _go_on(self, sync: KernelSync, done: Synced, steps: int) -> None:
+    def _go_on(self, sync: SyncUnderWay, done: Synced, steps: int) -> None:
         """Another part of the sync is done, or the rest of it."""
         if sync is not self._sync:
             return
@@ -109,13 +113,13 @@ class Kernel:
         else:
             self._later(self._tell, sync, done, self._end(sync))
 
-    def _end(self, sync: KernelSync) -> OSError | None:
+    def _end(self, sync: SyncUnderWay) -> OSError | None:
         error = sync.take_effect()
         self._under_way.remove(sync)
         self._happens(f"end of {sync.path}", error)
         return error
 
-    def _tell(self, sync: KernelSync, done: Synced, error: OSError | None) -> None:
+    def _tell(self, sync: SyncUnderWay, done: Synced, error: OSError | None) -> None:
         if sync is self._sync:
             self._sync = None
             done(error)

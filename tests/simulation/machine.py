@@ -6,8 +6,11 @@ import random
 from collections import Counter
 from collections.abc import Iterator
 
-from tests.simulation.kernel import KernelSync
+from tests.simulation.kernel import SyncUnderWay
 from tests.simulation.platter import Counts, DirectoryNode, FileNode
+
+#: How often a sync fails that is under way when its process is killed. Nobody hears of it.
+_FAILURES_AFTER_A_CRASH = 0.15
 
 
 class Machine:
@@ -20,8 +23,8 @@ class Machine:
         self.boots = 1
         #: The simulated process that holds the store's lock.
         self.locked_by: object = None
-        #: Syncs that a process handed to the kernel, and that have not ended.
-        self.kernel_syncs: list[KernelSync] = []
+        #: Syncs that a process asked for, and that have not ended.
+        self.syncs: list[SyncUnderWay] = []
         #: Where the journal was written since its last sync, and before that since the last but
         #: one: nobody can tell a flip there from a write that was cut short.
         self._frame: list[tuple[str, range]] = []
@@ -30,7 +33,7 @@ class Machine:
     def power_cut(self) -> None:
         """What was not synced survives in part; a third of the cuts are extreme, all or nothing."""
         self.boots += 1
-        for sync in self._take_kernel_syncs("power cuts during a kernel sync"):
+        for sync in self._take_syncs("power cuts"):
             sync.be_cut_short()
         survival = self.source.choice((0.0, 0.1, 0.5, 0.5, 0.9, 1.0))
         self.root.power_cut(survival, self.source, self.counts)
@@ -40,7 +43,9 @@ class Machine:
     def process_crash(self, *, evictions: bool = True) -> None:
         """The operating system lives on and keeps what it was given, unless a sync had failed. It
         ends the syncs that it was asked for, and nobody hears how."""
-        for sync in self._take_kernel_syncs("process crashes during a kernel sync"):
+        for sync in self._take_syncs("process crashes"):
+            if self.source.random() < _FAILURES_AFTER_A_CRASH:
+                sync.fate = "failed"
             sync.take_effect()
         if evictions and self.source.random() < 0.5:
             for _, node in self.files():
@@ -48,10 +53,11 @@ class Machine:
         self.counts["process crashes"] += 1
         self.locked_by = None
 
-    def _take_kernel_syncs(self, count: str) -> list[KernelSync]:
-        syncs = list(self.kernel_syncs)
-        self.kernel_syncs.clear()
-        self.counts[count] += len(syncs)
+    def _take_syncs(self, end: str) -> list[SyncUnderWay]:
+        syncs = list(self.syncs)
+        self.syncs.clear()
+        for sync in syncs:
+            self.counts[f"{end} during a {sync.kind}"] += 1
         return syncs
 
     def copy_at_rest(self, source: random.Random) -> Machine:

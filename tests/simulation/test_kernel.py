@@ -80,23 +80,32 @@ def test_a_sector_written_again_during_a_sync_may_keep_the_bytes_in_between() ->
     assert heads == {OLD[:512], COVERED[:512], LATER[:512]}
 
 
-def test_a_process_that_dies_during_a_sync_is_not_told_and_the_sync_ends() -> None:
+@pytest.mark.parametrize("failures", [0.0, 1.0])
+@pytest.mark.parametrize("by", ["kernel", "thread"])
+def test_a_process_that_dies_during_a_sync_is_not_told_and_the_sync_ends(
+    failures: float, by: str
+) -> None:
     async def life(disk: SimulatedDisk) -> None:
         file = written(disk)
-        begin(disk, file)
+        if by == "kernel":
+            begin(disk, file)
+        else:
+            syncing = asyncio.ensure_future(disk.run(file.sync, "flush"))
+            while not disk.machine.syncs and not syncing.done():
+                await asyncio.sleep(0.0001)
 
-    lost = 0
+    durable = 0
     for seed in SEEDS:
         machine = machine_of(seed)
-        failing = seed % 2
-        live(machine, life, replace(QUIET, kernel_failures=float(failing), evictions=False))
+        live(machine, life, replace(QUIET, kernel_failures=failures, evictions=False))
         machine.process_crash(evictions=False)
         assert content(machine, "a") == COVERED
         machine.power_cut()
-        if not failing:
-            assert content(machine, "a") == COVERED
-        lost += content(machine, "a") != COVERED
-    assert lost > len(SEEDS) // 3
+        durable += content(machine, "a") == COVERED
+    if by == "kernel" and failures:
+        assert durable < len(SEEDS) // 2
+    else:  # a device that fails when the process is killed is seldom, but there is one
+        assert len(SEEDS) // 2 < durable < len(SEEDS)
 
 
 def test_a_sync_that_fails_is_told_and_one_that_is_done_may_be_told_as_failed() -> None:
