@@ -7,16 +7,18 @@ other; or, by choice, it is not.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka.admin import AdminClient
 
 from quackmq import Client, errors, limits
 from quackmq.partitioning import Partitioner, partition_of
 from tests.client.conftest import Clients
-from tests.client.program import Program
+from tests.client.program import DEADLINE_S, Program
 
 
 @pytest.fixture
@@ -33,6 +35,17 @@ def start(address: str, tmp_path: Path, topic: str) -> Iterator[Any]:
     yield start
     for program in started:
         program.kill()
+
+
+def wait_until_shared(address: str, name: str, members: int) -> None:
+    """Until so many members read one partition each."""
+    admin = AdminClient({"bootstrap.servers": address})
+    deadline = time.monotonic() + DEADLINE_S
+    shares: list[int] = []
+    while shares != [1] * members:
+        assert time.monotonic() < deadline, f"the members of {name} have {shares} partitions"
+        group = admin.describe_consumer_groups([name])[name].result(DEADLINE_S)
+        shares = [len(member.assignment.topic_partitions) for member in group.members]
 
 
 # --- by id ---------------------------------------------------------------------------------------
@@ -340,6 +353,7 @@ def test_processes_that_share_a_name_share_by_partition(
         first.call("subscribe", topic)
         for program in (first, second):
             program.begin("get", topic, 40)
+        wait_until_shared(press.address, f"billing-{topic}", members=2)
         got: list[str] = []
         for partition in range(2):  # each has one, whichever it is
             press.put(topic, f"{partition}", key=_key_for(partition, 2))
