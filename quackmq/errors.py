@@ -12,6 +12,7 @@
     │   ├── InvalidTransactionTimeout
     │   ├── MetadataTooLarge      noted beside an offset
     │   ├── InvalidSetting
+    │   ├── ClientClosed          a client was asked for something after it was closed
     │   ├── ProtocolError         bytes from a peer that make no sense in the protocol they came by
     │   ├── CorruptBatch          bytes that are no record batch, or whose checksum is wrong
     │   ├── UnsupportedBatch      a sound batch of a kind that this broker does not take
@@ -133,6 +134,10 @@ class MetadataTooLarge(InvalidRequest):
 
 class InvalidSetting(InvalidRequest):
     code = "invalid_setting"
+
+
+class ClientClosed(InvalidRequest):
+    code = "client_closed"
 
 
 class ProtocolError(InvalidRequest):

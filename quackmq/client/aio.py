@@ -27,6 +27,7 @@ from quackmq.client.failures import Deadline
 from quackmq.client.publisher import Parcel
 from quackmq.client.reader import Reader
 from quackmq.client.values import Headers, Message, StartLike, origin_of
+from quackmq.errors import Refused
 
 T = TypeVar("T")
 
@@ -120,9 +121,11 @@ class AsyncClient:
         deadline = await self._deadline(timeout)
         parcel = self._client.parcel(message, key, headers)
         tell = await self._sent(topic, parcel, deadline)
-        if self._client.session.cluster.knows(topic):
-            return tell()
-        return await self._run(tell)
+        session = self._client.session
+        try:
+            return tell() if session.cluster.knows(topic) else await self._run(tell)
+        except Refused as refused:
+            raise await self._run(session.refusal, topic, refused) from None
 
     async def put_many(
         self,

@@ -12,7 +12,7 @@ import time
 
 import zmq
 
-from quackmq.errors import InvalidRequest, ProtocolError, QuackError
+from quackmq.errors import ClientClosed, InvalidRequest, ProtocolError, QuackError
 
 
 class Deadline:
@@ -64,7 +64,7 @@ class Asking:
 
     def _connected(self) -> zmq.Socket[bytes]:
         if self._is_closed:
-            raise InvalidRequest("this client is closed")
+            raise ClientClosed("the client is closed")
         if self._socket is None:
             socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.REQ)
             # What could not be sent in time is not to be sent later.

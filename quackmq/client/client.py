@@ -141,7 +141,7 @@ class Client:
 
     def close(self, *, done: bool = False) -> None:
         """Finish what is under way, as far as that is possible within the client's timeout. Calls
-        that wait in other threads raise BrokerClosing.
+        that wait in other threads raise ClientClosed.
 
         The message in hand is given again to the next client of this name, since nobody knows
         whether the program is done with it. With `done` it is not, nor at the end of a `with` block
@@ -203,7 +203,7 @@ class Client:
         deadline = self._deadline(timeout)
         parcel = self.parcel(message, key, headers)
         if sequence is not None:
-            return self.session.numbered.put(topic, [parcel], sequence, deadline)[0]
+            return self.session.put_numbered(topic, [parcel], sequence, deadline)[0]
         return self.session.put(topic, [parcel], deadline)[0]
 
     def put_many(
@@ -226,7 +226,7 @@ class Client:
         deadline = self._deadline(timeout)
         parcels = [self.parcel(message, key, headers) for message in messages]
         if sequence is not None:
-            return self.session.numbered.put(topic, parcels, sequence, deadline)
+            return self.session.put_numbered(topic, parcels, sequence, deadline)
         return list(self.session.put(topic, parcels, deadline))
 
     def last_sequence(self, topic: str, *, timeout: float | None = None) -> int | None:

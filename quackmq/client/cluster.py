@@ -35,7 +35,7 @@ from quackmq.client.failures import Deadline, in_other_mode, kafka_error, transl
 from quackmq.client.settings import Connection
 from quackmq.client.values import TopicInfo
 from quackmq.errors import (
-    BrokerClosing,
+    ClientClosed,
     NameInOtherMode,
     OffsetOutOfRange,
     QuackError,
@@ -112,7 +112,7 @@ class Cluster:
         try:
             return self._held[0]
         except IndexError:
-            raise BrokerClosing("this client is closed") from None
+            raise ClientClosed("the client is closed") from None
 
     # --- topics -----------------------------------------------------------------------------
 
@@ -438,11 +438,13 @@ class Cluster:
 
     def _result(self, future: Any, waited_for: str, deadline: Deadline) -> Any:
         try:
-            return future.result(_seconds(deadline) + _GRACE_S)
+            told = future.result(_seconds(deadline) + _GRACE_S)
         except KafkaException as exception:
             raise self._failure(exception, waited_for, deadline) from exception
         except concurrent.futures.TimeoutError:
             raise self._silence(waited_for, deadline) from None
+        self._connection.trouble.clear()
+        return told
 
     def _failure(self, exception: KafkaException, waited_for: str, deadline: Deadline) -> Exception:
         error = kafka_error(exception)
@@ -452,7 +454,10 @@ class Cluster:
         return self._silence(waited_for, deadline) if isinstance(found, QuackTimeout) else found
 
     def _silence(self, waited_for: str, deadline: Deadline) -> QuackTimeout:
-        return deadline.timeout(f"{waited_for}: no answer from {self._connection.address}")
+        if self._held:
+            self._held[0].poll(0)  # brings what librdkafka has to say of its connections
+        words = self._connection.trouble.words()
+        return deadline.timeout(f"{waited_for}: no answer from {self._connection.address}{words}")
 
 
 def _drop(held: list[AdminClient]) -> threading.Thread:

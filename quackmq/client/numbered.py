@@ -31,7 +31,13 @@ from quackmq.conventions import (
     offset_of_number,
     publisher_group,
 )
-from quackmq.errors import InvalidRequest, LimitReached, ProducerFenced, QuackError
+from quackmq.errors import (
+    InvalidRequest,
+    LimitReached,
+    ProducerFenced,
+    QuackError,
+    QuackTimeout,
+)
 from quackmq.subscriptions import Place, message_id
 
 
@@ -203,6 +209,8 @@ class Numbered:
         if error is None:
             return QuackError(f"{waited_for}: {exception}")
         found = translated(error, waited_for, deadline)
+        if isinstance(found, QuackTimeout):
+            return QuackTimeout(f"{found}{self._connection.trouble.words()}")
         if isinstance(found, ProducerFenced):
             return ProducerFenced(
                 f"another process puts numbered messages under the name {self._name}: one at a "

@@ -29,7 +29,7 @@ import zmq
 
 from quackmq import limits
 from quackmq.client.proxy_done import Done
-from quackmq.errors import InvalidRequest, QuackError, QuackTimeout
+from quackmq.errors import ClientClosed, InvalidRequest, QuackError, QuackTimeout
 from quackmq.subscriptions import parse_message_id
 from quackmq.wire.proxy import (
     Data,
@@ -200,7 +200,7 @@ class Receiving:
         if self._failure is not None:
             raise QuackError(f"the subscriber {self._name} failed: {self._failure}")
         if self._is_closing:
-            raise InvalidRequest("this client is closed")
+            raise ClientClosed("the client is closed")
 
     def _forget(self, topic: str) -> None:
         self._topics.discard(topic)

@@ -11,7 +11,6 @@ again is there once. After a QuackTimeout a message is there or not: who must kn
 from __future__ import annotations
 
 import logging
-import re
 import threading
 from collections.abc import Callable
 from typing import Any, Final
@@ -21,16 +20,14 @@ from confluent_kafka import Message as Record
 
 from quackmq import limits
 from quackmq.client.failures import Deadline, kafka_error, no_topic_name, translated
-from quackmq.client.settings import Connection, noted
-from quackmq.errors import BrokerClosing, QuackError, RecordTooLarge
+from quackmq.client.settings import Connection
+from quackmq.errors import ClientClosed, QuackError, RecordTooLarge
 from quackmq.subscriptions import Place
 
 log = logging.getLogger(__name__)
 
 #: So often librdkafka itself looks for a producer id.
 _OWN_TIMER_MS: Final = 500
-#: What librdkafka adds about its own state.
-_AFTER: Final = re.compile(r" \(after .*", re.DOTALL)
 
 #: Value, key and headers of a message, serialised.
 Parcel = tuple[bytes | None, bytes | None, list[tuple[str, bytes | None]] | None]
@@ -85,11 +82,8 @@ class Publisher:
 
     def __init__(self, connection: Connection, timeout_ms: int) -> None:
         self._address = connection.address
-        self._trouble = ""
-        settings = connection.producer(timeout_ms)
-        if settings["error_cb"] is noted:  # the program has none of its own
-            settings["error_cb"] = self._note
-        self._producer = Producer(settings)
+        self._trouble = connection.trouble
+        self._producer = Producer(connection.producer(timeout_ms))
         self._polling = threading.Lock()
         self._waiting: dict[Sending, None] = {}
         self._poller: threading.Thread | None = None
@@ -103,7 +97,7 @@ class Publisher:
         """Begin to send a message to a partition (-1: librdkafka chooses). The result is told to
         `sending`. BufferError if too much waits."""
         if self._is_closed:
-            raise BrokerClosing("this client is closed")
+            raise ClientClosed("the client is closed")
         value, key, headers = parcel
         try:
             more: dict[str, Any] = {} if headers is None else {"headers": headers}
@@ -175,7 +169,7 @@ class Publisher:
 
     def note_answer(self) -> None:
         """Whatever was wrong with the connection is over."""
-        self._trouble = ""
+        self._trouble.clear()
 
     def failure(self, topic: str, error: KafkaError, deadline: Deadline) -> QuackError:
         if error.code() == KafkaError._MSG_TIMED_OUT:
@@ -188,15 +182,8 @@ class Publisher:
     def unanswered(self, topic: str, deadline: Deadline) -> QuackError:
         return deadline.timeout(
             f"{self._address} to acknowledge a message for topic {topic}: it may be there or not"
-            + (f" ({self._trouble})" if self._trouble else "")
+            f"{self._trouble.words()}"
         )
-
-    def _note(self, error: KafkaError) -> None:
-        """What was said last of the connection, for whoever gets no answer."""
-        noted(error)
-        if error.code() in (KafkaError._TRANSPORT, KafkaError._RESOLVE):
-            # "HOST:PORT/1: Connect to … failed: Connection refused (after 0ms in state CONNECT)"
-            self._trouble = _AFTER.sub("", error.str()).rpartition(": ")[2].lower()
 
     def _poll_for(self, sending: Sending, deadline: Deadline) -> None:
         poll = self._producer.poll

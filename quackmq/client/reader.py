@@ -73,9 +73,7 @@ class Reader:
         self.instance = directory.instance(topic.id)
         self._tend_others = tend_others
         self.by_id = by_id
-        self._watch = Watch(
-            cluster, topic, name, connection.address, directory.path, session_ms / 1000
-        )
+        self._watch = Watch(cluster, topic, name, connection, directory.path, session_ms / 1000)
         self._cluster = cluster
         self._name = name
         self._directory = directory

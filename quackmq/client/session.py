@@ -33,7 +33,7 @@ from quackmq.client.settings import Connection, Settings
 from quackmq.client.standing import is_subscribed, not_subscribed, position_by
 from quackmq.client.values import TopicInfo
 from quackmq.errors import (
-    BrokerClosing,
+    ClientClosed,
     InvalidRequest,
     MemberFenced,
     NameInOtherMode,
@@ -126,7 +126,7 @@ class Session:
 
     def begin(self, timeout: float | None, otherwise: float | None = None) -> Deadline:
         """Return the deadline of a call that begins now: by its own timeout, else by the client's,
-        which may be another one for some calls (`otherwise`). BrokerClosing after `close`."""
+        which may be another one for some calls (`otherwise`). ClientClosed after `close`."""
         is_given = timeout is not None or self._habits.timeout_s is not None
         if timeout is None:
             timeout = otherwise if otherwise is not None else self.timeout_s
@@ -197,9 +197,17 @@ class Session:
         try:
             return self._ids(publisher, topic, sending, deadline)
         except Refused as refused:
-            raise self._refusal(topic, refused) from None
+            raise self.refusal(topic, refused) from None
 
-    def _refusal(self, topic: str, refused: Refused) -> Refused:
+    def put_numbered(
+        self, topic: str, parcels: Sequence[Parcel], sequence: int, deadline: Deadline
+    ) -> list[str | None]:
+        try:
+            return self.numbered.put(topic, parcels, sequence, deadline)
+        except Refused as refused:
+            raise self.refusal(topic, refused) from None
+
+    def refusal(self, topic: str, refused: Refused) -> Refused:
         """Return the error with its reason, as far as the topic's policies tell it: librdkafka does
         not hand on what the broker says of it."""
         if type(refused) is not Refused:
@@ -439,5 +447,5 @@ class Session:
         return found
 
 
-def _closed() -> BrokerClosing:
-    return BrokerClosing("this client is closed")
+def _closed() -> ClientClosed:
+    return ClientClosed("the client is closed")

@@ -5,16 +5,12 @@ A program may add settings of librdkafka's own, for a cluster that wants to know
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from confluent_kafka import KafkaError
-
 from quackmq import limits
-
-log = logging.getLogger(__name__)
+from quackmq.client.trouble import Trouble
 
 Settings = dict[str, Any]
 
@@ -29,6 +25,12 @@ class Connection:
     address: str
     client_name: str | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
+    #: Noted by all clients of librdkafka that are set up by this, unless the program has a callback
+    #: of its own.
+    trouble: Trouble = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "trouble", Trouble(self.address))
 
     @property
     def has_own_partitioner(self) -> bool:
@@ -53,7 +55,7 @@ class Connection:
             "socket.connection.setup.timeout.ms": limits.CLIENT_CONNECT_MS,
             "allow.auto.create.topics": True,
             "log_level": 2,
-            "error_cb": noted,
+            "error_cb": self.trouble.note,
             **{name: value for name, value in self.extra.items() if name != _PARTITIONER},
         }
 
@@ -99,8 +101,3 @@ class Connection:
             "fetch.error.backoff.ms": 100,
             "allow.auto.create.topics": False,
         }
-
-
-def noted(error: KafkaError) -> None:
-    """Connections come and go; calls that cannot do without one say so themselves."""
-    log.debug("%s", error)

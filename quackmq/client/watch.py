@@ -16,6 +16,7 @@ from confluent_kafka import Message as Record
 from quackmq import limits
 from quackmq.client.cluster import Cluster
 from quackmq.client.failures import Deadline, in_other_mode, translated
+from quackmq.client.settings import Connection
 from quackmq.client.values import TopicInfo
 from quackmq.errors import (
     MemberFenced,
@@ -62,7 +63,7 @@ class Watch:
         cluster: Cluster,
         topic: TopicInfo,
         name: str,
-        address: str,
+        connection: Connection,
         directory: Path,
         session_s: float,
     ) -> None:
@@ -70,7 +71,7 @@ class Watch:
         self._cluster = cluster
         self._topic = topic
         self._name = name
-        self._address = address
+        self._connection = connection
         self._directory = directory
         self._session_s = session_s
 
@@ -132,7 +133,8 @@ class Watch:
         try:
             self.check_topic(Deadline(limits.CLIENT_TIMEOUT_MS / 10_000))
         except QuackTimeout:
-            return deadline.timeout(f"{what}: no answer from {self._address}")
+            words = self._connection.trouble.words()
+            return deadline.timeout(f"{what}: no answer from {self._connection.address}{words}")
         except QuackError as found:
             return found
         if has_partitions:

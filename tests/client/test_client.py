@@ -338,6 +338,9 @@ def test_a_topic_that_is_full_says_so(client: Client, topic: str) -> None:
     why = rf"^topic {topic} refuses it: it is full \(live_entries is 1, and when_full is refuse\)$"
     with pytest.raises(errors.Refused, match=why):
         client.put(topic, "two")
+    for sequence in (1, 2):  # a transaction that was refused leaves nothing behind
+        with pytest.raises(errors.Refused, match=why):
+            client.put(topic, "two", sequence=sequence)
 
 
 def test_a_topic_made_anew_has_other_ids_and_no_subscription(client: Client, topic: str) -> None:

@@ -12,7 +12,7 @@ from quackmq import Client
 from quackmq.client.cluster import Cluster
 from quackmq.client.failures import Deadline
 from quackmq.client.settings import Connection
-from quackmq.errors import BrokerClosing
+from quackmq.errors import ClientClosed
 from tests.cli.process import DEADLINE_S
 
 
@@ -40,7 +40,7 @@ def test_a_client_that_librdkafka_never_lets_go_of_is_closed_all_the_same() -> N
     cluster._held, stuck = stuck, None
     cluster.close(Deadline(0))
     assert begun.wait(DEADLINE_S) and not ended.is_set()
-    with pytest.raises(BrokerClosing, match="closed"):
+    with pytest.raises(ClientClosed, match="closed"):
         cluster.topic_names(Deadline(1))
     go_on.set()
     assert ended.wait(DEADLINE_S)

@@ -77,7 +77,7 @@ def test_closing_a_client_ends_a_listen_that_waits(clients: Clients, topic: str)
             for message in client.listen(topic):
                 heard.append(message.value)
                 first.set()
-        except errors.BrokerClosing as error:
+        except errors.ClientClosed as error:
             heard.append(str(error))
 
     listener = threading.Thread(target=listen, daemon=True)
@@ -85,7 +85,7 @@ def test_closing_a_client_ends_a_listen_that_waits(clients: Clients, topic: str)
     assert first.wait(30)
     client.close()
     listener.join(30)
-    assert heard == ["a", "this client is closed"]
+    assert heard == ["a", "the client is closed"]
 
 
 def test_the_first_call_may_wait_for_ever_too(client: Client, topic: str) -> None:
@@ -294,7 +294,7 @@ def test_a_client_that_is_closed_says_so(client: Client, topic: str) -> None:
     client.close()
     client.close()
     for call in (client.get, client.size, client.subscribe):
-        with pytest.raises(errors.BrokerClosing, match="closed"):
+        with pytest.raises(errors.ClientClosed, match="the client is closed"):
             call(topic)
-    with pytest.raises(errors.BrokerClosing, match="closed"):
+    with pytest.raises(errors.ClientClosed, match="the client is closed"):
         client.put(topic, "rain")
