@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,6 +34,7 @@ from benchmarks.growth_curves import (
     draw,
     from_json,
     number,
+    overview,
     to_json,
     verdict,
 )
@@ -75,13 +76,15 @@ class Run:
         self._began = time.monotonic()
         self.curves = {row.name: row.curve() for row in rows}
 
-    def measure(self) -> None:
+    def measure(self) -> Iterator[None]:
+        """Measure; yield after each stage of each size, when its values are in the curves."""
         for stage in dict.fromkeys(row.stage for row in self._rows):
             usual = stage.quick_sizes if self._is_quick else stage.sizes
             for size in self._sizes or usual:
                 for system in self._systems:
                     if system == OURS or size <= stage.kafka_most:
                         self._measure_stage(system, stage, size)
+                        yield
 
     def _measure_stage(self, name: str, stage_type: type[Stage], size: int) -> None:
         rows = [row for row in self._rows if row.stage is stage_type]
@@ -157,8 +160,12 @@ def draw_all(path: Path, pictures: Path) -> None:
 def main() -> int:
     arguments = _arguments()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # with all clean-up
-    if arguments.draw:
+    if arguments.show:
         draw_all(RECORDED, PICTURES)
+        for label, kept in load(RECORDED).items():
+            curves = [from_json(name, kept["rows"][name]) for name in ROWS if name in kept["rows"]]
+            print(f"{label}: {kept['machine']}\n")
+            print("\n".join(overview(curves)))
         return 0
     systems = [each for each in arguments.systems if each != KAFKA or _has_kafka()]
     root = Path(tempfile.mkdtemp(prefix="quackmq-growth-", dir=arguments.directory))
@@ -166,14 +173,16 @@ def main() -> int:
     run = Run(root, rows, arguments.quick, systems, arguments.sizes)
     about = machine()
     try:
-        run.measure()
+        for _ in run.measure():
+            if arguments.label:  # a run is long, and may be interrupted
+                curves = list(run.curves.values())
+                record(RECORDED, arguments.label, about, arguments.quick, curves)
     finally:
         shutil.rmtree(root, ignore_errors=True)
     print(f"{about}\n")
     for row in rows:
         print("\n".join(describe(run.curves[row.name], row.targets)))
     if arguments.label:
-        record(RECORDED, arguments.label, about, arguments.quick, list(run.curves.values()))
         draw_all(RECORDED, PICTURES)
     missed = [
         f"{row.title}: {target.words}"
@@ -219,7 +228,9 @@ def _arguments() -> argparse.Namespace:
         help=", ".join(SYSTEMS),
     )
     parser.add_argument("--label", default="", help="keep the curves under this name")
-    parser.add_argument("--draw", action="store_true", help="only draw the pictures again")
+    parser.add_argument(
+        "--show", action="store_true", help="measure nothing; print and draw what is kept"
+    )
     parser.add_argument("--directory", type=Path, default=None)
     return parser.parse_args()
 

@@ -121,6 +121,20 @@ def describe(curve: Curve, targets: Sequence[Target]) -> Iterator[str]:
     yield ""
 
 
+def overview(curves: Sequence[Curve]) -> Iterator[str]:
+    """Yield the lines of one table in Markdown for each dimension."""
+    for dimension in dict.fromkeys(curve.dimension for curve in curves):
+        group = [curve for curve in curves if curve.dimension == dimension]
+        sizes = sorted({s for curve in group for each in curve.systems.values() for s in each})
+        yield f"| {dimension} | | {' | '.join(f'{size:,}' for size in sizes)} | unit |"
+        yield f"|---|---|{'---:|' * len(sizes)}---|"
+        for curve in group:
+            for system, values in curve.systems.items():
+                cells = [number(values[size]) if size in values else "–" for size in sizes]
+                yield f"| {curve.title} | {system} | {' | '.join(cells)} | {curve.unit} |"
+        yield ""
+
+
 def growth(values: Values) -> str:
     return ", ".join(f"×{number(value)} per ×{number(size)}" for size, value in factors(values))
 

@@ -18,6 +18,7 @@ from benchmarks.growth_curves import (
     grows_at_most,
     grows_at_most_by_step,
     is_not_above_kafka,
+    overview,
     stays_below,
     to_json,
     verdict,
@@ -76,6 +77,21 @@ def test_a_curve_is_described_with_its_growth_and_its_targets() -> None:
     assert "| Kafka | – | 4 |  |" in lines
     assert "- at most 0.9 s everywhere: MISSED" in lines
     assert "- at 100: exit code 0" in lines
+
+
+def test_an_overview_has_one_table_for_each_dimension() -> None:
+    other = Curve("get", "A get", "subscriptions", "ms", {OURS: {7: 250.0}})
+    assert list(overview([curve({10: 0.5, 100: 1.0}, {100: 4.0}), other])) == [
+        "| topics | | 10 | 100 | unit |",
+        "|---|---|---:|---:|---|",
+        "| SIGTERM to exit | QuackMQ | 0.5 | 1 | s |",
+        "| SIGTERM to exit | Kafka | – | 4 | s |",
+        "",
+        "| subscriptions | | 7 | unit |",
+        "|---|---|---:|---|",
+        "| A get | QuackMQ | 250 | ms |",
+        "",
+    ]
 
 
 def test_curves_come_back_from_json_as_they_were() -> None:
@@ -142,7 +158,7 @@ def test_a_broker_goes_through_all_rows_of_its_topics(
     monkeypatch.setattr(Topics, "QUICK_LARGE_BATCHES", 2)
     rows = [row for row in ROWS.values() if row.stage is Topics]
     run = Run(tmp_path, rows, True, [OURS])
-    run.measure()
+    assert len(list(run.measure())) == 1
     assert {name: set(curve.ours) for name, curve in run.curves.items()} == {
         row.name: {3} for row in rows
     }

@@ -20,6 +20,7 @@ from benchmarks.guard import (
     load,
     record,
     table,
+    undisturbed,
 )
 
 
@@ -88,6 +89,11 @@ def test_figures_of_another_version_of_python_are_kept_and_not_compared(
         assert load(path) == {}
         record(path, {"put": {TURNS: 9.0}})
     assert load(path) == {"put": {TURNS: 1.0}}
+
+
+def test_repetitions_that_were_disturbed_do_not_count() -> None:
+    assert undisturbed([9.0, 8.0, 8.0, 9.0, 17.0, 9.0, 8.0, 9.0]) == 8.0
+    assert undisturbed([5.0]) == 5.0
 
 
 def test_a_trace_is_counted_by_calls_that_ended() -> None:
