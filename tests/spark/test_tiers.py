@@ -288,6 +288,7 @@ def test_the_seam_holds_with_archiver_and_merger_flat_out(broker: Broker, topic:
     assert sorted(found(query.rows)) == expected
 
 
+@pytest.mark.sweep
 def test_the_seam_holds_while_retention_takes_the_oldest_too(broker: Broker, topic: str) -> None:
     """Who goes on over what is lost misses nothing else, doubles nothing, and reads in the end what
     a Kafka consumer reads."""
