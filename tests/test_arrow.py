@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from quackmq import limits
-from quackmq.arrow import HEADERS_TYPE, SCHEMA, from_arrow, to_arrow
+from quackmq.arrow import HEADERS_TYPE, SCHEMA, constant, from_arrow, to_arrow
 from quackmq.codec import decode, encode
 from quackmq.errors import CorruptBatch, InvalidRequest, RecordTooLarge
 from quackmq.record import COMPRESSIONS, NO_TIMESTAMP, TIMESTAMP_TYPE_FLAG, Batch, Record
@@ -30,6 +30,25 @@ def column(rows: pa.RecordBatch, name: str) -> list[Any]:
 
 def opened(batches: list[bytes]) -> list[list[Record]]:
     return [decode(Batch.peek(data)) for data in batches]
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        (0, pa.int64()),
+        (2**63 - 1, pa.int64()),
+        (-(2**63), pa.int64()),
+        (-7, pa.int32()),
+        (b"", pa.binary()),
+        (b"\x00\x01\xff", pa.binary()),
+    ],
+)
+def test_a_constant_is_the_scalar_that_arrow_makes_of_the_value(
+    value: int | bytes, kind: pa.DataType
+) -> None:
+    made = constant(value, kind)
+    assert made.equals(pa.scalar(value, kind)) and made.type == kind
+    made.validate(full=True)
 
 
 # --- to columns -------------------------------------------------------------------------------
