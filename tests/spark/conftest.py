@@ -1,6 +1,6 @@
 """Brokers and Spark sessions for tests: one of each a file, since both take their time to start.
 
-A cluster takes longer still, so all tests of a process have the same.
+All sessions of a process are of one Spark, and all tests on a cluster have the same one.
 
 Each test has topics of its own. What needs Spark itself says `pytest.mark.needs("java")` and takes
 `spark`; all that can be shown without it is.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import count
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -35,21 +36,21 @@ def topic() -> str:
     return f"ducks-{next(_numbers)}"
 
 
-@pytest.fixture(scope="module")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """A session on this machine alone, which leaves nothing behind."""
-    from tests.spark.session import session
+@pytest.fixture(scope="session")
+def spark_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Of the Spark that tests share, which ends with it."""
+    from tests.spark.session import stop_shared
 
-    directory = str(tmp_path_factory.mktemp("spark"))
-    settings = {
-        "spark.driver.host": "127.0.0.1",
-        "spark.driver.bindAddress": "127.0.0.1",
-        "spark.driver.memory": "700m",
-        "spark.ui.showConsoleProgress": "false",
-        "spark.sql.warehouse.dir": directory,
-        "spark.local.dir": directory,
-    }
-    with session("local[2]", **settings) as running:
+    yield tmp_path_factory.mktemp("spark")
+    stop_shared()
+
+
+@pytest.fixture(scope="module")
+def spark(spark_directory: Path) -> Iterator[SparkSession]:
+    """A session on this machine alone, which leaves nothing behind."""
+    from tests.spark.session import ONE_ATTEMPT, shared
+
+    with shared(ONE_ATTEMPT, spark_directory) as running:
         yield running
 
 

@@ -1,7 +1,8 @@
 """A Spark session for tests: small, quiet, with Spark's own Kafka connector where it was fetched.
 
-A JVM takes seconds to start, and one process can have one: the modules that a process runs one
-after the other share it, and each has a session of its own.
+A Java machine takes seconds to start, and one process can have one. So does Spark inside it, with
+the Python processes that it keeps. So the modules that a process runs one after the other share
+both (`shared`), and each has a session of its own: settings, views and registered sources.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
@@ -40,9 +41,73 @@ CONFIGS = {
 }
 
 
+#: How Spark writes a stream's checkpoint: a quarter less work for each small batch.
+FILE_MANAGER = (
+    "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+)
+#: Two tasks at a time, one attempt at each.
+ONE_ATTEMPT = "local[2]"
+#: Two tasks at a time, four attempts at each.
+FOUR_ATTEMPTS = "local[2,4]"
+
+
+class _Shared:
+    """Spark as it runs in this process, if it does."""
+
+    spark: SparkSession | None = None
+    master = ""
+
+    def stop(self) -> None:
+        if self.spark is not None:
+            self.spark.stop()
+            self.spark = None
+
+
+_shared = _Shared()
+#: Ends what `shared` has started.
+stop_shared = _shared.stop
+
+
 @contextmanager
-def session(master: str = "local[2,4]", **configs: str) -> Iterator[SparkSession]:
-    """`local[2,4]`: two at a time, four attempts at a task."""
+def shared(master: str, directory: Path) -> Iterator[SparkSession]:
+    """A session of the Spark that this process has, which goes on for others who ask for the same
+    master. It is for this machine alone, and leaves nothing behind but in its directory."""
+    if _shared.spark is None or _shared.master != master:
+        _shared.stop()
+        settings = {
+            "spark.driver.host": "127.0.0.1",
+            "spark.driver.bindAddress": "127.0.0.1",
+            "spark.driver.memory": "700m",
+            "spark.ui.showConsoleProgress": "false",
+            "spark.sql.warehouse.dir": str(directory),
+            "spark.local.dir": str(directory),
+            # Spark's usual one starts a program for each file. Streams in processes of their own
+            # have that one.
+            "spark.sql.streaming.checkpointFileManagerClass": FILE_MANAGER,
+        }
+        _shared.spark, _shared.master = _started(master, settings), master
+    mine = _shared.spark.newSession()
+    register(mine)
+    try:
+        yield mine
+    finally:
+        for query in mine.streams.active:
+            query.stop()
+
+
+@contextmanager
+def session(master: str = FOUR_ATTEMPTS, **configs: str) -> Iterator[SparkSession]:
+    """Of a Spark of its own, in the place of one that is shared."""
+    _shared.stop()
+    spark = _started(master, configs)
+    try:
+        register(spark)
+        yield spark
+    finally:
+        spark.stop()
+
+
+def _started(master: str, configs: Mapping[str, str]) -> SparkSession:
     os.environ["PYSPARK_PYTHON"] = sys.executable
     use_compiled()
     builder = SparkSession.builder.master(master)
@@ -50,12 +115,8 @@ def session(master: str = "local[2,4]", **configs: str) -> Iterator[SparkSession
     for name, value in {**CONFIGS, "spark.jars": jars, **configs}.items():
         builder = builder.config(name, value)
     spark = builder.getOrCreate()
-    try:
-        spark.sparkContext.setLogLevel("ERROR")
-        register(spark)
-        yield spark
-    finally:
-        spark.stop()
+    spark.sparkContext.setLogLevel("ERROR")
+    return spark
 
 
 def patiently(run: Callable[[], T]) -> T:

@@ -24,7 +24,7 @@ from pyspark.taskcontext import TaskContext
 from quackmq.errors import InvalidRequest
 from quackmq.spark import sink, write_id
 from tests.spark.serving import Broker
-from tests.spark.session import session
+from tests.spark.session import FOUR_ATTEMPTS, shared
 
 pytestmark = [pytest.mark.needs("java"), pytest.mark.timeout(600)]
 
@@ -32,8 +32,8 @@ DEADLINE_S = 300
 
 
 @pytest.fixture(scope="module")
-def spark() -> Iterator[SparkSession]:
-    with session() as running:
+def spark(spark_directory: Path) -> Iterator[SparkSession]:
+    with shared(FOUR_ATTEMPTS, spark_directory) as running:
         yield running
 
 

@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import DataStreamWriter
 
 from tests.spark.serving import Broker
-from tests.spark.session import patiently, session
+from tests.spark.session import FOUR_ATTEMPTS, patiently, shared
 
 pytestmark = [pytest.mark.needs("java", "spark-sql-kafka"), pytest.mark.timeout(600)]
 
@@ -23,8 +23,8 @@ COLUMNS = "key value topic partition offset timestamp timestampType headers".spl
 
 
 @pytest.fixture(scope="module")
-def spark() -> Iterator[SparkSession]:
-    with session() as running:
+def spark(spark_directory: Path) -> Iterator[SparkSession]:
+    with shared(FOUR_ATTEMPTS, spark_directory) as running:
         yield running
 
 
