@@ -3,7 +3,8 @@
     log ── reads on the loop ──▶ two buffers ──▶ rows ──▶ file ──▶ manifest ──▶ the log is trimmed
              buffers.py            turn about      workshop.py       partitions.py    tiered.py
 
-Partitions are looked at again and again; those that are due (`due.py`) take turns, a file each. One
+A partition is looked at when it has changed, or when its time comes; beside these, all in turns,
+slowly. Those that are due (`due.py`) take turns, a file each. One
 file is made at a time, so that memory is that of two buffers and one file, whatever the backlog and
 however many topics wait. `archive` does the same at once, whatever is due.
 
@@ -25,13 +26,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import uuid
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, TypeVar
 
 from quackmq import limits
 from quackmq.archive.buffers import Buffers
-from quackmq.archive.due import Failure, Failures, Ready
+from quackmq.archive.due import Agenda, Failure, Failures, Ready
 from quackmq.archive.tiered import TieredStore
 from quackmq.archive.turn import Archived, Suspects, Turn, take_turn
 from quackmq.archive.workshop import LocalWorkshop, Workshop
@@ -79,6 +82,12 @@ class Archiver:
         #: Held by whoever makes a file.
         self._making = asyncio.Lock()
         self._round: Iterator[tuple[str, PartitionKey]] = iter(())
+        #: Partitions to be looked at, and their topics' names: they have changed, or are new.
+        self._unseen: dict[PartitionKey, str] = {}
+        self._names: dict[uuid.UUID, str] = {}
+        #: Partitions to be looked at again at a time.
+        self._agenda = Agenda()
+        self._backlog_bytes = 0
         self._standings: dict[PartitionKey, _Standing] = {}
         #: Partitions that wait for their turn, and their topics' names.
         self._due: dict[PartitionKey, str] = {}
@@ -128,16 +137,23 @@ class Archiver:
         failures = self._failures.by_key.values()
         no_room = self._failures.no_room
         return ArchiverState(
-            backlog_bytes=sum(standing.ready_bytes for standing in self._standings.values()),
+            backlog_bytes=self._backlog_bytes,
             due_partitions=len(self._due),
             failing=len(failures),
-            failures=tuple(failures)[: limits.ARCHIVE_FAILURES],
+            failures=tuple(islice(failures, limits.ARCHIVE_FAILURES)),
             no_room=None if no_room is None else no_room.reason,
             done=self._done,
         )
 
+    def follow(self, topic: Topic) -> None:
+        """A topic is there, new or altered: look at it."""
+        self._names[topic.id] = topic.name
+        for number in range(topic.partitions):
+            self._unseen[PartitionKey(topic.id, number)] = topic.name
+
     def forget(self, topic: Topic) -> None:
         """A topic is gone."""
+        self._names.pop(topic.id, None)
         for number in range(topic.partitions):
             self._forget(PartitionKey(topic.id, number))
 
@@ -154,8 +170,27 @@ class Archiver:
     # --- looking -----------------------------------------------------------------------------
 
     async def _look(self) -> None:
-        """Find out which partitions are due: of all, or of the next so many."""
-        for count in range(limits.ARCHIVE_LOOKS):
+        """Find out which partitions are due: look at those that have changed, at those whose time
+        has come, and at a few others."""
+        changed = self._store.inner.take_changed()
+        for key in changed or ():
+            if key.topic_id in self._names:
+                self._unseen[key] = self._names[key.topic_id]
+        for key in self._agenda.take(self._now_ms()):
+            if key.topic_id in self._names:
+                self._unseen[key] = self._names[key.topic_id]
+        for count, key in enumerate(tuple(islice(self._unseen, limits.ARCHIVE_LOOKS)), start=1):
+            name = self._unseen.pop(key, None)
+            if name is not None:
+                await self._look_at(name, key)
+            if count % limits.ARCHIVE_LOOKS_AT_ONCE == 0:
+                await asyncio.sleep(0)
+        knows_all = changed is not None and len(self._names) == len(self._topics())
+        await self._go_round(limits.ARCHIVE_ROUND_LOOKS if knows_all else limits.ARCHIVE_LOOKS)
+
+    async def _go_round(self, looks: int) -> None:
+        """Look at all partitions, or at the next so many."""
+        for count in range(looks):
             following = next(self._round, None)
             if following is None:
                 if count:
@@ -185,6 +220,7 @@ class Archiver:
             self._due.setdefault(key, name)
         else:
             self._due.pop(key, None)
+            self._look_again(key, topic.policy)
 
     async def _is_due(self, key: PartitionKey, policy: Policy) -> bool:
         now_ms = self._now_ms()
@@ -201,6 +237,18 @@ class Archiver:
             standing.target = max(standing.target, ready.next)
         return ready.first < standing.target
 
+    def _look_again(self, key: PartitionKey, policy: Policy) -> None:
+        """When the time comes at which what is there is due, or may be tried again."""
+        standing, failure = self._standings.get(key), self._failures.by_key.get(key)
+        if failure is not None:
+            self._agenda.put(key, failure.retry_ms)
+        elif standing is None or not standing.ready_bytes or standing.oldest is None:
+            self._agenda.drop(key)
+        elif policy.archive_after_ms is not None:
+            now_ms, at_ms = self._now_ms(), standing.oldest.timestamp_ms + policy.archive_after_ms
+            # It may be time and not due: the clock was set back.
+            self._agenda.put(key, at_ms if at_ms > now_ms else now_ms + limits.ARCHIVE_RETRY_MS)
+
     async def _ready(self, key: PartitionKey) -> Ready:
         log_store = self._store.inner
         offsets = await log_store.offsets(key)
@@ -213,15 +261,20 @@ class Archiver:
             first = max(first, standing.passed)
         if first >= offsets.stable:
             if standing is not None:
-                standing.ready_bytes = 0
+                self._note_backlog(standing, 0)
             return Ready(first, first, 0, None)
         if standing is None:
             standing = self._standings[key] = _Standing()
-        standing.ready_bytes = await log_store.bytes_between(key, first, offsets.stable)
+        ready_bytes = await log_store.bytes_between(key, first, offsets.stable)
+        self._note_backlog(standing, ready_bytes)
         if standing.oldest is None or standing.oldest.offset != first:
             times = await log_store.append_times(key, first, first + 1)
             standing.oldest = OffsetTime(first, times[0].timestamp_ms if times else self._now_ms())
         return Ready(first, offsets.stable, standing.ready_bytes, standing.oldest.timestamp_ms)
+
+    def _note_backlog(self, standing: _Standing, ready_bytes: int) -> None:
+        self._backlog_bytes += ready_bytes - standing.ready_bytes
+        standing.ready_bytes = ready_bytes
 
     # --- turns -------------------------------------------------------------------------------
 
@@ -310,7 +363,9 @@ class Archiver:
         if topic is None or topic.id != key.topic_id:  # deleted meanwhile: nobody looks at it again
             self._forget(key)
             return
-        if self._failures.note(key, name, error, self._now_ms()):
+        is_new = self._failures.note(key, name, error, self._now_ms())
+        self._agenda.put(key, self._failures.by_key[key].retry_ms)
+        if is_new:
             log.error(
                 "topic %s, partition %d is not archived, and its log is kept: %s; it is tried "
                 "again",
@@ -322,8 +377,12 @@ class Archiver:
             log.info("topic %s, partition %d is archived again", name, key.partition)
 
     def _forget(self, key: PartitionKey) -> None:
-        self._standings.pop(key, None)
+        standing = self._standings.pop(key, None)
+        if standing is not None:
+            self._note_backlog(standing, 0)
         self._due.pop(key, None)
+        self._unseen.pop(key, None)
+        self._agenda.drop(key)
         self._failures.clear(key)
 
     async def _carry_through(self, work: Coroutine[Any, Any, T]) -> T:

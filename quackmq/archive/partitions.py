@@ -77,6 +77,7 @@ class Partitions:
         self._reader_lock = threading.Lock()
         self._log = log_store
         self._known: dict[PartitionKey, _Partition] = {}
+        self._changed: dict[PartitionKey, None] = {}
         self._pins = 0
         #: Topics that were deleted, and why their archive is still there.
         self._left: dict[uuid.UUID, tuple[Topic, str]] = {}
@@ -320,9 +321,8 @@ class Partitions:
         first_in_log = (await self._log.offsets(key)).first
         if not found.files:
             place = max(found.first_offset, first_in_log)
-            partition.take(dataclasses.replace(found, first_offset=place, next_offset=place))
-        else:
-            partition.take(found)
+            found = dataclasses.replace(found, first_offset=place, next_offset=place)
+        partition.take(found, self._changed)
         assert partition.manifest is not None
         if found.files and found.next_offset < first_in_log:
             raise DamagedData(
@@ -383,7 +383,7 @@ class Partitions:
         if present.files or partition.is_unsure:
             await self._commit(partition, present, trimmed, ())
         else:
-            partition.take(dataclasses.replace(trimmed, version=present.version))
+            partition.take(dataclasses.replace(trimmed, version=present.version), self._changed)
         if not trimmed.files:
             partition.problem = None  # what did not meet is gone
 
@@ -402,12 +402,12 @@ class Partitions:
             await self.disk.run(partial(self._write, made, data, taken), "archive")
         except OSError as error:
             partition.is_unsure = partition.is_unswept = True
-            partition.take(dataclasses.replace(older, version=made.version))
+            partition.take(dataclasses.replace(older, version=made.version), self._changed)
             raise _failed(partition, error) from error
         if partition.is_gone:
             raise UnknownTopic(f"topic {partition.topic} was deleted")
         partition.is_unsure = False
-        partition.take(made)
+        partition.take(made, self._changed)
         if partition.is_unswept or manifest.dropped(older, made):
             partition.is_unswept = True
             self._sweep_soon(partition)
@@ -487,6 +487,11 @@ class Partitions:
             self.check_open()
         return await asyncio.shield(self.begin(work))
 
+    def take_changed(self) -> Sequence[PartitionKey]:
+        """The partitions whose manifests have changed since the last call, for one caller."""
+        changed, self._changed = self._changed, {}
+        return list(changed)
+
     def begin(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Beside everything else; `close` waits for it."""
         task = asyncio.get_running_loop().create_task(work)
@@ -527,7 +532,8 @@ class _Partition:
         #: Manifests that are held, by version, and how often.
         self._held: dict[int, tuple[Manifest, int]] = {}
 
-    def take(self, present: Manifest) -> None:
+    def take(self, present: Manifest, changed: dict[PartitionKey, None]) -> None:
+        changed[self.key] = None
         self.manifest = present
         self.size = present.size
 

@@ -362,9 +362,8 @@ class Broker:
         min_bytes: int = 1,
         wait_ms: int = 0,
     ) -> list[Slice]:
-        """As `Store.read`: whole batches, errors in the slices. What is to be left out of a
-        committed read stands in its slice (see `quackmq.broker.committed`). Damage is named in the
-        log as well, once in a while: a peer may have no words for it."""
+        """As `Store.read`; see `quackmq.broker.committed` for what a committed read leaves out.
+        Damage is named in the log, too, once in a while: a peer may have no words for it."""
         slices = await self._read(reads, max_bytes=max_bytes, min_bytes=min_bytes, wait_ms=wait_ms)
         for (key, offset, _, _), part in zip(reads, slices, strict=True):
             if isinstance(part.error, DamagedData) and key.topic_id in self._topics.by_id:
@@ -479,9 +478,8 @@ class Broker:
         raises: bool = False,
     ) -> Message | None:
         """The next message, if `last_id` is the id of the last one sent; otherwise that one again.
-        None if there is nothing, after waiting so long. InvalidMessageId, UnknownSubscription,
-        NameInOtherMode. What the subscription has lost is told with the message behind it; with
-        `raises`, for doors that cannot show that, before it, by EntriesLost."""
+        None if there is nothing after `wait_ms`. InvalidMessageId, UnknownSubscription,
+        NameInOtherMode; with `raises` also EntriesLost, before a message that has `lost`."""
         self._check_open()
         topic = self.topic(topic_name)
         with self._by_last_id(caller, name, topic):
@@ -590,7 +588,9 @@ class Broker:
         from quackmq.archive.archiver import Archiver
 
         name_of = self.transactions.name_of
-        return Archiver(archive, self.topics, self._clock, name_of, workshop)
+        archiver = Archiver(archive, self.topics, self._clock, name_of, workshop)
+        self.topic_watchers.add(archiver.follow)
+        return archiver
 
     def _on_cursor_moved(self, key: PartitionKey) -> None:
         self._retention.cursor_moved(key)

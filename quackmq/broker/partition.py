@@ -15,6 +15,7 @@ from typing import Any
 
 from quackmq import limits
 from quackmq.archive.manifest import Manifest
+from quackmq.broker.due_times import DueTimes
 from quackmq.broker.marks import AgeMarks, SizeMarks
 from quackmq.clock import Clock
 from quackmq.policy import Facts
@@ -26,10 +27,12 @@ class Partition:
         "ages",
         "all_sizes",
         "cut_ms",
-        "due_ms",
+        "_due_ms",
+        "_due_times",
         "first",
         "hold_sizes",
         "in_flight",
+        "is_gone",
         "is_ready",
         "key",
         "live",
@@ -43,7 +46,11 @@ class Partition:
         "unheld",
     )
 
-    def __init__(self, topic: Topic, key: PartitionKey) -> None:
+    def __init__(self, topic: Topic, key: PartitionKey, due_times: DueTimes) -> None:
+        self._due_times = due_times
+        self._due_ms = math.inf
+        #: Its topic was deleted, or lets go of nothing any more.
+        self.is_gone = False
         self.topic = topic
         self.key = key
         #: Held while entries are let go of.
@@ -69,8 +76,18 @@ class Partition:
         self.sizes: SizeMarks | None = None
         self.hold_sizes: SizeMarks | None = None
         self._gather()
-        #: The cleaner need not look before this time.
-        self.due_ms: float = 0 if self.topic.policy.lets_go else math.inf
+        self.due_ms = 0 if self.topic.policy.lets_go else math.inf
+
+    @property
+    def due_ms(self) -> float:
+        """The cleaner need not look before this time."""
+        return self._due_ms
+
+    @due_ms.setter
+    def due_ms(self, due_ms: float) -> None:
+        if due_ms != self._due_ms:
+            self._due_ms = due_ms
+            self._due_times.put(self, due_ms)
 
     def begin(self, offsets: Offsets, log: Offsets, now_ms: int) -> None:
         """`offsets` are those over all tiers, `log` those of the log alone."""

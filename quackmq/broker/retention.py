@@ -37,6 +37,7 @@ from itertools import islice
 from typing import Any, Final, NamedTuple, TypeVar
 
 from quackmq import limits
+from quackmq.broker.due_times import DueTimes
 from quackmq.broker.held_back import HeldBackBook
 from quackmq.broker.partition import Partition
 from quackmq.broker.survey import Archive, Holds, Survey
@@ -85,6 +86,7 @@ class Retention:
         #: Who keeps anything from being let go of.
         self.held_back = HeldBackBook(holds)
         self._partitions: dict[uuid.UUID, list[Partition]] = {}
+        self._due_times = DueTimes()
         self._queues: dict[PartitionKey, deque[_Waiter]] = {}
         self._waiting = 0
         self._waiting_bytes = 0
@@ -105,14 +107,17 @@ class Retention:
         if not topic.policy.lets_go:
             self.held_back.forget(topic.id)
         if not topic.policy.counts_entries:
-            del self._partitions[topic.id]
+            for partition in self._partitions.pop(topic.id):
+                partition.is_gone = True
             return
         for index in range(len(partitions), topic.partitions):
-            partitions.append(Partition(topic, PartitionKey(topic.id, index)))
+            key = PartitionKey(topic.id, index)
+            partitions.append(Partition(topic, key, self._due_times))
 
     def forget(self, topic_id: uuid.UUID, error: Exception) -> None:
         """A topic is gone; who waits for room in it is told so."""
         for partition in self._partitions.pop(topic_id, []):
+            partition.is_gone = True
             self._fail_queue(partition.key, error)
         self._failures.pop(topic_id, None)
         self.held_back.forget(topic_id)
@@ -189,6 +194,7 @@ class Retention:
             for partition, result in zip(some, results, strict=True):
                 # A topic that was deleted meanwhile needs no cleaning.
                 if isinstance(result, Exception) and partition.topic.id in self._partitions:
+                    partition.due_ms = 0
                     failed.add(partition.topic.id)
                     self._report(partition, result)
         for topic_id in {partition.topic.id for partition in due} - failed:
@@ -207,16 +213,14 @@ class Retention:
             await asyncio.wait(self._tasks)
 
     def _due(self) -> list[Partition]:
-        now_ms = self._now_ms()
-        due = [
-            partition
-            for partitions in self._partitions.values()
-            for partition in partitions
-            if partition.due_ms <= now_ms or self._survey.is_archived_anew(partition)
-        ]
-        waited_for = (queue[0].partition for queue in self._queues.values())
-        due.extend(partition for partition in waited_for if partition.due_ms > now_ms)
-        return due
+        """Take the partitions that are to be looked at now."""
+        due = dict.fromkeys(self._due_times.take(self._now_ms()))
+        for topic_id, number in self._survey.archived_anew():
+            partitions = self._partitions.get(topic_id, ())
+            if number < len(partitions) and self._survey.is_archived_anew(partitions[number]):
+                due[partitions[number]] = None
+        due.update((queue[0].partition, None) for queue in self._queues.values())
+        return list(due)
 
     async def _clean(self, partition: Partition) -> None:
         if not partition.is_ready:

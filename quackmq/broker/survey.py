@@ -54,6 +54,9 @@ class Holds(Protocol):
 class Manifests(Protocol):
     def manifest(self, key: PartitionKey) -> Manifest | None: ...
 
+    def take_changed(self) -> Sequence[PartitionKey]:
+        """The partitions whose manifests have changed since the last call."""
+
 
 class Archive(Protocol):
     """What has to be known of a store of which a part is archived."""
@@ -110,6 +113,10 @@ class Survey:
             return False
         manifest = self._manifest(partition)
         return manifest is not None and not partition.has_seen(manifest)
+
+    def archived_anew(self) -> Sequence[PartitionKey]:
+        """The partitions whose manifests have changed since the last call."""
+        return () if self._archive is None else self._archive.partitions.take_changed()
 
     def begins_in_archive(self, partition: Partition) -> bool:
         manifest = self._manifest(partition)

@@ -162,6 +162,11 @@ class Store(ABC):
         no such way of waiting, or no room for one more reader: then ask `read` to wait."""
         return None
 
+    def take_changed(self) -> Sequence[PartitionKey] | None:
+        """Return the partitions in which something was appended or trimmed since the last call, for
+        one caller. None if the store does not know: then any partition may have changed."""
+        return None
+
     def wake_watches(self) -> None:
         """Call back for every watch now."""
         return

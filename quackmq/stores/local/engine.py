@@ -118,6 +118,8 @@ class Engine:
         self._checkpoint_bytes = options.checkpoint_bytes * rarely
         self._removal: asyncio.TimerHandle | None = None
         self._touched: dict[PartitionLog, None] = {}
+        #: Logs that have changed since somebody asked (`Store.take_changed`).
+        self.changed: dict[PartitionLog, None] = {}
         self._garbage: list[Segment] = []
         self._deleted_topics: list[str] = []
 
@@ -421,13 +423,14 @@ class Engine:
             else:
                 for chunk in chunks:
                     chunk.written = True
-            self._touched[log] = None
+            self._touched[log] = self.changed[log] = None
         for change, _ in cycle.gathered.changes:
             self.durable.apply(change)
             self._follow(change)
         for log, first_offset in cycle.gathered.trims:
             self._drop(log, log.trim(first_offset))
             log.wake_trimmed()
+            self.changed[log] = None
         self.gathering.ended(cycle.gathered)
         for future, result in cycle.gathered.units:
             if not future.done():
@@ -456,6 +459,7 @@ class Engine:
             log.deleted = True
             log.wake_all()
             self._touched.pop(log, None)
+            self.changed.pop(log, None)
             self._drop(log, log.segments)
         self._deleted_topics.append(f"{LOG_DIRECTORY}/{topic_id.hex}")
 

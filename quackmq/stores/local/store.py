@@ -352,6 +352,10 @@ class LocalStore(Store):
         wait_s = min(wait_ms, limits.READ_WAIT_MS) / 1000
         return self._engine.readers.add({log: awaited}, missing_bytes, wait_s, on_wake)
 
+    def take_changed(self) -> Sequence[PartitionKey] | None:
+        changed, self._engine.changed = self._engine.changed, {}
+        return [log.key for log in changed]
+
     def wake_watches(self) -> None:
         """Readers that wait in `read` are woken with them, and go on waiting."""
         for log in self._engine.logs.values():

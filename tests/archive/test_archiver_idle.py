@@ -1,0 +1,150 @@
+"""The archiver looks at partitions that have changed, or whose time has come, and at few others."""
+
+from __future__ import annotations
+
+import uuid
+from pathlib import Path
+
+import pytest
+
+from quackmq import limits
+from quackmq.archive.archiver import Archiver
+from quackmq.archive.due import Agenda
+from quackmq.errors import StorageError
+from quackmq.policy import Policy
+from quackmq.topic import PartitionKey, Topic
+from tests.archive.pond import Pond, pond
+
+pytestmark = pytest.mark.asyncio
+TOPICS = 30
+AFTER_MS = 10_000
+LATER = Policy(archive_after_ms=AFTER_MS, archive_bytes=2_000)
+
+
+async def followed(home: Pond) -> list[PartitionKey]:
+    """Topics with a record each, all of which were looked at."""
+    keys = [await home.create(f"topic-{number}", LATER) for number in range(TOPICS)]
+    for topic in (await home.store.topics()).values():
+        home.archiver.follow(topic)
+    for key in keys:
+        await home.put(key, b"x")
+    assert not await home.archiver.archive_due()
+    return keys
+
+
+def looked_at(home: Pond, monkeypatch: pytest.MonkeyPatch) -> list[PartitionKey]:
+    looks: list[PartitionKey] = []
+    real = Archiver._look_at
+
+    async def noted(archiver: Archiver, name: str, key: PartitionKey) -> None:
+        looks.append(key)
+        await real(archiver, name, key)
+
+    monkeypatch.setattr(Archiver, "_look_at", noted)
+    monkeypatch.setattr(limits, "ARCHIVE_ROUND_LOOKS", 0)
+    return looks
+
+
+async def test_partitions_in_which_nothing_happens_are_not_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with pond(tmp_path / "data") as home:
+        keys = await followed(home)
+        looks = looked_at(home, monkeypatch)
+        assert not await home.archiver.archive_due()
+        assert looks == []
+        await home.put(keys[7], b"y")
+        assert not await home.archiver.archive_due()
+        assert looks == [keys[7]]
+        await home.put(keys[8], bytes(3_000))
+        assert await home.archiver.archive_due()
+        assert set(looks) == {keys[7], keys[8]}
+        assert home.ranges(keys[8]) == [(0, 2)]
+
+
+async def test_each_is_archived_when_its_time_comes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with pond(tmp_path / "data") as home:
+        keys = await followed(home)
+        looks = looked_at(home, monkeypatch)
+        home.clock.advance(AFTER_MS - 1)
+        assert not await home.archiver.archive_due()
+        assert looks == []
+        home.clock.advance(1)
+        assert await home.archiver.archive_due()
+        assert [home.ranges(key) for key in keys] == [[(0, 1)]] * TOPICS
+        assert home.archiver.state().backlog_bytes == 0
+
+
+async def test_a_topic_with_another_policy_is_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with pond(tmp_path / "data") as home:
+        keys = await followed(home)
+        looks = looked_at(home, monkeypatch)
+        altered: Topic = await home.store.alter_topic(
+            keys[3].topic_id, policy=Policy(archive_after_ms=0, archive_bytes=1)
+        )
+        home.topics[altered.name] = altered
+        home.archiver.follow(altered)
+        assert await home.archiver.archive_due()
+        assert set(looks) == {keys[3]}
+        assert home.ranges(keys[3]) == [(0, 1)]
+
+
+async def test_one_that_failed_is_tried_again_in_its_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with pond(tmp_path / "data") as home:
+        keys = await followed(home)
+        looked_at(home, monkeypatch)
+        await home.put(keys[0], bytes(3_000))
+        with monkeypatch.context() as failing:
+
+            async def fail(*_: object) -> None:
+                raise StorageError("not now")
+
+            failing.setattr(Archiver, "_archive_some", fail)
+            await home.archiver.archive_due()
+        assert home.archiver.state().failing == 1
+        assert not await home.archiver.archive_due()
+        home.clock.advance(limits.ARCHIVE_RETRY_MS)
+        assert await home.archiver.archive_due()
+        assert home.ranges(keys[0]) == [(0, 2)]
+
+
+async def test_the_backlog_is_the_sum_over_all_partitions(tmp_path: Path) -> None:
+    async with pond(tmp_path / "data") as home:
+        keys = await followed(home)
+        standings = home.archiver._standings
+
+        def added_up() -> int:
+            return sum(each.ready_bytes for each in standings.values())
+
+        assert home.archiver.state().backlog_bytes == added_up() > 0
+        await home.archiver.archive("topic-0")
+        await home.archiver.archive_due()
+        assert home.archiver.state().backlog_bytes == added_up()
+        home.archiver.forget((await home.store.topics())["topic-1"])
+        assert keys[1] not in standings
+        assert home.archiver.state().backlog_bytes == added_up()
+
+
+async def test_an_agenda_gives_each_once_at_the_time_that_was_said_last() -> None:
+    agenda = Agenda()
+    keys = [PartitionKey(uuid.UUID(int=number), 0) for number in range(4)]
+    for key in keys:
+        agenda.put(key, 10)
+    agenda.put(keys[0], 20)
+    agenda.put(keys[1], 5)
+    agenda.drop(keys[2])
+    assert agenda.take(4) == []
+    assert agenda.take(5) == [keys[1]]
+    assert agenda.take(15) == [keys[3]]
+    assert agenda.take(100) == [keys[0]]
+    assert agenda.take(100) == []
+    for time_ms in range(5_000):
+        agenda.put(keys[0], 1_000_000 - time_ms)
+    assert len(agenda._heap) <= limits.ARCHIVE_LOOKS + 3
+    assert agenda.take(2_000_000) == [keys[0]]
