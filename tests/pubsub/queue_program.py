@@ -22,7 +22,9 @@ from quackmq.client.queue import Consumer, ConsumerError, Producer, ProducerErro
 REGISTERED: Final = "registered"
 #: What may be over when it is asked again.
 AWAY: Final = {"unreachable", "no_answer", "closing"}
-TIMEOUT_S: Final = 1.0
+#: Long, since machines can be busy. A broker that was killed is noticed without it, because its
+#: connections end.
+TIMEOUT_S: Final = 30.0
 #: Dequeue does not wait.
 PAUSE_S: Final = 0.005
 
