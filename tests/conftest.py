@@ -191,19 +191,6 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[CPU_S] = Counter()
 
 
-def pytest_sessionstart() -> None:
-    """In `make check`, do not wait for the disk: no test there can tell, since no power fails.
-
-    Opening a store syncs twelve times. `make test` syncs, and tests/real checks that it does.
-    """
-    if settings.get_current_profile_name() == "quick":
-        os.fsync = os.fdatasync = _not_synced
-
-
-def _not_synced(descriptor: int) -> None:
-    os.fstat(descriptor)  # what is no file is an error all the same
-
-
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
     """Keep the garbage collector away from the tests that were collected.
