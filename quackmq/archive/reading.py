@@ -167,11 +167,14 @@ class TieredReader:
         if not is_first and sum(part.size for part in parts) > room:
             for part in parts:
                 part.leave_out_log()
-        for index, part in enumerate(parts):
-            if self._goes_on_in_archive(part):  # archived and trimmed since we looked
-                others = sum(each.size for each in parts)
-                first = is_first and not others
-                parts[index] = await self._read_archive(part.read, room - others, is_first=first)
+        # Archived, and trimmed from the log, since we looked. All of them are chosen before one is
+        # read: the archive may be trimmed meanwhile, and each answer must fit what it says.
+        archived = [index for index, part in enumerate(parts) if self._goes_on_in_archive(part)]
+        for index in archived:
+            others = sum(each.size for each in parts)
+            first = is_first and not others
+            read = parts[index].read
+            parts[index] = await self._read_archive(read, room - others, is_first=first)
         return parts
 
     async def _read_archive(self, read: Read, room: int, is_first: bool) -> _Part:
