@@ -114,6 +114,9 @@ JOURNAL_FRAME_INLINE_BYTES: Final = 8 * MIB
 #: Batches that one frame takes, unless a single call brings more. The loop commits a frame in one
 #: step, and this many small batches of as many partitions take some 10 ms of it.
 FRAME_BATCHES: Final = 1_000
+#: A frame with more than that, of more partitions than this, takes no further batches: it would
+#: refer to them, and each partition's file would be made and synced while all publishers wait.
+REFERENCED_SHARES: Final = 64
 #: A slot grows by so much at a time, zeros behind the frame: a sync that must also make a new
 #: length durable takes half as long again, and so only one in some two thousand does.
 JOURNAL_GROWTH_BYTES: Final = 1 * MIB
@@ -137,6 +140,33 @@ JOURNAL_FRAME_BYTES: Final = 32 * MIB
 CHECKPOINT_BYTES: Final = 256 * MIB
 #: With sync = os so many times as much: recovery reads more, and less is synced meanwhile.
 RARER_CHECKPOINTS: Final = 16
+#: A run of bytes below this size is written to a pack, which all partitions share. Creating and
+#: syncing a file takes as long as writing a hundred such runs to one file.
+PACKED_BYTES: Final = 64 * KIB
+#: A pack is closed beyond this size: what is removed or written again has this grain.
+PACK_BYTES: Final = 64 * MIB
+#: Small runs are copied together and written to a pack by so much at a time.
+PACK_WRITE_BYTES: Final = 1 * MIB
+#: Extents of a path beyond which the next one is written together with those before it. An extent
+#: takes 24 bytes of memory, and a read of its own when it is read.
+PATH_EXTENTS: Final = 16
+#: Paths whose extents are joined in one write-back: reading 17 extents takes some 100 µs.
+PACK_JOINS: Final = 1_000
+#: A path with more than this in packs moves to a file of its own...
+MOVED_BYTES: Final = 128 * KIB
+#: ...at checkpoints, so many paths each time: a new file takes two syncs, some milliseconds...
+MOVED_PATHS: Final = 256
+#: ...and so many at one go, since a write-back waits meanwhile.
+MOVED_AT_ONCE: Final = 8
+#: Bytes in packs that nothing names, beyond which packs are written again; also, more than half of
+#: all bytes must be such. So packs take twice the room of what they hold, and this, at the most.
+PACK_WASTE_BYTES: Final = 64 * MIB
+#: Bytes that one checkpoint writes again for this purpose, or those of one pack.
+REWRITTEN_BYTES: Final = 16 * MIB
+#: Directories that are looked through at one go for files that a crash left.
+SWEPT_AT_ONCE: Final = 64
+#: Logs whose chunks are written back at one go: the loop notes what was written, some 2 µs a log.
+WRITE_BACK_LOGS: Final = 2_000
 #: A segment is closed at this size; retention and damage have this grain.
 SEGMENT_BYTES: Final = 256 * MIB
 #: One index entry covers at least this many bytes, or this much time.
@@ -184,11 +214,15 @@ PENDING_BATCH_OVERHEAD: Final = 1_400
 PENDING_PRODUCER_OVERHEAD: Final = 400
 #: What a change of the catalog takes beside its bytes in the frame.
 PENDING_CHANGE_OVERHEAD: Final = 864
-#: Chunks that only journal and tail hold; half of it starts their write-back to the segments.
-WRITE_BACK_BYTES: Final = 16 * MIB
 #: Memory for recent batches, over all partitions. Who reads what has left it finds it in the page
 #: cache; with all else a busy broker then stays below 200 MiB.
 TAIL_BYTES: Final = 48 * MIB
+#: All memory of recent batches and of those that wait for the disk: the tail with what it cannot
+#: let go of yet, a cycle on its way, and what is gathered meanwhile. Beyond it publishers wait.
+HELD_BYTES: Final = 128 * MIB
+#: Chunks that only journal and tail hold, or what the tail has beyond its bound because of them.
+#: Half of it starts their write-back; at this size the next cycle waits for it.
+WRITE_BACK_BYTES: Final = HELD_BYTES - TAIL_BYTES - 2 * PENDING_BYTES
 #: Marks (append time, offset) a partition keeps to tell what is live, merged beyond this.
 LIVE_MARKS: Final = 4_096
 #: With sync = interval: a sync at least so often.

@@ -76,7 +76,8 @@ def list_topics(inspection: Inspection, *, as_json: bool) -> bool:
 def _standing_lines(inspection: Inspection) -> Iterator[str]:
     meta, standing = inspection.meta, inspection.checkpoint
     cluster_id = "unknown" if meta is None else meta.cluster_id
-    yield f"format {FORMAT_VERSION}, cluster {cluster_id}"
+    version = FORMAT_VERSION if meta is None else meta.format
+    yield f"format {version}, cluster {cluster_id}"
     if standing is None:
         return
     yield f"run {standing.run}, leader epoch {standing.epoch}, sync {standing.sync}"
@@ -108,7 +109,7 @@ def _topic_rows(inspection: Inspection) -> Iterator[Sequence[str]]:
 def _as_json(inspection: Inspection) -> dict[str, Any]:
     meta, standing = inspection.meta, inspection.checkpoint
     return {
-        "format": FORMAT_VERSION,
+        "format": FORMAT_VERSION if meta is None else meta.format,
         "cluster_id": None if meta is None else meta.cluster_id,
         "run": None if standing is None else standing.run,
         "leader_epoch": None if standing is None else standing.epoch,

@@ -16,13 +16,14 @@ import os
 import signal
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Any, Final, NoReturn, Protocol
 
 from quackmq import __version__, limits
 from quackmq.archive.tiered import TieredStore
 from quackmq.archive.workers import WorkerWorkshop
 from quackmq.broker import Broker, BrokerSettings
-from quackmq.cli import process
+from quackmq.cli import closing, process
 from quackmq.cli.address import Address, UnixPath
 from quackmq.cli.settings import MEMORY_STORE, Settings
 from quackmq.cli.text import counted
@@ -154,7 +155,7 @@ async def serve(settings: Settings, doors: Mapping[str, Address | UnixPath]) -> 
 
         await stopping.wait()
         log.info("closing")
-        asyncio.get_running_loop().call_later(limits.DRAIN_MS / 1000, _give_up)
+        closing.watch(partial(_work_done, store), _give_up)
     log.info("closed")
     return 0
 
@@ -223,8 +224,17 @@ def _catch_signals() -> asyncio.Event:
     return stopping
 
 
+def _work_done(store: Store) -> int:
+    """Return how much the store has written, synced and removed so far."""
+    log_store = store.inner if isinstance(store, TieredStore) else store
+    return log_store.work_done if isinstance(log_store, LocalStore) else 0
+
+
 def _give_up() -> None:
-    log.error("not closed after %d s; the next start will recover", limits.DRAIN_MS // 1000)
+    log.error(
+        "nothing was written for %d s and the broker is not closed; the next start will recover",
+        limits.DRAIN_MS // 1000,
+    )
     _leave(GAVE_UP)
 
 

@@ -111,7 +111,7 @@ async def _append_to_a_new_store(directory: Path, *batches: Batch) -> PartitionK
 def test_ls_shows_topics_and_how_the_store_was_left(log: Log, directory: Path) -> None:
     output = log("ls", directory)
     assert (output.exit_code, output.err) == (0, "")
-    assert output.lines[0].startswith("format 2, cluster ")
+    assert output.lines[0].startswith("format 3, cluster ")
     assert output.lines[1:3] == ["run 1, leader epoch 1, sync always", "closed in good order"]
     rows = [line.split() for line in output.lines[3:]]
     assert rows[0][:7] == ["TOPIC", "PARTITION", "FIRST", "STABLE", "NEXT", "BYTES", "SEGMENTS"]
@@ -130,7 +130,7 @@ def test_ls_tells_of_a_store_that_was_not_closed(log: Log, crashed: Path) -> Non
 
 def test_ls_as_json_says_the_same_to_programs(log: Log, directory: Path) -> None:
     content = orjson.loads(log("ls", "--json", directory).out)
-    assert (content["format"], content["closed"], content["findings"]) == (2, True, [])
+    assert (content["format"], content["closed"], content["findings"]) == (3, True, [])
     ducks, empty = content["topics"]
     assert (ducks["name"], empty["name"]) == ("ducks", "empty")
     assert ducks["policy"] == {"keep_for_ms": 1000, "ephemeral": True}

@@ -19,6 +19,12 @@ SMALL = {
     "OPEN_SEGMENT_FILES": 4,
     "CACHED_INDEXES": 2,
     "TAIL_BYTES": 1 * limits.MIB,
+    "PACKED_BYTES": 16 * limits.KIB,
+    "PACK_BYTES": 256 * limits.KIB,
+    "PACK_WASTE_BYTES": 128 * limits.KIB,
+    "REWRITTEN_BYTES": 64 * limits.KIB,
+    "PATH_EXTENTS": 4,
+    "MOVED_BYTES": 32 * limits.KIB,
 }
 
 

@@ -15,12 +15,14 @@ In a store that was not closed none is made there, nor is a file of its journal 
 from __future__ import annotations
 
 import random
+import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from quackmq.errors import CorruptBatch, DamagedData, DamagedStore, NewerFormat
 from quackmq.record import batches, spans
 from quackmq.stores.base import Store
-from quackmq.stores.local import LocalOptions, LocalStore
+from quackmq.stores.local import LocalOptions, LocalStore, checkpoint, extents, packs
 from quackmq.topic import PartitionKey, Read
 from tests.simulation.disk import Faults, Machine, SimulatedDisk
 from tests.simulation.loop import Clock, VirtualLoop, run
@@ -28,9 +30,15 @@ from tests.simulation.model import Attempt, Model, Violation
 from tests.simulation.platter import SECTOR, Counts, FileNode
 
 #: How often each kind of file is chosen.
-_KINDS = (".log",) * 5 + (".index",) * 2 + ("journal/",) * 3 + ("checkpoint", "quackmq.json")
+_KINDS = (
+    *(".log",) * 3,
+    *("log/packs/",) * 3,
+    *(".index",) * 2,
+    *("journal/",) * 3,
+    *("checkpoint", "quackmq.json"),
+)
 #: The files that a store looks at after it was opened.
-_KINDS_READ = (".log",) * 3 + (".index",)
+_KINDS_READ = (*(".log",) * 3, *("log/packs/",) * 2, ".index")
 
 _SECTOR_KINDS = ("a lost sector", "a misdirected sector")
 _FILE_KINDS = ("cut off", "missing")
@@ -190,7 +198,7 @@ class _Check:
         try:
             store = await LocalStore.open_on(disk, options=self.options, now_ms=self.clock.now_ms)
         except (DamagedStore, NewerFormat) as error:
-            if self._made.path.endswith((".log", ".index")):
+            if self._made.path.startswith("log/"):
                 raise Violation(f"the whole store refuses to open: {error}") from error
             self.counts["damage named on opening"] += 1
             return
@@ -267,21 +275,47 @@ class _Check:
     def _near_the_damage(self) -> set[Attempt]:
         """What damage may cost: of an index its whole segment, of a segment what shares a region
         with it at the most."""
-        path = self._made.path
-        if not path.startswith("log/"):
-            return set()
+        near: set[Attempt] = set()
+        for path, start, end in self._damaged_ranges():
+            near |= self._near(path, start, end)
+        return near
+
+    def _damaged_ranges(self) -> list[tuple[str, int, int]]:
+        """Which bytes of segments and indexes were damaged, by their paths."""
+        path, start, end = self._made.path, self._made.start, self._made.end
+        if not path.startswith(f"{packs.DIRECTORY}/"):
+            return [(path, start, end)] if path.startswith("log/") else []
+        number = int(path.rpartition("/")[2])
+        ranges = []
+        for name, rows in self._extents().items():
+            for extent in extents.decode(rows):
+                low, high = max(start, extent.at), min(end, extent.at + extent.length)
+                if extent.pack == number and low < high:
+                    shift = extent.position - extent.at
+                    ranges.append((name, low + shift, high + shift))
+        return ranges
+
+    def _checkpoint(self) -> checkpoint.Decoded:
+        content = self._file_before(checkpoint.PATH)
+        assert content is not None, "a machine without a checkpoint"
+        return checkpoint.decode(content, self.options)
+
+    def _extents(self) -> Mapping[str, bytes]:
+        return self._checkpoint().packed.extents
+
+    def _near(self, path: str, start: int, end: int) -> set[Attempt]:
         stem, _, suffix = path.rpartition(".")
         _, topic_hex, name = stem.split("/")
         number, _, base = name.partition("-")
         content = self._content_before(f"{stem}.log")
-        key_of = {key.topic_id.hex: key for key in self.model.partitions}
-        if topic_hex not in key_of or content is None:
+        key = PartitionKey(uuid.UUID(topic_hex), int(number))
+        if key not in self.model.partitions or content is None:
             return set()
-        key = PartitionKey(key_of[topic_hex].topic_id, int(number))
         held = self.model.held(key)
-        # A file that a life left behind which came to nothing begins with no batch of the log's.
-        offsets = {attempt.offset for attempt in held}
-        following = min((at for at in self._bases(path) & offsets if at > int(base)), default=None)
+        # By what the checkpoint has: a life that came to nothing may leave files of other segments.
+        log = self._checkpoint().logs.get(key)
+        bases = () if log is None else (segment.base_offset for segment in log.segments)
+        following = min((at for at in bases if at > int(base)), default=None)
         in_segment = {
             attempt
             for attempt in held
@@ -301,26 +335,28 @@ class _Check:
         return {
             attempt
             for attempt in in_segment
-            if attempt not in places
-            or self._made.start - reach <= places[attempt] <= self._made.end + reach
+            if attempt not in places or start - reach <= places[attempt] <= end + reach
         }
 
     def _content_before(self, path: str) -> bytes | None:
+        """All that a path held, in its own file and in packs."""
+        own = self._file_before(path)
+        rows = self._extents().get(path)
+        if rows is None:
+            return own
+        content = bytearray(own or b"")
+        for position, length, pack, at in extents.decode(rows):
+            content.extend(bytes(max(0, position + length - len(content))))
+            data = self._file_before(packs.pack_path(pack)) or b""
+            content[position : position + length] = data[at : at + length].ljust(length, b"\0")
+        return bytes(content)
+
+    def _file_before(self, path: str) -> bytes | None:
         if path == self._made.path:
             return self._made.content
         return next(
             (bytes(node.cache) for name, node in self.machine.files() if name == path), None
         )
-
-    def _bases(self, path: str) -> set[int]:
-        """Where the segments of the same partition begin, by their names."""
-        directory, _, name = path.rpartition("/")
-        number = name.partition("-")[0]
-        return {
-            int(other.rpartition("-")[2].removesuffix(".log"))
-            for other, _ in self.machine.files()
-            if other.startswith(f"{directory}/{number}-") and other.endswith(".log")
-        }
 
 
 def _position(content: bytes, attempt: Attempt) -> int | None:

@@ -39,6 +39,7 @@ from tests.simulation.disk import Faults, Machine, SimulatedDisk
 from tests.simulation.life import Client, Life, run_client
 from tests.simulation.loop import Clock, Crash, VirtualLoop, run
 from tests.simulation.model import Model, Violation
+from tests.simulation.packing import small_packs
 from tests.simulation.platter import Counts
 from tests.simulation.publishers import IdempotentProducer, PlainPublisher
 from tests.simulation.shrinking import small_frames
@@ -93,6 +94,7 @@ def simulate(seed: int, trace: Trace | None = None) -> Counts:
             determined(seed),
             shrunk(seed, LIMITS, world.counts),
             small_frames(seed, world.counts),
+            small_packs(seed, world.counts),
             watched(),
         ):
             world.run()
@@ -317,6 +319,7 @@ def make_options(source: random.Random) -> LocalOptions:
         checkpoint_bytes=source.choice((5_000, 20_000, 100_000)),
         tail_bytes=source.choice((0, 3_000, 50_000)),
         open_files=source.choice((2, 5, 100)),
+        packed_bytes=source.choice((0, 300, 4_096, 65_536)),
     )
 
 

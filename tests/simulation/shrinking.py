@@ -27,6 +27,9 @@ _SMALL: Final = {
     "CACHED_ABORTED_BYTES": (100,),
     "GARBAGE_INTERVAL_MS": (1,),
     "KEPT_BATCH_BYTES": (100, 1_000),
+    "MOVED_AT_ONCE": (1,),
+    "SWEPT_AT_ONCE": (1,),
+    "WRITE_BACK_LOGS": (1, 2),
 }
 
 

@@ -9,6 +9,7 @@ from collections import Counter
 
 import pytest
 
+from tests.simulation import packing
 from tests.simulation.platter import Counts
 from tests.simulation.scenario import LIMITS, simulate
 from tests.simulation.shrunk import missing
@@ -48,6 +49,7 @@ _MUST_HAPPEN = (
     "frames that were full",
     "syncs for many offsets",
     "buffers handed over",
+    *packing.MUST_HAPPEN,
     # What the store and its clients did about it.
     "syncs on the loop",
     "recoveries checked",

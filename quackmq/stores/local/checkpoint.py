@@ -14,10 +14,16 @@ first. One JSON object behind a checksum (format.py):
                    entries of aborted transactions]
       producers   [id, epoch, last append, [[first, last, base, next, append time], …],
                    offset of the open transaction | -1]
+    packs                                 [number, size]
+    extents                               [path, position, length, pack, byte in it, position, …]
+
+Packs and extents (packs.py) are captured in the checkpoint lane, when all of them are synced. A
+checkpoint of format 2 has neither.
 """
 
 from __future__ import annotations
 
+import struct
 import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -26,6 +32,8 @@ from typing import Any, Final, NamedTuple
 from quackmq.errors import DamagedStore
 from quackmq.producers import Producer, Remembered
 from quackmq.stores.catalog import Catalog
+from quackmq.stores.local import extents
+from quackmq.stores.local.extents import Extent
 from quackmq.stores.local.format import (
     REGION_ENTRY_BYTES,
     Region,
@@ -35,6 +43,7 @@ from quackmq.stores.local.format import (
 from quackmq.stores.local.journal import Place
 from quackmq.stores.local.log import PartitionLog
 from quackmq.stores.local.options import LocalOptions, SyncMode
+from quackmq.stores.local.packs import NOTHING_PACKED, Packed
 from quackmq.stores.local.segment import Segment
 from quackmq.topic import PartitionKey
 from quackmq.transactions import ABORTED_BYTES
@@ -88,7 +97,7 @@ class Captured:
             if log.readable
         ]
 
-    def encode(self) -> bytes:
+    def encode(self, packed: Packed = NOTHING_PACKED) -> bytes:
         """May be called in any thread. The rows are encoded one by one: to encode them all at once
         would hold the interpreter's lock for as long."""
         standing = self._standing
@@ -105,13 +114,20 @@ class Captured:
         rows = {
             "catalog": self._catalog.rows(),
             "partitions": (_partition_row(log) for log in self._logs),
+            "packs": packed.sizes.items(),
+            "extents": (_extents_row(path, rows) for path, rows in packed.extents.items()),
         }
         return encode_checkpoint(fields, rows)
 
 
-def decode(
-    data: bytes, options: LocalOptions
-) -> tuple[Standing, Catalog, dict[PartitionKey, PartitionLog]]:
+class Decoded(NamedTuple):
+    standing: Standing
+    catalog: Catalog
+    logs: dict[PartitionKey, PartitionLog]
+    packed: Packed
+
+
+def decode(data: bytes, options: LocalOptions) -> Decoded:
     """DamagedStore if any of it makes no sense."""
     content = decode_checkpoint(data)
     try:
@@ -128,9 +144,13 @@ def decode(
         logs = new_logs(catalog, options, standing.epoch)
         for row in content["partitions"]:
             _restore_partition(row, logs)
-    except (KeyError, TypeError, ValueError) as error:
+        packed = Packed(
+            {number: size for number, size in content.get("packs", ())},
+            {path: _extents(row) for path, *row in content.get("extents", ())},
+        )
+    except (KeyError, TypeError, ValueError, struct.error) as error:
         raise DamagedStore(f"its content makes no sense: {error!r}") from error
-    return standing, catalog, logs
+    return Decoded(standing, catalog, logs, packed)
 
 
 def new_logs(
@@ -166,6 +186,14 @@ def _segment_row(segment: Segment) -> list[Any]:
         None if segment.open is None else list(segment.open),
         segment.aborted + len(segment.aborted_pending) // ABORTED_BYTES,
     ]
+
+
+def _extents_row(path: str, rows: bytes) -> list[Any]:
+    return [path, *(number for extent in extents.decode(rows) for number in extent)]
+
+
+def _extents(row: list[int]) -> bytes:
+    return extents.encode(Extent(*row[at : at + 4]) for at in range(0, len(row), 4))
 
 
 def _producer_row(producer: Producer) -> list[Any]:

@@ -18,8 +18,8 @@ from quackmq import limits
 from quackmq.errors import DamagedData, OffsetOutOfRange, UnknownTopic
 from quackmq.record import spans
 from quackmq.stores.local.disk import Disk
-from quackmq.stores.local.files import OpenFiles
 from quackmq.stores.local.log import PartitionLog
+from quackmq.stores.local.packs import Packs
 from quackmq.stores.local.reader import Pieces, Reader, reading
 from quackmq.stores.local.segment import Segment, load_aborted
 from quackmq.topic import Aborted
@@ -32,7 +32,7 @@ _first_offset: Final = attrgetter("first_offset")
 class CommittedReader:
     """Who may call: the loop."""
 
-    def __init__(self, reader: Reader, disk: Disk, files: OpenFiles) -> None:
+    def __init__(self, reader: Reader, disk: Disk, files: Packs) -> None:
         self._reader = reader
         self._disk = disk
         self._files = files

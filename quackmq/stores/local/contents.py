@@ -26,6 +26,7 @@ from quackmq.stores.local.files import OpenFiles
 from quackmq.stores.local.findings import Finding, Kind, merged
 from quackmq.stores.local.format import REGION_ENTRY_BYTES, Descriptor, Region, parse_region
 from quackmq.stores.local.log import PartitionLog
+from quackmq.stores.local.packs import NOTHING_PACKED, Packed, Packs
 from quackmq.stores.local.recovery import SegmentWrite
 from quackmq.stores.local.segment import Segment, inspect
 from quackmq.transactions import ABORTED_BYTES, damaged_aborted
@@ -58,8 +59,9 @@ class Held(NamedTuple):
 class Contents:
     """Who may call: one thread."""
 
-    def __init__(self, disk: Disk) -> None:
-        self._files = OpenFiles(disk, limits.OPEN_SEGMENT_FILES)
+    def __init__(self, disk: Disk, packed: Packed = NOTHING_PACKED) -> None:
+        self._open = OpenFiles(disk, limits.OPEN_SEGMENT_FILES)
+        self._files = Packs(disk, self._open, packed)
         #: What recovery would write, by path, in the order of the bytes.
         self._writes: dict[str, list[SegmentWrite]] = {}
 
@@ -68,7 +70,11 @@ class Contents:
         self._writes.setdefault(write.path, []).append(write)
 
     def close(self) -> None:
-        self._files.close()
+        self._open.close()
+
+    def places(self, path: str, start: int, end: int) -> str:
+        """Return where in packs these bytes of a path lie; nothing if they lie in no pack."""
+        return self._files.places(path, start, end)
 
     # --- partitions ---------------------------------------------------------------------------
 

@@ -46,7 +46,9 @@ class Cycle:
         self.offsets = 0
         #: Whether something goes to a segment and is only named in the frame.
         self.has_references = False
-        room = frame_inline_bytes
+        most = inline_bytes
+        if gathered.append_bytes > frame_inline_bytes:
+            most = _most_inline(gathered, inline_bytes, frame_inline_bytes)
         payload = len(gathered.trims) * format.TRIM_BYTES
         payload += sum(format.change_bytes(len(encoded)) for _, encoded in gathered.changes)
         for log, chunks in gathered.chunks:
@@ -58,10 +60,8 @@ class Cycle:
                 if chunk.steps is not None:
                     steps += len(chunk.steps)
                 self.offsets += chunk.next_offset - chunk.base_offset
-            inline = size <= inline_bytes and size <= room
-            if inline:
-                room -= size
-            else:
+            inline = size <= most
+            if not inline:
                 self.has_references = True
             in_frame = size if inline else 0
             payload += format.append_bytes(len(chunks), producer_batches, in_frame, steps)
@@ -123,6 +123,17 @@ class Cycle:
             yield from format.encode_change(encoded)
         for log, first_offset in self.gathered.trims:
             yield from format.encode_trim(log.key, first_offset)
+
+
+def _most_inline(gathered: Gathered, most: int, room: int) -> int:
+    """Return the size up to which shares are carried by the frame, of those up to `most` that may
+    be. The smallest come first: what is left takes a sync of a file for each share."""
+    total = 0
+    for size in sorted(sum(len(chunk.data) for chunk in chunks) for _, chunks in gathered.chunks):
+        total += size
+        if size > most or total > room:
+            return min(most, size - 1)
+    return most
 
 
 def _checksum(chunk: Chunk, start: int) -> int:

@@ -18,11 +18,11 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import TypeVar
 
 from quackmq import limits
 from quackmq.clock import Clock
-from quackmq.disk import replace_file, write_all
 from quackmq.errors import BrokerClosing, LimitReached, QuackError, StoreReadOnly
 from quackmq.stores.catalog import Catalog, Change, TopicDeleted, TopicPut, encode_change
 from quackmq.stores.local import checkpoint
@@ -33,16 +33,19 @@ from quackmq.stores.local.disk import Disk
 from quackmq.stores.local.files import OpenFiles
 from quackmq.stores.local.format import TRIM_BYTES, Sync, change_bytes
 from quackmq.stores.local.gathering import Gathered, Gathering
+from quackmq.stores.local.housekeeping import Housekeeping, Removal
 from quackmq.stores.local.journal import Journal, Place
 from quackmq.stores.local.log import PartitionLog
 from quackmq.stores.local.options import LocalOptions
+from quackmq.stores.local.packs import Packs
 from quackmq.stores.local.reader import Reader
 from quackmq.stores.local.recovery import Recovered
 from quackmq.stores.local.segment import DIRECTORY as LOG_DIRECTORY
-from quackmq.stores.local.segment import Entries, Segment
+from quackmq.stores.local.segment import Segment
+from quackmq.stores.local.sweeping import Leftovers
 from quackmq.stores.local.tail import Tail
 from quackmq.stores.local.waiting import WaitingReaders
-from quackmq.stores.local.writeback import Waiting, WriteBack, write_chunks
+from quackmq.stores.local.writeback import WriteBack
 from quackmq.topic import PartitionKey
 from quackmq.transactions import OpenTransactions
 
@@ -67,8 +70,10 @@ class Engine:
             for producer_id, first_offset in log.transactions.open.items():
                 self.open_transactions.add(log.key, producer_id, first_offset)
         self.files = OpenFiles(disk, options.open_files)
-        self.reader = Reader(disk, self.files)
-        self.committed = CommittedReader(self.reader, disk, self.files)
+        self._packs = Packs(disk, self.files, recovered.packed, recovered.first_pack)
+        self.housekeeping = Housekeeping(disk, self.files, self._packs, options.packed_bytes)
+        self.reader = Reader(disk, self._packs)
+        self.committed = CommittedReader(self.reader, disk, self._packs)
         self.readers = WaitingReaders(self._loop)
         self.run = standing.run
         self.epoch = standing.epoch
@@ -116,6 +121,7 @@ class Engine:
         # A checkpoint syncs, which "os" wants to leave to the system as far as can be.
         rarely = limits.RARER_CHECKPOINTS if self._sync is Sync.OS else 1
         self._checkpoint_bytes = options.checkpoint_bytes * rarely
+        self._sweeping: asyncio.Task[None] | None = None
         self._removal: asyncio.TimerHandle | None = None
         self._touched: dict[PartitionLog, None] = {}
         #: Logs that have changed since somebody asked (`Store.take_changed`).
@@ -129,6 +135,11 @@ class Engine:
         """Make the recovered state the first checkpoint of a new run, and begin."""
         await self._checkpoint(clean=False)
 
+    def sweep(self, leftovers: Leftovers) -> None:
+        """Remove what a crash left and nothing needs, from now on."""
+        sweep = leftovers.sweep(self._packs)
+        self._sweeping = self._loop.create_task(sweep, name="quackmq-sweep")
+
     def index_all(self) -> None:
         """Every log may have regions that its index file does not hold yet."""
         self._touched.update(dict.fromkeys(self.logs.values()))
@@ -138,6 +149,10 @@ class Engine:
         since lookups by append time rely on the order."""
         self.latest_append_ms = max(self.latest_append_ms, self._clock.now_ms())
         return self.latest_append_ms
+
+    @property
+    def work_done(self) -> int:
+        return self.files.work_done + self._journal.number
 
     def check_writable(self) -> None:
         if self.failure is not None:
@@ -193,7 +208,7 @@ class Engine:
         if self._is_flushing:
             self._at_rest = self._loop.create_future()
             await self._at_rest
-        for task in (self._checkpointing, self._writing_back):
+        for task in (self._checkpointing, self._writing_back, self._sweeping):
             if task is not None:
                 await task
         for log in self.logs.values():
@@ -289,11 +304,19 @@ class Engine:
             self._give_up(cycle.gathered, error)
             return
         if self._is_write_back_due():
-            writing_back = self._start_write_back()
-            if self._waiting.bytes >= limits.WRITE_BACK_BYTES:  # it cannot keep up
-                writing_back.add_done_callback(lambda _: self._go_on())
-                return
+            self._start_write_back()
+            self._go_on_within_memory()
+            return
         self._go_on()
+
+    def _go_on_within_memory(self) -> None:
+        """Go on when write-back has kept up: until then publishers wait, and memory is bounded."""
+        behind = max(self._waiting.bytes, self._tail.excess_bytes)
+        if behind >= limits.WRITE_BACK_BYTES and self._waiting.bytes and self.failure is None:
+            write_back = self._start_write_back()
+            write_back.add_done_callback(lambda _: self._go_on_within_memory())
+        else:
+            self._go_on()
 
     def _is_write_back_due(self) -> bool:
         """When enough waits for it; or little does, and the tail lets go of nothing behind that."""
@@ -353,20 +376,16 @@ class Engine:
         return self._writing_back
 
     async def _write_back_or_fail(self) -> None:
-        waiting = self._waiting.waiting()
-        try:
-            await self.disk.run(lambda: self._write_waiting(waiting), "checkpoint")
-        except Exception as error:
-            self._fail(error)
-            return
-        self._waiting.done(waiting)
+        """Write back what waits now, a part at a time: the loop goes on in between."""
+        for _ in range(-(-self._waiting.logs // limits.WRITE_BACK_LOGS)):
+            waiting = self._waiting.waiting(limits.WRITE_BACK_LOGS)
+            try:
+                await self.disk.run(partial(self.housekeeping.write_back, waiting), "checkpoint")
+            except Exception as error:
+                self._fail(error)
+                return
+            self._waiting.done(waiting)
         self._tail.shrink()
-
-    def _write_waiting(self, waiting: list[Waiting]) -> None:
-        """In the checkpoint lane. All that was captured: a chunk that was let go of meanwhile, with
-        its topic, is still part of a checkpoint that speaks of the topic."""
-        for _, chunks in waiting:
-            write_chunks(self.files, chunks)
 
     async def _reserve(self, frame_bytes: int) -> Place:
         while (place := self._journal.reserve(frame_bytes)) is None:
@@ -504,8 +523,12 @@ class Engine:
         """Files go behind a checkpoint, so one is made for them, but not for each."""
         if self._removal is None:
             self._removal = self._loop.call_later(
-                limits.GARBAGE_INTERVAL_MS / 1000, self._start_checkpoint
+                limits.GARBAGE_INTERVAL_MS / 1000, self._remove_now
             )
+
+    def _remove_now(self) -> None:
+        self._removal = None
+        self._start_checkpoint()
 
     def _start_checkpoint(self) -> asyncio.Task[None]:
         if self._checkpointing is None or self._checkpointing.done():
@@ -518,6 +541,8 @@ class Engine:
         if self.failure is not None:
             return  # what one that failed had in hand is not known to be on disk
         try:
+            if not clean:
+                await self._move_some()
             await self._checkpoint(clean=clean)
         except Exception as error:
             self._fail(error)
@@ -536,49 +561,29 @@ class Engine:
             self.run, self.epoch, clean, self.options.sync, self.disk.boot_id(), frame, place
         )
         captured = checkpoint.Captured(standing, self.durable, self.logs.values())
-        garbage, self._garbage = self._garbage, []
-        topics, self._deleted_topics = self._deleted_topics, []
+        removal = Removal(self._garbage, self._deleted_topics)
+        self._garbage, self._deleted_topics = [], []
         self._touched.clear()
         self._since_checkpoint = 0
         if self._removal is not None:
             self._removal.cancel()
             self._removal = None
-        await self.disk.run(
-            lambda: self._write_checkpoint(waiting, indexes, captured), "checkpoint"
-        )
+        write = self.housekeeping.write_checkpoint
+        await self.disk.run(partial(write, waiting, indexes, captured, removal), "checkpoint")
         self._waiting.done(waiting)
         self._tail.shrink()
         for entries in indexes:
             entries.written()
         self._checkpoint_place = place
         self._journal.release(place)
-        await self.disk.run(lambda: self._remove(garbage, topics), "checkpoint")
+        await self.disk.run(partial(self.housekeeping.remove, removal), "checkpoint")
+        if (self._garbage or self._deleted_topics) and not self._closing:
+            self._remove_soon()  # it went while this checkpoint was on its way
 
-    def _write_checkpoint(
-        self, waiting: list[Waiting], indexes: list[Entries], captured: checkpoint.Captured
-    ) -> None:
-        """In the checkpoint lane."""
-        self._write_waiting(waiting)
-        for entries in indexes:
-            for path, position, data in entries.files():
-                with self.files.borrow(path, create=True) as file:
-                    write_all(file, data, position)
-                    self.files.wrote(path)
-        for path in self.files.dirty():
-            self.files.sync(path)
-        replace_file(self.disk, checkpoint.PATH, captured.encode())
-
-    def _remove(self, segments: list[Segment], topics: list[str]) -> None:
-        """In the checkpoint lane: files that no checkpoint speaks of any more."""
-        for segment in segments:
-            for path in segment.paths:
-                self.files.forget(path)
-                _remove_if_there(self.disk, path)
-        for directory in topics:
-            for name in self.disk.list(directory):
-                self.files.forget(f"{directory}/{name}")
-                _remove_if_there(self.disk, f"{directory}/{name}")
-            _remove_if_there(self.disk, directory)
+    async def _move_some(self) -> None:
+        """Give files of their own to segments that have grown. Others use the lane in between."""
+        for paths in await self.disk.run(self.housekeeping.moves, "checkpoint"):
+            await self.disk.run(partial(self._packs.move, paths), "checkpoint")
 
 
 def entry_bytes(changes: Iterable[tuple[Change, bytes]]) -> int:
@@ -588,10 +593,3 @@ def entry_bytes(changes: Iterable[tuple[Change, bytes]]) -> int:
 
 def _is_over(task: asyncio.Task[None] | None) -> bool:
     return task is None or task.done()
-
-
-def _remove_if_there(disk: Disk, path: str) -> None:
-    try:
-        disk.remove(path)
-    except FileNotFoundError:
-        return

@@ -10,9 +10,18 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from typing import Final
 
+from quackmq import limits
+from quackmq.disk import write_all
+from quackmq.record import Buffer
 from quackmq.stores.local.disk import Disk, File
+
+#: Pieces smaller than this on average are copied together before they are written: a copy costs
+#: less than one more call of the system.
+_JOINED_BYTES: Final = 4 * limits.KIB
 
 
 class _Entry(AbstractContextManager[File]):
@@ -45,7 +54,13 @@ class OpenFiles:
         #: Paths with un-synced bytes, and the number of the last write to each.
         self._dirty: dict[str, int] = {}
         self._writes = 0
+        #: Writes, syncs and removals so far.
+        self.work_done = 0
+        #: Paths that were written to and whose names may not be durable, and those that are. A file
+        #: that is there already may have been made by a process that was killed before it synced
+        #: the name.
         self._new_names: set[str] = set()
+        self._durable_names: set[str] = set()
         self._failure: OSError | None = None
 
     def borrow(self, path: str, *, create: bool = False) -> AbstractContextManager[File]:
@@ -65,7 +80,19 @@ class OpenFiles:
         is borrowed, since it could be closed."""
         with self._lock:
             self._writes += 1
+            self.work_done += 1
             self._dirty[path] = self._writes
+
+    def write(self, path: str, position: int, pieces: Sequence[Buffer]) -> None:
+        """Write pieces behind each other, and make the file if it is not there."""
+        with self.borrow(path, create=True) as file:
+            if sum(map(len, pieces)) < len(pieces) * _JOINED_BYTES:
+                write_all(file, b"".join(pieces), position)
+            else:  # one write of many large buffers takes the system longer than many writes
+                for piece in pieces:
+                    write_all(file, piece, position)
+                    position += len(piece)
+            self.wrote(path)
 
     def sync(self, path: str) -> None:
         """Make a file and its name durable. Nothing to do if they are.
@@ -93,6 +120,8 @@ class OpenFiles:
                 self._dirty.pop(path, None)
             if new:
                 self._new_names.discard(path)
+                self._durable_names.add(path)
+            self.work_done += 1
 
     def _sync_file(self, path: str) -> None:
         entry = self._take(path, create=False)
@@ -112,8 +141,10 @@ class OpenFiles:
     def forget(self, path: str) -> None:
         """The file is about to be removed."""
         with self._lock:
+            self.work_done += 1
             self._dirty.pop(path, None)
             self._new_names.discard(path)
+            self._durable_names.discard(path)
             entry = self._entries.pop(path, None)
             if entry is None:
                 return
@@ -135,11 +166,13 @@ class OpenFiles:
             if entry is not None:
                 entry.users += 1
                 self._entries.move_to_end(path)
+                self._note_name(path, create)
                 return entry
         opened = _Entry(self, self._open(path, create))
         with self._lock:
             entry = self._entries.setdefault(path, opened)
             entry.users += 1
+            self._note_name(path, create)
         if entry is not opened:  # another thread opened it at the same time
             opened.file.close()
         self._close_some()
@@ -154,10 +187,12 @@ class OpenFiles:
         directory = path.rpartition("/")[0]
         self._disk.make_directory(directory)
         self._disk.sync_directory(directory.rpartition("/")[0])
-        file = self._disk.open(path, create=True)
-        with self._lock:
+        return self._disk.open(path, create=True)
+
+    def _note_name(self, path: str, create: bool) -> None:
+        """Under the lock, when the file is there."""
+        if create and path not in self._durable_names:
             self._new_names.add(path)
-        return file
 
     def _close_some(self) -> None:
         """Close the longest unused above the bound. One with un-synced bytes only if there is no

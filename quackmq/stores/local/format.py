@@ -59,8 +59,13 @@ from quackmq.record import Buffer
 from quackmq.topic import PartitionKey
 from quackmq.transactions import Marker, Step
 
-#: The version of everything in the directory. A newer one is refused.
-FORMAT_VERSION: Final = 2
+#: The version of everything in the directory. A newer one is refused. Format 3 has packs; this
+#: program opens a directory of format 2 as one that has none.
+FORMAT_VERSION: Final = 3
+OLDEST_FORMAT_VERSION: Final = 2
+#: What frames and checkpoints begin with: they are as they were in format 2, but for fields of the
+#: checkpoint that a directory of format 2 does not have.
+_PARTS_VERSION: Final = 2
 
 _FRAME: Final = struct.Struct("<4sBBHQQQII")
 FRAME_MAGIC: Final = b"QJF1"
@@ -185,7 +190,7 @@ def encode_frame(
             f"{limits.JOURNAL_FRAME_BYTES} are not believed. This is a bug: please report it"
         )
     _FRAME_HEAD.pack_into(
-        frame, 0, FRAME_MAGIC, FORMAT_VERSION, sync, 0, run, number, synced_through, length
+        frame, 0, FRAME_MAGIC, _PARTS_VERSION, sync, 0, run, number, synced_through, length
     )
     with memoryview(frame) as view:
         checksum = crc32c(view[FRAME_HEADER_BYTES:], crc32c(view[: _FRAME_HEAD.size], salt))
@@ -203,7 +208,7 @@ def parse_frame(data: Buffer, position: int, salt: int) -> Frame | None:
         view, position
     )
     body = position + FRAME_HEADER_BYTES
-    if magic != FRAME_MAGIC or version != FORMAT_VERSION or sync not in tuple(Sync):
+    if magic != FRAME_MAGIC or version != _PARTS_VERSION or sync not in tuple(Sync):
         return None
     if length > limits.JOURNAL_FRAME_BYTES or body + length > len(view):
         return None
@@ -360,7 +365,7 @@ def encode_checkpoint(
         encoded = b",".join(map(orjson.dumps, some))
         parts.append(b"%s:[%s]" % (orjson.dumps(name), encoded))
     body = b"{%s}" % b",".join(parts)
-    return _CHECKPOINT.pack(_CHECKPOINT_MAGIC, FORMAT_VERSION, len(body), crc32c(body)) + body
+    return _CHECKPOINT.pack(_CHECKPOINT_MAGIC, _PARTS_VERSION, len(body), crc32c(body)) + body
 
 
 def decode_checkpoint(data: Buffer) -> Any:
@@ -371,7 +376,7 @@ def decode_checkpoint(data: Buffer) -> Any:
     except struct.error:
         raise DamagedStore(f"{len(view)} bytes are too few for a checkpoint") from None
     body = view[_CHECKPOINT.size :]
-    if magic != _CHECKPOINT_MAGIC or version != FORMAT_VERSION:
+    if magic != _CHECKPOINT_MAGIC or version != _PARTS_VERSION:
         raise DamagedStore("it does not begin like a checkpoint")
     if len(body) != length or crc32c(body) != checksum:
         raise DamagedStore(f"the checksum of its bytes {_CHECKPOINT.size} to {len(view)} is wrong")

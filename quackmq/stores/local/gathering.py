@@ -97,6 +97,7 @@ class Gathering:
         """Frames of `frame_bytes` at the most, of which inline batches may take `inline_bytes`."""
         #: What the entries of one frame may take.
         self.most_entry_bytes = format.payload_bytes(frame_bytes) - inline_bytes
+        self._inline_bytes = inline_bytes
         self.batches = Room(limits.PENDING_BYTES)
         self.changes = Room(limits.CHANGE_BYTES)
         self._full: deque[Gathered] = deque()
@@ -106,7 +107,10 @@ class Gathering:
         """Call before the first part of a unit, with a bound of all its entries: the unit goes to
         one frame. LimitReached, and nothing has changed, if no frame can hold it."""
         current = self._current
-        is_full = current.batches >= limits.FRAME_BATCHES
+        is_full = current.batches >= limits.FRAME_BATCHES or (
+            current.append_bytes > self._inline_bytes
+            and len(current.logs) > limits.REFERENCED_SHARES
+        )
         if is_full or current.entry_bytes + entry_bytes > self.most_entry_bytes:
             if entry_bytes > self.most_entry_bytes:
                 raise LimitReached(

@@ -36,6 +36,7 @@ from quackmq.stores.local.journal import Damage, Place, Scan, good_frames, read_
 from quackmq.stores.local.log import PartitionLog
 from quackmq.stores.local.opening import LOCK_PATH, holds_data
 from quackmq.stores.local.options import LocalOptions
+from quackmq.stores.local.packs import NOTHING_PACKED
 from quackmq.stores.local.recovery import (
     META_PATH,
     Meta,
@@ -71,6 +72,7 @@ class Inspection:
         self.frames = 0
         #: From frames behind damage: where batches lie in segments.
         self.stranded: list[Descriptor] = []
+        self.packed = NOTHING_PACKED
         self.contents = Contents(disk)
         disk.lock(LOCK_PATH)
         self._look()
@@ -91,7 +93,10 @@ class Inspection:
             self._damage(META_PATH, str(error))
         options = LocalOptions()
         try:
-            self.checkpoint, self.catalog, self.logs = read_checkpoint(self.disk, options)
+            decoded = read_checkpoint(self.disk, options)
+            self.checkpoint, self.catalog, self.logs, self.packed = decoded
+            self.contents.close()
+            self.contents = Contents(self.disk, self.packed)
         except DamagedStore as error:
             self._damage(checkpoint.PATH, str(error))
             return

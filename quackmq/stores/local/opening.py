@@ -3,38 +3,40 @@
 A crash while a directory is being made leaves one without `quackmq.json`, which is made again from
 the start. A crash while one is being opened leaves the old checkpoint or the new one; both are
 right, because until the new one is in place nothing is written but bytes that the journal holds.
+
+A directory of format 2 is opened as it is: it has no packs yet. Its number is set to 3 before the
+first pack is written, so that an older program refuses it instead of missing data.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import re
 import uuid
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
 from quackmq import limits
-from quackmq.disk import read_all, read_file, replace_file, write_all
+from quackmq.disk import read_file, replace_file
 from quackmq.errors import DamagedStore, UnusableDirectory
 from quackmq.stores.catalog import Catalog
-from quackmq.stores.local import checkpoint, recovery
+from quackmq.stores.local import checkpoint, packs, recovery
 from quackmq.stores.local.checkpoint import Standing
 from quackmq.stores.local.disk import Disk
 from quackmq.stores.local.engine import Engine
+from quackmq.stores.local.format import FORMAT_VERSION
 from quackmq.stores.local.journal import DIRECTORY as JOURNAL_DIRECTORY
 from quackmq.stores.local.journal import Place, slot_path
 from quackmq.stores.local.options import LocalOptions
 from quackmq.stores.local.recovery import META_PATH, Meta, Recovered
 from quackmq.stores.local.segment import DIRECTORY as LOG_DIRECTORY
+from quackmq.stores.local.sweeping import Leftovers
 
 _logger = logging.getLogger("quackmq.store")
 LOCK_PATH: Final = "lock"
 #: Not the store's own: what stands on it keeps old records there (`quackmq.archive.files`).
 _ARCHIVE_DIRECTORY: Final = "archive"
-_TOPIC_DIRECTORY: Final = re.compile("[0-9a-f]{32}")
 #: What may lie in a directory whose making was cut short.
 _BEGINNINGS: Final = {
     LOCK_PATH,
@@ -62,12 +64,20 @@ async def open_engine(
             recovered.frames,
             recovered.abandoned,
         )
+    if recovered.meta.format < FORMAT_VERSION:
+        # Before the first pack is written: an older program would not know of it.
+        replace_file(disk, META_PATH, recovered.meta.encode())
     _begin_run(disk, recovered)
+    leftovers = Leftovers(disk, recovered, clean=clean)
+    # With a number that no pack has, whether a checkpoint names it or not.
+    numbers = (*packs.listed(disk), *recovered.packed.sizes)
+    recovered.first_pack = max(numbers, default=0) + 1
     engine = Engine(disk, options, now_ms, recovered)
-    _write_recovered(engine, recovered)
+    engine.housekeeping.write_recovered(recovered)
+    engine.index_all()
     await engine.start()
-    if not clean:
-        _sweep(disk, engine)
+    if leftovers:
+        engine.sweep(leftovers)
     return engine, recovered.meta
 
 
@@ -128,47 +138,3 @@ def _begin_run(disk: Disk, recovered: Recovered) -> None:
         if lost:
             log.readable += limits.UNSYNCED_OFFSETS
             log.end = log.readable
-
-
-def _write_recovered(engine: Engine, recovered: Recovered) -> None:
-    """Put into the segments what only the journal held for sure, and see to it that the checkpoint
-    does not rely on anything there that was never synced."""
-    for path, position, data in recovered.writes:
-        with engine.files.borrow(path, create=True) as file:
-            write_all(file, data, position)
-    for path in sorted(recovered.touched):
-        engine.files.wrote(path)
-    for directory in sorted({path.rpartition("/")[0] for path in recovered.touched}):
-        with suppress(FileNotFoundError):  # missing, and named as damage when it is read
-            engine.disk.sync_directory(directory)
-    recovered.writes.clear()
-    known = {segment.path for log in engine.logs.values() for segment in log.segments}
-    for path, position, length in recovered.doubtful:
-        if path not in known:
-            continue
-        with engine.files.borrow(path) as file:
-            write_all(file, read_all(file, length, position), position)
-            engine.files.wrote(path)
-    engine.index_all()
-
-
-def _sweep(disk: Disk, engine: Engine) -> None:
-    """Remove files that belong to nothing: their topic or segment went before the crash."""
-    known: dict[str, set[str]] = {
-        f"{LOG_DIRECTORY}/{topic.id.hex}": set() for topic in engine.durable.topics.values()
-    }
-    for log in engine.logs.values():
-        for segment in log.segments:
-            for path in segment.paths:
-                directory, _, name = path.rpartition("/")
-                known[directory].add(name)
-    for topic in disk.list(LOG_DIRECTORY):
-        if _TOPIC_DIRECTORY.fullmatch(topic) is None:
-            continue  # not ours
-        directory = f"{LOG_DIRECTORY}/{topic}"
-        for name in disk.list(directory):
-            if name not in known.get(directory, ()):
-                engine.files.forget(f"{directory}/{name}")
-                disk.remove(f"{directory}/{name}")
-        if directory not in known:
-            disk.remove(directory)

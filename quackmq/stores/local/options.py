@@ -27,3 +27,4 @@ class LocalOptions:
     checkpoint_bytes: int = limits.CHECKPOINT_BYTES
     tail_bytes: int = limits.TAIL_BYTES
     open_files: int = limits.OPEN_SEGMENT_FILES
+    packed_bytes: int = limits.PACKED_BYTES

@@ -22,9 +22,9 @@ from quackmq.errors import (
 )
 from quackmq.record import batches
 from quackmq.stores.local.disk import Disk
-from quackmq.stores.local.files import OpenFiles
 from quackmq.stores.local.format import Region
 from quackmq.stores.local.log import PartitionLog
+from quackmq.stores.local.packs import Packs
 from quackmq.stores.local.sealed import Maxima
 from quackmq.stores.local.segment import (
     Got,
@@ -43,7 +43,7 @@ Pieces = tuple[memoryview, ...]
 class Reader:
     """Who may call: the loop."""
 
-    def __init__(self, disk: Disk, files: OpenFiles) -> None:
+    def __init__(self, disk: Disk, files: Packs) -> None:
         self._disk = disk
         self._files = files
         #: By path, with the number of entries, which grows while the segment is the last one.
@@ -125,6 +125,15 @@ class Reader:
         return pieces
 
     async def _carry_out(self, plan: Plan) -> Got:
+        try:
+            return await self._read_plan(plan)
+        except DamagedData as damage:
+            places = self._files.places(plan.path, plan.position, plan.position + plan.length)
+            if not places:
+                raise
+            raise DamagedData(f"{damage} (it lies in {places})", damage.next_offset) from damage
+
+    async def _read_plan(self, plan: Plan) -> Got:
         with reading(plan.path):
             with self._files.borrow(plan.path) as file:
                 if file.cached(plan.length, plan.position):

@@ -24,11 +24,12 @@ from quackmq.disk import read_all, read_file
 from quackmq.errors import DamagedStore, NewerFormat, UnusableDirectory
 from quackmq.stores.catalog import Catalog, TopicDeleted, TopicPut, decode_change
 from quackmq.stores.local import checkpoint
-from quackmq.stores.local.checkpoint import Standing
+from quackmq.stores.local.checkpoint import Decoded, Standing
 from quackmq.stores.local.disk import Disk
 from quackmq.stores.local.format import (
     CONTINUES,
     FORMAT_VERSION,
+    OLDEST_FORMAT_VERSION,
     AppendEntry,
     ChangeEntry,
     Descriptor,
@@ -41,6 +42,7 @@ from quackmq.stores.local.journal import DIRECTORY as JOURNAL_DIRECTORY
 from quackmq.stores.local.journal import Damage, Place, Scan, slot_path
 from quackmq.stores.local.log import PartitionLog
 from quackmq.stores.local.options import LocalOptions
+from quackmq.stores.local.packs import NOTHING_PACKED, Packed
 from quackmq.stores.local.segment import Segment
 from quackmq.topic import PartitionKey
 
@@ -51,12 +53,14 @@ _WRONG_CHECKSUM: Final = "its checksum is wrong"
 
 @dataclass(frozen=True, slots=True)
 class Meta:
-    """What a directory is told once, when it is made."""
+    """What a directory is told once, when it is made; `format` when it is first opened by a program
+    that has a newer one."""
 
     cluster_id: str
     salt: int
     slots: int
     slot_bytes: int
+    format: int = FORMAT_VERSION
 
     def encode(self) -> bytes:
         fields = {
@@ -91,13 +95,18 @@ class Recovered:
     standing: Standing
     catalog: Catalog
     logs: dict[PartitionKey, PartitionLog]
+    packed: Packed = NOTHING_PACKED
+    #: The first number that no pack had.
+    first_pack: int = 1
     writes: list[SegmentWrite] = field(default_factory=list)
     #: What the segments hold, but perhaps only in memory: if a sync failed before the broker
     #: stopped, the system may call it written although it is not. To be written once more.
     doubtful: list[Reference] = field(default_factory=list)
-    #: Segments that the replayed frames speak of: a process that was killed may not have synced
-    #: what it wrote there, nor the names that it gave.
+    #: Segments whose own files replayed frames refer to: a process that was killed may not have
+    #: synced what it wrote there, nor the names that it gave.
     touched: set[str] = field(default_factory=set)
+    #: Segments that went with a trim or with their topic.
+    gone: list[Segment] = field(default_factory=list)
     frames: int = 0
     #: Frames behind the end that were never acknowledged as synced.
     abandoned: int = 0
@@ -121,16 +130,17 @@ def read_meta(disk: Disk) -> Meta | None:
             )
         if not whole:
             raise DamagedStore(f"{META_PATH} is damaged: {_WRONG_CHECKSUM}; {_RESTORE}")
-        if version < FORMAT_VERSION:
+        if version < OLDEST_FORMAT_VERSION:
             raise UnusableDirectory(
                 f"the directory has format {version}, which was never released; this program "
-                f"knows {FORMAT_VERSION}: begin with an empty directory"
+                f"knows {OLDEST_FORMAT_VERSION} to {FORMAT_VERSION}: begin with an empty directory"
             )
         return Meta(
             content["cluster_id"],
             content["salt"],
             content["journal_slots"],
             content["journal_slot_bytes"],
+            version,
         )
     except (AttributeError, KeyError, TypeError) as error:
         raise DamagedStore(f"{META_PATH} is damaged: {error!r}; {_RESTORE}") from error
@@ -146,8 +156,8 @@ def recover(disk: Disk, options: LocalOptions) -> Recovered:
     meta = read_meta(disk)
     if meta is None:
         raise UnusableDirectory(f"there is no {META_PATH} here: this is no QuackMQ directory")
-    standing, catalog, logs = read_checkpoint(disk, options)
-    recovered = Recovered(meta, standing, catalog, logs)
+    standing, catalog, logs, packed = read_checkpoint(disk, options)
+    recovered = Recovered(meta, standing, catalog, logs, packed)
     damage = None if standing.clean else replay(disk, options, recovered)
     if damage is not None:
         raise DamagedStore(
@@ -157,9 +167,7 @@ def recover(disk: Disk, options: LocalOptions) -> Recovered:
     return recovered
 
 
-def read_checkpoint(
-    disk: Disk, options: LocalOptions
-) -> tuple[Standing, Catalog, dict[PartitionKey, PartitionLog]]:
+def read_checkpoint(disk: Disk, options: LocalOptions) -> Decoded:
     """DamagedStore if it is missing or not whole."""
     try:
         return checkpoint.decode(read_file(disk, checkpoint.PATH), options)
@@ -215,14 +223,15 @@ def _apply(frame: Frame, options: LocalOptions, recovered: Recovered) -> None:
                 log.commit(descriptor)
                 log.end = log.readable
                 path = log.segment_with_base(descriptor.segment_base).path
-                recovered.touched.add(path)
-                if data is not None:
+                if data is None:
+                    recovered.touched.add(path)
+                else:
                     recovered.writes.append(SegmentWrite(path, descriptor.position, data))
             case ChangeEntry(change):
                 _change(change, options, recovered)
             case TrimEntry(key, first_offset):
                 if key in recovered.logs:  # else its topic was deleted by the same frame
-                    recovered.logs[key].trim(first_offset)
+                    recovered.gone += recovered.logs[key].trim(first_offset)
 
 
 def _change(encoded: bytes, options: LocalOptions, recovered: Recovered) -> None:
@@ -241,7 +250,9 @@ def _change(encoded: bytes, options: LocalOptions, recovered: Recovered) -> None
 
 def _forget_topic(topic_id: uuid.UUID, recovered: Recovered) -> None:
     gone = [key for key in recovered.logs if key.topic_id == topic_id]
-    paths = {segment.path for key in gone for segment in recovered.logs[key].segments}
+    segments = [segment for key in gone for segment in recovered.logs[key].segments]
+    recovered.gone += segments
+    paths = {segment.path for segment in segments}
     for key in gone:
         del recovered.logs[key]
     recovered.writes = [write for write in recovered.writes if write.path not in paths]

@@ -24,7 +24,6 @@ from quackmq.disk import read_all
 from quackmq.errors import CorruptBatch, DamagedData, QuackError
 from quackmq.record import Batch, Span, spans
 from quackmq.stores.local.disk import File
-from quackmq.stores.local.files import OpenFiles
 from quackmq.stores.local.format import (
     CONTINUES,
     REGION_ENTRY_BYTES,
@@ -35,6 +34,7 @@ from quackmq.stores.local.format import (
     parse_region,
     region_at,
 )
+from quackmq.stores.local.packs import Packs
 from quackmq.topic import PartitionKey
 from quackmq.transactions import ABORTED_BYTES, damaged_aborted
 
@@ -222,7 +222,7 @@ def _entry_before(entries: bytes | bytearray, count: int, offset: int) -> int:
     return max(0, found - 1)
 
 
-def load_index(files: OpenFiles, segment: Segment, indexed: int) -> bytes:
+def load_index(files: Packs, segment: Segment, indexed: int) -> bytes:
     """The entries of the index file that the last checkpoint vouches for, all checked.
 
     Any thread may call. DamagedData names the first that is not as it was written.
@@ -239,7 +239,7 @@ def load_index(files: OpenFiles, segment: Segment, indexed: int) -> bytes:
     return index
 
 
-def load_aborted(files: OpenFiles, segment: Segment, count: int) -> bytes:
+def load_aborted(files: Packs, segment: Segment, count: int) -> bytes:
     """The same for the aborted transactions."""
     with files.borrow(segment.aborted_path) as file:
         entries = read_all(file, count * ABORTED_BYTES, 0)

@@ -4,6 +4,7 @@
     lock                    held while a broker has it open
     checkpoint              all that is known at one frame (checkpoint.py)
     journal/0 … 3           the ring of slots with the frames behind it (journal.py)
+    log/packs/NUMBER        small pieces of all segments and indexes (packs.py)
     log/TOPIC/P-OFFSET.log  segments of whole batches, .index and .aborted beside them (segment.py)
 
 Requests are checked here and handed to the engine (engine.py), which makes them durable.
@@ -85,6 +86,12 @@ class LocalStore(Store):
     def disk(self) -> Disk:
         """What it stands on, for who keeps more in the same directory. Closed with the store."""
         return self._engine.disk
+
+    @property
+    def work_done(self) -> int:
+        """How many writes, syncs and removals were made so far: while it grows, a store that is
+        being closed gets on."""
+        return self._engine.work_done
 
     @classmethod
     async def open(

@@ -16,13 +16,13 @@ from __future__ import annotations
 import re
 import uuid
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from quackmq import codec
 from quackmq.errors import CorruptBatch
 from quackmq.record import Batch
-from quackmq.stores.local import checkpoint
+from quackmq.stores.local import checkpoint, packs
 from quackmq.stores.local.contents import Stretch
 from quackmq.stores.local.findings import Finding, Kind, merged
 from quackmq.stores.local.format import REGION_ENTRY_BYTES
@@ -76,7 +76,7 @@ class Verification:
 
     def findings(self) -> Iterator[Finding]:
         """All there are, each as soon as it is known."""
-        for finding in merged(self._findings()):
+        for finding in map(self._placed, merged(self._findings())):
             match finding.kind:
                 case Kind.DAMAGE:
                     self.tally.damage += 1
@@ -85,6 +85,13 @@ class Verification:
                 case Kind.NOTE:
                     self.tally.notes += 1
             yield finding
+
+    def _placed(self, finding: Finding) -> Finding:
+        """Say also in which packs the bytes lie, if in any: that is where people find them."""
+        if finding.start is None or finding.end is None:
+            return finding
+        places = self._inspection.contents.places(finding.path, finding.start, finding.end)
+        return replace(finding, what=f"{finding.what} (in {places})") if places else finding
 
     def _findings(self) -> Iterator[Finding]:
         inspection = self._inspection
@@ -142,7 +149,9 @@ class Verification:
         known = {META_PATH, LOCK_PATH, checkpoint.PATH, JOURNAL_DIRECTORY, LOG_DIRECTORY, _ARCHIVE}
         known |= {slot_path(slot) for slot in range(slots)} | topics
         known |= {path for segment in segments for path in segment.paths}
-        for directory in ("", JOURNAL_DIRECTORY, LOG_DIRECTORY, *sorted(topics)):
+        known |= {packs.DIRECTORY, *map(packs.pack_path, inspection.packed.sizes)}
+        directories = ("", JOURNAL_DIRECTORY, LOG_DIRECTORY, packs.DIRECTORY, *sorted(topics))
+        for directory in directories:
             for name in inspection.disk.list(directory):
                 path = f"{directory}/{name}" if directory else name
                 if path not in known:

@@ -2,25 +2,22 @@
 
 A small chunk is durable in its frame. Writing it into its segment in the same cycle would cost one
 more system call a partition and cycle, which is most of what a cycle over many partitions costs.
-So it waits in the tail, which keeps it until it is written, and is written together with its
-neighbours: when enough wait, when a checkpoint is made, or when a reader needs the region.
+So it waits in the tail, which keeps it until it is written, and is written together with others:
+when enough wait, or when a checkpoint is made. Small runs of all partitions go to one pack
+(packs.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final, NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import NamedTuple
 
-from quackmq import limits
-from quackmq.disk import write_all
 from quackmq.stores.local.files import OpenFiles
 from quackmq.stores.local.log import PartitionLog
+from quackmq.stores.local.packs import Run
 from quackmq.stores.local.segment import Segment
 from quackmq.stores.local.tail import CHUNK_OVERHEAD, Chunk
-
-#: Chunks smaller than this on average are copied together before they are written: a copy costs
-#: less than one more call of the system.
-_JOINED_BYTES: Final = 4 * limits.KIB
 
 
 class Waiting(NamedTuple):
@@ -41,8 +38,14 @@ class WriteBack:
         for chunk in chunks:
             self.bytes += len(chunk.data) + CHUNK_OVERHEAD
 
-    def waiting(self) -> list[Waiting]:
-        return [Waiting(log, tuple(log.unwritten)) for log in self._logs]
+    @property
+    def logs(self) -> int:
+        """How many logs have something that waits."""
+        return len(self._logs)
+
+    def waiting(self, most_logs: int | None = None) -> list[Waiting]:
+        """All that waits, or that of the first few logs."""
+        return [Waiting(log, tuple(log.unwritten)) for log in islice(self._logs, most_logs)]
 
     def done(self, written: Sequence[Waiting]) -> None:
         """These are in their segments. Two who wrote the same at the same time did no harm."""
@@ -62,18 +65,20 @@ class WriteBack:
             self.done([Waiting(log, gone)])
 
 
+def runs_of(waiting: Iterable[Waiting]) -> Iterator[Run]:
+    """Chunks as runs of bytes, neighbours together. Any thread may call."""
+    for _, chunks in waiting:
+        for run in _runs(chunks):
+            position = run[0].position
+            size = run[-1].position + len(run[-1].data) - position
+            yield Run(run[0].segment.path, position, size, [chunk.data for chunk in run])
+
+
 def write_chunks(files: OpenFiles, chunks: Sequence[Chunk]) -> None:
-    """Write chunks of one partition into their segments, neighbours together. Any thread."""
+    """Write chunks of one partition into the files of their segments, neighbours together. Any
+    thread may call."""
     for run in _runs(chunks):
-        path = run[0].segment.path
-        small = run[-1].position - run[0].position < len(run) * _JOINED_BYTES
-        with files.borrow(path, create=True) as file:
-            if small:
-                write_all(file, b"".join(chunk.data for chunk in run), run[0].position)
-            else:  # one write of many large buffers takes the system longer than many writes
-                for chunk in run:
-                    write_all(file, chunk.data, chunk.position)
-            files.wrote(path)
+        files.write(run[0].segment.path, run[0].position, [chunk.data for chunk in run])
 
 
 def _runs(chunks: Sequence[Chunk]) -> list[list[Chunk]]:

@@ -6,9 +6,11 @@ import errno
 import os
 import shutil
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
+from quackmq import limits
 from quackmq.policy import Policy
 from quackmq.record import Buffer
 from quackmq.stores.base import Store
@@ -20,7 +22,8 @@ from tests.support import Clock, batch_of
 
 T = TypeVar("T")
 
-#: Segments, regions and slots so small that a few batches fill several of each.
+#: Segments, regions and slots so small that a few batches fill several of each, and a file for each
+#: segment and index.
 SMALL = LocalOptions(
     segment_bytes=800,
     region_bytes=150,
@@ -28,7 +31,10 @@ SMALL = LocalOptions(
     journal_slot_bytes=8192,
     journal_slots=3,
     tail_bytes=1,
+    packed_bytes=0,
 )
+#: The same, but all that a frame carries goes to packs.
+SMALL_PACKED = replace(SMALL, packed_bytes=limits.PACKED_BYTES)
 #: Two kinds of batches: those that a frame of SMALL carries, and those that it refers to.
 INLINE, REFERENCED = b"quack", b"quack " * 50
 

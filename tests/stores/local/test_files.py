@@ -142,6 +142,23 @@ def test_a_new_file_and_its_name_are_synced_once(disk: WatchedDisk, files: OpenF
     assert (disk.synced[A], disk.synced["log/topic"], files.dirty()) == (1, 1, [])
 
 
+def test_the_name_of_a_file_that_was_there_already_is_synced_with_its_first_write(
+    disk: WatchedDisk, files: OpenFiles
+) -> None:
+    """A process that was killed may have made it, and not have synced its name."""
+    make(disk, A)
+    with files.borrow(A):
+        assert files.dirty() == []
+    for _ in range(2):
+        write(files, A)
+        files.sync(A)
+    assert (disk.synced[A], disk.synced["log/topic"]) == (2, 1)
+    files.forget(A)
+    write(files, A)
+    files.sync(A)
+    assert disk.synced["log/topic"] == 2
+
+
 def test_a_file_written_again_is_synced_again_without_its_name(
     disk: WatchedDisk, files: OpenFiles
 ) -> None:

@@ -25,6 +25,7 @@ from tests.stores.calls import (
     read_one,
     soon,
 )
+from tests.stores.local.directories import QuickDisk
 from tests.support import let_others_run, offsets_and_values
 
 pytestmark = pytest.mark.asyncio
@@ -32,11 +33,12 @@ pytestmark = pytest.mark.asyncio
 T = TypeVar("T")
 
 
-class SlowCheckpoints(RealDisk):
-    """What the checkpoint lane is asked for waits until the test lets it go, or breaks it."""
+class HeldCheckpoints:
+    """What the checkpoint lane of a disk is asked for waits until the test lets it go, or breaks
+    it."""
 
     def __init__(self, root: Path) -> None:
-        super().__init__(root)
+        super().__init__(root)  # type: ignore[call-arg]
         self.free = asyncio.Event()
         self.free.set()
         self.waiting = 0
@@ -49,7 +51,16 @@ class SlowCheckpoints(RealDisk):
             self.waiting -= 1
             if self.is_broken:
                 raise OSError(errno.EIO, "the disk is broken")
-        return await super().run(function, lane)
+        result: T = await super().run(function, lane)  # type: ignore[misc]
+        return result
+
+
+class SlowCheckpoints(HeldCheckpoints, RealDisk):
+    pass
+
+
+class SlowCheckpointsOnly(HeldCheckpoints, QuickDisk):
+    """All else takes no time: what can go on has gone on after some turns of the loop."""
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -258,3 +269,43 @@ async def test_readers_that_were_held_up_by_a_failure_are_read_to_after_reopenin
     appended = await soon(append_values(again, key, b"after"))
     assert appended.base_offset == len(values)
     await again.close()
+
+
+# --- all memory that waits for the disk --------------------------------------------------------
+
+
+async def test_memory_has_one_limit_and_publishers_wait_there_and_are_not_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A small batch of a quiet partition that is not written back keeps all that came after it."""
+    tail_bytes = 200_000
+    monkeypatch.setattr(limits, "WRITE_BACK_BYTES", 300_000)
+    monkeypatch.setattr(limits, "PENDING_BYTES", 100_000)
+    disk = SlowCheckpointsOnly(tmp_path)
+    options = LocalOptions(tail_bytes=tail_bytes, journal_inline_bytes=1_000)
+    store = await LocalStore.open_on(disk, options=options)
+    quiet = await new_partition(store, "quiet")
+    busy = await new_partition(store, "busy")
+    await append_values(store, quiet, b"said once")
+    disk.free.clear()
+    engine = store._engine
+    most = tail_bytes + limits.WRITE_BACK_BYTES + 2 * limits.PENDING_BYTES
+    highest = 0
+
+    async def publish(number: int) -> None:
+        nonlocal highest
+        await store.room()
+        await append_values(store, busy, b"%d" % number * 20_000)
+        highest = max(highest, engine._tail._bytes + engine.gathering.batches.used)
+
+    calls = [asyncio.ensure_future(publish(number % 10)) for number in range(200)]
+    await until(lambda: disk.waiting > 0 and not engine.gathering.batches._free.is_set())
+    await until(lambda: engine._tail.excess_bytes >= limits.WRITE_BACK_BYTES)
+    await let_others_run(2_000)
+    assert 10 < sum(call.done() for call in calls) < 40
+    disk.free.set()
+    async with asyncio.timeout(DEADLINE_S):
+        await asyncio.gather(*calls)
+    assert tail_bytes + limits.WRITE_BACK_BYTES < highest < most + 50_000
+    assert len(await read_all(store, busy)) == 200
+    await store.close()

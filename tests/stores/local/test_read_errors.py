@@ -18,7 +18,9 @@ from tests.support import START_MS, offsets_and_values
 
 pytestmark = pytest.mark.asyncio
 
-OPTIONS = LocalOptions(segment_bytes=1, tail_bytes=0, journal_inline_bytes=0, region_bytes=1)
+OPTIONS = LocalOptions(
+    segment_bytes=1, tail_bytes=0, journal_inline_bytes=0, region_bytes=1, packed_bytes=0
+)
 
 
 class BadFile(RealFile):

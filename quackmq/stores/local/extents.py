@@ -1,0 +1,142 @@
+"""Extents: which bytes of a segment's file lie in packs, and where. Pure values, no I/O.
+
+A caller speaks of a path and of a position in it (its *logical* position). An extent says that
+`length` bytes from a logical position on lie in a pack, from byte `at` on. Bytes that no extent
+covers lie in the file of that path. Where both have bytes, the extent counts.
+
+The extents of one path are kept as one immutable run of bytes, because a broker has tens of
+thousands of them. They are sorted by position and never overlap. Each row is (little endian)
+
+    position u64 | length u32 | pack u32 | at u64
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple
+
+_ROW: Final = struct.Struct("<QIIQ")
+EXTENT_BYTES: Final = _ROW.size
+NO_EXTENTS: Final = b""
+
+
+class Extent(NamedTuple):
+    position: int
+    length: int
+    pack: int
+    at: int
+
+    @property
+    def end(self) -> int:
+        return self.position + self.length
+
+
+class Piece(NamedTuple):
+    """Bytes that lie together: in a pack, or in the path's own file where `pack` is None."""
+
+    pack: int | None
+    at: int
+    length: int
+
+
+def encode(extents: Iterable[Extent]) -> bytes:
+    return b"".join(_ROW.pack(*extent) for extent in extents)
+
+
+def decode(rows: bytes) -> list[Extent]:
+    return [Extent._make(row) for row in _ROW.iter_unpack(rows)]
+
+
+def count(rows: bytes) -> int:
+    return len(rows) // EXTENT_BYTES
+
+
+def bytes_in(rows: bytes) -> int:
+    """Return how many bytes of the path lie in packs."""
+    return sum(length for _, length, _, _ in _ROW.iter_unpack(rows))
+
+
+def lay_over(rows: bytes, new: Extent) -> tuple[bytes, list[Extent]]:
+    """Add an extent, which replaces all that it covers. Return the new rows, and the parts of older
+    extents that nothing names any more."""
+    if not rows or new.position >= _end(rows):
+        return rows + _ROW.pack(*new), []
+    kept: list[Extent] = []
+    replaced: list[Extent] = []
+    for old in decode(rows):
+        if old.end <= new.position or new.end <= old.position:
+            kept.append(old)
+            continue
+        before = new.position - old.position
+        if before > 0:
+            kept.append(old._replace(length=before))
+        behind = old.end - new.end
+        if behind > 0:
+            skipped = old.length - behind
+            kept.append(Extent(new.end, behind, old.pack, old.at + skipped))
+        start, end = max(old.position, new.position), min(old.end, new.end)
+        replaced.append(Extent(start, end - start, old.pack, old.at + start - old.position))
+    kept.append(new)
+    return encode(sorted(kept)), replaced
+
+
+def piece_at(rows: bytes, position: int, length: int) -> Piece:
+    """Return where the first of `length` bytes lie, and how many of them lie together there."""
+    for start, size, pack, at in _ROW.iter_unpack(rows):
+        if position < start:
+            return Piece(None, position, min(length, start - position))
+        if position < start + size:
+            skipped = position - start
+            return Piece(pack, at + skipped, min(length, size - skipped))
+    return Piece(None, position, length)
+
+
+def pieces(rows: bytes, position: int, length: int) -> list[Piece]:
+    """Return where `length` bytes lie, in the order of the bytes."""
+    found: list[Piece] = []
+    while length:
+        piece = piece_at(rows, position, length)
+        found.append(piece)
+        position += piece.length
+        length -= piece.length
+    return found
+
+
+def worth_joining(rows: bytes, position: int, length: int, most_bytes: int) -> list[Extent]:
+    """Return the last extents, if they end at `position`, that should become one with a new one of
+    `length` bytes there.
+
+    Extents join a new one that is at least half as large as they are. So a byte is written again
+    only when its extent grows to one and a half of its size at the least, and few extents are left:
+    each is then more than twice as large as the next one.
+    """
+    joined: list[Extent] = []
+    total = length
+    for extent in reversed(decode(rows)):
+        if extent.end != position or extent.length > 2 * total:
+            break
+        if total + extent.length > most_bytes:
+            break
+        joined.append(extent)
+        total += extent.length
+        position = extent.position
+    joined.reverse()
+    return joined
+
+
+def runs(extents: Sequence[Extent]) -> list[list[Extent]]:
+    """Divide extents into runs of those that follow each other without a gap."""
+    found: list[list[Extent]] = []
+    for extent in extents:
+        if found and found[-1][-1].end == extent.position:
+            found[-1].append(extent)
+        else:
+            found.append([extent])
+    return found
+
+
+def _end(rows: bytes) -> int:
+    position, length, _, _ = _ROW.unpack_from(rows, len(rows) - EXTENT_BYTES)
+    end: int = position + length
+    return end

@@ -1,0 +1,387 @@
+"""Packs: files that many partitions share, so that small writes to thousands of them are one write.
+
+Callers speak of a path and of a position in it, as if each segment and each index had a file. This
+layer decides where the bytes lie:
+
+- A small run of bytes is appended to the *active pack*, `log/packs/NUMBER`. An extent remembers
+  where (extents.py). A path that lies in packs only has no file and no directory.
+- A large run goes to the path's own file, at its position. So does all that a journal frame only
+  refers to, because recovery knows extents from the checkpoint only.
+- When a path has much in packs, a checkpoint moves it to its own file, a few paths each time.
+
+Durability: nothing in a pack is ever written over, and a pack is never written to by a later run of
+the broker. A checkpoint names all extents, and is written when the packs are synced. After a crash
+the extents of the last checkpoint count; what was packed since then is in the journal still. A pack
+goes when a checkpoint has been written that does not name it.
+
+Space: when packs hold more bytes that nothing names than others, the emptiest are written again.
+
+Threads: any thread may read (`borrow`, `places`). All changes are made by one thread at a time:
+recovery, and then the checkpoint lane.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Final, NamedTuple
+
+from quackmq import limits
+from quackmq.disk import read_all
+from quackmq.errors import InternalError
+from quackmq.record import Buffer
+from quackmq.stores.local import extents
+from quackmq.stores.local.disk import Disk, File
+from quackmq.stores.local.extents import NO_EXTENTS, Extent
+from quackmq.stores.local.files import OpenFiles
+
+DIRECTORY: Final = "log/packs"
+
+
+class Run(NamedTuple):
+    """Bytes that follow each other from a position of a path on."""
+
+    path: str
+    position: int
+    size: int
+    pieces: list[Buffer]
+
+
+class Packed(NamedTuple):
+    """What a checkpoint says of packs: their sizes by number, and the extents of each path."""
+
+    sizes: Mapping[int, int]
+    extents: Mapping[str, bytes]
+
+
+NOTHING_PACKED: Final = Packed({}, {})
+
+
+class Packs:
+    def __init__(
+        self, disk: Disk, files: OpenFiles, packed: Packed = NOTHING_PACKED, first: int = 1
+    ) -> None:
+        """`first` is the number of the first pack that may be written."""
+        self._disk = disk
+        self._files = files
+        self._extents = dict(packed.extents)
+        self._sizes = dict(packed.sizes)
+        self._live = dict.fromkeys(self._sizes, 0)
+        for rows in self._extents.values():
+            for extent in extents.decode(rows):
+                self._live[extent.pack] = self._live.get(extent.pack, 0) + extent.length
+        self._active = first
+        #: Packs that could not be read when they were to be written again, and paths that could not
+        #: be moved. They are left alone from then on, so that they do not keep others waiting.
+        self._unreadable: set[int] = set()
+        self._unmovable: set[str] = set()
+
+    # --- reading: any thread --------------------------------------------------------------------
+
+    def borrow(self, path: str) -> AbstractContextManager[File]:
+        """The bytes of a path, for a `with` block. FileNotFoundError if there are none."""
+        if path in self._extents:
+            return nullcontext(_PackedFile(self, self._files, path))
+        return self._files.borrow(path)
+
+    def rows(self, path: str) -> bytes:
+        return self._extents.get(path, NO_EXTENTS)
+
+    def places(self, path: str, start: int, end: int) -> str:
+        """Return where in packs these bytes of a path lie, for people; nothing if in no pack."""
+        found = extents.pieces(self.rows(path), start, end - start)
+        return ", ".join(
+            f"{pack_path(pack)} bytes {at} to {at + length}"
+            for pack, at, length in found
+            if pack is not None
+        )
+
+    # --- writing --------------------------------------------------------------------------------
+
+    def write(self, runs: Iterable[Run], packed_bytes: int) -> None:
+        """Write runs, those of fewer than `packed_bytes` to the active pack. A path may come more
+        than once; of the same position, the last counts."""
+        self._append_all(self._small(runs, packed_bytes))
+
+    def _small(self, runs: Iterable[Run], packed_bytes: int) -> Iterator[Run]:
+        """Write the large runs; give the small ones, joined with what lies before them where a path
+        has many extents. Few are joined at a time: reading them takes longer than all the rest."""
+        joins = 0
+        for run in runs:
+            if run.size >= packed_bytes:
+                self._files.write(run.path, run.position, run.pieces)
+            elif extents.count(self.rows(run.path)) > limits.PATH_EXTENTS and not (
+                joins > limits.PACK_JOINS
+            ):
+                joins += 1
+                yield self._joined(run)
+            else:
+                yield run
+
+    def _append_all(self, runs: Iterable[Run]) -> None:
+        batch: list[Run] = []
+        size = 0
+        for run in runs:
+            batch.append(run)
+            size += run.size
+            if size > limits.PACK_WRITE_BYTES:
+                self._append(batch)
+                batch, size = [], 0
+        if batch:
+            self._append(batch)
+
+    def _joined(self, run: Run) -> Run:
+        """Put the small extents before a run and the run into one. If they cannot be read, they
+        stay where they are: whoever reads them is told."""
+        before = extents.worth_joining(
+            self.rows(run.path), run.position, run.size, limits.MOVED_BYTES
+        )
+        content = self._content(before)
+        if not content:
+            return run
+        joined = b"".join(content)
+        return Run(run.path, before[0].position, len(joined) + run.size, [joined, *run.pieces])
+
+    def _append(self, batch: list[Run]) -> None:
+        """Append runs to the active pack, which is closed when it is full."""
+        if self._sizes.get(self._active, 0) > limits.PACK_BYTES:
+            self._active += 1
+        pack, path = self._active, pack_path(self._active)
+        at = self._sizes.get(pack, 0)
+        data = b"".join(piece for run in batch for piece in run.pieces)
+        self._files.write(path, at, [data])
+        self._sizes[pack] = at + len(data)
+        for run in batch:
+            self._note(run.path, Extent(run.position, run.size, pack, at))
+            at += run.size
+
+    def _note(self, path: str, extent: Extent) -> None:
+        rows, replaced = extents.lay_over(self.rows(path), extent)
+        self._extents[path] = rows
+        self._live[extent.pack] = self._live.get(extent.pack, 0) + extent.length
+        self._let_go(replaced)
+
+    def _let_go(self, gone: Iterable[Extent]) -> None:
+        for extent in gone:
+            self._live[extent.pack] -= extent.length
+
+    def _content(self, some: Iterable[Extent]) -> list[bytes] | None:
+        """The bytes of extents; None if not all of them can be read."""
+        content: list[bytes] = []
+        for extent in some:
+            try:
+                with self._files.borrow(pack_path(extent.pack)) as file:
+                    data = read_all(file, extent.length, extent.at)
+            except OSError:
+                return None
+            if len(data) < extent.length:
+                return None
+            content.append(data)
+        return content
+
+    # --- for checkpoints ------------------------------------------------------------------------
+
+    def captured(self, without: Collection[str]) -> Packed:
+        """What the next checkpoint says, all of it synced, but for paths that it no longer knows.
+        In the checkpoint lane."""
+        held = dict(self._extents)
+        live = dict(self._live)
+        for path in without:
+            for extent in extents.decode(held.pop(path, NO_EXTENTS)):
+                live[extent.pack] -= extent.length
+        sizes = {pack: self._sizes.get(pack, 0) for pack in sorted(live) if live[pack]}
+        return Packed(sizes, held)
+
+    def unnamed(self, packed: Packed) -> list[int]:
+        """The packs that are closed and that a checkpoint does not name: they may be removed behind
+        it."""
+        return [pack for pack in self._sizes if pack != self._active and pack not in packed.sizes]
+
+    def remove_packs(self, numbers: Iterable[int]) -> None:
+        for pack in numbers:
+            if self._live.pop(pack, 0):
+                raise InternalError(f"{pack_path(pack)} is in use and was to be removed")
+            self._sizes.pop(pack, None)
+            self._unreadable.discard(pack)
+            self._remove_file(pack_path(pack))
+
+    def remove(self, path: str) -> None:
+        """Remove a path and all its bytes. The own file goes first: a reader that needs both finds
+        that it is missing, and does not take what is left for damage."""
+        self._remove_file(path)
+        self.forget(path)
+
+    def forget(self, path: str) -> None:
+        """Let go of the extents of a path."""
+        self._unmovable.discard(path)
+        self._let_go(extents.decode(self._extents.pop(path, NO_EXTENTS)))
+
+    def _remove_file(self, path: str) -> None:
+        self._files.forget(path)
+        try:
+            self._disk.remove(path)
+        except FileNotFoundError:
+            return
+
+    # --- moving ---------------------------------------------------------------------------------
+
+    def movable(self) -> list[str]:
+        """The paths that should have a file of their own, those with most bytes in packs first."""
+        sizes: dict[str, int] = {}
+        for path, rows in self._extents.items():
+            if path in self._unmovable:
+                continue
+            size = extents.bytes_in(rows)
+            if size > limits.MOVED_BYTES or extents.count(rows) > 2 * limits.PATH_EXTENTS:
+                sizes[path] = size
+        ordered = sorted(sizes, key=lambda path: (-sizes[path], path))
+        if len(ordered) > limits.MOVED_PATHS:
+            del ordered[limits.MOVED_PATHS :]
+        return ordered
+
+    def move(self, paths: Iterable[str]) -> None:
+        """Write what these paths have in packs to their own files, durably; then let go of it."""
+        for path in paths:
+            rows = self.rows(path)
+            if not rows:
+                continue
+            runs = extents.runs(extents.decode(rows))
+            content = [self._content(run) for run in runs]
+            if any(part is None for part in content):
+                self._unmovable.add(path)  # whoever reads it is told
+                continue
+            for run, part in zip(runs, content, strict=True):
+                self._files.write(path, run[0].position, part or [])
+            self._files.sync(path)
+            self.forget(path)
+
+    # --- space ----------------------------------------------------------------------------------
+
+    @property
+    def live_bytes(self) -> int:
+        return sum(self._live.values())
+
+    @property
+    def dead_bytes(self) -> int:
+        """Bytes in packs that nothing names."""
+        return sum(self._sizes.values()) - self.live_bytes
+
+    def rewrite(self) -> None:
+        """Write what is left in the emptiest packs to the active one, if much of all packs is dead.
+        It is a bounded part each time."""
+        dead = self.dead_bytes
+        if dead > self.live_bytes and dead > limits.PACK_WASTE_BYTES:
+            self._append_all(self._runs_in(self._emptiest()))
+
+    def _emptiest(self) -> set[int]:
+        closed = [
+            pack
+            for pack in self._sizes
+            if pack != self._active and self._live.get(pack) and pack not in self._unreadable
+        ]
+        closed.sort(key=lambda pack: (self._live[pack], pack))
+        chosen: set[int] = set()
+        taken = 0
+        for pack in closed:
+            if chosen and limits.REWRITTEN_BYTES < self._live[pack] + taken:
+                break
+            chosen.add(pack)
+            taken += self._live[pack]
+        return chosen
+
+    def _runs_in(self, packs: set[int]) -> Iterator[Run]:
+        """All that these packs hold and that can be read."""
+        for path, rows in list(self._extents.items()):
+            inside = [extent for extent in extents.decode(rows) if extent.pack in packs]
+            for run in extents.runs(inside):
+                content = self._content(run)
+                if content is None:
+                    self._unreadable.update(extent.pack for extent in run)
+                    continue
+                size = sum(extent.length for extent in run)
+                yield Run(path, run[0].position, size, [*content])
+
+
+class _PackedFile:
+    """The bytes of one path, gathered from packs and from its own file. Read only."""
+
+    __slots__ = ("_files", "_packs", "_path", "_rows")
+
+    def __init__(self, packs: Packs, files: OpenFiles, path: str) -> None:
+        self._packs = packs
+        self._files = files
+        self._path = path
+        self._rows = packs.rows(path)
+
+    def read_some(self, length: int, position: int) -> bytes:
+        while True:
+            piece = extents.piece_at(self._rows, position, length)
+            try:
+                with self._files.borrow(self._name(piece)) as file:
+                    return file.read_some(piece.length, piece.at)
+            except FileNotFoundError:
+                if not self._has_moved():
+                    raise
+
+    def _has_moved(self) -> bool:
+        """Whether the bytes lie elsewhere now: then the pack may have gone meanwhile."""
+        rows = self._packs.rows(self._path)
+        moved, self._rows = rows != self._rows, rows
+        return moved
+
+    def _name(self, piece: extents.Piece) -> str:
+        return self._path if piece.pack is None else pack_path(piece.pack)
+
+    def cached(self, length: int, position: int) -> bool:
+        for piece in extents.pieces(self._rows, position, length):
+            try:
+                with self._files.borrow(self._name(piece)) as file:
+                    if not file.cached(piece.length, piece.at):
+                        return False
+            except FileNotFoundError:
+                return False  # reading it says what is wrong
+        return True
+
+    def view(self, length: int, position: int) -> memoryview | None:
+        piece = extents.piece_at(self._rows, position, length)
+        if piece.length < length:
+            return None
+        try:
+            with self._files.borrow(self._name(piece)) as file:
+                return file.view(length, piece.at)
+        except FileNotFoundError:
+            return None
+
+    def size(self) -> int:
+        """Where the bytes end."""
+        ends = [extent.end for extent in extents.decode(self._rows)]
+        try:
+            with self._files.borrow(self._path) as file:
+                ends.append(file.size())
+        except FileNotFoundError:
+            pass
+        return max(ends, default=0)
+
+    def write_some(self, data: Buffer, position: int) -> int:
+        raise self._read_only()
+
+    def sync(self) -> None:
+        raise self._read_only()
+
+    def truncate(self, size: int) -> None:
+        raise self._read_only()
+
+    def close(self) -> None:
+        raise self._read_only()
+
+    def _read_only(self) -> InternalError:
+        return InternalError(f"{self._path} lies in packs and was to be changed in place")
+
+
+def pack_path(number: int) -> str:
+    return f"{DIRECTORY}/{number}"
+
+
+def listed(disk: Disk) -> list[int]:
+    """The packs in a directory."""
+    return sorted(int(name) for name in disk.list(DIRECTORY) if name.isdecimal())

@@ -1,0 +1,102 @@
+"""The sweep behind a crash: files that belong to nothing are removed, while the store is in use.
+
+A crash may leave files of topics and segments that are gone, and packs that no checkpoint names.
+Nobody waits for their removal, so it is done when the store is ready, a few directories at a time.
+
+What is swept was decided when the store was opened: which directories and packs were there, and
+which segments each partition had. So nothing is removed that was made later. A file that a later
+segment may come to have by its name is left alone: its base offset had not been given out yet.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Final, NamedTuple
+
+from quackmq import limits
+from quackmq.stores.local import packs
+from quackmq.stores.local.disk import Disk
+from quackmq.stores.local.packs import Packs
+from quackmq.stores.local.recovery import Recovered
+from quackmq.stores.local.segment import DIRECTORY as LOG_DIRECTORY
+
+_logger = logging.getLogger("quackmq.store")
+_TOPIC_DIRECTORY: Final = re.compile("[0-9a-f]{32}")
+_SEGMENT_FILE: Final = re.compile(r"(\d+)-(\d{20})\.(log|index|aborted)")
+
+
+class _Known(NamedTuple):
+    """Of a partition at the opening: its next offset, and where its segments began."""
+
+    end: int
+    bases: frozenset[int]
+
+
+class Leftovers:
+    """What may be swept. The removals are made in the checkpoint lane."""
+
+    def __init__(self, disk: Disk, recovered: Recovered, *, clean: bool) -> None:
+        """Of a store that was closed, only packs: its process may have ended before it removed
+        them."""
+        there = packs.listed(disk)
+        self._disk = disk
+        self._packs = [number for number in there if number not in recovered.packed.sizes]
+        names = [] if clean else disk.list(LOG_DIRECTORY)
+        known: dict[str, dict[int, _Known]] = {
+            name: {} for name in names if _TOPIC_DIRECTORY.fullmatch(name)
+        }
+        for key, log in recovered.logs.items():
+            partitions = known.get(key.topic_id.hex)
+            if partitions is not None:
+                bases = frozenset(segment.base_offset for segment in log.segments)
+                partitions[key.partition] = _Known(log.end, bases)
+        self._directories = known
+
+    def __bool__(self) -> bool:
+        return bool(self._packs or self._directories)
+
+    async def sweep(self, files: Packs) -> None:
+        """A failure is logged; what is left is swept after the next crash."""
+        try:
+            for pack in self._packs:
+                await self._run(partial(self._remove_pack, files, pack))
+            names = list(self._directories)
+            for at in range(0, len(names), limits.SWEPT_AT_ONCE):
+                some = names[at : at + limits.SWEPT_AT_ONCE]
+                await self._run(partial(self._sweep_some, files, some))
+        except OSError as error:
+            _logger.warning("files that belong to nothing could not be removed: %s", error)
+
+    async def _run(self, work: Callable[[], None]) -> None:
+        await self._disk.run(work, "checkpoint")
+
+    def _remove_pack(self, files: Packs, pack: int) -> None:
+        files.remove(packs.pack_path(pack))
+
+    def _sweep_some(self, files: Packs, names: Sequence[str]) -> None:
+        for name in names:
+            directory, partitions = f"{LOG_DIRECTORY}/{name}", self._directories[name]
+            found = self._disk.list(directory)
+            if partitions:
+                found = [each for each in found if _is_orphan(each, partitions)]
+            self._remove(files, (f"{directory}/{each}" for each in found))
+            if not partitions:
+                with suppress(FileNotFoundError):
+                    self._disk.remove(directory)
+
+    def _remove(self, files: Packs, paths: Iterable[str]) -> None:
+        for path in paths:
+            files.remove(path)
+
+
+def _is_orphan(name: str, partitions: dict[int, _Known]) -> bool:
+    found = _SEGMENT_FILE.fullmatch(name)
+    if found is None:
+        return False  # not ours
+    known = partitions.get(int(found[1]))
+    base_offset = int(found[2])
+    return known is not None and base_offset < known.end and base_offset not in known.bases
