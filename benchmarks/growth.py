@@ -132,7 +132,7 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def record(path: Path, label: str, machine: str, is_quick: bool, curves: Sequence[Curve]) -> None:
-    """Keep the curves under a label. Other labels, rows and systems stay as they are."""
+    """Keep the curves under a label. Other labels, rows, systems and sizes stay."""
     everything = load(path)
     kept = everything.setdefault(label, {"rows": {}})
     kept |= {"machine": machine, "form": "quick" if is_quick else "full"}
@@ -140,8 +140,9 @@ def record(path: Path, label: str, machine: str, is_quick: bool, curves: Sequenc
         if curve.systems:
             before = kept["rows"].get(curve.name, {"systems": {}, "notes": {}})
             now = to_json(curve)
-            now["systems"] = before["systems"] | now["systems"]
-            now["notes"] = now["notes"] or before["notes"]
+            for system, values in before["systems"].items():
+                now["systems"][system] = values | now["systems"].get(system, {})
+            now["notes"] = before["notes"] | now["notes"]
             kept["rows"][curve.name] = now
     path.write_text(json.dumps(everything, indent=2, ensure_ascii=False) + "\n")
 
@@ -154,7 +155,8 @@ def draw_all(path: Path, pictures: Path) -> None:
             label: [from_json(name, kept["rows"][name]) for name in names if name in kept["rows"]]
             for label, kept in everything.items()
         }
-        draw(runs, pictures / file)
+        if any(runs.values()):
+            draw(runs, pictures / file)
 
 
 def main() -> int:

@@ -212,7 +212,7 @@ def _draw_panel(axes: Any, name: str, runs: Mapping[str, Sequence[Curve]]) -> No
                 shown = f"{system}, {label}" if len(runs) > 1 else system
                 axes.plot(sizes, [values[size] for size in sizes], next(markers) + "-", label=shown)
     axes.set_xscale("log")
-    axes.set_yscale("symlog", linthresh=1e-3)
-    axes.set_ylim(bottom=0)
+    axes.set_yscale("log")
+    axes.minorticks_off()
     axes.grid(alpha=0.3)
     axes.legend(fontsize="x-small")

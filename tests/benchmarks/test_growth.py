@@ -100,14 +100,16 @@ def test_curves_come_back_from_json_as_they_were() -> None:
     assert from_json("stop", to_json(measured)) == measured
 
 
-def test_a_later_run_of_kafka_alone_joins_the_curves_of_its_label(tmp_path: Path) -> None:
+def test_later_runs_of_kafka_alone_join_the_curves_of_its_label(tmp_path: Path) -> None:
     path = tmp_path / "growth.json"
     record(path, "before", "a machine", True, [curve({10: 1.0})])
     record(path, "after", "a machine", True, [curve({10: 5.0})])
-    only_kafka = Curve("stop", "SIGTERM to exit", "topics", "s", {KAFKA: {10: 2.0}})
-    record(path, "before", "a machine", True, [only_kafka])
+    for size in (10, 100):
+        only_kafka = Curve("stop", "SIGTERM to exit", "topics", "s", {KAFKA: {size: 2.0}})
+        record(path, "before", "a machine", True, [only_kafka])
     kept = load(path)
-    assert from_json("stop", kept["before"]["rows"]["stop"]) == curve({10: 1.0}, {10: 2.0})
+    both = curve({10: 1.0}, {10: 2.0, 100: 2.0})
+    assert from_json("stop", kept["before"]["rows"]["stop"]) == both
     assert from_json("stop", kept["after"]["rows"]["stop"]) == curve({10: 5.0})
 
 
@@ -125,6 +127,14 @@ def test_pictures_show_each_row_and_are_the_same_when_drawn_again(tmp_path: Path
     for file, names in DRAWN.items():
         text = drawn[0][file].decode()
         assert all(ROWS[name].title in text for name in names)
+
+
+def test_a_picture_without_any_rows_is_not_drawn(tmp_path: Path) -> None:
+    path = tmp_path / "growth.json"
+    record(path, "before", "a machine", True, [curve({10: 1.0, 100: 2.0})])
+    draw_all(path, tmp_path)
+    assert (tmp_path / "growth-topics.svg").exists()
+    assert not (tmp_path / "growth-others.svg").exists()
 
 
 def test_every_row_but_one_is_in_a_picture() -> None:
