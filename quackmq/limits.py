@@ -138,6 +138,8 @@ LOOP_SYNC_PAUSE: Final = 100
 JOURNAL_FRAME_BYTES: Final = 32 * MIB
 #: Appended bytes after which a checkpoint is made: it bounds what recovery has to read.
 CHECKPOINT_BYTES: Final = 256 * MIB
+#: Partitions whose state a checkpoint takes before others have their turn: some 5 ms of the loop.
+CAPTURED_LOGS: Final = 500
 #: With sync = os so many times as much: recovery reads more, and less is synced meanwhile.
 RARER_CHECKPOINTS: Final = 16
 #: A run of bytes below this size is written to a pack, which all partitions share. Creating and

@@ -29,9 +29,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
+import orjson
+
 from quackmq.errors import DamagedStore
 from quackmq.producers import Producer, Remembered
-from quackmq.stores.catalog import Catalog
+from quackmq.stores.catalog import CapturedCatalog, Catalog
 from quackmq.stores.local import extents
 from quackmq.stores.local.extents import Extent
 from quackmq.stores.local.format import (
@@ -45,7 +47,7 @@ from quackmq.stores.local.log import PartitionLog
 from quackmq.stores.local.options import LocalOptions, SyncMode
 from quackmq.stores.local.packs import NOTHING_PACKED, Packed
 from quackmq.stores.local.segment import Segment
-from quackmq.topic import PartitionKey
+from quackmq.topic import PartitionKey, Topic
 from quackmq.transactions import ABORTED_BYTES
 
 PATH: Final = "checkpoint"
@@ -64,7 +66,7 @@ class Standing:
     place: Place
 
 
-class _CapturedLog(NamedTuple):
+class CapturedLog(NamedTuple):
     """A partition as it was. Producers are values, which nobody changes; segments are rows."""
 
     key: PartitionKey
@@ -74,50 +76,65 @@ class _CapturedLog(NamedTuple):
     producers: tuple[Producer, ...]
     last_aborted: int
 
+    @classmethod
+    def of(cls, log: PartitionLog) -> CapturedLog:
+        return cls(
+            log.key,
+            log.first_offset,
+            log.readable,
+            [_segment_row(segment) for segment in log.segments if segment.size],
+            tuple(log.producers.values()),
+            log.last_aborted,
+        )
 
-class Captured:
-    """The content of a checkpoint, captured at one moment by the loop in a few microseconds a
-    partition. To encode it takes far longer, and is done in the checkpoint lane."""
 
-    __slots__ = ("_catalog", "_logs", "_standing")
+class PartitionRows:
+    """The encoded rows of all partitions, kept from one checkpoint to the next: most partitions do
+    not change in between. Who may call: one thread at a time."""
 
-    def __init__(self, standing: Standing, catalog: Catalog, logs: Iterable[PartitionLog]) -> None:
-        self._standing = standing
-        self._catalog = catalog.capture()
-        self._logs = [
-            _CapturedLog(
-                log.key,
-                log.first_offset,
-                log.readable,
-                [_segment_row(segment) for segment in log.segments if segment.size],
-                tuple(log.producers.values()),
-                log.last_aborted,
-            )
-            for log in logs
-            if log.readable
-        ]
+    def __init__(self) -> None:
+        self._rows: dict[PartitionKey, bytes] = {}
 
-    def encode(self, packed: Packed = NOTHING_PACKED) -> bytes:
-        """May be called in any thread. The rows are encoded one by one: to encode them all at once
-        would hold the interpreter's lock for as long."""
-        standing = self._standing
-        fields = {
-            "run": standing.run,
-            "epoch": standing.epoch,
-            "clean": standing.clean,
-            "sync": standing.sync,
-            "boot_id": standing.boot_id,
-            "frame": standing.frame,
-            "slot": standing.place.slot,
-            "position": standing.place.position,
-        }
-        rows = {
-            "catalog": self._catalog.rows(),
-            "partitions": (_partition_row(log) for log in self._logs),
-            "packs": packed.sizes.items(),
-            "extents": (_extents_row(path, rows) for path, rows in packed.extents.items()),
-        }
-        return encode_checkpoint(fields, rows)
+    def update(self, changed: Iterable[CapturedLog]) -> None:
+        for log in changed:
+            self._rows[log.key] = _partition_row(log)
+
+    def keep_only(self, topics: Iterable[Topic]) -> None:
+        """Drop the rows of all other topics."""
+        ids = {topic.id for topic in topics}
+        self._rows = {key: row for key, row in self._rows.items() if key.topic_id in ids}
+
+    def all(self) -> Iterable[bytes]:
+        return self._rows.values()
+
+
+def encode(
+    standing: Standing,
+    catalog: CapturedCatalog,
+    partitions: Iterable[bytes] = (),
+    packed: Packed = NOTHING_PACKED,
+) -> bytes:
+    """May be called in any thread. Rows are encoded one by one: to encode them all at once would
+    hold the interpreter's lock for as long."""
+    fields = {
+        "run": standing.run,
+        "epoch": standing.epoch,
+        "clean": standing.clean,
+        "sync": standing.sync,
+        "boot_id": standing.boot_id,
+        "frame": standing.frame,
+        "slot": standing.place.slot,
+        "position": standing.place.position,
+    }
+    rows = {
+        "catalog": map(orjson.dumps, catalog.rows()),
+        "partitions": partitions,
+        "packs": map(orjson.dumps, packed.sizes.items()),
+        "extents": (
+            orjson.dumps(_extents_row(path, rows)) for path, rows in packed.extents.items()
+        ),
+    }
+    return encode_checkpoint(fields, rows)
 
 
 class Decoded(NamedTuple):
@@ -164,16 +181,17 @@ def new_logs(
     return {key: PartitionLog(key, options, epoch) for key in keys}
 
 
-def _partition_row(log: _CapturedLog) -> list[Any]:
-    return [
+def _partition_row(log: CapturedLog) -> bytes:
+    head = [
         log.key.topic_id.hex,
         log.key.partition,
         log.first_offset,
         log.next_offset,
         log.segments,
-        [_producer_row(producer) for producer in log.producers],
-        log.last_aborted,
     ]
+    # One by one: a partition may have a hundred thousand of them.
+    producers = b",".join([orjson.dumps(_producer_row(producer)) for producer in log.producers])
+    return b"%s,[%s],%d]" % (orjson.dumps(head)[:-1], producers, log.last_aborted)
 
 
 def _segment_row(segment: Segment) -> list[Any]:

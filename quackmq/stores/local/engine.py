@@ -25,7 +25,7 @@ from quackmq import limits
 from quackmq.clock import Clock
 from quackmq.errors import BrokerClosing, LimitReached, QuackError, StoreReadOnly
 from quackmq.stores.catalog import Catalog, Change, TopicDeleted, TopicPut, encode_change
-from quackmq.stores.local import checkpoint
+from quackmq.stores.local.capturing import Capture
 from quackmq.stores.local.checkpoint import Standing
 from quackmq.stores.local.committed import CommittedReader
 from quackmq.stores.local.cycle import Cycle
@@ -116,6 +116,7 @@ class Engine:
         self._next_sync: asyncio.TimerHandle | None = None
         # Checkpoints.
         self._checkpointing: asyncio.Task[None] | None = None
+        self._capture = Capture({})
         self._checkpoint_place = standing.place
         self._since_checkpoint = 0
         # A checkpoint syncs, which "os" wants to leave to the system as far as can be.
@@ -369,6 +370,10 @@ class Engine:
     # --- write-back ---------------------------------------------------------------------------
 
     def _start_write_back(self) -> asyncio.Task[None]:
+        """Nothing later is written while a checkpoint takes the state behind a frame: after a power
+        cut the checkpoint would name what the journal has lost. It writes back itself."""
+        if not self._capture.is_over and self._checkpointing is not None:
+            return self._checkpointing
         if self._writing_back is None or self._writing_back.done():
             self._writing_back = self._loop.create_task(
                 self._write_back_or_fail(), name="quackmq-write-back"
@@ -378,6 +383,8 @@ class Engine:
     async def _write_back_or_fail(self) -> None:
         """Write back what waits now, a part at a time: the loop goes on in between."""
         for _ in range(-(-self._waiting.logs // limits.WRITE_BACK_LOGS)):
+            if not self._capture.is_over:
+                break
             waiting = self._waiting.waiting(limits.WRITE_BACK_LOGS)
             try:
                 await self.disk.run(partial(self.housekeeping.write_back, waiting), "checkpoint")
@@ -430,7 +437,9 @@ class Engine:
         """A cycle is durable: show it, and answer whoever waits."""
         self.commits += 1
         forget_before_ms = self._clock.expired_before(limits.PRODUCER_EXPIRY_MS)
+        keep = self._capture.keep
         for (log, chunks, inline), descriptors in zip(cycle.shares, cycle.descriptors, strict=True):
+            keep(log)
             for descriptor in descriptors:
                 log.commit(descriptor, forget_before_ms)
             log.flying = []
@@ -447,6 +456,9 @@ class Engine:
             self.durable.apply(change)
             self._follow(change)
         for log, first_offset in cycle.gathered.trims:
+            keep(log)
+            if not log.deleted:
+                self._touched[log] = None
             self._drop(log, log.trim(first_offset))
             log.wake_trimmed()
             self.changed[log] = None
@@ -475,6 +487,7 @@ class Engine:
     def _delete_logs(self, topic_id: uuid.UUID) -> None:
         for key in [key for key in self.logs if key.topic_id == topic_id]:
             log = self.logs.pop(key)
+            self._capture.keep(log)
             log.deleted = True
             log.wake_all()
             self._touched.pop(log, None)
@@ -548,32 +561,24 @@ class Engine:
             self._fail(error)
 
     async def _checkpoint(self, *, clean: bool) -> None:
-        """What is captured here, without waiting, is the state behind the last committed frame."""
-        place, frame = self._journal.place, self._journal.number
-        indexes = [
-            segment.unwritten_entries()
-            for log in sorted(self._touched, key=lambda log: log.key)
-            for segment in log.segments
-            if segment.pending or segment.aborted_pending
-        ]
-        waiting = self._waiting.waiting()
-        standing = Standing(
-            self.run, self.epoch, clean, self.options.sync, self.disk.boot_id(), frame, place
-        )
-        captured = checkpoint.Captured(standing, self.durable, self.logs.values())
+        """Write the state behind the frame that was committed last (capturing.py)."""
+        place, boot_id, sync = self._journal.place, self.disk.boot_id(), self.options.sync
+        run, epoch, frame = self.run, self.epoch, self._journal.number
+        standing = Standing(run, epoch, clean, sync, boot_id, frame, place)
+        catalog = self.durable.capture()
         removal = Removal(self._garbage, self._deleted_topics)
         self._garbage, self._deleted_topics = [], []
-        self._touched.clear()
+        self._capture = capture = Capture(self._touched)
+        self._touched = {}
         self._since_checkpoint = 0
         if self._removal is not None:
             self._removal.cancel()
             self._removal = None
+        await capture.finish()
         write = self.housekeeping.write_checkpoint
-        await self.disk.run(partial(write, waiting, indexes, captured, removal), "checkpoint")
-        self._waiting.done(waiting)
+        await self.disk.run(partial(write, standing, catalog, capture, removal), "checkpoint")
+        await capture.note_written(self._waiting)
         self._tail.shrink()
-        for entries in indexes:
-            entries.written()
         self._checkpoint_place = place
         self._journal.release(place)
         await self.disk.run(partial(self.housekeeping.remove, removal), "checkpoint")

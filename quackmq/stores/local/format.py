@@ -357,13 +357,12 @@ _CHECKPOINT_MAGIC: Final = b"QCP1"
 
 
 def encode_checkpoint(
-    fields: Mapping[str, Any], rows: Mapping[str, Iterable[Any]] = MappingProxyType({})
+    fields: Mapping[str, Any], rows: Mapping[str, Iterable[bytes]] = MappingProxyType({})
 ) -> bytes:
-    """One JSON object of single values, and of lists that are encoded row by row."""
+    """One JSON object of single values, and of lists whose rows are encoded already."""
     parts = [b"%s:%s" % (orjson.dumps(name), orjson.dumps(value)) for name, value in fields.items()]
     for name, some in rows.items():
-        encoded = b",".join(map(orjson.dumps, some))
-        parts.append(b"%s:[%s]" % (orjson.dumps(name), encoded))
+        parts.append(b"%s:[%s]" % (orjson.dumps(name), b",".join(some)))
     body = b"{%s}" % b",".join(parts)
     return _CHECKPOINT.pack(_CHECKPOINT_MAGIC, _PARTS_VERSION, len(body), crc32c(body)) + body
 

@@ -15,7 +15,10 @@ from typing import NamedTuple
 
 from quackmq import limits
 from quackmq.disk import read_all, replace_file, write_all
+from quackmq.stores.catalog import CapturedCatalog
 from quackmq.stores.local import checkpoint
+from quackmq.stores.local.capturing import Capture
+from quackmq.stores.local.checkpoint import Standing
 from quackmq.stores.local.disk import Disk
 from quackmq.stores.local.files import OpenFiles
 from quackmq.stores.local.packs import Packs, Run
@@ -41,6 +44,7 @@ class Housekeeping:
         self._files = files
         self._packs = packs
         self._packed_bytes = packed_bytes
+        self._rows = checkpoint.PartitionRows()
         #: Packs that the last checkpoint does not name.
         self._unnamed_packs: list[int] = []
 
@@ -51,19 +55,23 @@ class Housekeeping:
 
     def write_checkpoint(
         self,
-        waiting: Iterable[Waiting],
-        indexes: Iterable[Entries],
-        captured: checkpoint.Captured,
+        standing: Standing,
+        catalog: CapturedCatalog,
+        capture: Capture,
         removal: Removal,
     ) -> None:
-        self.write_back(waiting)
-        self._packs.write(_index_runs(indexes), self._packed_bytes)
+        self.write_back(capture.waiting)
+        self._packs.write(_index_runs(capture.indexes), self._packed_bytes)
         self._packs.rewrite()
         for path in self._files.dirty():
             self._files.sync(path)
         gone = {path for segment in removal.segments for path in segment.paths}
         packed = self._packs.captured(without=gone)
-        replace_file(self._disk, checkpoint.PATH, captured.encode(packed))
+        self._rows.update(capture.logs)
+        if removal.directories:
+            self._rows.keep_only(catalog.topics)
+        content = checkpoint.encode(standing, catalog, self._rows.all(), packed)
+        replace_file(self._disk, checkpoint.PATH, content)
         self._unnamed_packs = self._packs.unnamed(packed)
 
     def remove(self, removal: Removal) -> None:

@@ -116,7 +116,7 @@ def _make(disk: Disk, options: LocalOptions) -> None:
     disk.open(slot_path(start.slot), create=True).close()
     disk.sync_directory(JOURNAL_DIRECTORY)
     standing = Standing(0, 0, True, options.sync, disk.boot_id(), 1, start)
-    replace_file(disk, checkpoint.PATH, checkpoint.Captured(standing, Catalog(), ()).encode())
+    replace_file(disk, checkpoint.PATH, checkpoint.encode(standing, Catalog().capture()))
     meta = Meta(
         str(uuid.uuid4()),
         int.from_bytes(os.urandom(4), "little"),
