@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from math import ceil, floor, log10
 from pathlib import Path
+from textwrap import fill
 from typing import Any, Final
 
 OURS: Final = "QuackMQ"
@@ -178,6 +180,7 @@ def from_json(name: str, found: Mapping[str, Any]) -> Curve:
 _PANELS_IN_A_LINE: Final = 3
 _PANEL_INCHES: Final = (4.2, 3.0)
 _MARKERS: Final = "os^dvx"
+_TITLE_CHARACTERS: Final = 48
 
 
 def draw(runs: Mapping[str, Sequence[Curve]], file: Path) -> None:
@@ -204,7 +207,7 @@ def _draw_panel(axes: Any, name: str, runs: Mapping[str, Sequence[Curve]]) -> No
         for curve in curves:
             if curve.name != name:
                 continue
-            axes.set_title(curve.title, fontsize="small")
+            axes.set_title(fill(curve.title, _TITLE_CHARACTERS), fontsize="small")
             axes.set_xlabel(curve.dimension, fontsize="small")
             axes.set_ylabel(curve.unit, fontsize="small")
             for system, values in curve.systems.items():
@@ -212,7 +215,19 @@ def _draw_panel(axes: Any, name: str, runs: Mapping[str, Sequence[Curve]]) -> No
                 shown = f"{system}, {label}" if len(runs) > 1 else system
                 axes.plot(sizes, [values[size] for size in sizes], next(markers) + "-", label=shown)
     axes.set_xscale("log")
-    axes.set_yscale("log")
+    axes.set_yscale("log", nonpositive="clip")
+    positive = [
+        value
+        for curves in runs.values()
+        for curve in curves
+        if curve.name == name
+        for values in curve.systems.values()
+        for value in values.values()
+        if value > 0
+    ]
+    if positive:  # whole decades, so that every panel has its ticks
+        bottom, top = floor(log10(min(positive))), ceil(log10(max(positive)))
+        axes.set_ylim(10.0**bottom, 10.0 ** max(top, bottom + 1))
     axes.minorticks_off()
     axes.grid(alpha=0.3)
     axes.legend(fontsize="x-small")

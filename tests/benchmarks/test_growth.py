@@ -126,7 +126,7 @@ def test_pictures_show_each_row_and_are_the_same_when_drawn_again(tmp_path: Path
     assert drawn[0] == drawn[1]
     for file, names in DRAWN.items():
         text = drawn[0][file].decode()
-        assert all(ROWS[name].title in text for name in names)
+        assert all(ROWS[name].title[:20] in text for name in names)
 
 
 def test_a_picture_without_any_rows_is_not_drawn(tmp_path: Path) -> None:
