@@ -1,4 +1,4 @@
-"""What goes into the archive comes out byte for byte, whatever it is (issue's property)."""
+"""What goes into the archive comes out byte for byte, whatever it is."""
 
 from __future__ import annotations
 

@@ -56,6 +56,8 @@ class Capture:
             for entries in self.indexes[at : at + step]:
                 entries.written()
             await asyncio.sleep(0)
+        for taken in (self.logs, self.waiting, self.indexes):
+            taken.clear()  # the engine holds this object until the next checkpoint
 
     def _take(self, log: PartitionLog) -> None:
         if log.readable:

@@ -126,6 +126,8 @@ async def test_partitions_that_did_not_change_stay_in_the_next_checkpoint(tmp_pa
     for key in keys:
         await append_values(store, key, b"quack")
     await store._engine._checkpoint(clean=False)
+    capture = store._engine._capture
+    assert not capture.logs and not capture.waiting and not capture.indexes, "memory is held"
     await append_values(store, keys[1], b"quack")
     await store.close()
     assert [in_place(tmp_path).logs[key].readable for key in keys] == [1, 2, 1]
