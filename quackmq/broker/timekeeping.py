@@ -49,11 +49,20 @@ class Timekeeping:
         self._version = state.version
         if state.value is not None:
             self._kept = _decode(state.value)
-        self._clock.resume(self._kept, self._store.latest_append_ms)
+        self._clock.resume(self._kept, await self._latest_stamp_ms())
         self._tell(self._clock.status())
         if self._clock.is_paused:
             # Kept before anything is stamped: what comes from now on is not as old as the outage.
             await self.clean()
+
+    async def _latest_stamp_ms(self) -> int:
+        """Return the latest time that the store knows. A broker that was killed before its first
+        housekeeping has kept none; then committed offsets tell it where nothing was appended."""
+        latest_ms = self._store.latest_append_ms
+        if self._kept is not None or latest_ms:
+            return latest_ms
+        cursors = (await self._store.cursors()).values()
+        return max((cursor.updated_ms for cursor in cursors), default=0)
 
     async def clean(self) -> None:
         """Tell the store the time if it is due, and the log if the clock's state has changed."""

@@ -394,6 +394,20 @@ async def test_what_came_after_a_long_outage_keeps_its_age_though_the_machine_cr
         assert await values_in(broker) == [b"b"]
 
 
+async def test_a_jump_across_the_first_boot_expires_no_group_though_nothing_was_appended(
+    home: Home,
+) -> None:
+    async with home.broker() as broker:  # which never comes to its housekeeping
+        topic = await broker.create_topic(CALLER, TOPIC)
+        commits = [Commit(key_of(topic), 0, "")]
+        assert await broker.groups.commit(CALLER, "group", MemberRef("", -1), commits) == [None]
+    home.machine.reboot(YEAR_MS)
+    async with home.broker() as broker:
+        assert broker.timekeeping.status(CALLER).status == "paused"
+        await broker.clean()
+        assert [group.name for group in broker.groups.all(CALLER)] == ["group"]
+
+
 async def test_while_the_clock_is_paused_the_cleaner_does_not_look_again_and_again(
     local: Home,
 ) -> None:
