@@ -222,6 +222,8 @@ def _make_options(source: random.Random) -> LocalOptions:
         checkpoint_bytes=source.choice((5_000, 20_000)),
         tail_bytes=source.choice((0, 0, 3_000)),
         open_files=source.choice((2, 100)),
+        # Mostly files of their own, which are mapped and removed.
+        packed_bytes=source.choice((0, 0, 300)),
     )
 
 

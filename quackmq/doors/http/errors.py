@@ -23,6 +23,7 @@ _RETRY_SOON: Final = (("retry-after", "1"),)
 STATUSES: Final[Mapping[type[errors.QuackError], int]] = {
     errors.QuackError: 500,
     errors.InvalidRequest: 400,
+    errors.ClientClosed: 400,
     errors.IllegalTopicName: 400,
     errors.InvalidPolicy: 400,
     errors.InvalidMessageId: 400,

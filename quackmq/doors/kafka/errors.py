@@ -16,6 +16,7 @@ from quackmq import errors
 CODES: Final[Mapping[type[errors.QuackError], ErrorCode]] = {
     errors.QuackError: ErrorCode.unknown_server_error,
     errors.InvalidRequest: ErrorCode.invalid_request,
+    errors.ClientClosed: ErrorCode.invalid_request,
     errors.IllegalTopicName: ErrorCode.invalid_topic_exception,
     errors.InvalidPolicy: ErrorCode.invalid_config,
     errors.InvalidMessageId: ErrorCode.invalid_request,
