@@ -138,7 +138,8 @@ class TieredReader:
                 parts += await self._read_log(run, room, is_first=room == max_bytes)
                 room = max_bytes - sum(part.size for part in parts)
                 run = []
-            if room <= 0 or opened >= limits.ARCHIVE_PARTITIONS_AT_ONCE:
+            is_full = room <= 0 and room < max_bytes
+            if is_full or opened >= limits.ARCHIVE_PARTITIONS_AT_ONCE:
                 parts.append(await self._left_out(read))
                 continue
             parts.append(await self._read_archive(read, room, is_first=room == max_bytes))

@@ -394,7 +394,7 @@ class LocalStore(Store):
                 log = self._log(key)
                 first_room = limits.BATCH_BYTES if room == max_bytes else room
                 bounds = (min(most, room), first_room)
-                if room <= 0:
+                if room <= 0 and room < max_bytes:
                     engine.reader.check_offset(log, offset)
                 elif committed:
                     chunks, aborted = await engine.committed.read(log, offset, *bounds)
