@@ -193,7 +193,8 @@ async def test_a_log_that_was_not_trimmed_is_trimmed_at_the_next_look(
 
 
 async def test_damage_in_the_log_stops_its_partition_and_is_named(tmp_path: Path) -> None:
-    async with pond(tmp_path / "data", options=SMALL) as home:
+    own_files = dataclasses.replace(SMALL, packed_bytes=0)
+    async with pond(tmp_path / "data", options=own_files) as home:
         key = await home.create("ducks", Policy(archive_bytes=1))
         put = await put_some(home, key, 100, size=100)
         await home.store.close()
@@ -202,7 +203,7 @@ async def test_damage_in_the_log_stops_its_partition_and_is_named(tmp_path: Path
     with segments[1].open("r+b") as file:
         file.seek(300)
         file.write(b"\xff" * 8)
-    async with pond(tmp_path / "data", options=SMALL) as home:
+    async with pond(tmp_path / "data", options=own_files) as home:
         await home.archiver.archive_due()
         ((first, end),) = home.ranges(key)
         assert first == 0 < end < 100

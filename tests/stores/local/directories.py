@@ -96,6 +96,10 @@ def segments_of(directory: Path) -> list[Path]:
     return sorted(directory.glob("log/*/*.log"))
 
 
+def packs_of(directory: Path) -> list[Path]:
+    return sorted(directory.glob("log/packs/*"))
+
+
 def indexes_of(directory: Path) -> list[Path]:
     return sorted(directory.glob("log/*/*.index"))
 

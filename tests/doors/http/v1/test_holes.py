@@ -9,7 +9,7 @@ from quackmq import limits
 from quackmq.conventions import RECEIPTS_TOPIC
 from tests.broker.transacting import Transactor
 from tests.doors.http.v1.serving import Client, Serving, serving
-from tests.stores.local.directories import flip, segments_of
+from tests.stores.local.directories import flip, packs_of
 
 
 def holes_of(api: Client, topic: str, offset: int = 0) -> Any:
@@ -79,8 +79,8 @@ def test_what_is_damaged_is_told_with_where_to_go_on(tmp_path: Path) -> None:
     with serving(directory=tmp_path) as running:
         for value in values:
             running.client().publish(topic, value)
-    (segment,) = segments_of(tmp_path)
-    flip(segment, segment.read_bytes().index(b"second"))
+    (pack,) = packs_of(tmp_path)
+    flip(pack, pack.read_bytes().index(b"second"))
     with serving(directory=tmp_path) as running:
         api = running.client()
         for page in ("holes", "batches"):
