@@ -88,7 +88,8 @@ def shared(master: str, directory: Path) -> Iterator[SparkSession]:
         _shared.spark, _shared.master = _started(master, settings), master
     mine = _shared.spark.newSession()
     # Where a stream is started, Spark looks for its sink among the sources of the active session.
-    SparkSession._activeSession = mine
+    # Programs of documents ask for "the session", which is this one, too.
+    SparkSession._activeSession = SparkSession._instantiatedSession = mine
     SparkSession._get_j_spark_session_class(mine._jvm).setActiveSession(mine._jsparkSession)
     register(mine)
     try:
