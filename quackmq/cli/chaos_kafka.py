@@ -10,9 +10,9 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient
 
 from quackmq.cli.chaos_run import Taken
+from quackmq.client.admin import NEVER_S, Admin
 from quackmq.client.failures import translated, translating
 from quackmq.errors import QuackError, QuackTimeout
 
@@ -134,14 +134,21 @@ class BadKafkaClient:
 
     def _delete_group(self) -> None:
         """A member that died may still be missed for a while: then it stays, and expires."""
-        admin = AdminClient(self._settings())
-        future = admin.delete_consumer_groups([self._name], request_timeout=_ANSWER_S)[self._name]
+        admin = Admin(self._settings)
+        request = admin.ask_group(
+            self._name,
+            lambda client: client.delete_consumer_groups([self._name], request_timeout=NEVER_S),
+        )
         try:
-            future.result(_ANSWER_S)
+            admin.result(request, _ANSWER_S)
+        except TimeoutError:
+            raise QuackTimeout(f"its group was not deleted within {_ANSWER_S:g} s") from None
         except KafkaException as exception:
             error = exception.args[0]
             if error.code() not in (KafkaError.GROUP_ID_NOT_FOUND, KafkaError.NON_EMPTY_GROUP):
                 raise translated(error, "the broker to delete its group") from exception
+        finally:
+            admin.close(0)
 
     def _settings(self) -> dict[str, Any]:
         # What fails is counted; librdkafka would also write it to stderr.

@@ -31,11 +31,11 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 )
 
 from quackmq import limits
+from quackmq.client.admin import NEVER_S, Admin
 from quackmq.client.failures import Deadline, in_other_mode, kafka_error, translated
 from quackmq.client.settings import Connection
 from quackmq.client.values import TopicInfo
 from quackmq.errors import (
-    ClientClosed,
     NameInOtherMode,
     OffsetOutOfRange,
     QuackError,
@@ -61,8 +61,6 @@ _EARLIEST: Any = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
 _LATEST: Any = OffsetSpec.latest()  # type: ignore[no-untyped-call]
 #: A future of librdkafka's says itself when its time is up; this much later nobody believes in it.
 _GRACE_S = 0.5
-#: The longest time that librdkafka takes for a request, in seconds.
-_NEVER: Final = 3600.0
 
 
 class Committed(NamedTuple):
@@ -94,7 +92,7 @@ BY_LIBRDKAFKA: Final = Placing(Partitioner.MURMUR2)
 class Cluster:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._held: list[AdminClient] = [AdminClient(connection.shared())]
+        self._admin = Admin(connection.shared)
         self._lock = threading.Lock()
         self._topics: dict[str, tuple[TopicInfo, float]] = {}
         self._placings: dict[str, tuple[Placing, float]] = {}
@@ -105,20 +103,13 @@ class Cluster:
 
     def close(self, deadline: Deadline) -> None:
         """For good."""
-        _drop(self._held).join(max(deadline.left(), 1.0))
-
-    @property
-    def _admin(self) -> AdminClient:
-        try:
-            return self._held[0]
-        except IndexError:
-            raise ClientClosed("the client is closed") from None
+        self._admin.close(max(deadline.left(), 1.0))
 
     # --- topics -----------------------------------------------------------------------------
 
     def topic_names(self, deadline: Deadline) -> list[str]:
         try:
-            told = self._admin.list_topics(timeout=deadline.left())
+            told = self._admin.client.list_topics(timeout=deadline.left())
         except KafkaException as exception:
             raise self._failure(exception, "the list of topics", deadline) from exception
         internal = ("__consumer_offsets", "__transaction_state", "__share_group_state")
@@ -130,7 +121,7 @@ class Cluster:
             known = self._topics.get(name)
         if known is not None and not again and _age_ms(known[1]) < limits.CLIENT_TOPIC_MS:
             return known[0]
-        asked = self._admin.describe_topics(
+        asked = self._admin.client.describe_topics(
             TopicCollection([name]), request_timeout=_seconds(deadline)
         )
         try:
@@ -183,7 +174,7 @@ class Cluster:
 
     def _configs(self, name: str, deadline: Deadline) -> Any:
         resource = ConfigResource(ResourceType.TOPIC, name)
-        asked = self._admin.describe_configs([resource], request_timeout=_seconds(deadline))
+        asked = self._admin.client.describe_configs([resource], request_timeout=_seconds(deadline))
         return self._result(asked[resource], f"the configs of topic {name}", deadline)
 
     def known_placing(self, name: str) -> Placing | None:
@@ -244,12 +235,12 @@ class Cluster:
     ) -> None:
         """TopicExists, IllegalTopicName, InvalidPolicy. -1 partitions: the broker's own default."""
         new = NewTopic(name, partitions, -1, config=dict(configs))
-        asked = self._admin.create_topics([new], request_timeout=_seconds(deadline))
+        asked = self._admin.client.create_topics([new], request_timeout=_seconds(deadline))
         self._result(asked[name], f"topic {name} to be created", deadline)
         self._await_topic(name, deadline)
 
     def delete_topic(self, name: str, deadline: Deadline) -> None:
-        asked = self._admin.delete_topics([name], request_timeout=_seconds(deadline))
+        asked = self._admin.client.delete_topics([name], request_timeout=_seconds(deadline))
         self._result(asked[name], f"topic {name} to be deleted", deadline)
         self.forget(name)
 
@@ -258,7 +249,7 @@ class Cluster:
     def offsets(self, topic: TopicInfo, spec: OffsetSpec, deadline: Deadline) -> list[int]:
         """Of each partition, among committed records; -1 where nothing fits."""
         wanted = {TopicPartition(topic.name, each): spec for each in range(topic.partitions)}
-        asked = self._admin.list_offsets(
+        asked = self._admin.client.list_offsets(
             wanted,
             isolation_level=IsolationLevel.READ_COMMITTED,
             request_timeout=_seconds(deadline),
@@ -335,7 +326,7 @@ class Cluster:
         try:
             told = self._of_group(
                 group,
-                lambda admin: admin.alter_consumer_group_offsets([wanted], request_timeout=_NEVER),
+                lambda admin: admin.alter_consumer_group_offsets([wanted], request_timeout=NEVER_S),
                 what,
                 deadline,
             )
@@ -357,7 +348,7 @@ class Cluster:
                 told = self._of_group(
                     group,
                     lambda admin: admin.list_consumer_group_offsets(
-                        [wanted], require_stable=True, request_timeout=_NEVER
+                        [wanted], require_stable=True, request_timeout=NEVER_S
                     ),
                     what,
                     turn,
@@ -399,7 +390,7 @@ class Cluster:
     def _described(self, group: str, what: str, deadline: Deadline) -> Any:
         return self._of_group(
             group,
-            lambda admin: admin.describe_consumer_groups([group], request_timeout=_NEVER),
+            lambda admin: admin.describe_consumer_groups([group], request_timeout=NEVER_S),
             what,
             deadline,
         )
@@ -411,28 +402,14 @@ class Cluster:
         waited_for: str,
         deadline: Deadline,
     ) -> Any:
-        """Ask a group's coordinator.
-
-        A request to a coordinator that is away must not time out inside librdkafka: it would end
-        the process when the coordinator is back (`rd_kafka_enq_once_del_source_return: Assertion
-        failed`, seen with 2.16). So the time is measured here, and when it is up the client of
-        librdkafka is dropped, with the request in it."""
-        held = [self._admin]
-        future = ask(held[0])[group]
+        """Ask the coordinator of a group, and wait for its answer. QuackTimeout."""
+        request = self._admin.ask_group(group, ask)
         try:
-            return future.result(_seconds(deadline) + _GRACE_S)
+            return self._admin.result(request, _seconds(deadline) + _GRACE_S)
         except KafkaException as exception:
             raise self._failure(exception, waited_for, deadline) from exception
-        except concurrent.futures.TimeoutError:
-            self._replace(held)
+        except TimeoutError:
             raise self._silence(waited_for, deadline) from None
-
-    def _replace(self, held: list[AdminClient]) -> None:
-        """Go on with another client of librdkafka, unless another thread has done so already."""
-        with self._lock:
-            if self._held and self._held[0] is held[0]:
-                self._held[0] = AdminClient(self._connection.shared())
-        _drop(held)
 
     # --- answers ----------------------------------------------------------------------------
 
@@ -454,19 +431,9 @@ class Cluster:
         return self._silence(waited_for, deadline) if isinstance(found, QuackTimeout) else found
 
     def _silence(self, waited_for: str, deadline: Deadline) -> QuackTimeout:
-        if self._held:
-            self._held[0].poll(0)  # brings what librdkafka has to say of its connections
+        self._admin.poll()
         words = self._connection.trouble.words()
         return deadline.timeout(f"{waited_for}: no answer from {self._connection.address}{words}")
-
-
-def _drop(held: list[AdminClient]) -> threading.Thread:
-    """Whoever drops a client of librdkafka waits until its threads have ended, and one of them was
-    seen to stay for ever after its broker was gone. So it is dropped by a thread that nobody needs,
-    and not by whoever collects garbage next."""
-    dropping = threading.Thread(target=held.clear, daemon=True)
-    dropping.start()
-    return dropping
 
 
 def partitions_of(topic: str, offsets: Mapping[int, int], note: str) -> list[TopicPartition]:
@@ -505,7 +472,7 @@ def _age_ms(since_s: float) -> float:
 
 def _seconds(deadline: Deadline) -> float:
     # librdkafka takes neither 0 nor what 32 bits of milliseconds cannot hold.
-    return min(max(deadline.left(), 0.001), 3600.0)
+    return min(max(deadline.left(), 0.001), NEVER_S)
 
 
 def _uuid(told: Any) -> uuid.UUID:

@@ -17,14 +17,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
-from concurrent.futures import Future
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from quackmq import limits
+from quackmq.client.admin import NEVER_S, Admin, GroupRequest
 from quackmq.client.cluster import note_beside
 from quackmq.client.failures import Deadline, kafka_error, translated
 from quackmq.client.settings import Connection
@@ -62,10 +62,10 @@ class Progress:
             self._note = leased(SUBSCRIBED, hold_ms)
             # A query that began before under this name may have left a subscription.
             self._beginning = leased(self._beginning, hold_ms)
-        self._admin: AdminClient | None = None
+        self._made: Admin | None = None
         self._told: Position | None = None
         self._told_at = 0.0
-        self._on_its_way: Future[Any] | None = None
+        self._on_its_way: GroupRequest | None = None
 
     def begin(self, position: Position) -> None:
         """A query begins here; waits until the broker has it. QuackTimeout, NameInOtherMode."""
@@ -83,16 +83,21 @@ class Progress:
         go; None if there was none, or it has got on."""
         wanted = [TopicPartition(t, p) for t, topic in ends.items() for p in topic.offsets]
         deadline = Deadline(self._access.retry_ms / 1000)
-        asked = self._kafka().list_consumer_group_offsets(
-            [ConsumerGroupTopicPartitions(group, wanted)], request_timeout=max(deadline.left(), 0.1)
-        )
         try:
-            told = asked[group].result(deadline.left() + 1).topic_partitions or []
+            told = self._ask(
+                group,
+                lambda admin: admin.list_consumer_group_offsets(
+                    [ConsumerGroupTopicPartitions(group, wanted)], request_timeout=NEVER_S
+                ),
+                deadline,
+            )
         except KafkaException as exception:
             raise self._meaning(exception, group, deadline) from exception
+        except TimeoutError:
+            raise deadline.timeout(f"where {group} begins") from None
         begun = {
             (each.topic, each.partition): each.offset
-            for each in told
+            for each in told.topic_partitions or []
             if each.offset >= 0 and note_beside(each).startswith(_BEGINNINGS)
         }
         if not begun:
@@ -112,8 +117,12 @@ class Progress:
         is_news = told is None or (told.group, told.topics) != (position.group, position.topics)
         if not is_news and age_ms < limits.SPARK_TOLD_MS:
             return
-        if self._on_its_way is not None and not self._on_its_way.done():
-            return  # the next time it is told from where it is then
+        on_its_way = self._on_its_way
+        if on_its_way is not None and not on_its_way.future.done():
+            if age_ms < limits.SPARK_ANSWER_MS:
+                return  # the next time it is told from where it is then
+            self._admin.renew(on_its_way)
+            self._on_its_way = None
         self._hear(Deadline(0))
         self._send(position, self._beginning if position.initial else self._note)
 
@@ -127,24 +136,37 @@ class Progress:
                 self._hear(deadline)
         except QuackError as error:
             log.warning("the broker was not told how far the query has got: %s", error)
+        if self._made is not None:
+            self._made.close(0)
+            self._made = None
 
     def forget(self, group: str) -> None:
         """Let go of a name that no query goes on with: of its subscriptions and its offsets."""
         release(self._access, group)
-        seconds = self._access.retry_ms / 1000
-        asked = self._kafka().delete_consumer_groups([group], request_timeout=seconds)
+        deadline = Deadline(self._access.retry_ms / 1000)
         try:
-            asked[group].result(seconds + 1)
+            self._ask(
+                group,
+                lambda admin: admin.delete_consumer_groups([group], request_timeout=NEVER_S),
+                deadline,
+            )
         except (KafkaException, TimeoutError) as error:
             log.info("the offsets of %s stay until they expire: %s", group, error)
 
     # --- inside -----------------------------------------------------------------------------
 
-    def _kafka(self) -> AdminClient:
-        if self._admin is None:
+    @property
+    def _admin(self) -> Admin:
+        if self._made is None:
             settings = Connection(self._access.bootstrap, "quackmq-spark", self._access.kafka)
-            self._admin = AdminClient(settings.shared())
-        return self._admin
+            self._made = Admin(settings.shared)
+        return self._made
+
+    def _ask(
+        self, group: str, ask: Callable[[AdminClient], Mapping[str, Any]], deadline: Deadline
+    ) -> Any:
+        """KafkaException, TimeoutError."""
+        return self._admin.result(self._admin.ask_group(group, ask), max(deadline.left(), 0.1))
 
     def _send(self, position: Position, note: str) -> bool:
         """Whether there is anything to tell."""
@@ -154,11 +176,12 @@ class Progress:
         ]
         if not places:
             return False
-        asked = self._kafka().alter_consumer_group_offsets(
-            [ConsumerGroupTopicPartitions(position.group, places)],
-            request_timeout=limits.SPARK_ANSWER_MS / 1000,
+        self._on_its_way = self._admin.ask_group(
+            position.group,
+            lambda admin: admin.alter_consumer_group_offsets(
+                [ConsumerGroupTopicPartitions(position.group, places)], request_timeout=NEVER_S
+            ),
         )
-        self._on_its_way = asked[position.group]
         self._told, self._told_at = position, time.monotonic()
         return True
 
@@ -168,11 +191,12 @@ class Progress:
         if on_its_way is None or told is None:
             return
         try:
-            answer = on_its_way.result(deadline.left() + 0.001)
+            answer = self._admin.result(on_its_way, deadline.left() + 0.001)
             errors = [each.error for each in answer.topic_partitions if each.error is not None]
             if errors:
                 raise KafkaException(errors[0])
         except TimeoutError:
+            self._on_its_way = self._told = None
             raise deadline.timeout(f"offsets of {told.group} to be committed") from None
         except KafkaException as exception:
             self._on_its_way = None

@@ -3,6 +3,7 @@ has not read."""
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,9 +14,12 @@ from confluent_kafka.admin import AdminClient
 from quackmq import limits
 from quackmq.client.cluster import note_beside
 from quackmq.conventions import lease_ms_of
-from quackmq.errors import NameInOtherMode
+from quackmq.errors import NameInOtherMode, QuackTimeout
 from quackmq.policy import Policy
 from quackmq.spark import release
+from quackmq.spark.connection import Access
+from quackmq.spark.positions import Position, TopicPosition
+from quackmq.spark.progress import Progress
 from quackmq.topic import PartitionKey
 from tests.doors.http.v1.serving import CALLER, DEADLINE_S
 from tests.spark.serving import Broker, Query, wait_until
@@ -248,3 +252,27 @@ def test_a_name_that_consumers_use_is_refused_with_the_option_quoted(
             stream().step()
     finally:
         consumer.close()
+
+
+def test_a_request_that_nobody_answers_is_dropped_and_made_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It must not time out inside librdkafka, which ends the driver when the broker is back."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        progress = Progress(Access(address, address, retry_ms=200), None)
+        first, second, third = (
+            Position("cluster", "flock", {"news": TopicPosition("id", {0: offset})})
+            for offset in (7, 8, 9)
+        )
+        with pytest.raises(QuackTimeout, match="where flock begins"):
+            progress.begun("flock", first.topics)
+        progress.tell(first)
+        request = progress._on_its_way
+        progress.tell(second)
+        assert progress._on_its_way is request
+        monkeypatch.setattr(limits, "SPARK_ANSWER_MS", 0)
+        progress.tell(third)
+        assert progress._on_its_way is not request
+        monkeypatch.setattr(limits, "SPARK_STOP_MS", 1)
+        progress.close(third)
