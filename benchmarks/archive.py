@@ -35,12 +35,12 @@ from quackmq import limits
 from quackmq.archive.archiver import Archiver
 from quackmq.archive.reader import ArchiveReader
 from quackmq.archive.tiered import TieredStore
-from quackmq.arrow import to_arrow
 from quackmq.cli.archived import Archived, Place
 from quackmq.clock import wall_clock_ms
-from quackmq.codec import encode
 from quackmq.policy import Policy
-from quackmq.record import Batch, Record
+from quackmq.records.batch import Batch, Record
+from quackmq.records.codec import encode
+from quackmq.records.columns import to_arrow
 from quackmq.stores.local import LocalOptions, LocalStore
 from quackmq.topic import Append, PartitionKey
 

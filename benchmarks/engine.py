@@ -28,9 +28,9 @@ from crc32c import crc32c
 
 from benchmarks.support import HEADING, Row, drop_page_cache, line, resident_bytes
 from quackmq.cli import process
-from quackmq.codec import encode
 from quackmq.policy import Policy
-from quackmq.record import Batch, Record
+from quackmq.records.batch import Batch, Record
+from quackmq.records.codec import encode
 from quackmq.stores.local import LocalOptions, LocalStore
 from quackmq.topic import Append, PartitionKey, Read
 

@@ -35,8 +35,8 @@ from benchmarks.requests import (
     kafka_puts,
 )
 from benchmarks.streams import WAIT_SECONDS, answer, connect, receive_frame
-from quackmq.codec import encode
-from quackmq.record import Record
+from quackmq.records.batch import Record
+from quackmq.records.codec import encode
 
 TOPIC: Final = "grown"
 START_MS: Final = 1_700_000_000_000

@@ -22,12 +22,12 @@ from typing import Any, Final, cast
 import zmq
 
 from benchmarks.processes import HOST
-from quackmq import codec
 from quackmq.broker import Broker, Caller
 from quackmq.cli.process import loop_factory, prepare
 from quackmq.doors.line.server import LineDoor
 from quackmq.doors.line.settings import LineSettings
-from quackmq.record import Batch, Record
+from quackmq.records import codec
+from quackmq.records.batch import Batch, Record
 from quackmq.stores.local import LocalOptions, LocalStore
 from quackmq.topic import Append, PartitionKey
 

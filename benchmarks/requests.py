@@ -14,8 +14,8 @@ from typing import Any, Final
 from kio.index import load_request_schema
 from kio.serial import entity_writer
 
-from quackmq.codec import encode
-from quackmq.record import Record
+from quackmq.records.batch import Record
+from quackmq.records.codec import encode
 from quackmq.wire.kafka.writer import write_entity
 
 _PRODUCE: Final = 0

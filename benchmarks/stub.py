@@ -21,8 +21,8 @@ import uvloop
 
 from quackmq import limits
 from quackmq.cli import process
-from quackmq.codec import encode
-from quackmq.record import Record, stamp
+from quackmq.records.batch import Record, stamp
+from quackmq.records.codec import encode
 from quackmq.wire.kafka import fetch, produce
 from quackmq.wire.kafka.writer import write_response
 

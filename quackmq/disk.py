@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from quackmq import limits
-from quackmq.record import Buffer
+from quackmq.records.batch import Buffer
 
 
 class File(Protocol):

@@ -41,7 +41,7 @@ from quackmq.errors import (
     RepeatForgotten,
     UnknownProducer,
 )
-from quackmq.record import CONTROL_FLAG, NO_PRODUCER_ID, TRANSACTIONAL_FLAG, Batch
+from quackmq.records.batch import CONTROL_FLAG, NO_PRODUCER_ID, TRANSACTIONAL_FLAG, Batch
 
 #: Numbers are counted modulo this: after 2^31 - 1 comes 0.
 SEQUENCES: Final = 2**31

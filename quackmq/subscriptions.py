@@ -35,7 +35,7 @@ from typing import Any, Final, Literal, NamedTuple
 from quackmq import limits
 from quackmq.conventions import SUBSCRIBED, SUBSCRIBED_WITH_RECEIPTS
 from quackmq.errors import DamagedStore, InvalidMessageId, InvalidRequest
-from quackmq.record import Record
+from quackmq.records.batch import Record
 
 _MESSAGE_ID: Final = struct.Struct(">B16sIq")
 _MESSAGE_ID_VERSION: Final = 1

@@ -35,7 +35,7 @@ from crc32c import crc32c
 
 from quackmq import limits
 from quackmq.errors import CorruptBatch, LimitReached, UnsupportedBatch
-from quackmq.record import (
+from quackmq.records.batch import (
     CONTROL_FLAG,
     CRC_POSITION,
     CRC_START,

@@ -15,8 +15,8 @@ from pathlib import Path
 import cramjam
 
 from quackmq import limits
-from quackmq.codec import decode
-from quackmq.record import Batch
+from quackmq.records.batch import Batch
+from quackmq.records.codec import decode
 from tests.batches import sealed, varint
 
 GIB = 1 << 30

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from crc32c import crc32c
 
-from quackmq.record import CRC_START, HEADER, HEADER_BYTES, LENGTH_OVERHEAD, Batch
+from quackmq.records.batch import CRC_START, HEADER, HEADER_BYTES, LENGTH_OVERHEAD, Batch
 
 LENGTH_POSITION = 8
 CRC_POSITION = 17

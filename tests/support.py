@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from aiokafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
 
-from quackmq.record import Batch, spans
+from quackmq.records.batch import Batch, spans
 from quackmq.topic import Slice
 
 #: Some moment; tests count from it.

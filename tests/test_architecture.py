@@ -34,7 +34,7 @@ MODULES = programs_in("quackmq")
 PROGRAMS = programs_in("benchmarks", "examples")
 
 BASE = {"quackmq.errors", "quackmq.limits"}
-CODECS = {"quackmq.codec", "quackmq.inflate", "quackmq.arrow"}
+CODECS = {"quackmq.records.codec", "quackmq.records.inflate", "quackmq.records.columns"}
 VALUES = (
     BASE
     | CODECS
@@ -58,16 +58,16 @@ MAY_IMPORT: dict[str, set[str]] = {
     "quackmq.watchdog": {"quackmq.loop_clock", "quackmq.limits"},
     "quackmq.syncing": set(),
     "quackmq.lean": set(),
-    "quackmq.checksum": set(),
+    "quackmq.records.crc_join": set(),
     "quackmq.conventions": BASE,
-    "quackmq.record": BASE,
-    "quackmq.disk": BASE | {"quackmq.record"},
-    "quackmq.inflate": BASE,
-    "quackmq.codec": BASE | {"quackmq.record", "quackmq.inflate"},
-    "quackmq.arrow": BASE | CODECS | {"quackmq.record"},
+    "quackmq.records.batch": BASE,
+    "quackmq.disk": BASE | {"quackmq.records.batch"},
+    "quackmq.records.inflate": BASE,
+    "quackmq.records.codec": BASE | {"quackmq.records.batch", "quackmq.records.inflate"},
+    "quackmq.records.columns": BASE | CODECS | {"quackmq.records.batch"},
     "quackmq.partitioning": set(),
     "quackmq.policy": BASE | {"quackmq.partitioning"},
-    "quackmq.topic": BASE | {"quackmq.record", "quackmq.policy"},
+    "quackmq.topic": BASE | {"quackmq.records.batch", "quackmq.policy"},
     "quackmq.producers": VALUES,
     "quackmq.transactions": VALUES,
     "quackmq.transaction_states": VALUES,
@@ -81,7 +81,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     | PURE
     | CODECS
     | {"quackmq.clock", "quackmq.loop_clock", "quackmq.stores.base", "quackmq.archive"},
-    "quackmq.wire": BASE | {"quackmq.record"},
+    "quackmq.wire": BASE | {"quackmq.records.batch"},
     "quackmq.doors": VALUES | {"quackmq", "quackmq.broker", "quackmq.loop_clock", "quackmq.wire"},
     "quackmq.client": VALUES | {"quackmq.wire", "quackmq.subscriptions", "quackmq.syncing"},
     "quackmq.spark": VALUES
@@ -118,7 +118,12 @@ LONG_FILE_LINES = 600
 IMPORTED_AS = {"google_re2": "re2", "pyzmq": "zmq"}
 
 #: Where durable data is made or believed: `python -O` removes asserts, so none may stand here.
-WITHOUT_ASSERTS = ("quackmq/stores/", "quackmq/disk.py", "quackmq/syncing.py", "quackmq/record.py")
+WITHOUT_ASSERTS = (
+    "quackmq/stores/",
+    "quackmq/disk.py",
+    "quackmq/syncing.py",
+    "quackmq/records/batch.py",
+)
 #: Asserts elsewhere tell the type checker what the next line needs anyway. These say more: that a
 #: caller of ours keeps the rules of a call. No peer and no file can break them.
 ASSERTS_OF_OWN_RULES: dict[str, str] = {

@@ -31,7 +31,7 @@ from quackmq.producers import (
     replay,
     sequence_after,
 )
-from quackmq.record import TRANSACTIONAL_FLAG, Batch
+from quackmq.records.batch import TRANSACTIONAL_FLAG, Batch
 from quackmq.transactions import Marker, marker_batch
 from tests.support import batch_of
 

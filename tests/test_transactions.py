@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quackmq import limits
-from quackmq.codec import encode
 from quackmq.errors import CorruptBatch, LimitReached, UnsupportedBatch
-from quackmq.record import HEADER_BYTES, Batch, Record
+from quackmq.records.batch import HEADER_BYTES, Batch, Record
+from quackmq.records.codec import encode
 from quackmq.topic import PartitionKey
 from quackmq.transactions import (
     ABORTED_BYTES,

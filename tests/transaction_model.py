@@ -8,7 +8,7 @@ import bisect
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from quackmq.record import Batch
+from quackmq.records.batch import Batch
 from quackmq.transactions import Aborted, Marker, read_marker
 
 

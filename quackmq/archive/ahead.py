@@ -17,7 +17,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Final
 
-from quackmq.record import Batch
+from quackmq.records.batch import Batch
 from quackmq.topic import PartitionKey
 
 #: What an entry takes beside its batches, about.

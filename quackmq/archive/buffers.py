@@ -18,7 +18,7 @@ from typing import NamedTuple
 from quackmq import limits
 from quackmq.archive.pieces import Piece
 from quackmq.errors import StorageError
-from quackmq.record import Buffer, spans
+from quackmq.records.batch import Buffer, spans
 from quackmq.stores.base import Store, changes_of_time
 from quackmq.topic import Aborted, OffsetTime, PartitionKey, Read
 

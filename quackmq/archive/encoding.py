@@ -1,8 +1,8 @@
 """Rows of the archive as record batches, the way consumers get them: columns in, batches out.
 
 Each step is one call over a column; what Python does is done once a batch. A record is the join of
-nine columns of bytes, as `quackmq.codec` draws it, and the memory of the joined column holds the
-records of all batches, one after the other:
+nine columns of bytes, as `quackmq.records.codec` draws it, and the memory of the joined column
+holds the records of all batches, one after the other:
 
     length · attributes · time delta · offset delta · key length · key · value length · value ·
     headers
@@ -23,10 +23,8 @@ import pyarrow.compute as pc
 from crc32c import crc32c
 
 from quackmq import limits
-from quackmq.arrow import constant
-from quackmq.codec import NO_EPOCH, BatchWriter
 from quackmq.errors import DamagedData
-from quackmq.record import (
+from quackmq.records.batch import (
     CRC_START,
     HEADER,
     HEADER_BYTES,
@@ -35,6 +33,8 @@ from quackmq.record import (
     NO_SEQUENCE,
     TIMESTAMP_TYPE_FLAG,
 )
+from quackmq.records.codec import NO_EPOCH, BatchWriter
+from quackmq.records.columns import constant
 
 #: Numbers whose varints are looked up: all lengths and deltas that are usual.
 _TABLE_SIZE: Final = 1 << 17

@@ -41,7 +41,7 @@ from quackmq.archive import manifest as manifests
 from quackmq.archive.manifest import Manifest
 from quackmq.disk import Disk, read_all, write_durable
 from quackmq.errors import DamagedData
-from quackmq.record import Buffer
+from quackmq.records.batch import Buffer
 from quackmq.topic import PartitionKey, Topic
 
 log = logging.getLogger(__name__)

@@ -28,7 +28,7 @@ from quackmq.archive import manifest as manifests
 from quackmq.archive.pieces import Aside, Made, Piece, Progress, Unnamed
 from quackmq.archive.writer import Committed, FileWriter, PoisonBatch
 from quackmq.errors import InternalError
-from quackmq.record import Batch, batches
+from quackmq.records.batch import Batch, batches
 from quackmq.topic import Aborted, OffsetTime, PartitionKey
 
 

@@ -44,7 +44,7 @@ from crc32c import crc32c
 
 from quackmq import limits
 from quackmq.errors import DamagedData, InvalidRequest, LimitReached, NewerFormat, StateChanged
-from quackmq.record import Batch
+from quackmq.records.batch import Batch
 from quackmq.topic import PartitionKey
 
 FORMAT: Final = 1

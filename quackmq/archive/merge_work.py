@@ -17,7 +17,7 @@ from quackmq.archive.reader import ArchiveReader
 from quackmq.archive.rows import RowsWriter, rows_from
 from quackmq.disk import Disk, File, write_all
 from quackmq.errors import DamagedData, NewerFormat, StorageError
-from quackmq.record import Buffer
+from quackmq.records.batch import Buffer
 
 
 class MergeWork:

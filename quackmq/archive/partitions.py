@@ -49,7 +49,7 @@ from quackmq.errors import (
     UnknownPartition,
     UnknownTopic,
 )
-from quackmq.record import Buffer
+from quackmq.records.batch import Buffer
 from quackmq.stores.base import Store
 from quackmq.topic import PartitionKey, Topic
 

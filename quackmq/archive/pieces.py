@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from quackmq.archive.manifest import ArchiveFile, Quarantined
-from quackmq.record import Buffer
+from quackmq.records.batch import Buffer
 from quackmq.topic import Aborted, OffsetTime
 
 

@@ -40,7 +40,7 @@ from quackmq.archive.schema import (
 from quackmq.archive.window import Window, parquet_of
 from quackmq.disk import Disk, read_all
 from quackmq.errors import DamagedData, NewerFormat, OffsetOutOfRange, StorageError
-from quackmq.record import Batch
+from quackmq.records.batch import Batch
 from quackmq.topic import OffsetTime, TimeKind
 
 V = TypeVar("V")

@@ -34,7 +34,7 @@ from quackmq.archive.schema import (
     encode_row_groups,
 )
 from quackmq.errors import InvalidRequest
-from quackmq.record import Buffer
+from quackmq.records.batch import Buffer
 from quackmq.topic import PartitionKey
 
 #: What is worth skipping by. Keys and values are in no order, and their bounds could be long.

@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 import orjson
 import pyarrow as pa
 
-from quackmq.arrow import HEADERS_TYPE, TIMESTAMP_TYPE
+from quackmq.records.columns import HEADERS_TYPE, TIMESTAMP_TYPE
 
 SCHEMA_VERSION: Final = 1
 VERSION_KEY: Final = "quackmq.schema_version"

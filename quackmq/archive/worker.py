@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from quackmq import limits
 from quackmq.archive.workshop import LocalWorkshop
-from quackmq.record import Buffer
+from quackmq.records.batch import Buffer
 
 _LENGTHS: Final = struct.Struct(">IQ")
 

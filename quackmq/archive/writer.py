@@ -1,7 +1,7 @@
 """Committed batches of one partition, as the bytes of a Parquet file.
 
-Batches are opened by `quackmq.arrow`, many small ones together, and their rows become a file by
-`quackmq.archive.rows`; a batch costs Python's time, a record that of C.
+Batches are opened by `quackmq.records.columns`, many small ones together, and their rows become a
+file by `quackmq.archive.rows`; a batch costs Python's time, a record that of C.
 
 Who calls leaves out what was aborted; markers are left out here. A batch with a good checksum may
 still be one that cannot be opened, or not be made a batch again: `PoisonBatch` names it, everything
@@ -26,10 +26,10 @@ from quackmq.archive.encoding import encode
 from quackmq.archive.manifest import ArchiveFile
 from quackmq.archive.rows import RowsWriter
 from quackmq.archive.schema import GREATEST_MS, SCHEMA
-from quackmq.arrow import to_arrow
-from quackmq.codec import open_batch
 from quackmq.errors import CorruptBatch, InternalError, InvalidRequest
-from quackmq.record import Batch
+from quackmq.records.batch import Batch
+from quackmq.records.codec import open_batch
+from quackmq.records.columns import to_arrow
 from quackmq.topic import PartitionKey
 
 _MILLISECONDS: Final = pa.timestamp("ms", tz="UTC")

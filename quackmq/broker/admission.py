@@ -7,7 +7,7 @@ from uuid import UUID
 
 from quackmq import limits
 from quackmq.errors import CorruptBatch, NoSubscriber, RecordTooLarge
-from quackmq.record import Batch
+from quackmq.records.batch import Batch
 from quackmq.topic import Topic
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Literal, NamedTuple
 
-from quackmq.record import Batch, batches
+from quackmq.records.batch import Batch, batches
 from quackmq.topic import Aborted, Slice
 
 

@@ -63,7 +63,7 @@ from quackmq.clock import Clock
 from quackmq.errors import BrokerClosing, DamagedData, UnknownTopic, UnsupportedBatch
 from quackmq.policy import Policy
 from quackmq.producers import Producer
-from quackmq.record import Batch
+from quackmq.records.batch import Batch
 from quackmq.stores.base import Store
 from quackmq.subscriptions import Message, Standing, Start, Subscription
 from quackmq.topic import (

@@ -31,10 +31,11 @@ from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, NamedTuple
 
-from quackmq import codec, limits
-from quackmq.codec import Section
+from quackmq import limits
 from quackmq.errors import BrokerClosing, CorruptBatch
-from quackmq.record import HEADER_BYTES, Batch, Record
+from quackmq.records import codec
+from quackmq.records.batch import HEADER_BYTES, Batch, Record
+from quackmq.records.codec import Section
 from quackmq.topic import PartitionKey
 
 log = logging.getLogger(__name__)

@@ -20,7 +20,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from quackmq.errors import DamagedData, OffsetOutOfRange
-from quackmq.record import Batch, batches
+from quackmq.records.batch import Batch, batches
 from quackmq.stores.base import Store
 from quackmq.topic import PartitionKey, Read
 

@@ -32,7 +32,7 @@ from contextlib import contextmanager
 from typing import NamedTuple, Protocol
 from uuid import UUID
 
-from quackmq import codec, limits
+from quackmq import limits
 from quackmq.broker.coordinator import Coordinator
 from quackmq.broker.cursors import Cursors
 from quackmq.broker.decoded import DecodedBatches
@@ -59,7 +59,8 @@ from quackmq.conventions import (
 from quackmq.errors import Conflict, InvalidRequest, OutOfOrderSequence
 from quackmq.partitioning import partition_of
 from quackmq.producers import FIRST_KEY_ID, Producer
-from quackmq.record import NO_PRODUCER_ID, NO_TIMESTAMP, Batch, Headers, Record
+from quackmq.records import codec
+from quackmq.records.batch import NO_PRODUCER_ID, NO_TIMESTAMP, Batch, Headers, Record
 from quackmq.stores.base import Store
 from quackmq.subscriptions import Place, message_id
 from quackmq.topic import Append, Appended, Cursor, CursorKey, PartitionKey, Topic

@@ -39,13 +39,14 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Literal, NamedTuple
 
-from quackmq import codec, limits
+from quackmq import limits
 from quackmq.broker.topics import Topics
 from quackmq.conventions import RECEIPTS_TOPIC
 from quackmq.errors import InvalidRequest, StorageError, TopicExists
 from quackmq.partitioning import partition_of
 from quackmq.policy import Policy
-from quackmq.record import Batch, Record
+from quackmq.records import codec
+from quackmq.records.batch import Batch, Record
 from quackmq.stores.base import Store
 from quackmq.topic import Append, Appended, Cursor, OffsetTime, PartitionKey, StatePut, Topic
 

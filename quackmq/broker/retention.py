@@ -44,7 +44,7 @@ from quackmq.broker.survey import Archive, Holds, Survey
 from quackmq.clock import Clock
 from quackmq.errors import BrokerClosing, QuackError, RecordTooLarge, TopicFull
 from quackmq.policy import WhenFull, has_room, trim_before
-from quackmq.record import Batch
+from quackmq.records.batch import Batch
 from quackmq.stores.base import Store
 from quackmq.topic import Append, Appended, Cursor, PartitionKey, Topic
 

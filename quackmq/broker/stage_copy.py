@@ -21,7 +21,7 @@ from quackmq.broker.topics import Topics
 from quackmq.broker.transaction_known import ProducerEpoch
 from quackmq.errors import QuackError
 from quackmq.producers import sequence_after
-from quackmq.record import Batch, batches
+from quackmq.records.batch import Batch, batches
 from quackmq.stores.base import Store
 from quackmq.topic import Append, Appended, PartitionKey, Read, StatePut
 from quackmq.transaction_states import is_exhausted

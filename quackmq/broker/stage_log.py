@@ -23,11 +23,11 @@ from typing import Final, NamedTuple
 
 from crc32c import crc32c
 
-from quackmq import codec
 from quackmq.broker.stage_series import Turn
 from quackmq.broker.topics import HIDDEN_PREFIX
 from quackmq.errors import DamagedStore
-from quackmq.record import (
+from quackmq.records import codec
+from quackmq.records.batch import (
     CRC_POSITION,
     CRC_START,
     NO_PRODUCER_ID,

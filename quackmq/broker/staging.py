@@ -78,7 +78,7 @@ from quackmq.errors import (
     UnsupportedBatch,
 )
 from quackmq.policy import Policy
-from quackmq.record import Batch, batches
+from quackmq.records.batch import Batch, batches
 from quackmq.stores.base import Store
 from quackmq.topic import Append, Appended, PartitionKey, Read, StatePut, Topic
 from quackmq.transactions import TRANSACTION_FLAGS

@@ -20,7 +20,7 @@ from quackmq.broker.partition import Partition
 from quackmq.clock import Clock
 from quackmq.errors import DamagedData, OffsetOutOfRange
 from quackmq.policy import Facts
-from quackmq.record import spans
+from quackmq.records.batch import spans
 from quackmq.stores.base import Store
 from quackmq.topic import PartitionKey, Read, Slice
 

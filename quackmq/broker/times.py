@@ -10,7 +10,7 @@ from __future__ import annotations
 from quackmq import limits
 from quackmq.broker.decoded import DecodedBatches
 from quackmq.errors import DamagedData, OffsetOutOfRange
-from quackmq.record import NO_TIMESTAMP, Batch, batches
+from quackmq.records.batch import NO_TIMESTAMP, Batch, batches
 from quackmq.stores.base import Store
 from quackmq.topic import OffsetTime, PartitionKey, Read
 

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from quackmq import limits
 from quackmq.broker.settings import Caller
 from quackmq.errors import OffsetOutOfRange, RecordTooLarge
-from quackmq.record import Headers, Record
+from quackmq.records.batch import Headers, Record
 from quackmq.topic import Appended, PartitionKey
 
 if TYPE_CHECKING:

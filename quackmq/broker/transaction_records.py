@@ -30,7 +30,7 @@ from quackmq.broker.transaction_state import (
     state_key,
 )
 from quackmq.errors import DamagedStore, LimitReached, StoreReadOnly
-from quackmq.record import Batch
+from quackmq.records.batch import Batch
 from quackmq.stores.base import Store
 from quackmq.topic import Append, Appended, PartitionKey
 from quackmq.transaction_states import Ended, Standing

@@ -50,7 +50,7 @@ from quackmq.errors import (
 )
 from quackmq.groups import MemberRef
 from quackmq.loop_clock import loop_clock
-from quackmq.record import Batch
+from quackmq.records.batch import Batch
 from quackmq.stores.base import Store
 from quackmq.topic import Appended, PartitionKey, Topic
 from quackmq.transaction_states import (

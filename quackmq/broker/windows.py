@@ -28,8 +28,8 @@ from typing import Final
 from quackmq import limits
 from quackmq.broker.committed import is_committed
 from quackmq.broker.decoded import DecodedBatches
-from quackmq.codec import Section
-from quackmq.record import Batch, Record, batches
+from quackmq.records.batch import Batch, Record, batches
+from quackmq.records.codec import Section
 from quackmq.subscriptions import Place, message_id
 from quackmq.topic import PartitionKey, Slice
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import orjson
 
-from quackmq import codec
 from quackmq.cli.text import counted, moment, progress_on_stderr, shown, table
 from quackmq.errors import (
     CorruptBatch,
@@ -23,7 +22,8 @@ from quackmq.errors import (
     UnknownTopic,
 )
 from quackmq.policy import Policy
-from quackmq.record import NO_PRODUCER_ID, Batch, Record
+from quackmq.records import codec
+from quackmq.records.batch import NO_PRODUCER_ID, Batch, Record
 from quackmq.stores.local.contents import Held
 from quackmq.stores.local.disk import RealDisk
 from quackmq.stores.local.findings import Finding, Kind

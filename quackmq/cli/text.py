@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from quackmq import limits
-from quackmq.record import NO_TIMESTAMP
+from quackmq.records.batch import NO_TIMESTAMP
 
 #: Whoever waits longer than this is told how far it has got.
 PROGRESS_EVERY_S: Final = 5.0

@@ -1,7 +1,7 @@
 """Rows that Spark writes as record batches, a partition each: columns in, batches out.
 
-The records are laid out as `quackmq.codec` draws them, by the same steps over whole columns as
-`quackmq.archive.encoding`; here nothing has an offset yet, and nobody a sequence number, so that
+The records are laid out as `quackmq.records.codec` draws them, by the same steps over whole columns
+as `quackmq.archive.encoding`; here nothing has an offset yet, and nobody a sequence number, so that
 all partitions of a chunk are made in one go: rows are sorted by partition, and a batch ends where
 the partition does.
 
@@ -22,10 +22,8 @@ from crc32c import crc32c
 
 from quackmq import limits
 from quackmq.archive.encoding import headers_of, length_varints, positions_of, varints
-from quackmq.arrow import constant
-from quackmq.codec import NO_EPOCH
 from quackmq.errors import RecordTooLarge
-from quackmq.record import (
+from quackmq.records.batch import (
     COMPRESSIONS,
     CRC_START,
     HEADER,
@@ -34,6 +32,8 @@ from quackmq.record import (
     NO_PRODUCER_ID,
     NO_SEQUENCE,
 )
+from quackmq.records.codec import NO_EPOCH
+from quackmq.records.columns import constant
 from quackmq.spark.partitioning import Numbers
 
 #: More than a record takes beside key, value and headers.

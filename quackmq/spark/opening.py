@@ -2,8 +2,8 @@
 
 Most batches are alike: no headers, no holes between offsets, numbers of a few bytes. The records of
 these are found by a walk from length to length, and then a field is read of all of them at a time,
-by numpy, without an object for any: that takes a third less time than `quackmq.arrow`, which opens
-whatever is not like that, and alone judges what is broken.
+by numpy, without an object for any: that takes a third less time than `quackmq.records.columns`,
+which opens whatever is not like that, and alone judges what is broken.
 
 Promised: the rows that `to_arrow` gives, or its error. Pure.
 """
@@ -18,10 +18,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from quackmq import limits
-from quackmq.arrow import HEADERS_TYPE, SCHEMA, TIMESTAMP_TYPE, to_arrow
 from quackmq.errors import InvalidRequest
-from quackmq.inflate import inflate
-from quackmq.record import HEADER_BYTES, NO_PRODUCER_ID, NO_SEQUENCE, Batch
+from quackmq.records.batch import HEADER_BYTES, NO_PRODUCER_ID, NO_SEQUENCE, Batch
+from quackmq.records.columns import HEADERS_TYPE, SCHEMA, TIMESTAMP_TYPE, to_arrow
+from quackmq.records.inflate import inflate
 
 Numbers = NDArray[np.int64]
 Bytes = NDArray[np.uint8]
@@ -54,7 +54,7 @@ class _Piece(NamedTuple):
 def open_batches(
     batches: Iterable[Batch], *, max_bytes: int = limits.DECODED_BATCH_BYTES
 ) -> pa.RecordBatch:
-    """As `quackmq.arrow.to_arrow`."""
+    """As `quackmq.records.columns.to_arrow`."""
     parts: list[pa.RecordBatch] = []
     size = 0
     for pieces in _together(batches, max_bytes):

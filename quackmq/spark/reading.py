@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 
 from quackmq import limits
 from quackmq.errors import CorruptBatch, DamagedData, OffsetOutOfRange, QuackError, UnknownTopic
-from quackmq.record import Batch
+from quackmq.records.batch import Batch
 from quackmq.spark.archived import files_now
 from quackmq.spark.columns import Shaper
 from quackmq.spark.connection import Access, Answer, Http, path_of

@@ -12,9 +12,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from quackmq import limits
-from quackmq.arrow import TIMESTAMP_TYPE
 from quackmq.errors import CorruptBatch, InvalidRequest
-from quackmq.record import Batch, batches
+from quackmq.records.batch import Batch, batches
+from quackmq.records.columns import TIMESTAMP_TYPE
 from quackmq.spark.opening import open_batches
 
 _MILLISECONDS: Final = pa.timestamp("ms", tz="UTC")

@@ -49,9 +49,9 @@ from pyspark.sql.types import (
 from pyspark.taskcontext import TaskContext
 
 from quackmq import limits
-from quackmq.arrow import HEADERS_TYPE
 from quackmq.errors import InvalidRequest, QuackTimeout, UnknownPartition, UnknownTopic
 from quackmq.partitioning import Partitioner
+from quackmq.records.columns import HEADERS_TYPE
 from quackmq.spark.connection import Access, Http, find, path_of
 from quackmq.spark.digest import Digest, digest_of, merged
 from quackmq.spark.encoding import Rows, encode

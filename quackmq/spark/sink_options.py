@@ -14,7 +14,7 @@ from typing import Final
 
 from quackmq import limits
 from quackmq.errors import IllegalTopicName, InvalidRequest
-from quackmq.record import COMPRESSIONS
+from quackmq.records.batch import COMPRESSIONS
 from quackmq.spark.options import source_address
 from quackmq.topic import check_topic_name
 

@@ -22,7 +22,7 @@ from pyspark.sql.types import StructType
 
 from quackmq import limits
 from quackmq.errors import DamagedData, InvalidRequest, QuackError
-from quackmq.record import batches
+from quackmq.records.batch import batches
 from quackmq.spark import columns
 from quackmq.spark.archived import Files, Plan, plan, release
 from quackmq.spark.connection import Http, path_of

@@ -32,7 +32,7 @@ from quackmq.errors import (
 )
 from quackmq.policy import Policy
 from quackmq.producers import Producer, Remembered, advance, expired, has_producer, is_repeat
-from quackmq.record import Batch, stamp
+from quackmq.records.batch import Batch, stamp
 from quackmq.stores.base import Store, changes_of_time
 from quackmq.stores.catalog import Catalog, Change
 from quackmq.topic import (

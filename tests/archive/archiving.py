@@ -21,7 +21,7 @@ from quackmq.errors import (
     OffsetOutOfRange,
     UnknownTopic,
 )
-from quackmq.record import Batch, Buffer, batches
+from quackmq.records.batch import Batch, Buffer, batches
 from quackmq.stores.base import Store
 from quackmq.topic import (
     Aborted,

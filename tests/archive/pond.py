@@ -17,9 +17,9 @@ from quackmq.archive.manifest import Manifest
 from quackmq.archive.tiered import TieredStore
 from quackmq.archive.workshop import Workshop
 from quackmq.clock import Clock as BrokerClock
-from quackmq.codec import decode, encode
 from quackmq.policy import Policy
-from quackmq.record import Batch, Record, batches
+from quackmq.records.batch import Batch, Record, batches
+from quackmq.records.codec import decode, encode
 from quackmq.stores.local import LocalOptions, LocalStore
 from quackmq.stores.local.disk import RealDisk, RealFile
 from quackmq.topic import Append, PartitionKey, Read, Topic

@@ -14,10 +14,10 @@ from quackmq.archive import files, manifest
 from quackmq.archive.manifest import Manifest, Quarantined
 from quackmq.archive.reader import ArchiveReader
 from quackmq.archive.writer import Committed, FileWriter, PoisonBatch, Written
-from quackmq.codec import decode, encode
 from quackmq.disk import Disk
 from quackmq.errors import DamagedData
-from quackmq.record import CRC_START, Batch, Buffer, Record
+from quackmq.records.batch import CRC_START, Batch, Buffer, Record
+from quackmq.records.codec import decode, encode
 from quackmq.topic import PartitionKey
 
 TOPIC = "ducks"

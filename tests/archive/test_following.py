@@ -13,9 +13,9 @@ import pytest_asyncio
 
 from quackmq import limits
 from quackmq.archive.reader import ArchiveReader
-from quackmq.codec import decode
 from quackmq.errors import DamagedData, NotFound
-from quackmq.record import batches
+from quackmq.records.batch import batches
+from quackmq.records.codec import decode
 from quackmq.topic import PartitionKey, Read
 from tests.archive.archiving import archive
 from tests.archive.home import Home, flip

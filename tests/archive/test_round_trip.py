@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from quackmq import limits
 from quackmq.archive.reader import ArchiveReader
 from quackmq.archive.writer import Committed
-from quackmq.codec import BatchWriter, decode
-from quackmq.record import COMPRESSIONS, Batch, Record
+from quackmq.records.batch import COMPRESSIONS, Batch, Record
+from quackmq.records.codec import BatchWriter, decode
 from tests import effort
 from tests.archive.support import NOON_MS, Archive, committed, opened, read_all, records_of
 from tests.batches import sealed

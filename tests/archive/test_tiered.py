@@ -14,7 +14,6 @@ from crc32c import crc32c
 from quackmq import limits
 from quackmq.archive import manifest
 from quackmq.archive.reader import Piece
-from quackmq.codec import decode
 from quackmq.errors import (
     DamagedData,
     LimitReached,
@@ -22,7 +21,8 @@ from quackmq.errors import (
     StoreReadOnly,
     UnknownTopic,
 )
-from quackmq.record import Batch, batches
+from quackmq.records.batch import Batch, batches
+from quackmq.records.codec import decode
 from quackmq.topic import Append, OffsetTime, PartitionKey, Read, Slice
 from quackmq.transactions import Marker, marker_batch
 from tests.archive.archiving import archive

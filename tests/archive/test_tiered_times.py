@@ -13,7 +13,7 @@ from quackmq import limits
 from quackmq.broker.decoded import DecodedBatches
 from quackmq.broker.epochs import EpochEnd, epoch_end
 from quackmq.broker.times import first_at, latest
-from quackmq.record import Batch
+from quackmq.records.batch import Batch
 from quackmq.topic import OffsetTime, PartitionKey, TimeKind
 from tests.archive.archiving import archive
 from tests.archive.home import Home

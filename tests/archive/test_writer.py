@@ -15,10 +15,10 @@ from quackmq import limits
 from quackmq.archive import writer as module
 from quackmq.archive.schema import SCHEMA, decode_row_groups
 from quackmq.archive.writer import Committed, FileWriter, PoisonBatch, Written
-from quackmq.arrow import to_arrow
-from quackmq.codec import encode
 from quackmq.errors import InvalidRequest
-from quackmq.record import Batch, Record
+from quackmq.records.batch import Batch, Record
+from quackmq.records.codec import encode
+from quackmq.records.columns import to_arrow
 from tests.archive.support import KEY, NOON_MS, TOPIC, committed, plain, written
 from tests.batch_bombs import BOMBS, zstd_frame
 from tests.batches import sealed

@@ -9,8 +9,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 from benchmarks.archive import LATER, VALUE_BYTES, bare_program, fill, json_batches, json_like
-from quackmq.codec import decode
-from quackmq.record import Batch
+from quackmq.records.batch import Batch
+from quackmq.records.codec import decode
 from quackmq.stores.local import LocalOptions, LocalStore
 from quackmq.topic import PartitionKey
 

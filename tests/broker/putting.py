@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from quackmq.broker import Broker, Page, Put
 from quackmq.policy import Policy, WhenFull
-from quackmq.record import NO_TIMESTAMP, Record
+from quackmq.records.batch import NO_TIMESTAMP, Record
 from quackmq.subscriptions import Place, place_of
 from tests.broker.support import (
     CALLER,

@@ -10,7 +10,7 @@ from crc32c import crc32c
 
 from quackmq.broker import Broker, BrokerSettings, Caller, Message
 from quackmq.policy import Policy
-from quackmq.record import Batch
+from quackmq.records.batch import Batch
 from quackmq.stores.base import Store
 from quackmq.stores.memory import MemoryStore
 from quackmq.topic import Append, Appended, Cursor, Offsets, PartitionKey, Read, StatePut, Topic

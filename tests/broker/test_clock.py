@@ -22,7 +22,7 @@ from quackmq.clock import Clock
 from quackmq.errors import DamagedStore, StorageError
 from quackmq.groups import MemberRef
 from quackmq.policy import Policy
-from quackmq.record import Record
+from quackmq.records.batch import Record
 from quackmq.stores.base import Store
 from quackmq.stores.local import LocalOptions, LocalStore
 from quackmq.stores.memory import MemoryStore

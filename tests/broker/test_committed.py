@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from quackmq.broker.committed import is_committed
-from quackmq.record import Batch
+from quackmq.records.batch import Batch
 from quackmq.subscriptions import Offset, Time
 from quackmq.topic import Aborted
 from quackmq.transactions import Marker, marker_batch

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 
 import pytest
 
-from quackmq import codec
 from quackmq.broker import Message, Offset
 from quackmq.errors import (
     InvalidMessageId,
@@ -17,7 +16,8 @@ from quackmq.errors import (
     UnknownSubscription,
     UnknownTopic,
 )
-from quackmq.record import Batch, Record
+from quackmq.records import codec
+from quackmq.records.batch import Batch, Record
 from quackmq.stores.memory import MemoryStore
 from quackmq.subscriptions import Place, message_id
 from quackmq.topic import Cursor

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from quackmq import limits
 from quackmq.broker.epochs import EpochEnd, epoch_end
 from quackmq.errors import BrokerClosing, DamagedData, OffsetOutOfRange, UnknownPartition
-from quackmq.record import stamp
+from quackmq.records.batch import stamp
 from quackmq.stores.base import Store
 from quackmq.stores.local import LocalOptions, LocalStore
 from quackmq.stores.memory import MemoryStore

@@ -13,11 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from quackmq import codec, limits
+from quackmq import limits
 from quackmq.archive.tiered import TieredStore
 from quackmq.broker import Broker, BrokerSettings, Commit, MemberRef
 from quackmq.policy import Policy
-from quackmq.record import Batch, Record
+from quackmq.records import codec
+from quackmq.records.batch import Batch, Record
 from quackmq.stores.local import LocalOptions, LocalStore
 from quackmq.stores.memory import MemoryStore
 from tests import effort

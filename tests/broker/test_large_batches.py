@@ -12,13 +12,14 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from quackmq import codec, limits
+from quackmq import limits
 from quackmq.broker import Broker
 from quackmq.broker.decoded import DecodedBatches
 from quackmq.broker.pages import Page
-from quackmq.codec import Section
 from quackmq.errors import BrokerClosing, RecordTooLarge
-from quackmq.record import Batch, Record
+from quackmq.records import codec
+from quackmq.records.batch import Batch, Record
+from quackmq.records.codec import Section
 from quackmq.topic import PartitionKey
 from tests.batches import resealed
 from tests.broker.pushed_peer import peer_of, pushed

@@ -19,7 +19,7 @@ from quackmq.errors import (
     UnknownTopic,
 )
 from quackmq.policy import Policy, WhenFull
-from quackmq.record import Record
+from quackmq.records.batch import Record
 from quackmq.subscriptions import Place
 from tests.broker.flock import Pond
 from tests.broker.putting import ONE, WAITS, ZERO, keyed, numbered, places, put, read, record

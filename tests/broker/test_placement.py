@@ -10,14 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from quackmq import codec, limits
+from quackmq import limits
 from quackmq.broker import Broker, Put
 from quackmq.broker.messages import _producer_id
 from quackmq.broker.placement import Placement, placed
 from quackmq.errors import Conflict
 from quackmq.partitioning import Partitioner, murmur2, partition_of
 from quackmq.policy import Policy
-from quackmq.record import Batch, Record
+from quackmq.records import codec
+from quackmq.records.batch import Batch, Record
 from quackmq.stores.memory import MemoryStore
 from quackmq.topic import Append, PartitionKey
 from tests.broker.flock import Pond

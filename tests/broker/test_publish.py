@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from quackmq import codec, limits
+from quackmq import limits
 from quackmq.broker import Broker
 from quackmq.errors import (
     CorruptBatch,
@@ -21,7 +21,8 @@ from quackmq.errors import (
     UnsupportedBatch,
 )
 from quackmq.policy import Policy
-from quackmq.record import Batch, Record
+from quackmq.records import codec
+from quackmq.records.batch import Batch, Record
 from quackmq.stores.memory import MemoryStore
 from quackmq.topic import OffsetTime, PartitionKey, State
 from tests.broker.flock import Pond

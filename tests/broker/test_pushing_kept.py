@@ -8,11 +8,12 @@ from collections.abc import Awaitable, Sequence
 
 import pytest
 
-from quackmq import codec, limits
+from quackmq import limits
 from quackmq.broker import Counts, Terms
 from quackmq.errors import DamagedStore, StoreReadOnly
 from quackmq.policy import Policy, WhenFull
-from quackmq.record import Batch, Record
+from quackmq.records import codec
+from quackmq.records.batch import Batch, Record
 from quackmq.stores.memory import MemoryStore
 from quackmq.topic import Append, Appended, Cursor, Read, Slice, StatePut
 from tests.broker.flock import Pond, in_virtual_time

@@ -7,7 +7,6 @@ import uuid
 
 import pytest
 
-from quackmq import codec
 from quackmq.broker.stage import CommittedStage, decode_committed, encode_committed
 from quackmq.broker.stage_log import (
     Header,
@@ -32,7 +31,8 @@ from quackmq.broker.transaction_state import (
     state_key,
 )
 from quackmq.errors import DamagedStore
-from quackmq.record import Batch, Record
+from quackmq.records import codec
+from quackmq.records.batch import Batch, Record
 from quackmq.topic import PartitionKey, check_topic_name
 from quackmq.transaction_states import Standing, TransactionState
 from tests.support import START_MS, batch_of

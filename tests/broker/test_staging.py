@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from crc32c import crc32c
 
-from quackmq import codec, limits
+from quackmq import limits
 from quackmq.broker import Broker, CommittedStage, StagedBatch, StageDescription
 from quackmq.broker.stage import contents_of
 from quackmq.broker.topics import HIDDEN_PREFIX
@@ -20,7 +20,8 @@ from quackmq.errors import (
     UnknownStage,
     UnknownTopic,
 )
-from quackmq.record import Batch, Record
+from quackmq.records import codec
+from quackmq.records.batch import Batch, Record
 from quackmq.topic import Append, Appended, Cursor, StatePut
 from tests.broker.flock import Pond
 from tests.broker.stages import KEY, OTHER_TOPIC, stage, staged, topics

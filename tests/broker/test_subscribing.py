@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from quackmq import codec, limits
+from quackmq import limits
 from quackmq.broker import Broker, Offset, Start, Time
 from quackmq.errors import (
     InvalidRequest,
@@ -19,7 +19,8 @@ from quackmq.errors import (
     UnknownTopic,
 )
 from quackmq.policy import Policy
-from quackmq.record import Batch, Record
+from quackmq.records import codec
+from quackmq.records.batch import Batch, Record
 from quackmq.stores.memory import MemoryStore
 from quackmq.topic import Cursor, State
 from tests.broker.support import (

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quackmq import codec
 from quackmq.broker import Broker
-from quackmq.record import Batch, Record
+from quackmq.records import codec
+from quackmq.records.batch import Batch, Record
 from quackmq.stores.memory import MemoryStore
 from quackmq.topic import OffsetTime, PartitionKey, TimeKind, Topic
 from tests.broker.support import CALLER, TOPIC, key_of, open_broker, poison_batch

@@ -20,7 +20,7 @@ from quackmq.errors import (
     UnknownTopic,
 )
 from quackmq.policy import Policy
-from quackmq.record import Record
+from quackmq.records.batch import Record
 from quackmq.stores.memory import MemoryStore
 from quackmq.topic import PartitionKey, Read, Topic
 from tests.broker.support import CALLER, LONG_MS, NAME, TOPIC, get, key_of, open_broker, publish

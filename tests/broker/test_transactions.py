@@ -18,7 +18,7 @@ from quackmq.errors import (
     UnknownPartition,
     UnknownTransactionalId,
 )
-from quackmq.record import Batch
+from quackmq.records.batch import Batch
 from quackmq.topic import PartitionKey, Read
 from quackmq.transaction_states import LAST_EPOCH, Standing
 from quackmq.transactions import Marker, read_marker

@@ -13,7 +13,7 @@ from quackmq.archive import manifest as manifests
 from quackmq.archive.manifest import Manifest, Quarantined
 from quackmq.archive.writer import Committed, FileWriter, PoisonBatch
 from quackmq.policy import Policy
-from quackmq.record import Record
+from quackmq.records.batch import Record
 from quackmq.stores.local.disk import RealDisk
 from quackmq.topic import Append, PartitionKey
 from tests.archive.support import NOON_MS, committed

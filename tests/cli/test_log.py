@@ -9,11 +9,11 @@ from pathlib import Path
 import orjson
 import pytest
 
-from quackmq import codec
 from quackmq.cli import text
 from quackmq.cli.main import main
 from quackmq.policy import Policy
-from quackmq.record import Batch, Record
+from quackmq.records import codec
+from quackmq.records.batch import Batch, Record
 from quackmq.stores.base import Store
 from quackmq.topic import PartitionKey
 from quackmq.transactions import Marker, marker_batch

@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 import uvloop
 
 from quackmq.broker import Broker, BrokerSettings, Caller
-from quackmq.codec import decode
 from quackmq.doors.kafka import KafkaDoor
-from quackmq.record import Batch
+from quackmq.records.batch import Batch
+from quackmq.records.codec import decode
 from quackmq.stores.memory import MemoryStore
 from quackmq.topic import PartitionKey, Read, Slice
 from tests.support import batches_of

@@ -29,7 +29,7 @@ from typing import Final, NamedTuple
 
 import pytest
 
-from quackmq.record import COMPRESSIONS
+from quackmq.records.batch import COMPRESSIONS
 
 HERE: Final = Path(__file__).resolve().parent
 DOCUMENT: Final = HERE.parent.parent / "docs" / "kafka.md"

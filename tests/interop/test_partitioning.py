@@ -16,10 +16,10 @@ from confluent_kafka import Producer
 from kafka import KafkaProducer
 
 from quackmq import AsyncClient, Client
-from quackmq.codec import decode
 from quackmq.partitioning import Partitioner, partition_of
 from quackmq.policy import Policy
-from quackmq.record import NO_TIMESTAMP, Record
+from quackmq.records.batch import NO_TIMESTAMP, Record
+from quackmq.records.codec import decode
 from quackmq.spark.partitioning import partitions_of
 from tests.interop.driver import Driver, Session
 from tests.interop.running import DEADLINE_SECONDS, TESTER, RunningBroker

@@ -12,7 +12,7 @@ from typing import Final
 
 import pytest
 
-from quackmq.record import NO_TIMESTAMP, Record
+from quackmq.records.batch import NO_TIMESTAMP, Record
 from quackmq.topic import PartitionKey
 from tests.interop.proxy import Proxy
 from tests.interop.running import DEADLINE_SECONDS, TESTER, RunningBroker

@@ -14,7 +14,7 @@ import random
 from dataclasses import dataclass
 
 from quackmq.errors import OffsetOutOfRange
-from quackmq.record import Batch, batches
+from quackmq.records.batch import Batch, batches
 from quackmq.stores.base import Store
 from quackmq.topic import Offsets, PartitionKey, Read, Topic
 from tests.simulation.model import (

@@ -18,7 +18,7 @@ from quackmq.errors import (
     UnknownTopic,
 )
 from quackmq.policy import Policy
-from quackmq.record import Batch, Buffer, batches
+from quackmq.records.batch import Batch, Buffer, batches
 from quackmq.topic import Append, Cursor, CursorKey, PartitionKey, Read, Slice, Topic
 from tests.simulation.life import CALLER, Life, is_read_error
 from tests.simulation.model import (

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from quackmq.errors import CorruptBatch, DamagedData, DamagedStore, NewerFormat
-from quackmq.record import batches, spans
+from quackmq.records.batch import batches, spans
 from quackmq.stores.base import Store
 from quackmq.stores.local import LocalOptions, LocalStore, checkpoint, extents, packs
 from quackmq.topic import PartitionKey, Read

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from quackmq.errors import InternalError, StoreLocked
-from quackmq.record import Buffer
+from quackmq.records.batch import Buffer
 from quackmq.stores.local.disk import File, Lane
 from quackmq.stores.local.kernel_sync import Synced
 from tests.simulation.kernel import Fate, Kernel, SyncKind, SyncUnderWay

@@ -30,7 +30,7 @@ from quackmq.errors import (
     InvalidTransactionState,
     ProducerFenced,
 )
-from quackmq.record import NO_TIMESTAMP, Batch, Record, batches
+from quackmq.records.batch import NO_TIMESTAMP, Batch, Record, batches
 from quackmq.topic import PartitionKey, Read
 from quackmq.transactions import Marker
 from tests.broker.transacting import as_clients_see

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from quackmq.record import Batch, batches
+from quackmq.records.batch import Batch, batches
 from quackmq.stores.base import Store
 from quackmq.topic import PartitionKey, Read, Slice
 from quackmq.transactions import Marker, read_marker

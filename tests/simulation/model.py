@@ -16,9 +16,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Generic, Literal, TypeVar
 
-from quackmq import codec
 from quackmq.errors import BrokerClosing, QuackError, QuackTimeout, StorageError
-from quackmq.record import Batch, Record
+from quackmq.records import codec
+from quackmq.records.batch import Batch, Record
 from quackmq.topic import CursorKey, PartitionKey, Topic
 
 V = TypeVar("V")

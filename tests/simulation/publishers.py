@@ -21,7 +21,7 @@ from quackmq.errors import (
     UnknownTopic,
 )
 from quackmq.policy import Policy
-from quackmq.record import Batch, Record
+from quackmq.records.batch import Batch, Record
 from quackmq.subscriptions import place_of
 from quackmq.topic import Appended, PartitionKey
 from tests.simulation.life import CALLER, Life

@@ -14,7 +14,7 @@ from quackmq.broker.stage_copy import StageCopier
 from quackmq.broker.transaction_known import Known
 from quackmq.broker.transaction_records import TransactionRecords
 from quackmq.broker.transactions import Transactions
-from quackmq.record import Batch
+from quackmq.records.batch import Batch
 from quackmq.stores.local import LocalStore
 from quackmq.topic import Aborted, Append, Appended, Cursor, StatePut
 from quackmq.transaction_states import ProducerRef, Standing

@@ -16,7 +16,7 @@ from quackmq.archive.partitions import Partitions, _Partition
 from quackmq.archive.tiered import TieredStore
 from quackmq.disk import Disk, write_durable
 from quackmq.policy import Policy
-from quackmq.record import Batch, batches
+from quackmq.records.batch import Batch, batches
 from quackmq.stores.local import LocalOptions, LocalStore
 from quackmq.topic import Append, OffsetTime, PartitionKey, Read, TimeKind
 from tests import effort

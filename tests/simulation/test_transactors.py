@@ -8,7 +8,7 @@ from unittest import mock
 import pytest
 
 from quackmq.producers import NO_TRANSACTION, Producer
-from quackmq.record import Batch
+from quackmq.records.batch import Batch
 from quackmq.stores.local import committed
 from quackmq.stores.local.log import PartitionLog
 from quackmq.stores.local.reader import Pieces

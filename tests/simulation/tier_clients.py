@@ -25,7 +25,7 @@ from quackmq.errors import (
     TopicExists,
 )
 from quackmq.policy import Policy
-from quackmq.record import Batch
+from quackmq.records.batch import Batch
 from quackmq.topic import Append, Cursor, CursorKey, PartitionKey, Read
 from quackmq.transactions import Marker, marker_batch
 from tests.archive.archiving import archive

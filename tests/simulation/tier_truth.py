@@ -18,9 +18,9 @@ from typing import Literal
 from quackmq.archive import manifest as manifests
 from quackmq.archive.files import ARCHIVE
 from quackmq.archive.tiered import TieredStore
-from quackmq.codec import decode
 from quackmq.errors import DamagedData
-from quackmq.record import Batch, batches
+from quackmq.records.batch import Batch, batches
+from quackmq.records.codec import decode
 from quackmq.stores.base import Store
 from quackmq.topic import Aborted, CursorKey, PartitionKey, Read, Slice, Topic
 from tests.simulation.disk import Machine

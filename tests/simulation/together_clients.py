@@ -18,7 +18,7 @@ from quackmq.errors import (
     StaleMemberEpoch,
     UnknownMember,
 )
-from quackmq.record import NO_TIMESTAMP, Record
+from quackmq.records.batch import NO_TIMESTAMP, Record
 from quackmq.stores.base import Store
 from quackmq.subscriptions import place_of
 from quackmq.topic import PartitionKey, Read

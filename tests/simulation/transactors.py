@@ -18,7 +18,7 @@ from quackmq.broker.timekeeping import Timekeeping
 from quackmq.errors import BrokerClosing, OffsetOutOfRange, StorageError
 from quackmq.policy import Policy
 from quackmq.producers import NO_TRANSACTION
-from quackmq.record import Batch, batches
+from quackmq.records.batch import Batch, batches
 from quackmq.stores.base import Store
 from quackmq.stores.local import LocalStore
 from quackmq.topic import (

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quackmq.arrow import HEADERS_TYPE
+from quackmq.records.columns import HEADERS_TYPE
 from quackmq.spark import digest
 from quackmq.spark.digest import Digest, digest_of, merged
 from quackmq.spark.encoding import Rows

@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quackmq import codec, limits
-from quackmq.arrow import HEADERS_TYPE
+from quackmq import limits
 from quackmq.errors import RecordTooLarge
-from quackmq.record import COMPRESSIONS, Batch, Record
+from quackmq.records import codec
+from quackmq.records.batch import COMPRESSIONS, Batch, Record
+from quackmq.records.columns import HEADERS_TYPE
 from quackmq.spark.encoding import Rows, encode
 from tests import effort
 

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quackmq import limits
-from quackmq.arrow import SCHEMA, to_arrow
-from quackmq.codec import encode
 from quackmq.errors import CorruptBatch, InvalidRequest
-from quackmq.record import COMPRESSIONS, HEADER_BYTES, TIMESTAMP_TYPE_FLAG, Batch, Record
+from quackmq.records.batch import COMPRESSIONS, HEADER_BYTES, TIMESTAMP_TYPE_FLAG, Batch, Record
+from quackmq.records.codec import encode
+from quackmq.records.columns import SCHEMA, to_arrow
 from quackmq.spark import opening
 from quackmq.spark.opening import open_batches
 from tests.batches import batch_of, record_bytes, resealed

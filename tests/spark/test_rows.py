@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quackmq import limits
-from quackmq.codec import encode
 from quackmq.errors import CorruptBatch
-from quackmq.record import Batch, Record
+from quackmq.records.batch import Batch, Record
+from quackmq.records.codec import encode
 from quackmq.spark.rows import append_time_column, append_times, between, groups_of, opened
 from tests.batches import sealed
 

@@ -20,7 +20,7 @@ from quackmq.errors import (
     UnknownPartition,
     UnknownTopic,
 )
-from quackmq.record import Batch
+from quackmq.records.batch import Batch
 from quackmq.spark import reading
 from quackmq.spark.rows import opened
 from quackmq.spark.source import PushingSource, QuackSource

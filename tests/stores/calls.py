@@ -8,7 +8,7 @@ from collections.abc import Awaitable
 from typing import TypeVar
 
 from quackmq.policy import Policy
-from quackmq.record import Batch
+from quackmq.records.batch import Batch
 from quackmq.stores.base import Store
 from quackmq.topic import Append, Appended, Cursor, CursorKey, PartitionKey, Read, Slice
 from tests.support import batch_of, offsets_and_values

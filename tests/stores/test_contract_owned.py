@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from quackmq import limits
-from quackmq.record import Batch
+from quackmq.records.batch import Batch
 from quackmq.stores.base import Store
 from quackmq.topic import Append
 from tests.stores.calls import append_values, new_partition, new_partitions, read_all

@@ -21,7 +21,7 @@ from quackmq.errors import (
     UnknownTopic,
 )
 from quackmq.producers import NO_TRANSACTION, Producer
-from quackmq.record import CONTROL_FLAG, TRANSACTIONAL_FLAG, Batch
+from quackmq.records.batch import CONTROL_FLAG, TRANSACTIONAL_FLAG, Batch
 from quackmq.stores.base import Store
 from quackmq.topic import Append, PartitionKey, Read, Slice, State, StatePut
 from quackmq.transactions import Aborted, Marker, marker_batch

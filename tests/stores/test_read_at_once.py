@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from quackmq import limits
-from quackmq.record import Batch
+from quackmq.records.batch import Batch
 from quackmq.stores.base import Store
 from quackmq.topic import Append, PartitionKey, Read
 from quackmq.transactions import Marker, marker_batch

@@ -37,7 +37,7 @@ from quackmq.doors.http.values import (
     parse_query,
 )
 from quackmq.errors import InvalidRequest
-from quackmq.record import NO_TIMESTAMP, Record
+from quackmq.records.batch import NO_TIMESTAMP, Record
 
 #: Bodies of these endpoints: a message of the largest size, of which JSON may escape every byte.
 _BODY_BYTES: Final = limits.HTTP_QUEUE_BODY_BYTES

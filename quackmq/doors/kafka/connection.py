@@ -33,7 +33,7 @@ from quackmq.doors.kafka.described import DescribedTopics
 from quackmq.doors.kafka.registry import API_VERSIONS_API, APIS
 from quackmq.errors import ProtocolError
 from quackmq.loop_clock import loop_clock
-from quackmq.record import Buffer
+from quackmq.records.batch import Buffer
 from quackmq.wire.kafka.framing import (
     Frames,
     ReceiveMemory,

@@ -29,7 +29,7 @@ from quackmq.errors import (
     InvalidTransactionState,
     QuackError,
 )
-from quackmq.record import CONTROL_FLAG, TRANSACTIONAL_FLAG, Batch
+from quackmq.records.batch import CONTROL_FLAG, TRANSACTIONAL_FLAG, Batch
 from quackmq.topic import Appended, Topic
 from quackmq.wire.kafka.produce import (
     API_KEY,

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from quackmq import limits
 from quackmq.broker import Broker, Caller
 from quackmq.errors import BrokerClosing, QuackError, UnknownTopic
-from quackmq.record import NO_TIMESTAMP, Record
+from quackmq.records.batch import NO_TIMESTAMP, Record
 from quackmq.topic import Appended
 from quackmq.wire.words import failed
 from quackmq.wire.zmq import (

@@ -25,7 +25,7 @@ from quackmq.archive.merge_work import MergeWork
 from quackmq.archive.merging import Merge, Unreadable
 from quackmq.archive.reader import ArchiveReader
 from quackmq.errors import DamagedData, InternalError, StorageError
-from quackmq.record import Buffer
+from quackmq.records.batch import Buffer
 from quackmq.syncing import sync_data
 
 

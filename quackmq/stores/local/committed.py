@@ -16,7 +16,7 @@ from typing import Final
 
 from quackmq import limits
 from quackmq.errors import DamagedData, OffsetOutOfRange, UnknownTopic
-from quackmq.record import spans
+from quackmq.records.batch import spans
 from quackmq.stores.local.disk import Disk
 from quackmq.stores.local.log import PartitionLog
 from quackmq.stores.local.packs import Packs

@@ -20,7 +20,7 @@ from crc32c import crc32c
 from quackmq import limits
 from quackmq.disk import read_all
 from quackmq.errors import CorruptBatch, QuackError
-from quackmq.record import Batch, Span, spans
+from quackmq.records.batch import Batch, Span, spans
 from quackmq.stores.local.disk import Disk
 from quackmq.stores.local.files import OpenFiles
 from quackmq.stores.local.findings import Finding, Kind, merged

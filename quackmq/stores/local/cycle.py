@@ -14,9 +14,9 @@ from typing import Final, NamedTuple
 from crc32c import crc32c
 
 from quackmq import limits
-from quackmq.checksum import joined
 from quackmq.errors import InternalError
-from quackmq.record import CRC_POSITION, CRC_START, Buffer, spans
+from quackmq.records.batch import CRC_POSITION, CRC_START, Buffer, spans
+from quackmq.records.crc_join import joined
 from quackmq.stores.local import format
 from quackmq.stores.local.files import OpenFiles
 from quackmq.stores.local.format import Descriptor

@@ -23,7 +23,7 @@ from typing import Any, Final, Literal, Protocol, TypeVar
 
 from quackmq import disk, limits
 from quackmq.errors import InternalError, StoreLocked
-from quackmq.record import Buffer
+from quackmq.records.batch import Buffer
 from quackmq.stores.local.kernel_sync import KernelSync, Synced
 from quackmq.stores.local.patience import Patience
 from quackmq.stores.local.windows import Windows

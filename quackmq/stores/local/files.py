@@ -16,7 +16,7 @@ from typing import Final
 
 from quackmq import limits
 from quackmq.disk import write_all
-from quackmq.record import Buffer
+from quackmq.records.batch import Buffer
 from quackmq.stores.local.disk import Disk, File
 
 #: Pieces smaller than this on average are copied together before they are written: a copy costs

@@ -55,7 +55,7 @@ from crc32c import crc32c
 from quackmq import limits
 from quackmq.errors import DamagedStore, InternalError
 from quackmq.producers import Remembered
-from quackmq.record import Buffer
+from quackmq.records.batch import Buffer
 from quackmq.topic import PartitionKey
 from quackmq.transactions import Marker, Step
 

@@ -17,7 +17,7 @@ from typing import Final
 from quackmq import limits, producers
 from quackmq.clock import NEVER_MS
 from quackmq.producers import Producer, Remembered
-from quackmq.record import Batch, stamp
+from quackmq.records.batch import Batch, stamp
 from quackmq.stores.local.format import CONTINUES, Descriptor, ProducerBatch, Region
 from quackmq.stores.local.options import LocalOptions
 from quackmq.stores.local.sealed import SealedSegments

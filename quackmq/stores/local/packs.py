@@ -29,7 +29,7 @@ from typing import Final, NamedTuple
 from quackmq import limits
 from quackmq.disk import read_all
 from quackmq.errors import InternalError
-from quackmq.record import Buffer
+from quackmq.records.batch import Buffer
 from quackmq.stores.local import extents
 from quackmq.stores.local.disk import Disk, File
 from quackmq.stores.local.extents import NO_EXTENTS, Extent

@@ -20,7 +20,7 @@ from quackmq.errors import (
     StorageError,
     UnknownTopic,
 )
-from quackmq.record import batches
+from quackmq.records.batch import batches
 from quackmq.stores.local.disk import Disk
 from quackmq.stores.local.format import Region
 from quackmq.stores.local.log import PartitionLog

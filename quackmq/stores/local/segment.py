@@ -22,7 +22,7 @@ from crc32c import crc32c
 
 from quackmq.disk import read_all
 from quackmq.errors import CorruptBatch, DamagedData, QuackError
-from quackmq.record import Batch, Span, spans
+from quackmq.records.batch import Batch, Span, spans
 from quackmq.stores.local.disk import File
 from quackmq.stores.local.format import (
     CONTINUES,

@@ -37,7 +37,7 @@ from quackmq.errors import (
 )
 from quackmq.policy import Policy
 from quackmq.producers import Producer, Remembered
-from quackmq.record import NO_PRODUCER_ID, Batch
+from quackmq.records.batch import NO_PRODUCER_ID, Batch
 from quackmq.stores.base import Store, Watch, changes_of_time
 from quackmq.stores.catalog import Change
 from quackmq.stores.local.disk import Disk, RealDisk

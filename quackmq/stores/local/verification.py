@@ -19,9 +19,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
-from quackmq import codec
 from quackmq.errors import CorruptBatch
-from quackmq.record import Batch
+from quackmq.records import codec
+from quackmq.records.batch import Batch
 from quackmq.stores.local import checkpoint, packs
 from quackmq.stores.local.contents import Stretch
 from quackmq.stores.local.findings import Finding, Kind, merged

@@ -28,7 +28,7 @@ from functools import cache, lru_cache
 from typing import Final, NamedTuple
 
 from quackmq import limits
-from quackmq.record import Buffer
+from quackmq.records.batch import Buffer
 from quackmq.wire.kafka.cursor import (
     ENDS_EARLY,
     INT32,

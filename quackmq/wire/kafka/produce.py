@@ -21,7 +21,7 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 
 from quackmq import limits
-from quackmq.record import Buffer
+from quackmq.records.batch import Buffer
 from quackmq.wire.kafka.cursor import ENDS_EARLY, INT32, CompactCursor, Cursor, malformed
 from quackmq.wire.kafka.topics import ByTopic, read_topics
 from quackmq.wire.kafka.writer import write_array_length, write_string, write_topic

@@ -7,7 +7,7 @@ import base64
 
 import pytest
 
-from quackmq.record import NO_TIMESTAMP, Record
+from quackmq.records.batch import NO_TIMESTAMP, Record
 from tests.doors.http.peers import TESTER, Peer, Served, served
 
 

@@ -12,7 +12,7 @@ from kio.schema.errors import ErrorCode
 
 from quackmq import limits
 from quackmq.broker import Broker, Caller
-from quackmq.record import Batch
+from quackmq.records.batch import Batch
 from quackmq.topic import Appended, Read, Slice, Topic
 from tests.doors.kafka.client import (
     FETCH,

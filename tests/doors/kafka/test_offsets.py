@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from kio.schema.errors import ErrorCode
 
-from quackmq.record import Batch
+from quackmq.records.batch import Batch
 from quackmq.topic import PartitionKey
 from tests.doors.kafka.client import (
     INIT_PRODUCER_ID,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from kio.schema.errors import ErrorCode
 
-from quackmq.record import Batch
+from quackmq.records.batch import Batch
 from quackmq.topic import PartitionKey, Topic
 from tests.doors.kafka.admin import CREATE_PARTITIONS, DELETE_RECORDS, DESCRIBE_LOG_DIRS
 from tests.doors.kafka.client import TESTER, Client, Served, news, served

@@ -8,7 +8,7 @@ from quackmq import limits
 from quackmq.broker import Delivery
 from quackmq.doors.line.subscriber import KeptLines
 from quackmq.errors import RecordTooLarge
-from quackmq.record import Record
+from quackmq.records.batch import Record
 
 
 def delivery(offset: int, value: bytes = b"quack") -> Delivery:

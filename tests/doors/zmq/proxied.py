@@ -13,7 +13,7 @@ import zmq.asyncio
 from quackmq.broker import Broker, BrokerSettings
 from quackmq.doors.zmq.proxy import ProxyDoor, ProxySettings, XpubDoor, XsubDoor
 from quackmq.doors.zmq.proxy.subscribers import Subscriber
-from quackmq.record import NO_TIMESTAMP, Record
+from quackmq.records.batch import NO_TIMESTAMP, Record
 from quackmq.stores.base import Store
 from quackmq.stores.memory import MemoryStore
 from tests.doors.zmq.peers import DEADLINE_S, TESTER, Raw, soon, until

@@ -11,7 +11,7 @@ import zmq
 from quackmq import limits
 from quackmq.broker import Broker, BrokerSettings, Caller
 from quackmq.policy import Policy
-from quackmq.record import Batch, Record
+from quackmq.records.batch import Batch, Record
 from quackmq.topic import Appended, Topic
 from tests.broker.flock import Member
 from tests.doors.zmq.peers import (

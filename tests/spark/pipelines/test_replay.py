@@ -16,7 +16,7 @@ import pytest
 from quackmq.errors import InvalidRequest, OffsetOutOfRange, QuackError, UnknownTopic
 from quackmq.partitioning import Partitioner, partition_of
 from quackmq.policy import Policy
-from quackmq.record import NO_TIMESTAMP, Record
+from quackmq.records.batch import NO_TIMESTAMP, Record
 from quackmq.spark.pipelines import replay as pipeline
 from quackmq.spark.pipelines.job import Job
 from quackmq.spark.pipelines.replay import Options, Position, position

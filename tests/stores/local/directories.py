@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from quackmq import limits
 from quackmq.policy import Policy
-from quackmq.record import Buffer
+from quackmq.records.batch import Buffer
 from quackmq.stores.base import Store
 from quackmq.stores.local import LocalOptions, LocalStore
 from quackmq.stores.local.disk import File, Lane, RealDisk, RealFile

@@ -9,7 +9,7 @@ import pytest
 from quackmq import limits
 from quackmq.errors import DamagedData, UnusableDirectory
 from quackmq.policy import Policy
-from quackmq.record import Batch
+from quackmq.records.batch import Batch
 from quackmq.stores.base import Store
 from quackmq.stores.local import LocalStore
 from quackmq.stores.local.findings import Finding, Kind

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from quackmq import limits
 from quackmq.errors import DamagedStore
 from quackmq.producers import Remembered
-from quackmq.record import Buffer
+from quackmq.records.batch import Buffer
 from quackmq.stores.local import format
 from quackmq.stores.local.format import (
     AppendEntry,

@@ -17,7 +17,7 @@ import pytest
 from quackmq import limits
 from quackmq.errors import InternalError, LimitReached, StoreReadOnly
 from quackmq.policy import Policy
-from quackmq.record import batches
+from quackmq.records.batch import batches
 from quackmq.stores.local import LocalOptions, LocalStore
 from quackmq.stores.local.disk import Lane, RealDisk
 from quackmq.stores.local.format import AppendEntry, Frame, Sync, encode_frame, entries

@@ -15,7 +15,7 @@ from crc32c import crc32c
 
 from quackmq.errors import NewerFormat, StoreLocked, UnusableDirectory
 from quackmq.policy import Policy
-from quackmq.record import CRC_START, Batch
+from quackmq.records.batch import CRC_START, Batch
 from quackmq.stores.local import LocalOptions
 from quackmq.stores.local.contents import Held
 from quackmq.stores.local.disk import RealDisk, RealFile

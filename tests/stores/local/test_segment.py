@@ -11,7 +11,7 @@ from crc32c import crc32c
 
 from quackmq.disk import write_all
 from quackmq.errors import DamagedData
-from quackmq.record import batches, spans, stamp
+from quackmq.records.batch import batches, spans, stamp
 from quackmq.stores.local.disk import RealDisk
 from quackmq.stores.local.files import OpenFiles
 from quackmq.stores.local.format import CONTINUES, REGION_ENTRY_BYTES, Descriptor, Region

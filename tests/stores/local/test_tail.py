@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from quackmq import limits
-from quackmq.record import Batch
+from quackmq.records.batch import Batch
 from quackmq.stores.local import LocalOptions, LocalStore
 from quackmq.topic import Append, PartitionKey
 from tests.stores.calls import DEADLINE_S, append_values, new_partition

@@ -45,7 +45,7 @@ from quackmq.errors import (
     UnknownPartition,
     UnknownTopic,
 )
-from quackmq.record import Buffer, batches, spans
+from quackmq.records.batch import Buffer, batches, spans
 from quackmq.topic import Aborted, OffsetTime, PartitionKey, Read, Topic
 
 _TAG: Final = "messages"

@@ -20,7 +20,7 @@ from quackmq.doors.http.v1.common import PARTITION, TOPIC
 from quackmq.doors.http.v1.operations import Answer, Operation, answered
 from quackmq.doors.http.values import Request, Response
 from quackmq.errors import DamagedData, OffsetOutOfRange, UnknownPartition, UnknownTopic
-from quackmq.record import batches
+from quackmq.records.batch import batches
 from quackmq.topic import PartitionKey, Read
 
 

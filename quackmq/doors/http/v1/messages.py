@@ -38,7 +38,7 @@ from quackmq.doors.http.v1.operations import (
 )
 from quackmq.doors.http.values import Request, decoded
 from quackmq.errors import InvalidRequest
-from quackmq.record import NO_TIMESTAMP, Headers, Record
+from quackmq.records.batch import NO_TIMESTAMP, Headers, Record
 
 _BASE64: Final = "(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?"
 Base64 = Annotated[

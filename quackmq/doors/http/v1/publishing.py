@@ -33,7 +33,7 @@ from quackmq.errors import (
     UnknownPartition,
     UnknownTopic,
 )
-from quackmq.record import Record
+from quackmq.records.batch import Record
 from quackmq.topic import Appended
 
 _TAG: Final = "messages"

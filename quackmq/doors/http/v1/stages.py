@@ -22,7 +22,7 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta, Struct
 
-from quackmq import codec, limits
+from quackmq import limits
 from quackmq.broker import CommittedStage, Receipt, StagedBatch, StageDescription, Turn
 from quackmq.doors.http.v1.common import GREATEST, LIMIT
 from quackmq.doors.http.v1.messages import NewMessage, record_of
@@ -55,7 +55,8 @@ from quackmq.errors import (
     UnknownTopic,
     UnsupportedBatch,
 )
-from quackmq.record import Batch
+from quackmq.records import codec
+from quackmq.records.batch import Batch
 from quackmq.topic import PartitionKey
 
 _TAG: Final = "stages"

@@ -24,7 +24,7 @@ from quackmq.doors.zmq.peer import Peer, large_bytes
 from quackmq.doors.zmq.proxy.telling import Telling
 from quackmq.doors.zmq.server import Listener
 from quackmq.errors import IllegalTopicName, QuackError, RecordTooLarge, TopicFull
-from quackmq.record import NO_TIMESTAMP, Record
+from quackmq.records.batch import NO_TIMESTAMP, Record
 from quackmq.wire import zmtp
 from quackmq.wire.zmtp_messages import PublisherDecoder, subscription
 

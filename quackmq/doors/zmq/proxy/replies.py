@@ -14,7 +14,7 @@ from quackmq.doors.zmq.proxy.retransmission import Multicast
 from quackmq.doors.zmq.requests import Answer, Asker, Begun, refusal
 from quackmq.doors.zmq.server import ZmqDoor
 from quackmq.errors import InvalidMessageId, UnknownTopic
-from quackmq.record import NO_TIMESTAMP, Record
+from quackmq.records.batch import NO_TIMESTAMP, Record
 from quackmq.wire.proxy import (
     Goodbye,
     Hello,

@@ -20,7 +20,7 @@ from quackmq.doors.http.v1.resuming import next_offsets, place_token
 from quackmq.doors.http.values import Request
 from quackmq.errors import InvalidMessageId, InvalidRequest
 from quackmq.policy import Policy
-from quackmq.record import NO_TIMESTAMP, Record
+from quackmq.records.batch import NO_TIMESTAMP, Record
 from quackmq.subscriptions import Place, message_id
 from quackmq.topic import Topic
 

@@ -9,11 +9,11 @@ from aiokafka.record.default_records import _DefaultRecordBatchPy as OtherBatch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from quackmq import codec
-from quackmq.arrow import from_arrow, to_arrow
-from quackmq.codec import decode, encode, single
 from quackmq.errors import CorruptBatch, RecordTooLarge, UnsupportedBatch
-from quackmq.record import COMPRESSIONS, HEADER_BYTES, Batch, Record, batches, spans
+from quackmq.records import codec
+from quackmq.records.batch import COMPRESSIONS, HEADER_BYTES, Batch, Record, batches, spans
+from quackmq.records.codec import decode, encode, single
+from quackmq.records.columns import from_arrow, to_arrow
 from tests import effort
 from tests.batches import batch_of, resealed, sealed
 

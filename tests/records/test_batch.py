@@ -9,9 +9,8 @@ from aiokafka.record.default_records import _DefaultRecordBatchPy as OtherBatch
 from aiokafka.record.memory_records import MemoryRecords
 
 from quackmq import limits
-from quackmq.codec import decode, encode, single
 from quackmq.errors import CorruptBatch, QuackError, RecordTooLarge, UnsupportedBatch
-from quackmq.record import (
+from quackmq.records.batch import (
     COMPRESSIONS,
     HEADER_BYTES,
     Batch,
@@ -21,6 +20,7 @@ from quackmq.record import (
     spans,
     stamp,
 )
+from quackmq.records.codec import decode, encode, single
 from tests.batches import resealed, sealed
 from tests.tables import each
 

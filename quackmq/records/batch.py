@@ -1,8 +1,8 @@
 """Record batches: the one format in memory, on disk and on the Kafka wire.
 
 A batch is Kafka's record batch v2 (magic 2). Everything that the broker must know of it stands in
-its header; the records behind it are opened only by `quackmq.codec` (records) and `quackmq.arrow`
-(columns).
+its header; the records behind it are opened only by `quackmq.records.codec` (records) and
+`quackmq.records.columns` (columns).
 
      0              8        12       16    17      21      23       27
      +--------------+--------+--------+-----+-------+-------+--------+----------------+

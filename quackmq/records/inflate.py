@@ -24,7 +24,7 @@ _BLOCK_LENGTH: Final = struct.Struct(">i")
 
 
 def inflate(compression: str, data: memoryview, max_bytes: int) -> memoryview:
-    """`compression` is one of `quackmq.record.COMPRESSIONS`."""
+    """`compression` is one of `quackmq.records.batch.COMPRESSIONS`."""
     try:
         output = _INFLATERS[compression](data, max_bytes)
     except (zlib.error, cramjam.DecompressionError) as error:

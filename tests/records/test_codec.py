@@ -11,7 +11,9 @@ from aiokafka.codec import gzip_encode, lz4_encode, snappy_encode, zstd_encode
 from aiokafka.record.default_records import _DefaultRecordBatchPy as OtherBatch
 
 from quackmq import limits
-from quackmq.codec import (
+from quackmq.errors import CorruptBatch, InvalidRequest, RecordTooLarge
+from quackmq.records.batch import COMPRESSIONS, NO_TIMESTAMP, TIMESTAMP_TYPE_FLAG, Batch, Record
+from quackmq.records.codec import (
     BatchWriter,
     decode,
     encode,
@@ -21,8 +23,6 @@ from quackmq.codec import (
     sections,
     single,
 )
-from quackmq.errors import CorruptBatch, InvalidRequest, RecordTooLarge
-from quackmq.record import COMPRESSIONS, NO_TIMESTAMP, TIMESTAMP_TYPE_FLAG, Batch, Record
 from tests.batches import batch_of, record_bytes, resealed, sealed, varint
 from tests.tables import each
 

@@ -10,8 +10,8 @@ import pytest
 
 from quackmq import limits
 from quackmq.errors import CorruptBatch
-from quackmq.inflate import inflate
-from quackmq.record import COMPRESSIONS
+from quackmq.records.batch import COMPRESSIONS
+from quackmq.records.inflate import inflate
 from tests.batch_bombs import BOMBS, zstd_frame
 
 ROOT = Path(__file__).resolve().parent.parent

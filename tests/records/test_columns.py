@@ -9,10 +9,10 @@ import pyarrow as pa
 import pytest
 
 from quackmq import limits
-from quackmq.arrow import HEADERS_TYPE, SCHEMA, constant, from_arrow, to_arrow
-from quackmq.codec import decode, encode
 from quackmq.errors import CorruptBatch, InvalidRequest, RecordTooLarge
-from quackmq.record import COMPRESSIONS, NO_TIMESTAMP, TIMESTAMP_TYPE_FLAG, Batch, Record
+from quackmq.records.batch import COMPRESSIONS, NO_TIMESTAMP, TIMESTAMP_TYPE_FLAG, Batch, Record
+from quackmq.records.codec import decode, encode
+from quackmq.records.columns import HEADERS_TYPE, SCHEMA, constant, from_arrow, to_arrow
 from tests.batches import batch_of, record_bytes
 from tests.tables import each
 

@@ -6,7 +6,7 @@ from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quackmq.checksum import joined
+from quackmq.records.crc_join import joined
 
 
 @given(st.binary(max_size=300), st.binary(max_size=3000))

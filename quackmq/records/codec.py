@@ -1,4 +1,5 @@
-"""Opens record batches and builds them: the only code, with `quackmq.arrow`, that sees a record.
+"""Opens record batches and builds them: the only code, with `quackmq.records.columns`, that sees a
+record.
 
 The records behind a batch's header, after decompression, one after the other:
 
@@ -43,8 +44,7 @@ from crc32c import crc32c
 
 from quackmq import limits
 from quackmq.errors import CorruptBatch, InvalidRequest, RecordTooLarge
-from quackmq.inflate import inflate
-from quackmq.record import (
+from quackmq.records.batch import (
     COMPRESSION_MASK,
     COMPRESSIONS,
     CONTROL_FLAG,
@@ -61,6 +61,7 @@ from quackmq.record import (
     Record,
     stamp,
 )
+from quackmq.records.inflate import inflate
 
 NO_EPOCH: Final = -1
 

@@ -23,15 +23,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from quackmq import limits
-from quackmq.codec import NO_EPOCH, BatchWriter, open_batch
 from quackmq.errors import InvalidRequest
-from quackmq.record import (
-    NO_PRODUCER_ID,
-    NO_SEQUENCE,
-    NO_TIMESTAMP,
-    Batch,
-    Headers,
-)
+from quackmq.records.batch import NO_PRODUCER_ID, NO_SEQUENCE, NO_TIMESTAMP, Batch, Headers
+from quackmq.records.codec import NO_EPOCH, BatchWriter, open_batch
 
 
 def constant(value: int | bytes, kind: pa.DataType) -> pa.Scalar:
