@@ -37,12 +37,12 @@ from quackmq.archive.reader import ArchiveReader
 from quackmq.archive.tiered import TieredStore
 from quackmq.cli.archived import Archived, Place
 from quackmq.clock import wall_clock_ms
-from quackmq.policy import Policy
+from quackmq.model.policy import Policy
+from quackmq.model.topic import Append, PartitionKey
 from quackmq.records.batch import Batch, Record
 from quackmq.records.codec import encode
 from quackmq.records.columns import to_arrow
 from quackmq.stores.local import LocalOptions, LocalStore
-from quackmq.topic import Append, PartitionKey
 
 ROUNDS: Final = 3
 RECORDS: Final = 1_000_000

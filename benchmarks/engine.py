@@ -28,11 +28,11 @@ from crc32c import crc32c
 
 from benchmarks.support import HEADING, Row, drop_page_cache, line, resident_bytes
 from quackmq.cli import process
-from quackmq.policy import Policy
+from quackmq.model.policy import Policy
+from quackmq.model.topic import Append, PartitionKey, Read
 from quackmq.records.batch import Batch, Record
 from quackmq.records.codec import encode
 from quackmq.stores.local import LocalOptions, LocalStore
-from quackmq.topic import Append, PartitionKey, Read
 
 MIB = 1024 * 1024
 ROUNDS = 3

@@ -26,10 +26,10 @@ from quackmq.broker import Broker, Caller
 from quackmq.cli.process import loop_factory, prepare
 from quackmq.doors.line.server import LineDoor
 from quackmq.doors.line.settings import LineSettings
+from quackmq.model.topic import Append, PartitionKey
 from quackmq.records import codec
 from quackmq.records.batch import Batch, Record
 from quackmq.stores.local import LocalOptions, LocalStore
-from quackmq.topic import Append, PartitionKey
 
 TOPIC: Final = "bench"
 #: Messages before the first entry: connect, end, topic, end.

@@ -27,8 +27,8 @@ from quackmq.groups import (
     Timing,
 )
 from quackmq.groups.consumer_values import JOINS
-from quackmq.policy import Policy
-from quackmq.topic import PartitionKey, Topic
+from quackmq.model.policy import Policy
+from quackmq.model.topic import PartitionKey, Topic
 
 TIMING = Timing(session_timeout_ms=10_000, heartbeat_interval_ms=1_000)
 REBALANCE_MS = 30_000

@@ -11,8 +11,8 @@ from collections.abc import Iterable
 
 from aiokafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
 
+from quackmq.model.topic import Slice
 from quackmq.records.batch import Batch, spans
-from quackmq.topic import Slice
 
 #: Some moment; tests count from it.
 START_MS = 1_700_000_000_000

@@ -44,8 +44,8 @@ VALUES = (
     }
 )
 PURE = {f"quackmq.{name}" for name in ("producers", "transactions", "subscriptions", "groups")} | {
-    "quackmq.transaction_states",
-    "quackmq.leases",
+    "quackmq.model.transactional_id",
+    "quackmq.model.leases",
 }
 
 #: Package or module, and what of ours it may import beside itself. The longest name that fits a
@@ -59,38 +59,50 @@ MAY_IMPORT: dict[str, set[str]] = {
     "quackmq.syncing": set(),
     "quackmq.lean": set(),
     "quackmq.records.crc_join": set(),
-    "quackmq.conventions": BASE,
+    "quackmq.model.offset_notes": BASE,
     "quackmq.records.batch": BASE,
     "quackmq.disk": BASE | {"quackmq.records.batch"},
     "quackmq.records.inflate": BASE,
     "quackmq.records.codec": BASE | {"quackmq.records.batch", "quackmq.records.inflate"},
     "quackmq.records.columns": BASE | CODECS | {"quackmq.records.batch"},
-    "quackmq.partitioning": set(),
-    "quackmq.policy": BASE | {"quackmq.partitioning"},
-    "quackmq.topic": BASE | {"quackmq.records.batch", "quackmq.policy"},
-    "quackmq.producers": VALUES,
-    "quackmq.transactions": VALUES,
-    "quackmq.transaction_states": VALUES,
-    "quackmq.subscriptions": VALUES,
-    "quackmq.leases": VALUES | {"quackmq.subscriptions"},
+    "quackmq.model.partitioning": set(),
+    "quackmq.model.policy": BASE | {"quackmq.model.partitioning"},
+    "quackmq.model.topic": BASE | {"quackmq.records.batch", "quackmq.model.policy"},
+    "quackmq.model.producer_state": VALUES,
+    "quackmq.model.log_transactions": VALUES,
+    "quackmq.model.transactional_id": VALUES,
+    "quackmq.model.subscription": VALUES,
+    "quackmq.model.leases": VALUES | {"quackmq.model.subscription"},
     "quackmq.groups": VALUES,
     "quackmq.stores": VALUES
-    | {"quackmq.clock", "quackmq.producers", "quackmq.syncing", "quackmq.transactions"},
-    "quackmq.archive": VALUES | {"quackmq.clock", "quackmq.producers", "quackmq.stores.base"},
+    | {
+        "quackmq.clock",
+        "quackmq.model.producer_state",
+        "quackmq.syncing",
+        "quackmq.model.log_transactions",
+    },
+    "quackmq.archive": VALUES
+    | {"quackmq.clock", "quackmq.model.producer_state", "quackmq.stores.base"},
     "quackmq.broker": VALUES
     | PURE
     | CODECS
     | {"quackmq.clock", "quackmq.loop_clock", "quackmq.stores.base", "quackmq.archive"},
     "quackmq.wire": BASE | {"quackmq.records.batch"},
     "quackmq.doors": VALUES | {"quackmq", "quackmq.broker", "quackmq.loop_clock", "quackmq.wire"},
-    "quackmq.client": VALUES | {"quackmq.wire", "quackmq.subscriptions", "quackmq.syncing"},
+    "quackmq.client": VALUES | {"quackmq.wire", "quackmq.model.subscription", "quackmq.syncing"},
     "quackmq.spark": VALUES
-    | {"quackmq.client", "quackmq.wire", "quackmq.archive", "quackmq.producers"}
+    | {"quackmq.client", "quackmq.wire", "quackmq.archive", "quackmq.model.producer_state"}
     | {"quackmq.syncing"},
     "quackmq.cli": VALUES
     | {"quackmq", "quackmq.broker", "quackmq.doors", "quackmq.stores", "quackmq.archive"}
-    | {"quackmq.transactions", "quackmq.client", "quackmq.clock", "quackmq.lean", "quackmq.spark"}
-    | {"quackmq.subscriptions", "quackmq.leases", "quackmq.wire", "quackmq.watchdog"},
+    | {
+        "quackmq.model.log_transactions",
+        "quackmq.client",
+        "quackmq.clock",
+        "quackmq.lean",
+        "quackmq.spark",
+    }
+    | {"quackmq.model.subscription", "quackmq.model.leases", "quackmq.wire", "quackmq.watchdog"},
     "quackmq.__main__": {"quackmq.cli"},
     "quackmq": {"quackmq.errors", "quackmq.client"},
 }
@@ -158,7 +170,7 @@ def test_a_module_imports_only_from_the_layers_below_it() -> None:
         ("quackmq.doors.kafka.server", "quackmq.doors.kafka.produce", True),
         ("quackmq.doors.kafka.server", "quackmq.doors.http", False),
         ("quackmq.doors.kafka.server", "quackmq.stores.base", False),
-        ("quackmq.wire.kafka.codec", "quackmq.topic", False),
+        ("quackmq.wire.kafka.codec", "quackmq.model.topic", False),
         ("quackmq.broker", "quackmq.stores.base", True),
         ("quackmq.broker", "quackmq.stores.local", False),
         ("quackmq.stores.local.log", "quackmq.stores.base", True),

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quackmq.groups.assignors import ASSIGNORS, DEFAULT_ASSIGNOR, Pool, by_range, uniform
-from quackmq.topic import PartitionKey
+from quackmq.model.topic import PartitionKey
 from tests import effort
 
 NEWS, WEATHER = uuid.UUID(int=1), uuid.UUID(int=2)

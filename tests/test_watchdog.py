@@ -16,8 +16,8 @@ import uvloop
 from quackmq import limits
 from quackmq.broker import Broker
 from quackmq.loop_clock import Pause, loop_clock
+from quackmq.model.topic import Offsets, PartitionKey
 from quackmq.stores.memory import MemoryStore
-from quackmq.topic import Offsets, PartitionKey
 from quackmq.watchdog import LoopWatchdog, described
 from tests.broker.support import CALLER
 

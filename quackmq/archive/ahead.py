@@ -17,8 +17,8 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Final
 
+from quackmq.model.topic import PartitionKey
 from quackmq.records.batch import Batch
-from quackmq.topic import PartitionKey
 
 #: What an entry takes beside its batches, about.
 _ENTRY_BYTES: Final = 512

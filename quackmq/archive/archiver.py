@@ -40,8 +40,8 @@ from quackmq.archive.turn import Archived, Suspects, Turn, take_turn
 from quackmq.archive.workshop import LocalWorkshop, Workshop
 from quackmq.clock import Clock
 from quackmq.errors import BrokerClosing, NotFound, QuackError, UnknownTopic
-from quackmq.policy import Policy
-from quackmq.topic import OffsetTime, PartitionKey, Topic
+from quackmq.model.policy import Policy
+from quackmq.model.topic import OffsetTime, PartitionKey, Topic
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)

@@ -18,9 +18,9 @@ from typing import NamedTuple
 from quackmq import limits
 from quackmq.archive.pieces import Piece
 from quackmq.errors import StorageError
+from quackmq.model.topic import Aborted, OffsetTime, PartitionKey, Read
 from quackmq.records.batch import Buffer, spans
 from quackmq.stores.base import Store, changes_of_time
-from quackmq.topic import Aborted, OffsetTime, PartitionKey, Read
 
 
 class Filled(NamedTuple):

@@ -16,8 +16,8 @@ from typing import Final, NamedTuple
 from quackmq import limits
 from quackmq.clock import Clock
 from quackmq.errors import QuackError
-from quackmq.policy import Policy
-from quackmq.topic import PartitionKey
+from quackmq.model.policy import Policy
+from quackmq.model.topic import PartitionKey
 
 #: What the system says where no topic could be written.
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)

@@ -41,8 +41,8 @@ from quackmq.archive import manifest as manifests
 from quackmq.archive.manifest import Manifest
 from quackmq.disk import Disk, read_all, write_durable
 from quackmq.errors import DamagedData
+from quackmq.model.topic import PartitionKey, Topic
 from quackmq.records.batch import Buffer
-from quackmq.topic import PartitionKey, Topic
 
 log = logging.getLogger(__name__)
 ARCHIVE: Final = "archive"

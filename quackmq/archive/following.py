@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from quackmq.archive.manifest import Manifest
 from quackmq.archive.partitions import Partitions
 from quackmq.errors import BrokerClosing, LimitReached, NotFound
-from quackmq.topic import PartitionKey
+from quackmq.model.topic import PartitionKey
 
 if TYPE_CHECKING:
     from quackmq.archive.reader import ArchiveReader, Piece

@@ -28,8 +28,8 @@ from quackmq.archive import manifest as manifests
 from quackmq.archive.pieces import Aside, Made, Piece, Progress, Unnamed
 from quackmq.archive.writer import Committed, FileWriter, PoisonBatch
 from quackmq.errors import InternalError
+from quackmq.model.topic import Aborted, OffsetTime, PartitionKey
 from quackmq.records.batch import Batch, batches
-from quackmq.topic import Aborted, OffsetTime, PartitionKey
 
 
 class FileMaker:

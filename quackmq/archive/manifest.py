@@ -44,8 +44,8 @@ from crc32c import crc32c
 
 from quackmq import limits
 from quackmq.errors import DamagedData, InvalidRequest, LimitReached, NewerFormat, StateChanged
+from quackmq.model.topic import PartitionKey
 from quackmq.records.batch import Batch
-from quackmq.topic import PartitionKey
 
 FORMAT: Final = 1
 _CHECKSUM_LINE: Final = re.compile(rb'"crc32c":"([0-9a-f]{8})"\}\n')

@@ -35,7 +35,7 @@ from quackmq.errors import (
     StateChanged,
     StorageError,
 )
-from quackmq.topic import PartitionKey
+from quackmq.model.topic import PartitionKey
 
 if TYPE_CHECKING:
     from quackmq.archive.merge_work import MergeWork

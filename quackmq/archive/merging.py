@@ -32,7 +32,7 @@ from typing import Final, NamedTuple
 from quackmq import limits
 from quackmq.archive.manifest import ArchiveFile, Manifest
 from quackmq.errors import InvalidSetting, QuackError
-from quackmq.topic import PartitionKey
+from quackmq.model.topic import PartitionKey
 
 #: The most that the footers of merged files may take: the new one's lists all their row groups.
 _TAIL_BYTES: Final = limits.ARCHIVE_TAIL_BYTES // 8

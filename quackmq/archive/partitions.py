@@ -49,9 +49,9 @@ from quackmq.errors import (
     UnknownPartition,
     UnknownTopic,
 )
+from quackmq.model.topic import PartitionKey, Topic
 from quackmq.records.batch import Buffer
 from quackmq.stores.base import Store
-from quackmq.topic import PartitionKey, Topic
 
 if TYPE_CHECKING:
     from quackmq.archive.reader import ArchiveReader

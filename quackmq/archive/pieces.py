@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from quackmq.archive.manifest import ArchiveFile, Quarantined
+from quackmq.model.topic import Aborted, OffsetTime
 from quackmq.records.batch import Buffer
-from quackmq.topic import Aborted, OffsetTime
 
 
 class Piece(NamedTuple):

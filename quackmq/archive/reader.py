@@ -40,8 +40,8 @@ from quackmq.archive.schema import (
 from quackmq.archive.window import Window, parquet_of
 from quackmq.disk import Disk, read_all
 from quackmq.errors import DamagedData, NewerFormat, OffsetOutOfRange, StorageError
+from quackmq.model.topic import OffsetTime, TimeKind
 from quackmq.records.batch import Batch
-from quackmq.topic import OffsetTime, TimeKind
 
 V = TypeVar("V")
 _CacheKey = tuple[uuid.UUID, int, str, int]

@@ -34,8 +34,8 @@ from quackmq.archive.schema import (
     encode_row_groups,
 )
 from quackmq.errors import InvalidRequest
+from quackmq.model.topic import PartitionKey
 from quackmq.records.batch import Buffer
-from quackmq.topic import PartitionKey
 
 #: What is worth skipping by. Keys and values are in no order, and their bounds could be long.
 _STATISTICS: Final = ["topic", "partition", "offset", "timestamp", "append_time", "producer_id"]

@@ -31,10 +31,9 @@ from quackmq.archive.partitions import Disk, Partitions
 from quackmq.archive.reading import TieredReader, beginning
 from quackmq.clock import wall_clock_ms
 from quackmq.errors import DamagedData, OffsetOutOfRange, QuackError
-from quackmq.policy import Policy
-from quackmq.producers import Producer
-from quackmq.stores.base import Store, Watch
-from quackmq.topic import (
+from quackmq.model.policy import Policy
+from quackmq.model.producer_state import Producer
+from quackmq.model.topic import (
     Append,
     Appended,
     Cursor,
@@ -49,6 +48,7 @@ from quackmq.topic import (
     TimeKind,
     Topic,
 )
+from quackmq.stores.base import Store, Watch
 
 log = logging.getLogger(__name__)
 

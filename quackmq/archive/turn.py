@@ -28,7 +28,7 @@ from quackmq.archive.pieces import Made, Piece, Progress, Unnamed
 from quackmq.archive.tiered import TieredStore
 from quackmq.archive.workshop import Workshop, WorkshopGone
 from quackmq.errors import StorageError
-from quackmq.topic import PartitionKey, Topic
+from quackmq.model.topic import PartitionKey, Topic
 
 log = logging.getLogger(__name__)
 

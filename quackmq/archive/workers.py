@@ -19,8 +19,8 @@ from quackmq.archive.pieces import Aside, Made, Piece, Progress, Unnamed
 from quackmq.archive.worker import Channel
 from quackmq.archive.workshop import WorkshopGone
 from quackmq.errors import BrokerClosing, StorageError
+from quackmq.model.topic import PartitionKey
 from quackmq.records.batch import Buffer
-from quackmq.topic import PartitionKey
 
 #: The same modules as the broker's, wherever it was started.
 _PROGRAM: Final = (

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from quackmq.archive.pieces import Made, Piece, Progress, Unnamed
 from quackmq.errors import StorageError
-from quackmq.topic import PartitionKey
+from quackmq.model.topic import PartitionKey
 
 if TYPE_CHECKING:
     from quackmq.archive.making import FileMaker

@@ -27,10 +27,10 @@ from quackmq.archive.manifest import ArchiveFile
 from quackmq.archive.rows import RowsWriter
 from quackmq.archive.schema import GREATEST_MS, SCHEMA
 from quackmq.errors import CorruptBatch, InternalError, InvalidRequest
+from quackmq.model.topic import PartitionKey
 from quackmq.records.batch import Batch
 from quackmq.records.codec import open_batch
 from quackmq.records.columns import to_arrow
-from quackmq.topic import PartitionKey
 
 _MILLISECONDS: Final = pa.timestamp("ms", tz="UTC")
 #: A batch that inflates to less can always be made again without compression.

@@ -36,9 +36,9 @@ from quackmq.groups import (
     Sync,
     Synced,
 )
-from quackmq.leases import Counts
-from quackmq.producers import Producer
-from quackmq.subscriptions import (
+from quackmq.model.leases import Counts
+from quackmq.model.producer_state import Producer
+from quackmq.model.subscription import (
     Losses,
     Message,
     Offset,
@@ -52,7 +52,7 @@ from quackmq.subscriptions import (
     message_id,
     parse_message_id,
 )
-from quackmq.transaction_states import ProducerRef, TransactionState
+from quackmq.model.transactional_id import ProducerRef, TransactionState
 
 __all__ = [
     "ArchiveState",

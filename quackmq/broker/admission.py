@@ -7,8 +7,8 @@ from uuid import UUID
 
 from quackmq import limits
 from quackmq.errors import CorruptBatch, NoSubscriber, RecordTooLarge
+from quackmq.model.topic import Topic
 from quackmq.records.batch import Batch
-from quackmq.topic import Topic
 
 
 def check_takes(topic: Topic, batch: Batch, count_subscriptions: Callable[[UUID], int]) -> None:

@@ -42,7 +42,7 @@ from quackmq.errors import (
     StorageError,
     UnknownFile,
 )
-from quackmq.topic import PartitionKey, Topic
+from quackmq.model.topic import PartitionKey, Topic
 
 if TYPE_CHECKING:  # what loads pyarrow, which a broker without an archive does without
     from quackmq.archive.archiver import Archiver, ArchiverState

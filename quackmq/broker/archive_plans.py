@@ -21,7 +21,7 @@ from quackmq import limits
 from quackmq.archive import files as archive_files
 from quackmq.archive.manifest import ArchiveFile, Manifest, Quarantined
 from quackmq.errors import InvalidRequest, LimitReached, UnknownPlan
-from quackmq.topic import PartitionKey, Topic
+from quackmq.model.topic import PartitionKey, Topic
 
 if TYPE_CHECKING:  # what loads pyarrow, which a broker without an archive does without
     from quackmq.archive.partitions import Partitions

@@ -29,10 +29,10 @@ from quackmq.broker.pushed import Pushed
 from quackmq.broker.pushed_held import Part, PushedSubscription, loop_ms
 from quackmq.broker.windows import Ahead, Cell, Delivery
 from quackmq.errors import DamagedData, OffsetOutOfRange, QuackError, StorageError
-from quackmq.leases import Counts, Wanted
 from quackmq.loop_clock import loop_clock
+from quackmq.model.leases import Counts, Wanted
+from quackmq.model.topic import Read, Slice
 from quackmq.stores.base import Store
-from quackmq.topic import Read, Slice
 
 log = logging.getLogger(__name__)
 

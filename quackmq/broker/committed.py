@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Literal, NamedTuple
 
+from quackmq.model.topic import Aborted, Slice
 from quackmq.records.batch import Batch, batches
-from quackmq.topic import Aborted, Slice
 
 
 class LeftOut(NamedTuple):

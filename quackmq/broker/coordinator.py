@@ -45,7 +45,6 @@ from quackmq.broker.group_state import (
 )
 from quackmq.broker.patterns import TopicPatterns
 from quackmq.broker.waits import Changes, Waits
-from quackmq.conventions import PUBLISHER_PREFIX
 from quackmq.errors import (
     IllegalGeneration,
     LimitReached,
@@ -79,6 +78,7 @@ from quackmq.groups import (
 from quackmq.groups.assignors import DEFAULT_ASSIGNOR
 from quackmq.groups.consumer_values import JOINS, Catalog, check
 from quackmq.loop_clock import loop_clock
+from quackmq.model.offset_notes import PUBLISHER_PREFIX
 from quackmq.stores.base import Store
 
 log = logging.getLogger(__name__)

@@ -61,12 +61,11 @@ from quackmq.broker.transactions import Transactions
 from quackmq.broker.waits import Changes, Waits, only
 from quackmq.clock import Clock
 from quackmq.errors import BrokerClosing, DamagedData, UnknownTopic, UnsupportedBatch
-from quackmq.policy import Policy
-from quackmq.producers import Producer
-from quackmq.records.batch import Batch
-from quackmq.stores.base import Store
-from quackmq.subscriptions import Message, Standing, Start, Subscription
-from quackmq.topic import (
+from quackmq.model.log_transactions import TRANSACTION_FLAGS
+from quackmq.model.policy import Policy
+from quackmq.model.producer_state import Producer
+from quackmq.model.subscription import Message, Standing, Start, Subscription
+from quackmq.model.topic import (
     Append,
     Appended,
     Cursor,
@@ -77,7 +76,8 @@ from quackmq.topic import (
     Slice,
     Topic,
 )
-from quackmq.transactions import TRANSACTION_FLAGS
+from quackmq.records.batch import Batch
+from quackmq.stores.base import Store
 
 if TYPE_CHECKING:  # what loads pyarrow, which a broker without an archive does without
     from quackmq.archive.archiver import Archiver

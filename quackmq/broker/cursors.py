@@ -18,9 +18,9 @@ from contextlib import AbstractAsyncContextManager
 from typing import Final
 
 from quackmq.broker.waits import NamedLocks
-from quackmq.conventions import lease_ms_of
+from quackmq.model.offset_notes import lease_ms_of
+from quackmq.model.topic import Cursor, CursorKey, PartitionKey, Topic
 from quackmq.stores.base import Store
-from quackmq.topic import Cursor, CursorKey, PartitionKey, Topic
 
 _NONE: Final[Mapping[int, Cursor]] = {}
 

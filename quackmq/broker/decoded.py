@@ -33,10 +33,10 @@ from typing import Final, NamedTuple
 
 from quackmq import limits
 from quackmq.errors import BrokerClosing, CorruptBatch
+from quackmq.model.topic import PartitionKey
 from quackmq.records import codec
 from quackmq.records.batch import HEADER_BYTES, Batch, Record
 from quackmq.records.codec import Section
-from quackmq.topic import PartitionKey
 
 log = logging.getLogger(__name__)
 

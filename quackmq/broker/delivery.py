@@ -1,8 +1,8 @@
 """Subscriptions carried out: kept in the store, delivered message by message.
 
-The rules are `quackmq.subscriptions`'s. What lasts of a subscription is a small state (that it is
-there) and its cursors; both are held in memory too, and a cursor moves here only after it has moved
-in the store, so that after a crash the message that a subscriber names is still the head.
+The rules are `quackmq.model.subscription`'s. What lasts of a subscription is a small state (that it
+is there) and its cursors; both are held in memory too, and a cursor moves here only after it has
+moved in the store, so that after a crash the message that a subscriber names is still the head.
 
 Calls for one subscription are done one after the other, but none waits for messages while it keeps
 others out: two `get`s at once are both answered with the same head.
@@ -35,7 +35,6 @@ from quackmq.broker.receipts import Receipts, Step, begun, check_topic
 from quackmq.broker.registry import Registry, SubscriptionRoom
 from quackmq.broker.times import first_at
 from quackmq.broker.waits import to_the_end
-from quackmq.conventions import RECEIPTS_TOPIC, UNSUBSCRIBED, note_of
 from quackmq.errors import (
     InvalidMessageId,
     InvalidRequest,
@@ -46,8 +45,8 @@ from quackmq.errors import (
     UnknownSubscription,
     UnknownTopic,
 )
-from quackmq.stores.base import Store
-from quackmq.subscriptions import (
+from quackmq.model.offset_notes import RECEIPTS_TOPIC, UNSUBSCRIBED, note_of
+from quackmq.model.subscription import (
     STATE_PREFIX,
     Kept,
     Message,
@@ -72,7 +71,7 @@ from quackmq.subscriptions import (
     sent,
     state_key,
 )
-from quackmq.topic import (
+from quackmq.model.topic import (
     Append,
     Cursor,
     CursorKey,
@@ -83,6 +82,7 @@ from quackmq.topic import (
     StatePut,
     Topic,
 )
+from quackmq.stores.base import Store
 
 log = logging.getLogger(__name__)
 

@@ -20,9 +20,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from quackmq.errors import DamagedData, OffsetOutOfRange
+from quackmq.model.topic import PartitionKey, Read
 from quackmq.records.batch import Batch, batches
 from quackmq.stores.base import Store
-from quackmq.topic import PartitionKey, Read
 
 
 class EpochEnd(NamedTuple):

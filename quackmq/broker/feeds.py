@@ -27,8 +27,8 @@ from quackmq.broker.waits import Waits
 from quackmq.broker.windows import Window
 from quackmq.clock import Clock
 from quackmq.errors import BrokerClosing, NotFound, QuackError
+from quackmq.model.topic import PartitionKey, Read, Slice, Topic
 from quackmq.stores.base import Store
-from quackmq.topic import PartitionKey, Read, Slice, Topic
 
 log = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ Members come together in `Coordinator`. What a group commits is a cursor, in the
 it shares with subscriptions: an explicit subscription of the same name and topic moves with it, and
 is itself visible as a group. A name is used in one mode at a time (see `Modes`). What is noted
 beside an offset is kept as it is; two notes also make and end a subscription of the group's name to
-the topic (see `quackmq.conventions`), but not in a transaction.
+the topic (see `quackmq.model.offset_notes`), but not in a transaction.
 
 Promised: a commit that was answered is durable and never goes back by itself; a member that is not
 of the present generation does not commit; who asks for offsets sees every commit that was taken
@@ -37,12 +37,6 @@ from quackmq.broker.subscribing import Subscribing, check_subscriber
 from quackmq.broker.topics import Topics
 from quackmq.broker.waits import Changes
 from quackmq.clock import Clock
-from quackmq.conventions import (
-    PUBLISHER_PREFIX,
-    SUBSCRIBED,
-    note_of,
-    wants_receipts,
-)
 from quackmq.errors import (
     BrokerClosing,
     GroupNotEmpty,
@@ -68,8 +62,9 @@ from quackmq.groups import (
     Synced,
 )
 from quackmq.groups.states import CONSUMER_PROTOCOL_TYPE
-from quackmq.subscriptions import Start, start_in
-from quackmq.topic import NO_LEADER_EPOCH, Append, Cursor, CursorKey, PartitionKey
+from quackmq.model.offset_notes import PUBLISHER_PREFIX, SUBSCRIBED, note_of, wants_receipts
+from quackmq.model.subscription import Start, start_in
+from quackmq.model.topic import NO_LEADER_EPOCH, Append, Cursor, CursorKey, PartitionKey
 
 log = logging.getLogger(__name__)
 

@@ -18,10 +18,10 @@ from quackmq import limits
 from quackmq.broker.committed import is_committed
 from quackmq.broker.decoded import DecodedBatches
 from quackmq.errors import DamagedData, InternalError, OffsetOutOfRange
+from quackmq.model.subscription import Losses, OffsetRange, Place
+from quackmq.model.topic import PartitionKey, Read, Slice, Topic
 from quackmq.records.batch import Batch, Record, batches
 from quackmq.stores.base import Store
-from quackmq.subscriptions import Losses, OffsetRange, Place
-from quackmq.topic import PartitionKey, Read, Slice, Topic
 
 
 class Head(NamedTuple):

@@ -12,11 +12,19 @@ from uuid import UUID
 from quackmq.broker.heads import Head
 from quackmq.broker.receipts import Step
 from quackmq.broker.waits import Waits
-from quackmq.conventions import SUBSCRIBED, note_of
 from quackmq.errors import EntriesLost, QuackError
+from quackmq.model.offset_notes import SUBSCRIBED, note_of
+from quackmq.model.subscription import (
+    Kept,
+    Message,
+    Place,
+    Progress,
+    Subscription,
+    message_id,
+    moved,
+)
+from quackmq.model.topic import Cursor, PartitionKey, Topic
 from quackmq.stores.base import Store
-from quackmq.subscriptions import Kept, Message, Place, Progress, Subscription, message_id, moved
-from quackmq.topic import Cursor, PartitionKey, Topic
 
 
 class Held:

@@ -22,7 +22,7 @@ from uuid import UUID
 from quackmq import limits
 from quackmq.broker.partition import Partition
 from quackmq.broker.survey import Holds
-from quackmq.policy import Facts, trim_before
+from quackmq.model.policy import Facts, trim_before
 
 log = logging.getLogger(__name__)
 

@@ -2,8 +2,8 @@
 
 A program that cannot say when it has gone for good, such as a Spark query whose checkpoint may be
 deleted any day, notes beside its offsets for how long it wants to be waited for (see
-`quackmq.conventions`). When nobody has committed for so long, its subscription ends, and the log
-says so. A query that comes back later commits again, and subscribes by that.
+`quackmq.model.offset_notes`). When nobody has committed for so long, its subscription ends, and the
+log says so. A query that comes back later commits again, and subscribes by that.
 
 Promised: a subscription with a lease ends within `limits.HOLD_LEASE_INTERVAL_MS` and a cleaning
 after its time is over, unless somebody else has moved one of its cursors meanwhile: then it is
@@ -23,8 +23,8 @@ from quackmq.broker.subscribing import Subscribing
 from quackmq.broker.topics import Topics
 from quackmq.broker.waits import Changes
 from quackmq.clock import Clock
-from quackmq.conventions import lease_ms_of
 from quackmq.errors import NotFound
+from quackmq.model.offset_notes import lease_ms_of
 
 log = logging.getLogger(__name__)
 

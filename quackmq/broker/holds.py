@@ -21,7 +21,7 @@ from quackmq.broker.groups import Groups
 from quackmq.broker.hold_order import HoldOrder
 from quackmq.broker.pushed import Pushed
 from quackmq.broker.survey import Holders
-from quackmq.topic import PartitionKey
+from quackmq.model.topic import PartitionKey
 
 
 class Holds:

@@ -10,8 +10,8 @@ Not thread-safe: call from the event loop.
 
 from __future__ import annotations
 
+from quackmq.model.topic import Read, Slice
 from quackmq.stores.base import Store
-from quackmq.topic import Read, Slice
 
 
 class LiveReads:

@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 
 from quackmq import limits
 from quackmq.archive.manifest import Manifest
-from quackmq.topic import OffsetTime
+from quackmq.model.topic import OffsetTime
 
 #: Marks within what a policy keeps, as long as appends come evenly.
 _GRAINS: Final = limits.LIVE_MARKS // 4

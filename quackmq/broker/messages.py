@@ -6,15 +6,16 @@ publisher that may have to repeat a put makes it known again in one of two ways:
 - **By a number.** A publisher with a durable name gives each put a sequence; one that is not
   greater than the last that the broker holds is a repeat. Number and records become durable
   together, so no crash of either side comes between them. The number is a cursor of a group that is
-  the publisher's own (see `quackmq.conventions`), the same that Kafka clients set in a transaction:
-  both ways may be mixed. Gaps are fine. Puts of one publisher are done one after the other, and if
-  one fails, those that wait behind it fail too: were they taken, it could not be repeated.
+  the publisher's own (see `quackmq.model.offset_notes`), the same that Kafka clients set in a
+  transaction: both ways may be mixed. Gaps are fine. Puts of one publisher are done one after the
+  other, and if one fails, those that wait behind it fail too: were they taken, it could not be
+  repeated.
 - **By a key.** The same key again is answered like the first time, also if the topic has got more
   partitions or another partitioner (see `placement`). The key becomes a producer id (see
-  `quackmq.producers`) and is remembered as producers are: by its partitions, as durably as the
-  records, for `limits.PRODUCER_EXPIRY_MS`; but no more than `limits.PRODUCERS_PER_PARTITION` at a
-  time. Nothing is refused for that: the oldest keys are forgotten, and a repeat of one is taken for
-  a new put. Where that is too few, number.
+  `quackmq.model.producer_state`) and is remembered as producers are: by its partitions, as durably
+  as the records, for `limits.PRODUCER_EXPIRY_MS`; but no more than `limits.PRODUCERS_PER_PARTITION`
+  at a time. Nothing is refused for that: the oldest keys are forgotten, and a repeat of one is
+  taken for a new put. Where that is too few, number.
 
 Promised: what was answered is durable; a repeat adds nothing. Not promised: an order between puts
 that are on their way at the same time, unless they are of one publisher.
@@ -50,20 +51,20 @@ from quackmq.broker.settings import Caller
 from quackmq.broker.topics import Topics
 from quackmq.broker.waits import Changes, NamedLocks
 from quackmq.clock import Clock
-from quackmq.conventions import (
+from quackmq.errors import Conflict, InvalidRequest, OutOfOrderSequence
+from quackmq.model.offset_notes import (
     NUMBER_PARTITION,
     number_of_offset,
     offset_of_number,
     publisher_group,
 )
-from quackmq.errors import Conflict, InvalidRequest, OutOfOrderSequence
-from quackmq.partitioning import partition_of
-from quackmq.producers import FIRST_KEY_ID, Producer
+from quackmq.model.partitioning import partition_of
+from quackmq.model.producer_state import FIRST_KEY_ID, Producer
+from quackmq.model.subscription import Place, message_id
+from quackmq.model.topic import Append, Appended, Cursor, CursorKey, PartitionKey, Topic
 from quackmq.records import codec
 from quackmq.records.batch import NO_PRODUCER_ID, NO_TIMESTAMP, Batch, Headers, Record
 from quackmq.stores.base import Store
-from quackmq.subscriptions import Place, message_id
-from quackmq.topic import Append, Appended, Cursor, CursorKey, PartitionKey, Topic
 
 
 class Put(NamedTuple):

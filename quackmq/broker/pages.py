@@ -20,9 +20,9 @@ from quackmq.broker.committed import is_committed
 from quackmq.broker.decoded import Decoded, DecodedBatches
 from quackmq.broker.delivery import Reader
 from quackmq.errors import DamagedData, OffsetOutOfRange
+from quackmq.model.subscription import Losses, Message, Place, message_id
+from quackmq.model.topic import PartitionKey, Read, Slice, Topic
 from quackmq.records.batch import Batch, Record, batches
-from quackmq.subscriptions import Losses, Message, Place, message_id
-from quackmq.topic import PartitionKey, Read, Slice, Topic
 
 
 class Page(NamedTuple):

@@ -18,8 +18,8 @@ from quackmq.archive.manifest import Manifest
 from quackmq.broker.due_times import DueTimes
 from quackmq.broker.marks import AgeMarks, SizeMarks
 from quackmq.clock import Clock
-from quackmq.policy import Facts
-from quackmq.topic import Appended, Offsets, PartitionKey, Topic
+from quackmq.model.policy import Facts
+from quackmq.model.topic import Appended, Offsets, PartitionKey, Topic
 
 
 class Partition:

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from quackmq import limits
-from quackmq.partitioning import (
+from quackmq.model.partitioning import (
     Partitioner,
     murmur2_begin,
     murmur2_end,
@@ -28,8 +28,8 @@ from quackmq.partitioning import (
     partition_of,
     partition_of_hash,
 )
-from quackmq.producers import Producer
-from quackmq.topic import Topic
+from quackmq.model.producer_state import Producer
+from quackmq.model.topic import Topic
 
 #: The order is durable: append only.
 _NUMBERED: Final = (Partitioner.MURMUR2, Partitioner.CRC32, Partitioner.LEGACY)

@@ -1,11 +1,11 @@
 """Pushed subscriptions: which there are, and how far each has come, in memory and in the store.
 
-The rules are `quackmq.leases`'s. What has changed is written by one writer, for all subscriptions
-together and at most every `limits.PUSHED_FLUSH_MS`, so that an acknowledgement costs no write of
-its own. What is in the store is therefore a little behind: after a crash, entries acknowledged
-since are delivered again, and none is ever passed over. Retention is held by the low-water marks
-that are in the store, never by those in memory. Receipts, where a subscription leaves any, are
-written in the same change (`untold.py`).
+The rules are `quackmq.model.leases`'s. What has changed is written by one writer, for all
+subscriptions together and at most every `limits.PUSHED_FLUSH_MS`, so that an acknowledgement costs
+no write of its own. What is in the store is therefore a little behind: after a crash, entries
+acknowledged since are delivered again, and none is ever passed over. Retention is held by the
+low-water marks that are in the store, never by those in memory. Receipts, where a subscription
+leaves any, are written in the same change (`untold.py`).
 
 Who may call: the broker's loop. Subscriptions come and go one at a time for a name (`Subscribing`).
 """
@@ -46,10 +46,10 @@ from quackmq.errors import (
     UnknownSubscription,
     UnknownTopic,
 )
-from quackmq.leases import Counts, Leases
+from quackmq.model.leases import Counts, Leases
+from quackmq.model.subscription import Subscription, Terms
+from quackmq.model.topic import PartitionKey, StatePut, Topic
 from quackmq.stores.base import Store
-from quackmq.subscriptions import Subscription, Terms
-from quackmq.topic import PartitionKey, StatePut, Topic
 
 log = logging.getLogger(__name__)
 _NOBODY: Final = HoldOrder({})

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 from quackmq.broker.pushed_state import PushedKept, leases_key
 from quackmq.broker.untold import Untold
 from quackmq.errors import BrokerClosing, QuackError
-from quackmq.leases import Counts, Leases
 from quackmq.loop_clock import LoopTimer, loop_clock
-from quackmq.subscriptions import Subscription
-from quackmq.topic import PartitionKey, Topic
+from quackmq.model.leases import Counts, Leases
+from quackmq.model.subscription import Subscription
+from quackmq.model.topic import PartitionKey, Topic
 
 if TYPE_CHECKING:
     from quackmq.broker.channels import Channel

@@ -15,8 +15,8 @@ import uuid
 from typing import Any, Final, NamedTuple
 
 from quackmq.errors import DamagedStore, InvalidRequest
-from quackmq.subscriptions import Start, Terms, decode_start, encode_start
-from quackmq.topic import PartitionKey
+from quackmq.model.subscription import Start, Terms, decode_start, encode_start
+from quackmq.model.topic import PartitionKey
 
 #: Keys of pushed subscriptions begin so, and those of their leases.
 PUSHED_PREFIX: Final = "pushed/"

@@ -20,7 +20,7 @@ from quackmq.broker.receipts import Receipts, Step
 from quackmq.broker.topics import Topics
 from quackmq.broker.untold import Told, Untold
 from quackmq.errors import BrokerClosing, QuackError
-from quackmq.topic import StatePut
+from quackmq.model.topic import StatePut
 
 log = logging.getLogger(__name__)
 

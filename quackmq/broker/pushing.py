@@ -30,8 +30,8 @@ from quackmq.broker.topics import Topics
 from quackmq.broker.waits import Changes
 from quackmq.broker.windows import Delivery
 from quackmq.errors import BrokerClosing, LimitReached, QuackError
-from quackmq.subscriptions import Start, Terms
-from quackmq.topic import PartitionKey, Topic
+from quackmq.model.subscription import Start, Terms
+from quackmq.model.topic import PartitionKey, Topic
 
 __all__ = ["Channel", "Delivery", "PushedStanding", "Pushing"]
 

@@ -41,14 +41,14 @@ from typing import Final, Literal, NamedTuple
 
 from quackmq import limits
 from quackmq.broker.topics import Topics
-from quackmq.conventions import RECEIPTS_TOPIC
 from quackmq.errors import InvalidRequest, StorageError, TopicExists
-from quackmq.partitioning import partition_of
-from quackmq.policy import Policy
+from quackmq.model.offset_notes import RECEIPTS_TOPIC
+from quackmq.model.partitioning import partition_of
+from quackmq.model.policy import Policy
+from quackmq.model.topic import Append, Appended, Cursor, OffsetTime, PartitionKey, StatePut, Topic
 from quackmq.records import codec
 from quackmq.records.batch import Batch, Record
 from quackmq.stores.base import Store
-from quackmq.topic import Append, Appended, Cursor, OffsetTime, PartitionKey, StatePut, Topic
 
 log = logging.getLogger(__name__)
 

@@ -41,9 +41,9 @@ from quackmq.errors import (
     UnknownProducerId,
     UnknownSubscription,
 )
+from quackmq.model.subscription import Start
+from quackmq.model.topic import StatePut, Topic
 from quackmq.stores.base import Store
-from quackmq.subscriptions import Start
-from quackmq.topic import StatePut, Topic
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from uuid import UUID
 
 from quackmq import limits
 from quackmq.errors import LimitReached
-from quackmq.topic import Topic
+from quackmq.model.topic import Topic
 
 
 class _Held(Protocol):

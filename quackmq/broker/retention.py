@@ -1,8 +1,8 @@
 """Topic policies carried out: who may publish now, who waits, and what the cleaner lets go of.
 
 Only topics whose policy counts entries are known here; publishing to any other does not come this
-way. The decisions are `quackmq.policy`'s, by facts that `Survey` gathers, a partition at a time.
-This module does what was decided:
+way. The decisions are `quackmq.model.policy`'s, by facts that `Survey` gathers, a partition at a
+time. This module does what was decided:
 
 - A publisher to a full topic waits in its partition's queue, first come, first served, and is
   admitted at the moment that makes room: a trim, a cursor that moves, entries that expire (noticed
@@ -43,10 +43,10 @@ from quackmq.broker.partition import Partition
 from quackmq.broker.survey import Archive, Holds, Survey
 from quackmq.clock import Clock
 from quackmq.errors import BrokerClosing, QuackError, RecordTooLarge, TopicFull
-from quackmq.policy import WhenFull, has_room, trim_before
+from quackmq.model.policy import WhenFull, has_room, trim_before
+from quackmq.model.topic import Append, Appended, Cursor, PartitionKey, Topic
 from quackmq.records.batch import Batch
 from quackmq.stores.base import Store
-from quackmq.topic import Append, Appended, Cursor, PartitionKey, Topic
 
 log = logging.getLogger(__name__)
 

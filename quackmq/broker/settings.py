@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from quackmq import limits
-from quackmq.policy import Policy
+from quackmq.model.policy import Policy
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from quackmq import limits
 from quackmq.broker.stage_log import Header, digest_of
 from quackmq.broker.stage_series import Turn
 from quackmq.errors import DamagedStore, LimitReached, StageConflict
-from quackmq.topic import PartitionKey
+from quackmq.model.topic import PartitionKey
 
 #: Keys of what is kept of committed stages in the store's small state begin so.
 STATE_PREFIX: Final = "staging/"

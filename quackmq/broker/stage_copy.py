@@ -20,12 +20,12 @@ from quackmq.broker.stage_log import in_transaction
 from quackmq.broker.topics import Topics
 from quackmq.broker.transaction_known import ProducerEpoch
 from quackmq.errors import QuackError
-from quackmq.producers import sequence_after
+from quackmq.model.log_transactions import Marker, marker_batch
+from quackmq.model.producer_state import sequence_after
+from quackmq.model.topic import Append, Appended, PartitionKey, Read, StatePut
+from quackmq.model.transactional_id import is_exhausted
 from quackmq.records.batch import Batch, batches
 from quackmq.stores.base import Store
-from quackmq.topic import Append, Appended, PartitionKey, Read, StatePut
-from quackmq.transaction_states import is_exhausted
-from quackmq.transactions import Marker, marker_batch
 
 log = logging.getLogger(__name__)
 

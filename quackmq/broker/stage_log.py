@@ -26,6 +26,7 @@ from crc32c import crc32c
 from quackmq.broker.stage_series import Turn
 from quackmq.broker.topics import HIDDEN_PREFIX
 from quackmq.errors import DamagedStore
+from quackmq.model.topic import PartitionKey
 from quackmq.records import codec
 from quackmq.records.batch import (
     CRC_POSITION,
@@ -36,7 +37,6 @@ from quackmq.records.batch import (
     Batch,
     Record,
 )
-from quackmq.topic import PartitionKey
 
 #: Names of stages' topics begin so.
 STAGE_PREFIX: Final = HIDDEN_PREFIX + "stage."

@@ -21,8 +21,8 @@ from typing import Final, NamedTuple
 
 from quackmq import limits
 from quackmq.errors import DamagedStore, LimitReached, StageCommitted, TurnOutdated
+from quackmq.model.topic import StatePut
 from quackmq.stores.base import Store
-from quackmq.topic import StatePut
 
 #: Keys of what is kept of series in the store's small state begin so.
 _STATE_PREFIX: Final = "stage-series/"

@@ -77,11 +77,11 @@ from quackmq.errors import (
     UnknownTopic,
     UnsupportedBatch,
 )
-from quackmq.policy import Policy
+from quackmq.model.log_transactions import TRANSACTION_FLAGS
+from quackmq.model.policy import Policy
+from quackmq.model.topic import Append, Appended, PartitionKey, Read, StatePut, Topic
 from quackmq.records.batch import Batch, batches
 from quackmq.stores.base import Store
-from quackmq.topic import Append, Appended, PartitionKey, Read, StatePut, Topic
-from quackmq.transactions import TRANSACTION_FLAGS
 
 log = logging.getLogger(__name__)
 

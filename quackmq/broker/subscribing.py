@@ -19,10 +19,10 @@ from quackmq.broker.pushed_state import PushedKept
 from quackmq.broker.settings import BrokerSettings
 from quackmq.broker.topics import Topics
 from quackmq.broker.waits import NamedLocks
-from quackmq.conventions import PUBLISHER_PREFIX
 from quackmq.errors import InvalidRequest, NameInOtherMode
-from quackmq.subscriptions import Standing, Start, Subscription, Terms, check_name
-from quackmq.topic import Topic
+from quackmq.model.offset_notes import PUBLISHER_PREFIX
+from quackmq.model.subscription import Standing, Start, Subscription, Terms, check_name
+from quackmq.model.topic import Topic
 
 
 def check_subscriber(name: str) -> None:

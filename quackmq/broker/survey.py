@@ -19,10 +19,10 @@ from quackmq.broker.marks import SizeMarks, Walk
 from quackmq.broker.partition import Partition
 from quackmq.clock import Clock
 from quackmq.errors import DamagedData, OffsetOutOfRange
-from quackmq.policy import Facts
+from quackmq.model.policy import Facts
+from quackmq.model.topic import PartitionKey, Read, Slice
 from quackmq.records.batch import spans
 from quackmq.stores.base import Store
-from quackmq.topic import PartitionKey, Read, Slice
 
 
 class Holders(NamedTuple):

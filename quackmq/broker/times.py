@@ -10,9 +10,9 @@ from __future__ import annotations
 from quackmq import limits
 from quackmq.broker.decoded import DecodedBatches
 from quackmq.errors import DamagedData, OffsetOutOfRange
+from quackmq.model.topic import OffsetTime, PartitionKey, Read
 from quackmq.records.batch import NO_TIMESTAMP, Batch, batches
 from quackmq.stores.base import Store
-from quackmq.topic import OffsetTime, PartitionKey, Read
 
 
 async def first_at(

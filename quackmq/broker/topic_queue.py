@@ -29,8 +29,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from quackmq import limits
 from quackmq.broker.settings import Caller
 from quackmq.errors import OffsetOutOfRange, RecordTooLarge
+from quackmq.model.topic import Appended, PartitionKey
 from quackmq.records.batch import Headers, Record
-from quackmq.topic import Appended, PartitionKey
 
 if TYPE_CHECKING:
     from quackmq.broker.core import Broker

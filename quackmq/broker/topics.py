@@ -26,9 +26,9 @@ from quackmq.errors import (
     UnknownPartition,
     UnknownTopic,
 )
-from quackmq.policy import Policy
+from quackmq.model.policy import Policy
+from quackmq.model.topic import PartitionKey, Topic, check_topic_name
 from quackmq.stores.base import Store
-from quackmq.topic import PartitionKey, Topic, check_topic_name
 
 #: Topics whose names begin so are the broker's own: nobody sees them, nobody makes one.
 HIDDEN_PREFIX: Final = "__quackmq."

@@ -14,8 +14,8 @@ from quackmq import limits
 from quackmq.broker.transaction_state import PendingOffset, offsets_key, state_key
 from quackmq.errors import LimitReached
 from quackmq.loop_clock import LoopTimer
-from quackmq.topic import Cursor, CursorKey, PartitionKey, StatePut
-from quackmq.transaction_states import Standing, TransactionState
+from quackmq.model.topic import Cursor, CursorKey, PartitionKey, StatePut
+from quackmq.model.transactional_id import Standing, TransactionState
 
 
 class ProducerEpoch(NamedTuple):

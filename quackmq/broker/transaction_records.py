@@ -30,11 +30,11 @@ from quackmq.broker.transaction_state import (
     state_key,
 )
 from quackmq.errors import DamagedStore, LimitReached, StoreReadOnly
+from quackmq.model.log_transactions import Marker, marker_batch
+from quackmq.model.topic import Append, Appended, PartitionKey
+from quackmq.model.transactional_id import Ended, Standing
 from quackmq.records.batch import Batch
 from quackmq.stores.base import Store
-from quackmq.topic import Append, Appended, PartitionKey
-from quackmq.transaction_states import Ended, Standing
-from quackmq.transactions import Marker, marker_batch
 
 log = logging.getLogger(__name__)
 

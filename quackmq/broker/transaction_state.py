@@ -20,8 +20,8 @@ from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 from quackmq.errors import DamagedStore
-from quackmq.topic import NO_LEADER_EPOCH, PartitionKey
-from quackmq.transaction_states import Standing, TransactionState
+from quackmq.model.topic import NO_LEADER_EPOCH, PartitionKey
+from quackmq.model.transactional_id import Standing, TransactionState
 
 #: Keys of transactional ids in the store's small state begin so.
 STATE_PREFIX: Final = "transaction/"

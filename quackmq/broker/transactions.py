@@ -1,7 +1,7 @@
 """Transactions: who may write in one, how it ends, and when its time is up.
 
-The rules are `quackmq.transaction_states`'s. Here they meet the store, whose `append` takes several
-partitions, cursors and states as one unit:
+The rules are `quackmq.model.transactional_id`'s. Here they meet the store, whose `append` takes
+several partitions, cursors and states as one unit:
 
 - **The end of a transaction is one append**: the markers of all its partitions, the offsets that it
   commits for groups, and what is kept of its transactional id. After a crash all of it is there, or
@@ -50,10 +50,9 @@ from quackmq.errors import (
 )
 from quackmq.groups import MemberRef
 from quackmq.loop_clock import loop_clock
-from quackmq.records.batch import Batch
-from quackmq.stores.base import Store
-from quackmq.topic import Appended, PartitionKey, Topic
-from quackmq.transaction_states import (
+from quackmq.model.log_transactions import Marker
+from quackmq.model.topic import Appended, PartitionKey, Topic
+from quackmq.model.transactional_id import (
     NO_EPOCH,
     NO_PRODUCER,
     Ended,
@@ -68,7 +67,8 @@ from quackmq.transaction_states import (
     fenced,
     first_standing,
 )
-from quackmq.transactions import Marker
+from quackmq.records.batch import Batch
+from quackmq.stores.base import Store
 
 log = logging.getLogger(__name__)
 

@@ -28,9 +28,9 @@ from typing import NamedTuple
 
 from quackmq import limits
 from quackmq.broker.receipts import Kind, Step
-from quackmq.leases import Counts, Leases
-from quackmq.subscriptions import OffsetRange
-from quackmq.topic import Topic
+from quackmq.model.leases import Counts, Leases
+from quackmq.model.subscription import OffsetRange
+from quackmq.model.topic import Topic
 
 
 class Told(NamedTuple):

@@ -28,10 +28,10 @@ from typing import Final
 from quackmq import limits
 from quackmq.broker.committed import is_committed
 from quackmq.broker.decoded import DecodedBatches
+from quackmq.model.subscription import Place, message_id
+from quackmq.model.topic import PartitionKey, Slice
 from quackmq.records.batch import Batch, Record, batches
 from quackmq.records.codec import Section
-from quackmq.subscriptions import Place, message_id
-from quackmq.topic import PartitionKey, Slice
 
 #: What a delivery takes in memory beside its record, about.
 _DELIVERY_BYTES: Final = 192

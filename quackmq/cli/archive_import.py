@@ -1,9 +1,9 @@
 """`quackmq archive import`: Parquet files into a topic of a running broker, each record once.
 
 Records are put in transactions, each with the number up to which they are there, as a publisher
-with a durable name does it (see `quackmq.conventions`); the name is made of the files' content and
-so the same for every run. Whatever fails, and whenever: the same command goes on behind the last
-transaction that the broker has. That holds as long as the broker remembers the name
+with a durable name does it (see `quackmq.model.offset_notes`); the name is made of the files'
+content and so the same for every run. Whatever fails, and whenever: the same command goes on behind
+the last transaction that the broker has. That holds as long as the broker remembers the name
 (`limits.PUBLISHER_EXPIRY_MS` after its last put), and for a Kafka cluster as long as it keeps
 offsets of groups.
 
@@ -30,9 +30,9 @@ from quackmq.client.cluster import Cluster
 from quackmq.client.failures import Deadline
 from quackmq.client.settings import Connection
 from quackmq.client.values import TopicInfo
-from quackmq.conventions import NUMBER_PARTITION, publisher_group
 from quackmq.errors import InvalidRequest, QuackError, UnknownTopic
-from quackmq.partitioning import partition_of
+from quackmq.model.offset_notes import NUMBER_PARTITION, publisher_group
+from quackmq.model.partitioning import partition_of
 
 _NAME: Final = "import-"
 #: Of the digest that is a name: enough that no two are ever the same.

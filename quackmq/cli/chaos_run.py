@@ -25,8 +25,8 @@ from quackmq import limits
 from quackmq.cli.chaos_plan import PUTS, TAKES, Act, Step, plan
 from quackmq.cli.text import table
 from quackmq.errors import NoBroker, QuackError, QuackTimeout
-from quackmq.subscriptions import check_name
-from quackmq.topic import check_topic_name
+from quackmq.model.subscription import check_name
+from quackmq.model.topic import check_topic_name
 
 #: For a message to come, where there may be none.
 TAKE_S: Final = 0.2

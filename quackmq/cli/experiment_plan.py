@@ -14,7 +14,7 @@ from typing import Final
 from quackmq import limits
 from quackmq.cli.experiment_peers import Behaviour, Part
 from quackmq.errors import InvalidRequest
-from quackmq.policy import Policy, WhenFull
+from quackmq.model.policy import Policy, WhenFull
 from quackmq.wire.line import Role
 
 #: An entry has room for its publisher, its number and its time.

@@ -40,8 +40,8 @@ from quackmq.cli.experiment_report import (
 )
 from quackmq.doors.line import LineDoor, LineSettings
 from quackmq.errors import QuackTimeout
+from quackmq.model.topic import PartitionKey
 from quackmq.stores.local import LocalOptions, LocalStore
-from quackmq.topic import PartitionKey
 from quackmq.wire.line import Role
 
 _CALLER: Final = Caller(client="experiment")

@@ -21,7 +21,9 @@ from quackmq.errors import (
     UnknownPartition,
     UnknownTopic,
 )
-from quackmq.policy import Policy
+from quackmq.model.log_transactions import Step, read_marker
+from quackmq.model.policy import Policy
+from quackmq.model.topic import PartitionKey, Topic
 from quackmq.records import codec
 from quackmq.records.batch import NO_PRODUCER_ID, Batch, Record
 from quackmq.stores.local.contents import Held
@@ -35,8 +37,6 @@ from quackmq.stores.local.journal import slot_path
 from quackmq.stores.local.log import PartitionLog
 from quackmq.stores.local.segment import Segment
 from quackmq.stores.local.verification import Tally, Verification
-from quackmq.topic import PartitionKey, Topic
-from quackmq.transactions import Step, read_marker
 
 
 def look(args: argparse.Namespace) -> bool:

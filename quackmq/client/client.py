@@ -44,11 +44,6 @@ from quackmq.client.values import (
     serialiser_of,
     start_of,
 )
-from quackmq.conventions import (
-    RECEIPTS_TOPIC,
-    SUBSCRIBED,
-    UNSUBSCRIBED,
-)
 from quackmq.errors import (
     GroupNotEmpty,
     InvalidPolicy,
@@ -57,8 +52,9 @@ from quackmq.errors import (
     UnknownMember,
     UnknownSubscription,
 )
-from quackmq.policy import CONFIG_PREFIX, Policy
-from quackmq.subscriptions import check_name, place_of, subscribed_note
+from quackmq.model.offset_notes import RECEIPTS_TOPIC, SUBSCRIBED, UNSUBSCRIBED
+from quackmq.model.policy import CONFIG_PREFIX, Policy
+from quackmq.model.subscription import check_name, place_of, subscribed_note
 
 _POLICIES: Final = {field.name for field in dataclasses.fields(Policy)}
 

@@ -43,9 +43,9 @@ from quackmq.errors import (
     TopicExists,
     UnknownTopic,
 )
-from quackmq.partitioning import Partitioner, partition_of
-from quackmq.policy import CONFIG_PREFIX, WhenFull
-from quackmq.subscriptions import Offset, Place, Start, Time
+from quackmq.model.partitioning import Partitioner, partition_of
+from quackmq.model.policy import CONFIG_PREFIX, WhenFull
+from quackmq.model.subscription import Offset, Place, Start, Time
 
 log = logging.getLogger(__name__)
 

@@ -1,9 +1,9 @@
 """Puts that are numbered, so that a producer may repeat after its own crash what it is unsure of.
 
 A numbered put is one Kafka transaction of the messages and of their number, which is committed as
-the offset of a group that belongs to the publisher (see `quackmq.conventions`). So the broker holds
-both or neither, and the last number tells what it holds. Beside the number stands where the last
-message lies, so that its repeat is answered like the first time.
+the offset of a group that belongs to the publisher (see `quackmq.model.offset_notes`). So the
+broker holds both or neither, and the last number tells what it holds. Beside the number stands
+where the last message lies, so that its repeat is answered like the first time.
 
 A name is one publisher: who begins under it ends what an earlier one has left open and fences it
 (ProducerFenced), so that a process that slept cannot put in between.
@@ -25,12 +25,6 @@ from quackmq.client.failures import Deadline, kafka_error, translated
 from quackmq.client.locks import held
 from quackmq.client.publisher import Parcel, Sending
 from quackmq.client.settings import Connection
-from quackmq.conventions import (
-    NUMBER_PARTITION,
-    number_of_offset,
-    offset_of_number,
-    publisher_group,
-)
 from quackmq.errors import (
     InvalidRequest,
     LimitReached,
@@ -38,7 +32,13 @@ from quackmq.errors import (
     QuackError,
     QuackTimeout,
 )
-from quackmq.subscriptions import Place, message_id
+from quackmq.model.offset_notes import (
+    NUMBER_PARTITION,
+    number_of_offset,
+    offset_of_number,
+    publisher_group,
+)
+from quackmq.model.subscription import Place, message_id
 
 
 class Last(NamedTuple):

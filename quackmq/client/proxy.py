@@ -46,8 +46,8 @@ from quackmq import limits
 from quackmq.client.asking import Asking, Deadline
 from quackmq.client.proxy_receiving import ProxyMessage, Receiving
 from quackmq.errors import InvalidRequest, QuackTimeout, Unreachable
-from quackmq.subscriptions import check_name
-from quackmq.topic import check_topic_name
+from quackmq.model.subscription import check_name
+from quackmq.model.topic import check_topic_name
 from quackmq.wire.proxy import (
     Goodbye,
     Hello,

@@ -35,7 +35,7 @@ from crc32c import crc32c
 from quackmq.client.durable import replace
 from quackmq.client.own_directory import OwnDirectory, usable
 from quackmq.errors import NewerFormat
-from quackmq.subscriptions import Place
+from quackmq.model.subscription import Place
 from quackmq.syncing import sync_data
 
 _HEAD: Final = b"QMDONE1\n"

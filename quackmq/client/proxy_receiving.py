@@ -30,7 +30,7 @@ import zmq
 from quackmq import limits
 from quackmq.client.proxy_done import Done
 from quackmq.errors import ClientClosed, InvalidRequest, QuackError, QuackTimeout
-from quackmq.subscriptions import parse_message_id
+from quackmq.model.subscription import parse_message_id
 from quackmq.wire.proxy import (
     Data,
     Received,

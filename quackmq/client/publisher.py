@@ -22,7 +22,7 @@ from quackmq import limits
 from quackmq.client.failures import Deadline, kafka_error, no_topic_name, translated
 from quackmq.client.settings import Connection
 from quackmq.errors import ClientClosed, QuackError, RecordTooLarge
-from quackmq.subscriptions import Place
+from quackmq.model.subscription import Place
 
 log = logging.getLogger(__name__)
 

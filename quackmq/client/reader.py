@@ -43,7 +43,7 @@ from quackmq.client.standing import (
 from quackmq.client.values import TopicInfo
 from quackmq.client.watch import OUT_OF_RANGE, Watch
 from quackmq.errors import QuackError, QuackTimeout
-from quackmq.subscriptions import Place
+from quackmq.model.subscription import Place
 
 log = logging.getLogger(__name__)
 

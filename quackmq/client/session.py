@@ -43,7 +43,7 @@ from quackmq.errors import (
     Refused,
     UnknownMember,
 )
-from quackmq.subscriptions import message_id
+from quackmq.model.subscription import message_id
 
 log = logging.getLogger(__name__)
 

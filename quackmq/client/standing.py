@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from quackmq.client.cluster import Committed
 from quackmq.client.position import PositionFile
-from quackmq.conventions import UNSUBSCRIBED, note_of
 from quackmq.errors import UnknownSubscription
+from quackmq.model.offset_notes import UNSUBSCRIBED, note_of
 
 
 class Standing:

@@ -17,7 +17,7 @@ import orjson
 from confluent_kafka import Message as Record
 
 from quackmq.errors import InvalidRequest
-from quackmq.subscriptions import Offset, Place, Start, Time, message_id
+from quackmq.model.subscription import Offset, Place, Start, Time, message_id
 
 #: Headers as they are given: by name, or in pairs where one name comes several times.
 Headers = Mapping[str, str | bytes | None] | Sequence[tuple[str, str | bytes | None]]

@@ -39,8 +39,8 @@ from typing import Final, NamedTuple, Self
 from quackmq.client.asking import Asking, Deadline
 from quackmq.client.zmq_ids import LastIds
 from quackmq.errors import InvalidRequest, QuackTimeout
-from quackmq.subscriptions import check_name
-from quackmq.topic import check_topic_name
+from quackmq.model.subscription import check_name
+from quackmq.model.topic import check_topic_name
 from quackmq.wire.zmq import (
     NONE_YET,
     Get,

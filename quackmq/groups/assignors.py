@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from quackmq import limits
-from quackmq.topic import PartitionKey
+from quackmq.model.topic import PartitionKey
 
 #: The partitions of each member; who has none may be left out.
 Shares = Mapping[str, Collection[PartitionKey]]

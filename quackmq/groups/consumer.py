@@ -76,7 +76,7 @@ from quackmq.groups.states import (
     MemberState,
 )
 from quackmq.groups.values import Answer, Leaving, MemberRef
-from quackmq.topic import PartitionKey
+from quackmq.model.topic import PartitionKey
 
 #: About what a partition of the target takes in memory, with its owner, and a topic that matched.
 _PARTITION_BYTES: Final = 400

@@ -20,7 +20,7 @@ from quackmq.groups.deadlines import Deadlines
 from quackmq.groups.states import MemberState
 from quackmq.groups.statics import StaticMembers
 from quackmq.groups.values import patience_ms
-from quackmq.topic import PartitionKey
+from quackmq.model.topic import PartitionKey
 
 NOTHING: Final[frozenset[PartitionKey]] = frozenset()
 #: About what a member takes in memory beside its words, and a name of a topic beside its letters.

@@ -13,7 +13,7 @@ from quackmq import limits
 from quackmq.errors import InvalidGroup, InvalidPattern, InvalidRequest, UnsupportedAssignor
 from quackmq.groups.assignors import ASSIGNORS
 from quackmq.groups.states import CONSUMER_PROTOCOL_TYPE, GroupKind, GroupState
-from quackmq.topic import PartitionKey, Topic
+from quackmq.model.topic import PartitionKey, Topic
 
 #: Epochs that a member may name instead of its own: it joins, with nothing in its hands; it leaves;
 #: it leaves and, being static, will be back.

@@ -19,7 +19,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 from quackmq import limits
 from quackmq.errors import IllegalTopicName, InvalidRequest
-from quackmq.topic import check_topic_name
+from quackmq.model.topic import check_topic_name
 
 #: In the JSON of offsets, as in Spark's Kafka source.
 EARLIEST: Final = -2

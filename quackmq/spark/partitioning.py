@@ -1,8 +1,8 @@
 """Which partition a row goes to: the partition that every other producer of the topic chooses.
 
-This is `quackmq.partitioning` for whole columns: numpy hashes all keys at once. Both give the same
-partition for the same key. A topic that is `legacy` is the exception: there Spark's sink has always
-used murmur2, and still does, so that no key moves.
+This is `quackmq.model.partitioning` for whole columns: numpy hashes all keys at once. Both give the
+same partition for the same key. A topic that is `legacy` is the exception: there Spark's sink has
+always used murmur2, and still does, so that no key moves.
 
 Rows without a key are spread: in runs, one partition after the other, so that few rows make few
 batches. Pure: columns in, columns out.
@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from quackmq import limits
-from quackmq.partitioning import MURMUR2_MULTIPLIER, MURMUR2_SEED, Partitioner, murmur2_words
+from quackmq.model.partitioning import MURMUR2_MULTIPLIER, MURMUR2_SEED, Partitioner, murmur2_words
 
 Numbers = np.ndarray[Any, np.dtype[Any]]
 

@@ -1,10 +1,10 @@
 """A streaming query as the broker sees it: a consumer group that has committed so far.
 
 Kafka's tools show the group with its offsets and lag. Unless told otherwise it is a subscription
-too, so that retention keeps what the query has not read (`quackmq.conventions`). It is one from its
-first committed batch on: a query that fails before that holds nothing. Spark does not say when a
-checkpoint is deleted, so the subscription has a lease: it ends when the broker has not heard of the
-query for so long, or by `quackmq.spark.release`. A query that comes back later holds again.
+too, so that retention keeps what the query has not read (`quackmq.model.offset_notes`). It is one
+from its first committed batch on: a query that fails before that holds nothing. Spark does not say
+when a checkpoint is deleted, so the subscription has a lease: it ends when the broker has not heard
+of the query for so long, or by `quackmq.spark.release`. A query that comes back later holds again.
 
 Offsets are told on the way, and nobody waits for them: what counts is the checkpoint, and what is
 told later tells more. But for the first: where a query begins that was told "latest" is noted with
@@ -28,8 +28,8 @@ from quackmq.client.admin import NEVER_S, Admin, GroupRequest
 from quackmq.client.cluster import note_beside
 from quackmq.client.failures import Deadline, kafka_error, translated
 from quackmq.client.settings import Connection
-from quackmq.conventions import SUBSCRIBED, leased
 from quackmq.errors import InvalidRequest, NameInOtherMode, QuackError, QuackTimeout
+from quackmq.model.offset_notes import SUBSCRIBED, leased
 from quackmq.spark.connection import Access, path_of
 from quackmq.spark.positions import Position, TopicPosition, Topics
 

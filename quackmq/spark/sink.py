@@ -50,7 +50,7 @@ from pyspark.taskcontext import TaskContext
 
 from quackmq import limits
 from quackmq.errors import InvalidRequest, QuackTimeout, UnknownPartition, UnknownTopic
-from quackmq.partitioning import Partitioner
+from quackmq.model.partitioning import Partitioner
 from quackmq.records.columns import HEADERS_TYPE
 from quackmq.spark.connection import Access, Http, find, path_of
 from quackmq.spark.digest import Digest, digest_of, merged

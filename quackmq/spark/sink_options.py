@@ -14,9 +14,9 @@ from typing import Final
 
 from quackmq import limits
 from quackmq.errors import IllegalTopicName, InvalidRequest
+from quackmq.model.topic import check_topic_name
 from quackmq.records.batch import COMPRESSIONS
 from quackmq.spark.options import source_address
-from quackmq.topic import check_topic_name
 
 TOPIC_OPTION: Final = "topic"
 WRITE_ID_OPTION: Final = "writeId"

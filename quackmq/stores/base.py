@@ -9,10 +9,12 @@ A store keeps topics, their partitions' batches, cursors and small state. It pro
 - **Offsets are the store's to give**: without gaps within a run, growing, and an offset that was
   once readable is never given to another record.
 - **A repeat is appended once.** A batch with a producer id is checked against what its partition
-  remembers of that producer (`quackmq.producers`) in the same step that gives it an offset.
+  remembers of that producer (`quackmq.model.producer_state`) in the same step that gives it an
+  offset.
 - **What is open is known from the log.** A partition knows which producers have an open
   transaction there and since which offset, and which transactions were aborted, as durably as the
-  batches themselves (`quackmq.transactions`). A control batch ends its producer's transaction.
+  batches themselves (`quackmq.model.log_transactions`). A control batch ends its producer's
+  transaction.
 - **Errors harm nobody else.** A call that raises has changed nothing. A store that can no longer
   write raises StoreReadOnly from every change and goes on reading.
 
@@ -29,9 +31,9 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from quackmq.errors import QuackError
-from quackmq.policy import Policy
-from quackmq.producers import Producer
-from quackmq.topic import (
+from quackmq.model.policy import Policy
+from quackmq.model.producer_state import Producer
+from quackmq.model.topic import (
     Append,
     Appended,
     Cursor,

@@ -45,9 +45,9 @@ from quackmq.errors import (
     UnknownPartition,
     UnknownTopic,
 )
-from quackmq.partitioning import Partitioner
-from quackmq.policy import Policy
-from quackmq.topic import (
+from quackmq.model.partitioning import Partitioner
+from quackmq.model.policy import Policy
+from quackmq.model.topic import (
     NO_LEADER_EPOCH,
     Cursor,
     CursorKey,

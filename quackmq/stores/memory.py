@@ -30,12 +30,26 @@ from quackmq.errors import (
     OffsetOutOfRange,
     QuackError,
 )
-from quackmq.policy import Policy
-from quackmq.producers import Producer, Remembered, advance, expired, has_producer, is_repeat
-from quackmq.records.batch import Batch, stamp
-from quackmq.stores.base import Store, changes_of_time
-from quackmq.stores.catalog import Catalog, Change
-from quackmq.topic import (
+from quackmq.model.log_transactions import (
+    TRANSACTION_FLAGS,
+    OpenTransactions,
+    PartitionTransactions,
+    Step,
+    check_room,
+    find_aborted,
+    step_of,
+    trim_aborted,
+)
+from quackmq.model.policy import Policy
+from quackmq.model.producer_state import (
+    Producer,
+    Remembered,
+    advance,
+    expired,
+    has_producer,
+    is_repeat,
+)
+from quackmq.model.topic import (
     Append,
     Appended,
     Cursor,
@@ -50,16 +64,9 @@ from quackmq.topic import (
     TimeKind,
     Topic,
 )
-from quackmq.transactions import (
-    TRANSACTION_FLAGS,
-    OpenTransactions,
-    PartitionTransactions,
-    Step,
-    check_room,
-    find_aborted,
-    step_of,
-    trim_aborted,
-)
+from quackmq.records.batch import Batch, stamp
+from quackmq.stores.base import Store, changes_of_time
+from quackmq.stores.catalog import Catalog, Change
 
 _by_first_offset: Final = attrgetter("first_offset")
 #: Nobody else ever led these partitions.

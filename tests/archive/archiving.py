@@ -21,9 +21,7 @@ from quackmq.errors import (
     OffsetOutOfRange,
     UnknownTopic,
 )
-from quackmq.records.batch import Batch, Buffer, batches
-from quackmq.stores.base import Store
-from quackmq.topic import (
+from quackmq.model.topic import (
     Aborted,
     Append,
     Appended,
@@ -34,6 +32,8 @@ from quackmq.topic import (
     StatePut,
     Topic,
 )
+from quackmq.records.batch import Batch, Buffer, batches
+from quackmq.stores.base import Store
 
 _PLENTY_BYTES = 2**26
 

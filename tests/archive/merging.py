@@ -10,9 +10,9 @@ from quackmq.archive import manifest as manifests
 from quackmq.archive.manifest import Manifest
 from quackmq.archive.partitions import Disk, Partitions
 from quackmq.archive.writer import FileWriter
-from quackmq.policy import Policy
+from quackmq.model.policy import Policy
+from quackmq.model.topic import Offsets, PartitionKey, Topic
 from quackmq.stores.base import Store
-from quackmq.topic import Offsets, PartitionKey, Topic
 from tests.archive.support import KEY, TOPIC, plain
 
 DUCKS = Topic(KEY.topic_id, TOPIC, 2, Policy(), 0)

@@ -16,9 +16,9 @@ from quackmq.archive.reader import ArchiveReader
 from quackmq.archive.writer import Committed, FileWriter, PoisonBatch, Written
 from quackmq.disk import Disk
 from quackmq.errors import DamagedData
+from quackmq.model.topic import PartitionKey
 from quackmq.records.batch import CRC_START, Batch, Buffer, Record
 from quackmq.records.codec import decode, encode
-from quackmq.topic import PartitionKey
 
 TOPIC = "ducks"
 KEY = PartitionKey(uuid.UUID(int=7), 0)

@@ -12,8 +12,8 @@ from quackmq.archive.ahead import Ahead
 from quackmq.archive.encoding import encode
 from quackmq.archive.reader import ArchiveReader
 from quackmq.archive.writer import Committed
+from quackmq.model.topic import PartitionKey
 from quackmq.records.codec import decode
-from quackmq.topic import PartitionKey
 from tests.archive.support import KEY, Archive, opened, plain, read_all, records_of
 from tests.stores.local.test_inspection import undecodable
 

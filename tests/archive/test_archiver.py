@@ -16,9 +16,9 @@ from quackmq.archive.buffers import Buffers, Filled
 from quackmq.archive.pieces import Piece, Progress, Unnamed
 from quackmq.archive.workshop import LocalWorkshop
 from quackmq.errors import UnknownTopic
-from quackmq.policy import Policy
-from quackmq.topic import PartitionKey
-from quackmq.transactions import Marker
+from quackmq.model.log_transactions import Marker
+from quackmq.model.policy import Policy
+from quackmq.model.topic import PartitionKey
 from tests.archive.pond import pond, put_some
 from tests.support import START_MS
 

@@ -11,8 +11,8 @@ from quackmq import limits
 from quackmq.archive.archiver import Archiver
 from quackmq.archive.due import Agenda
 from quackmq.errors import StorageError
-from quackmq.policy import Policy
-from quackmq.topic import PartitionKey, Topic
+from quackmq.model.policy import Policy
+from quackmq.model.topic import PartitionKey, Topic
 from tests.archive.pond import Pond, pond
 
 pytestmark = pytest.mark.asyncio

@@ -16,9 +16,9 @@ from quackmq import limits
 from quackmq.archive.pieces import Made, Piece, Progress, Unnamed
 from quackmq.archive.workshop import LocalWorkshop, WorkshopGone
 from quackmq.errors import BrokerClosing, DamagedData, StorageError
-from quackmq.policy import Policy
+from quackmq.model.policy import Policy
+from quackmq.model.topic import PartitionKey, Read, Slice
 from quackmq.stores.local import LocalOptions
-from quackmq.topic import PartitionKey, Read, Slice
 from tests.archive.pond import NO_PERMISSION, NO_ROOM, pond, put_some
 from tests.batches import sealed
 

@@ -8,7 +8,7 @@ import pytest
 
 from quackmq import limits
 from quackmq.archive.schema import SCHEMA
-from quackmq.policy import Policy
+from quackmq.model.policy import Policy
 from tests.readme import ROOT, Block, Tour, blocks
 
 TEXT = (ROOT / "docs" / "archive.md").read_text()

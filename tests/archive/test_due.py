@@ -9,8 +9,8 @@ from quackmq import limits
 from quackmq.archive.due import Failures, Ready, is_no_room, wait_ms
 from quackmq.clock import Clock
 from quackmq.errors import DamagedData, StorageError
-from quackmq.policy import Policy
-from quackmq.topic import PartitionKey
+from quackmq.model.policy import Policy
+from quackmq.model.topic import PartitionKey
 from tests.tables import each
 
 KEY = PartitionKey(uuid.UUID(int=1), 0)

@@ -14,9 +14,9 @@ import pytest_asyncio
 from quackmq import limits
 from quackmq.archive.reader import ArchiveReader
 from quackmq.errors import DamagedData, NotFound
+from quackmq.model.topic import PartitionKey, Read
 from quackmq.records.batch import batches
 from quackmq.records.codec import decode
-from quackmq.topic import PartitionKey, Read
 from tests.archive.archiving import archive
 from tests.archive.home import Home, flip
 from tests.stores.calls import DEADLINE_S, append_values, soon

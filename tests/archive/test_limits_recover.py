@@ -12,7 +12,7 @@ from quackmq.archive.ahead import Ahead
 from quackmq.archive.manifest import add, replace, trim
 from quackmq.archive.workshop import LocalWorkshop
 from quackmq.errors import LimitReached
-from quackmq.policy import Policy
+from quackmq.model.policy import Policy
 from tests.archive.pond import pond, put_some
 from tests.archive.support import KEY, plain
 from tests.archive.test_manifest import aside_of, file_of, names, of_ranges

@@ -31,7 +31,7 @@ from quackmq.archive.manifest import (
     trim,
 )
 from quackmq.errors import DamagedData, InvalidRequest, LimitReached, NewerFormat, StateChanged
-from quackmq.topic import PartitionKey
+from quackmq.model.topic import PartitionKey
 from tests import effort
 from tests.archive.support import KEY, TOPIC
 from tests.tables import each

@@ -11,7 +11,7 @@ import pytest_asyncio
 from quackmq import limits
 from quackmq.archive.manifest import Manifest
 from quackmq.archive.reader import Piece
-from quackmq.topic import PartitionKey, Read
+from quackmq.model.topic import PartitionKey, Read
 from tests.archive.archiving import archive
 from tests.archive.home import Home
 from tests.stores.calls import PLENTY_BYTES, append_values

@@ -22,7 +22,7 @@ from quackmq.archive.rows import RowsWriter, rows_from
 from quackmq.archive.schema import RowGroup, encode_row_groups
 from quackmq.archive.writer import Committed
 from quackmq.errors import DamagedData, InvalidRequest
-from quackmq.topic import PartitionKey
+from quackmq.model.topic import PartitionKey
 from tests import effort
 from tests.archive.support import KEY, TOPIC, Archive, MemoryDisk, plain
 from tests.archive.test_round_trip import entries

@@ -28,7 +28,7 @@ from quackmq.errors import (
     UnknownPartition,
     UnknownTopic,
 )
-from quackmq.topic import PartitionKey
+from quackmq.model.topic import PartitionKey
 from tests.archive.archiving import archive, topic_of
 from tests.archive.home import VALUES, FailingDisk, Home, flip
 from tests.stores.calls import read_one

@@ -14,8 +14,8 @@ from quackmq.archive.files import partition_path
 from quackmq.archive.reader import ArchiveReader
 from quackmq.archive.writer import Committed
 from quackmq.errors import DamagedData, NewerFormat, OffsetOutOfRange, StorageError
+from quackmq.model.topic import OffsetTime
 from quackmq.records.batch import Batch
-from quackmq.topic import OffsetTime
 from tests.archive.support import (
     NOON_MS,
     TOPIC,

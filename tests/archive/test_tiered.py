@@ -21,10 +21,10 @@ from quackmq.errors import (
     StoreReadOnly,
     UnknownTopic,
 )
+from quackmq.model.log_transactions import Marker, marker_batch
+from quackmq.model.topic import Append, OffsetTime, PartitionKey, Read, Slice
 from quackmq.records.batch import Batch, batches
 from quackmq.records.codec import decode
-from quackmq.topic import Append, OffsetTime, PartitionKey, Read, Slice
-from quackmq.transactions import Marker, marker_batch
 from tests.archive.archiving import archive
 from tests.archive.home import VALUES, Home, flip
 from tests.stores.calls import (

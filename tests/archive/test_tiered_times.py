@@ -13,8 +13,8 @@ from quackmq import limits
 from quackmq.broker.decoded import DecodedBatches
 from quackmq.broker.epochs import EpochEnd, epoch_end
 from quackmq.broker.times import first_at, latest
+from quackmq.model.topic import OffsetTime, PartitionKey, TimeKind
 from quackmq.records.batch import Batch
-from quackmq.topic import OffsetTime, PartitionKey, TimeKind
 from tests.archive.archiving import archive
 from tests.archive.home import Home
 from tests.stores.calls import PLENTY_BYTES, append, append_values, read_one

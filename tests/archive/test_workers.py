@@ -20,9 +20,9 @@ from quackmq.archive.worker import Channel
 from quackmq.archive.workers import WorkerWorkshop
 from quackmq.archive.workshop import LocalWorkshop, Workshop
 from quackmq.errors import BrokerClosing, StorageError
-from quackmq.policy import Policy
+from quackmq.model.policy import Policy
+from quackmq.model.topic import OffsetTime
 from quackmq.records.batch import Record
-from quackmq.topic import OffsetTime
 from tests.archive.pond import pond
 from tests.archive.support import KEY, NOON_MS, TOPIC, committed, plain
 from tests.batches import sealed

@@ -9,10 +9,10 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 from benchmarks.archive import LATER, VALUE_BYTES, bare_program, fill, json_batches, json_like
+from quackmq.model.topic import PartitionKey
 from quackmq.records.batch import Batch
 from quackmq.records.codec import decode
 from quackmq.stores.local import LocalOptions, LocalStore
-from quackmq.topic import PartitionKey
 
 
 def test_values_are_json_of_the_size_that_is_said() -> None:

@@ -14,9 +14,9 @@ from quackmq.archive.rows import RowsWriter
 from quackmq.archive.tiered import TieredStore
 from quackmq.broker import Archives, Broker, BrokerSettings, PartitionArchive, TopicArchive
 from quackmq.errors import DamagedData
-from quackmq.policy import Policy
+from quackmq.model.policy import Policy
+from quackmq.model.topic import PartitionKey
 from quackmq.stores.local import LocalOptions, LocalStore
-from quackmq.topic import PartitionKey
 from tests.broker.support import CALLER, NEVER_MS, TOPIC, key_of, publish
 
 #: Archived and merged only when told to.

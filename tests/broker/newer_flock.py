@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from quackmq.broker import Broker, Heartbeat, HeartbeatAnswer, MemberRef
-from quackmq.topic import PartitionKey
+from quackmq.model.topic import PartitionKey
 from tests.broker.flock import GROUP, commit
 from tests.broker.support import CALLER, TOPIC, key_of
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from quackmq.broker import Broker, Page, Put
-from quackmq.policy import Policy, WhenFull
+from quackmq.model.policy import Policy, WhenFull
+from quackmq.model.subscription import Place, place_of
 from quackmq.records.batch import NO_TIMESTAMP, Record
-from quackmq.subscriptions import Place, place_of
 from tests.broker.support import (
     CALLER,
     TOPIC,

@@ -9,11 +9,20 @@ from contextlib import asynccontextmanager
 from crc32c import crc32c
 
 from quackmq.broker import Broker, BrokerSettings, Caller, Message
-from quackmq.policy import Policy
+from quackmq.model.policy import Policy
+from quackmq.model.topic import (
+    Append,
+    Appended,
+    Cursor,
+    Offsets,
+    PartitionKey,
+    Read,
+    StatePut,
+    Topic,
+)
 from quackmq.records.batch import Batch
 from quackmq.stores.base import Store
 from quackmq.stores.memory import MemoryStore
-from quackmq.topic import Append, Appended, Cursor, Offsets, PartitionKey, Read, StatePut, Topic
 from tests.support import START_MS, Clock, batch_of, offsets_and_values
 
 CALLER = Caller("tester")

@@ -26,7 +26,7 @@ from quackmq.errors import (
     UnknownPlan,
     UnknownTopic,
 )
-from quackmq.topic import PartitionKey, Read
+from quackmq.model.topic import PartitionKey, Read
 from tests.archive.merging import settled
 from tests.broker.archives import BY_HAND, beside, names_in
 from tests.broker.support import CALLER, TOPIC, key_of, poison_batch, publish, values_in

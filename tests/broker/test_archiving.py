@@ -14,7 +14,7 @@ from quackmq.archive.pieces import Piece, Progress, Unnamed
 from quackmq.archive.tiered import TieredStore
 from quackmq.archive.workshop import LocalWorkshop
 from quackmq.broker import Broker
-from quackmq.policy import Policy
+from quackmq.model.policy import Policy
 from quackmq.stores.local import LocalOptions, LocalStore
 from tests.broker.archives import beside
 from tests.broker.support import CALLER, TOPIC, key_of, publish

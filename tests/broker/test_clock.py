@@ -21,12 +21,12 @@ from quackmq.broker.timekeeping import STATE_KEY
 from quackmq.clock import Clock
 from quackmq.errors import DamagedStore, StorageError
 from quackmq.groups import MemberRef
-from quackmq.policy import Policy
+from quackmq.model.policy import Policy
+from quackmq.model.topic import State
 from quackmq.records.batch import Record
 from quackmq.stores.base import Store
 from quackmq.stores.local import LocalOptions, LocalStore
 from quackmq.stores.memory import MemoryStore
-from quackmq.topic import State
 from tests.broker.stages import staged
 from tests.broker.support import CALLER, NEVER_MS, TOPIC, key_of, publish, values_in
 from tests.machine_clock import DAY_MS, HOUR_MS, YEAR_MS, Machine

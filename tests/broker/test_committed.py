@@ -7,10 +7,10 @@ import asyncio
 import pytest
 
 from quackmq.broker.committed import is_committed
+from quackmq.model.log_transactions import Marker, marker_batch
+from quackmq.model.subscription import Offset, Time
+from quackmq.model.topic import Aborted
 from quackmq.records.batch import Batch
-from quackmq.subscriptions import Offset, Time
-from quackmq.topic import Aborted
-from quackmq.transactions import Marker, marker_batch
 from tests.broker.flock import Pond
 from tests.broker.support import (
     CALLER,

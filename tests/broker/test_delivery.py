@@ -16,11 +16,11 @@ from quackmq.errors import (
     UnknownSubscription,
     UnknownTopic,
 )
+from quackmq.model.subscription import Place, message_id
+from quackmq.model.topic import Cursor
 from quackmq.records import codec
 from quackmq.records.batch import Batch, Record
 from quackmq.stores.memory import MemoryStore
-from quackmq.subscriptions import Place, message_id
-from quackmq.topic import Cursor
 from tests import effort
 from tests.broker.support import (
     CALLER,

@@ -8,8 +8,8 @@ from quackmq.broker import Broker
 from quackmq.broker.partition import Partition
 from quackmq.broker.survey import Survey
 from quackmq.errors import StorageError
-from quackmq.policy import Policy
-from quackmq.topic import PartitionKey
+from quackmq.model.policy import Policy
+from quackmq.model.topic import PartitionKey
 from tests.broker.support import CALLER, open_broker, publish, values_in
 from tests.support import Clock
 

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from quackmq import limits
 from quackmq.broker.epochs import EpochEnd, epoch_end
 from quackmq.errors import BrokerClosing, DamagedData, OffsetOutOfRange, UnknownPartition
+from quackmq.model.topic import Append, Offsets, PartitionKey, Read, Slice
 from quackmq.records.batch import stamp
 from quackmq.stores.base import Store
 from quackmq.stores.local import LocalOptions, LocalStore
 from quackmq.stores.memory import MemoryStore
-from quackmq.topic import Append, Offsets, PartitionKey, Read, Slice
 from tests.broker.support import CALLER, TOPIC, key_of, open_broker, publish
 from tests.stores.local.directories import QuickDisk, fill, leave_crashed
 from tests.support import batch_of

@@ -17,9 +17,9 @@ from quackmq.errors import (
     TopicFull,
     UnknownTopic,
 )
-from quackmq.policy import Policy, WhenFull
+from quackmq.model.policy import Policy, WhenFull
+from quackmq.model.topic import Appended, OffsetTime, PartitionKey, TimeKind
 from quackmq.stores.memory import MemoryStore
-from quackmq.topic import Appended, OffsetTime, PartitionKey, TimeKind
 from tests import effort
 from tests.broker.support import (
     CALLER,

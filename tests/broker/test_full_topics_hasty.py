@@ -8,8 +8,8 @@ import pytest
 
 from quackmq.broker import Broker
 from quackmq.errors import TopicFull
-from quackmq.policy import Policy, WhenFull
-from quackmq.topic import Appended
+from quackmq.model.policy import Policy, WhenFull
+from quackmq.model.topic import Appended
 from tests.broker.support import (
     CALLER,
     TOPIC,

@@ -22,9 +22,9 @@ from quackmq.errors import (
     UnknownPartition,
     UnknownTopic,
 )
-from quackmq.policy import Policy, WhenFull
+from quackmq.model.policy import Policy, WhenFull
+from quackmq.model.topic import Cursor, PartitionKey
 from quackmq.stores.memory import MemoryStore
-from quackmq.topic import Cursor, PartitionKey
 from tests.broker.flock import (
     GROUP,
     NOBODY,

@@ -9,8 +9,8 @@ import pytest
 from quackmq import limits
 from quackmq.broker import Broker, Commit, GroupSettings, MemberRef
 from quackmq.broker.held_back import HeldBack
-from quackmq.conventions import SUBSCRIBED, lease_ms_of, leased
-from quackmq.policy import Policy
+from quackmq.model.offset_notes import SUBSCRIBED, lease_ms_of, leased
+from quackmq.model.policy import Policy
 from tests.broker.flock import Pond
 from tests.broker.support import (
     CALLER,

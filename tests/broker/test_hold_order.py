@@ -14,10 +14,10 @@ from quackmq.broker import Broker, Commit, GroupSettings, MemberRef
 from quackmq.broker.hold_order import HoldOrder
 from quackmq.broker.holds import Holds
 from quackmq.errors import QuackError
-from quackmq.policy import Policy
+from quackmq.model.policy import Policy
+from quackmq.model.subscription import Offset
+from quackmq.model.topic import Cursor, PartitionKey
 from quackmq.stores.memory import MemoryStore
-from quackmq.subscriptions import Offset
-from quackmq.topic import Cursor, PartitionKey
 from tests.broker.pushed_peer import PATIENT, Peer
 from tests.broker.support import CALLER, TOPIC, open_broker, publish
 

@@ -8,10 +8,10 @@ import pytest
 
 from quackmq.broker import Broker, Commit, GroupSettings, MemberRef
 from quackmq.errors import EntriesLost, OffsetOutOfRange
-from quackmq.policy import Policy, WhenFull
+from quackmq.model.policy import Policy, WhenFull
+from quackmq.model.subscription import Losses, OffsetRange, Standing
+from quackmq.model.topic import Read
 from quackmq.stores.memory import MemoryStore
-from quackmq.subscriptions import Losses, OffsetRange, Standing
-from quackmq.topic import Read
 from tests.broker.support import (
     CALLER,
     LONG_MS,

@@ -16,7 +16,7 @@ import pytest
 from quackmq import limits
 from quackmq.archive.tiered import TieredStore
 from quackmq.broker import Broker, BrokerSettings, Commit, MemberRef
-from quackmq.policy import Policy
+from quackmq.model.policy import Policy
 from quackmq.records import codec
 from quackmq.records.batch import Batch, Record
 from quackmq.stores.local import LocalOptions, LocalStore

@@ -17,10 +17,10 @@ from quackmq.broker import Broker
 from quackmq.broker.decoded import DecodedBatches
 from quackmq.broker.pages import Page
 from quackmq.errors import BrokerClosing, RecordTooLarge
+from quackmq.model.topic import PartitionKey
 from quackmq.records import codec
 from quackmq.records.batch import Batch, Record
 from quackmq.records.codec import Section
-from quackmq.topic import PartitionKey
 from tests.batches import resealed
 from tests.broker.pushed_peer import peer_of, pushed
 from tests.broker.support import CALLER, NAME, TOPIC, get, key_of, open_broker, publish

@@ -14,9 +14,9 @@ from quackmq import limits
 from quackmq.broker import Broker
 from quackmq.broker.stage_series import Turn
 from quackmq.errors import LimitReached, StoreReadOnly, TopicFull, UnknownMember, UnknownTopic
-from quackmq.policy import Policy, WhenFull
+from quackmq.model.policy import Policy, WhenFull
+from quackmq.model.topic import Appended
 from quackmq.stores.memory import MemoryStore
-from quackmq.topic import Appended
 from tests.broker.archives import beside
 from tests.broker.flock import GROUP, Member, commit
 from tests.broker.newer_flock import NewerMember

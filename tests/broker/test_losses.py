@@ -9,9 +9,9 @@ from collections.abc import Sequence
 import pytest
 
 from quackmq.errors import DamagedData
-from quackmq.policy import Policy, WhenFull
+from quackmq.model.policy import Policy, WhenFull
+from quackmq.model.topic import PartitionKey, Read, Slice
 from quackmq.stores.memory import MemoryStore
-from quackmq.topic import PartitionKey, Read, Slice
 from tests.broker.support import (
     CALLER,
     LONG_MS,

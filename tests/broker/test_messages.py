@@ -18,9 +18,9 @@ from quackmq.errors import (
     UnknownPartition,
     UnknownTopic,
 )
-from quackmq.policy import Policy, WhenFull
+from quackmq.model.policy import Policy, WhenFull
+from quackmq.model.subscription import Place
 from quackmq.records.batch import Record
-from quackmq.subscriptions import Place
 from tests.broker.flock import Pond
 from tests.broker.putting import ONE, WAITS, ZERO, keyed, numbered, places, put, read, record
 from tests.broker.support import (

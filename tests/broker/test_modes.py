@@ -9,7 +9,7 @@ import pytest
 from quackmq import limits
 from quackmq.broker import Broker
 from quackmq.errors import NameInOtherMode, UnknownSubscription
-from quackmq.policy import Policy
+from quackmq.model.policy import Policy
 from tests.broker.flock import (
     SESSION_MS,
     Member,

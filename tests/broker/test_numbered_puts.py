@@ -8,7 +8,6 @@ import pytest
 
 from quackmq import limits
 from quackmq.broker import Put
-from quackmq.conventions import GREATEST_NUMBER, offset_of_number, publisher_group
 from quackmq.errors import (
     InvalidRequest,
     LimitReached,
@@ -17,6 +16,7 @@ from quackmq.errors import (
     TopicFull,
     UnknownTopic,
 )
+from quackmq.model.offset_notes import GREATEST_NUMBER, offset_of_number, publisher_group
 from tests.broker.flock import Pond, commit, outcome_of
 from tests.broker.putting import ONE, WAITS, ZERO, numbered, put, read, record
 from tests.broker.support import (

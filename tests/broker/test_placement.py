@@ -15,12 +15,12 @@ from quackmq.broker import Broker, Put
 from quackmq.broker.messages import _producer_id
 from quackmq.broker.placement import Placement, placed
 from quackmq.errors import Conflict
-from quackmq.partitioning import Partitioner, murmur2, partition_of
-from quackmq.policy import Policy
+from quackmq.model.partitioning import Partitioner, murmur2, partition_of
+from quackmq.model.policy import Policy
+from quackmq.model.topic import Append, PartitionKey
 from quackmq.records import codec
 from quackmq.records.batch import Batch, Record
 from quackmq.stores.memory import MemoryStore
-from quackmq.topic import Append, PartitionKey
 from tests.broker.flock import Pond
 from tests.broker.putting import WAITS, keyed, numbered, places, record
 from tests.broker.support import CALLER, NAME, TOPIC, get_all, open_broker, values_in

@@ -7,11 +7,11 @@ import json
 import pytest
 
 from quackmq import limits
-from quackmq.conventions import RECEIPTS_TOPIC
 from quackmq.errors import StorageError
-from quackmq.policy import Policy
+from quackmq.model.offset_notes import RECEIPTS_TOPIC
+from quackmq.model.policy import Policy
+from quackmq.model.subscription import Losses, OffsetRange
 from quackmq.stores.memory import MemoryStore
-from quackmq.subscriptions import Losses, OffsetRange
 from tests.broker.flock import Pond, commit
 from tests.broker.pushed_peer import peer_of, pushed, values
 from tests.broker.putting import read

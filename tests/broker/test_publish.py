@@ -20,11 +20,11 @@ from quackmq.errors import (
     UnknownPartition,
     UnsupportedBatch,
 )
-from quackmq.policy import Policy
+from quackmq.model.policy import Policy
+from quackmq.model.topic import OffsetTime, PartitionKey, State
 from quackmq.records import codec
 from quackmq.records.batch import Batch, Record
 from quackmq.stores.memory import MemoryStore
-from quackmq.topic import OffsetTime, PartitionKey, State
 from tests.broker.flock import Pond
 from tests.broker.support import (
     CALLER,

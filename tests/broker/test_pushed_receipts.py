@@ -14,7 +14,6 @@ import pytest
 from quackmq import limits
 from quackmq.broker import Broker, Commit, Terms
 from quackmq.broker.pushed_state import decode_pushed
-from quackmq.conventions import RECEIPTS_TOPIC
 from quackmq.errors import (
     DamagedData,
     DamagedStore,
@@ -23,9 +22,10 @@ from quackmq.errors import (
     NameInOtherMode,
     StoreReadOnly,
 )
-from quackmq.policy import Policy, WhenFull
+from quackmq.model.offset_notes import RECEIPTS_TOPIC
+from quackmq.model.policy import Policy, WhenFull
+from quackmq.model.topic import Append, Appended, Cursor, OffsetTime, PartitionKey, StatePut
 from quackmq.stores.memory import MemoryStore
-from quackmq.topic import Append, Appended, Cursor, OffsetTime, PartitionKey, StatePut
 from tests.broker.flock import NOBODY, Pond, in_virtual_time
 from tests.broker.pushed_peer import LEASE_MS, PATIENT, Peer, lent, peer_of
 from tests.broker.support import (

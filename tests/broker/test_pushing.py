@@ -17,8 +17,8 @@ from quackmq.errors import (
     UnknownSubscription,
     UnknownTopic,
 )
-from quackmq.policy import Policy
-from quackmq.subscriptions import Offset, parse_message_id
+from quackmq.model.policy import Policy
+from quackmq.model.subscription import Offset, parse_message_id
 from tests.broker.flock import Member, Pond, commit, in_virtual_time
 from tests.broker.pushed_peer import LEASE_MS, Peer, lent, peer_of, pushed, values
 from tests.broker.support import (

@@ -10,10 +10,10 @@ import pytest
 from quackmq import limits
 from quackmq.broker import Counts, Delivery, Terms
 from quackmq.errors import StorageError
-from quackmq.leases import Leases
-from quackmq.policy import Policy
+from quackmq.model.leases import Leases
+from quackmq.model.policy import Policy
+from quackmq.model.topic import Read, Slice
 from quackmq.stores.memory import MemoryStore
-from quackmq.topic import Read, Slice
 from tests.broker.flock import in_virtual_time
 from tests.broker.pushed_peer import LEASE_MS, PATIENT, Peer, lent, peer_of, pushed, values
 from tests.broker.support import (

@@ -11,11 +11,11 @@ import pytest
 from quackmq import limits
 from quackmq.broker import Counts, Terms
 from quackmq.errors import DamagedStore, StoreReadOnly
-from quackmq.policy import Policy, WhenFull
+from quackmq.model.policy import Policy, WhenFull
+from quackmq.model.topic import Append, Appended, Cursor, Read, Slice, StatePut
 from quackmq.records import codec
 from quackmq.records.batch import Batch, Record
 from quackmq.stores.memory import MemoryStore
-from quackmq.topic import Append, Appended, Cursor, Read, Slice, StatePut
 from tests.broker.flock import Pond, in_virtual_time
 from tests.broker.pushed_peer import LEASE_MS, Peer, lent, peer_of, pushed, values
 from tests.broker.support import (

@@ -7,7 +7,7 @@ import pytest
 from quackmq import limits
 from quackmq.broker import Counts, Terms
 from quackmq.errors import StorageError
-from quackmq.policy import Policy, WhenFull
+from quackmq.model.policy import Policy, WhenFull
 from tests.broker.flock import Pond, in_virtual_time
 from tests.broker.pushed_peer import LEASE_MS, Peer, lent, peer_of, pushed, values
 from tests.broker.support import (

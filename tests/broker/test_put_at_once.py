@@ -7,7 +7,7 @@ import pytest
 from quackmq import limits
 from quackmq.broker import Broker
 from quackmq.errors import NoSubscriber, RecordTooLarge
-from quackmq.policy import Policy, WhenFull
+from quackmq.model.policy import Policy, WhenFull
 from tests.broker.support import CALLER, TOPIC, open_broker, publish, subscribed, values_in
 
 pytestmark = pytest.mark.asyncio

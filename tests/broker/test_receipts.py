@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from quackmq.broker import Broker, Commit
-from quackmq.conventions import RECEIPTS_TOPIC, SUBSCRIBED
 from quackmq.errors import InvalidRequest, StoreReadOnly
-from quackmq.policy import Policy, WhenFull
+from quackmq.model.offset_notes import RECEIPTS_TOPIC, SUBSCRIBED
+from quackmq.model.policy import Policy, WhenFull
+from quackmq.model.subscription import Offset, Place, message_id
 from quackmq.stores.memory import MemoryStore
-from quackmq.subscriptions import Offset, Place, message_id
 from tests.broker.flock import NOBODY, Pond
 from tests.broker.support import (
     CALLER,

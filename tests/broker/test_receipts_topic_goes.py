@@ -10,10 +10,10 @@ import uuid
 import pytest
 
 from quackmq.broker import Broker, Commit
-from quackmq.conventions import RECEIPTS_TOPIC
 from quackmq.errors import UnknownTopic
+from quackmq.model.offset_notes import RECEIPTS_TOPIC
+from quackmq.model.topic import Offsets, OffsetTime, PartitionKey
 from quackmq.stores.memory import MemoryStore
-from quackmq.topic import Offsets, OffsetTime, PartitionKey
 from tests.broker.flock import NOBODY
 from tests.broker.support import (
     CALLER,

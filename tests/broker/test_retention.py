@@ -10,9 +10,9 @@ import pytest
 
 from quackmq.broker import Broker
 from quackmq.errors import StoreReadOnly
-from quackmq.policy import Policy
+from quackmq.model.policy import Policy
+from quackmq.model.topic import Append, Offsets, PartitionKey
 from quackmq.stores.memory import MemoryStore
-from quackmq.topic import Append, Offsets, PartitionKey
 from tests.broker.support import (
     CALLER,
     NAME,

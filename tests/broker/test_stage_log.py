@@ -31,10 +31,10 @@ from quackmq.broker.transaction_state import (
     state_key,
 )
 from quackmq.errors import DamagedStore
+from quackmq.model.topic import PartitionKey, check_topic_name
+from quackmq.model.transactional_id import Standing, TransactionState
 from quackmq.records import codec
 from quackmq.records.batch import Batch, Record
-from quackmq.topic import PartitionKey, check_topic_name
-from quackmq.transaction_states import Standing, TransactionState
 from tests.support import START_MS, batch_of
 from tests.tables import each
 

@@ -20,9 +20,9 @@ from quackmq.errors import (
     UnknownStage,
     UnknownTopic,
 )
+from quackmq.model.topic import Append, Appended, Cursor, StatePut
 from quackmq.records import codec
 from quackmq.records.batch import Batch, Record
-from quackmq.topic import Append, Appended, Cursor, StatePut
 from tests.broker.flock import Pond
 from tests.broker.stages import KEY, OTHER_TOPIC, stage, staged, topics
 from tests.broker.support import (

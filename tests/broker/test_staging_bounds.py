@@ -23,7 +23,7 @@ from quackmq.errors import (
     UnknownTopic,
     UnsupportedBatch,
 )
-from quackmq.policy import Policy
+from quackmq.model.policy import Policy
 from quackmq.stores.memory import MemoryStore
 from tests.broker.flock import Pond
 from tests.broker.stages import KEY, OTHER_TOPIC, stage, staged, topics

@@ -9,8 +9,8 @@ import pytest
 
 from quackmq.broker.stage_log import topic_name
 from quackmq.errors import DamagedData, StageConflict, StorageError, StoreReadOnly, UnknownStage
+from quackmq.model.topic import Append, PartitionKey, Read, Slice
 from quackmq.stores.base import Store
-from quackmq.topic import Append, PartitionKey, Read, Slice
 from tests.broker.flock import Pond
 from tests.broker.stages import KEY, stage, topics
 from tests.broker.support import (

@@ -18,11 +18,11 @@ from quackmq.errors import (
     UnknownSubscription,
     UnknownTopic,
 )
-from quackmq.policy import Policy
+from quackmq.model.policy import Policy
+from quackmq.model.topic import Cursor, State
 from quackmq.records import codec
 from quackmq.records.batch import Batch, Record
 from quackmq.stores.memory import MemoryStore
-from quackmq.topic import Cursor, State
 from tests.broker.support import (
     CALLER,
     LONG_MS,

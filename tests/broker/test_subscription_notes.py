@@ -12,12 +12,6 @@ import pytest
 
 from quackmq import limits
 from quackmq.broker import Broker, Commit, MemberRef
-from quackmq.conventions import (
-    RECEIPTS_TOPIC,
-    SUBSCRIBED,
-    SUBSCRIBED_WITH_RECEIPTS,
-    UNSUBSCRIBED,
-)
 from quackmq.errors import (
     InvalidRequest,
     LimitReached,
@@ -25,8 +19,14 @@ from quackmq.errors import (
     QuackError,
     UnknownTopic,
 )
-from quackmq.policy import Policy
-from quackmq.subscriptions import Offset, Start, Time, subscribed_note
+from quackmq.model.offset_notes import (
+    RECEIPTS_TOPIC,
+    SUBSCRIBED,
+    SUBSCRIBED_WITH_RECEIPTS,
+    UNSUBSCRIBED,
+)
+from quackmq.model.policy import Policy
+from quackmq.model.subscription import Offset, Start, Time, subscribed_note
 from tests.broker.flock import NOBODY, Member, Pond, commit
 from tests.broker.support import (
     CALLER,

@@ -16,7 +16,7 @@ from quackmq import limits
 from quackmq.archive.files import partition_path
 from quackmq.broker import Broker
 from quackmq.errors import QuackError
-from quackmq.policy import Policy, WhenFull
+from quackmq.model.policy import Policy, WhenFull
 from tests import effort
 from tests.broker.support import (
     CALLER,

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quackmq.broker import Broker
+from quackmq.model.topic import OffsetTime, PartitionKey, TimeKind, Topic
 from quackmq.records import codec
 from quackmq.records.batch import Batch, Record
 from quackmq.stores.memory import MemoryStore
-from quackmq.topic import OffsetTime, PartitionKey, TimeKind, Topic
 from tests.broker.support import CALLER, TOPIC, key_of, open_broker, poison_batch
 from tests.support import Clock
 

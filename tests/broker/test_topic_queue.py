@@ -8,7 +8,7 @@ import pytest
 
 from quackmq.broker.topic_queue import QueueEntry, TopicQueue
 from quackmq.errors import RecordTooLarge, TopicFull, UnknownTopic
-from quackmq.policy import Policy, WhenFull
+from quackmq.model.policy import Policy, WhenFull
 from tests.broker.flock import Pond
 from tests.broker.support import (
     CALLER,

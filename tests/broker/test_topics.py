@@ -19,10 +19,10 @@ from quackmq.errors import (
     UnknownSubscription,
     UnknownTopic,
 )
-from quackmq.policy import Policy
+from quackmq.model.policy import Policy
+from quackmq.model.topic import PartitionKey, Read, Topic
 from quackmq.records.batch import Record
 from quackmq.stores.memory import MemoryStore
-from quackmq.topic import PartitionKey, Read, Topic
 from tests.broker.support import CALLER, LONG_MS, NAME, TOPIC, get, key_of, open_broker, publish
 from tests.support import Clock, batch_of, let_others_run
 

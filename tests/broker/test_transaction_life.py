@@ -21,9 +21,9 @@ from quackmq.errors import (
     UnknownTopic,
     UnknownTransactionalId,
 )
-from quackmq.policy import Policy, WhenFull
+from quackmq.model.policy import Policy, WhenFull
+from quackmq.model.topic import Append
 from quackmq.stores.memory import MemoryStore
-from quackmq.topic import Append
 from tests.broker.flock import Pond, in_virtual_time
 from tests.broker.support import (
     CALLER,

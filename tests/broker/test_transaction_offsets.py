@@ -22,8 +22,8 @@ from quackmq.errors import (
     UnknownPartition,
     UnknownTopic,
 )
-from quackmq.policy import Policy
-from quackmq.topic import Cursor
+from quackmq.model.policy import Policy
+from quackmq.model.topic import Cursor
 from tests.broker.flock import (
     GROUP,
     NOBODY,

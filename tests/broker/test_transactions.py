@@ -18,10 +18,10 @@ from quackmq.errors import (
     UnknownPartition,
     UnknownTransactionalId,
 )
+from quackmq.model.log_transactions import Marker, read_marker
+from quackmq.model.topic import PartitionKey, Read
+from quackmq.model.transactional_id import LAST_EPOCH, Standing
 from quackmq.records.batch import Batch
-from quackmq.topic import PartitionKey, Read
-from quackmq.transaction_states import LAST_EPOCH, Standing
-from quackmq.transactions import Marker, read_marker
 from tests.broker.flock import Pond
 from tests.broker.support import (
     CALLER,

@@ -10,10 +10,10 @@ import pytest
 from quackmq import limits
 from quackmq.broker.receipts import Step
 from quackmq.broker.untold import Untold
-from quackmq.leases import Leases, Wanted
-from quackmq.policy import Policy
-from quackmq.subscriptions import Terms
-from quackmq.topic import Topic
+from quackmq.model.leases import Leases, Wanted
+from quackmq.model.policy import Policy
+from quackmq.model.subscription import Terms
+from quackmq.model.topic import Topic
 from tests import effort
 
 PLACE = ("puddles", Topic(uuid.UUID(int=1), "ducks", 1, Policy(), 0), 0)

@@ -9,8 +9,8 @@ from collections.abc import Coroutine, Iterator
 from typing import Any, NamedTuple
 
 from quackmq.broker import Broker
-from quackmq.policy import Policy, WhenFull
-from quackmq.topic import PartitionKey
+from quackmq.model.policy import Policy, WhenFull
+from quackmq.model.topic import PartitionKey
 from tests.broker.support import CALLER, TOPIC, publish, values_in
 from tests.broker.tiers import Tiers
 from tests.support import batch_of

@@ -16,9 +16,9 @@ from quackmq.archive.merging import MergeSettings
 from quackmq.archive.tiered import TieredStore
 from quackmq.broker import Broker, BrokerSettings
 from quackmq.errors import QuackError
+from quackmq.model.topic import PartitionKey
 from quackmq.stores.local import LocalOptions, LocalStore
 from quackmq.stores.memory import MemoryStore
-from quackmq.topic import PartitionKey
 from tests.archive.archiving import archive
 from tests.archive.support import MemoryDisk
 from tests.broker.support import NEVER_MS

@@ -8,7 +8,7 @@ from aiokafka.record.default_records import DefaultRecordBatch
 
 from quackmq.broker import Broker, Commit, MemberRef, ProducerEpoch, ProducerRef, TransactionState
 from quackmq.errors import QuackError
-from quackmq.topic import Appended, PartitionKey, Read, Slice
+from quackmq.model.topic import Appended, PartitionKey, Read, Slice
 from tests.broker.flock import GROUP, NOBODY
 from tests.broker.support import CALLER, TOPIC, key_of
 from tests.support import batch_of, batches_of

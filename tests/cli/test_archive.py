@@ -18,7 +18,7 @@ from quackmq.archive.writer import Committed
 from quackmq.cli import text
 from quackmq.cli.archived import Archived, Place
 from quackmq.cli.main import main
-from quackmq.topic import PartitionKey
+from quackmq.model.topic import PartitionKey
 from tests.archive.support import NOON_MS
 from tests.cli.archives import add, change, make_store, numbered, trim_log
 from tests.cli.process import Server

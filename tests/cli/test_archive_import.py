@@ -17,11 +17,11 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartiti
 from quackmq import limits
 from quackmq.cli import archive_import, text
 from quackmq.cli.main import main
-from quackmq.partitioning import Partitioner, partition_of
-from quackmq.policy import Policy
+from quackmq.model.partitioning import Partitioner, partition_of
+from quackmq.model.policy import Policy
+from quackmq.model.topic import PartitionKey
 from quackmq.records.batch import Record
 from quackmq.records.codec import decode
-from quackmq.topic import PartitionKey
 from tests.archive.support import NOON_MS, committed
 from tests.cli.archives import add, make_store, numbered
 from tests.cli.process import DEADLINE_S, SCRIPT

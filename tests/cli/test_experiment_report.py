@@ -29,7 +29,7 @@ from quackmq.cli.experiment_report import (
 )
 from quackmq.cli.main import main
 from quackmq.errors import InvalidRequest
-from quackmq.policy import WhenFull
+from quackmq.model.policy import WhenFull
 from quackmq.wire.line import Entry
 from tests.tables import each
 

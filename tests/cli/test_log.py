@@ -11,12 +11,12 @@ import pytest
 
 from quackmq.cli import text
 from quackmq.cli.main import main
-from quackmq.policy import Policy
+from quackmq.model.log_transactions import Marker, marker_batch
+from quackmq.model.policy import Policy
+from quackmq.model.topic import PartitionKey
 from quackmq.records import codec
 from quackmq.records.batch import Batch, Record
 from quackmq.stores.base import Store
-from quackmq.topic import PartitionKey
-from quackmq.transactions import Marker, marker_batch
 from tests.cli.process import DEADLINE_S, SCRIPT, Server
 from tests.stores.calls import append
 from tests.stores.local.directories import (

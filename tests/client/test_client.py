@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from quackmq import Client, QuackError, errors
-from quackmq.conventions import RECEIPTS_TOPIC
+from quackmq.model.offset_notes import RECEIPTS_TOPIC
 from tests.client.conftest import Clients
 
 

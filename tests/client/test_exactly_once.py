@@ -16,7 +16,7 @@ import pytest
 from confluent_kafka.admin import AdminClient
 
 from quackmq import Client, errors, limits
-from quackmq.partitioning import Partitioner, partition_of
+from quackmq.model.partitioning import Partitioner, partition_of
 from tests.client.conftest import Clients
 from tests.client.program import DEADLINE_S, Program
 

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.peers.kafka import Kafka
 from quackmq import Client, QuackTimeout, errors
-from quackmq.partitioning import Partitioner, partition_of
+from quackmq.model.partitioning import Partitioner, partition_of
 
 pytestmark = pytest.mark.needs("kafka")
 

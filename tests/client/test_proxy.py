@@ -23,7 +23,7 @@ from quackmq.errors import (
     UnknownSubscription,
     UnusableDirectory,
 )
-from quackmq.subscriptions import parse_message_id
+from quackmq.model.subscription import parse_message_id
 from tests.cli.process import DEADLINE_S, Server
 from tests.real.broker import Broker
 

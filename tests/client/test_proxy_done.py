@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from quackmq.client import proxy_done
 from quackmq.client.proxy_done import Done
 from quackmq.errors import NewerFormat, StoreLocked, UnusableDirectory
-from quackmq.subscriptions import Place
+from quackmq.model.subscription import Place
 
 TOPIC = uuid.UUID(int=7)
 OTHER = uuid.UUID(int=8)

@@ -10,8 +10,8 @@ from kio.schema.errors import ErrorCode
 
 from quackmq import limits
 from quackmq.broker import Counts, Terms
+from quackmq.model.topic import Append, Appended, Cursor, State, StatePut
 from quackmq.stores.memory import MemoryStore
-from quackmq.topic import Append, Appended, Cursor, State, StatePut
 from tests.broker.newer_flock import NewerMember
 from tests.broker.pushed_peer import peer_of, pushed
 from tests.broker.support import CALLER, TOPIC, open_broker, publish

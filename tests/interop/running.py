@@ -14,10 +14,10 @@ import uvloop
 
 from quackmq.broker import Broker, BrokerSettings, Caller
 from quackmq.doors.kafka import KafkaDoor
+from quackmq.model.topic import PartitionKey, Read, Slice
 from quackmq.records.batch import Batch
 from quackmq.records.codec import decode
 from quackmq.stores.memory import MemoryStore
-from quackmq.topic import PartitionKey, Read, Slice
 from tests.support import batches_of
 
 T = TypeVar("T")

@@ -13,7 +13,7 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, NewTopic, RecordsToDelete
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
-from quackmq.policy import Policy
+from quackmq.model.policy import Policy
 from tests.interop import scenarios
 from tests.interop.programs import Client
 from tests.interop.running import TESTER, RunningBroker

@@ -24,7 +24,7 @@ from confluent_kafka.admin import (
 )
 
 from quackmq.broker import BrokerSettings
-from quackmq.policy import Policy
+from quackmq.model.policy import Policy
 from tests.interop.confluent import Reader, admin, produced, producer
 from tests.interop.running import DEADLINE_SECONDS, TESTER, RunningBroker
 

@@ -20,7 +20,7 @@ from kafka import (
 from kafka.admin import ConfigResource, ConfigResourceType
 from kafka.errors import NoError, TopicAlreadyExistsError
 
-from quackmq.policy import Policy
+from quackmq.model.policy import Policy
 from tests.interop import scenarios
 from tests.interop.programs import Client
 from tests.interop.running import DEADLINE_SECONDS, TESTER, RunningBroker

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import pytest
 
-from quackmq.topic import PartitionKey
+from quackmq.model.topic import PartitionKey
 from tests.interop import scenarios
 from tests.interop.deliveries import Event
 from tests.interop.programs import Client

@@ -16,8 +16,8 @@ from confluent_kafka import Producer
 from kafka import KafkaProducer
 
 from quackmq import AsyncClient, Client
-from quackmq.partitioning import Partitioner, partition_of
-from quackmq.policy import Policy
+from quackmq.model.partitioning import Partitioner, partition_of
+from quackmq.model.policy import Policy
 from quackmq.records.batch import NO_TIMESTAMP, Record
 from quackmq.records.codec import decode
 from quackmq.spark.partitioning import partitions_of

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import pytest
 
-from quackmq.policy import Policy
+from quackmq.model.policy import Policy
 from tests.interop import driven, scenarios
 from tests.interop.driver import Client, ClientFailure, Driver, Session
 from tests.interop.languages import javascript

@@ -9,7 +9,7 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 
 from quackmq.client.cluster import note_beside
-from quackmq.conventions import SUBSCRIBED, UNSUBSCRIBED, note_of
+from quackmq.model.offset_notes import SUBSCRIBED, UNSUBSCRIBED, note_of
 from tests.interop.confluent import produced, producer, quiet
 from tests.interop.running import DEADLINE_SECONDS, TESTER, RunningBroker
 

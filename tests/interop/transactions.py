@@ -12,8 +12,8 @@ from typing import Final
 
 import pytest
 
+from quackmq.model.topic import PartitionKey
 from quackmq.records.batch import NO_TIMESTAMP, Record
-from quackmq.topic import PartitionKey
 from tests.interop.proxy import Proxy
 from tests.interop.running import DEADLINE_SECONDS, TESTER, RunningBroker
 from tests.interop.transactional import TOPIC, Client, Reader, Refused, Writer, later

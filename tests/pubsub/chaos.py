@@ -35,7 +35,7 @@ from typing import Any, Final, NamedTuple
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError
 from confluent_kafka import TopicPartition as Partition
 
-from quackmq.subscriptions import Place, message_id, parse_message_id
+from quackmq.model.subscription import Place, message_id, parse_message_id
 from tests.cli.process import Server
 from tests.pubsub import proxy_cast
 from tests.pubsub.checker import Stored, Told, violations

@@ -23,7 +23,7 @@ from typing import Final, NamedTuple
 #: A message that ends a partition; nobody's put.
 END: Final = "end"
 
-#: As it is drawn in quackmq/subscriptions.py.
+#: As it is drawn in quackmq/model/subscription.py.
 _ID: Final = struct.Struct(">B16sIq")
 #: So many of one kind are told in full.
 _SHOWN: Final = 5

@@ -15,8 +15,8 @@ from itertools import count
 
 from quackmq.broker import delivery, messages
 from quackmq.broker.held import Held
-from quackmq.conventions import number_of_offset
-from quackmq.subscriptions import named
+from quackmq.model.offset_notes import number_of_offset
+from quackmq.model.subscription import named
 from tests.real import small
 
 

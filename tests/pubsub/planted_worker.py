@@ -17,7 +17,7 @@ from confluent_kafka import Message as Record
 from quackmq.client.failures import Deadline
 from quackmq.client.numbered import Numbered
 from quackmq.client.reader import Reader
-from quackmq.subscriptions import Place
+from quackmq.model.subscription import Place
 from tests.pubsub import worker
 
 

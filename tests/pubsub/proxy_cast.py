@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from quackmq.client.proxy import ReliableSubscriber
-from quackmq.subscriptions import Place, parse_message_id
+from quackmq.model.subscription import Place, parse_message_id
 from tests.cli.process import Server
 from tests.pubsub.checker import Stored, Told, violations
 from tests.pubsub.proxy_program import lines

@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable
 
-from quackmq.subscriptions import Place, message_id
+from quackmq.model.subscription import Place, message_id
 from tests.pubsub.checker import (
     END,
     Identity,

@@ -26,9 +26,9 @@ from pathlib import Path
 from typing import Final
 
 from quackmq import limits
-from quackmq.policy import Policy
+from quackmq.model.policy import Policy
+from quackmq.model.topic import Append, Cursor, CursorKey, PartitionKey, Topic
 from quackmq.stores.local import LocalOptions, LocalStore
-from quackmq.topic import Append, Cursor, CursorKey, PartitionKey, Topic
 from tests.real.records import Identity, value_of
 from tests.support import batch_of
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from quackmq import limits
-from quackmq.topic import PartitionKey, Read
+from quackmq.model.topic import PartitionKey, Read
 from tests.cli.process import Server
 from tests.real.broker import wait_until_opening
 from tests.real.driver import MARKERS, PARTITIONS, WORKERS, open_store, standing

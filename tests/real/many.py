@@ -15,9 +15,9 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from quackmq.policy import Policy
+from quackmq.model.policy import Policy
+from quackmq.model.topic import Append, PartitionKey
 from quackmq.stores.local import LocalStore
-from quackmq.topic import Append, PartitionKey
 from tests.support import batch_of
 
 TOPIC: Final = "many"

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from quackmq import limits
+from quackmq.model.topic import PartitionKey
 from quackmq.stores.local import LocalStore
-from quackmq.topic import PartitionKey
 from tests.real.many import TOPIC
 from tests.stores.calls import read_all
 

@@ -14,9 +14,9 @@ import random
 from dataclasses import dataclass
 
 from quackmq.errors import OffsetOutOfRange
+from quackmq.model.topic import Offsets, PartitionKey, Read, Topic
 from quackmq.records.batch import Batch, batches
 from quackmq.stores.base import Store
-from quackmq.topic import Offsets, PartitionKey, Read, Topic
 from tests.simulation.model import (
     Attempt,
     Model,

@@ -17,9 +17,9 @@ from quackmq.errors import (
     TopicExists,
     UnknownTopic,
 )
-from quackmq.policy import Policy
+from quackmq.model.policy import Policy
+from quackmq.model.topic import Append, Cursor, CursorKey, PartitionKey, Read, Slice, Topic
 from quackmq.records.batch import Batch, Buffer, batches
-from quackmq.topic import Append, Cursor, CursorKey, PartitionKey, Read, Slice, Topic
 from tests.simulation.life import CALLER, Life, is_read_error
 from tests.simulation.model import (
     Attempt,

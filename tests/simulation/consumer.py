@@ -22,7 +22,7 @@ from quackmq.errors import (
     UnknownMember,
     UnknownTopic,
 )
-from quackmq.topic import CursorKey, PartitionKey
+from quackmq.model.topic import CursorKey, PartitionKey
 from tests.simulation.life import CALLER, Life
 from tests.simulation.model import UNKNOWN_OUTCOMES, Register, Violation, leader_epoch_of
 

@@ -30,9 +30,9 @@ from quackmq.errors import (
     InvalidTransactionState,
     ProducerFenced,
 )
+from quackmq.model.log_transactions import Marker
+from quackmq.model.topic import PartitionKey, Read
 from quackmq.records.batch import NO_TIMESTAMP, Batch, Record, batches
-from quackmq.topic import PartitionKey, Read
-from quackmq.transactions import Marker
 from tests.broker.transacting import as_clients_see
 from tests.simulation.flow_truth import GROUP, IMAGE, PARTITIONS, SOURCE, TARGET, Deal, Ledger
 from tests.simulation.life import CALLER

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from typing import Generic, Literal, TypeVar
 
 from quackmq.errors import BrokerClosing, QuackError, QuackTimeout, StorageError
+from quackmq.model.topic import CursorKey, PartitionKey, Topic
 from quackmq.records import codec
 from quackmq.records.batch import Batch, Record
-from quackmq.topic import CursorKey, PartitionKey, Topic
 
 V = TypeVar("V")
 #: The next offset that a subscription wants, by partition.

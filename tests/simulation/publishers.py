@@ -20,10 +20,10 @@ from quackmq.errors import (
     UnknownProducer,
     UnknownTopic,
 )
-from quackmq.policy import Policy
+from quackmq.model.policy import Policy
+from quackmq.model.subscription import place_of
+from quackmq.model.topic import Appended, PartitionKey
 from quackmq.records.batch import Batch, Record
-from quackmq.subscriptions import place_of
-from quackmq.topic import Appended, PartitionKey
 from tests.simulation.life import CALLER, Life
 from tests.simulation.model import Attempt, Violation, make_body, make_values
 

@@ -30,11 +30,11 @@ from typing import Final
 
 from quackmq.broker import Broker, BrokerSettings, Channel, Delivery, Terms
 from quackmq.clock import Clock as BrokerClock
-from quackmq.conventions import RECEIPTS_TOPIC
 from quackmq.errors import BrokerClosing, LimitReached, StorageError, StoreReadOnly
-from quackmq.policy import Policy
+from quackmq.model.offset_notes import RECEIPTS_TOPIC
+from quackmq.model.policy import Policy
+from quackmq.model.topic import PartitionKey, Read
 from quackmq.stores.local import LocalStore
-from quackmq.topic import PartitionKey, Read
 from tests.simulation.clock_setter import ClockSetter
 from tests.simulation.disk import Faults, Machine, SimulatedDisk
 from tests.simulation.life import CALLER

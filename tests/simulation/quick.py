@@ -20,9 +20,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from quackmq.errors import OffsetOutOfRange, StorageError
+from quackmq.model.topic import PartitionKey, Slice
 from quackmq.stores.base import Store
 from quackmq.stores.local import LocalOptions, LocalStore
-from quackmq.topic import PartitionKey, Slice
 from tests.simulation.disk import Faults, Machine, SimulatedDisk
 from tests.simulation.life import patiently
 from tests.simulation.loop import Clock, Crash, VirtualLoop, run

@@ -27,7 +27,7 @@ from unittest import mock
 from quackmq.broker import Broker, BrokerSettings
 from quackmq.clock import Clock as BrokerClock
 from quackmq.errors import StorageError, StoreReadOnly, UnusableDirectory
-from quackmq.policy import Policy, WhenFull
+from quackmq.model.policy import Policy, WhenFull
 from quackmq.stores.local import LocalOptions, LocalStore, files
 from quackmq.stores.local.options import SyncMode
 from tests.simulation import clients

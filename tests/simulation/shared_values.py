@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from quackmq.errors import LimitReached, QuackError, StateChanged
-from quackmq.topic import Cursor, CursorKey
+from quackmq.model.topic import Cursor, CursorKey
 from tests.simulation.linearizable import Operation, final_states
 from tests.simulation.model import UNKNOWN_OUTCOMES, Violation
 from tests.simulation.together_clients import TOPIC, Together

@@ -8,7 +8,7 @@ from typing import Final
 
 from quackmq.broker import Broker, Message, Offset, Start
 from quackmq.errors import InvalidMessageId, UnknownSubscription, UnknownTopic
-from quackmq.topic import PartitionKey, Topic
+from quackmq.model.topic import PartitionKey, Topic
 from tests.simulation.life import CALLER, Life
 from tests.simulation.model import Cursors, Model, Register, Violation
 

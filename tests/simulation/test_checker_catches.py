@@ -11,6 +11,7 @@ import pytest
 from quackmq.broker import MemberRef
 from quackmq.broker.coordinator import Coordinator
 from quackmq.broker.cursors import Cursors
+from quackmq.model.topic import Cursor
 from quackmq.stores import catalog
 from quackmq.stores.local import opening, segment
 from quackmq.stores.local.format import Frame, ProducerBatch
@@ -18,7 +19,6 @@ from quackmq.stores.local.journal import Journal, Scan
 from quackmq.stores.local.kernel_sync import Synced
 from quackmq.stores.local.log import PartitionLog
 from quackmq.stores.local.recovery import Recovered
-from quackmq.topic import Cursor
 from tests.simulation.scenario import Failure, simulate
 
 #: Seeds in which a bug may show itself.

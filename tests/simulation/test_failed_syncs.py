@@ -8,10 +8,10 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from quackmq.policy import Policy
+from quackmq.model.policy import Policy
+from quackmq.model.topic import PartitionKey
 from quackmq.stores.local import LocalOptions, LocalStore
 from quackmq.stores.local.options import SyncMode
-from quackmq.topic import PartitionKey
 from tests.simulation.disk import Faults, Machine, SimulatedDisk
 from tests.simulation.loop import Clock, VirtualLoop, run
 from tests.simulation.scenario import determined

@@ -14,10 +14,10 @@ from quackmq.broker.stage_copy import StageCopier
 from quackmq.broker.transaction_known import Known
 from quackmq.broker.transaction_records import TransactionRecords
 from quackmq.broker.transactions import Transactions
+from quackmq.model.topic import Aborted, Append, Appended, Cursor, StatePut
+from quackmq.model.transactional_id import ProducerRef, Standing
 from quackmq.records.batch import Batch
 from quackmq.stores.local import LocalStore
-from quackmq.topic import Aborted, Append, Appended, Cursor, StatePut
-from quackmq.transaction_states import ProducerRef, Standing
 from tests.simulation.flow import LIMITS, flow
 from tests.simulation.platter import Counts
 from tests.simulation.scenario import Failure

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from quackmq.broker.untold import Untold
-from quackmq.leases import Leases
+from quackmq.model.leases import Leases
 from tests.simulation.platter import Counts
 from tests.simulation.pushes import LIMITS, push
 from tests.simulation.scenario import Failure

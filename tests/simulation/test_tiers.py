@@ -15,10 +15,10 @@ from quackmq.archive.manifest import Manifest
 from quackmq.archive.partitions import Partitions, _Partition
 from quackmq.archive.tiered import TieredStore
 from quackmq.disk import Disk, write_durable
-from quackmq.policy import Policy
+from quackmq.model.policy import Policy
+from quackmq.model.topic import Append, OffsetTime, PartitionKey, Read, TimeKind
 from quackmq.records.batch import Batch, batches
 from quackmq.stores.local import LocalOptions, LocalStore
-from quackmq.topic import Append, OffsetTime, PartitionKey, Read, TimeKind
 from tests import effort
 from tests.archive.archiving import archive
 from tests.simulation.disk import Faults, Machine, SimulatedDisk

@@ -14,8 +14,8 @@ from quackmq.broker.receipts import Receipts
 from quackmq.broker.registrations import Registrations
 from quackmq.clock import Clock, Gap
 from quackmq.groups.consumer_members import ConsumerMembers
+from quackmq.model.topic import Append, PartitionKey, State
 from quackmq.stores.local import LocalStore
-from quackmq.topic import Append, PartitionKey, State
 from tests.simulation.platter import Counts
 from tests.simulation.scenario import Failure, simulate
 from tests.simulation.shrunk import missing

@@ -7,13 +7,13 @@ from unittest import mock
 
 import pytest
 
-from quackmq.producers import NO_TRANSACTION, Producer
+from quackmq.model.log_transactions import Marker, Step
+from quackmq.model.producer_state import NO_TRANSACTION, Producer
 from quackmq.records.batch import Batch
 from quackmq.stores.local import committed
 from quackmq.stores.local.log import PartitionLog
 from quackmq.stores.local.reader import Pieces
 from quackmq.stores.local.segment import Entries, Segment
-from quackmq.transactions import Marker, Step
 from tests.simulation.platter import Counts
 from tests.simulation.scenario import Failure
 from tests.simulation.shrunk import missing

@@ -24,10 +24,10 @@ from quackmq.errors import (
     StorageError,
     TopicExists,
 )
-from quackmq.policy import Policy
+from quackmq.model.log_transactions import Marker, marker_batch
+from quackmq.model.policy import Policy
+from quackmq.model.topic import Append, Cursor, CursorKey, PartitionKey, Read
 from quackmq.records.batch import Batch
-from quackmq.topic import Append, Cursor, CursorKey, PartitionKey, Read
-from quackmq.transactions import Marker, marker_batch
 from tests.archive.archiving import archive
 from tests.simulation.disk import SimulatedDisk
 from tests.simulation.loop import Clock as WorldClock

@@ -19,10 +19,10 @@ from quackmq.archive import manifest as manifests
 from quackmq.archive.files import ARCHIVE
 from quackmq.archive.tiered import TieredStore
 from quackmq.errors import DamagedData
+from quackmq.model.topic import Aborted, CursorKey, PartitionKey, Read, Slice, Topic
 from quackmq.records.batch import Batch, batches
 from quackmq.records.codec import decode
 from quackmq.stores.base import Store
-from quackmq.topic import Aborted, CursorKey, PartitionKey, Read, Slice, Topic
 from tests.simulation.disk import Machine
 from tests.simulation.model import Register, Violation, attempt_number
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from quackmq.broker import Broker, Commit, Heartbeat, MemberRef, Message
-from quackmq.conventions import RECEIPTS_TOPIC
 from quackmq.errors import (
     Conflict,
     FencedMemberEpoch,
@@ -18,10 +17,11 @@ from quackmq.errors import (
     StaleMemberEpoch,
     UnknownMember,
 )
+from quackmq.model.offset_notes import RECEIPTS_TOPIC
+from quackmq.model.subscription import place_of
+from quackmq.model.topic import PartitionKey, Read
 from quackmq.records.batch import NO_TIMESTAMP, Record
 from quackmq.stores.base import Store
-from quackmq.subscriptions import place_of
-from quackmq.topic import PartitionKey, Read
 from tests.simulation.life import CALLER
 from tests.simulation.model import UNKNOWN_OUTCOMES, Register, Violation
 from tests.simulation.platter import Counts

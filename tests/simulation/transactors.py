@@ -3,7 +3,7 @@
 One seed is a machine and a store that lives on it several times over. Producers write transactions
 into the partitions of one topic, several at once, and end them as a coordinator does: markers, a
 cursor and a state in one unit. A life ends by a crash anywhere, or by closing. What is then found
-in the log decides, by the definition alone (tests/transaction_model.py), what must be open,
+in the log decides, by the definition alone (tests/model/transaction_model.py), what must be open,
 aborted, stable and shown; and each unit that never returned must be there whole or not at all.
 """
 
@@ -16,12 +16,10 @@ from typing import Final
 
 from quackmq.broker.timekeeping import Timekeeping
 from quackmq.errors import BrokerClosing, OffsetOutOfRange, StorageError
-from quackmq.policy import Policy
-from quackmq.producers import NO_TRANSACTION
-from quackmq.records.batch import Batch, batches
-from quackmq.stores.base import Store
-from quackmq.stores.local import LocalStore
-from quackmq.topic import (
+from quackmq.model.log_transactions import Marker, marker_batch
+from quackmq.model.policy import Policy
+from quackmq.model.producer_state import NO_TRANSACTION
+from quackmq.model.topic import (
     Aborted,
     Append,
     Cursor,
@@ -32,7 +30,10 @@ from quackmq.topic import (
     State,
     StatePut,
 )
-from quackmq.transactions import Marker, marker_batch
+from quackmq.records.batch import Batch, batches
+from quackmq.stores.base import Store
+from quackmq.stores.local import LocalStore
+from tests.model.transaction_model import LogModel, Taken
 from tests.simulation.clock_setter import ClockSetter
 from tests.simulation.disk import Machine, SimulatedDisk
 from tests.simulation.loop import Clock, Crash, VirtualLoop, run
@@ -48,7 +49,6 @@ from tests.simulation.scenario import (
     watched,
 )
 from tests.simulation.shrunk import shrunk
-from tests.transaction_model import LogModel, Taken
 
 #: Limits that a seed shrinks, and to what (see shrunk.py).
 LIMITS: Final = {

@@ -14,10 +14,10 @@ from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from quackmq.doors.kafka import KafkaDoor
-from quackmq.policy import Policy
+from quackmq.model.policy import Policy
+from quackmq.model.topic import PartitionKey
 from quackmq.spark.source import QuackSource
 from quackmq.stores.base import Store
-from quackmq.topic import PartitionKey
 from tests.doors.http.v1.serving import CALLER, DEADLINE_S, Serving
 
 

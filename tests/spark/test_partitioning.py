@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quackmq import limits
-from quackmq.partitioning import Partitioner
+from quackmq.model.partitioning import Partitioner
 from quackmq.spark.partitioning import murmur2, partitions_of
 from tests import effort
 from tests.tables import each

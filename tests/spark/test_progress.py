@@ -13,14 +13,14 @@ from confluent_kafka.admin import AdminClient
 
 from quackmq import limits
 from quackmq.client.cluster import note_beside
-from quackmq.conventions import lease_ms_of
 from quackmq.errors import NameInOtherMode, QuackTimeout
-from quackmq.policy import Policy
+from quackmq.model.offset_notes import lease_ms_of
+from quackmq.model.policy import Policy
+from quackmq.model.topic import PartitionKey
 from quackmq.spark import release
 from quackmq.spark.connection import Access
 from quackmq.spark.positions import Position, TopicPosition
 from quackmq.spark.progress import Progress
-from quackmq.topic import PartitionKey
 from tests.doors.http.v1.serving import CALLER, DEADLINE_S
 from tests.spark.serving import Broker, Query, wait_until
 

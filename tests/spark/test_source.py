@@ -20,11 +20,11 @@ from quackmq.errors import (
     UnknownPartition,
     UnknownTopic,
 )
+from quackmq.model.topic import Append, PartitionKey
 from quackmq.records.batch import Batch
 from quackmq.spark import reading
 from quackmq.spark.rows import opened
 from quackmq.spark.source import PushingSource, QuackSource
-from quackmq.topic import Append, PartitionKey
 from tests.batches import sealed
 from tests.broker.transacting import Transactor
 from tests.doors.http.v1.serving import CALLER

@@ -13,10 +13,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeVar
 
 from quackmq.errors import BrokerClosing, QuackError
-from quackmq.policy import Policy
-from quackmq.producers import Producer
-from quackmq.stores.base import Store
-from quackmq.topic import (
+from quackmq.model.policy import Policy
+from quackmq.model.producer_state import Producer
+from quackmq.model.topic import (
     Append,
     Appended,
     Cursor,
@@ -31,6 +30,7 @@ from quackmq.topic import (
     TimeKind,
     Topic,
 )
+from quackmq.stores.base import Store
 
 T = TypeVar("T")
 

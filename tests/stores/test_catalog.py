@@ -22,8 +22,17 @@ from quackmq.errors import (
     LimitReached,
     StateChanged,
 )
-from quackmq.partitioning import Partitioner
-from quackmq.policy import Policy, WhenFull
+from quackmq.model.partitioning import Partitioner
+from quackmq.model.policy import Policy, WhenFull
+from quackmq.model.topic import (
+    Cursor,
+    CursorKey,
+    PartitionKey,
+    State,
+    StatePut,
+    Topic,
+    check_topic_name,
+)
 from quackmq.stores.catalog import (
     Catalog,
     Change,
@@ -33,15 +42,6 @@ from quackmq.stores.catalog import (
     TopicPut,
     decode_change,
     encode_change,
-)
-from quackmq.topic import (
-    Cursor,
-    CursorKey,
-    PartitionKey,
-    State,
-    StatePut,
-    Topic,
-    check_topic_name,
 )
 from tests.tables import each
 

@@ -23,9 +23,9 @@ from quackmq.errors import (
     UnknownPartition,
     UnknownTopic,
 )
-from quackmq.policy import Policy, WhenFull
+from quackmq.model.policy import Policy, WhenFull
+from quackmq.model.topic import Append, PartitionKey, Read, State, Topic
 from quackmq.stores.base import Store
-from quackmq.topic import Append, PartitionKey, Read, State, Topic
 from tests.stores.calls import (
     LONG_MS,
     PLENTY_BYTES,

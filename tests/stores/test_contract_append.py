@@ -18,10 +18,10 @@ from quackmq.errors import (
     UnknownProducer,
     UnknownTopic,
 )
-from quackmq.policy import Policy
+from quackmq.model.policy import Policy
+from quackmq.model.topic import Append, Appended, Cursor, PartitionKey
 from quackmq.records.batch import Batch
 from quackmq.stores.base import Store
-from quackmq.topic import Append, Appended, Cursor, PartitionKey
 from tests.stores.calls import (
     append,
     append_values,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from quackmq import limits
+from quackmq.model.topic import Append
 from quackmq.records.batch import Batch
 from quackmq.stores.base import Store
-from quackmq.topic import Append
 from tests.stores.calls import append_values, new_partition, new_partitions, read_all
 from tests.support import batch_of
 

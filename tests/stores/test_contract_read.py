@@ -12,9 +12,9 @@ import pytest
 
 from quackmq import limits
 from quackmq.errors import LimitReached, OffsetOutOfRange, UnknownPartition, UnknownTopic
-from quackmq.policy import Policy
+from quackmq.model.policy import Policy
+from quackmq.model.topic import Append, OffsetTime, PartitionKey, Read, Slice
 from quackmq.stores.base import Store
-from quackmq.topic import Append, OffsetTime, PartitionKey, Read, Slice
 from tests.stores.calls import (
     LONG_MS,
     PLENTY_BYTES,

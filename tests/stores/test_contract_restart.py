@@ -9,8 +9,8 @@ from __future__ import annotations
 import pytest
 
 from quackmq.errors import OutOfOrderSequence, ProducerFenced, UnknownTopic
-from quackmq.policy import Policy
-from quackmq.topic import Append, PartitionKey, State
+from quackmq.model.policy import Policy
+from quackmq.model.topic import Append, PartitionKey, State
 from tests.stores.calls import (
     append,
     append_values,

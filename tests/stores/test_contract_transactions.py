@@ -20,13 +20,14 @@ from quackmq.errors import (
     StateChanged,
     UnknownTopic,
 )
-from quackmq.producers import NO_TRANSACTION, Producer
+from quackmq.model.log_transactions import Aborted, Marker, marker_batch
+from quackmq.model.producer_state import NO_TRANSACTION, Producer
+from quackmq.model.topic import Append, PartitionKey, Read, Slice, State, StatePut
 from quackmq.records.batch import CONTROL_FLAG, TRANSACTIONAL_FLAG, Batch
 from quackmq.stores.base import Store
-from quackmq.topic import Append, PartitionKey, Read, Slice, State, StatePut
-from quackmq.transactions import Aborted, Marker, marker_batch
 from tests import effort
 from tests.batches import resealed, sealed
+from tests.model.transaction_model import LogModel, Taken
 from tests.stores.calls import (
     LONG_MS,
     PLENTY_BYTES,
@@ -41,7 +42,6 @@ from tests.stores.calls import (
 )
 from tests.stores.conftest import Restarting, keeps_batches, keeps_batches_restarting
 from tests.support import START_MS, Clock, batch_of, batches_of, let_others_run, offsets_and_values
-from tests.transaction_model import LogModel, Taken
 
 pytestmark = pytest.mark.asyncio
 ABORT, COMMIT = Marker.ABORT, Marker.COMMIT

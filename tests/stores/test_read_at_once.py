@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from quackmq import limits
+from quackmq.model.log_transactions import Marker, marker_batch
+from quackmq.model.topic import Append, PartitionKey, Read
 from quackmq.records.batch import Batch
 from quackmq.stores.base import Store
-from quackmq.topic import Append, PartitionKey, Read
-from quackmq.transactions import Marker, marker_batch
 from tests.stores.calls import (
     DEADLINE_S,
     LONG_MS,

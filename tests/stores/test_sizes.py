@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from quackmq.policy import Policy
+from quackmq.model.policy import Policy
+from quackmq.model.topic import Append, PartitionKey
 from quackmq.stores.base import Store
 from quackmq.stores.local import LocalOptions
 from quackmq.stores.memory import MemoryStore
-from quackmq.topic import Append, PartitionKey
 from tests.stores.local.directories import open_store
 from tests.support import batch_of
 

@@ -26,8 +26,8 @@ from quackmq import limits
 from quackmq.broker import Broker, Caller
 from quackmq.doors.kafka.errors import code_of
 from quackmq.errors import UnknownTopic
+from quackmq.model.topic import PartitionKey, Slice, Topic
 from quackmq.records.batch import Buffer
-from quackmq.topic import PartitionKey, Slice, Topic
 from quackmq.wire.kafka.reader import read_request
 from quackmq.wire.kafka.writer import Fields, write_response
 

@@ -16,7 +16,7 @@ from quackmq.doors.kafka.api import Api, Call, schema_api, unhurried
 from quackmq.doors.kafka.described import METADATA, NOT_ASKED
 from quackmq.doors.kafka.errors import code_of
 from quackmq.errors import QuackError, UnknownTopic
-from quackmq.topic import Topic, check_topic_name
+from quackmq.model.topic import Topic, check_topic_name
 from quackmq.wire.kafka.writer import EncodedArray, Fields, write_response
 
 API_VERSIONS: Final = 18

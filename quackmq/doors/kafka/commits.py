@@ -25,7 +25,7 @@ from quackmq.broker import Commit, MemberRef
 from quackmq.doors.kafka.api import Call, find_topic, schema_api, unhurried
 from quackmq.doors.kafka.groups import group_code_of
 from quackmq.errors import LimitReached, QuackError, UnknownGroup, UnknownTopic
-from quackmq.topic import NO_LEADER_EPOCH, Cursor, PartitionKey, Topic
+from quackmq.model.topic import NO_LEADER_EPOCH, Cursor, PartitionKey, Topic
 from quackmq.wire.kafka.writer import Fields
 
 OFFSET_COMMIT: Final = 8

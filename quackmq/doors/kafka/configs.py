@@ -1,10 +1,10 @@
 """The configs that Kafka's clients see of a topic, a broker and a group, and what they mean here.
 
-A topic's policies are spelled in `quackmq.policy`. Where Kafka has a name for one, it is shown
-under that name alone, with ours beside it as a synonym, so that a tool which writes back what it
-has read never names one thing twice; both names can be set. Beside the policies there are settings
-of Kafka's that hold here always: to ask for what holds is granted, for anything else refused.
-Names that Kafka knows and we do not are refused like all others.
+A topic's policies are spelled in `quackmq.model.policy`. Where Kafka has a name for one, it is
+shown under that name alone, with ours beside it as a synonym, so that a tool which writes back what
+it has read never names one thing twice; both names can be set. Beside the policies there are
+settings of Kafka's that hold here always: to ask for what holds is granted, for anything else
+refused. Names that Kafka knows and we do not are refused like all others.
 
 Pure: facts in, values out. What is altered and how is `resources`' business.
 """
@@ -21,7 +21,7 @@ from quackmq import limits
 from quackmq.broker import BrokerSettings, GroupSettings
 from quackmq.doors.kafka.api import Node
 from quackmq.errors import InvalidPolicy
-from quackmq.policy import CONFIG_ALIASES, CONFIG_PREFIX, POLICY_DOCUMENTATION, Policy
+from quackmq.model.policy import CONFIG_ALIASES, CONFIG_PREFIX, POLICY_DOCUMENTATION, Policy
 from quackmq.wire.kafka.writer import Fields
 
 #: All that a broker knows of where its store keeps things is that it is one place.

@@ -34,7 +34,7 @@ from quackmq.errors import (
     OtherGroupProtocol,
     QuackError,
 )
-from quackmq.topic import PartitionKey
+from quackmq.model.topic import PartitionKey
 from quackmq.wire.kafka.writer import Fields
 
 CONSUMER_GROUP_HEARTBEAT: Final = 68

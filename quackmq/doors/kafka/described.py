@@ -16,7 +16,7 @@ from quackmq import limits
 from quackmq.doors.kafka.api import Call, portions, unhurried
 from quackmq.doors.kafka.errors import code_of
 from quackmq.errors import QuackError
-from quackmq.topic import PartitionKey, Topic
+from quackmq.model.topic import PartitionKey, Topic
 from quackmq.wire.kafka.writer import EncodedArray, Fields, Write, element_writer
 
 METADATA: Final = 3

@@ -16,7 +16,7 @@ from quackmq.broker import Broker, Caller
 from quackmq.doors.kafka.api import Call, schema_api, unhurried
 from quackmq.doors.kafka.errors import code_of
 from quackmq.errors import FencedLeaderEpoch, QuackError, UnknownLeaderEpoch
-from quackmq.topic import Offsets, PartitionKey
+from quackmq.model.topic import Offsets, PartitionKey
 from quackmq.wire.kafka.fetch import NO_EPOCH
 from quackmq.wire.kafka.writer import Fields
 

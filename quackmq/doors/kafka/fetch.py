@@ -21,8 +21,8 @@ from quackmq.doors.kafka.api import Api, Call, Reply, Watch, find_topic
 from quackmq.doors.kafka.epochs import offsets_in_epoch
 from quackmq.doors.kafka.errors import code_of
 from quackmq.errors import QuackError
+from quackmq.model.topic import PartitionKey, Read, Slice, Topic
 from quackmq.records.batch import Buffer
-from quackmq.topic import PartitionKey, Read, Slice, Topic
 from quackmq.wire.kafka.fetch import (
     API_KEY,
     FIRST_WITH_SESSIONS,

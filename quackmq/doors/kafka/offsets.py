@@ -15,7 +15,7 @@ from quackmq.doors.kafka.api import Call, schema_api, unhurried
 from quackmq.doors.kafka.epochs import offsets_in_epoch
 from quackmq.doors.kafka.errors import code_of
 from quackmq.errors import QuackError
-from quackmq.topic import OffsetTime, PartitionKey
+from quackmq.model.topic import OffsetTime, PartitionKey
 from quackmq.wire.kafka.fetch import NO_EPOCH, READ_COMMITTED
 from quackmq.wire.kafka.writer import Fields
 

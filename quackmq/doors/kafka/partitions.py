@@ -14,7 +14,7 @@ from quackmq.doors.kafka.api import Call, schema_api, together, unhurried
 from quackmq.doors.kafka.configs import LOG_DIRECTORY
 from quackmq.doors.kafka.errors import code_of
 from quackmq.errors import LimitReached, OffsetOutOfRange, QuackError
-from quackmq.topic import PartitionKey, Topic
+from quackmq.model.topic import PartitionKey, Topic
 from quackmq.wire.kafka.writer import Fields
 
 DELETE_RECORDS: Final = 21

@@ -29,8 +29,8 @@ from quackmq.errors import (
     InvalidTransactionState,
     QuackError,
 )
+from quackmq.model.topic import Appended, Topic
 from quackmq.records.batch import CONTROL_FLAG, TRANSACTIONAL_FLAG, Batch
-from quackmq.topic import Appended, Topic
 from quackmq.wire.kafka.produce import (
     API_KEY,
     FIRST_WITH_BATCHES,

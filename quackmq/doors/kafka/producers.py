@@ -20,7 +20,7 @@ from quackmq.doors.kafka.api import Call, schema_api, unhurried
 from quackmq.doors.kafka.errors import code_of
 from quackmq.doors.kafka.transactions import transaction_code_of
 from quackmq.errors import InvalidRequest, LimitReached, QuackError
-from quackmq.topic import PartitionKey, check_topic_name
+from quackmq.model.topic import PartitionKey, check_topic_name
 from quackmq.wire.kafka.writer import Fields
 
 INIT_PRODUCER_ID: Final = 22

@@ -33,8 +33,8 @@ from quackmq.doors.kafka.configs import (
 )
 from quackmq.doors.kafka.errors import code_of
 from quackmq.errors import InvalidRequest, LimitReached, QuackError, UnknownTopic
-from quackmq.policy import Policy
-from quackmq.topic import check_topic_name
+from quackmq.model.policy import Policy
+from quackmq.model.topic import check_topic_name
 from quackmq.wire.kafka.writer import Fields
 
 DESCRIBE_CONFIGS: Final = 32

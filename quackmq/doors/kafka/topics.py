@@ -19,7 +19,7 @@ from quackmq.errors import (
     TopicExists,
     UnknownTopic,
 )
-from quackmq.topic import Topic, check_topic_name
+from quackmq.model.topic import Topic, check_topic_name
 from quackmq.wire.kafka.writer import Fields
 
 CREATE_TOPICS: Final = 19

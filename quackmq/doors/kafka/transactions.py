@@ -38,7 +38,7 @@ from quackmq.errors import (
     StaleMemberEpoch,
     UnknownTransactionalId,
 )
-from quackmq.topic import PartitionKey, Topic
+from quackmq.model.topic import PartitionKey, Topic
 from quackmq.wire.kafka.writer import Fields
 
 ADD_PARTITIONS_TO_TXN: Final = 24

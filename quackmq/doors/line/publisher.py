@@ -22,8 +22,8 @@ from typing import Protocol
 from quackmq.broker import Broker, Caller, TopicQueue
 from quackmq.doors.line.records import End
 from quackmq.errors import BrokerClosing, QuackError, TopicFull
-from quackmq.policy import WhenFull
-from quackmq.topic import Topic
+from quackmq.model.policy import WhenFull
+from quackmq.model.topic import Topic
 from quackmq.wire.line import Entry, Word
 
 log = logging.getLogger(__name__)

@@ -25,7 +25,7 @@ from quackmq.broker import Broker, Caller
 from quackmq.doors.zmq.peer import Door, Peer, large_bytes
 from quackmq.doors.zmq.requests import Answer, Asker, Begun, put_answer, refusal
 from quackmq.errors import BrokerClosing, QuackError
-from quackmq.topic import Appended
+from quackmq.model.topic import Appended
 from quackmq.wire import zmtp
 
 #: A frame; or, of one that was not worth keeping, the error to be answered in its turn.

@@ -11,8 +11,8 @@ from typing import Any, Protocol
 from quackmq import limits
 from quackmq.broker import Broker, Caller
 from quackmq.errors import BrokerClosing, QuackError, UnknownTopic
+from quackmq.model.topic import Appended
 from quackmq.records.batch import NO_TIMESTAMP, Record
-from quackmq.topic import Appended
 from quackmq.wire.words import failed
 from quackmq.wire.zmq import (
     EMPTY,

@@ -34,8 +34,8 @@ from pyspark.sql import functions as f
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from quackmq import limits
-from quackmq.conventions import RECEIPTS_TOPIC
 from quackmq.errors import QuackError, UnknownTopic
+from quackmq.model.offset_notes import RECEIPTS_TOPIC
 from quackmq.spark.archived import Plan, release
 from quackmq.spark.connection import Http, path_of
 from quackmq.spark.options import Options as SourceOptions

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple, Self
 from quackmq import limits
 from quackmq.archive.manifest import ArchiveFile, Manifest, Quarantined
 from quackmq.errors import NotFound, QuackError
+from quackmq.model.topic import PartitionKey
 from quackmq.spark.connection import Access, Http, path_of
-from quackmq.topic import PartitionKey
 
 
 class Listed(NamedTuple):

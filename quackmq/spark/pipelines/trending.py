@@ -33,7 +33,7 @@ from pyspark.sql import functions as f
 from pyspark.sql.streaming.query import StreamingQuery
 
 from quackmq.errors import InvalidRequest
-from quackmq.producers import FIRST_KEY_ID
+from quackmq.model.producer_state import FIRST_KEY_ID
 from quackmq.spark.options import batch_options
 from quackmq.spark.pipelines.job import Job
 from quackmq.spark.pipelines.option import option, spelt

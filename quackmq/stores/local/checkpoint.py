@@ -32,7 +32,9 @@ from typing import Any, Final, NamedTuple
 import orjson
 
 from quackmq.errors import DamagedStore
-from quackmq.producers import Producer, Remembered
+from quackmq.model.log_transactions import ABORTED_BYTES
+from quackmq.model.producer_state import Producer, Remembered
+from quackmq.model.topic import PartitionKey, Topic
 from quackmq.stores.catalog import CapturedCatalog, Catalog
 from quackmq.stores.local import extents
 from quackmq.stores.local.extents import Extent
@@ -47,8 +49,6 @@ from quackmq.stores.local.log import PartitionLog
 from quackmq.stores.local.options import LocalOptions, SyncMode
 from quackmq.stores.local.packs import NOTHING_PACKED, Packed
 from quackmq.stores.local.segment import Segment
-from quackmq.topic import PartitionKey, Topic
-from quackmq.transactions import ABORTED_BYTES
 
 PATH: Final = "checkpoint"
 

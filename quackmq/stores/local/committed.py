@@ -16,14 +16,14 @@ from typing import Final
 
 from quackmq import limits
 from quackmq.errors import DamagedData, OffsetOutOfRange, UnknownTopic
+from quackmq.model.log_transactions import ABORTED_BYTES, find_aborted
+from quackmq.model.topic import Aborted
 from quackmq.records.batch import spans
 from quackmq.stores.local.disk import Disk
 from quackmq.stores.local.log import PartitionLog
 from quackmq.stores.local.packs import Packs
 from quackmq.stores.local.reader import Pieces, Reader, reading
 from quackmq.stores.local.segment import Segment, load_aborted
-from quackmq.topic import Aborted
-from quackmq.transactions import ABORTED_BYTES, find_aborted
 
 _BASE_OFFSET: Final = struct.Struct(">q")
 _first_offset: Final = attrgetter("first_offset")

@@ -20,6 +20,7 @@ from crc32c import crc32c
 from quackmq import limits
 from quackmq.disk import read_all
 from quackmq.errors import CorruptBatch, QuackError
+from quackmq.model.log_transactions import ABORTED_BYTES, damaged_aborted
 from quackmq.records.batch import Batch, Span, spans
 from quackmq.stores.local.disk import Disk
 from quackmq.stores.local.files import OpenFiles
@@ -29,7 +30,6 @@ from quackmq.stores.local.log import PartitionLog
 from quackmq.stores.local.packs import NOTHING_PACKED, Packed, Packs
 from quackmq.stores.local.recovery import SegmentWrite
 from quackmq.stores.local.segment import Segment, inspect
-from quackmq.transactions import ABORTED_BYTES, damaged_aborted
 
 _NOTHING = memoryview(b"")
 #: What a device or a file system says of bytes that it has lost.

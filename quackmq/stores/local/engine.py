@@ -24,6 +24,8 @@ from typing import TypeVar
 from quackmq import limits
 from quackmq.clock import Clock
 from quackmq.errors import BrokerClosing, LimitReached, QuackError, StoreReadOnly
+from quackmq.model.log_transactions import OpenTransactions
+from quackmq.model.topic import PartitionKey
 from quackmq.stores.catalog import Catalog, Change, TopicDeleted, TopicPut, encode_change
 from quackmq.stores.local.capturing import Capture
 from quackmq.stores.local.checkpoint import Standing
@@ -46,8 +48,6 @@ from quackmq.stores.local.sweeping import Leftovers
 from quackmq.stores.local.tail import Tail
 from quackmq.stores.local.waiting import WaitingReaders
 from quackmq.stores.local.writeback import WriteBack
-from quackmq.topic import PartitionKey
-from quackmq.transactions import OpenTransactions
 
 _logger = logging.getLogger("quackmq.store")
 _T = TypeVar("_T")

@@ -17,6 +17,7 @@ from typing import NamedTuple
 from quackmq import limits
 from quackmq.disk import read_all
 from quackmq.errors import DamagedStore, UnusableDirectory
+from quackmq.model.topic import PartitionKey
 from quackmq.stores.catalog import Catalog
 from quackmq.stores.local import checkpoint
 from quackmq.stores.local.checkpoint import Standing
@@ -45,7 +46,6 @@ from quackmq.stores.local.recovery import (
     read_meta,
     replay,
 )
-from quackmq.topic import PartitionKey
 
 
 class FrameAt(NamedTuple):

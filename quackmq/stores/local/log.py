@@ -14,9 +14,12 @@ import bisect
 from collections.abc import Iterable
 from typing import Final
 
-from quackmq import limits, producers
+from quackmq import limits
 from quackmq.clock import NEVER_MS
-from quackmq.producers import Producer, Remembered
+from quackmq.model import producer_state as producers
+from quackmq.model.log_transactions import PartitionTransactions, Step
+from quackmq.model.producer_state import Producer, Remembered
+from quackmq.model.topic import Appended, PartitionKey
 from quackmq.records.batch import Batch, stamp
 from quackmq.stores.local.format import CONTINUES, Descriptor, ProducerBatch, Region
 from quackmq.stores.local.options import LocalOptions
@@ -24,8 +27,6 @@ from quackmq.stores.local.sealed import SealedSegments
 from quackmq.stores.local.segment import Plan, Segment
 from quackmq.stores.local.tail import Chunk, PartitionTail
 from quackmq.stores.local.waiting import Awaited, Waiter
-from quackmq.topic import Appended, PartitionKey
-from quackmq.transactions import PartitionTransactions, Step
 
 _new_tuple: Final = tuple.__new__
 #: Stands in every partition that never saw a transaction: most of them never do.

@@ -20,6 +20,7 @@ from quackmq.errors import (
     StorageError,
     UnknownTopic,
 )
+from quackmq.model.topic import OffsetTime
 from quackmq.records.batch import batches
 from quackmq.stores.local.disk import Disk
 from quackmq.stores.local.format import Region
@@ -35,7 +36,6 @@ from quackmq.stores.local.segment import (
     load_index,
     read,
 )
-from quackmq.topic import OffsetTime
 
 Pieces = tuple[memoryview, ...]
 

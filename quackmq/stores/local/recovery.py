@@ -22,6 +22,7 @@ from crc32c import crc32c
 
 from quackmq.disk import read_all, read_file
 from quackmq.errors import DamagedStore, NewerFormat, UnusableDirectory
+from quackmq.model.topic import PartitionKey
 from quackmq.stores.catalog import Catalog, TopicDeleted, TopicPut, decode_change
 from quackmq.stores.local import checkpoint
 from quackmq.stores.local.checkpoint import Decoded, Standing
@@ -44,7 +45,6 @@ from quackmq.stores.local.log import PartitionLog
 from quackmq.stores.local.options import LocalOptions
 from quackmq.stores.local.packs import NOTHING_PACKED, Packed
 from quackmq.stores.local.segment import Segment
-from quackmq.topic import PartitionKey
 
 META_PATH: Final = "quackmq.json"
 _RESTORE: Final = "restore it from a copy"

@@ -22,6 +22,8 @@ from crc32c import crc32c
 
 from quackmq.disk import read_all
 from quackmq.errors import CorruptBatch, DamagedData, QuackError
+from quackmq.model.log_transactions import ABORTED_BYTES, damaged_aborted
+from quackmq.model.topic import PartitionKey
 from quackmq.records.batch import Batch, Span, spans
 from quackmq.stores.local.disk import File
 from quackmq.stores.local.format import (
@@ -35,8 +37,6 @@ from quackmq.stores.local.format import (
     region_at,
 )
 from quackmq.stores.local.packs import Packs
-from quackmq.topic import PartitionKey
-from quackmq.transactions import ABORTED_BYTES, damaged_aborted
 
 DIRECTORY = "log"
 _new_tuple: Final = tuple.__new__

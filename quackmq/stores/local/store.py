@@ -35,20 +35,10 @@ from quackmq.errors import (
     UnknownTopic,
     UnusableDirectory,
 )
-from quackmq.policy import Policy
-from quackmq.producers import Producer, Remembered
-from quackmq.records.batch import NO_PRODUCER_ID, Batch
-from quackmq.stores.base import Store, Watch, changes_of_time
-from quackmq.stores.catalog import Change
-from quackmq.stores.local.disk import Disk, RealDisk
-from quackmq.stores.local.engine import Engine, entry_bytes
-from quackmq.stores.local.format import BATCH_ENTRY_BYTES
-from quackmq.stores.local.log import PartitionLog
-from quackmq.stores.local.opening import open_engine
-from quackmq.stores.local.options import LocalOptions
-from quackmq.stores.local.waiting import Awaited
-from quackmq.syncing import sync_names
-from quackmq.topic import (
+from quackmq.model.log_transactions import TRANSACTION_FLAGS, Step, check_room, step_of
+from quackmq.model.policy import Policy
+from quackmq.model.producer_state import Producer, Remembered
+from quackmq.model.topic import (
     Aborted,
     Append,
     Appended,
@@ -64,7 +54,17 @@ from quackmq.topic import (
     TimeKind,
     Topic,
 )
-from quackmq.transactions import TRANSACTION_FLAGS, Step, check_room, step_of
+from quackmq.records.batch import NO_PRODUCER_ID, Batch
+from quackmq.stores.base import Store, Watch, changes_of_time
+from quackmq.stores.catalog import Change
+from quackmq.stores.local.disk import Disk, RealDisk
+from quackmq.stores.local.engine import Engine, entry_bytes
+from quackmq.stores.local.format import BATCH_ENTRY_BYTES
+from quackmq.stores.local.log import PartitionLog
+from quackmq.stores.local.opening import open_engine
+from quackmq.stores.local.options import LocalOptions
+from quackmq.stores.local.waiting import Awaited
+from quackmq.syncing import sync_names
 
 #: What the system says where a disk, a quota or a bound on files is exhausted.
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

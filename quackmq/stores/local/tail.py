@@ -11,10 +11,10 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
-from quackmq.producers import Producer
+from quackmq.model.log_transactions import Step
+from quackmq.model.producer_state import Producer
 from quackmq.stores.local.format import ProducerBatch
 from quackmq.stores.local.segment import Segment, cut
-from quackmq.transactions import Step
 
 if TYPE_CHECKING:
     from quackmq.stores.local.log import PartitionLog

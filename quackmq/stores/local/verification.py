@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from quackmq.errors import CorruptBatch
+from quackmq.model.topic import PartitionKey
 from quackmq.records import codec
 from quackmq.records.batch import Batch
 from quackmq.stores.local import checkpoint, packs
@@ -33,7 +34,6 @@ from quackmq.stores.local.opening import LOCK_PATH
 from quackmq.stores.local.recovery import META_PATH
 from quackmq.stores.local.segment import DIRECTORY as LOG_DIRECTORY
 from quackmq.stores.local.segment import Segment
-from quackmq.topic import PartitionKey
 
 _INDEX_NAME: Final = re.compile(r"(\d+)-(\d{20})\.index")
 _TOPIC_DIRECTORY: Final = re.compile(r"[0-9a-f]{32}")

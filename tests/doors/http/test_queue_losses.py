@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from quackmq.policy import Policy
+from quackmq.model.policy import Policy
 from tests.doors.http.peers import TESTER, Peer, served
 
 

@@ -13,7 +13,7 @@ from kio.index import load_request_schema
 
 from quackmq.doors.kafka.configs import FIXED, topic_configs
 from quackmq.doors.kafka.registry import APIS
-from quackmq.policy import CONFIG_ALIASES, CONFIG_PREFIX, Policy
+from quackmq.model.policy import CONFIG_ALIASES, CONFIG_PREFIX, Policy
 
 DOCUMENT: Final = Path(__file__).resolve().parents[3] / "docs" / "kafka.md"
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from quackmq import limits
-from quackmq.topic import PartitionKey
+from quackmq.model.topic import PartitionKey
 from tests.doors.kafka.admin import DELETE_RECORDS
 from tests.doors.kafka.client import (
     API_VERSIONS,

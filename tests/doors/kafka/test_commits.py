@@ -10,7 +10,7 @@ from kio.schema.errors import ErrorCode
 
 from quackmq import limits
 from quackmq.errors import BrokerClosing, QuackError, StoreReadOnly
-from quackmq.topic import Topic
+from quackmq.model.topic import Topic
 from tests.doors.kafka.client import TESTER, Client, Served
 from tests.doors.kafka.membership import (
     OFFSET_COMMIT,

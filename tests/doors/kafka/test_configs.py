@@ -10,8 +10,8 @@ from kio.schema.errors import ErrorCode
 
 from quackmq import limits
 from quackmq.broker import BrokerSettings
-from quackmq.partitioning import Partitioner
-from quackmq.policy import Policy, WhenFull
+from quackmq.model.partitioning import Partitioner
+from quackmq.model.policy import Policy, WhenFull
 from tests.doors.kafka.admin import (
     ALTER_CONFIGS,
     APPEND,

@@ -12,8 +12,8 @@ from kio.schema.errors import ErrorCode
 
 from quackmq import limits
 from quackmq.broker import Broker, Caller
+from quackmq.model.topic import Appended, Read, Slice, Topic
 from quackmq.records.batch import Batch
-from quackmq.topic import Appended, Read, Slice, Topic
 from tests.doors.kafka.client import (
     FETCH,
     METADATA,

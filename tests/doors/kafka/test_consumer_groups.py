@@ -11,7 +11,7 @@ from kio.schema.errors import ErrorCode
 
 from quackmq import limits
 from quackmq.errors import BrokerClosing, LimitReached, StoreReadOnly
-from quackmq.topic import Topic
+from quackmq.model.topic import Topic
 from tests.doors.kafka.client import API_VERSIONS, TESTER, Client, Served, served
 from tests.doors.kafka.membership import (
     CONSUMER_GROUP_DESCRIBE,

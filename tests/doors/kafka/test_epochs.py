@@ -9,8 +9,8 @@ from kio.schema.errors import ErrorCode
 
 from quackmq.broker import Broker, Caller
 from quackmq.broker.epochs import EpochEnd
+from quackmq.model.topic import Offsets, PartitionKey, Topic
 from quackmq.records.batch import Batch
-from quackmq.topic import Offsets, PartitionKey, Topic
 from tests.doors.kafka.admin import OFFSET_FOR_LEADER_EPOCH
 from tests.doors.kafka.client import (
     FETCH,

@@ -14,9 +14,9 @@ import pytest
 from aiokafka.record.default_records import DefaultRecordBatch
 from kio.schema.errors import ErrorCode
 
+from quackmq.model.topic import PartitionKey, Topic
 from quackmq.records.batch import Batch
 from quackmq.stores.local import LocalStore
-from quackmq.topic import PartitionKey, Topic
 from tests.doors.kafka.client import (
     DELETE_TOPICS,
     FETCH,

@@ -13,9 +13,9 @@ import pytest
 from kio.schema.errors import ErrorCode
 
 from quackmq.doors.kafka import fetch
+from quackmq.model.topic import PartitionKey
 from quackmq.stores.local import LocalStore
 from quackmq.stores.local.tail import PartitionTail
-from quackmq.topic import PartitionKey
 from tests.doors.kafka.client import (
     FETCH,
     PRODUCE,

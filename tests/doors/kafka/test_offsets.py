@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from kio.schema.errors import ErrorCode
 
+from quackmq.model.topic import PartitionKey
 from quackmq.records.batch import Batch
-from quackmq.topic import PartitionKey
 from tests.doors.kafka.client import (
     INIT_PRODUCER_ID,
     LIST_OFFSETS,

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from kio.schema.errors import ErrorCode
 
+from quackmq.model.topic import PartitionKey, Topic
 from quackmq.records.batch import Batch
-from quackmq.topic import PartitionKey, Topic
 from tests.doors.kafka.admin import CREATE_PARTITIONS, DELETE_RECORDS, DESCRIBE_LOG_DIRS
 from tests.doors.kafka.client import TESTER, Client, Served, news, served
 from tests.tables import each

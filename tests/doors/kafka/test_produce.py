@@ -10,9 +10,9 @@ from crc32c import crc32c
 from kio.schema.errors import ErrorCode
 
 from quackmq import limits
-from quackmq.policy import Policy, WhenFull
+from quackmq.model.policy import Policy, WhenFull
+from quackmq.model.topic import PartitionKey, Read
 from quackmq.stores.local import LocalStore
-from quackmq.topic import PartitionKey, Read
 from tests.doors.kafka.client import (
     METADATA,
     PRODUCE,

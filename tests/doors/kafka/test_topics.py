@@ -9,7 +9,7 @@ import pytest
 from kio.schema.errors import ErrorCode
 
 from quackmq.broker import BrokerSettings
-from quackmq.policy import Policy
+from quackmq.model.policy import Policy
 from tests.doors.kafka.client import CREATE_TOPICS, DELETE_TOPICS, TESTER, Client, served
 from tests.tables import each
 

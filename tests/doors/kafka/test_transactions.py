@@ -11,8 +11,8 @@ import pytest
 from aiokafka.record.default_records import DefaultRecordBatch
 from kio.schema.errors import ErrorCode
 
+from quackmq.model.topic import Append, Appended, Cursor, StatePut
 from quackmq.stores.memory import MemoryStore
-from quackmq.topic import Append, Appended, Cursor, StatePut
 from tests.doors.kafka.client import (
     FETCH,
     LIST_OFFSETS,

@@ -11,10 +11,10 @@ from typing import TypeVar
 from quackmq.broker import Broker, BrokerSettings, Caller
 from quackmq.clock import wall_clock_ms
 from quackmq.doors.line import LineDoor, LineSettings
-from quackmq.policy import Policy
+from quackmq.model.policy import Policy
+from quackmq.model.topic import Append, Appended, Cursor, StatePut
 from quackmq.stores.base import Store
 from quackmq.stores.memory import MemoryStore
-from quackmq.topic import Append, Appended, Cursor, StatePut
 
 T = TypeVar("T")
 

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from quackmq.doors.line import End, LineSettings
-from quackmq.policy import Policy
+from quackmq.model.policy import Policy
 from tests.doors.kafka.client import on_both_loops
 from tests.doors.line.peers import TESTER, Peer, served, until
 from tests.support import Clock

@@ -10,7 +10,7 @@ from quackmq import errors
 from quackmq.broker import Broker, Caller, TopicQueue
 from quackmq.doors.line.publisher import Publisher
 from quackmq.doors.line.records import End
-from quackmq.policy import Policy, WhenFull
+from quackmq.model.policy import Policy, WhenFull
 from quackmq.stores.memory import MemoryStore
 from quackmq.wire.line import Entry, Word
 from tests.doors.line.peers import TESTER

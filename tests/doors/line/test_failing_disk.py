@@ -15,9 +15,9 @@ from quackmq import limits
 from quackmq.doors.line import LineSettings
 from quackmq.doors.line.subscriber import Subscriber
 from quackmq.errors import DamagedData, StorageError
-from quackmq.policy import Policy
+from quackmq.model.policy import Policy
+from quackmq.model.topic import OffsetTime, PartitionKey, Read, Slice, TimeKind
 from quackmq.stores.memory import MemoryStore
-from quackmq.topic import OffsetTime, PartitionKey, Read, Slice, TimeKind
 from tests.doors.kafka.client import on_both_loops
 from tests.doors.line.peers import Served, on_pipes, served, soon, until
 

@@ -10,7 +10,7 @@ import pytest
 from quackmq.broker import Broker, Caller, Message
 from quackmq.client.zmq import ZmqClient
 from quackmq.errors import EntriesLost
-from quackmq.policy import Policy, WhenFull
+from quackmq.model.policy import Policy, WhenFull
 from tests.doors.zmq.peers import DEADLINE_S, TESTER, Served, served, soon
 
 pytestmark = pytest.mark.asyncio

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from quackmq.broker import Terms
-from quackmq.leases import Leases
-from quackmq.policy import Policy
+from quackmq.model.leases import Leases
+from quackmq.model.policy import Policy
+from quackmq.model.topic import PartitionKey
 from quackmq.stores.local import LocalOptions, LocalStore
-from quackmq.topic import PartitionKey
 from tests.doors.zmq.peers import DEADLINE_S, TESTER
 from tests.doors.zmq.proxied import Proxied, ask, proxied, receive
 

@@ -17,7 +17,7 @@ from quackmq import limits
 from quackmq.broker import BrokerSettings, Caller, Page
 from quackmq.doors.zmq.proxy.publishers import Publisher
 from quackmq.errors import DamagedData, OffsetOutOfRange
-from quackmq.policy import Policy, WhenFull
+from quackmq.model.policy import Policy, WhenFull
 from tests.doors.zmq.peers import TESTER, SlowStore, soon, until
 from tests.doors.zmq.proxied import ask, proxied, receive
 from tests.wire import zmtp_frames

@@ -10,9 +10,9 @@ import zmq
 
 from quackmq import limits
 from quackmq.broker import Broker, BrokerSettings, Caller
-from quackmq.policy import Policy
+from quackmq.model.policy import Policy
+from quackmq.model.topic import Appended, Topic
 from quackmq.records.batch import Batch, Record
-from quackmq.topic import Appended, Topic
 from tests.broker.flock import Member
 from tests.doors.zmq.peers import (
     TESTER,

@@ -17,9 +17,10 @@ import pytest
 from quackmq import limits
 from quackmq.broker import Commit, MemberRef
 from quackmq.broker.pushed_held import PushedSubscription
-from quackmq.conventions import RECEIPTS_TOPIC
 from quackmq.errors import DamagedData, NotFound, QuackTimeout, UnknownTopic
-from quackmq.leases import Wanted
+from quackmq.model.leases import Wanted
+from quackmq.model.offset_notes import RECEIPTS_TOPIC
+from quackmq.model.topic import PartitionKey
 from quackmq.spark import table
 from quackmq.spark.archived import Plan
 from quackmq.spark.connection import Http
@@ -38,7 +39,6 @@ from quackmq.spark.pipelines.audit_holes import (
 from quackmq.spark.pipelines.audit_runs import findings_of, runs_of
 from quackmq.spark.pipelines.job import Job
 from quackmq.spark.pipelines.report import Report
-from quackmq.topic import PartitionKey
 from tests import effort
 from tests.broker.pushed_peer import PATIENT, peer_of
 from tests.broker.support import get_all

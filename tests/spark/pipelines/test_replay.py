@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from quackmq.errors import InvalidRequest, OffsetOutOfRange, QuackError, UnknownTopic
-from quackmq.partitioning import Partitioner, partition_of
-from quackmq.policy import Policy
+from quackmq.model.partitioning import Partitioner, partition_of
+from quackmq.model.policy import Policy
 from quackmq.records.batch import NO_TIMESTAMP, Record
 from quackmq.spark.pipelines import replay as pipeline
 from quackmq.spark.pipelines.job import Job

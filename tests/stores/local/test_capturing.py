@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from quackmq import limits
-from quackmq.policy import Policy
+from quackmq.model.policy import Policy
+from quackmq.model.topic import Append, PartitionKey
 from quackmq.stores.local import LocalOptions, LocalStore, checkpoint, extents
 from quackmq.stores.local.capturing import Capture
 from quackmq.stores.local.checkpoint import Decoded
-from quackmq.topic import Append, PartitionKey
 from tests.loop_cpu import measured_callbacks
 from tests.stores.calls import append_values, new_partitions, read_all, soon
 from tests.stores.local.directories import leave_crashed

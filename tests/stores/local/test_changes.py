@@ -9,9 +9,9 @@ import pytest
 
 from quackmq import limits
 from quackmq.errors import LimitReached
-from quackmq.policy import Policy
+from quackmq.model.policy import Policy
+from quackmq.model.topic import Append, PartitionKey, State, StatePut
 from quackmq.stores.base import Store
-from quackmq.topic import Append, PartitionKey, State, StatePut
 from tests.stores.calls import cursor, soon
 from tests.stores.local.directories import open_store
 from tests.stores.local.held import open_held

@@ -7,11 +7,11 @@ import uuid
 import pytest
 
 from quackmq import limits
+from quackmq.model.topic import PartitionKey
 from quackmq.stores.local.cycle import Cycle
 from quackmq.stores.local.gathering import Gathered, Gathering
 from quackmq.stores.local.log import PartitionLog
 from quackmq.stores.local.options import LocalOptions
-from quackmq.topic import PartitionKey
 from tests.support import batch_of
 
 pytestmark = pytest.mark.asyncio

@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 
 from quackmq import limits
 from quackmq.errors import DamagedStore
-from quackmq.producers import Remembered
+from quackmq.model.log_transactions import Marker, Step
+from quackmq.model.producer_state import Remembered
+from quackmq.model.topic import PartitionKey
 from quackmq.records.batch import Buffer
 from quackmq.stores.local import format
 from quackmq.stores.local.format import (
@@ -23,8 +25,6 @@ from quackmq.stores.local.format import (
     Sync,
     TrimEntry,
 )
-from quackmq.topic import PartitionKey
-from quackmq.transactions import Marker, Step
 from tests.tables import each
 
 SALT = 4711

@@ -17,12 +17,12 @@ import pytest
 
 from quackmq import limits
 from quackmq.errors import QuackError
+from quackmq.model.topic import Append, PartitionKey, Read
 from quackmq.stores.base import Store
 from quackmq.stores.local import LocalStore
 from quackmq.stores.local.disk import RealDisk
 from quackmq.stores.local.inspection import Inspection
 from quackmq.stores.local.verification import Verification
-from quackmq.topic import Append, PartitionKey, Read
 from tests.stores.local.directories import SMALL_PACKED, FailingDisk, open_store
 from tests.support import Clock, batch_of, batches_of
 

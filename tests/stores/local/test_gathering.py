@@ -16,14 +16,14 @@ import pytest
 
 from quackmq import limits
 from quackmq.errors import InternalError, LimitReached, StoreReadOnly
-from quackmq.policy import Policy
+from quackmq.model.policy import Policy
+from quackmq.model.topic import Append, Cursor, CursorKey, PartitionKey, StatePut
 from quackmq.records.batch import batches
 from quackmq.stores.local import LocalOptions, LocalStore
 from quackmq.stores.local.disk import Lane, RealDisk
 from quackmq.stores.local.format import AppendEntry, Frame, Sync, encode_frame, entries
 from quackmq.stores.local.journal import Journal, Place, Scan
 from quackmq.stores.local.recovery import read_meta
-from quackmq.topic import Append, Cursor, CursorKey, PartitionKey, StatePut
 from tests.stores.calls import append, append_values, new_partition, new_partitions, read_all, soon
 from tests.stores.local.directories import leave_crashed
 from tests.stores.local.held import HeldDisk, open_held

@@ -14,7 +14,8 @@ import pytest
 from crc32c import crc32c
 
 from quackmq.errors import NewerFormat, StoreLocked, UnusableDirectory
-from quackmq.policy import Policy
+from quackmq.model.policy import Policy
+from quackmq.model.topic import Append, PartitionKey
 from quackmq.records.batch import CRC_START, Batch
 from quackmq.stores.local import LocalOptions
 from quackmq.stores.local.contents import Held
@@ -23,7 +24,6 @@ from quackmq.stores.local.findings import Finding, Kind, merged
 from quackmq.stores.local.format import FRAME_HEADER_BYTES, REGION_ENTRY_BYTES
 from quackmq.stores.local.inspection import FrameAt, Inspection
 from quackmq.stores.local.verification import Verification
-from quackmq.topic import Append, PartitionKey
 from tests.stores.calls import append
 from tests.stores.local.directories import (
     REFERENCED,

@@ -20,11 +20,11 @@ from quackmq.errors import (
     StoreLocked,
     UnusableDirectory,
 )
-from quackmq.policy import Policy
+from quackmq.model.policy import Policy
+from quackmq.model.topic import PartitionKey, Slice
 from quackmq.stores.local import LocalOptions, LocalStore
 from quackmq.stores.local.disk import RealDisk, RealFile
 from quackmq.stores.local.options import SyncMode
-from quackmq.topic import PartitionKey, Slice
 from tests.stores.calls import append_values, read_all, read_one
 from tests.stores.local.directories import (
     SMALL,

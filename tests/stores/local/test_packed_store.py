@@ -11,14 +11,14 @@ import pytest
 
 from quackmq import limits
 from quackmq.errors import DamagedData, QuackError
-from quackmq.policy import Policy
+from quackmq.model.policy import Policy
+from quackmq.model.topic import Append, PartitionKey
 from quackmq.stores.base import Store
 from quackmq.stores.local import LocalOptions, LocalStore
 from quackmq.stores.local.disk import RealDisk, RealFile
 from quackmq.stores.local.findings import Kind
 from quackmq.stores.local.inspection import Inspection
 from quackmq.stores.local.verification import Verification
-from quackmq.topic import Append, PartitionKey
 from tests.stores.calls import append_values, new_partitions, read_all, read_one
 from tests.stores.local.directories import (
     SMALL_PACKED,

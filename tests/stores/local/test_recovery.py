@@ -13,14 +13,14 @@ import orjson
 import pytest
 
 from quackmq.errors import DamagedStore, NewerFormat, UnusableDirectory
-from quackmq.policy import Policy
+from quackmq.model.policy import Policy
+from quackmq.model.topic import Append, PartitionKey
 from quackmq.stores.local import LocalOptions, LocalStore
 from quackmq.stores.local.disk import RealDisk, RealFile
 from quackmq.stores.local.format import FRAME_HEADER_BYTES
 from quackmq.stores.local.journal import good_frames
 from quackmq.stores.local.options import SyncMode
 from quackmq.stores.local.recovery import META_PATH, Meta, Recovered, read_meta, recover
-from quackmq.topic import Append, PartitionKey
 from tests.stores.local.directories import (
     REFERENCED,
     SMALL,

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from quackmq.errors import StoreReadOnly
-from quackmq.policy import Policy
+from quackmq.model.policy import Policy
+from quackmq.model.topic import Append, PartitionKey
 from quackmq.stores.local import LocalOptions, LocalStore
-from quackmq.topic import Append, PartitionKey
 from tests.support import batch_of
 
 

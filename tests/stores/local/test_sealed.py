@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quackmq import limits
+from quackmq.model.topic import OffsetTime, PartitionKey
 from quackmq.stores.local import LocalOptions, LocalStore, format
 from quackmq.stores.local.disk import RealDisk
 from quackmq.stores.local.log import PartitionLog
 from quackmq.stores.local.sealed import Maxima, SealedSegments
 from quackmq.stores.local.segment import Segment
-from quackmq.topic import OffsetTime, PartitionKey
 from tests.stores.calls import append, new_partition, read_all
 from tests.stores.conftest import SMALL
 from tests.support import START_MS, Clock, batch_of

@@ -11,6 +11,7 @@ from crc32c import crc32c
 
 from quackmq.disk import write_all
 from quackmq.errors import DamagedData
+from quackmq.model.topic import PartitionKey
 from quackmq.records.batch import batches, spans, stamp
 from quackmq.stores.local.disk import RealDisk
 from quackmq.stores.local.files import OpenFiles
@@ -25,7 +26,6 @@ from quackmq.stores.local.segment import (
     load_index,
     read,
 )
-from quackmq.topic import PartitionKey
 from tests.stores.local.directories import flip
 from tests.support import batch_of
 from tests.tables import each

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from quackmq import limits
+from quackmq.model.topic import Append, PartitionKey
 from quackmq.records.batch import Batch
 from quackmq.stores.local import LocalOptions, LocalStore
-from quackmq.topic import Append, PartitionKey
 from tests.stores.calls import DEADLINE_S, append_values, new_partition
 from tests.support import batch_of
 

@@ -45,8 +45,8 @@ from quackmq.errors import (
     UnknownPartition,
     UnknownTopic,
 )
+from quackmq.model.topic import Aborted, OffsetTime, PartitionKey, Read, Topic
 from quackmq.records.batch import Buffer, batches, spans
-from quackmq.topic import Aborted, OffsetTime, PartitionKey, Read, Topic
 
 _TAG: Final = "messages"
 NEXT_OFFSET: Final = "quackmq-next-offset"

@@ -33,7 +33,7 @@ from quackmq.errors import (
     UnknownPartition,
     UnknownTopic,
 )
-from quackmq.topic import PartitionKey, Read, Slice, Topic
+from quackmq.model.topic import PartitionKey, Read, Slice, Topic
 
 #: Browsers come back so soon after a stream has ended; the default is theirs, and longer.
 _RETRY: Final = b"retry: 1000\n\n"

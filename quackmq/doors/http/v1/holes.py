@@ -20,8 +20,8 @@ from quackmq.doors.http.v1.common import PARTITION, TOPIC
 from quackmq.doors.http.v1.operations import Answer, Operation, answered
 from quackmq.doors.http.values import Request, Response
 from quackmq.errors import DamagedData, OffsetOutOfRange, UnknownPartition, UnknownTopic
+from quackmq.model.topic import PartitionKey, Read
 from quackmq.records.batch import batches
-from quackmq.topic import PartitionKey, Read
 
 
 class Hole(Struct, frozen=True):

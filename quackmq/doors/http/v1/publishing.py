@@ -15,7 +15,6 @@ from msgspec import Meta, Struct
 
 from quackmq import limits
 from quackmq.broker import BegunPut, parse_message_id
-from quackmq.conventions import GREATEST_NUMBER, PUBLISHER_PREFIX
 from quackmq.doors.http.v1.common import TOPIC
 from quackmq.doors.http.v1.messages import KEY, KEY_BASE64, MESSAGES, published
 from quackmq.doors.http.v1.operations import Answer, Number, Operation, Text, answered
@@ -33,8 +32,9 @@ from quackmq.errors import (
     UnknownPartition,
     UnknownTopic,
 )
+from quackmq.model.offset_notes import GREATEST_NUMBER, PUBLISHER_PREFIX
+from quackmq.model.topic import Appended
 from quackmq.records.batch import Record
-from quackmq.topic import Appended
 
 _TAG: Final = "messages"
 _PUBLISHER_CHARS: Final = limits.NAME_BYTES - len(PUBLISHER_PREFIX)

@@ -13,7 +13,7 @@ from quackmq.doors.http.v1.messages import Range, StoredMessage, stored
 from quackmq.doors.http.v1.operations import Answer, Number, Operation, answered
 from quackmq.doors.http.values import Request, Response
 from quackmq.errors import DamagedData, OffsetOutOfRange, UnknownPartition, UnknownTopic
-from quackmq.topic import PartitionKey
+from quackmq.model.topic import PartitionKey
 
 
 class MessagePage(Struct, frozen=True):

@@ -24,7 +24,7 @@ from typing import Final
 from quackmq import limits
 from quackmq.broker import parse_message_id
 from quackmq.errors import InvalidMessageId
-from quackmq.topic import Topic
+from quackmq.model.topic import Topic
 
 _HEAD: Final = struct.Struct(">B16s")
 _OFFSET_BYTES: Final = 8

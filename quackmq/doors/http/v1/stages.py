@@ -55,9 +55,9 @@ from quackmq.errors import (
     UnknownTopic,
     UnsupportedBatch,
 )
+from quackmq.model.topic import PartitionKey
 from quackmq.records import codec
 from quackmq.records.batch import Batch
-from quackmq.topic import PartitionKey
 
 _TAG: Final = "stages"
 _PARTITION_FIELD: Final = struct.Struct(">I")

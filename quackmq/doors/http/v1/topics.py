@@ -36,8 +36,8 @@ from quackmq.errors import (
     TopicExists,
     UnknownTopic,
 )
-from quackmq.policy import POLICY_DOCUMENTATION, Policy, number_bounds
-from quackmq.topic import PartitionKey, Topic
+from quackmq.model.policy import POLICY_DOCUMENTATION, Policy, number_bounds
+from quackmq.model.topic import PartitionKey, Topic
 
 _TAG: Final = "topics"
 

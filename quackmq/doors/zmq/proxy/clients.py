@@ -37,7 +37,7 @@ from quackmq.errors import (
     Unreachable,
 )
 from quackmq.loop_clock import loop_clock
-from quackmq.topic import check_topic_name
+from quackmq.model.topic import check_topic_name
 
 log = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from typing import Protocol
 from quackmq import limits
 from quackmq.broker import Broker, Caller, Message
 from quackmq.errors import BrokerClosing, NotFound, OffsetOutOfRange, QuackError
-from quackmq.topic import PartitionKey, Topic
+from quackmq.model.topic import PartitionKey, Topic
 from quackmq.wire.proxy import with_ids
 from quackmq.wire.zmtp import MORE, head
 

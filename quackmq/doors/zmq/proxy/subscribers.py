@@ -24,7 +24,7 @@ from quackmq.doors.zmq.proxy.feeds import Feed
 from quackmq.doors.zmq.proxy.telling import Telling
 from quackmq.doors.zmq.server import Listener
 from quackmq.errors import InvalidRequest, ProtocolError
-from quackmq.topic import Topic
+from quackmq.model.topic import Topic
 from quackmq.wire import zmtp
 from quackmq.wire.proxy import subscribing_client, topic_with_ids
 from quackmq.wire.zmtp_messages import SubscriberDecoder

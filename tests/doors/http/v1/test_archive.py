@@ -18,7 +18,7 @@ from quackmq import limits
 from quackmq.archive.rows import RowsWriter
 from quackmq.doors.http.errors import HttpFailure
 from quackmq.doors.http.v1.archive import range_of
-from quackmq.topic import PartitionKey
+from quackmq.model.topic import PartitionKey
 from tests.doors.http.v1.serving import CALLER, Answered, Client, Serving, serving
 from tests.tables import each
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from quackmq import limits
+from quackmq.model.topic import Append, PartitionKey
 from quackmq.records import codec
 from quackmq.records.batch import Batch, batches
-from quackmq.topic import Append, PartitionKey
 from tests.broker.transacting import Transactor
 from tests.doors.http.v1.serving import CALLER, DEADLINE_S, Answered, Client, Serving
 from tests.support import batch_of

@@ -10,7 +10,7 @@ import pytest
 
 from quackmq import limits
 from quackmq.broker.messages import Page
-from quackmq.topic import PartitionKey
+from quackmq.model.topic import PartitionKey
 from tests.doors.http.v1.serving import CALLER, DEADLINE_S, Client, Serving, serving
 from tests.doors.http.v1.sse import Events
 

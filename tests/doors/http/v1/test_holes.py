@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from quackmq import limits
-from quackmq.conventions import RECEIPTS_TOPIC
+from quackmq.model.offset_notes import RECEIPTS_TOPIC
 from tests.broker.transacting import Transactor
 from tests.doors.http.v1.serving import Client, Serving, serving
 from tests.stores.local.directories import flip, packs_of

@@ -19,10 +19,10 @@ from quackmq.doors.http.v1.publishing import PARTITION
 from quackmq.doors.http.v1.resuming import next_offsets, place_token
 from quackmq.doors.http.values import Request
 from quackmq.errors import InvalidMessageId, InvalidRequest
-from quackmq.policy import Policy
+from quackmq.model.policy import Policy
+from quackmq.model.subscription import Place, message_id
+from quackmq.model.topic import Topic
 from quackmq.records.batch import NO_TIMESTAMP, Record
-from quackmq.subscriptions import Place, message_id
-from quackmq.topic import Topic
 
 DATA = st.none() | st.binary(max_size=50) | st.text(max_size=50).map(str.encode)
 HEADERS = st.lists(st.tuples(st.text(max_size=20), DATA), max_size=5).map(tuple)

@@ -12,7 +12,7 @@ import pytest
 from quackmq import limits
 from quackmq.doors.http.v1.publishing import publish
 from quackmq.doors.http.values import Request
-from quackmq.partitioning import Partitioner, partition_of
+from quackmq.model.partitioning import Partitioner, partition_of
 from tests.doors.http.v1.serving import CALLER, Answered, Client, Serving
 
 NDJSON = {"content-type": "application/x-ndjson"}

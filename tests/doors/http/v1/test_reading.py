@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from quackmq import limits
-from quackmq.topic import PartitionKey
+from quackmq.model.topic import PartitionKey
 from tests.broker.transacting import Transactor
 from tests.doors.http.v1.serving import CALLER, DEADLINE_S, Client, Serving
 from tests.doors.http.v1.sse import Events

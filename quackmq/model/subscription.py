@@ -33,8 +33,8 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple
 
 from quackmq import limits
-from quackmq.conventions import SUBSCRIBED, SUBSCRIBED_WITH_RECEIPTS
 from quackmq.errors import DamagedStore, InvalidMessageId, InvalidRequest
+from quackmq.model.offset_notes import SUBSCRIBED, SUBSCRIBED_WITH_RECEIPTS
 from quackmq.records.batch import Record
 
 _MESSAGE_ID: Final = struct.Struct(">B16sIq")
@@ -42,7 +42,7 @@ _MESSAGE_ID_VERSION: Final = 1
 _MESSAGE_ID_CHARS: Final = 39
 
 #: How a subscription's name is used: by the id of the last message, or pushed, each entry
-#: acknowledged by itself (`quackmq.leases`). One name, one mode at a time.
+#: acknowledged by itself (`quackmq.model.leases`). One name, one mode at a time.
 Mode = Literal["last_id", "pushed"]
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from quackmq import limits
 from quackmq.errors import DamagedStore, InvalidMessageId, InvalidRequest
-from quackmq.subscriptions import (
+from quackmq.model.subscription import (
     Kept,
     Losses,
     Offset,

@@ -18,7 +18,8 @@ from quackmq.errors import (
     RepeatForgotten,
     UnknownProducer,
 )
-from quackmq.producers import (
+from quackmq.model.log_transactions import Marker, marker_batch
+from quackmq.model.producer_state import (
     FIRST_KEY_ID,
     NO_TRANSACTION,
     SEQUENCES,
@@ -32,7 +33,6 @@ from quackmq.producers import (
     sequence_after,
 )
 from quackmq.records.batch import TRANSACTIONAL_FLAG, Batch
-from quackmq.transactions import Marker, marker_batch
 from tests.support import batch_of
 
 PRODUCER_ID = 7

@@ -8,8 +8,8 @@ import bisect
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from quackmq.model.log_transactions import Aborted, Marker, read_marker
 from quackmq.records.batch import Batch
-from quackmq.transactions import Aborted, Marker, read_marker
 
 
 class Taken(NamedTuple):

@@ -14,10 +14,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from quackmq import leases as module
 from quackmq import limits
-from quackmq.leases import Counts, Leases, Wanted
-from quackmq.subscriptions import Terms
+from quackmq.model import leases as module
+from quackmq.model.leases import Counts, Leases, Wanted
+from quackmq.model.subscription import Terms
 from tests import effort
 
 OUTSTANDING = 6

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quackmq.errors import InvalidPolicy
-from quackmq.partitioning import Partitioner
-from quackmq.policy import (
+from quackmq.model.partitioning import Partitioner
+from quackmq.model.policy import (
     POLICY_DOCUMENTATION,
     Facts,
     Policy,

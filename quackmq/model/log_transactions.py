@@ -3,7 +3,7 @@
 A transaction in one partition begins with its producer's first transactional batch and ends with a
 marker: a control batch that says commit or abort. So the log itself tells what is open; nothing
 else has to be written when a transaction begins, or when it reaches another partition. Whether a
-batch may be appended at all is decided by `quackmq.producers`.
+batch may be appended at all is decided by `quackmq.model.producer_state`.
 
     offsets     10   11   12   13   14   15   16   17
     batches     a    b    -    a    A!   b    -    B      a, b: transactional, of producers 1 and 2;
@@ -35,6 +35,7 @@ from crc32c import crc32c
 
 from quackmq import limits
 from quackmq.errors import CorruptBatch, LimitReached, UnsupportedBatch
+from quackmq.model.topic import Aborted, PartitionKey
 from quackmq.records.batch import (
     CONTROL_FLAG,
     CRC_POSITION,
@@ -47,7 +48,6 @@ from quackmq.records.batch import (
     Batch,
     Buffer,
 )
-from quackmq.topic import Aborted, PartitionKey
 
 __all__ = [
     "ABORTED_BYTES",

@@ -10,11 +10,11 @@ from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quackmq import leases as module
 from quackmq import limits
 from quackmq.errors import DamagedStore, InvalidRequest, NewerFormat
-from quackmq.leases import Counts, Lease, Leases, Wanted
-from quackmq.subscriptions import Reading, Terms
+from quackmq.model import leases as module
+from quackmq.model.leases import Counts, Lease, Leases, Wanted
+from quackmq.model.subscription import Reading, Terms
 from tests.tables import each
 
 LEASE_MS = limits.LEASE_MS

@@ -16,7 +16,7 @@ does not know them:
 - **A publisher's numbers.** A publisher with a durable name commits the number of what it publishes
   as the offset of a group of its own, in partition 0 of the topic, in one transaction with the
   records. The offset is the number plus one, as everywhere the next one wanted.
-- **A message id** is made of what every cluster tells: see `quackmq.subscriptions`.
+- **A message id** is made of what every cluster tells: see `quackmq.model.subscription`.
 """
 
 from __future__ import annotations

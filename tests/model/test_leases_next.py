@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quackmq.broker import Reading, Terms
-from quackmq.leases import Leases, Wanted
+from quackmq.model.leases import Leases, Wanted
 
 #: What happens: entries come, time passes, the next is lent, the oldest or newest is answered.
 steps = st.lists(

@@ -56,7 +56,7 @@ from crc32c import crc32c
 
 from quackmq import limits
 from quackmq.errors import DamagedStore, InternalError, InvalidRequest, NewerFormat
-from quackmq.subscriptions import OffsetRange, Terms, check_lease
+from quackmq.model.subscription import OffsetRange, Terms, check_lease
 
 _HEAD: Final = struct.Struct(">BI")
 _VERSION: Final = 1

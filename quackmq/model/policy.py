@@ -28,7 +28,7 @@ from typing import Any, Final, NamedTuple
 
 from quackmq import limits
 from quackmq.errors import InvalidPolicy
-from quackmq.partitioning import Partitioner
+from quackmq.model.partitioning import Partitioner
 
 CONFIG_PREFIX: Final = "quackmq."
 #: Kafka's names for some of ours.

@@ -14,7 +14,7 @@ from quackmq.errors import (
     ProducerFenced,
     QuackError,
 )
-from quackmq.transaction_states import (
+from quackmq.model.transactional_id import (
     BUMPING_ENDS,
     ENDS_AFTER_RESTART,
     EXPLICIT_ENDS,

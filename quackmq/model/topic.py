@@ -14,7 +14,7 @@ from typing import Final, Literal, NamedTuple
 
 from quackmq import limits
 from quackmq.errors import IllegalTopicName
-from quackmq.policy import Policy
+from quackmq.model.policy import Policy
 from quackmq.records.batch import Batch
 
 _NAME: Final = re.compile(rf"[A-Za-z0-9._-]{{1,{limits.TOPIC_NAME_CHARS}}}")

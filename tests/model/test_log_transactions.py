@@ -13,10 +13,7 @@ from hypothesis import strategies as st
 
 from quackmq import limits
 from quackmq.errors import CorruptBatch, LimitReached, UnsupportedBatch
-from quackmq.records.batch import HEADER_BYTES, Batch, Record
-from quackmq.records.codec import encode
-from quackmq.topic import PartitionKey
-from quackmq.transactions import (
+from quackmq.model.log_transactions import (
     ABORTED_BYTES,
     Aborted,
     Marker,
@@ -31,9 +28,12 @@ from quackmq.transactions import (
     step_of,
     trim_aborted,
 )
+from quackmq.model.topic import PartitionKey
+from quackmq.records.batch import HEADER_BYTES, Batch, Record
+from quackmq.records.codec import encode
 from tests.batches import resealed
+from tests.model.transaction_model import LogModel, Taken
 from tests.support import START_MS, batch_of
-from tests.transaction_model import LogModel, Taken
 
 NEWS, SPORT = (PartitionKey(uuid.UUID(int=1), partition) for partition in (0, 1))
 
