@@ -86,7 +86,7 @@ def fix_what_depends_on_time() -> None:
     _replace(limits, "PUSHED_FLUSH_EACH_MS", 0)
     from quackmq.cli import process
     from quackmq.clock import Clock, wall_clock_ms
-    from quackmq.stores.local.patience import Patience
+    from quackmq.disk.loop_sync import Patience
 
     began_ms = wall_clock_ms()
     _replace(Clock, "of_system", lambda: Clock.of(lambda: began_ms))

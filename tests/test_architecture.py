@@ -56,12 +56,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "quackmq.clock": {"quackmq.limits"},
     "quackmq.loop_clock": {"quackmq.clock", "quackmq.limits"},
     "quackmq.watchdog": {"quackmq.loop_clock", "quackmq.limits"},
-    "quackmq.syncing": set(),
+    "quackmq.disk.syncing": set(),
     "quackmq.lean": set(),
     "quackmq.records.crc_join": set(),
     "quackmq.model.offset_notes": BASE,
     "quackmq.records.batch": BASE,
-    "quackmq.disk": BASE | {"quackmq.records.batch"},
+    "quackmq.disk.interface": BASE | {"quackmq.records.batch"},
     "quackmq.records.inflate": BASE,
     "quackmq.records.codec": BASE | {"quackmq.records.batch", "quackmq.records.inflate"},
     "quackmq.records.columns": BASE | CODECS | {"quackmq.records.batch"},
@@ -78,7 +78,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {
         "quackmq.clock",
         "quackmq.model.producer_state",
-        "quackmq.syncing",
+        "quackmq.disk.syncing",
         "quackmq.model.log_transactions",
     },
     "quackmq.archive": VALUES
@@ -89,10 +89,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {"quackmq.clock", "quackmq.loop_clock", "quackmq.stores.base", "quackmq.archive"},
     "quackmq.wire": BASE | {"quackmq.records.batch"},
     "quackmq.doors": VALUES | {"quackmq", "quackmq.broker", "quackmq.loop_clock", "quackmq.wire"},
-    "quackmq.client": VALUES | {"quackmq.wire", "quackmq.model.subscription", "quackmq.syncing"},
+    "quackmq.client": VALUES
+    | {"quackmq.wire", "quackmq.model.subscription", "quackmq.disk.syncing"},
     "quackmq.spark": VALUES
     | {"quackmq.client", "quackmq.wire", "quackmq.archive", "quackmq.model.producer_state"}
-    | {"quackmq.syncing"},
+    | {"quackmq.disk.syncing"},
     "quackmq.cli": VALUES
     | {"quackmq", "quackmq.broker", "quackmq.doors", "quackmq.stores", "quackmq.archive"}
     | {
@@ -132,8 +133,8 @@ IMPORTED_AS = {"google_re2": "re2", "pyzmq": "zmq"}
 #: Where durable data is made or believed: `python -O` removes asserts, so none may stand here.
 WITHOUT_ASSERTS = (
     "quackmq/stores/",
-    "quackmq/disk.py",
-    "quackmq/syncing.py",
+    "quackmq/disk/interface.py",
+    "quackmq/disk/syncing.py",
     "quackmq/records/batch.py",
 )
 #: Asserts elsewhere tell the type checker what the next line needs anyway. These say more: that a

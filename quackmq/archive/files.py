@@ -39,7 +39,7 @@ from crc32c import crc32c
 from quackmq import limits
 from quackmq.archive import manifest as manifests
 from quackmq.archive.manifest import Manifest
-from quackmq.disk import Disk, read_all, write_durable
+from quackmq.disk.interface import Disk, read_all, write_durable
 from quackmq.errors import DamagedData
 from quackmq.model.topic import PartitionKey, Topic
 from quackmq.records.batch import Buffer

@@ -15,7 +15,7 @@ from quackmq.archive.manifest import ArchiveFile, Manifest
 from quackmq.archive.merging import Merge, Unreadable
 from quackmq.archive.reader import ArchiveReader
 from quackmq.archive.rows import RowsWriter, rows_from
-from quackmq.disk import Disk, File, write_all
+from quackmq.disk.interface import Disk, File, write_all
 from quackmq.errors import DamagedData, NewerFormat, StorageError
 from quackmq.records.batch import Buffer
 

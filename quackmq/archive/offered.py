@@ -39,7 +39,7 @@ from quackmq.archive.schema import (
     decode_row_groups,
     schema_version,
 )
-from quackmq.disk import Disk, File, read_all
+from quackmq.disk.interface import Disk, File, read_all
 from quackmq.errors import DamagedData, InvalidRequest
 
 _MAGIC: Final = b"PAR1"

@@ -33,11 +33,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 from weakref import WeakValueDictionary
 
-from quackmq import disk as disks
 from quackmq import limits
 from quackmq.archive import files, manifest
 from quackmq.archive.manifest import Manifest
 from quackmq.archive.pins import Pin
+from quackmq.disk import interface as disks
 from quackmq.errors import (
     BrokerClosing,
     DamagedData,

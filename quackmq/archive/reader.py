@@ -38,7 +38,7 @@ from quackmq.archive.schema import (
     schema_version,
 )
 from quackmq.archive.window import Window, parquet_of
-from quackmq.disk import Disk, read_all
+from quackmq.disk.interface import Disk, read_all
 from quackmq.errors import DamagedData, NewerFormat, OffsetOutOfRange, StorageError
 from quackmq.model.topic import OffsetTime, TimeKind
 from quackmq.records.batch import Batch

@@ -33,7 +33,7 @@ from quackmq.broker.archive_plans import PartitionArchive, Plan, Plans
 from quackmq.broker.settings import BrokerSettings, Caller
 from quackmq.broker.topics import Topics
 from quackmq.broker.waits import Changes
-from quackmq.disk import Disk, read_all
+from quackmq.disk.interface import Disk, read_all
 from quackmq.errors import (
     BrokerClosing,
     DamagedData,

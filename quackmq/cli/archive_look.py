@@ -16,9 +16,9 @@ import pyarrow.compute as pc
 from quackmq.archive.manifest import ArchiveFile, Manifest, Quarantined
 from quackmq.cli.archived import Archived, Place
 from quackmq.cli.text import counted, moment, progress_on_stderr, table
+from quackmq.disk.real import RealDisk
 from quackmq.errors import DamagedData, StorageError, StoreLocked, UnusableDirectory
 from quackmq.model.topic import PartitionKey
-from quackmq.stores.local.disk import RealDisk
 from quackmq.stores.local.findings import Finding, Kind
 from quackmq.stores.local.inspection import Inspection
 

@@ -20,9 +20,9 @@ from quackmq.archive import files
 from quackmq.archive import manifest as manifests
 from quackmq.archive.manifest import Manifest
 from quackmq.archive.reader import ArchiveReader
-from quackmq.disk import read_file
+from quackmq.disk.interface import read_file
+from quackmq.disk.real import RealDisk
 from quackmq.errors import DamagedData, UnknownPartition, UnknownTopic, UnusableDirectory
-from quackmq.stores.local.disk import RealDisk
 from quackmq.stores.local.findings import Finding, Kind
 from quackmq.stores.local.recovery import META_PATH
 

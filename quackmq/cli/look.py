@@ -14,6 +14,7 @@ from typing import Any
 import orjson
 
 from quackmq.cli.text import counted, moment, progress_on_stderr, shown, table
+from quackmq.disk.real import RealDisk
 from quackmq.errors import (
     CorruptBatch,
     DamagedStore,
@@ -27,7 +28,6 @@ from quackmq.model.topic import PartitionKey, Topic
 from quackmq.records import codec
 from quackmq.records.batch import NO_PRODUCER_ID, Batch, Record
 from quackmq.stores.local.contents import Held
-from quackmq.stores.local.disk import RealDisk
 from quackmq.stores.local.findings import Finding, Kind
 from quackmq.stores.local.format import FORMAT_VERSION, AppendEntry, ChangeEntry, Entry, TrimEntry
 from quackmq.stores.local.format import entries as entries_of

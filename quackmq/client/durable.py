@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from quackmq.syncing import sync_data, sync_names
+from quackmq.disk.syncing import sync_data, sync_names
 
 
 def replace(file: Path, new: Path, content: bytes) -> None:

@@ -41,8 +41,8 @@ from typing import Final
 from quackmq import limits
 from quackmq.client.durable import sync_directory
 from quackmq.client.failures import Deadline
+from quackmq.disk.syncing import sync_data
 from quackmq.errors import NewerFormat, UnusableDirectory
-from quackmq.syncing import sync_data
 
 _MAGIC: Final = b"QPO2"
 #: Written by version 0.1 until positions were mapped. Such a file counts as none: the broker's

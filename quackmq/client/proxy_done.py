@@ -34,9 +34,9 @@ from crc32c import crc32c
 
 from quackmq.client.durable import replace
 from quackmq.client.own_directory import OwnDirectory, usable
+from quackmq.disk.syncing import sync_data
 from quackmq.errors import NewerFormat
 from quackmq.model.subscription import Place
-from quackmq.syncing import sync_data
 
 _HEAD: Final = b"QMDONE1\n"
 _HEAD_KIND: Final = 6

@@ -11,10 +11,10 @@ from pathlib import Path
 from quackmq.archive import files
 from quackmq.archive.partitions import Partitions
 from quackmq.archive.tiered import TieredStore
+from quackmq.disk.real import RealDisk
 from quackmq.model.policy import Policy
 from quackmq.model.topic import PartitionKey, Topic
 from quackmq.stores.local import LocalOptions, LocalStore
-from quackmq.stores.local.disk import RealDisk
 from tests.stores.calls import append_values, read_all
 from tests.support import Clock
 

@@ -17,13 +17,13 @@ from quackmq.archive.manifest import Manifest
 from quackmq.archive.tiered import TieredStore
 from quackmq.archive.workshop import Workshop
 from quackmq.clock import Clock as BrokerClock
+from quackmq.disk.real import RealDisk, RealFile
 from quackmq.model.log_transactions import Marker, marker_batch
 from quackmq.model.policy import Policy
 from quackmq.model.topic import Append, PartitionKey, Read, Topic
 from quackmq.records.batch import Batch, Record, batches
 from quackmq.records.codec import decode, encode
 from quackmq.stores.local import LocalOptions, LocalStore
-from quackmq.stores.local.disk import RealDisk, RealFile
 from tests.support import START_MS, Clock
 
 #: Archived only when told to.

@@ -14,7 +14,7 @@ from quackmq.archive import files, manifest
 from quackmq.archive.manifest import Manifest, Quarantined
 from quackmq.archive.reader import ArchiveReader
 from quackmq.archive.writer import Committed, FileWriter, PoisonBatch, Written
-from quackmq.disk import Disk
+from quackmq.disk.interface import Disk
 from quackmq.errors import DamagedData
 from quackmq.model.topic import PartitionKey
 from quackmq.records.batch import CRC_START, Batch, Buffer, Record

@@ -12,9 +12,9 @@ import pytest
 from quackmq.archive import files, manifest
 from quackmq.archive.manifest import Manifest
 from quackmq.archive.reader import ArchiveReader
+from quackmq.disk.real import RealDisk
 from quackmq.errors import DamagedData
 from quackmq.model.topic import PartitionKey
-from quackmq.stores.local.disk import RealDisk
 from tests import effort
 from tests.archive.support import KEY, TOPIC, Archive, plain, read_all, written
 from tests.simulation.disk import Faults, Machine, SimulatedDisk

@@ -18,9 +18,9 @@ from quackmq.archive.merger import Merged, Merger
 from quackmq.archive.merging import MergeSettings
 from quackmq.archive.partitions import Partitions
 from quackmq.archive.reader import ArchiveReader
+from quackmq.disk.real import RealDisk, RealFile
 from quackmq.errors import StorageError
 from quackmq.model.topic import PartitionKey
-from quackmq.stores.local.disk import RealDisk, RealFile
 from tests import effort
 from tests.archive.merging import DUCKS, archive, listed, opened, settled
 from tests.archive.support import KEY, read_all

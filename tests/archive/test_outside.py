@@ -18,7 +18,7 @@ import duckdb
 import pytest
 
 from quackmq.archive.merger import Merger
-from quackmq.stores.local.disk import RealDisk
+from quackmq.disk.real import RealDisk
 from tests.archive.merging import archive, opened, settled
 from tests.stores.calls import DEADLINE_S
 

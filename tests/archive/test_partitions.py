@@ -17,7 +17,7 @@ import pytest_asyncio
 from quackmq import limits
 from quackmq.archive import files, manifest
 from quackmq.archive.manifest import Manifest
-from quackmq.disk import Disk
+from quackmq.disk.interface import Disk
 from quackmq.errors import (
     BrokerClosing,
     DamagedData,

@@ -12,10 +12,10 @@ from quackmq.archive import files
 from quackmq.archive import manifest as manifests
 from quackmq.archive.manifest import Manifest, Quarantined
 from quackmq.archive.writer import Committed, FileWriter, PoisonBatch
+from quackmq.disk.real import RealDisk
 from quackmq.model.policy import Policy
 from quackmq.model.topic import Append, PartitionKey
 from quackmq.records.batch import Record
-from quackmq.stores.local.disk import RealDisk
 from tests.archive.support import NOON_MS, committed
 from tests.stores.local.directories import open_store
 from tests.support import batch_of

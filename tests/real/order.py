@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from quackmq.stores.local.disk import RealDisk
+from quackmq.disk.real import RealDisk
 from quackmq.stores.local.format import AppendEntry, entries, parse_frame
 from quackmq.stores.local.journal import DIRECTORY as JOURNAL_DIRECTORY
 from quackmq.stores.local.recovery import read_meta

@@ -24,10 +24,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from quackmq.disk.linux_aio import Synced
+from quackmq.disk.real import File, Lane
 from quackmq.errors import InternalError, StoreLocked
 from quackmq.records.batch import Buffer
-from quackmq.stores.local.disk import File, Lane
-from quackmq.stores.local.kernel_sync import Synced
 from tests.simulation.kernel import Fate, Kernel, SyncKind, SyncUnderWay
 from tests.simulation.loop import Crash, VirtualLoop
 from tests.simulation.machine import Machine

@@ -1,7 +1,7 @@
 """Syncs under way, as the disk and the next process see them; and those that the kernel does beside
 the loop.
 
-`quackmq.stores.local.kernel_sync` begins a sync on the loop, and the loop goes on. From then on
+`quackmq.disk.linux_aio` begins a sync on the loop, and the loop goes on. From then on
 three things can happen at any time:
 
 - Sectors reach the platter one by one, as they were when the sync began. A write that comes later
@@ -22,7 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, TypeVarTuple, Unpack
 
-from quackmq.stores.local.kernel_sync import Synced
+from quackmq.disk.linux_aio import Synced
 from tests.simulation.platter import Counts, FileNode, Snapshot
 
 Ts = TypeVarTuple("Ts")

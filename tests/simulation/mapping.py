@@ -1,4 +1,4 @@
-"""Mapped pieces of files: what `quackmq.stores.local.windows` gets from the system, made up.
+"""Mapped pieces of files: what `quackmq.disk.mapped_reads` gets from the system, made up.
 
 A mapping shows the bytes that the file has now, not those that it had when it was mapped: later
 writes, pages that a failed sync lost, and damage. It keeps a removed file's bytes, and their room
@@ -19,7 +19,7 @@ from collections.abc import Callable
 from collections.abc import Mapping as ByDescriptor
 from typing import Protocol, cast
 
-from quackmq.stores.local.windows import Windows
+from quackmq.disk.mapped_reads import Windows
 
 
 class MappedFile(Protocol):

@@ -11,12 +11,12 @@ import pytest
 from quackmq.broker import MemberRef
 from quackmq.broker.coordinator import Coordinator
 from quackmq.broker.cursors import Cursors
+from quackmq.disk.linux_aio import Synced
 from quackmq.model.topic import Cursor
 from quackmq.stores import catalog
 from quackmq.stores.local import opening, segment
 from quackmq.stores.local.format import Frame, ProducerBatch
 from quackmq.stores.local.journal import Journal, Scan
-from quackmq.stores.local.kernel_sync import Synced
 from quackmq.stores.local.log import PartitionLog
 from quackmq.stores.local.recovery import Recovered
 from tests.simulation.scenario import Failure, simulate

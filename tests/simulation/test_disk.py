@@ -9,9 +9,9 @@ from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
 
-from quackmq.disk import read_file, replace_file, write_all
+from quackmq.disk.interface import read_file, replace_file, write_all
+from quackmq.disk.real import Disk
 from quackmq.errors import StoreLocked
-from quackmq.stores.local.disk import Disk
 from tests.simulation.disk import Faults, Machine, SimulatedDisk
 from tests.simulation.loop import Clock, Crash, Deadlock, VirtualLoop, run
 from tests.simulation.platter import SECTOR

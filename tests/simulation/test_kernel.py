@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from quackmq.disk import write_all
+from quackmq.disk.interface import write_all
 from quackmq.errors import InternalError
 from tests.simulation.disk import Faults, Machine, SimulatedDisk, SimulatedFile
 from tests.simulation.test_disk import SEEDS, content, live, machine_of

@@ -9,12 +9,12 @@ from unittest import mock
 
 import pytest
 
+from quackmq.disk.linux_aio import Synced
+from quackmq.disk.mapped_reads import Windows
 from quackmq.stores.local.cycle import Cycle
 from quackmq.stores.local.engine import Engine
 from quackmq.stores.local.files import OpenFiles
 from quackmq.stores.local.journal import Journal, Place
-from quackmq.stores.local.kernel_sync import Synced
-from quackmq.stores.local.windows import Windows
 from tests.simulation.disk import SimulatedFile
 from tests.simulation.platter import Counts
 from tests.simulation.quick import LIMITS, quick

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from quackmq.disk import write_all
-from quackmq.stores.local.disk import Disk, File, RealDisk
+from quackmq.disk.interface import write_all
+from quackmq.disk.real import Disk, File, RealDisk
 from tests.simulation.disk import Faults, SimulatedDisk
 from tests.simulation.test_disk import live, machine_of
 

@@ -14,7 +14,7 @@ from quackmq.archive import files, reader
 from quackmq.archive.manifest import Manifest
 from quackmq.archive.partitions import Partitions, _Partition
 from quackmq.archive.tiered import TieredStore
-from quackmq.disk import Disk, write_durable
+from quackmq.disk.interface import Disk, write_durable
 from quackmq.model.policy import Policy
 from quackmq.model.topic import Append, OffsetTime, PartitionKey, Read, TimeKind
 from quackmq.records.batch import Batch, batches

@@ -13,9 +13,9 @@ import pytest
 import pytest_asyncio
 
 from quackmq.archive.tiered import TieredStore
+from quackmq.disk.real import RealDisk
 from quackmq.stores.base import Store
 from quackmq.stores.local import LocalOptions, LocalStore
-from quackmq.stores.local.disk import RealDisk
 from quackmq.stores.memory import MemoryStore
 from tests.archive.archiving import ArchivingStore
 from tests.stores.reopening import ReopeningStore

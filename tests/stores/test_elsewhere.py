@@ -18,10 +18,10 @@ import pytest
 import quackmq
 from quackmq import limits
 from quackmq.cli import process
+from quackmq.disk.real import RealDisk
+from quackmq.disk.syncing import sync_data, sync_names
 from quackmq.model.topic import PartitionKey
 from quackmq.stores.local import LocalStore
-from quackmq.stores.local.disk import RealDisk
-from quackmq.syncing import sync_data, sync_names
 from tests.cli.process import Server
 from tests.stores.calls import read_all
 

@@ -24,9 +24,9 @@ from quackmq.archive.manifest import Manifest
 from quackmq.archive.merge_work import MergeWork
 from quackmq.archive.merging import Merge, Unreadable
 from quackmq.archive.reader import ArchiveReader
+from quackmq.disk.syncing import sync_data
 from quackmq.errors import DamagedData, InternalError, StorageError
 from quackmq.records.batch import Buffer
-from quackmq.syncing import sync_data
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +132,9 @@ def _out_of_reach(order: Order, why: str) -> str:
 
 
 class _Directory:
-    """`quackmq.disk` for a task: the broker's directory, which is the broker's to change. Only what
-    a merge needs is here, and a name that is offered is all that it may make or remove."""
+    """`quackmq.disk.interface` for a task: the broker's directory, which is the broker's to change.
+    Only what a merge needs is here, and a name that is offered is all that it may make or
+    remove."""
 
     def __init__(self, root: str) -> None:
         self._root = root

@@ -15,11 +15,11 @@ from operator import attrgetter
 from typing import Final
 
 from quackmq import limits
+from quackmq.disk.real import Disk
 from quackmq.errors import DamagedData, OffsetOutOfRange, UnknownTopic
 from quackmq.model.log_transactions import ABORTED_BYTES, find_aborted
 from quackmq.model.topic import Aborted
 from quackmq.records.batch import spans
-from quackmq.stores.local.disk import Disk
 from quackmq.stores.local.log import PartitionLog
 from quackmq.stores.local.packs import Packs
 from quackmq.stores.local.reader import Pieces, Reader, reading

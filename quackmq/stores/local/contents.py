@@ -18,11 +18,11 @@ from typing import NamedTuple
 from crc32c import crc32c
 
 from quackmq import limits
-from quackmq.disk import read_all
+from quackmq.disk.interface import read_all
+from quackmq.disk.real import Disk
 from quackmq.errors import CorruptBatch, QuackError
 from quackmq.model.log_transactions import ABORTED_BYTES, damaged_aborted
 from quackmq.records.batch import Batch, Span, spans
-from quackmq.stores.local.disk import Disk
 from quackmq.stores.local.files import OpenFiles
 from quackmq.stores.local.findings import Finding, Kind, merged
 from quackmq.stores.local.format import REGION_ENTRY_BYTES, Descriptor, Region, parse_region

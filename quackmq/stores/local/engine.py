@@ -23,6 +23,7 @@ from typing import TypeVar
 
 from quackmq import limits
 from quackmq.clock import Clock
+from quackmq.disk.real import Disk
 from quackmq.errors import BrokerClosing, LimitReached, QuackError, StoreReadOnly
 from quackmq.model.log_transactions import OpenTransactions
 from quackmq.model.topic import PartitionKey
@@ -31,7 +32,6 @@ from quackmq.stores.local.capturing import Capture
 from quackmq.stores.local.checkpoint import Standing
 from quackmq.stores.local.committed import CommittedReader
 from quackmq.stores.local.cycle import Cycle
-from quackmq.stores.local.disk import Disk
 from quackmq.stores.local.files import OpenFiles
 from quackmq.stores.local.format import TRIM_BYTES, Sync, change_bytes
 from quackmq.stores.local.gathering import Gathered, Gathering

@@ -15,9 +15,9 @@ from contextlib import AbstractContextManager
 from typing import Final
 
 from quackmq import limits
-from quackmq.disk import write_all
+from quackmq.disk.interface import write_all
+from quackmq.disk.real import Disk, File
 from quackmq.records.batch import Buffer
-from quackmq.stores.local.disk import Disk, File
 
 #: Pieces smaller than this on average are copied together before they are written: a copy costs
 #: less than one more call of the system.

@@ -14,12 +14,12 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from quackmq import limits
-from quackmq.disk import read_all, replace_file, write_all
+from quackmq.disk.interface import read_all, replace_file, write_all
+from quackmq.disk.real import Disk
 from quackmq.stores.catalog import CapturedCatalog
 from quackmq.stores.local import checkpoint
 from quackmq.stores.local.capturing import Capture
 from quackmq.stores.local.checkpoint import Standing
-from quackmq.stores.local.disk import Disk
 from quackmq.stores.local.files import OpenFiles
 from quackmq.stores.local.packs import Packs, Run
 from quackmq.stores.local.recovery import Recovered, SegmentWrite

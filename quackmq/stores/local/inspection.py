@@ -15,14 +15,14 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from quackmq import limits
-from quackmq.disk import read_all
+from quackmq.disk.interface import read_all
+from quackmq.disk.real import Disk
 from quackmq.errors import DamagedStore, UnusableDirectory
 from quackmq.model.topic import PartitionKey
 from quackmq.stores.catalog import Catalog
 from quackmq.stores.local import checkpoint
 from quackmq.stores.local.checkpoint import Standing
 from quackmq.stores.local.contents import Contents
-from quackmq.stores.local.disk import Disk
 from quackmq.stores.local.findings import Finding, Kind
 from quackmq.stores.local.format import (
     FRAME_HEADER_BYTES,

@@ -17,11 +17,11 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from quackmq import limits
-from quackmq.disk import read_all, write_all
+from quackmq.disk.interface import read_all, write_all
+from quackmq.disk.linux_aio import Synced
+from quackmq.disk.real import Disk, File
 from quackmq.errors import InternalError
-from quackmq.stores.local.disk import Disk, File
 from quackmq.stores.local.format import FRAME_MAGIC, Frame, parse_frame
-from quackmq.stores.local.kernel_sync import Synced
 
 DIRECTORY = "journal"
 

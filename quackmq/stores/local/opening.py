@@ -18,12 +18,12 @@ from dataclasses import replace
 from typing import Final
 
 from quackmq import limits
-from quackmq.disk import read_file, replace_file
+from quackmq.disk.interface import read_file, replace_file
+from quackmq.disk.real import Disk
 from quackmq.errors import DamagedStore, UnusableDirectory
 from quackmq.stores.catalog import Catalog
 from quackmq.stores.local import checkpoint, packs, recovery
 from quackmq.stores.local.checkpoint import Standing
-from quackmq.stores.local.disk import Disk
 from quackmq.stores.local.engine import Engine
 from quackmq.stores.local.format import FORMAT_VERSION
 from quackmq.stores.local.journal import DIRECTORY as JOURNAL_DIRECTORY

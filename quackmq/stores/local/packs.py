@@ -27,11 +27,11 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Final, NamedTuple
 
 from quackmq import limits
-from quackmq.disk import read_all
+from quackmq.disk.interface import read_all
+from quackmq.disk.real import Disk, File
 from quackmq.errors import InternalError
 from quackmq.records.batch import Buffer
 from quackmq.stores.local import extents
-from quackmq.stores.local.disk import Disk, File
 from quackmq.stores.local.extents import NO_EXTENTS, Extent
 from quackmq.stores.local.files import OpenFiles
 

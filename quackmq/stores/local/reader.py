@@ -13,6 +13,7 @@ from functools import partial
 from itertools import takewhile
 
 from quackmq import limits
+from quackmq.disk.real import Disk
 from quackmq.errors import (
     DamagedData,
     InternalError,
@@ -22,7 +23,6 @@ from quackmq.errors import (
 )
 from quackmq.model.topic import OffsetTime
 from quackmq.records.batch import batches
-from quackmq.stores.local.disk import Disk
 from quackmq.stores.local.format import Region
 from quackmq.stores.local.log import PartitionLog
 from quackmq.stores.local.packs import Packs

@@ -20,13 +20,13 @@ from typing import Any, Final, NamedTuple
 import orjson
 from crc32c import crc32c
 
-from quackmq.disk import read_all, read_file
+from quackmq.disk.interface import read_all, read_file
+from quackmq.disk.real import Disk
 from quackmq.errors import DamagedStore, NewerFormat, UnusableDirectory
 from quackmq.model.topic import PartitionKey
 from quackmq.stores.catalog import Catalog, TopicDeleted, TopicPut, decode_change
 from quackmq.stores.local import checkpoint
 from quackmq.stores.local.checkpoint import Decoded, Standing
-from quackmq.stores.local.disk import Disk
 from quackmq.stores.local.format import (
     CONTINUES,
     FORMAT_VERSION,

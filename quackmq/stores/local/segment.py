@@ -20,12 +20,12 @@ from typing import Final, NamedTuple
 
 from crc32c import crc32c
 
-from quackmq.disk import read_all
+from quackmq.disk.interface import read_all
+from quackmq.disk.real import File
 from quackmq.errors import CorruptBatch, DamagedData, QuackError
 from quackmq.model.log_transactions import ABORTED_BYTES, damaged_aborted
 from quackmq.model.topic import PartitionKey
 from quackmq.records.batch import Batch, Span, spans
-from quackmq.stores.local.disk import File
 from quackmq.stores.local.format import (
     CONTINUES,
     REGION_ENTRY_BYTES,

@@ -22,6 +22,8 @@ from typing import Final
 
 from quackmq import limits
 from quackmq.clock import wall_clock_ms
+from quackmq.disk.real import Disk, RealDisk
+from quackmq.disk.syncing import sync_names
 from quackmq.errors import (
     BrokerClosing,
     DamagedStore,
@@ -57,14 +59,12 @@ from quackmq.model.topic import (
 from quackmq.records.batch import NO_PRODUCER_ID, Batch
 from quackmq.stores.base import Store, Watch, changes_of_time
 from quackmq.stores.catalog import Change
-from quackmq.stores.local.disk import Disk, RealDisk
 from quackmq.stores.local.engine import Engine, entry_bytes
 from quackmq.stores.local.format import BATCH_ENTRY_BYTES
 from quackmq.stores.local.log import PartitionLog
 from quackmq.stores.local.opening import open_engine
 from quackmq.stores.local.options import LocalOptions
 from quackmq.stores.local.waiting import Awaited
-from quackmq.syncing import sync_names
 
 #: What the system says where a disk, a quota or a bound on files is exhausted.
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

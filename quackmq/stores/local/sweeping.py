@@ -18,8 +18,8 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from quackmq import limits
+from quackmq.disk.real import Disk
 from quackmq.stores.local import packs
-from quackmq.stores.local.disk import Disk
 from quackmq.stores.local.packs import Packs
 from quackmq.stores.local.recovery import Recovered
 from quackmq.stores.local.segment import DIRECTORY as LOG_DIRECTORY

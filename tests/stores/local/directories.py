@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import TypeVar
 
 from quackmq import limits
+from quackmq.disk.linux_aio import Synced
+from quackmq.disk.real import File, Lane, RealDisk, RealFile
 from quackmq.model.policy import Policy
 from quackmq.model.topic import Append, PartitionKey
 from quackmq.records.batch import Buffer
 from quackmq.stores.base import Store
 from quackmq.stores.local import LocalOptions, LocalStore
-from quackmq.stores.local.disk import File, Lane, RealDisk, RealFile
-from quackmq.stores.local.kernel_sync import Synced
 from tests.support import Clock, batch_of
 
 T = TypeVar("T")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+from quackmq.disk.linux_aio import Synced
+from quackmq.disk.real import File, RealDisk
 from quackmq.stores.local import LocalOptions, LocalStore
-from quackmq.stores.local.disk import File, RealDisk
-from quackmq.stores.local.kernel_sync import Synced
 from tests.stores.calls import soon
 from tests.support import Clock
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from quackmq.disk import write_all
-from quackmq.stores.local.disk import RealDisk, RealFile
+from quackmq.disk.interface import write_all
+from quackmq.disk.real import RealDisk, RealFile
 from quackmq.stores.local.files import OpenFiles
 
 DEADLINE_S = 20

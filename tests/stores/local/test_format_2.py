@@ -16,11 +16,11 @@ import orjson
 import pytest
 
 from quackmq import limits
+from quackmq.disk.real import RealDisk
 from quackmq.errors import QuackError
 from quackmq.model.topic import Append, PartitionKey, Read
 from quackmq.stores.base import Store
 from quackmq.stores.local import LocalStore
-from quackmq.stores.local.disk import RealDisk
 from quackmq.stores.local.inspection import Inspection
 from quackmq.stores.local.verification import Verification
 from tests.stores.local.directories import SMALL_PACKED, FailingDisk, open_store

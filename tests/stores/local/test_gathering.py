@@ -15,12 +15,12 @@ from typing import TypeVar
 import pytest
 
 from quackmq import limits
+from quackmq.disk.real import Lane, RealDisk
 from quackmq.errors import InternalError, LimitReached, StoreReadOnly
 from quackmq.model.policy import Policy
 from quackmq.model.topic import Append, Cursor, CursorKey, PartitionKey, StatePut
 from quackmq.records.batch import batches
 from quackmq.stores.local import LocalOptions, LocalStore
-from quackmq.stores.local.disk import Lane, RealDisk
 from quackmq.stores.local.format import AppendEntry, Frame, Sync, encode_frame, entries
 from quackmq.stores.local.journal import Journal, Place, Scan
 from quackmq.stores.local.recovery import read_meta

@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 from crc32c import crc32c
 
+from quackmq.disk.real import RealDisk, RealFile
 from quackmq.errors import NewerFormat, StoreLocked, UnusableDirectory
 from quackmq.model.policy import Policy
 from quackmq.model.topic import Append, PartitionKey
 from quackmq.records.batch import CRC_START, Batch
 from quackmq.stores.local import LocalOptions
 from quackmq.stores.local.contents import Held
-from quackmq.stores.local.disk import RealDisk, RealFile
 from quackmq.stores.local.findings import Finding, Kind, merged
 from quackmq.stores.local.format import FRAME_HEADER_BYTES, REGION_ENTRY_BYTES
 from quackmq.stores.local.inspection import FrameAt, Inspection

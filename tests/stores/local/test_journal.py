@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from quackmq.stores.local.disk import RealDisk
+from quackmq.disk.real import RealDisk
 from quackmq.stores.local.format import FRAME_HEADER_BYTES, Sync, encode_frame, frame_bytes
 from quackmq.stores.local.journal import DIRECTORY, Journal, Place, Scan, SlotRange, slot_path
 from tests.stores.local.directories import flip

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from quackmq import limits
-from quackmq.stores.local.disk import Lane, RealDisk
+from quackmq.disk.real import Lane, RealDisk
 
 pytestmark = pytest.mark.asyncio
 

@@ -13,10 +13,10 @@ from typing import TypeVar
 import pytest
 
 from quackmq import limits
+from quackmq.disk import real as disks
+from quackmq.disk.real import Lane, RealDisk, RealFile
 from quackmq.errors import StoreReadOnly
 from quackmq.stores.local import LocalOptions, LocalStore
-from quackmq.stores.local import disk as disks
-from quackmq.stores.local.disk import Lane, RealDisk, RealFile
 from tests.stores.calls import (
     DEADLINE_S,
     append_values,

@@ -12,6 +12,7 @@ from pathlib import Path
 import orjson
 import pytest
 
+from quackmq.disk.real import RealDisk, RealFile
 from quackmq.errors import (
     DamagedData,
     DamagedStore,
@@ -23,7 +24,6 @@ from quackmq.errors import (
 from quackmq.model.policy import Policy
 from quackmq.model.topic import PartitionKey, Slice
 from quackmq.stores.local import LocalOptions, LocalStore
-from quackmq.stores.local.disk import RealDisk, RealFile
 from quackmq.stores.local.options import SyncMode
 from tests.stores.calls import append_values, read_all, read_one
 from tests.stores.local.directories import (

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from quackmq import limits
+from quackmq.disk.real import RealDisk, RealFile
 from quackmq.errors import DamagedData, QuackError
 from quackmq.model.policy import Policy
 from quackmq.model.topic import Append, PartitionKey
 from quackmq.stores.base import Store
 from quackmq.stores.local import LocalOptions, LocalStore
-from quackmq.stores.local.disk import RealDisk, RealFile
 from quackmq.stores.local.findings import Kind
 from quackmq.stores.local.inspection import Inspection
 from quackmq.stores.local.verification import Verification

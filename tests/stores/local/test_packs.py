@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from quackmq import limits
-from quackmq.disk import read_all
+from quackmq.disk.interface import read_all
+from quackmq.disk.real import RealDisk, RealFile
 from quackmq.errors import InternalError
 from quackmq.stores.local import extents
-from quackmq.stores.local.disk import RealDisk, RealFile
 from quackmq.stores.local.extents import Extent
 from quackmq.stores.local.files import OpenFiles
 from quackmq.stores.local.packs import Packed, Packs, Run, listed, pack_path

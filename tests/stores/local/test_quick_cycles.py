@@ -11,9 +11,9 @@ from typing import TypeVar
 import pytest
 
 from quackmq import limits
+from quackmq.disk.real import Lane, RealDisk
 from quackmq.errors import StoreReadOnly
 from quackmq.stores.local import LocalOptions, LocalStore
-from quackmq.stores.local.disk import Lane, RealDisk
 from tests.stores.calls import append_values, new_partition, read_all, soon
 from tests.stores.local.held import open_held
 from tests.support import Clock

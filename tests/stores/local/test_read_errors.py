@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from quackmq.disk.real import RealDisk, RealFile
 from quackmq.errors import DamagedData, StorageError
 from quackmq.model.topic import PartitionKey, Read
 from quackmq.stores.local import LocalOptions, LocalStore
-from quackmq.stores.local.disk import RealDisk, RealFile
 from tests.stores.calls import PLENTY_BYTES, append_values, new_partitions, read_all, read_one
 from tests.support import START_MS, offsets_and_values
 

@@ -12,11 +12,11 @@ from pathlib import Path
 import orjson
 import pytest
 
+from quackmq.disk.real import RealDisk, RealFile
 from quackmq.errors import DamagedStore, NewerFormat, UnusableDirectory
 from quackmq.model.policy import Policy
 from quackmq.model.topic import Append, PartitionKey
 from quackmq.stores.local import LocalOptions, LocalStore
-from quackmq.stores.local.disk import RealDisk, RealFile
 from quackmq.stores.local.format import FRAME_HEADER_BYTES
 from quackmq.stores.local.journal import good_frames
 from quackmq.stores.local.options import SyncMode

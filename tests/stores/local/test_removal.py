@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from quackmq.disk.real import RealDisk, RealFile
 from quackmq.model.topic import PartitionKey
 from quackmq.stores.local import LocalOptions, LocalStore
-from quackmq.stores.local.disk import RealDisk, RealFile
 from tests.stores.calls import DEADLINE_S, append_values, new_partition, read_all
 
 pytestmark = pytest.mark.asyncio

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quackmq import limits
+from quackmq.disk.real import RealDisk
 from quackmq.model.topic import OffsetTime, PartitionKey
 from quackmq.stores.local import LocalOptions, LocalStore, format
-from quackmq.stores.local.disk import RealDisk
 from quackmq.stores.local.log import PartitionLog
 from quackmq.stores.local.sealed import Maxima, SealedSegments
 from quackmq.stores.local.segment import Segment

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from crc32c import crc32c
 
-from quackmq.disk import write_all
+from quackmq.disk.interface import write_all
+from quackmq.disk.real import RealDisk
 from quackmq.errors import DamagedData
 from quackmq.model.topic import PartitionKey
 from quackmq.records.batch import batches, spans, stamp
-from quackmq.stores.local.disk import RealDisk
 from quackmq.stores.local.files import OpenFiles
 from quackmq.stores.local.format import CONTINUES, REGION_ENTRY_BYTES, Descriptor, Region
 from quackmq.stores.local.segment import (

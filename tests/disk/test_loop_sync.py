@@ -11,11 +11,11 @@ from unittest import mock
 import pytest
 
 from quackmq import limits
+from quackmq.disk.linux_aio import Synced
+from quackmq.disk.loop_sync import Patience
+from quackmq.disk.real import File, RealDisk, RealFile
 from quackmq.errors import StoreReadOnly
 from quackmq.stores.local import LocalOptions, LocalStore
-from quackmq.stores.local.disk import File, RealDisk, RealFile
-from quackmq.stores.local.kernel_sync import Synced
-from quackmq.stores.local.patience import Patience
 from tests.stores.calls import append_values, new_partition, read_all, soon
 from tests.support import Clock
 
@@ -27,7 +27,7 @@ PAUSE_S = limits.LOOP_SYNC_PAUSE * SLOW_S
 @pytest.fixture
 def used_s() -> Iterator[mock.Mock]:
     """What the thread has used of its processor, as the test has it."""
-    with mock.patch("quackmq.stores.local.patience.time.thread_time") as used:
+    with mock.patch("quackmq.disk.loop_sync.time.thread_time") as used:
         used.return_value = 0.0
         yield used
 

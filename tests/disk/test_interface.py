@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from quackmq import limits
-from quackmq.disk import read_file, write_durable
-from quackmq.stores.local.disk import RealDisk, RealFile
+from quackmq.disk.interface import read_file, write_durable
+from quackmq.disk.real import RealDisk, RealFile
 
 
 @pytest.mark.parametrize(("size", "syncs"), [(0, 1), (1, 1), (10, 1), (11, 2), (20, 2), (35, 4)])

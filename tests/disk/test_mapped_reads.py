@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from quackmq import limits
+from quackmq.disk.real import RealDisk, RealFile
 from quackmq.errors import DamagedData
 from quackmq.stores.local import LocalOptions, LocalStore
-from quackmq.stores.local.disk import RealDisk, RealFile
 from tests.stores.calls import append_values, new_partition, read_all, read_one
 from tests.stores.local.directories import flip
 from tests.support import offsets_and_values

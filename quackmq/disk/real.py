@@ -1,4 +1,4 @@
-"""The local store's disk: `quackmq.disk`, with what a store needs beyond it.
+"""The local store's disk: `quackmq.disk.interface`, with what a store needs beyond it.
 
 A lock; reads in place; and the loop. `Disk.run` takes a blocking function to a side thread (a
 *lane*; functions of one lane run one after the other, but for "read", which has several threads;
@@ -21,13 +21,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol, TypeVar
 
-from quackmq import disk, limits
+from quackmq import limits
+from quackmq.disk import interface as disk
+from quackmq.disk.linux_aio import KernelSync, Synced
+from quackmq.disk.loop_sync import Patience
+from quackmq.disk.mapped_reads import Windows
+from quackmq.disk.syncing import sync_data, sync_names
 from quackmq.errors import InternalError, StoreLocked
 from quackmq.records.batch import Buffer
-from quackmq.stores.local.kernel_sync import KernelSync, Synced
-from quackmq.stores.local.patience import Patience
-from quackmq.stores.local.windows import Windows
-from quackmq.syncing import sync_data, sync_names
 
 T = TypeVar("T")
 Lane = Literal["flush", "checkpoint", "read", "archive"]

@@ -12,10 +12,10 @@ from unittest import mock
 import pytest
 import pytest_asyncio
 
+from quackmq.disk import linux_aio as kernel_sync
+from quackmq.disk.linux_aio import KernelSync
+from quackmq.disk.real import RealDisk
 from quackmq.errors import InternalError
-from quackmq.stores.local import kernel_sync
-from quackmq.stores.local.disk import RealDisk
-from quackmq.stores.local.kernel_sync import KernelSync
 
 pytestmark = pytest.mark.asyncio
 
