@@ -143,7 +143,7 @@ ASSERTS_OF_OWN_RULES: dict[str, str] = {
     "quackmq/broker/channels.py": "a channel is not used after it was closed",
     "quackmq/doors/http/routes.py": "routes are a table in the source, checked at every start",
     "quackmq/doors/kafka/connection.py": "a request is answered once",
-    "quackmq/groups/group.py": "states follow each other by a table in the source",
+    "quackmq/groups/classic/group.py": "states follow each other by a table in the source",
     "quackmq/wire/line.py": "a door answers what the codec has given it",
 }
 

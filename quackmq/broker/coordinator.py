@@ -75,8 +75,8 @@ from quackmq.groups import (
     Sync,
     Synced,
 )
-from quackmq.groups.assignors import DEFAULT_ASSIGNOR
-from quackmq.groups.consumer_values import JOINS, Catalog, check
+from quackmq.groups.consumer.assignors import DEFAULT_ASSIGNOR
+from quackmq.groups.consumer.messages import JOINS, Catalog, check
 from quackmq.loop_clock import loop_clock
 from quackmq.model.offset_notes import PUBLISHER_PREFIX
 from quackmq.stores.base import Store

@@ -21,7 +21,7 @@ import re2
 from quackmq import limits
 from quackmq.errors import GroupLoading, InvalidPattern
 from quackmq.groups import Matched
-from quackmq.groups.consumer_values import Catalog
+from quackmq.groups.consumer.messages import Catalog
 
 
 class PatternThread:

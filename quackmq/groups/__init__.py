@@ -1,20 +1,8 @@
 """Consumer groups: members, generations, assignments. Pure. The rules are in `groups.group` for the
 classic protocol, and in `groups.consumer` for the newer one."""
 
-from quackmq.groups.consumer import ConsumerGroup
-from quackmq.groups.consumer_values import (
-    ConsumerGroupDescription,
-    ConsumerMemberDescription,
-    Heartbeat,
-    HeartbeatAnswer,
-    Matched,
-    Timing,
-)
-from quackmq.groups.former import FormerMembers
-from quackmq.groups.group import Group
-from quackmq.groups.kept import KeptMember, KeptMembers
-from quackmq.groups.states import GroupKind, GroupState
-from quackmq.groups.values import (
+from quackmq.groups.classic.group import Group
+from quackmq.groups.classic.messages import (
     Answer,
     GroupDescription,
     Join,
@@ -27,6 +15,18 @@ from quackmq.groups.values import (
     Sync,
     Synced,
 )
+from quackmq.groups.classic.stored_members import KeptMember, KeptMembers
+from quackmq.groups.consumer.former_members import FormerMembers
+from quackmq.groups.consumer.group import ConsumerGroup
+from quackmq.groups.consumer.messages import (
+    ConsumerGroupDescription,
+    ConsumerMemberDescription,
+    Heartbeat,
+    HeartbeatAnswer,
+    Matched,
+    Timing,
+)
+from quackmq.groups.states import GroupKind, GroupState
 
 __all__ = [
     "Answer",

@@ -9,7 +9,7 @@ import pytest
 from quackmq import limits
 from quackmq.broker.patterns import TopicPatterns, matching
 from quackmq.errors import GroupLoading, InvalidPattern
-from tests.consumer_stage import Topics
+from tests.groups.consumer_stage import Topics
 from tests.tables import each
 
 #: What keeps a backtracking matcher busy for ever.

@@ -13,7 +13,7 @@ from quackmq.broker import messages, registrations
 from quackmq.broker.receipts import Receipts
 from quackmq.broker.registrations import Registrations
 from quackmq.clock import Clock, Gap
-from quackmq.groups.consumer_members import ConsumerMembers
+from quackmq.groups.consumer.members import ConsumerMembers
 from quackmq.model.topic import Append, PartitionKey, State
 from quackmq.stores.local import LocalStore
 from tests.simulation.platter import Counts

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quackmq import limits
+from quackmq.groups.classic.subscription_metadata import subscribed_topics
 from quackmq.groups.deadlines import Deadlines
 from quackmq.groups.states import FOLLOWERS, RULES, GroupState
-from quackmq.groups.subscription import subscribed_topics
-from tests.group_stage import subscription
+from tests.groups.classic_stage import subscription
 from tests.tables import each
 
 KEYS = st.sampled_from("abcd")

@@ -55,11 +55,8 @@ from quackmq.errors import (
     QuackError,
     RebalanceInProgress,
 )
-from quackmq.groups.kept import KeptMember, KeptMembers
-from quackmq.groups.members import Member, Members
-from quackmq.groups.states import CONSUMER_PROTOCOL_TYPE, FOLLOWERS, RULES, GroupKind, GroupState
-from quackmq.groups.subscription import subscribed_topics
-from quackmq.groups.values import (
+from quackmq.groups.classic.members import Member, Members
+from quackmq.groups.classic.messages import (
     Answer,
     GroupDescription,
     Join,
@@ -72,6 +69,9 @@ from quackmq.groups.values import (
     Synced,
     offered,
 )
+from quackmq.groups.classic.stored_members import KeptMember, KeptMembers
+from quackmq.groups.classic.subscription_metadata import subscribed_topics
+from quackmq.groups.states import CONSUMER_PROTOCOL_TYPE, FOLLOWERS, RULES, GroupKind, GroupState
 
 
 class Group:

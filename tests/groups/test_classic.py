@@ -14,7 +14,7 @@ from quackmq.errors import (
     UnknownMember,
 )
 from quackmq.groups import GroupState, Joined, JoinedMember
-from tests.group_stage import (
+from tests.groups.classic_stage import (
     INITIAL_DELAY_MS,
     RANGE,
     REBALANCE_MS,

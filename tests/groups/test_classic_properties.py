@@ -29,7 +29,7 @@ from quackmq.errors import (
 )
 from quackmq.groups import GroupState, Joined, Leaving, MemberRef, Synced
 from tests import effort
-from tests.group_stage import RANGE, REBALANCE_MS, SESSION_MS, Stage, subscription
+from tests.groups.classic_stage import RANGE, REBALANCE_MS, SESSION_MS, Stage, subscription
 
 REFUSALS = (IllegalGeneration, MemberFenced, RebalanceInProgress, UnknownMember)
 

@@ -14,7 +14,7 @@ from quackmq.errors import (
     UnknownMember,
 )
 from quackmq.groups import Leaving, MemberRef
-from tests.consumer_stage import TIMING, Client, Stage
+from tests.groups.consumer_stage import TIMING, Client, Stage
 
 FOR_A_WHILE = -2
 

@@ -15,12 +15,7 @@ from quackmq.errors import (
     OtherGroupProtocol,
 )
 from quackmq.groups import GroupState
-from tests.group_stage import (
-    INITIAL_DELAY_MS,
-    RANGE,
-    Stage,
-    subscription,
-)
+from tests.groups.classic_stage import INITIAL_DELAY_MS, RANGE, Stage, subscription
 from tests.tables import each
 
 EMPTY = GroupState.EMPTY

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple, Protocol
 
 from quackmq import limits
 from quackmq.errors import InvalidGroup, InvalidPattern, InvalidRequest, UnsupportedAssignor
-from quackmq.groups.assignors import ASSIGNORS
+from quackmq.groups.consumer.assignors import ASSIGNORS
 from quackmq.groups.states import CONSUMER_PROTOCOL_TYPE, GroupKind, GroupState
 from quackmq.model.topic import PartitionKey, Topic
 

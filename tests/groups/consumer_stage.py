@@ -26,7 +26,7 @@ from quackmq.groups import (
     Matched,
     Timing,
 )
-from quackmq.groups.consumer_values import JOINS
+from quackmq.groups.consumer.messages import JOINS
 from quackmq.model.policy import Policy
 from quackmq.model.topic import PartitionKey, Topic
 

@@ -51,9 +51,11 @@ from quackmq.errors import (
     QuackError,
     StaleMemberEpoch,
 )
-from quackmq.groups.assignors import ASSIGNORS, Pool
-from quackmq.groups.consumer_members import NOTHING, ConsumerMember, ConsumerMembers
-from quackmq.groups.consumer_values import (
+from quackmq.groups.classic.messages import Answer, Leaving, MemberRef
+from quackmq.groups.consumer.assignors import ASSIGNORS, Pool
+from quackmq.groups.consumer.former_members import FormerMembers
+from quackmq.groups.consumer.members import NOTHING, ConsumerMember, ConsumerMembers
+from quackmq.groups.consumer.messages import (
     JOINS,
     LEAVES,
     LEAVES_FOR_A_WHILE,
@@ -67,7 +69,6 @@ from quackmq.groups.consumer_values import (
     Timing,
     check,
 )
-from quackmq.groups.former import FormerMembers
 from quackmq.groups.states import (
     CONSUMER_PROTOCOL_TYPE,
     MOVES_ON,
@@ -75,7 +76,6 @@ from quackmq.groups.states import (
     GroupState,
     MemberState,
 )
-from quackmq.groups.values import Answer, Leaving, MemberRef
 from quackmq.model.topic import PartitionKey
 
 #: About what a partition of the target takes in memory, with its owner, and a topic that matched.

@@ -22,7 +22,7 @@ from quackmq.errors import (
 )
 from quackmq.groups import GroupState, Leaving, MemberRef
 from tests import effort
-from tests.consumer_stage import REBALANCE_MS, TIMING, Client, Stage, Topics
+from tests.groups.consumer_stage import REBALANCE_MS, TIMING, Client, Stage, Topics
 
 NAMES = ["news", "weather", "sports"]
 TOPICS = st.sets(st.sampled_from(NAMES), min_size=1).map(lambda names: tuple(sorted(names)))

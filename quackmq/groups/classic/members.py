@@ -15,10 +15,10 @@ from typing import Final, Literal
 
 from quackmq import limits
 from quackmq.errors import LimitReached, QuackError
+from quackmq.groups.classic.messages import Answer, Join, Joined, Synced
+from quackmq.groups.classic.stored_members import KeptMembers
 from quackmq.groups.deadlines import Deadlines
-from quackmq.groups.kept import KeptMembers
-from quackmq.groups.statics import StaticMembers
-from quackmq.groups.values import Answer, Join, Joined, Synced
+from quackmq.groups.static_members import StaticMembers
 
 #: Stands where a waiter was that has been answered or has gone.
 NOBODY: Final = object()

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quackmq.groups.assignors import ASSIGNORS, DEFAULT_ASSIGNOR, Pool, by_range, uniform
+from quackmq.groups.consumer.assignors import ASSIGNORS, DEFAULT_ASSIGNOR, Pool, by_range, uniform
 from quackmq.model.topic import PartitionKey
 from tests import effort
 

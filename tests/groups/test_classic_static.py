@@ -16,7 +16,7 @@ from quackmq.errors import (
     UnknownMember,
 )
 from quackmq.groups import GroupState
-from tests.group_stage import (
+from tests.groups.classic_stage import (
     INITIAL_DELAY_MS,
     REBALANCE_MS,
     SESSION_MS,

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from quackmq import limits
 from quackmq.errors import InvalidGroup, InvalidSessionTimeout, QuackError
-from quackmq.groups.consumer_values import HeartbeatAnswer
+from quackmq.groups.consumer.messages import HeartbeatAnswer
 from quackmq.groups.states import GroupKind, GroupState
 
 

@@ -19,7 +19,7 @@ from quackmq.errors import (
     UnsupportedAssignor,
 )
 from quackmq.groups import GroupState, Heartbeat, Leaving, Matched, MemberRef
-from tests.consumer_stage import REBALANCE_MS, TIMING, Client, Stage, Topics
+from tests.groups.consumer_stage import REBALANCE_MS, TIMING, Client, Stage, Topics
 from tests.tables import each
 
 SESSION_MS = TIMING.session_timeout_ms

@@ -11,11 +11,7 @@ from quackmq.errors import (
     UnknownMember,
 )
 from quackmq.groups import GroupState
-from tests.group_stage import (
-    SESSION_MS,
-    Stage,
-    subscription,
-)
+from tests.groups.classic_stage import SESSION_MS, Stage, subscription
 
 EMPTY = GroupState.EMPTY
 PREPARING = GroupState.PREPARING_REBALANCE

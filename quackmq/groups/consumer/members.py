@@ -14,12 +14,12 @@ from typing import Final
 
 from quackmq import limits
 from quackmq.errors import InternalError, LimitReached
-from quackmq.groups.assignors import DEFAULT_ASSIGNOR
-from quackmq.groups.consumer_values import LEAVES_FOR_A_WHILE, Heartbeat, Subscription
+from quackmq.groups.classic.messages import patience_ms
+from quackmq.groups.consumer.assignors import DEFAULT_ASSIGNOR
+from quackmq.groups.consumer.messages import LEAVES_FOR_A_WHILE, Heartbeat, Subscription
 from quackmq.groups.deadlines import Deadlines
 from quackmq.groups.states import MemberState
-from quackmq.groups.statics import StaticMembers
-from quackmq.groups.values import patience_ms
+from quackmq.groups.static_members import StaticMembers
 from quackmq.model.topic import PartitionKey
 
 NOTHING: Final[frozenset[PartitionKey]] = frozenset()

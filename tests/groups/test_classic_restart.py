@@ -11,7 +11,13 @@ from quackmq.errors import (
     UnknownMember,
 )
 from quackmq.groups import GroupState
-from tests.group_stage import INITIAL_DELAY_MS, REBALANCE_MS, SESSION_MS, Stage, subscription
+from tests.groups.classic_stage import (
+    INITIAL_DELAY_MS,
+    REBALANCE_MS,
+    SESSION_MS,
+    Stage,
+    subscription,
+)
 
 EMPTY = GroupState.EMPTY
 PREPARING = GroupState.PREPARING_REBALANCE

@@ -13,7 +13,7 @@ from quackmq.errors import (
     UnknownMember,
 )
 from quackmq.groups import GroupState, Heartbeat, MemberRef
-from tests.consumer_stage import TIMING, Client, Stage
+from tests.groups.consumer_stage import TIMING, Client, Stage
 
 SESSION_MS = TIMING.session_timeout_ms
 
