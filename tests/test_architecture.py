@@ -82,11 +82,11 @@ MAY_IMPORT: dict[str, set[str]] = {
         "quackmq.model.log_transactions",
     },
     "quackmq.archive": VALUES
-    | {"quackmq.clock", "quackmq.model.producer_state", "quackmq.stores.base"},
+    | {"quackmq.clock", "quackmq.model.producer_state", "quackmq.stores.contract"},
     "quackmq.broker": VALUES
     | PURE
     | CODECS
-    | {"quackmq.clock", "quackmq.loop_clock", "quackmq.stores.base", "quackmq.archive"},
+    | {"quackmq.clock", "quackmq.loop_clock", "quackmq.stores.contract", "quackmq.archive"},
     "quackmq.wire": BASE | {"quackmq.records.batch"},
     "quackmq.doors": VALUES | {"quackmq", "quackmq.broker", "quackmq.loop_clock", "quackmq.wire"},
     "quackmq.client": VALUES
@@ -170,12 +170,12 @@ def test_a_module_imports_only_from_the_layers_below_it() -> None:
         ("quackmq.doors.kafka.server", "quackmq.broker", True),
         ("quackmq.doors.kafka.server", "quackmq.doors.kafka.produce", True),
         ("quackmq.doors.kafka.server", "quackmq.doors.http", False),
-        ("quackmq.doors.kafka.server", "quackmq.stores.base", False),
+        ("quackmq.doors.kafka.server", "quackmq.stores.contract", False),
         ("quackmq.wire.kafka.codec", "quackmq.model.topic", False),
-        ("quackmq.broker", "quackmq.stores.base", True),
+        ("quackmq.broker", "quackmq.stores.contract", True),
         ("quackmq.broker", "quackmq.stores.local", False),
-        ("quackmq.stores.local.log", "quackmq.stores.base", True),
-        ("quackmq.stores.local.log", "quackmq.broker", False),
+        ("quackmq.stores.local.partition_log", "quackmq.stores.contract", True),
+        ("quackmq.stores.local.partition_log", "quackmq.broker", False),
         ("quackmq.client.producer", "quackmq.broker", False),
         ("quackmq.errors", "quackmq.limits", False),
         ("quackmq.cli.serve", "quackmq.stores.local", True),

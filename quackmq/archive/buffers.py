@@ -20,7 +20,7 @@ from quackmq.archive.pieces import Piece
 from quackmq.errors import StorageError
 from quackmq.model.topic import Aborted, OffsetTime, PartitionKey, Read
 from quackmq.records.batch import Buffer, spans
-from quackmq.stores.base import Store, changes_of_time
+from quackmq.stores.contract import Store, changes_of_time
 
 
 class Filled(NamedTuple):

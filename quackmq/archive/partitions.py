@@ -51,7 +51,7 @@ from quackmq.errors import (
 )
 from quackmq.model.topic import PartitionKey, Topic
 from quackmq.records.batch import Buffer
-from quackmq.stores.base import Store
+from quackmq.stores.contract import Store
 
 if TYPE_CHECKING:
     from quackmq.archive.reader import ArchiveReader

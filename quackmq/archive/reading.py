@@ -23,7 +23,7 @@ from quackmq.archive.manifest import Manifest
 from quackmq.archive.partitions import Partitions
 from quackmq.errors import DamagedData, LimitReached, NotFound, OffsetOutOfRange, StorageError
 from quackmq.model.topic import PartitionKey, Read, Slice
-from quackmq.stores.base import Store
+from quackmq.stores.contract import Store
 
 _NOTHING: Final = Slice(PartitionKey(uuid.UUID(int=0), 0), (), 0, -1, -1)
 

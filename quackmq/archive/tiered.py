@@ -1,4 +1,4 @@
-"""Log and archive as one store: the contract of stores/base.py over both, in one offset space.
+"""Log and archive as one store: the contract of stores/contract.py over both, in one offset space.
 
     archive   |first ·················· next|
     log                        |first ·················· end|
@@ -48,7 +48,7 @@ from quackmq.model.topic import (
     TimeKind,
     Topic,
 )
-from quackmq.stores.base import Store, Watch
+from quackmq.stores.contract import Store, Watch
 
 log = logging.getLogger(__name__)
 

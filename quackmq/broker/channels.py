@@ -32,7 +32,7 @@ from quackmq.errors import DamagedData, OffsetOutOfRange, QuackError, StorageErr
 from quackmq.loop_clock import loop_clock
 from quackmq.model.leases import Counts, Wanted
 from quackmq.model.topic import Read, Slice
-from quackmq.stores.base import Store
+from quackmq.stores.contract import Store
 
 log = logging.getLogger(__name__)
 

@@ -79,7 +79,7 @@ from quackmq.groups.consumer.assignors import DEFAULT_ASSIGNOR
 from quackmq.groups.consumer.messages import JOINS, Catalog, check
 from quackmq.loop_clock import loop_clock
 from quackmq.model.offset_notes import PUBLISHER_PREFIX
-from quackmq.stores.base import Store
+from quackmq.stores.contract import Store
 
 log = logging.getLogger(__name__)
 

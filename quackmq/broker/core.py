@@ -77,7 +77,7 @@ from quackmq.model.topic import (
     Topic,
 )
 from quackmq.records.batch import Batch
-from quackmq.stores.base import Store
+from quackmq.stores.contract import Store
 
 if TYPE_CHECKING:  # what loads pyarrow, which a broker without an archive does without
     from quackmq.archive.archiver import Archiver

@@ -20,7 +20,7 @@ from typing import Final
 from quackmq.broker.waits import NamedLocks
 from quackmq.model.offset_notes import lease_ms_of
 from quackmq.model.topic import Cursor, CursorKey, PartitionKey, Topic
-from quackmq.stores.base import Store
+from quackmq.stores.contract import Store
 
 _NONE: Final[Mapping[int, Cursor]] = {}
 

@@ -82,7 +82,7 @@ from quackmq.model.topic import (
     StatePut,
     Topic,
 )
-from quackmq.stores.base import Store
+from quackmq.stores.contract import Store
 
 log = logging.getLogger(__name__)
 

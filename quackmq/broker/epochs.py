@@ -22,7 +22,7 @@ from typing import NamedTuple
 from quackmq.errors import DamagedData, OffsetOutOfRange
 from quackmq.model.topic import PartitionKey, Read
 from quackmq.records.batch import Batch, batches
-from quackmq.stores.base import Store
+from quackmq.stores.contract import Store
 
 
 class EpochEnd(NamedTuple):

@@ -28,7 +28,7 @@ from quackmq.broker.windows import Window
 from quackmq.clock import Clock
 from quackmq.errors import BrokerClosing, NotFound, QuackError
 from quackmq.model.topic import PartitionKey, Read, Slice, Topic
-from quackmq.stores.base import Store
+from quackmq.stores.contract import Store
 
 log = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from quackmq.errors import DamagedData, InternalError, OffsetOutOfRange
 from quackmq.model.subscription import Losses, OffsetRange, Place
 from quackmq.model.topic import PartitionKey, Read, Slice, Topic
 from quackmq.records.batch import Batch, Record, batches
-from quackmq.stores.base import Store
+from quackmq.stores.contract import Store
 
 
 class Head(NamedTuple):

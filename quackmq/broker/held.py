@@ -24,7 +24,7 @@ from quackmq.model.subscription import (
     moved,
 )
 from quackmq.model.topic import Cursor, PartitionKey, Topic
-from quackmq.stores.base import Store
+from quackmq.stores.contract import Store
 
 
 class Held:

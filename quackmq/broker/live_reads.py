@@ -11,7 +11,7 @@ Not thread-safe: call from the event loop.
 from __future__ import annotations
 
 from quackmq.model.topic import Read, Slice
-from quackmq.stores.base import Store
+from quackmq.stores.contract import Store
 
 
 class LiveReads:

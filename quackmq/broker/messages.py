@@ -64,7 +64,7 @@ from quackmq.model.subscription import Place, message_id
 from quackmq.model.topic import Append, Appended, Cursor, CursorKey, PartitionKey, Topic
 from quackmq.records import codec
 from quackmq.records.batch import NO_PRODUCER_ID, NO_TIMESTAMP, Batch, Headers, Record
-from quackmq.stores.base import Store
+from quackmq.stores.contract import Store
 
 
 class Put(NamedTuple):

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from quackmq.broker.waits import Changes, NamedLocks
-from quackmq.stores.base import Store
+from quackmq.stores.contract import Store
 
 #: Keys of notes in the store's small state begin so.
 _PREFIX: Final = "note/"

@@ -11,7 +11,7 @@ from typing import Final
 
 from quackmq import limits
 from quackmq.errors import DamagedStore, StateChanged
-from quackmq.stores.base import Store
+from quackmq.stores.contract import Store
 
 #: Holds the first id that nobody has reserved, as decimal digits.
 STATE_KEY: Final = "producer-ids"

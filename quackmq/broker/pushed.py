@@ -49,7 +49,7 @@ from quackmq.errors import (
 from quackmq.model.leases import Counts, Leases
 from quackmq.model.subscription import Subscription, Terms
 from quackmq.model.topic import PartitionKey, StatePut, Topic
-from quackmq.stores.base import Store
+from quackmq.stores.contract import Store
 
 log = logging.getLogger(__name__)
 _NOBODY: Final = HoldOrder({})

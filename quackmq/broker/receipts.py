@@ -48,7 +48,7 @@ from quackmq.model.policy import Policy
 from quackmq.model.topic import Append, Appended, Cursor, OffsetTime, PartitionKey, StatePut, Topic
 from quackmq.records import codec
 from quackmq.records.batch import Batch, Record
-from quackmq.stores.base import Store
+from quackmq.stores.contract import Store
 
 log = logging.getLogger(__name__)
 

@@ -43,7 +43,7 @@ from quackmq.errors import (
 )
 from quackmq.model.subscription import Start
 from quackmq.model.topic import StatePut, Topic
-from quackmq.stores.base import Store
+from quackmq.stores.contract import Store
 
 log = logging.getLogger(__name__)
 

@@ -46,7 +46,7 @@ from quackmq.errors import BrokerClosing, QuackError, RecordTooLarge, TopicFull
 from quackmq.model.policy import WhenFull, has_room, trim_before
 from quackmq.model.topic import Append, Appended, Cursor, PartitionKey, Topic
 from quackmq.records.batch import Batch
-from quackmq.stores.base import Store
+from quackmq.stores.contract import Store
 
 log = logging.getLogger(__name__)
 

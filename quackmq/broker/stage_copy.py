@@ -25,7 +25,7 @@ from quackmq.model.producer_state import sequence_after
 from quackmq.model.topic import Append, Appended, PartitionKey, Read, StatePut
 from quackmq.model.transactional_id import is_exhausted
 from quackmq.records.batch import Batch, batches
-from quackmq.stores.base import Store
+from quackmq.stores.contract import Store
 
 log = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 from quackmq import limits
 from quackmq.errors import DamagedStore, LimitReached, StageCommitted, TurnOutdated
 from quackmq.model.topic import StatePut
-from quackmq.stores.base import Store
+from quackmq.stores.contract import Store
 
 #: Keys of what is kept of series in the store's small state begin so.
 _STATE_PREFIX: Final = "stage-series/"

@@ -81,7 +81,7 @@ from quackmq.model.log_transactions import TRANSACTION_FLAGS
 from quackmq.model.policy import Policy
 from quackmq.model.topic import Append, Appended, PartitionKey, Read, StatePut, Topic
 from quackmq.records.batch import Batch, batches
-from quackmq.stores.base import Store
+from quackmq.stores.contract import Store
 
 log = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from quackmq.errors import DamagedData, OffsetOutOfRange
 from quackmq.model.policy import Facts
 from quackmq.model.topic import PartitionKey, Read, Slice
 from quackmq.records.batch import spans
-from quackmq.stores.base import Store
+from quackmq.stores.contract import Store
 
 
 class Holders(NamedTuple):

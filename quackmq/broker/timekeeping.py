@@ -22,7 +22,7 @@ from quackmq.broker.settings import Caller
 from quackmq.broker.waits import Changes, NamedLocks
 from quackmq.clock import Clock, ClockStatus, Gap, KeptTime
 from quackmq.errors import DamagedStore, StorageError
-from quackmq.stores.base import Store
+from quackmq.stores.contract import Store
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from quackmq.broker.decoded import DecodedBatches
 from quackmq.errors import DamagedData, OffsetOutOfRange
 from quackmq.model.topic import OffsetTime, PartitionKey, Read
 from quackmq.records.batch import NO_TIMESTAMP, Batch, batches
-from quackmq.stores.base import Store
+from quackmq.stores.contract import Store
 
 
 async def first_at(

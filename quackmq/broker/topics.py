@@ -28,7 +28,7 @@ from quackmq.errors import (
 )
 from quackmq.model.policy import Policy
 from quackmq.model.topic import PartitionKey, Topic, check_topic_name
-from quackmq.stores.base import Store
+from quackmq.stores.contract import Store
 
 #: Topics whose names begin so are the broker's own: nobody sees them, nobody makes one.
 HIDDEN_PREFIX: Final = "__quackmq."

@@ -34,7 +34,7 @@ from quackmq.model.log_transactions import Marker, marker_batch
 from quackmq.model.topic import Append, Appended, PartitionKey
 from quackmq.model.transactional_id import Ended, Standing
 from quackmq.records.batch import Batch
-from quackmq.stores.base import Store
+from quackmq.stores.contract import Store
 
 log = logging.getLogger(__name__)
 

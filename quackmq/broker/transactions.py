@@ -68,7 +68,7 @@ from quackmq.model.transactional_id import (
     first_standing,
 )
 from quackmq.records.batch import Batch
-from quackmq.stores.base import Store
+from quackmq.stores.contract import Store
 
 log = logging.getLogger(__name__)
 

@@ -19,8 +19,8 @@ from quackmq.cli.text import counted, moment, progress_on_stderr, table
 from quackmq.disk.real import RealDisk
 from quackmq.errors import DamagedData, StorageError, StoreLocked, UnusableDirectory
 from quackmq.model.topic import PartitionKey
-from quackmq.stores.local.findings import Finding, Kind
-from quackmq.stores.local.inspection import Inspection
+from quackmq.stores.local.inspect.directory import Inspection
+from quackmq.stores.local.inspect.findings import Finding, Kind
 
 #: The log's first offset of each partition.
 Seams = dict[PartitionKey, int]

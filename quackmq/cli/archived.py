@@ -23,7 +23,7 @@ from quackmq.archive.reader import ArchiveReader
 from quackmq.disk.interface import read_file
 from quackmq.disk.real import RealDisk
 from quackmq.errors import DamagedData, UnknownPartition, UnknownTopic, UnusableDirectory
-from quackmq.stores.local.findings import Finding, Kind
+from quackmq.stores.local.inspect.findings import Finding, Kind
 from quackmq.stores.local.recovery import META_PATH
 
 _MANIFEST: Final = "_manifest.json"

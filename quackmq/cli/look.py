@@ -27,16 +27,22 @@ from quackmq.model.policy import Policy
 from quackmq.model.topic import PartitionKey, Topic
 from quackmq.records import codec
 from quackmq.records.batch import NO_PRODUCER_ID, Batch, Record
-from quackmq.stores.local.contents import Held
-from quackmq.stores.local.findings import Finding, Kind
-from quackmq.stores.local.format import FORMAT_VERSION, AppendEntry, ChangeEntry, Entry, TrimEntry
-from quackmq.stores.local.format import entries as entries_of
-from quackmq.stores.local.inspection import FrameAt, Inspection
-from quackmq.stores.local.journal import DIRECTORY as JOURNAL_DIRECTORY
-from quackmq.stores.local.journal import slot_path
-from quackmq.stores.local.log import PartitionLog
-from quackmq.stores.local.segment import Segment
-from quackmq.stores.local.verification import Tally, Verification
+from quackmq.stores.local.files.format import (
+    FORMAT_VERSION,
+    AppendEntry,
+    ChangeEntry,
+    Entry,
+    TrimEntry,
+)
+from quackmq.stores.local.files.format import entries as entries_of
+from quackmq.stores.local.files.journal import DIRECTORY as JOURNAL_DIRECTORY
+from quackmq.stores.local.files.journal import slot_path
+from quackmq.stores.local.files.segment import Segment
+from quackmq.stores.local.inspect.directory import FrameAt, Inspection
+from quackmq.stores.local.inspect.findings import Finding, Kind
+from quackmq.stores.local.inspect.segments import Held
+from quackmq.stores.local.inspect.verify import Tally, Verification
+from quackmq.stores.local.partition_log import PartitionLog
 
 
 def look(args: argparse.Namespace) -> bool:

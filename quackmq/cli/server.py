@@ -33,7 +33,7 @@ from quackmq.doors.kafka import KafkaDoor
 from quackmq.doors.line import LineDoor, LineSettings
 from quackmq.doors.zmq import ZmqDoor
 from quackmq.doors.zmq.proxy import ProxyDoor, ProxySettings, XpubDoor, XsubDoor
-from quackmq.stores.base import Store
+from quackmq.stores.contract import Store
 from quackmq.stores.local import LocalOptions, LocalStore
 from quackmq.stores.memory import MemoryStore
 from quackmq.watchdog import LoopWatchdog

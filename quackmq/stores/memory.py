@@ -65,8 +65,8 @@ from quackmq.model.topic import (
     Topic,
 )
 from quackmq.records.batch import Batch, stamp
-from quackmq.stores.base import Store, changes_of_time
 from quackmq.stores.catalog import Catalog, Change
+from quackmq.stores.contract import Store, changes_of_time
 
 _by_first_offset: Final = attrgetter("first_offset")
 #: Nobody else ever led these partitions.

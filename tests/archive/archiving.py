@@ -33,7 +33,7 @@ from quackmq.model.topic import (
     Topic,
 )
 from quackmq.records.batch import Batch, Buffer, batches
-from quackmq.stores.base import Store
+from quackmq.stores.contract import Store
 
 _PLENTY_BYTES = 2**26
 

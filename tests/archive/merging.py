@@ -12,7 +12,7 @@ from quackmq.archive.partitions import Disk, Partitions
 from quackmq.archive.writer import FileWriter
 from quackmq.model.policy import Policy
 from quackmq.model.topic import Offsets, PartitionKey, Topic
-from quackmq.stores.base import Store
+from quackmq.stores.contract import Store
 from tests.archive.support import KEY, TOPIC, plain
 
 DUCKS = Topic(KEY.topic_id, TOPIC, 2, Policy(), 0)

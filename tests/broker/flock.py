@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeVar
 from quackmq.broker import Broker, Commit, Join, Joined, Leaving, MemberRef, Sync, Synced
 from quackmq.errors import MemberIdRequired, QuackError
 from quackmq.model.topic import PartitionKey, State
-from quackmq.stores.base import Store
+from quackmq.stores.contract import Store
 from quackmq.stores.local import LocalStore
 from quackmq.stores.memory import MemoryStore
 from tests.broker.support import CALLER, TOPIC, key_of, open_broker

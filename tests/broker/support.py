@@ -21,7 +21,7 @@ from quackmq.model.topic import (
     Topic,
 )
 from quackmq.records.batch import Batch
-from quackmq.stores.base import Store
+from quackmq.stores.contract import Store
 from quackmq.stores.memory import MemoryStore
 from tests.support import START_MS, Clock, batch_of, offsets_and_values
 

@@ -24,7 +24,7 @@ from quackmq.groups import MemberRef
 from quackmq.model.policy import Policy
 from quackmq.model.topic import State
 from quackmq.records.batch import Record
-from quackmq.stores.base import Store
+from quackmq.stores.contract import Store
 from quackmq.stores.local import LocalOptions, LocalStore
 from quackmq.stores.memory import MemoryStore
 from tests.broker.stages import staged

@@ -17,7 +17,7 @@ from quackmq.broker.epochs import EpochEnd, epoch_end
 from quackmq.errors import BrokerClosing, DamagedData, OffsetOutOfRange, UnknownPartition
 from quackmq.model.topic import Append, Offsets, PartitionKey, Read, Slice
 from quackmq.records.batch import stamp
-from quackmq.stores.base import Store
+from quackmq.stores.contract import Store
 from quackmq.stores.local import LocalOptions, LocalStore
 from quackmq.stores.memory import MemoryStore
 from tests.broker.support import CALLER, TOPIC, key_of, open_broker, publish

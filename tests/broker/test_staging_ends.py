@@ -10,7 +10,7 @@ import pytest
 from quackmq.broker.stage_log import topic_name
 from quackmq.errors import DamagedData, StageConflict, StorageError, StoreReadOnly, UnknownStage
 from quackmq.model.topic import Append, PartitionKey, Read, Slice
-from quackmq.stores.base import Store
+from quackmq.stores.contract import Store
 from tests.broker.flock import Pond
 from tests.broker.stages import KEY, stage, topics
 from tests.broker.support import (

@@ -16,7 +16,7 @@ from quackmq.model.policy import Policy
 from quackmq.model.topic import PartitionKey
 from quackmq.records import codec
 from quackmq.records.batch import Batch, Record
-from quackmq.stores.base import Store
+from quackmq.stores.contract import Store
 from tests.cli.process import DEADLINE_S, SCRIPT, Server
 from tests.stores.calls import append
 from tests.stores.local.directories import (

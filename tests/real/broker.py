@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 
-from quackmq.stores.local.opening import LOCK_PATH
+from quackmq.stores.local.open import LOCK_PATH
 from tests.cli.process import DEADLINE_S, Server
 
 HOST = "127.0.0.1"

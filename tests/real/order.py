@@ -23,10 +23,10 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from quackmq.disk.real import RealDisk
-from quackmq.stores.local.format import AppendEntry, entries, parse_frame
-from quackmq.stores.local.journal import DIRECTORY as JOURNAL_DIRECTORY
+from quackmq.stores.local.files.format import AppendEntry, entries, parse_frame
+from quackmq.stores.local.files.journal import DIRECTORY as JOURNAL_DIRECTORY
+from quackmq.stores.local.files.segment import Segment
 from quackmq.stores.local.recovery import read_meta
-from quackmq.stores.local.segment import Segment
 from tests.real.strace import RECEIVES, SENDS, SYNCS, WRITES, Call
 
 TOKEN: Final = re.compile(rb"<token \d+>")

@@ -13,8 +13,8 @@ import pytest
 from confluent_kafka import KafkaError, Message, Producer
 
 from quackmq import limits
-from quackmq.stores.local.journal import DIRECTORY as JOURNAL_DIRECTORY
-from quackmq.stores.local.segment import DIRECTORY as LOG_DIRECTORY
+from quackmq.stores.local.files.journal import DIRECTORY as JOURNAL_DIRECTORY
+from quackmq.stores.local.files.segment import DIRECTORY as LOG_DIRECTORY
 from tests.cli.process import DEADLINE_S
 from tests.real import strace
 from tests.real.broker import QUACKMQ, Broker

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from quackmq.errors import OffsetOutOfRange
 from quackmq.model.topic import Offsets, PartitionKey, Read, Topic
 from quackmq.records.batch import Batch, batches
-from quackmq.stores.base import Store
+from quackmq.stores.contract import Store
 from tests.simulation.model import (
     Attempt,
     Model,

@@ -22,8 +22,9 @@ from dataclasses import dataclass
 from quackmq.errors import CorruptBatch, DamagedData, DamagedStore, NewerFormat
 from quackmq.model.topic import PartitionKey, Read
 from quackmq.records.batch import batches, spans
-from quackmq.stores.base import Store
-from quackmq.stores.local import LocalOptions, LocalStore, checkpoint, extents, packs
+from quackmq.stores.contract import Store
+from quackmq.stores.local import LocalOptions, LocalStore
+from quackmq.stores.local.files import checkpoint, extents, packs
 from tests.simulation.disk import Faults, Machine, SimulatedDisk
 from tests.simulation.loop import Clock, VirtualLoop, run
 from tests.simulation.model import Attempt, Model, Violation

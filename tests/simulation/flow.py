@@ -33,7 +33,7 @@ from typing import Final
 from quackmq.broker import Broker, BrokerSettings
 from quackmq.clock import Clock as BrokerClock
 from quackmq.errors import LimitReached, StorageError, StoreReadOnly
-from quackmq.stores.base import Store
+from quackmq.stores.contract import Store
 from quackmq.stores.local import LocalStore
 from tests.simulation.clock_setter import ClockSetter
 from tests.simulation.disk import Faults, Machine, SimulatedDisk

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from quackmq.model.log_transactions import Marker, read_marker
 from quackmq.model.topic import PartitionKey, Read, Slice
 from quackmq.records.batch import Batch, batches
-from quackmq.stores.base import Store
+from quackmq.stores.contract import Store
 from tests.broker.transacting import as_clients_see
 from tests.simulation.model import Violation
 from tests.support import offsets_and_values

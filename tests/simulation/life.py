@@ -11,7 +11,7 @@ from typing import Protocol
 from quackmq.broker import Broker, Caller
 from quackmq.errors import BrokerClosing, LimitReached, StorageError, StoreReadOnly, UnknownTopic
 from quackmq.model.topic import PartitionKey, Topic
-from quackmq.stores.base import Store
+from quackmq.stores.contract import Store
 from tests.simulation.disk import SimulatedDisk
 from tests.simulation.model import Model, Violation
 from tests.simulation.platter import Counts

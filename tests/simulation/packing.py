@@ -13,7 +13,7 @@ from typing import Any, Final
 from unittest import mock
 
 from quackmq import limits
-from quackmq.stores.local.packs import Packs, Run
+from quackmq.stores.local.files.packs import Packs, Run
 from tests.simulation.platter import Counts
 
 _SMALL: Final = {

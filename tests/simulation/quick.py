@@ -21,7 +21,7 @@ from typing import Final
 
 from quackmq.errors import OffsetOutOfRange, StorageError
 from quackmq.model.topic import PartitionKey, Slice
-from quackmq.stores.base import Store
+from quackmq.stores.contract import Store
 from quackmq.stores.local import LocalOptions, LocalStore
 from tests.simulation.disk import Faults, Machine, SimulatedDisk
 from tests.simulation.life import patiently

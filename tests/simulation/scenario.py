@@ -28,7 +28,8 @@ from quackmq.broker import Broker, BrokerSettings
 from quackmq.clock import Clock as BrokerClock
 from quackmq.errors import StorageError, StoreReadOnly, UnusableDirectory
 from quackmq.model.policy import Policy, WhenFull
-from quackmq.stores.local import LocalOptions, LocalStore, files
+from quackmq.stores.local import LocalOptions, LocalStore
+from quackmq.stores.local.files import open_files as files
 from quackmq.stores.local.options import SyncMode
 from tests.simulation import clients
 from tests.simulation.checker import Checker

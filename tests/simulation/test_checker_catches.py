@@ -14,10 +14,11 @@ from quackmq.broker.cursors import Cursors
 from quackmq.disk.linux_aio import Synced
 from quackmq.model.topic import Cursor
 from quackmq.stores import catalog
-from quackmq.stores.local import opening, segment
-from quackmq.stores.local.format import Frame, ProducerBatch
-from quackmq.stores.local.journal import Journal, Scan
-from quackmq.stores.local.log import PartitionLog
+from quackmq.stores.local import open as opening
+from quackmq.stores.local.files import segment
+from quackmq.stores.local.files.format import Frame, ProducerBatch
+from quackmq.stores.local.files.journal import Journal, Scan
+from quackmq.stores.local.partition_log import PartitionLog
 from quackmq.stores.local.recovery import Recovered
 from tests.simulation.scenario import Failure, simulate
 

@@ -10,10 +10,10 @@ import pytest
 from quackmq.model.log_transactions import Marker, Step
 from quackmq.model.producer_state import NO_TRANSACTION, Producer
 from quackmq.records.batch import Batch
-from quackmq.stores.local import committed
-from quackmq.stores.local.log import PartitionLog
-from quackmq.stores.local.reader import Pieces
-from quackmq.stores.local.segment import Entries, Segment
+from quackmq.stores.local import committed_reads as committed
+from quackmq.stores.local.files.segment import Entries, Segment
+from quackmq.stores.local.partition_log import PartitionLog
+from quackmq.stores.local.reads import Pieces
 from tests.simulation.platter import Counts
 from tests.simulation.scenario import Failure
 from tests.simulation.shrunk import missing

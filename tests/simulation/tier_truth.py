@@ -22,7 +22,7 @@ from quackmq.errors import DamagedData
 from quackmq.model.topic import Aborted, CursorKey, PartitionKey, Read, Slice, Topic
 from quackmq.records.batch import Batch, batches
 from quackmq.records.codec import decode
-from quackmq.stores.base import Store
+from quackmq.stores.contract import Store
 from tests.simulation.disk import Machine
 from tests.simulation.model import Register, Violation, attempt_number
 

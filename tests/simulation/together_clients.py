@@ -21,7 +21,7 @@ from quackmq.model.offset_notes import RECEIPTS_TOPIC
 from quackmq.model.subscription import place_of
 from quackmq.model.topic import PartitionKey, Read
 from quackmq.records.batch import NO_TIMESTAMP, Record
-from quackmq.stores.base import Store
+from quackmq.stores.contract import Store
 from tests.simulation.life import CALLER
 from tests.simulation.model import UNKNOWN_OUTCOMES, Register, Violation
 from tests.simulation.platter import Counts

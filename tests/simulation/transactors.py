@@ -31,7 +31,7 @@ from quackmq.model.topic import (
     StatePut,
 )
 from quackmq.records.batch import Batch, batches
-from quackmq.stores.base import Store
+from quackmq.stores.contract import Store
 from quackmq.stores.local import LocalStore
 from tests.model.transaction_model import LogModel, Taken
 from tests.simulation.clock_setter import ClockSetter

@@ -17,7 +17,7 @@ from quackmq.doors.kafka import KafkaDoor
 from quackmq.model.policy import Policy
 from quackmq.model.topic import PartitionKey
 from quackmq.spark.source import QuackSource
-from quackmq.stores.base import Store
+from quackmq.stores.contract import Store
 from tests.doors.http.v1.serving import CALLER, DEADLINE_S, Serving
 
 

@@ -10,7 +10,7 @@ from typing import TypeVar
 from quackmq.model.policy import Policy
 from quackmq.model.topic import Append, Appended, Cursor, CursorKey, PartitionKey, Read, Slice
 from quackmq.records.batch import Batch
-from quackmq.stores.base import Store
+from quackmq.stores.contract import Store
 from tests.support import batch_of, offsets_and_values
 
 T = TypeVar("T")

@@ -14,7 +14,7 @@ import pytest_asyncio
 
 from quackmq.archive.tiered import TieredStore
 from quackmq.disk.real import RealDisk
-from quackmq.stores.base import Store
+from quackmq.stores.contract import Store
 from quackmq.stores.local import LocalOptions, LocalStore
 from quackmq.stores.memory import MemoryStore
 from tests.archive.archiving import ArchivingStore

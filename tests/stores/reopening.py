@@ -30,7 +30,7 @@ from quackmq.model.topic import (
     TimeKind,
     Topic,
 )
-from quackmq.stores.base import Store
+from quackmq.stores.contract import Store
 
 T = TypeVar("T")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from quackmq.errors import UnknownTopic
-from quackmq.stores.base import Store
+from quackmq.stores.contract import Store
 from tests.stores.calls import append_values, new_partition, no_such_topic
 from tests.support import batch_of
 

@@ -25,7 +25,7 @@ from quackmq.errors import (
 )
 from quackmq.model.policy import Policy, WhenFull
 from quackmq.model.topic import Append, PartitionKey, Read, State, Topic
-from quackmq.stores.base import Store
+from quackmq.stores.contract import Store
 from tests.stores.calls import (
     LONG_MS,
     PLENTY_BYTES,

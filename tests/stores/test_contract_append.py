@@ -21,7 +21,7 @@ from quackmq.errors import (
 from quackmq.model.policy import Policy
 from quackmq.model.topic import Append, Appended, Cursor, PartitionKey
 from quackmq.records.batch import Batch
-from quackmq.stores.base import Store
+from quackmq.stores.contract import Store
 from tests.stores.calls import (
     append,
     append_values,

@@ -7,7 +7,7 @@ import pytest
 from quackmq import limits
 from quackmq.model.topic import Append
 from quackmq.records.batch import Batch
-from quackmq.stores.base import Store
+from quackmq.stores.contract import Store
 from tests.stores.calls import append_values, new_partition, new_partitions, read_all
 from tests.support import batch_of
 

@@ -14,7 +14,7 @@ from quackmq import limits
 from quackmq.errors import LimitReached, OffsetOutOfRange, UnknownPartition, UnknownTopic
 from quackmq.model.policy import Policy
 from quackmq.model.topic import Append, OffsetTime, PartitionKey, Read, Slice
-from quackmq.stores.base import Store
+from quackmq.stores.contract import Store
 from tests.stores.calls import (
     LONG_MS,
     PLENTY_BYTES,

@@ -24,7 +24,7 @@ from quackmq.model.log_transactions import Aborted, Marker, marker_batch
 from quackmq.model.producer_state import NO_TRANSACTION, Producer
 from quackmq.model.topic import Append, PartitionKey, Read, Slice, State, StatePut
 from quackmq.records.batch import CONTROL_FLAG, TRANSACTIONAL_FLAG, Batch
-from quackmq.stores.base import Store
+from quackmq.stores.contract import Store
 from tests import effort
 from tests.batches import resealed, sealed
 from tests.model.transaction_model import LogModel, Taken

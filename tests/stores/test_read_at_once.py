@@ -15,7 +15,7 @@ from quackmq import limits
 from quackmq.model.log_transactions import Marker, marker_batch
 from quackmq.model.topic import Append, PartitionKey, Read
 from quackmq.records.batch import Batch
-from quackmq.stores.base import Store
+from quackmq.stores.contract import Store
 from tests.stores.calls import (
     DEADLINE_S,
     LONG_MS,

@@ -11,7 +11,7 @@ import pytest_asyncio
 
 from quackmq.model.policy import Policy
 from quackmq.model.topic import Append, PartitionKey
-from quackmq.stores.base import Store
+from quackmq.stores.contract import Store
 from quackmq.stores.local import LocalOptions
 from quackmq.stores.memory import MemoryStore
 from tests.stores.local.directories import open_store

@@ -25,9 +25,9 @@ from quackmq.disk.real import Disk
 from quackmq.errors import DamagedStore, NewerFormat, UnusableDirectory
 from quackmq.model.topic import PartitionKey
 from quackmq.stores.catalog import Catalog, TopicDeleted, TopicPut, decode_change
-from quackmq.stores.local import checkpoint
-from quackmq.stores.local.checkpoint import Decoded, Standing
-from quackmq.stores.local.format import (
+from quackmq.stores.local.files import checkpoint
+from quackmq.stores.local.files.checkpoint import Decoded, Standing
+from quackmq.stores.local.files.format import (
     CONTINUES,
     FORMAT_VERSION,
     OLDEST_FORMAT_VERSION,
@@ -39,12 +39,12 @@ from quackmq.stores.local.format import (
     TrimEntry,
     entries,
 )
-from quackmq.stores.local.journal import DIRECTORY as JOURNAL_DIRECTORY
-from quackmq.stores.local.journal import Damage, Place, Scan, slot_path
-from quackmq.stores.local.log import PartitionLog
+from quackmq.stores.local.files.journal import DIRECTORY as JOURNAL_DIRECTORY
+from quackmq.stores.local.files.journal import Damage, Place, Scan, slot_path
+from quackmq.stores.local.files.packs import NOTHING_PACKED, Packed
+from quackmq.stores.local.files.segment import Segment
 from quackmq.stores.local.options import LocalOptions
-from quackmq.stores.local.packs import NOTHING_PACKED, Packed
-from quackmq.stores.local.segment import Segment
+from quackmq.stores.local.partition_log import PartitionLog
 
 META_PATH: Final = "quackmq.json"
 _RESTORE: Final = "restore it from a copy"

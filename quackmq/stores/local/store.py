@@ -1,4 +1,4 @@
-"""The local store: the contract of stores/base.py over one directory, for one broker at a time.
+"""The local store: the contract of stores/contract.py over one directory, for one broker at a time.
 
     quackmq.json            what the directory is: format, cluster id, the journal's shape
     lock                    held while a broker has it open
@@ -57,14 +57,14 @@ from quackmq.model.topic import (
     Topic,
 )
 from quackmq.records.batch import NO_PRODUCER_ID, Batch
-from quackmq.stores.base import Store, Watch, changes_of_time
 from quackmq.stores.catalog import Change
-from quackmq.stores.local.engine import Engine, entry_bytes
-from quackmq.stores.local.format import BATCH_ENTRY_BYTES
-from quackmq.stores.local.log import PartitionLog
-from quackmq.stores.local.opening import open_engine
+from quackmq.stores.contract import Store, Watch, changes_of_time
+from quackmq.stores.local.committer import Engine, entry_bytes
+from quackmq.stores.local.files.format import BATCH_ENTRY_BYTES
+from quackmq.stores.local.open import open_engine
 from quackmq.stores.local.options import LocalOptions
-from quackmq.stores.local.waiting import Awaited
+from quackmq.stores.local.partition_log import PartitionLog
+from quackmq.stores.local.waiters import Awaited
 
 #: What the system says where a disk, a quota or a bound on files is exhausted.
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Final
 
 from quackmq.model.log_transactions import Step
 from quackmq.model.producer_state import Producer
-from quackmq.stores.local.format import ProducerBatch
-from quackmq.stores.local.segment import Segment, cut
+from quackmq.stores.local.files.format import ProducerBatch
+from quackmq.stores.local.files.segment import Segment, cut
 
 if TYPE_CHECKING:
-    from quackmq.stores.local.log import PartitionLog
+    from quackmq.stores.local.partition_log import PartitionLog
 
 #: What a chunk costs beside its bytes: objects, list slots, the allocator's slack.
 CHUNK_OVERHEAD = 512

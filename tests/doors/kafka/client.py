@@ -23,7 +23,7 @@ from kio.serial import entity_reader, entity_writer
 
 from quackmq.broker import Broker, BrokerSettings, Caller
 from quackmq.doors.kafka import KafkaDoor
-from quackmq.stores.base import Store
+from quackmq.stores.contract import Store
 from quackmq.stores.memory import MemoryStore
 from quackmq.wire.kafka.writer import write_entity
 from tests.support import batch_of

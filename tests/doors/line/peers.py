@@ -13,7 +13,7 @@ from quackmq.clock import wall_clock_ms
 from quackmq.doors.line import LineDoor, LineSettings
 from quackmq.model.policy import Policy
 from quackmq.model.topic import Append, Appended, Cursor, StatePut
-from quackmq.stores.base import Store
+from quackmq.stores.contract import Store
 from quackmq.stores.memory import MemoryStore
 
 T = TypeVar("T")

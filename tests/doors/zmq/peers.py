@@ -14,7 +14,7 @@ import zmq.asyncio
 from quackmq.broker import Broker, BrokerSettings, Caller, Message
 from quackmq.doors.zmq import ZmqDoor
 from quackmq.model.topic import Append, Appended, Cursor, StatePut
-from quackmq.stores.base import Store
+from quackmq.stores.contract import Store
 from quackmq.stores.memory import MemoryStore
 from tests.wire.zmtp_frames import HELLO, request
 

@@ -14,7 +14,7 @@ from quackmq.broker import Broker, BrokerSettings
 from quackmq.doors.zmq.proxy import ProxyDoor, ProxySettings, XpubDoor, XsubDoor
 from quackmq.doors.zmq.proxy.subscribers import Subscriber
 from quackmq.records.batch import NO_TIMESTAMP, Record
-from quackmq.stores.base import Store
+from quackmq.stores.contract import Store
 from quackmq.stores.memory import MemoryStore
 from tests.doors.zmq.peers import DEADLINE_S, TESTER, Raw, soon, until
 from tests.wire.zmtp_frames import greeting, ready

@@ -16,7 +16,7 @@ from quackmq.disk.real import File, Lane, RealDisk, RealFile
 from quackmq.model.policy import Policy
 from quackmq.model.topic import Append, PartitionKey
 from quackmq.records.batch import Buffer
-from quackmq.stores.base import Store
+from quackmq.stores.contract import Store
 from quackmq.stores.local import LocalOptions, LocalStore
 from tests.support import Clock, batch_of
 

@@ -12,11 +12,11 @@ from quackmq.model.log_transactions import ABORTED_BYTES, Marker, marker_batch
 from quackmq.model.policy import Policy
 from quackmq.model.topic import Aborted, PartitionKey, Read, Slice
 from quackmq.records.batch import Batch
-from quackmq.stores.base import Store
+from quackmq.stores.contract import Store
 from quackmq.stores.local import LocalStore
-from quackmq.stores.local.findings import Finding, Kind
+from quackmq.stores.local.inspect.findings import Finding, Kind
+from quackmq.stores.local.inspect.verify import Verification
 from quackmq.stores.local.recovery import META_PATH, Meta
-from quackmq.stores.local.verification import Verification
 from tests.stores.calls import PLENTY_BYTES, append, read_all
 from tests.stores.local.directories import flip, leave_crashed, open_store
 from tests.stores.local.test_inspection import inspection_of

@@ -13,9 +13,10 @@ import pytest
 from quackmq import limits
 from quackmq.model.policy import Policy
 from quackmq.model.topic import Append, PartitionKey
-from quackmq.stores.local import LocalOptions, LocalStore, checkpoint, extents
-from quackmq.stores.local.capturing import Capture
-from quackmq.stores.local.checkpoint import Decoded
+from quackmq.stores.local import LocalOptions, LocalStore
+from quackmq.stores.local.checkpoint_capture import Capture
+from quackmq.stores.local.files import checkpoint, extents
+from quackmq.stores.local.files.checkpoint import Decoded
 from tests.loop_cpu import measured_callbacks
 from tests.stores.calls import append_values, new_partitions, read_all, soon
 from tests.stores.local.directories import leave_crashed

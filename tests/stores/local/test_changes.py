@@ -11,7 +11,7 @@ from quackmq import limits
 from quackmq.errors import LimitReached
 from quackmq.model.policy import Policy
 from quackmq.model.topic import Append, PartitionKey, State, StatePut
-from quackmq.stores.base import Store
+from quackmq.stores.contract import Store
 from tests.stores.calls import cursor, soon
 from tests.stores.local.directories import open_store
 from tests.stores.local.held import open_held

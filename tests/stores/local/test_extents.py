@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quackmq.stores.local import extents
-from quackmq.stores.local.extents import Extent, Piece
+from quackmq.stores.local.files import extents
+from quackmq.stores.local.files.extents import Extent, Piece
 
 _writes = st.lists(st.tuples(st.integers(0, 60), st.integers(1, 20)), max_size=12)
 

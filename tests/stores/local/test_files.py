@@ -12,7 +12,7 @@ import pytest
 
 from quackmq.disk.interface import write_all
 from quackmq.disk.real import RealDisk, RealFile
-from quackmq.stores.local.files import OpenFiles
+from quackmq.stores.local.files.open_files import OpenFiles
 
 DEADLINE_S = 20
 

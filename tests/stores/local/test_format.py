@@ -14,8 +14,8 @@ from quackmq.model.log_transactions import Marker, Step
 from quackmq.model.producer_state import Remembered
 from quackmq.model.topic import PartitionKey
 from quackmq.records.batch import Buffer
-from quackmq.stores.local import format
-from quackmq.stores.local.format import (
+from quackmq.stores.local.files import format
+from quackmq.stores.local.files.format import (
     AppendEntry,
     ChangeEntry,
     Descriptor,

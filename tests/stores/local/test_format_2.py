@@ -19,10 +19,10 @@ from quackmq import limits
 from quackmq.disk.real import RealDisk
 from quackmq.errors import QuackError
 from quackmq.model.topic import Append, PartitionKey, Read
-from quackmq.stores.base import Store
+from quackmq.stores.contract import Store
 from quackmq.stores.local import LocalStore
-from quackmq.stores.local.inspection import Inspection
-from quackmq.stores.local.verification import Verification
+from quackmq.stores.local.inspect.directory import Inspection
+from quackmq.stores.local.inspect.verify import Verification
 from tests.stores.local.directories import SMALL_PACKED, FailingDisk, open_store
 from tests.support import Clock, batch_of, batches_of
 

@@ -21,8 +21,8 @@ from quackmq.model.policy import Policy
 from quackmq.model.topic import Append, Cursor, CursorKey, PartitionKey, StatePut
 from quackmq.records.batch import batches
 from quackmq.stores.local import LocalOptions, LocalStore
-from quackmq.stores.local.format import AppendEntry, Frame, Sync, encode_frame, entries
-from quackmq.stores.local.journal import Journal, Place, Scan
+from quackmq.stores.local.files.format import AppendEntry, Frame, Sync, encode_frame, entries
+from quackmq.stores.local.files.journal import Journal, Place, Scan
 from quackmq.stores.local.recovery import read_meta
 from tests.stores.calls import append, append_values, new_partition, new_partitions, read_all, soon
 from tests.stores.local.directories import leave_crashed

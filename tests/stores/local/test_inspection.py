@@ -19,11 +19,11 @@ from quackmq.model.policy import Policy
 from quackmq.model.topic import Append, PartitionKey
 from quackmq.records.batch import CRC_START, Batch
 from quackmq.stores.local import LocalOptions
-from quackmq.stores.local.contents import Held
-from quackmq.stores.local.findings import Finding, Kind, merged
-from quackmq.stores.local.format import FRAME_HEADER_BYTES, REGION_ENTRY_BYTES
-from quackmq.stores.local.inspection import FrameAt, Inspection
-from quackmq.stores.local.verification import Verification
+from quackmq.stores.local.files.format import FRAME_HEADER_BYTES, REGION_ENTRY_BYTES
+from quackmq.stores.local.inspect.directory import FrameAt, Inspection
+from quackmq.stores.local.inspect.findings import Finding, Kind, merged
+from quackmq.stores.local.inspect.segments import Held
+from quackmq.stores.local.inspect.verify import Verification
 from tests.stores.calls import append
 from tests.stores.local.directories import (
     REFERENCED,

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from quackmq.disk.real import RealDisk
-from quackmq.stores.local.format import FRAME_HEADER_BYTES, Sync, encode_frame, frame_bytes
-from quackmq.stores.local.journal import DIRECTORY, Journal, Place, Scan, SlotRange, slot_path
+from quackmq.stores.local.files.format import FRAME_HEADER_BYTES, Sync, encode_frame, frame_bytes
+from quackmq.stores.local.files.journal import DIRECTORY, Journal, Place, Scan, SlotRange, slot_path
 from tests.stores.local.directories import flip
 
 SALT = 99

@@ -14,11 +14,11 @@ from quackmq.disk.real import RealDisk, RealFile
 from quackmq.errors import DamagedData, QuackError
 from quackmq.model.policy import Policy
 from quackmq.model.topic import Append, PartitionKey
-from quackmq.stores.base import Store
+from quackmq.stores.contract import Store
 from quackmq.stores.local import LocalOptions, LocalStore
-from quackmq.stores.local.findings import Kind
-from quackmq.stores.local.inspection import Inspection
-from quackmq.stores.local.verification import Verification
+from quackmq.stores.local.inspect.directory import Inspection
+from quackmq.stores.local.inspect.findings import Kind
+from quackmq.stores.local.inspect.verify import Verification
 from tests.stores.calls import append_values, new_partitions, read_all, read_one
 from tests.stores.local.directories import (
     SMALL_PACKED,

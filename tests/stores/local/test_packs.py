@@ -12,10 +12,10 @@ from quackmq import limits
 from quackmq.disk.interface import read_all
 from quackmq.disk.real import RealDisk, RealFile
 from quackmq.errors import InternalError
-from quackmq.stores.local import extents
-from quackmq.stores.local.extents import Extent
-from quackmq.stores.local.files import OpenFiles
-from quackmq.stores.local.packs import Packed, Packs, Run, listed, pack_path
+from quackmq.stores.local.files import extents
+from quackmq.stores.local.files.extents import Extent
+from quackmq.stores.local.files.open_files import OpenFiles
+from quackmq.stores.local.files.packs import Packed, Packs, Run, listed, pack_path
 
 A, B = "log/topic/a.log", "log/topic/b.log"
 SMALL = 100

@@ -17,8 +17,8 @@ from quackmq.errors import DamagedStore, NewerFormat, UnusableDirectory
 from quackmq.model.policy import Policy
 from quackmq.model.topic import Append, PartitionKey
 from quackmq.stores.local import LocalOptions, LocalStore
-from quackmq.stores.local.format import FRAME_HEADER_BYTES
-from quackmq.stores.local.journal import good_frames
+from quackmq.stores.local.files.format import FRAME_HEADER_BYTES
+from quackmq.stores.local.files.journal import good_frames
 from quackmq.stores.local.options import SyncMode
 from quackmq.stores.local.recovery import META_PATH, Meta, Recovered, read_meta, recover
 from tests.stores.local.directories import (

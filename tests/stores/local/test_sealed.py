@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 from quackmq import limits
 from quackmq.disk.real import RealDisk
 from quackmq.model.topic import OffsetTime, PartitionKey
-from quackmq.stores.local import LocalOptions, LocalStore, format
-from quackmq.stores.local.log import PartitionLog
-from quackmq.stores.local.sealed import Maxima, SealedSegments
-from quackmq.stores.local.segment import Segment
+from quackmq.stores.local import LocalOptions, LocalStore
+from quackmq.stores.local.files import format
+from quackmq.stores.local.files.segment import Segment
+from quackmq.stores.local.partition_log import PartitionLog
+from quackmq.stores.local.segment_sums import Maxima, SealedSegments
 from tests.stores.calls import append, new_partition, read_all
 from tests.stores.conftest import SMALL
 from tests.support import START_MS, Clock, batch_of
@@ -134,7 +135,7 @@ async def test_a_lookup_by_time_takes_as_many_steps_in_a_log_ten_times_as_long(
         await store.offset_for_time(key, end - 150)  # once, to load what is kept in memory
         with monkeypatch.context() as patch:
             steps.clear()
-            patch.setattr("quackmq.stores.local.segment.region_at", counting)
+            patch.setattr("quackmq.stores.local.files.segment.region_at", counting)
             assert await store.offset_for_time(key, end - 150) == OffsetTime(end - 150, end - 150)
             appended = await store.offset_for_time(key, START_MS + end - 150, "append")
             assert appended is not None and appended.offset == end - 150

@@ -14,9 +14,9 @@ from quackmq.disk.real import RealDisk
 from quackmq.errors import DamagedData
 from quackmq.model.topic import PartitionKey
 from quackmq.records.batch import batches, spans, stamp
-from quackmq.stores.local.files import OpenFiles
-from quackmq.stores.local.format import CONTINUES, REGION_ENTRY_BYTES, Descriptor, Region
-from quackmq.stores.local.segment import (
+from quackmq.stores.local.files.format import CONTINUES, REGION_ENTRY_BYTES, Descriptor, Region
+from quackmq.stores.local.files.open_files import OpenFiles
+from quackmq.stores.local.files.segment import (
     BadRange,
     Plan,
     Segment,

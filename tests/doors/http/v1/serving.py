@@ -18,7 +18,7 @@ from quackmq.archive.tiered import TieredStore
 from quackmq.broker import Broker, BrokerSettings, Caller
 from quackmq.clock import Clock
 from quackmq.doors.http import HttpDoor
-from quackmq.stores.base import Store
+from quackmq.stores.contract import Store
 from quackmq.stores.local import LocalOptions, LocalStore
 from quackmq.stores.memory import MemoryStore
 

@@ -26,7 +26,7 @@ from quackmq.errors import CorruptBatch, DamagedData, QuackError
 from quackmq.model.log_transactions import ABORTED_BYTES, damaged_aborted
 from quackmq.model.topic import PartitionKey
 from quackmq.records.batch import Batch, Span, spans
-from quackmq.stores.local.format import (
+from quackmq.stores.local.files.format import (
     CONTINUES,
     REGION_ENTRY_BYTES,
     Descriptor,
@@ -36,7 +36,7 @@ from quackmq.stores.local.format import (
     parse_region,
     region_at,
 )
-from quackmq.stores.local.packs import Packs
+from quackmq.stores.local.files.packs import Packs
 
 DIRECTORY = "log"
 _new_tuple: Final = tuple.__new__

@@ -23,13 +23,13 @@ from quackmq.disk.real import Disk
 from quackmq.errors import CorruptBatch, QuackError
 from quackmq.model.log_transactions import ABORTED_BYTES, damaged_aborted
 from quackmq.records.batch import Batch, Span, spans
-from quackmq.stores.local.files import OpenFiles
-from quackmq.stores.local.findings import Finding, Kind, merged
-from quackmq.stores.local.format import REGION_ENTRY_BYTES, Descriptor, Region, parse_region
-from quackmq.stores.local.log import PartitionLog
-from quackmq.stores.local.packs import NOTHING_PACKED, Packed, Packs
+from quackmq.stores.local.files.format import REGION_ENTRY_BYTES, Descriptor, Region, parse_region
+from quackmq.stores.local.files.open_files import OpenFiles
+from quackmq.stores.local.files.packs import NOTHING_PACKED, Packed, Packs
+from quackmq.stores.local.files.segment import Segment, inspect
+from quackmq.stores.local.inspect.findings import Finding, Kind, merged
+from quackmq.stores.local.partition_log import PartitionLog
 from quackmq.stores.local.recovery import SegmentWrite
-from quackmq.stores.local.segment import Segment, inspect
 
 _NOTHING = memoryview(b"")
 #: What a device or a file system says of bytes that it has lost.

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from quackmq.stores.local.segment import Segment
+    from quackmq.stores.local.files.segment import Segment
 
 
 class Maxima:

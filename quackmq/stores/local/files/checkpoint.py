@@ -36,19 +36,19 @@ from quackmq.model.log_transactions import ABORTED_BYTES
 from quackmq.model.producer_state import Producer, Remembered
 from quackmq.model.topic import PartitionKey, Topic
 from quackmq.stores.catalog import CapturedCatalog, Catalog
-from quackmq.stores.local import extents
-from quackmq.stores.local.extents import Extent
-from quackmq.stores.local.format import (
+from quackmq.stores.local.files import extents
+from quackmq.stores.local.files.extents import Extent
+from quackmq.stores.local.files.format import (
     REGION_ENTRY_BYTES,
     Region,
     decode_checkpoint,
     encode_checkpoint,
 )
-from quackmq.stores.local.journal import Place
-from quackmq.stores.local.log import PartitionLog
+from quackmq.stores.local.files.journal import Place
+from quackmq.stores.local.files.packs import NOTHING_PACKED, Packed
+from quackmq.stores.local.files.segment import Segment
 from quackmq.stores.local.options import LocalOptions, SyncMode
-from quackmq.stores.local.packs import NOTHING_PACKED, Packed
-from quackmq.stores.local.segment import Segment
+from quackmq.stores.local.partition_log import PartitionLog
 
 PATH: Final = "checkpoint"
 

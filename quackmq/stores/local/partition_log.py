@@ -21,12 +21,12 @@ from quackmq.model.log_transactions import PartitionTransactions, Step
 from quackmq.model.producer_state import Producer, Remembered
 from quackmq.model.topic import Appended, PartitionKey
 from quackmq.records.batch import Batch, stamp
-from quackmq.stores.local.format import CONTINUES, Descriptor, ProducerBatch, Region
+from quackmq.stores.local.files.format import CONTINUES, Descriptor, ProducerBatch, Region
+from quackmq.stores.local.files.segment import Plan, Segment
 from quackmq.stores.local.options import LocalOptions
-from quackmq.stores.local.sealed import SealedSegments
-from quackmq.stores.local.segment import Plan, Segment
+from quackmq.stores.local.segment_sums import SealedSegments
 from quackmq.stores.local.tail import Chunk, PartitionTail
-from quackmq.stores.local.waiting import Awaited, Waiter
+from quackmq.stores.local.waiters import Awaited, Waiter
 
 _new_tuple: Final = tuple.__new__
 #: Stands in every partition that never saw a transaction: most of them never do.

@@ -19,10 +19,10 @@ from typing import Final, NamedTuple
 
 from quackmq import limits
 from quackmq.disk.real import Disk
-from quackmq.stores.local import packs
-from quackmq.stores.local.packs import Packs
+from quackmq.stores.local.files import packs
+from quackmq.stores.local.files.packs import Packs
+from quackmq.stores.local.files.segment import DIRECTORY as LOG_DIRECTORY
 from quackmq.stores.local.recovery import Recovered
-from quackmq.stores.local.segment import DIRECTORY as LOG_DIRECTORY
 
 _logger = logging.getLogger("quackmq.store")
 _TOPIC_DIRECTORY: Final = re.compile("[0-9a-f]{32}")

@@ -31,9 +31,9 @@ from quackmq.disk.interface import read_all
 from quackmq.disk.real import Disk, File
 from quackmq.errors import InternalError
 from quackmq.records.batch import Buffer
-from quackmq.stores.local import extents
-from quackmq.stores.local.extents import NO_EXTENTS, Extent
-from quackmq.stores.local.files import OpenFiles
+from quackmq.stores.local.files import extents
+from quackmq.stores.local.files.extents import NO_EXTENTS, Extent
+from quackmq.stores.local.files.open_files import OpenFiles
 
 DIRECTORY: Final = "log/packs"
 

@@ -21,7 +21,7 @@ from quackmq.disk.interface import read_all, write_all
 from quackmq.disk.linux_aio import Synced
 from quackmq.disk.real import Disk, File
 from quackmq.errors import InternalError
-from quackmq.stores.local.format import FRAME_MAGIC, Frame, parse_frame
+from quackmq.stores.local.files.format import FRAME_MAGIC, Frame, parse_frame
 
 DIRECTORY = "journal"
 

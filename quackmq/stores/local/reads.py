@@ -23,11 +23,9 @@ from quackmq.errors import (
 )
 from quackmq.model.topic import OffsetTime
 from quackmq.records.batch import batches
-from quackmq.stores.local.format import Region
-from quackmq.stores.local.log import PartitionLog
-from quackmq.stores.local.packs import Packs
-from quackmq.stores.local.sealed import Maxima
-from quackmq.stores.local.segment import (
+from quackmq.stores.local.files.format import Region
+from quackmq.stores.local.files.packs import Packs
+from quackmq.stores.local.files.segment import (
     Got,
     Plan,
     SealedRegions,
@@ -36,6 +34,8 @@ from quackmq.stores.local.segment import (
     load_index,
     read,
 )
+from quackmq.stores.local.partition_log import PartitionLog
+from quackmq.stores.local.segment_sums import Maxima
 
 Pieces = tuple[memoryview, ...]
 

@@ -18,7 +18,7 @@ from quackmq import limits
 from quackmq.errors import LimitReached
 
 if TYPE_CHECKING:
-    from quackmq.stores.local.log import PartitionLog
+    from quackmq.stores.local.partition_log import PartitionLog
 
 
 class Awaited(NamedTuple):

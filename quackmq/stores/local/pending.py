@@ -30,8 +30,8 @@ from typing import Any
 from quackmq import limits
 from quackmq.errors import LimitReached
 from quackmq.stores.catalog import Change
-from quackmq.stores.local import format
-from quackmq.stores.local.log import PartitionLog
+from quackmq.stores.local.files import format
+from quackmq.stores.local.partition_log import PartitionLog
 from quackmq.stores.local.tail import Chunk
 
 

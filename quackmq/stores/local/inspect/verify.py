@@ -23,17 +23,17 @@ from quackmq.errors import CorruptBatch
 from quackmq.model.topic import PartitionKey
 from quackmq.records import codec
 from quackmq.records.batch import Batch
-from quackmq.stores.local import checkpoint, packs
-from quackmq.stores.local.contents import Stretch
-from quackmq.stores.local.findings import Finding, Kind, merged
-from quackmq.stores.local.format import REGION_ENTRY_BYTES
-from quackmq.stores.local.inspection import Inspection
-from quackmq.stores.local.journal import DIRECTORY as JOURNAL_DIRECTORY
-from quackmq.stores.local.journal import slot_path
-from quackmq.stores.local.opening import LOCK_PATH
+from quackmq.stores.local.files import checkpoint, packs
+from quackmq.stores.local.files.format import REGION_ENTRY_BYTES
+from quackmq.stores.local.files.journal import DIRECTORY as JOURNAL_DIRECTORY
+from quackmq.stores.local.files.journal import slot_path
+from quackmq.stores.local.files.segment import DIRECTORY as LOG_DIRECTORY
+from quackmq.stores.local.files.segment import Segment
+from quackmq.stores.local.inspect.directory import Inspection
+from quackmq.stores.local.inspect.findings import Finding, Kind, merged
+from quackmq.stores.local.inspect.segments import Stretch
+from quackmq.stores.local.open import LOCK_PATH
 from quackmq.stores.local.recovery import META_PATH
-from quackmq.stores.local.segment import DIRECTORY as LOG_DIRECTORY
-from quackmq.stores.local.segment import Segment
 
 _INDEX_NAME: Final = re.compile(r"(\d+)-(\d{20})\.index")
 _TOPIC_DIRECTORY: Final = re.compile(r"[0-9a-f]{32}")

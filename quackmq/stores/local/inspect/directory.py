@@ -20,11 +20,9 @@ from quackmq.disk.real import Disk
 from quackmq.errors import DamagedStore, UnusableDirectory
 from quackmq.model.topic import PartitionKey
 from quackmq.stores.catalog import Catalog
-from quackmq.stores.local import checkpoint
-from quackmq.stores.local.checkpoint import Standing
-from quackmq.stores.local.contents import Contents
-from quackmq.stores.local.findings import Finding, Kind
-from quackmq.stores.local.format import (
+from quackmq.stores.local.files import checkpoint
+from quackmq.stores.local.files.checkpoint import Standing
+from quackmq.stores.local.files.format import (
     FRAME_HEADER_BYTES,
     FRAME_MAGIC,
     AppendEntry,
@@ -33,11 +31,20 @@ from quackmq.stores.local.format import (
     entries,
     parse_frame,
 )
-from quackmq.stores.local.journal import Damage, Place, Scan, good_frames, read_slot, slot_path
-from quackmq.stores.local.log import PartitionLog
-from quackmq.stores.local.opening import LOCK_PATH, holds_data
+from quackmq.stores.local.files.journal import (
+    Damage,
+    Place,
+    Scan,
+    good_frames,
+    read_slot,
+    slot_path,
+)
+from quackmq.stores.local.files.packs import NOTHING_PACKED
+from quackmq.stores.local.inspect.findings import Finding, Kind
+from quackmq.stores.local.inspect.segments import Contents
+from quackmq.stores.local.open import LOCK_PATH, holds_data
 from quackmq.stores.local.options import LocalOptions
-from quackmq.stores.local.packs import NOTHING_PACKED
+from quackmq.stores.local.partition_log import PartitionLog
 from quackmq.stores.local.recovery import (
     META_PATH,
     Meta,

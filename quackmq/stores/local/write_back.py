@@ -13,10 +13,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
-from quackmq.stores.local.files import OpenFiles
-from quackmq.stores.local.log import PartitionLog
-from quackmq.stores.local.packs import Run
-from quackmq.stores.local.segment import Segment
+from quackmq.stores.local.files.open_files import OpenFiles
+from quackmq.stores.local.files.packs import Run
+from quackmq.stores.local.files.segment import Segment
+from quackmq.stores.local.partition_log import PartitionLog
 from quackmq.stores.local.tail import CHUNK_OVERHEAD, Chunk
 
 

@@ -22,16 +22,17 @@ from quackmq.disk.interface import read_file, replace_file
 from quackmq.disk.real import Disk
 from quackmq.errors import DamagedStore, UnusableDirectory
 from quackmq.stores.catalog import Catalog
-from quackmq.stores.local import checkpoint, packs, recovery
-from quackmq.stores.local.checkpoint import Standing
-from quackmq.stores.local.engine import Engine
-from quackmq.stores.local.format import FORMAT_VERSION
-from quackmq.stores.local.journal import DIRECTORY as JOURNAL_DIRECTORY
-from quackmq.stores.local.journal import Place, slot_path
+from quackmq.stores.local import recovery
+from quackmq.stores.local.committer import Engine
+from quackmq.stores.local.files import checkpoint, packs
+from quackmq.stores.local.files.checkpoint import Standing
+from quackmq.stores.local.files.format import FORMAT_VERSION
+from quackmq.stores.local.files.journal import DIRECTORY as JOURNAL_DIRECTORY
+from quackmq.stores.local.files.journal import Place, slot_path
+from quackmq.stores.local.files.segment import DIRECTORY as LOG_DIRECTORY
 from quackmq.stores.local.options import LocalOptions
+from quackmq.stores.local.orphans import Leftovers
 from quackmq.stores.local.recovery import META_PATH, Meta, Recovered
-from quackmq.stores.local.segment import DIRECTORY as LOG_DIRECTORY
-from quackmq.stores.local.sweeping import Leftovers
 
 _logger = logging.getLogger("quackmq.store")
 LOCK_PATH: Final = "lock"

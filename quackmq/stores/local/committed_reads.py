@@ -20,10 +20,10 @@ from quackmq.errors import DamagedData, OffsetOutOfRange, UnknownTopic
 from quackmq.model.log_transactions import ABORTED_BYTES, find_aborted
 from quackmq.model.topic import Aborted
 from quackmq.records.batch import spans
-from quackmq.stores.local.log import PartitionLog
-from quackmq.stores.local.packs import Packs
-from quackmq.stores.local.reader import Pieces, Reader, reading
-from quackmq.stores.local.segment import Segment, load_aborted
+from quackmq.stores.local.files.packs import Packs
+from quackmq.stores.local.files.segment import Segment, load_aborted
+from quackmq.stores.local.partition_log import PartitionLog
+from quackmq.stores.local.reads import Pieces, Reader, reading
 
 _BASE_OFFSET: Final = struct.Struct(">q")
 _first_offset: Final = attrgetter("first_offset")
