@@ -32,9 +32,9 @@ from benchmarks.doors import Broker
 from benchmarks.driver import Driver
 from benchmarks.support import Row, measure
 from quackmq import limits
-from quackmq.archive.archiver import Archiver
-from quackmq.archive.reader import ArchiveReader
-from quackmq.archive.tiered import TieredStore
+from quackmq.archive.archiving.archiver import Archiver
+from quackmq.archive.parquet.reader import ArchiveReader
+from quackmq.archive.tiered_store import TieredStore
 from quackmq.cli.archived import Archived, Place
 from quackmq.clock import wall_clock_ms
 from quackmq.model.policy import Policy

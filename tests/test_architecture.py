@@ -57,7 +57,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "quackmq.loop_clock": {"quackmq.clock", "quackmq.limits"},
     "quackmq.watchdog": {"quackmq.loop_clock", "quackmq.limits"},
     "quackmq.disk.syncing": set(),
-    "quackmq.lean": set(),
+    "quackmq.no_pandas": set(),
     "quackmq.records.crc_join": set(),
     "quackmq.model.offset_notes": BASE,
     "quackmq.records.batch": BASE,
@@ -100,7 +100,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "quackmq.model.log_transactions",
         "quackmq.client",
         "quackmq.clock",
-        "quackmq.lean",
+        "quackmq.no_pandas",
         "quackmq.spark",
     }
     | {"quackmq.model.subscription", "quackmq.model.leases", "quackmq.wire", "quackmq.watchdog"},

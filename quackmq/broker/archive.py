@@ -26,7 +26,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from quackmq import limits
-from quackmq.archive import files as archive_files
+from quackmq.archive import layout as archive_files
 from quackmq.archive import manifest as manifests
 from quackmq.archive.manifest import ArchiveFile, Manifest
 from quackmq.broker.archive_plans import PartitionArchive, Plan, Plans
@@ -45,13 +45,13 @@ from quackmq.errors import (
 from quackmq.model.topic import PartitionKey, Topic
 
 if TYPE_CHECKING:  # what loads pyarrow, which a broker without an archive does without
-    from quackmq.archive.archiver import Archiver, ArchiverState
-    from quackmq.archive.merger import Merged, Merger
-    from quackmq.archive.offered import Offered
-    from quackmq.archive.partitions import Partitions
+    from quackmq.archive.archiving.archiver import Archiver, ArchiverState
+    from quackmq.archive.archiving.run import Archived
+    from quackmq.archive.manifest_registry import Partitions
+    from quackmq.archive.merging.merger import Merged, Merger
+    from quackmq.archive.merging.replacement import Offered
     from quackmq.archive.pins import Pin
-    from quackmq.archive.tiered import TieredStore
-    from quackmq.archive.turn import Archived
+    from quackmq.archive.tiered_store import TieredStore
 
 log = logging.getLogger(__name__)
 
@@ -94,8 +94,8 @@ class Archives:
         now_ms: Callable[[], int],
         settings: BrokerSettings,
     ) -> None:
-        from quackmq.archive.merger import Merger
-        from quackmq.archive.merging import MergeSettings
+        from quackmq.archive.merging.merger import Merger
+        from quackmq.archive.merging.planner import MergeSettings
 
         self._store = store
         self._partitions = store.partitions
@@ -436,7 +436,7 @@ def _page_of(found: Iterable[PartitionArchive]) -> list[PartitionArchive]:
 
 def _examine(disk: Disk, present: Manifest, name: str) -> Offered:
     """In a lane: it stands on what takes its time to load."""
-    from quackmq.archive.offered import examine
+    from quackmq.archive.merging.replacement import examine
 
     return examine(disk, present, name)
 
@@ -448,7 +448,7 @@ def _compare(
     offered: Sequence[Offered],
 ) -> Iterator[None]:
     """In a lane, too."""
-    from quackmq.archive.offered import compare
+    from quackmq.archive.merging.replacement import compare
 
     return compare(partitions.reader, present, gone, offered)
 

@@ -18,13 +18,13 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from quackmq import limits
-from quackmq.archive import files as archive_files
+from quackmq.archive import layout as archive_files
 from quackmq.archive.manifest import ArchiveFile, Manifest, Quarantined
 from quackmq.errors import InvalidRequest, LimitReached, UnknownPlan
 from quackmq.model.topic import PartitionKey, Topic
 
 if TYPE_CHECKING:  # what loads pyarrow, which a broker without an archive does without
-    from quackmq.archive.partitions import Partitions
+    from quackmq.archive.manifest_registry import Partitions
     from quackmq.archive.pins import Pin
 
 log = logging.getLogger(__name__)

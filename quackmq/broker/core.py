@@ -80,9 +80,9 @@ from quackmq.records.batch import Batch
 from quackmq.stores.contract import Store
 
 if TYPE_CHECKING:  # what loads pyarrow, which a broker without an archive does without
-    from quackmq.archive.archiver import Archiver
-    from quackmq.archive.tiered import TieredStore
-    from quackmq.archive.workshop import Workshop
+    from quackmq.archive.archiving.archiver import Archiver
+    from quackmq.archive.archiving.builder import Workshop
+    from quackmq.archive.tiered_store import TieredStore
 
 log = logging.getLogger(__name__)
 
@@ -585,7 +585,7 @@ class Broker:
         await self.registrations.forget(topic.id)
 
     def _make_archiver(self, archive: TieredStore, workshop: Workshop | None) -> Archiver:
-        from quackmq.archive.archiver import Archiver
+        from quackmq.archive.archiving.archiver import Archiver
 
         name_of = self.transactions.name_of
         archiver = Archiver(archive, self.topics, self._clock, name_of, workshop)

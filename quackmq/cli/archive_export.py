@@ -30,9 +30,9 @@ import pyarrow.parquet as pq
 from crc32c import crc32c
 
 from quackmq import limits
-from quackmq.archive.encoding import timestamps_ms
 from quackmq.archive.manifest import ArchiveFile, Manifest
-from quackmq.archive.schema import SCHEMA
+from quackmq.archive.parquet.schema import SCHEMA
+from quackmq.archive.parquet.to_batches import timestamps_ms
 from quackmq.cli.archived import Archived, Place
 from quackmq.cli.text import counted, progress_on_stderr
 from quackmq.client.durable import sync_directory

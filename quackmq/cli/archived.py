@@ -16,10 +16,10 @@ from typing import Final, NamedTuple
 
 import orjson
 
-from quackmq.archive import files
+from quackmq.archive import layout as files
 from quackmq.archive import manifest as manifests
 from quackmq.archive.manifest import Manifest
-from quackmq.archive.reader import ArchiveReader
+from quackmq.archive.parquet.reader import ArchiveReader
 from quackmq.disk.interface import read_file
 from quackmq.disk.real import RealDisk
 from quackmq.errors import DamagedData, UnknownPartition, UnknownTopic, UnusableDirectory

@@ -28,7 +28,7 @@ from quackmq.cli.settings import (
 )
 from quackmq.cli.text import listed
 from quackmq.errors import InvalidSetting
-from quackmq.lean import without_pandas
+from quackmq.no_pandas import without_pandas
 
 log = logging.getLogger(__name__)
 

@@ -20,8 +20,8 @@ from functools import partial
 from typing import Any, Final, NoReturn, Protocol
 
 from quackmq import __version__, limits
-from quackmq.archive.tiered import TieredStore
-from quackmq.archive.workers import WorkerWorkshop
+from quackmq.archive.archiving.worker_process import WorkerWorkshop
+from quackmq.archive.tiered_store import TieredStore
 from quackmq.broker import Broker, BrokerSettings
 from quackmq.cli import closing, process
 from quackmq.cli.address import Address, UnixPath

@@ -25,7 +25,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from quackmq.archive.encoding import headers_of
+from quackmq.archive.parquet.to_batches import headers_of
 from quackmq.spark.encoding import Rows
 from quackmq.spark.partitioning import Numbers
 

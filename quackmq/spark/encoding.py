@@ -1,9 +1,9 @@
 """Rows that Spark writes as record batches, a partition each: columns in, batches out.
 
 The records are laid out as `quackmq.records.codec` draws them, by the same steps over whole columns
-as `quackmq.archive.encoding`; here nothing has an offset yet, and nobody a sequence number, so that
-all partitions of a chunk are made in one go: rows are sorted by partition, and a batch ends where
-the partition does.
+as `quackmq.archive.parquet.to_batches`; here nothing has an offset yet, and nobody a sequence
+number, so that all partitions of a chunk are made in one go: rows are sorted by partition, and a
+batch ends where the partition does.
 
 Promised: each partition's records in the order of the rows. RecordTooLarge for a row that no batch
 can hold. Pure.
@@ -21,7 +21,7 @@ from aiokafka import codec as compressors
 from crc32c import crc32c
 
 from quackmq import limits
-from quackmq.archive.encoding import headers_of, length_varints, positions_of, varints
+from quackmq.archive.parquet.to_batches import headers_of, length_varints, positions_of, varints
 from quackmq.errors import RecordTooLarge
 from quackmq.records.batch import (
     COMPRESSIONS,

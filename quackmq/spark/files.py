@@ -17,13 +17,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from crc32c import crc32c
 
-from quackmq.archive.schema import (
+from quackmq.archive.parquet.checked_range import Window, parquet_of
+from quackmq.archive.parquet.schema import (
     SCHEMA_VERSION,
     RowGroup,
     decode_row_groups,
     schema_version,
 )
-from quackmq.archive.window import Window, parquet_of
 from quackmq.errors import QuackError
 from quackmq.spark.columns import Shaper
 from quackmq.spark.connection import Http, path_of

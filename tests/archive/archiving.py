@@ -12,8 +12,8 @@ from contextlib import suppress
 
 from quackmq.archive import manifest
 from quackmq.archive.manifest import Manifest
-from quackmq.archive.tiered import TieredStore
-from quackmq.archive.writer import Committed, FileWriter, PoisonBatch
+from quackmq.archive.parquet.from_batches import Committed, FileWriter, PoisonBatch
+from quackmq.archive.tiered_store import TieredStore
 from quackmq.errors import (
     BrokerClosing,
     InvalidRequest,

@@ -8,9 +8,9 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from quackmq.archive import files
-from quackmq.archive.partitions import Partitions
-from quackmq.archive.tiered import TieredStore
+from quackmq.archive import layout as files
+from quackmq.archive.manifest_registry import Partitions
+from quackmq.archive.tiered_store import TieredStore
 from quackmq.disk.real import RealDisk
 from quackmq.model.policy import Policy
 from quackmq.model.topic import PartitionKey, Topic

@@ -8,8 +8,8 @@ from typing import cast
 
 from quackmq.archive import manifest as manifests
 from quackmq.archive.manifest import Manifest
-from quackmq.archive.partitions import Disk, Partitions
-from quackmq.archive.writer import FileWriter
+from quackmq.archive.manifest_registry import Disk, Partitions
+from quackmq.archive.parquet.from_batches import FileWriter
 from quackmq.model.policy import Policy
 from quackmq.model.topic import Offsets, PartitionKey, Topic
 from quackmq.stores.contract import Store

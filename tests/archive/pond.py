@@ -12,10 +12,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from quackmq.archive.archiver import Archiver
+from quackmq.archive.archiving.archiver import Archiver
+from quackmq.archive.archiving.builder import Workshop
 from quackmq.archive.manifest import Manifest
-from quackmq.archive.tiered import TieredStore
-from quackmq.archive.workshop import Workshop
+from quackmq.archive.tiered_store import TieredStore
 from quackmq.clock import Clock as BrokerClock
 from quackmq.disk.real import RealDisk, RealFile
 from quackmq.model.log_transactions import Marker, marker_batch

@@ -10,10 +10,11 @@ from typing import Any
 
 from crc32c import crc32c
 
-from quackmq.archive import files, manifest
+from quackmq.archive import layout as files
+from quackmq.archive import manifest
 from quackmq.archive.manifest import Manifest, Quarantined
-from quackmq.archive.reader import ArchiveReader
-from quackmq.archive.writer import Committed, FileWriter, PoisonBatch, Written
+from quackmq.archive.parquet.from_batches import Committed, FileWriter, PoisonBatch, Written
+from quackmq.archive.parquet.reader import ArchiveReader
 from quackmq.disk.interface import Disk
 from quackmq.errors import DamagedData
 from quackmq.model.topic import PartitionKey

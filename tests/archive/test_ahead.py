@@ -7,11 +7,11 @@ import uuid
 
 import pytest
 
-from quackmq.archive import reader as reader_module
-from quackmq.archive.ahead import Ahead
-from quackmq.archive.encoding import encode
-from quackmq.archive.reader import ArchiveReader
-from quackmq.archive.writer import Committed
+from quackmq.archive.parquet import reader as reader_module
+from quackmq.archive.parquet.from_batches import Committed
+from quackmq.archive.parquet.reader import ArchiveReader
+from quackmq.archive.parquet.to_batches import encode
+from quackmq.archive.prefetch_buffer import Ahead
 from quackmq.model.topic import PartitionKey
 from quackmq.records.codec import decode
 from tests.archive.support import KEY, Archive, opened, plain, read_all, records_of

@@ -12,9 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from quackmq import limits
-from quackmq.archive.buffers import Buffers, Filled
-from quackmq.archive.pieces import Piece, Progress, Unnamed
-from quackmq.archive.workshop import LocalWorkshop
+from quackmq.archive.archiving.buffers import Buffers, Filled
+from quackmq.archive.archiving.builder import LocalWorkshop
+from quackmq.archive.archiving.pieces import Piece, Progress, Unnamed
 from quackmq.errors import UnknownTopic
 from quackmq.model.log_transactions import Marker
 from quackmq.model.policy import Policy

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from quackmq import limits
-from quackmq.archive.archiver import Archiver
-from quackmq.archive.due import Agenda
+from quackmq.archive.archiving.archiver import Archiver
+from quackmq.archive.archiving.schedule import Agenda
 from quackmq.errors import StorageError
 from quackmq.model.policy import Policy
 from quackmq.model.topic import PartitionKey, Topic

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from quackmq import limits
-from quackmq.archive.pieces import Made, Piece, Progress, Unnamed
-from quackmq.archive.workshop import LocalWorkshop, WorkshopGone
+from quackmq.archive.archiving.builder import LocalWorkshop, WorkshopGone
+from quackmq.archive.archiving.pieces import Made, Piece, Progress, Unnamed
 from quackmq.errors import BrokerClosing, DamagedData, StorageError
 from quackmq.model.policy import Policy
 from quackmq.model.topic import PartitionKey, Read, Slice

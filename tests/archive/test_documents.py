@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from quackmq import limits
-from quackmq.archive.schema import SCHEMA
+from quackmq.archive.parquet.schema import SCHEMA
 from quackmq.model.policy import Policy
 from tests.readme import ROOT, Block, Tour, blocks
 

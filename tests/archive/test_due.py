@@ -6,7 +6,7 @@ import errno
 import uuid
 
 from quackmq import limits
-from quackmq.archive.due import Failures, Ready, is_no_room, wait_ms
+from quackmq.archive.archiving.schedule import Failures, Ready, is_no_room, wait_ms
 from quackmq.clock import Clock
 from quackmq.errors import DamagedData, StorageError
 from quackmq.model.policy import Policy

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from quackmq.archive import files, manifest
+from quackmq.archive import layout as files
+from quackmq.archive import manifest
 from quackmq.archive.manifest import Manifest
-from quackmq.archive.reader import ArchiveReader
+from quackmq.archive.parquet.reader import ArchiveReader
 from quackmq.disk.real import RealDisk
 from quackmq.errors import DamagedData
 from quackmq.model.topic import PartitionKey

@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 
 from quackmq import limits
-from quackmq.archive.reader import ArchiveReader
+from quackmq.archive.parquet.reader import ArchiveReader
 from quackmq.errors import DamagedData, NotFound
 from quackmq.model.topic import PartitionKey, Read
 from quackmq.records.batch import batches

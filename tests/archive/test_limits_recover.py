@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from quackmq import limits
-from quackmq.archive.ahead import Ahead
+from quackmq.archive.archiving.builder import LocalWorkshop
 from quackmq.archive.manifest import add, replace, trim
-from quackmq.archive.workshop import LocalWorkshop
+from quackmq.archive.prefetch_buffer import Ahead
 from quackmq.errors import LimitReached
 from quackmq.model.policy import Policy
 from tests.archive.pond import pond, put_some

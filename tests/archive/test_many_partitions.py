@@ -10,7 +10,7 @@ import pytest_asyncio
 
 from quackmq import limits
 from quackmq.archive.manifest import Manifest
-from quackmq.archive.reader import Piece
+from quackmq.archive.parquet.reader import Piece
 from quackmq.model.topic import PartitionKey, Read
 from tests.archive.archiving import archive
 from tests.archive.home import Home

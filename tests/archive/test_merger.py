@@ -14,10 +14,10 @@ import pytest
 from quackmq import limits
 from quackmq.archive import manifest as manifests
 from quackmq.archive.manifest import Manifest
-from quackmq.archive.merger import Merged, Merger
-from quackmq.archive.merging import MergeSettings
-from quackmq.archive.partitions import Partitions
-from quackmq.archive.reader import ArchiveReader
+from quackmq.archive.manifest_registry import Partitions
+from quackmq.archive.merging.merger import Merged, Merger
+from quackmq.archive.merging.planner import MergeSettings
+from quackmq.archive.parquet.reader import ArchiveReader
 from quackmq.disk.real import RealDisk, RealFile
 from quackmq.errors import StorageError
 from quackmq.model.topic import PartitionKey
@@ -205,7 +205,7 @@ async def test_a_full_disk_ends_the_round_leaves_nothing_and_is_told(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr("quackmq.archive.merge_work.write_all", full)
+        patched.setattr("quackmq.archive.merging.merge.write_all", full)
         with pytest.raises(StorageError, match="No space left"):
             await merger.merge_due()
         assert "No space left" in merger.problems()[0]

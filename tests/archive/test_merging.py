@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from quackmq import limits
 from quackmq.archive import manifest as manifests
 from quackmq.archive.manifest import ArchiveFile, Manifest, add, empty, file_name, replace, trim
-from quackmq.archive.merging import Merge, MergeSettings, plan
+from quackmq.archive.merging.planner import Merge, MergeSettings, plan
 from quackmq.errors import InvalidSetting
 from tests import effort
 from tests.archive.support import KEY, TOPIC

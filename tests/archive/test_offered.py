@@ -12,15 +12,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from quackmq import limits
-from quackmq.archive import files
-from quackmq.archive import rows as rows_module
-from quackmq.archive.files import partition_path
+from quackmq.archive import layout as files
+from quackmq.archive.layout import partition_path
 from quackmq.archive.manifest import offered_name
-from quackmq.archive.offered import Offered, compare, examine
-from quackmq.archive.reader import ArchiveReader
-from quackmq.archive.rows import RowsWriter, rows_from
-from quackmq.archive.schema import RowGroup, encode_row_groups
-from quackmq.archive.writer import Committed
+from quackmq.archive.merging.replacement import Offered, compare, examine
+from quackmq.archive.parquet import rows as rows_module
+from quackmq.archive.parquet.from_batches import Committed
+from quackmq.archive.parquet.reader import ArchiveReader
+from quackmq.archive.parquet.rows import RowsWriter, rows_from
+from quackmq.archive.parquet.schema import RowGroup, encode_row_groups
 from quackmq.errors import DamagedData, InvalidRequest
 from quackmq.model.topic import PartitionKey
 from tests import effort

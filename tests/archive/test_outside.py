@@ -17,7 +17,7 @@ from typing import TypeVar
 import duckdb
 import pytest
 
-from quackmq.archive.merger import Merger
+from quackmq.archive.merging.merger import Merger
 from quackmq.disk.real import RealDisk
 from tests.archive.merging import archive, opened, settled
 from tests.stores.calls import DEADLINE_S

@@ -15,7 +15,8 @@ import pytest
 import pytest_asyncio
 
 from quackmq import limits
-from quackmq.archive import files, manifest
+from quackmq.archive import layout as files
+from quackmq.archive import manifest
 from quackmq.archive.manifest import Manifest
 from quackmq.disk.interface import Disk
 from quackmq.errors import (

@@ -10,9 +10,9 @@ import pytest
 
 from quackmq import limits
 from quackmq.archive import manifest as manifests
-from quackmq.archive.files import partition_path
-from quackmq.archive.reader import ArchiveReader
-from quackmq.archive.writer import Committed
+from quackmq.archive.layout import partition_path
+from quackmq.archive.parquet.from_batches import Committed
+from quackmq.archive.parquet.reader import ArchiveReader
 from quackmq.errors import DamagedData, NewerFormat, OffsetOutOfRange, StorageError
 from quackmq.model.topic import OffsetTime
 from quackmq.records.batch import Batch
@@ -214,7 +214,7 @@ def test_what_cannot_be_read_now_is_no_damage(
 def test_a_file_of_a_later_version_is_no_damage(
     archive: Archive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("quackmq.archive.reader.SCHEMA_VERSION", 0)
+    monkeypatch.setattr("quackmq.archive.parquet.reader.SCHEMA_VERSION", 0)
     with pytest.raises(NewerFormat, match="has schema 1"):
         ArchiveReader(archive.disk).read(archive.manifest, 0, 1)
 

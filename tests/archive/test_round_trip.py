@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from quackmq import limits
-from quackmq.archive.reader import ArchiveReader
-from quackmq.archive.writer import Committed
+from quackmq.archive.parquet.from_batches import Committed
+from quackmq.archive.parquet.reader import ArchiveReader
 from quackmq.records.batch import COMPRESSIONS, Batch, Record
 from quackmq.records.codec import BatchWriter, decode
 from tests import effort

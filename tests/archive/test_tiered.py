@@ -13,7 +13,7 @@ from crc32c import crc32c
 
 from quackmq import limits
 from quackmq.archive import manifest
-from quackmq.archive.reader import Piece
+from quackmq.archive.parquet.reader import Piece
 from quackmq.errors import (
     DamagedData,
     LimitReached,

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from quackmq.archive.window import Window, parquet_of
+from quackmq.archive.parquet.checked_range import Window, parquet_of
 
 
 def written(rows: int) -> bytes:

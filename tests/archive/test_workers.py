@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from quackmq import limits
-from quackmq.archive import workers
-from quackmq.archive.pieces import Made, Piece, Progress, Unnamed
-from quackmq.archive.worker import Channel
-from quackmq.archive.workers import WorkerWorkshop
-from quackmq.archive.workshop import LocalWorkshop, Workshop
+from quackmq.archive.archiving import worker_process as workers
+from quackmq.archive.archiving.builder import LocalWorkshop, Workshop
+from quackmq.archive.archiving.pieces import Made, Piece, Progress, Unnamed
+from quackmq.archive.archiving.worker_main import Channel
+from quackmq.archive.archiving.worker_process import WorkerWorkshop
 from quackmq.errors import BrokerClosing, StorageError
 from quackmq.model.policy import Policy
 from quackmq.model.topic import OffsetTime

@@ -12,9 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from quackmq import limits
-from quackmq.archive import writer as module
-from quackmq.archive.schema import SCHEMA, decode_row_groups
-from quackmq.archive.writer import Committed, FileWriter, PoisonBatch, Written
+from quackmq.archive.parquet import from_batches as module
+from quackmq.archive.parquet.from_batches import Committed, FileWriter, PoisonBatch, Written
+from quackmq.archive.parquet.schema import SCHEMA, decode_row_groups
 from quackmq.errors import InvalidRequest
 from quackmq.records.batch import Batch, Record
 from quackmq.records.codec import encode
@@ -228,7 +228,7 @@ def test_a_record_that_could_not_be_made_a_batch_again_is_kept_aside(
         [Record(0, 1, None, random.Random(1).randbytes(9_000))], 0, compression="gzip"
     )
     monkeypatch.setattr(limits, "BATCH_BYTES", 2_000)
-    monkeypatch.setattr("quackmq.archive.writer._SURELY_ENCODABLE_BYTES", 1_000)
+    monkeypatch.setattr("quackmq.archive.parquet.from_batches._SURELY_ENCODABLE_BYTES", 1_000)
     with pytest.raises(PoisonBatch, match="is the most"):
         FileWriter(KEY, TOPIC, 0).add([entry])
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pyarrow as pa
 
 from quackmq.archive.manifest import offered_name
-from quackmq.archive.reader import ArchiveReader
-from quackmq.archive.rows import RowsWriter
-from quackmq.archive.tiered import TieredStore
+from quackmq.archive.parquet.reader import ArchiveReader
+from quackmq.archive.parquet.rows import RowsWriter
+from quackmq.archive.tiered_store import TieredStore
 from quackmq.broker import Archives, Broker, BrokerSettings, PartitionArchive, TopicArchive
 from quackmq.errors import DamagedData
 from quackmq.model.policy import Policy

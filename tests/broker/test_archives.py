@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from quackmq import limits
-from quackmq.archive import files as archive_files
+from quackmq.archive import layout as archive_files
 from quackmq.archive.manifest import offered_name
 from quackmq.errors import (
     BrokerClosing,

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from quackmq import limits
-from quackmq.archive.pieces import Piece, Progress, Unnamed
-from quackmq.archive.tiered import TieredStore
-from quackmq.archive.workshop import LocalWorkshop
+from quackmq.archive.archiving.builder import LocalWorkshop
+from quackmq.archive.archiving.pieces import Piece, Progress, Unnamed
+from quackmq.archive.tiered_store import TieredStore
 from quackmq.broker import Broker
 from quackmq.model.policy import Policy
 from quackmq.stores.local import LocalOptions, LocalStore

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from quackmq import limits
-from quackmq.archive.tiered import TieredStore
+from quackmq.archive.tiered_store import TieredStore
 from quackmq.broker import Broker, BrokerSettings, Commit
 from quackmq.broker.timekeeping import STATE_KEY
 from quackmq.clock import Clock

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from quackmq import limits
-from quackmq.archive.tiered import TieredStore
+from quackmq.archive.tiered_store import TieredStore
 from quackmq.broker import Broker, BrokerSettings, Commit, MemberRef
 from quackmq.model.policy import Policy
 from quackmq.records import codec

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from quackmq import limits
-from quackmq.archive.files import partition_path
+from quackmq.archive.layout import partition_path
 from quackmq.broker import Broker
 from quackmq.errors import QuackError
 from quackmq.model.policy import Policy, WhenFull

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from quackmq.archive.manifest import Manifest
-from quackmq.archive.merger import Merger
-from quackmq.archive.merging import MergeSettings
-from quackmq.archive.tiered import TieredStore
+from quackmq.archive.merging.merger import Merger
+from quackmq.archive.merging.planner import MergeSettings
+from quackmq.archive.tiered_store import TieredStore
 from quackmq.broker import Broker, BrokerSettings
 from quackmq.errors import QuackError
 from quackmq.model.topic import PartitionKey

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from quackmq.archive import files
+from quackmq.archive import layout as files
 from quackmq.archive import manifest as manifests
 from quackmq.archive.manifest import Manifest, Quarantined
-from quackmq.archive.writer import Committed, FileWriter, PoisonBatch
+from quackmq.archive.parquet.from_batches import Committed, FileWriter, PoisonBatch
 from quackmq.disk.real import RealDisk
 from quackmq.model.policy import Policy
 from quackmq.model.topic import Append, PartitionKey

@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from quackmq.archive import manifest as manifests
-from quackmq.archive.reader import ArchiveReader
-from quackmq.archive.writer import Committed
+from quackmq.archive.parquet.from_batches import Committed
+from quackmq.archive.parquet.reader import ArchiveReader
 from quackmq.cli import text
 from quackmq.cli.archived import Archived, Place
 from quackmq.cli.main import main

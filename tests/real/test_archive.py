@@ -12,7 +12,7 @@ import pytest
 
 from quackmq.archive import manifest as manifests
 from quackmq.archive.manifest import Manifest
-from quackmq.archive.reader import ArchiveReader
+from quackmq.archive.parquet.reader import ArchiveReader
 from quackmq.disk.real import RealDisk
 from tests.real.broker import Broker
 from tests.real.clients import Kind, Progress, Publisher, create_topics, read_back

@@ -10,10 +10,11 @@ from unittest import mock
 
 import pytest
 
-from quackmq.archive import files, reader
+from quackmq.archive import layout as files
 from quackmq.archive.manifest import Manifest
-from quackmq.archive.partitions import Partitions, _Partition
-from quackmq.archive.tiered import TieredStore
+from quackmq.archive.manifest_registry import Partitions, _Partition
+from quackmq.archive.parquet import reader
+from quackmq.archive.tiered_store import TieredStore
 from quackmq.disk.interface import Disk, write_durable
 from quackmq.model.policy import Policy
 from quackmq.model.topic import Append, OffsetTime, PartitionKey, Read, TimeKind

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from quackmq import limits
-from quackmq.archive.archiver import Archiver
-from quackmq.archive.merger import Merger
-from quackmq.archive.merging import MergeSettings
+from quackmq.archive.archiving.archiver import Archiver
+from quackmq.archive.merging.merger import Merger
+from quackmq.archive.merging.planner import MergeSettings
 from quackmq.archive.pins import Pin
-from quackmq.archive.tiered import TieredStore
+from quackmq.archive.tiered_store import TieredStore
 from quackmq.broker.retention import Failure, Retention
 from quackmq.clock import Clock
 from quackmq.errors import (

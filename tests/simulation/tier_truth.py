@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from quackmq.archive import manifest as manifests
-from quackmq.archive.files import ARCHIVE
-from quackmq.archive.tiered import TieredStore
+from quackmq.archive.layout import ARCHIVE
+from quackmq.archive.tiered_store import TieredStore
 from quackmq.errors import DamagedData
 from quackmq.model.topic import Aborted, CursorKey, PartitionKey, Read, Slice, Topic
 from quackmq.records.batch import Batch, batches

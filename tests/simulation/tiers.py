@@ -27,8 +27,8 @@ import random
 import sys
 from typing import Final
 
-from quackmq.archive.files import ARCHIVE
-from quackmq.archive.tiered import TieredStore
+from quackmq.archive.layout import ARCHIVE
+from quackmq.archive.tiered_store import TieredStore
 from quackmq.broker.timekeeping import Timekeeping
 from quackmq.clock import Clock as BrokerClock
 from quackmq.errors import BrokerClosing, LimitReached, StorageError, StoreReadOnly

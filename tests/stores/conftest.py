@@ -12,7 +12,7 @@ from typing import Any, Final
 import pytest
 import pytest_asyncio
 
-from quackmq.archive.tiered import TieredStore
+from quackmq.archive.tiered_store import TieredStore
 from quackmq.disk.real import RealDisk
 from quackmq.stores.contract import Store
 from quackmq.stores.local import LocalOptions, LocalStore

@@ -1,6 +1,6 @@
 """Small files of the archive into large ones, by all that Spark has, while the broker goes on.
 
-The plan is the archive's own (`quackmq.archive.merging`), each merge is a task
+The plan is the archive's own (`quackmq.archive.merging.planner`), each merge is a task
 (`compact_work`), and what a task has made is offered to the broker, which compares it with what it
 is for, record by record, and puts it in its place at the version that it was planned by. Archiving,
 merging and reading go on meanwhile. Where the broker, or somebody else, has merged the same files
@@ -25,7 +25,7 @@ from typing import Final
 from pyspark.sql import SparkSession
 
 from quackmq import limits
-from quackmq.archive.merging import Merge, MergeSettings, plan
+from quackmq.archive.merging.planner import Merge, MergeSettings, plan
 from quackmq.errors import (
     InvalidRequest,
     StateChanged,

@@ -1,9 +1,9 @@
 """One merge of a compaction, as a task carries it out on whatever machine it runs.
 
-The file is made by the broker's own merge (`quackmq.archive.merge_work`), so that it is the same,
-byte by byte, as the broker would have made it. It lies in the partition's directory then, under a
-name by which files are offered; who called offers it. A second attempt at a task makes another
-file: what nobody offers is swept when the plan ends.
+The file is made by the broker's own merge (`quackmq.archive.merging.merge`), so that it is the
+same, byte by byte, as the broker would have made it. It lies in the partition's directory then,
+under a name by which files are offered; who called offers it. A second attempt at a task makes
+another file: what nobody offers is swept when the plan ends.
 
 Promised: nothing of the archive is changed here; memory for a few row groups. What can be told in
 a sentence comes back as a value, since an exception would come back as pages of Spark's.
@@ -18,12 +18,12 @@ from typing import NamedTuple
 
 from pyspark import TaskContext
 
-from quackmq.archive import files
+from quackmq.archive import layout as files
 from quackmq.archive import manifest as manifests
 from quackmq.archive.manifest import Manifest
-from quackmq.archive.merge_work import MergeWork
-from quackmq.archive.merging import Merge, Unreadable
-from quackmq.archive.reader import ArchiveReader
+from quackmq.archive.merging.merge import MergeWork
+from quackmq.archive.merging.planner import Merge, Unreadable
+from quackmq.archive.parquet.reader import ArchiveReader
 from quackmq.disk.syncing import sync_data
 from quackmq.errors import DamagedData, InternalError, StorageError
 from quackmq.records.batch import Buffer

@@ -36,7 +36,7 @@ from quackmq.stores.local.recovery import META_PATH, Meta, Recovered
 
 _logger = logging.getLogger("quackmq.store")
 LOCK_PATH: Final = "lock"
-#: Not the store's own: what stands on it keeps old records there (`quackmq.archive.files`).
+#: Not the store's own: what stands on it keeps old records there (`quackmq.archive.layout`).
 _ARCHIVE_DIRECTORY: Final = "archive"
 #: What may lie in a directory whose making was cut short.
 _BEGINNINGS: Final = {

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from quackmq import limits
-from quackmq.archive import merging
+from quackmq.archive.merging import planner as merging
 from quackmq.errors import InvalidRequest, StorageError, UnknownTopic
 from quackmq.spark.connection import find
 from quackmq.spark.pipelines import compact as pipeline

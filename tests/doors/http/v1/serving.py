@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 import pytest
 
 from quackmq import limits
-from quackmq.archive.tiered import TieredStore
+from quackmq.archive.tiered_store import TieredStore
 from quackmq.broker import Broker, BrokerSettings, Caller
 from quackmq.clock import Clock
 from quackmq.doors.http import HttpDoor

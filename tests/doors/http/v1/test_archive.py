@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from quackmq import limits
-from quackmq.archive.rows import RowsWriter
+from quackmq.archive.parquet.rows import RowsWriter
 from quackmq.doors.http.errors import HttpFailure
 from quackmq.doors.http.v1.archive import range_of
 from quackmq.model.topic import PartitionKey

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from quackmq import limits
-from quackmq.archive.pieces import Piece
+from quackmq.archive.archiving.pieces import Piece
 from quackmq.errors import StorageError
 from quackmq.model.topic import Aborted, OffsetTime, PartitionKey, Read
 from quackmq.records.batch import Buffer, spans

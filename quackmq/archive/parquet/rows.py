@@ -1,9 +1,9 @@
 """Rows of one partition, as a Parquet file of the archive: rows in, row groups out.
 
 Zstandard, row groups of a bounded size with statistics and a page index, and what
-`quackmq.archive.schema` says behind them. Whoever makes a file of the archive makes it here: the
-archiver of batches (`writer`), the merger of other files, and programs that merge beside the
-broker. The same rows give the same bytes, however they come.
+`quackmq.archive.parquet.schema` says behind them. Whoever makes a file of the archive makes it
+here: the archiver of batches (`writer`), the merger of other files, and programs that merge beside
+the broker. The same rows give the same bytes, however they come.
 
 A file is made where its sink is: in memory, or on a disk as it grows. Promised: memory for two row
 groups beside the sink. Blocks for as long as it takes: for a side thread, one at a time.
@@ -20,9 +20,8 @@ import pyarrow.parquet as pq
 from crc32c import crc32c
 
 from quackmq import limits
-from quackmq.archive.encoding import append_times_ms, timestamps_ms
 from quackmq.archive.manifest import ArchiveFile, file_name
-from quackmq.archive.schema import (
+from quackmq.archive.parquet.schema import (
     FIRST_OFFSET_KEY,
     NEXT_OFFSET_KEY,
     PARTITION_KEY,
@@ -33,6 +32,7 @@ from quackmq.archive.schema import (
     RowGroup,
     encode_row_groups,
 )
+from quackmq.archive.parquet.to_batches import append_times_ms, timestamps_ms
 from quackmq.errors import InvalidRequest
 from quackmq.model.topic import PartitionKey
 from quackmq.records.batch import Buffer

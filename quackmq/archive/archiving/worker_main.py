@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from quackmq import limits
-from quackmq.archive.workshop import LocalWorkshop
+from quackmq.archive.archiving.builder import LocalWorkshop
 from quackmq.records.batch import Buffer
 
 _LENGTHS: Final = struct.Struct(">IQ")
@@ -60,7 +60,7 @@ class Channel:
 
 def main(descriptor: int) -> None:
     """Serve the broker at the other end of a connected socket until it is gone."""
-    import quackmq.archive.making  # noqa: F401  (what takes its time to load, before it is ready)
+    import quackmq.archive.archiving.file_maker  # noqa: F401  (what takes its time to load, before it is ready)
 
     os.nice(limits.ARCHIVE_WORKER_NICENESS)
     channel = Channel(socket.socket(fileno=descriptor))

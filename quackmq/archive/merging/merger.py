@@ -25,10 +25,10 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from quackmq import limits
 from quackmq.archive import manifest as manifests
-from quackmq.archive.due import is_no_room
+from quackmq.archive.archiving.schedule import is_no_room
 from quackmq.archive.manifest import ArchiveFile, Manifest
-from quackmq.archive.merging import Merge, MergeSettings, Unreadable, plan
-from quackmq.archive.partitions import Partitions
+from quackmq.archive.manifest_registry import Partitions
+from quackmq.archive.merging.planner import Merge, MergeSettings, Unreadable, plan
 from quackmq.errors import (
     NotFound,
     QuackError,
@@ -38,7 +38,7 @@ from quackmq.errors import (
 from quackmq.model.topic import PartitionKey
 
 if TYPE_CHECKING:
-    from quackmq.archive.merge_work import MergeWork
+    from quackmq.archive.merging.merge import MergeWork
 
 log = logging.getLogger("quackmq.archive")
 
@@ -193,7 +193,7 @@ class Merger:
 
     def _begin(self, listed: Manifest, merge: Merge, name: str) -> MergeWork:
         """In the archive lane, where it may take a while to load what it stands on."""
-        from quackmq.archive.merge_work import MergeWork
+        from quackmq.archive.merging.merge import MergeWork
 
         return MergeWork(self._disk, self._partitions.reader, listed, merge, name)
 

@@ -5,7 +5,7 @@ and with the records of transactions that were aborted, which are told beside it
 each batch:
 
     a marker, or of an aborted transaction      left out; a hole in the offsets
-    records                                     rows, by `quackmq.archive.writer`
+    records                                     rows, by `quackmq.archive.parquet.from_batches`
     poison: nobody can open it                  kept aside as it is, and named in the manifest
 
 A file's range ends behind a record or a batch kept aside, never in a hole: what follows on the last
@@ -25,8 +25,8 @@ from itertools import pairwise
 
 from quackmq import limits
 from quackmq.archive import manifest as manifests
-from quackmq.archive.pieces import Aside, Made, Piece, Progress, Unnamed
-from quackmq.archive.writer import Committed, FileWriter, PoisonBatch
+from quackmq.archive.archiving.pieces import Aside, Made, Piece, Progress, Unnamed
+from quackmq.archive.parquet.from_batches import Committed, FileWriter, PoisonBatch
 from quackmq.errors import InternalError
 from quackmq.model.topic import Aborted, OffsetTime, PartitionKey
 from quackmq.records.batch import Batch, batches

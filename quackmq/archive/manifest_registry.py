@@ -34,7 +34,8 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 from weakref import WeakValueDictionary
 
 from quackmq import limits
-from quackmq.archive import files, manifest
+from quackmq.archive import layout as files
+from quackmq.archive import manifest
 from quackmq.archive.manifest import Manifest
 from quackmq.archive.pins import Pin
 from quackmq.disk import interface as disks
@@ -54,7 +55,7 @@ from quackmq.records.batch import Buffer
 from quackmq.stores.contract import Store
 
 if TYPE_CHECKING:
-    from quackmq.archive.reader import ArchiveReader
+    from quackmq.archive.parquet.reader import ArchiveReader
 
 T = TypeVar("T")
 _OpenFiles = Callable[["Disk", PartitionKey, str, int], Manifest]
@@ -98,7 +99,7 @@ class Partitions:
         and memory. A broker that reads no archive does without."""
         with self._reader_lock:
             if self._reader is None:
-                from quackmq.archive.reader import ArchiveReader
+                from quackmq.archive.parquet.reader import ArchiveReader
 
                 self._reader = ArchiveReader(self.disk)
             return self._reader

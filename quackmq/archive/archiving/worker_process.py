@@ -1,4 +1,5 @@
-"""A workshop in a process of its own, from the broker's side (`quackmq.archive.worker`).
+"""A workshop in a process of its own, from the broker's side
+(`quackmq.archive.archiving.worker_main`).
 
 The process is started when there is something to do, and ends when there was nothing for a while.
 If it ends by itself (the system may have killed it for its memory) or does not answer, the file in
@@ -15,9 +16,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from quackmq import limits
-from quackmq.archive.pieces import Aside, Made, Piece, Progress, Unnamed
-from quackmq.archive.worker import Channel
-from quackmq.archive.workshop import WorkshopGone
+from quackmq.archive.archiving.builder import WorkshopGone
+from quackmq.archive.archiving.pieces import Aside, Made, Piece, Progress, Unnamed
+from quackmq.archive.archiving.worker_main import Channel
 from quackmq.errors import BrokerClosing, StorageError
 from quackmq.model.topic import PartitionKey
 from quackmq.records.batch import Buffer
@@ -25,8 +26,8 @@ from quackmq.records.batch import Buffer
 #: The same modules as the broker's, wherever it was started.
 _PROGRAM: Final = (
     "import sys; sys.path[:] = {path!r}; "
-    "from quackmq.lean import without_pandas; without_pandas(); "
-    "from quackmq.archive.worker import main; main({descriptor})"
+    "from quackmq.no_pandas import without_pandas; without_pandas(); "
+    "from quackmq.archive.archiving.worker_main import main; main({descriptor})"
 )
 
 

@@ -1,8 +1,9 @@
 """Files that are offered in the place of others: made beside the broker, and not believed.
 
 Whoever merges files of a partition writes the new ones into its directory, as
-`quackmq.archive.rows` makes them, under names that begin with `_offered-` and the id of a plan, and
-asks the broker to take them. Before it does, each is read from its first to its last byte:
+`quackmq.archive.parquet.rows` makes them, under names that begin with `_offered-` and the id of a
+plan, and asks the broker to take them. Before it does, each is read from its first to its last
+byte:
 
     examine     its footer: whose it is, the columns, where its row groups lie and what they claim
     compare     its rows: every one of the old files is in the new ones, once, the same in every
@@ -23,12 +24,11 @@ import pyarrow.parquet as pq
 from crc32c import crc32c
 
 from quackmq import limits
-from quackmq.archive.encoding import append_times_ms, timestamps_ms
-from quackmq.archive.files import partition_path
+from quackmq.archive.layout import partition_path
 from quackmq.archive.manifest import ArchiveFile, Manifest, plan_of_offered
-from quackmq.archive.reader import ArchiveReader
-from quackmq.archive.rows import bounds_of, rows_from
-from quackmq.archive.schema import (
+from quackmq.archive.parquet.reader import ArchiveReader
+from quackmq.archive.parquet.rows import bounds_of, rows_from
+from quackmq.archive.parquet.schema import (
     FIRST_OFFSET_KEY,
     NEXT_OFFSET_KEY,
     PARTITION_KEY,
@@ -39,6 +39,7 @@ from quackmq.archive.schema import (
     decode_row_groups,
     schema_version,
 )
+from quackmq.archive.parquet.to_batches import append_times_ms, timestamps_ms
 from quackmq.disk.interface import Disk, File, read_all
 from quackmq.errors import DamagedData, InvalidRequest
 

@@ -26,18 +26,18 @@ import pyarrow.parquet as pq
 from crc32c import crc32c
 
 from quackmq import limits
-from quackmq.archive.ahead import Ahead
-from quackmq.archive.encoding import append_times_ms, encode, timestamps_ms
-from quackmq.archive.files import partition_path
+from quackmq.archive.layout import partition_path
 from quackmq.archive.manifest import ArchiveFile, Manifest, Quarantined
-from quackmq.archive.schema import (
+from quackmq.archive.parquet.checked_range import Window, parquet_of
+from quackmq.archive.parquet.schema import (
     SCHEMA,
     SCHEMA_VERSION,
     RowGroup,
     decode_row_groups,
     schema_version,
 )
-from quackmq.archive.window import Window, parquet_of
+from quackmq.archive.parquet.to_batches import append_times_ms, encode, timestamps_ms
+from quackmq.archive.prefetch_buffer import Ahead
 from quackmq.disk.interface import Disk, read_all
 from quackmq.errors import DamagedData, NewerFormat, OffsetOutOfRange, StorageError
 from quackmq.model.topic import OffsetTime, TimeKind

@@ -1,5 +1,6 @@
 """What goes into a file of the archive, and what comes out: plain values, between the broker and
-whoever makes files for it (`quackmq.archive.making`, which stands on pyarrow; a broker does not).
+whoever makes files for it (`quackmq.archive.archiving.file_maker`, which stands on pyarrow; a
+broker does not).
 """
 
 from __future__ import annotations

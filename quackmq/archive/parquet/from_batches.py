@@ -1,7 +1,7 @@
 """Committed batches of one partition, as the bytes of a Parquet file.
 
 Batches are opened by `quackmq.records.columns`, many small ones together, and their rows become a
-file by `quackmq.archive.rows`; a batch costs Python's time, a record that of C.
+file by `quackmq.archive.parquet.rows`; a batch costs Python's time, a record that of C.
 
 Who calls leaves out what was aborted; markers are left out here. A batch with a good checksum may
 still be one that cannot be opened, or not be made a batch again: `PoisonBatch` names it, everything
@@ -22,10 +22,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from quackmq import limits
-from quackmq.archive.encoding import encode
 from quackmq.archive.manifest import ArchiveFile
-from quackmq.archive.rows import RowsWriter
-from quackmq.archive.schema import GREATEST_MS, SCHEMA
+from quackmq.archive.parquet.rows import RowsWriter
+from quackmq.archive.parquet.schema import GREATEST_MS, SCHEMA
+from quackmq.archive.parquet.to_batches import encode
 from quackmq.errors import CorruptBatch, InternalError, InvalidRequest
 from quackmq.model.topic import PartitionKey
 from quackmq.records.batch import Batch

@@ -3,8 +3,8 @@
 Making a batch of rows costs much by itself and little for each row: four times as many rows take
 twice as long. So where a read begins exactly where another one ended, more batches are made than
 were asked for, and the rest waits here for the next read. What is made while the rest is taken
-(`quackmq.archive.following`) waits at its own offset, where the rest ends: the two are a *run*. Who
-reads here and there pays nothing.
+(`quackmq.archive.prefetcher`) waits at its own offset, where the rest ends: the two are a *run*.
+Who reads here and there pays nothing.
 
 Promised: no more than a number of bytes, of which those go first that waited longest; what is taken
 is gone. Any thread may call.

@@ -22,11 +22,11 @@ from typing import NamedTuple
 
 from quackmq import limits
 from quackmq.archive import manifest as manifests
-from quackmq.archive.buffers import Buffers, Filled
+from quackmq.archive.archiving.buffers import Buffers, Filled
+from quackmq.archive.archiving.builder import Workshop, WorkshopGone
+from quackmq.archive.archiving.pieces import Made, Piece, Progress, Unnamed
 from quackmq.archive.manifest import Manifest
-from quackmq.archive.pieces import Made, Piece, Progress, Unnamed
-from quackmq.archive.tiered import TieredStore
-from quackmq.archive.workshop import Workshop, WorkshopGone
+from quackmq.archive.tiered_store import TieredStore
 from quackmq.errors import StorageError
 from quackmq.model.topic import PartitionKey, Topic
 

@@ -27,8 +27,8 @@ from functools import partial
 from quackmq import limits
 from quackmq.archive import manifest as manifests
 from quackmq.archive.manifest import Manifest
-from quackmq.archive.partitions import Disk, Partitions
-from quackmq.archive.reading import TieredReader, beginning
+from quackmq.archive.manifest_registry import Disk, Partitions
+from quackmq.archive.tiered_read import TieredReader, beginning
 from quackmq.clock import wall_clock_ms
 from quackmq.errors import DamagedData, OffsetOutOfRange, QuackError
 from quackmq.model.policy import Policy

@@ -2,8 +2,8 @@
 
 Who reads history through a door asks for a piece, is given it, and works on it before it asks for
 the next. Made only then, each would wait for the other in turns. So while somebody takes what waits
-for them (`quackmq.archive.ahead`), what follows is made in the read lane, and a piece that waits
-already is given without going there.
+for them (`quackmq.archive.prefetch_buffer`), what follows is made in the read lane, and a piece
+that waits already is given without going there.
 
 Promised: the same pieces as `ArchiveReader.read`; one thread of the lane at the most is taken, and
 nothing is made for which there is no room. Not promised: that it is made for everybody who reads.
@@ -19,12 +19,12 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from quackmq.archive.manifest import Manifest
-from quackmq.archive.partitions import Partitions
+from quackmq.archive.manifest_registry import Partitions
 from quackmq.errors import BrokerClosing, LimitReached, NotFound
 from quackmq.model.topic import PartitionKey
 
 if TYPE_CHECKING:
-    from quackmq.archive.reader import ArchiveReader, Piece
+    from quackmq.archive.parquet.reader import ArchiveReader, Piece
 
 log = logging.getLogger(__name__)
 

@@ -18,9 +18,9 @@ from collections.abc import Sequence
 from typing import Final
 
 from quackmq import limits
-from quackmq.archive.following import Following
 from quackmq.archive.manifest import Manifest
-from quackmq.archive.partitions import Partitions
+from quackmq.archive.manifest_registry import Partitions
+from quackmq.archive.prefetcher import Following
 from quackmq.errors import DamagedData, LimitReached, NotFound, OffsetOutOfRange, StorageError
 from quackmq.model.topic import PartitionKey, Read, Slice
 from quackmq.stores.contract import Store

@@ -21,7 +21,7 @@ print("pandas" in sys.modules)
 
 @pytest.mark.parametrize(
     ("before", "loaded"),
-    [("", "True"), ("from quackmq.lean import without_pandas; without_pandas()", "False")],
+    [("", "True"), ("from quackmq.no_pandas import without_pandas; without_pandas()", "False")],
 )
 def test_pandas_is_loaded_unless_a_process_does_without(before: str, loaded: str) -> None:
     assert find_spec("pandas") is not None, "there is something to do without"
@@ -35,8 +35,8 @@ def test_pandas_is_loaded_unless_a_process_does_without(before: str, loaded: str
 BROKER = """
 import asyncio, sys, tempfile
 from pathlib import Path
-from quackmq.archive.tiered import TieredStore
-from quackmq.archive.workers import WorkerWorkshop
+from quackmq.archive.tiered_store import TieredStore
+from quackmq.archive.archiving.worker_process import WorkerWorkshop
 from quackmq.broker import Broker
 import quackmq.cli.server
 from quackmq.stores.local import LocalOptions, LocalStore

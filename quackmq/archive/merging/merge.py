@@ -10,11 +10,11 @@ from collections.abc import Generator, Iterator
 import pyarrow as pa
 
 from quackmq import limits
-from quackmq.archive.files import partition_path
+from quackmq.archive.layout import partition_path
 from quackmq.archive.manifest import ArchiveFile, Manifest
-from quackmq.archive.merging import Merge, Unreadable
-from quackmq.archive.reader import ArchiveReader
-from quackmq.archive.rows import RowsWriter, rows_from
+from quackmq.archive.merging.planner import Merge, Unreadable
+from quackmq.archive.parquet.reader import ArchiveReader
+from quackmq.archive.parquet.rows import RowsWriter, rows_from
 from quackmq.disk.interface import Disk, File, write_all
 from quackmq.errors import DamagedData, NewerFormat, StorageError
 from quackmq.records.batch import Buffer

@@ -33,11 +33,11 @@ from itertools import islice
 from typing import Any, TypeVar
 
 from quackmq import limits
-from quackmq.archive.buffers import Buffers
-from quackmq.archive.due import Agenda, Failure, Failures, Ready
-from quackmq.archive.tiered import TieredStore
-from quackmq.archive.turn import Archived, Suspects, Turn, take_turn
-from quackmq.archive.workshop import LocalWorkshop, Workshop
+from quackmq.archive.archiving.buffers import Buffers
+from quackmq.archive.archiving.builder import LocalWorkshop, Workshop
+from quackmq.archive.archiving.run import Archived, Suspects, Turn, take_turn
+from quackmq.archive.archiving.schedule import Agenda, Failure, Failures, Ready
+from quackmq.archive.tiered_store import TieredStore
 from quackmq.clock import Clock
 from quackmq.errors import BrokerClosing, NotFound, QuackError, UnknownTopic
 from quackmq.model.policy import Policy

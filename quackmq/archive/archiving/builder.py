@@ -1,8 +1,9 @@
 """Where files of the archive are made, one at a time: here, or in a process of its own.
 
 Making a file is work for a processor, and much of it holds Python's lock, so a broker has it done
-by a process (`quackmq.archive.worker`): the loop that publishes and delivers is then never kept
-waiting for it. Tests and the simulation, which own the order of everything, make files here.
+by a process (`quackmq.archive.archiving.worker_main`): the loop that publishes and delivers is then
+never kept waiting for it. Tests and the simulation, which own the order of everything, make files
+here.
 
 All of it blocks, and belongs into the disk's lane "archive", but for `close`.
 """
@@ -12,12 +13,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol
 
-from quackmq.archive.pieces import Made, Piece, Progress, Unnamed
+from quackmq.archive.archiving.pieces import Made, Piece, Progress, Unnamed
 from quackmq.errors import StorageError
 from quackmq.model.topic import PartitionKey
 
 if TYPE_CHECKING:
-    from quackmq.archive.making import FileMaker
+    from quackmq.archive.archiving.file_maker import FileMaker
 
 
 class WorkshopGone(StorageError):
@@ -50,7 +51,7 @@ class LocalWorkshop:
         self._maker: FileMaker | None = None
 
     def begin(self, key: PartitionKey, topic: str, first_offset: int) -> None:
-        from quackmq.archive.making import FileMaker
+        from quackmq.archive.archiving.file_maker import FileMaker
 
         self._maker = FileMaker(key, topic, first_offset)
 
