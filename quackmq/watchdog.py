@@ -6,7 +6,8 @@ long as none is late it only compares two numbers. While one is late, it takes t
 loop's thread every `limits.LOOP_SAMPLE_MS`. The line that was seen most is the cause, written as
 the path from the callback to it:
 
-    Cleaner.run > Retention.clean > Retention._clean_partition (quackmq/broker/retention.py:232)
+    Cleaner.run > Retention.clean > Retention._clean_partition
+    (quackmq/broker/retention/service.py:232)
 
 Python's garbage collector runs within any line, so its time is measured, and told as the cause if
 it took most of the pause. A pause in which the loop used hardly any of the processor comes from

@@ -140,7 +140,7 @@ WITHOUT_ASSERTS = (
 #: Asserts elsewhere tell the type checker what the next line needs anyway. These say more: that a
 #: caller of ours keeps the rules of a call. No peer and no file can break them.
 ASSERTS_OF_OWN_RULES: dict[str, str] = {
-    "quackmq/broker/channels.py": "a channel is not used after it was closed",
+    "quackmq/broker/push/channel.py": "a channel is not used after it was closed",
     "quackmq/doors/http/routes.py": "routes are a table in the source, checked at every start",
     "quackmq/doors/kafka/connection.py": "a request is answered once",
     "quackmq/groups/classic/group.py": "states follow each other by a table in the source",

@@ -1,23 +1,28 @@
-"""The broker: all that a door sees. See `quackmq.broker.core`."""
+"""The broker: everything that protocols see, over one store.
 
-from quackmq.broker.archive import Archives, ArchiveState, TopicArchive
-from quackmq.broker.archive_plans import PartitionArchive, Plan
-from quackmq.broker.connected import Connected
-from quackmq.broker.core import Broker
-from quackmq.broker.group_state import GroupSettings
-from quackmq.broker.groups import Commit, Groups
-from quackmq.broker.messages import BegunPut, Messages, Put
-from quackmq.broker.pages import Page
-from quackmq.broker.pushing import Channel, Delivery, PushedStanding, Pushing
-from quackmq.broker.registrations import Registrations
+Every call names its caller, and a change is answered when it is durable. Open `broker` first: it
+builds the parts in order. `lifecycle` is how they wait and close, `housekeeping` runs what must be
+looked at regularly, `topics` creates and deletes topics, and each subpackage is one service.
+"""
+
+from quackmq.broker.archive.plans import PartitionArchive, Plan
+from quackmq.broker.archive.service import Archives, ArchiveState, TopicArchive
+from quackmq.broker.broker import Broker
+from quackmq.broker.connections import Connected
+from quackmq.broker.groups.service import Commit, Groups
+from quackmq.broker.groups.state import GroupSettings
+from quackmq.broker.log.page import Page
+from quackmq.broker.publish.messages import BegunPut, Messages, Put
+from quackmq.broker.push.service import Channel, Delivery, PushedStanding, Pushing
+from quackmq.broker.queue_registrations import Registrations
 from quackmq.broker.settings import BrokerSettings, Caller
-from quackmq.broker.stage import CommittedStage, Receipt, StageDescription
-from quackmq.broker.stage_log import StagedBatch
-from quackmq.broker.stage_series import CommittedTurn, Turn
-from quackmq.broker.staging import Staging
+from quackmq.broker.staging.series import CommittedTurn, Turn
+from quackmq.broker.staging.service import Staging
+from quackmq.broker.staging.stage import CommittedStage, Receipt, StageDescription
+from quackmq.broker.staging.stage_log import StagedBatch
 from quackmq.broker.topic_queue import QueueEntry, TopicQueue
-from quackmq.broker.transaction_known import ProducerEpoch, TransactionDescription
-from quackmq.broker.transactions import Transactions
+from quackmq.broker.transactions.entry import ProducerEpoch, TransactionDescription
+from quackmq.broker.transactions.service import Transactions
 from quackmq.clock import ClockStatus
 from quackmq.groups import (
     ConsumerGroupDescription,

@@ -18,8 +18,8 @@ from datetime import UTC, datetime
 from typing import Final
 
 from quackmq import limits
+from quackmq.broker.lifecycle import Changes, NamedLocks
 from quackmq.broker.settings import Caller
-from quackmq.broker.waits import Changes, NamedLocks
 from quackmq.clock import Clock, ClockStatus, Gap, KeptTime
 from quackmq.errors import DamagedStore, StorageError
 from quackmq.stores.contract import Store

@@ -33,7 +33,7 @@ from quackmq.model.topic import Appended, PartitionKey
 from quackmq.records.batch import Headers, Record
 
 if TYPE_CHECKING:
-    from quackmq.broker.core import Broker
+    from quackmq.broker.broker import Broker
 
 #: The header that names who published an entry.
 PUBLISHER_HEADER: Final = "publisher"

@@ -15,8 +15,8 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from quackmq import limits
+from quackmq.broker.lifecycle import NamedLocks
 from quackmq.broker.settings import BrokerSettings
-from quackmq.broker.waits import NamedLocks
 from quackmq.errors import (
     IllegalTopicName,
     InvalidRequest,

@@ -98,8 +98,9 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """A name's interest in a topic. `cursors` are the next offsets wanted, by partition;
-    `receipts` says whether each step of theirs is told to a topic (`quackmq.broker.receipts`)."""
+    """A name's interest in a topic. `cursors` are the next offsets wanted, by partition; `receipts`
+    says whether each step of theirs is told to a topic
+    (`quackmq.broker.subscriptions.receipts`)."""
 
     name: str
     topic_name: str

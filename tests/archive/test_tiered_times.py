@@ -10,9 +10,9 @@ import pytest
 import pytest_asyncio
 
 from quackmq import limits
-from quackmq.broker.decoded import DecodedBatches
-from quackmq.broker.epochs import EpochEnd, epoch_end
-from quackmq.broker.times import first_at, latest
+from quackmq.broker.log.decoded_batches import DecodedBatches
+from quackmq.broker.log.epoch_lookup import EpochEnd, epoch_end
+from quackmq.broker.log.time_lookup import first_at, latest
 from quackmq.model.topic import OffsetTime, PartitionKey, TimeKind
 from quackmq.records.batch import Batch
 from tests.archive.archiving import archive

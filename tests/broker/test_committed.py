@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from quackmq.broker.committed import is_committed
+from quackmq.broker.log.committed import is_committed
 from quackmq.model.log_transactions import Marker, marker_batch
 from quackmq.model.subscription import Offset, Time
 from quackmq.model.topic import Aborted

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from quackmq.broker import Broker
-from quackmq.broker.partition import Partition
-from quackmq.broker.survey import Survey
+from quackmq.broker.retention.facts import Survey
+from quackmq.broker.retention.partition import Partition
 from quackmq.errors import StorageError
 from quackmq.model.policy import Policy
 from quackmq.model.topic import PartitionKey

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quackmq import limits
-from quackmq.broker.epochs import EpochEnd, epoch_end
+from quackmq.broker.log.epoch_lookup import EpochEnd, epoch_end
 from quackmq.errors import BrokerClosing, DamagedData, OffsetOutOfRange, UnknownPartition
 from quackmq.model.topic import Append, Offsets, PartitionKey, Read, Slice
 from quackmq.records.batch import stamp

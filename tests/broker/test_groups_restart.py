@@ -9,7 +9,7 @@ import pytest
 
 from quackmq import limits
 from quackmq.broker import Broker, GroupState
-from quackmq.broker.group_members import decode_members, members_bytes, members_fields
+from quackmq.broker.groups.member_codec import decode_members, members_bytes, members_fields
 from quackmq.errors import DamagedStore, MemberFenced, StoreReadOnly, UnknownMember
 from quackmq.groups import KeptMember, KeptMembers
 from quackmq.stores.memory import MemoryStore

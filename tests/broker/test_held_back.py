@@ -8,7 +8,7 @@ import pytest
 
 from quackmq import limits
 from quackmq.broker import Broker, Commit, GroupSettings, MemberRef
-from quackmq.broker.held_back import HeldBack
+from quackmq.broker.retention.blockers import HeldBack
 from quackmq.model.offset_notes import SUBSCRIBED, lease_ms_of, leased
 from quackmq.model.policy import Policy
 from tests.broker.flock import Pond

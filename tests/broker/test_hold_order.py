@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quackmq.broker import Broker, Commit, GroupSettings, MemberRef
-from quackmq.broker.hold_order import HoldOrder
-from quackmq.broker.holds import Holds
+from quackmq.broker.retention.hold_order import HoldOrder
+from quackmq.broker.retention.holds import Holds
 from quackmq.errors import QuackError
 from quackmq.model.policy import Policy
 from quackmq.model.subscription import Offset

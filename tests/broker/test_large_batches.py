@@ -14,8 +14,8 @@ import pytest
 
 from quackmq import limits
 from quackmq.broker import Broker
-from quackmq.broker.decoded import DecodedBatches
-from quackmq.broker.pages import Page
+from quackmq.broker.log.decoded_batches import DecodedBatches
+from quackmq.broker.log.page import Page
 from quackmq.errors import BrokerClosing, RecordTooLarge
 from quackmq.model.topic import PartitionKey
 from quackmq.records import codec

@@ -12,7 +12,7 @@ import pytest
 
 from quackmq import limits
 from quackmq.broker import Broker
-from quackmq.broker.stage_series import Turn
+from quackmq.broker.staging.series import Turn
 from quackmq.errors import LimitReached, StoreReadOnly, TopicFull, UnknownMember, UnknownTopic
 from quackmq.model.policy import Policy, WhenFull
 from quackmq.model.topic import Appended

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from quackmq import limits
 from quackmq.archive.manifest import ArchiveFile, Manifest, Quarantined
-from quackmq.broker.marks import AgeMarks, SizeMarks, Stretch, Walk
+from quackmq.broker.retention.marks import AgeMarks, SizeMarks, Stretch, Walk
 from quackmq.model.topic import OffsetTime, PartitionKey
 
 APPENDS = st.lists(st.tuples(st.integers(0, 50), st.integers(1, 5)), min_size=1, max_size=60)

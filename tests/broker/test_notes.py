@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from quackmq.broker.notes import Notes
+from quackmq.broker.listener_notes import Notes
 from quackmq.stores.memory import MemoryStore
 
 pytestmark = pytest.mark.asyncio

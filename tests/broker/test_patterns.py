@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from quackmq import limits
-from quackmq.broker.patterns import TopicPatterns, matching
+from quackmq.broker.groups.topic_patterns import TopicPatterns, matching
 from quackmq.errors import GroupLoading, InvalidPattern
 from tests.groups.consumer_stage import Topics
 from tests.tables import each

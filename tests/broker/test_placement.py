@@ -12,8 +12,8 @@ import pytest
 
 from quackmq import limits
 from quackmq.broker import Broker, Put
-from quackmq.broker.messages import _producer_id
-from quackmq.broker.placement import Placement, placed
+from quackmq.broker.publish.messages import _producer_id
+from quackmq.broker.publish.placement import Placement, placed
 from quackmq.errors import Conflict
 from quackmq.model.partitioning import Partitioner, murmur2, partition_of
 from quackmq.model.policy import Policy

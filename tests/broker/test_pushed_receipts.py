@@ -13,7 +13,7 @@ import pytest
 
 from quackmq import limits
 from quackmq.broker import Broker, Commit, Terms
-from quackmq.broker.pushed_state import decode_pushed
+from quackmq.broker.push.state import decode_pushed
 from quackmq.errors import (
     DamagedData,
     DamagedStore,

@@ -7,8 +7,8 @@ import uuid
 
 import pytest
 
-from quackmq.broker.stage import CommittedStage, decode_committed, encode_committed
-from quackmq.broker.stage_log import (
+from quackmq.broker.staging.stage import CommittedStage, decode_committed, encode_committed
+from quackmq.broker.staging.stage_log import (
     Header,
     StagedBatch,
     decode_header,
@@ -19,7 +19,7 @@ from quackmq.broker.stage_log import (
     topic_name,
     without_producer,
 )
-from quackmq.broker.transaction_state import (
+from quackmq.broker.transactions.state import (
     PendingOffset,
     decode_offsets,
     decode_standing,

@@ -9,7 +9,7 @@ import pytest
 
 from quackmq import limits
 from quackmq.broker import Broker, CommittedTurn, Receipt, Turn
-from quackmq.broker.stage_series import SeriesBook
+from quackmq.broker.staging.series import SeriesBook
 from quackmq.errors import (
     DamagedStore,
     InvalidRequest,

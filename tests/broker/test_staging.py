@@ -12,7 +12,7 @@ from crc32c import crc32c
 
 from quackmq import limits
 from quackmq.broker import Broker, CommittedStage, StagedBatch, StageDescription
-from quackmq.broker.stage import contents_of
+from quackmq.broker.staging.stage import contents_of
 from quackmq.broker.topics import HIDDEN_PREFIX
 from quackmq.errors import (
     StageConflict,

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from quackmq.broker.stage_log import topic_name
+from quackmq.broker.staging.stage_log import topic_name
 from quackmq.errors import DamagedData, StageConflict, StorageError, StoreReadOnly, UnknownStage
 from quackmq.model.topic import Append, PartitionKey, Read, Slice
 from quackmq.stores.contract import Store

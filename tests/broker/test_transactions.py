@@ -6,7 +6,7 @@ import pytest
 
 from quackmq import limits
 from quackmq.broker import Broker, ProducerEpoch, ProducerRef, TransactionState
-from quackmq.broker.transaction_state import encode_standing, state_key
+from quackmq.broker.transactions.state import encode_standing, state_key
 from quackmq.errors import (
     InvalidProducerIdMapping,
     InvalidRequest,

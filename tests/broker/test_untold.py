@@ -8,8 +8,8 @@ import uuid
 import pytest
 
 from quackmq import limits
-from quackmq.broker.receipts import Step
-from quackmq.broker.untold import Untold
+from quackmq.broker.push.receipt_ranges import Untold
+from quackmq.broker.subscriptions.receipts import Step
 from quackmq.model.leases import Leases, Wanted
 from quackmq.model.policy import Policy
 from quackmq.model.subscription import Terms

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from quackmq.broker.waits import Changes, NamedLocks, Waits, only, to_the_end
+from quackmq.broker.lifecycle import Changes, NamedLocks, Waits, only, to_the_end
 from quackmq.errors import StoreReadOnly
 from tests.support import let_others_run
 

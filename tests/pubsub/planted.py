@@ -13,8 +13,9 @@ from __future__ import annotations
 import sys
 from itertools import count
 
-from quackmq.broker import delivery, messages
-from quackmq.broker.held import Held
+from quackmq.broker.publish import messages
+from quackmq.broker.subscriptions import pull as delivery
+from quackmq.broker.subscriptions.pull_subscription import Held
 from quackmq.model.offset_notes import number_of_offset
 from quackmq.model.subscription import named
 from tests.real import small

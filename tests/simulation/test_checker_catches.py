@@ -9,8 +9,8 @@ from unittest import mock
 import pytest
 
 from quackmq.broker import MemberRef
-from quackmq.broker.coordinator import Coordinator
-from quackmq.broker.cursors import Cursors
+from quackmq.broker.groups.coordinator import Coordinator
+from quackmq.broker.subscriptions.cursors import Cursors
 from quackmq.disk.linux_aio import Synced
 from quackmq.model.topic import Cursor
 from quackmq.stores import catalog

@@ -9,11 +9,12 @@ from unittest import mock
 
 import pytest
 
-from quackmq.broker import Broker, Messages, ProducerEpoch, heads
-from quackmq.broker.stage_copy import StageCopier
-from quackmq.broker.transaction_known import Known
-from quackmq.broker.transaction_records import TransactionRecords
-from quackmq.broker.transactions import Transactions
+from quackmq.broker import Broker, Messages, ProducerEpoch
+from quackmq.broker.log import next_message as heads
+from quackmq.broker.staging.committer import StageCopier
+from quackmq.broker.transactions.entry import Known
+from quackmq.broker.transactions.registry import TransactionRecords
+from quackmq.broker.transactions.service import Transactions
 from quackmq.model.topic import Aborted, Append, Appended, Cursor, StatePut
 from quackmq.model.transactional_id import ProducerRef, Standing
 from quackmq.records.batch import Batch
@@ -207,7 +208,7 @@ def test_a_producer_that_is_not_fenced_is_caught() -> None:
     def let_pass(standing: Standing | None, ref: ProducerRef) -> None:
         """Whoever it is, may write."""
 
-    with mock.patch("quackmq.broker.transactions.check_current", let_pass):
+    with mock.patch("quackmq.broker.transactions.service.check_current", let_pass):
         assert_caught("was replaced and goes on", "has two images", "images and offsets")
 
 

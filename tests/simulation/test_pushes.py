@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from quackmq.broker.untold import Untold
+from quackmq.broker.push.receipt_ranges import Untold
 from quackmq.model.leases import Leases
 from tests.simulation.platter import Counts
 from tests.simulation.pushes import LIMITS, push

@@ -9,9 +9,10 @@ from unittest import mock
 
 import pytest
 
-from quackmq.broker import messages, registrations
-from quackmq.broker.receipts import Receipts
-from quackmq.broker.registrations import Registrations
+from quackmq.broker import queue_registrations as registrations
+from quackmq.broker.publish import messages
+from quackmq.broker.queue_registrations import Registrations
+from quackmq.broker.subscriptions.receipts import Receipts
 from quackmq.clock import Clock, Gap
 from quackmq.groups.consumer.members import ConsumerMembers
 from quackmq.model.topic import Append, PartitionKey, State

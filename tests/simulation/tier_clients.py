@@ -14,7 +14,7 @@ from quackmq.archive.merging.merger import Merger
 from quackmq.archive.merging.planner import MergeSettings
 from quackmq.archive.pins import Pin
 from quackmq.archive.tiered_store import TieredStore
-from quackmq.broker.retention import Failure, Retention
+from quackmq.broker.retention.service import Failure, Retention
 from quackmq.clock import Clock
 from quackmq.errors import (
     DamagedData,

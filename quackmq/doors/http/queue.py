@@ -25,7 +25,7 @@ from msgspec import Struct
 
 from quackmq import limits
 from quackmq.broker import Message
-from quackmq.broker.waits import NamedLocks
+from quackmq.broker.lifecycle import NamedLocks
 from quackmq.doors.http.errors import HttpFailure
 from quackmq.doors.http.routes import Route
 from quackmq.doors.http.values import (

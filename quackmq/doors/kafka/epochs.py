@@ -2,8 +2,9 @@
 
 A client says which leader epoch it knows of. One that is over means that it has not heard of a
 restart in which the end of a log may have been cut: it asks for metadata, then here where the old
-epoch ended, and goes on. It always may: what was readable is never cut (`quackmq.broker.epochs`).
-For the same reason a fetch never has to tell a follower where it went another way.
+epoch ended, and goes on. It always may: what was readable is never cut
+(`quackmq.broker.log.epoch_lookup`). For the same reason a fetch never has to tell a follower where
+it went another way.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ FETCH_API: Final = Api(
 
 
 class _LiveFetch:
-    """A fetch of one partition's newest records (`quackmq.broker.live_reads`)."""
+    """A fetch of one partition's newest records (`quackmq.broker.log.live_reads`)."""
 
     __slots__ = (
         "_call",

@@ -1,8 +1,8 @@
 """What receipts prove of a subscription: what it took, in which order, how often, and how soon.
 
 Receipts of one subscription and partition are a chain: each says from where the cursor came and
-where it went (`quackmq.broker.receipts`). It begins anew where the cursor was put somewhere on
-purpose. Within such a stretch:
+where it went (`quackmq.broker.subscriptions.receipts`). It begins anew where the cursor was put
+somewhere on purpose. Within such a stretch:
 
     doubled     offsets that two receipts say were taken
     reordered   offsets taken after later ones, and not doubled; not where each is acknowledged by

@@ -264,7 +264,7 @@ def _read(cursor: Cursor, version: int) -> FetchRequest:
 def _wish_reader(version: int) -> tuple[int, Callable[[Cursor], PartitionWish]]:
     """The size of a wish, which is fixed, and how it is read. What we have no use for is stepped
     over; so is the epoch of what a follower fetched last, since nothing it has is ever cut off
-    (see `quackmq.broker.epochs`)."""
+    (see `quackmq.broker.log.epoch_lookup`)."""
     if version >= _FIRST_WITH_LEADER_EPOCH:
         form = _WISH_WITH_LEADER_EPOCH
         if version >= _FIRST_WITH_LAST_EPOCH:

@@ -8,7 +8,7 @@ import pytest
 from kio.schema.errors import ErrorCode
 
 from quackmq.broker import Broker, Caller
-from quackmq.broker.epochs import EpochEnd
+from quackmq.broker.log.epoch_lookup import EpochEnd
 from quackmq.model.topic import Offsets, PartitionKey, Topic
 from quackmq.records.batch import Batch
 from tests.doors.kafka.admin import OFFSET_FOR_LEADER_EPOCH

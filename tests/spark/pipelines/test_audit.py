@@ -16,7 +16,7 @@ import pytest
 
 from quackmq import limits
 from quackmq.broker import Commit, MemberRef
-from quackmq.broker.pushed_held import PushedSubscription
+from quackmq.broker.push.push_subscription import PushedSubscription
 from quackmq.errors import DamagedData, NotFound, QuackTimeout, UnknownTopic
 from quackmq.model.leases import Wanted
 from quackmq.model.offset_notes import RECEIPTS_TOPIC

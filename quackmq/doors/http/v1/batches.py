@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from quackmq import limits
-from quackmq.broker.committed import is_committed
+from quackmq.broker.log.committed import is_committed
 from quackmq.doors.http.errors import HttpFailure, status_of
 from quackmq.doors.http.v1.common import (
     GREATEST,

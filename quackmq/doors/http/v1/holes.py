@@ -14,7 +14,7 @@ from typing import Final, Literal
 from msgspec import Struct
 
 from quackmq import limits
-from quackmq.broker.committed import left_out
+from quackmq.broker.log.committed import left_out
 from quackmq.doors.http.v1.batches import NEXT_OFFSET, OFFSET, TOPIC_ID, check_id, damaged
 from quackmq.doors.http.v1.common import PARTITION, TOPIC
 from quackmq.doors.http.v1.operations import Answer, Operation, answered

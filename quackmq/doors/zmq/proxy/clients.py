@@ -23,7 +23,7 @@ from typing import Final
 
 from quackmq import limits
 from quackmq.broker import Broker, Caller, Terms
-from quackmq.broker.waits import NamedLocks
+from quackmq.broker.lifecycle import NamedLocks
 from quackmq.doors.zmq.proxy.outgoing import Outgoing, Target
 from quackmq.doors.zmq.proxy.retransmission import Multicast, Retransmission
 from quackmq.doors.zmq.proxy.turns import Turns

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from quackmq import limits
-from quackmq.broker.messages import Page
+from quackmq.broker.publish.messages import Page
 from quackmq.model.topic import PartitionKey
 from tests.doors.http.v1.serving import CALLER, DEADLINE_S, Client, Serving, serving
 from tests.doors.http.v1.sse import Events

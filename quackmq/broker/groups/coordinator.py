@@ -1,0 +1,577 @@
+"""Consumer groups while they have members: who waits for a rebalance, when time is up, what lasts.
+
+The rules are `quackmq.groups`'s, one `Group` or `ConsumerGroup`, by the protocol of its members,
+for each that is alive. Here its answers find whoever waits for them, its deadlines become timers of
+the loop, and what it must not forget is kept in the store (see `group_state`).
+
+The members of a group all speak one protocol. A group without members is of either kind: the next
+member to join says which, and epochs go on where generations were, or the reverse.
+
+Promised: a generation, its members and their assignments are durable before a member is told of
+them, so that after a restart generations go on growing and fenced members stay fenced. If they
+cannot be made durable, waiting members hear why and may join again. After a restart the members of
+a classic group are members as they were, and each has a full session to be heard of again. That a
+member leaves is durable when it is told so: otherwise a restart would bring it back, and others
+would wait for it. Those of the newer kind say what they were, and are waited for (see
+`groups.former`). Heartbeats write nothing.
+
+Not promised: the members of a classic group that are too many to be kept (limits.KEPT_MEMBERS_BYTES
+and KEPT_MEMBERS_TOTAL_BYTES). After a restart they are unknown, and join again.
+
+A group that has no members and waits for nothing is held as what is kept of it alone.
+
+Who may call: the broker's loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+from quackmq import limits
+from quackmq.broker.groups.group_entry import NOTHING_KEPT, KnownGroup, Waiter
+from quackmq.broker.groups.member_codec import members_bytes
+from quackmq.broker.groups.state import (
+    STATE_PREFIX,
+    GroupSettings,
+    Kept,
+    decode_kept,
+    encode_kept,
+    name_of,
+    state_key,
+)
+from quackmq.broker.groups.topic_patterns import TopicPatterns
+from quackmq.broker.lifecycle import Changes, Waits
+from quackmq.errors import (
+    IllegalGeneration,
+    LimitReached,
+    OtherGroupProtocol,
+    QuackError,
+    StorageError,
+    UnknownGroup,
+    UnknownMember,
+)
+from quackmq.groups import (
+    Answer,
+    ConsumerGroup,
+    ConsumerGroupDescription,
+    FormerMembers,
+    Group,
+    GroupDescription,
+    GroupKind,
+    GroupState,
+    Heartbeat,
+    HeartbeatAnswer,
+    Join,
+    Joined,
+    KeptMembers,
+    Leaving,
+    Left,
+    Matched,
+    MemberRef,
+    Sync,
+    Synced,
+)
+from quackmq.groups.consumer.assignors import DEFAULT_ASSIGNOR
+from quackmq.groups.consumer.messages import JOINS, Catalog, check
+from quackmq.loop_clock import loop_clock
+from quackmq.model.offset_notes import PUBLISHER_PREFIX
+from quackmq.stores.contract import Store
+
+log = logging.getLogger(__name__)
+
+_Outcome = TypeVar("_Outcome", Joined, Synced, Left, HeartbeatAnswer)
+
+
+class Coordinator:
+    def __init__(
+        self, store: Store, topics: Catalog, now_ms: Callable[[], int], initial_delay_ms: int
+    ) -> None:
+        self._store = store
+        self._topics = topics
+        self._patterns = TopicPatterns(topics)
+        self._now_ms = now_ms
+        self._initial_delay_ms = initial_delay_ms
+        self._known: dict[str, KnownGroup] = {}
+        self._waits = Waits()
+        self._changes = Changes()
+        self._held_bytes = 0
+        #: What the members of all groups take in the store.
+        self._kept_members_bytes = 0
+        self._is_closed = False
+
+    async def load(self) -> None:
+        """Take up what the store keeps."""
+        for key, state in (await self._store.states(STATE_PREFIX)).items():
+            if state.value is not None:
+                known = self._known[name_of(key)] = KnownGroup(name_of(key))
+                known.kept = decode_kept(state.value)
+                known.version = state.version
+                known.former = _former(known.kept)
+                if known.kept.members is not None:
+                    self._count_kept_members(known, members_bytes(known.kept.members))
+                    self._follow(known, self._group(known), [])
+
+    async def close(self, reason: QuackError) -> None:
+        """End every wait with this error, and finish what is on its way to the store."""
+        self._is_closed = True
+        for known in self._known.values():
+            known.stop_timer()
+        self._waits.end(reason)
+        await self._changes.finish()
+        self._patterns.close()
+
+    # --- what is known ----------------------------------------------------------------------
+
+    def names(self) -> list[str]:
+        return list(self._known)
+
+    def kept(self, name: str) -> Kept | None:
+        known = self._known.get(name)
+        return None if known is None else known.kept
+
+    def group(self, name: str) -> Group | ConsumerGroup | None:
+        """A group that has members, or is about to."""
+        known = self._known.get(name)
+        return None if known is None else known.group
+
+    def is_known(self, name: str) -> bool:
+        return name in self._known
+
+    def is_live(self, name: str) -> bool:
+        """Whether a group has members."""
+        known = self._known.get(name)
+        return known is not None and known.has_members()
+
+    def keeps_offsets(self, name: str) -> bool:
+        """Whether what is committed under a name was committed by a group, and not left behind by a
+        subscription that is gone."""
+        return self.kept(name) is not None
+
+    def holder(self, name: str) -> str | None:
+        """The members of a group in words, None if it has none."""
+        if not self.is_live(name):
+            return None
+        members = self.description(name).members
+        one = f"{members[0].client_id or members[0].member_id} at {members[0].client_host}"
+        return one if len(members) == 1 else f"{one} and {len(members) - 1} more"
+
+    def empty_since_ms(self, name: str) -> int | None:
+        """Wall time, as far as it is kept; None if the group has members, or had them when the
+        broker was last stopped."""
+        kept = self.kept(name)
+        return None if kept is None or self.is_live(name) else kept.empty_since_ms
+
+    def description(self, name: str) -> GroupDescription | ConsumerGroupDescription:
+        """Of a group that is known, or only by its cursors."""
+        group, kept = self.group(name), self.kept(name) or NOTHING_KEPT
+        if isinstance(group, ConsumerGroup):
+            return group.description()
+        if group is None and kept.kind is GroupKind.CONSUMER:
+            epochs = (kept.generation, kept.generation)
+            return ConsumerGroupDescription(name, GroupState.EMPTY, *epochs, DEFAULT_ASSIGNOR, ())
+        if group is not None:
+            return group.description()
+        return GroupDescription(name, GroupState.EMPTY, kept.protocol_type, "", ())
+
+    # --- members ----------------------------------------------------------------------------
+
+    async def join(self, name: str, join: Join) -> Joined:
+        """Waits until the rebalance is over. If the caller goes away, the member stays until its
+        session ends. LimitReached, and what `Group.join` answers with."""
+        self._check_room(sum(len(metadata) for _, metadata in join.protocols))
+        known = self._ensure(name)
+        self._become(known, GroupKind.CLASSIC)
+        group = self._classic(known)
+        waiter: Waiter = asyncio.get_running_loop().create_future()
+        self._act(known, lambda now_ms: group.join(now_ms, join, waiter))
+        return await self._wait(known, waiter, Joined)
+
+    async def sync(self, name: str, sync: Sync) -> Synced:
+        """Waits for the leader's assignment."""
+        self._check_room(sum(map(len, sync.assignments.values())))
+        known = self._find(name)
+        group = self._classic(known)
+        waiter: Waiter = asyncio.get_running_loop().create_future()
+        self._act(known, lambda now_ms: group.sync(now_ms, sync, waiter))
+        return await self._wait(known, waiter, Synced)
+
+    def heartbeat(self, name: str, member: MemberRef) -> None:
+        known = self._find(name)
+        group = self._classic(known)
+        self._act(known, lambda now_ms: group.heartbeat(now_ms, member))
+
+    def touch(self, name: str, member_id: str) -> None:
+        """A member is alive: something of it has come, and is not heard yet because the broker is
+        busy."""
+        group = self.group(name)
+        if group is not None:
+            group.touch(_loop_ms(), member_id)
+
+    async def consumer_heartbeat(self, name: str, beat: Heartbeat) -> HeartbeatAnswer:
+        """All that a member of the newer protocol ever says. LimitReached, and what
+        `ConsumerGroup.heartbeat` answers with. UnknownGroup for a member of a group that is not
+        there, or is of the classic kind."""
+        check(beat)
+        if beat.epoch == JOINS:
+            self._check_bytes(1 + sum(map(len, beat.topics or ())))
+        matches = await self._matches(name, beat)
+        # Anything may have become of the group meanwhile.
+        if beat.epoch == JOINS:
+            known = self._ensure(name)
+            self._become(known, GroupKind.CONSUMER)
+        else:
+            known = self._find_consumer(name)
+        group = self._consumer(known)
+        waiter: Waiter = asyncio.get_running_loop().create_future()
+        self._act(known, lambda now_ms: group.heartbeat(now_ms, beat, waiter, matches))
+        return await self._wait(known, waiter, HeartbeatAnswer)
+
+    async def _matches(self, name: str, beat: Heartbeat) -> Mapping[str, Matched]:
+        """What a group has to know of regular expressions before it hears this."""
+        group = self.group(name)
+        patterns = [beat.pattern] if beat.pattern else []
+        if isinstance(group, ConsumerGroup):
+            patterns = group.patterns_due(_loop_ms(), beat.pattern)
+        return await self._waits.wait(self._patterns.match(patterns)) if patterns else {}
+
+    async def leave(self, name: str, leaving: Leaving) -> None:
+        """Waits until it is durable that the member is gone, or cannot be made so."""
+        known = self._find(name)
+        group = self._group(known)
+        waiter: Waiter = asyncio.get_running_loop().create_future()
+        left = Answer(waiter, Left())
+        self._act(known, lambda now_ms: [*group.leave(now_ms, leaving), left])
+        await self._wait(known, waiter, Left)
+
+    def check_commit(self, name: str, member: MemberRef, *, is_transactional: bool = False) -> None:
+        """Whether a member may commit now; a group that is not known is one without members."""
+        known = self._known.get(name)
+        if known is None and member.generation >= 0:
+            raise IllegalGeneration(f"the group {name} is not known here: join it again")
+        known = known or KnownGroup(name)
+        group = self._group(known)
+        self._act(
+            known,
+            lambda now_ms: group.check_commit(now_ms, member, is_transactional=is_transactional),
+        )
+
+    def check_fetch(self, name: str, member: MemberRef) -> None:
+        """Whether who says that it is this member may ask for offsets now."""
+        known = self._known.get(name)
+        if known is not None:
+            group = self._group(known)
+            self._act(known, lambda now_ms: group.check_fetch(now_ms, member))
+
+    # --- what is kept -----------------------------------------------------------------------
+
+    async def keep(self, name: str, settings: GroupSettings | None = None) -> None:
+        """Know a group, whether or not it has members, with these settings or as they are."""
+        known = self._ensure(name)
+        if settings is not None or known.kept is None:
+            try:
+                await self._put(known, lambda: self._facts(known, settings))
+            finally:
+                self._follow_settings(known)
+                self._tidy(known)
+
+    async def note_empty(self, name: str) -> None:
+        """Keep from when on a group has had no members, if that is not kept yet."""
+        known = self._known.get(name)
+        if known is not None and known.kept is not None and not known.has_members():
+            await self._put(known, lambda: self._facts(known))
+
+    async def forget(self, name: str) -> None:
+        """Nothing is kept of a group, unless it has members by then."""
+        known = self._known.get(name)
+        if known is None:
+            return
+        await self._put(known, lambda: self._facts(known) if known.has_members() else None)
+        if not known.has_members():
+            self._drop_group(known)
+        self._tidy(known)
+
+    async def _put(self, known: KnownGroup, make: Callable[[], Kept | None]) -> None:
+        """Make durable what `make` says when it is this change's turn."""
+        known.changes += 1
+        try:
+            async with known.lock:
+                group = known.group
+                durable_changes = 0 if group is None else group.durable_changes
+                kept = make()
+                if kept != known.kept:
+                    await self._write(known, kept)
+                if known.group is group:
+                    known.durable_changes = durable_changes
+        finally:
+            known.changes -= 1
+
+    async def _write(self, known: KnownGroup, kept: Kept | None) -> None:
+        before = known.kept_members_bytes
+        # Counted at once, since other groups are written meanwhile.
+        self._count_kept_members(known, 0 if kept is None else members_bytes(kept.members))
+        try:
+            value = None if kept is None else encode_kept(kept)
+            state = await self._store.put_state(state_key(known.name), value, known.version)
+        except BaseException:
+            self._count_kept_members(known, before)
+            raise
+        known.kept, known.version = kept, state.version
+
+    def _facts(self, known: KnownGroup, settings: GroupSettings | None = None) -> Kept:
+        """What is to be kept of a group as it is now."""
+        kept, group = known.kept or NOTHING_KEPT, known.group
+        if settings is not None:
+            kept = kept._replace(settings=settings)
+        if group is not None:
+            kept = kept._replace(
+                kind=group.kind,
+                generation=group.generation,
+                protocol_type=group.protocol_type,
+                static_members=group.static_members,
+                member_ids=group.member_ids,
+                members=self._keepable(known, group.kept_members),
+            )
+        if known.has_members():
+            return kept._replace(empty_since_ms=None)
+        if kept.empty_since_ms is None:
+            return kept._replace(empty_since_ms=self._now_ms())
+        return kept
+
+    def _keepable(self, known: KnownGroup, members: KeptMembers | None) -> KeptMembers | None:
+        """Return the members if there is room to keep them, else None."""
+        size = members_bytes(members)
+        total = self._kept_members_bytes - known.kept_members_bytes + size
+        if size > limits.KEPT_MEMBERS_BYTES or total > limits.KEPT_MEMBERS_TOTAL_BYTES:
+            return None
+        return members
+
+    def _count_kept_members(self, known: KnownGroup, size: int) -> None:
+        self._kept_members_bytes += size - known.kept_members_bytes
+        known.kept_members_bytes = size
+
+    # --- one group --------------------------------------------------------------------------
+
+    def _find(self, name: str) -> KnownGroup:
+        known = self._known.get(name)
+        if known is None:
+            raise UnknownMember(f"the group {name} has no members: join it again")
+        return known
+
+    def _find_consumer(self, name: str) -> KnownGroup:
+        known = self._known.get(name)
+        if known is None or known.kind is not GroupKind.CONSUMER:
+            raise UnknownGroup(f"there is no group {name} of Kafka's consumer group protocol")
+        return known
+
+    def _ensure(self, name: str) -> KnownGroup:
+        known = self._known.get(name)
+        if known is None:
+            if len(self._known) >= limits.GROUPS:
+                raise LimitReached(f"there are {limits.GROUPS} groups: delete some")
+            if name.startswith(PUBLISHER_PREFIX):
+                self._check_room_for_publisher()
+            known = self._known[name] = KnownGroup(name)
+        return known
+
+    def _act(self, known: KnownGroup, act: Callable[[int], list[Answer] | None]) -> None:
+        """One call of a group, which has been asked for, and all that follows from it."""
+        group = self._group(known)
+        answers = None
+        try:
+            answers = act(_loop_ms())
+        finally:
+            self._follow(known, group, answers or [])
+
+    def _group(self, known: KnownGroup) -> Group | ConsumerGroup:
+        if known.group is None:
+            self._make_group(known, known.kept or NOTHING_KEPT)
+        assert known.group is not None
+        return known.group
+
+    def _classic(self, known: KnownGroup) -> Group:
+        """For a call of the classic protocol; who comes by that is no member of another group."""
+        self._check_kind(known, GroupKind.CLASSIC)
+        group = self._group(known)
+        assert isinstance(group, Group)
+        return group
+
+    def _consumer(self, known: KnownGroup) -> ConsumerGroup:
+        self._check_kind(known, GroupKind.CONSUMER)
+        group = self._group(known)
+        assert isinstance(group, ConsumerGroup)
+        return group
+
+    def _check_kind(self, known: KnownGroup, kind: GroupKind) -> None:
+        if known.kind is not kind:
+            raise UnknownMember(f"group {known.name} goes by Kafka's {known.kind} group protocol")
+
+    def _become(self, known: KnownGroup, kind: GroupKind) -> None:
+        """Somebody joins by this protocol. OtherGroupProtocol if members speak another one."""
+        if known.kind is kind:
+            return
+        group, kept = known.group, known.kept or NOTHING_KEPT
+        if group is not None:
+            if not group.is_empty:
+                raise OtherGroupProtocol(
+                    f"the members of group {known.name} speak Kafka's {group.kind} group protocol, "
+                    f"not the {kind} one: stop them all before others join"
+                )
+            # What it knows last may not be durable yet; the next generation has to be a later one.
+            kept = kept._replace(
+                generation=group.generation,
+                protocol_type=group.protocol_type,
+                static_members=group.static_members,
+                members=None,
+            )
+            self._drop_group(known)
+        self._make_group(known, kept._replace(kind=kind))
+
+    def _make_group(self, known: KnownGroup, kept: Kept) -> None:
+        if kept.kind is GroupKind.CONSUMER:
+            known.group = ConsumerGroup(
+                known.name,
+                _new_member_id,
+                self._topics,
+                generation=kept.generation,
+                static_members=kept.static_members,
+                former=known.former,
+                timing=kept.settings.timing,
+            )
+        else:
+            known.group = Group(
+                known.name,
+                _new_member_id,
+                generation=kept.generation,
+                protocol_type=kept.protocol_type,
+                static_members=kept.static_members,
+                kept_members=kept.members,
+                now_ms=_loop_ms(),
+                initial_delay_ms=self._initial_delay_ms,
+            )
+        known.durable_changes = known.group.durable_changes
+
+    def _follow_settings(self, known: KnownGroup) -> None:
+        if isinstance(known.group, ConsumerGroup) and known.kept is not None:
+            known.group.timing = known.kept.settings.timing
+
+    def _follow(
+        self, known: KnownGroup, group: Group | ConsumerGroup, answers: list[Answer]
+    ) -> None:
+        """Answers are given in their order, when what they speak of is durable."""
+        self._held_bytes += group.held_bytes - known.held_bytes
+        known.held_bytes = group.held_bytes
+        known.outbox.extend(answers)
+        self._schedule(known, group)
+        if known.is_flushing:
+            return  # it looks again before it ends
+        if not known.is_durable():
+            known.is_flushing = True
+            self._changes.start(self._flush(known))
+            return
+        known.give_answers(None)
+        self._tidy(known)
+
+    async def _flush(self, known: KnownGroup) -> None:
+        failure: QuackError | None = None
+        while known.outbox or (failure is None and not known.is_durable()):
+            waiting = len(known.outbox)
+            try:
+                await self._put(known, lambda: self._facts(known))
+                failure = None
+            except QuackError as error:
+                failure = error
+            except Exception as error:
+                log.exception("the group %s cannot be kept", known.name)
+                failure = StorageError(f"the group {known.name} cannot be kept: {error}")
+            for member_id in known.give_answers(failure, waiting):
+                # It could say nothing while it waited for the disk, which is not its fault.
+                self.touch(known.name, member_id)
+        known.is_flushing = False
+        if known.group is not None:
+            self._schedule(known, known.group)
+        self._tidy(known)
+
+    async def _wait(self, known: KnownGroup, waiter: Waiter, answer: type[_Outcome]) -> _Outcome:
+        try:
+            outcome = await self._waits.wait(waiter)
+        finally:
+            if waiter.cancelled() and known.group is not None:
+                known.group.forget_waiter(waiter)
+        if isinstance(outcome, QuackError):
+            raise outcome
+        assert isinstance(outcome, answer), f"{outcome} is no answer to that call"
+        return outcome
+
+    def _schedule(self, known: KnownGroup, group: Group | ConsumerGroup) -> None:
+        deadline_ms = group.next_deadline_ms
+        if deadline_ms is None or self._is_closed:
+            known.stop_timer()
+        # A timer that is early only looks and is set again: heartbeats move deadlines all the time.
+        elif known.timer is None or deadline_ms < known.timer_ms:
+            known.stop_timer()
+            known.timer_ms = deadline_ms
+            when = (deadline_ms + 1) / 1000
+            known.timer = loop_clock().call_at(when, self._tick, known)
+
+    def _tick(self, known: KnownGroup) -> None:
+        known.timer = None
+        group = known.group
+        # Members that wait for what is being written do not time out; the flush sets a new timer.
+        if group is not None and not self._is_closed and not known.is_flushing:
+            self._act(known, group.tick)
+
+    def _tidy(self, known: KnownGroup) -> None:
+        """Hold no more of a group than it needs."""
+        if known.is_at_rest():
+            self._drop_group(known)
+        if known.group is None and known.kept is None and not known.changes:
+            if self._known.get(known.name) is known:
+                del self._known[known.name]
+
+    def _drop_group(self, known: KnownGroup) -> None:
+        known.stop_timer()
+        known.group = None
+        self._held_bytes -= known.held_bytes
+        known.held_bytes = 0
+
+    def _check_room(self, said_bytes: int) -> None:
+        """For somebody more who waits, and says so much that is held."""
+        self._check_bytes(said_bytes)
+        if len(self._waits) >= limits.GROUP_WAITERS:
+            raise LimitReached(f"{limits.GROUP_WAITERS} members are waiting: ask again later")
+
+    def _check_room_for_publisher(self) -> None:
+        if len(self._known) < limits.PUBLISHERS:
+            return  # most brokers need not count
+        if sum(name.startswith(PUBLISHER_PREFIX) for name in self._known) >= limits.PUBLISHERS:
+            raise LimitReached(
+                f"{limits.PUBLISHERS} publishers number their puts: delete the groups "
+                f"{PUBLISHER_PREFIX}NAME of some that are gone"
+            )
+
+    def _check_bytes(self, said_bytes: int) -> None:
+        if said_bytes and self._held_bytes + said_bytes > limits.GROUPS_BYTES:
+            raise LimitReached(
+                f"{said_bytes} bytes, where {self._held_bytes} are held for the members of all "
+                f"groups already; {limits.GROUPS_BYTES} is the most"
+            )
+
+
+def _loop_ms() -> int:
+    """The time by which sessions end: pauses of the loop do not count."""
+    return loop_clock().ms()
+
+
+def _former(kept: Kept) -> FormerMembers | None:
+    if not kept.member_ids:
+        return None
+    until_ms = _loop_ms() + kept.settings.session_timeout_ms
+    return FormerMembers(kept.member_ids, kept.generation, until_ms)
+
+
+def _new_member_id(client: str) -> str:
+    return f"{client[: limits.NAME_BYTES]}-{uuid.uuid4()}"

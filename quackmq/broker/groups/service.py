@@ -1,0 +1,578 @@
+"""Consumer groups: members, the offsets that they commit, and how groups are looked after.
+
+Members come together in `Coordinator`. What a group commits is a cursor, in the one namespace that
+it shares with subscriptions: an explicit subscription of the same name and topic moves with it, and
+is itself visible as a group. A name is used in one mode at a time (see `Modes`). What is noted
+beside an offset is kept as it is; two notes also make and end a subscription of the group's name to
+the topic (see `quackmq.model.offset_notes`), but not in a transaction.
+
+Promised: a commit that was answered is durable and never goes back by itself; a member that is not
+of the present generation does not commit; who asks for offsets sees every commit that was taken
+before it. A group without members, without commits meanwhile and without a subscription of its name
+expires, with its offsets: those that are publishers' numbers, by whichever way they came, after
+`limits.PUBLISHER_EXPIRY_MS`. One that was told to hold retention does not.
+
+Who may call: the broker's loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from typing import NamedTuple
+from uuid import UUID
+
+from quackmq import limits
+from quackmq.broker.groups.coordinator import Coordinator
+from quackmq.broker.groups.state import GroupSettings
+from quackmq.broker.lifecycle import Changes
+from quackmq.broker.settings import Caller
+from quackmq.broker.subscriptions.cursors import Cursors, partition_of, removal
+from quackmq.broker.subscriptions.name_modes import Modes
+from quackmq.broker.subscriptions.pull import Delivery
+from quackmq.broker.subscriptions.service import Subscribing, check_subscriber
+from quackmq.broker.topics import Topics
+from quackmq.clock import Clock
+from quackmq.errors import (
+    BrokerClosing,
+    GroupNotEmpty,
+    GroupReadsTopic,
+    InvalidGroup,
+    InvalidRequest,
+    MetadataTooLarge,
+    NotFound,
+    QuackError,
+    UnknownGroup,
+    UnknownSubscription,
+)
+from quackmq.groups import (
+    ConsumerGroupDescription,
+    GroupDescription,
+    Heartbeat,
+    HeartbeatAnswer,
+    Join,
+    Joined,
+    Leaving,
+    MemberRef,
+    Sync,
+    Synced,
+)
+from quackmq.groups.states import CONSUMER_PROTOCOL_TYPE
+from quackmq.model.offset_notes import PUBLISHER_PREFIX, SUBSCRIBED, note_of, wants_receipts
+from quackmq.model.subscription import Start, start_in
+from quackmq.model.topic import NO_LEADER_EPOCH, Append, Cursor, CursorKey, PartitionKey
+
+log = logging.getLogger(__name__)
+
+
+class Commit(NamedTuple):
+    """The next offset that a group wants of a partition, and what its member notes beside it.
+
+    With None the group takes back what it committed, and is in that partition as if it were new.
+    `leader_epoch` is kept beside the offset and given back with it.
+    """
+
+    key: PartitionKey
+    offset: int | None
+    metadata: str = ""
+    leader_epoch: int = NO_LEADER_EPOCH
+
+
+class Groups:
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        cursors: Cursors,
+        delivery: Delivery,
+        subscribing: Subscribing,
+        modes: Modes,
+        topics: Topics,
+        clock: Clock,
+        cursor_moved: Callable[[PartitionKey], None],
+        check_free: Callable[[str], None],
+    ) -> None:
+        """`cursor_moved` is told of every cursor that moved, came or went and holds retention.
+        `check_free` raises NameInOtherMode for a name that is pushed."""
+        self._coordinator = coordinator
+        self._cursors = cursors
+        self._delivery = delivery
+        self._subscribing = subscribing
+        self._modes = modes
+        self._topics = topics
+        self._clock = clock
+        self._now_ms = clock.now_ms
+        self._cursor_moved = cursor_moved
+        self._check_free = check_free
+        self._changes = Changes()
+        #: The names of groups that hold retention.
+        self._holding: dict[str, None] = {}
+        #: Told of each topic that a group begins or ceases to hold, by name and topic.
+        self.on_change: Callable[[str, uuid.UUID], None] = lambda name, topic_id: None
+        self._looked_ms: int | None = None
+        self._reported = False
+        self._is_closing = False
+
+    def load(self) -> None:
+        """Take up what coordinator and cursors have loaded."""
+        for name in self._coordinator.names():
+            if self._settings(name).holds_retention:
+                self._holding[name] = None
+
+    async def close(self) -> None:
+        """Every wait ends with BrokerClosing; what was begun is finished."""
+        self._is_closing = True
+        await self._coordinator.close(_closing())
+        await self._changes.finish()
+
+    # --- members ----------------------------------------------------------------------------
+
+    async def join(self, caller: Caller, group: str, join: Join) -> Joined:
+        """Waits until the rebalance is over; a cancelled caller leaves the member in place.
+        InvalidGroup, NameInOtherMode, LimitReached, and what `quackmq.groups` says."""
+        self.check_name(group)
+        self._check_mode(group)
+        return await self._coordinator.join(group, join)
+
+    async def sync(self, caller: Caller, group: str, sync: Sync) -> Synced:
+        """Waits for the leader's assignment. RebalanceInProgress, IllegalGeneration, UnknownMember,
+        MemberFenced, OtherGroupProtocol."""
+        self.check_name(group)
+        return await self._coordinator.sync(group, sync)
+
+    def heartbeat(self, caller: Caller, group: str, member: MemberRef) -> None:
+        """RebalanceInProgress, IllegalGeneration, UnknownMember, MemberFenced."""
+        self.check_name(group)
+        self._coordinator.heartbeat(group, member)
+
+    def touch(self, group: str, member_id: str) -> None:
+        """A member is alive: its heartbeat has come, and waits behind other requests. Its session
+        begins anew; whether the heartbeat is a good one is seen when it is its turn."""
+        self._coordinator.touch(group, member_id)
+
+    async def consumer_heartbeat(
+        self, caller: Caller, group: str, beat: Heartbeat
+    ) -> HeartbeatAnswer:
+        """All that a member of the newer protocol says, and what it is told. InvalidGroup,
+        NameInOtherMode, OtherGroupProtocol, LimitReached, and what `quackmq.groups` says."""
+        self.check_name(group)
+        self._check_mode(group)
+        return await self._coordinator.consumer_heartbeat(group, beat)
+
+    async def leave(
+        self, caller: Caller, group: str, leaving: Sequence[Leaving]
+    ) -> list[QuackError | None]:
+        """What became of each: UnknownMember, MemberFenced, or None if it is gone."""
+        self.check_name(group)
+        outcomes: list[QuackError | None] = []
+        for each in leaving:
+            try:
+                await self._coordinator.leave(group, each)
+                outcomes.append(None)
+            except QuackError as error:
+                outcomes.append(error)
+        return outcomes
+
+    # --- offsets ----------------------------------------------------------------------------
+
+    async def commit(
+        self, caller: Caller, group: str, member: MemberRef, commits: Sequence[Commit]
+    ) -> list[QuackError | None]:
+        """What became of each: UnknownTopic, UnknownPartition, InvalidRequest, MetadataTooLarge, or
+        None if it is durable. One that makes or ends a subscription may be durable and fail in
+        that: LimitReached, or what the store raises. Raised is what concerns them all:
+        InvalidGroup, NameInOtherMode, RebalanceInProgress, IllegalGeneration, StaleMemberEpoch,
+        UnknownMember, MemberFenced, and what the store raises."""
+        self.check_name(group, may_be_empty=True)
+        return await self._changes.carry_through(self._commit(group, member, commits))
+
+    def check_fetch(self, caller: Caller, group: str, member: MemberRef) -> None:
+        """Whether who says that it is this member may ask for offsets. In a group of the newer kind
+        it has to be one: UnknownMember, MemberFenced, StaleMemberEpoch."""
+        self.check_name(group, may_be_empty=True)
+        self._coordinator.check_fetch(group, member)
+
+    async def committed(
+        self, caller: Caller, group: str, keys: Sequence[PartitionKey] | None = None
+    ) -> dict[PartitionKey, Cursor]:
+        """The offsets of these partitions, or of all; what was never committed has no entry. A
+        partition that a subscription of this name wants from its beginning is at 0."""
+        self.check_name(group, may_be_empty=True)
+        async with self._cursors.changing(group):  # behind every commit that is on its way
+            pass
+        wanted = self._delivery.wanted(group)
+        now = {partition_of(cursor.key): cursor for cursor in self._cursors.of(group)}
+        for key, offset in wanted.items():
+            now.setdefault(key, Cursor(CursorKey(group, *key), offset))
+        if keys is None:
+            return now
+        return {key: now[key] for key in keys if key in now}
+
+    async def delete_offsets(
+        self, caller: Caller, group: str, keys: Sequence[PartitionKey]
+    ) -> list[QuackError | None]:
+        """What became of each: UnknownTopic, UnknownPartition, GroupReadsTopic, or None if nothing
+        is committed there any more. Raises UnknownGroup, and GroupNotEmpty where members do not say
+        which topics they read."""
+        self.check_name(group)
+        return await self._changes.carry_through(self._delete_offsets(group, keys))
+
+    # --- looking after groups -----------------------------------------------------------------
+
+    def all(self, caller: Caller) -> list[GroupDescription | ConsumerGroupDescription]:
+        """Also those of which there is nothing but offsets, or a subscription."""
+        self._check_open()
+        names = dict.fromkeys(self._coordinator.names())
+        names |= dict.fromkeys(self._cursors.names())
+        names |= dict.fromkeys(self._delivery.names())
+        return [self._coordinator.description(name) for name in names]
+
+    def describe(self, caller: Caller, group: str) -> GroupDescription | ConsumerGroupDescription:
+        """UnknownGroup."""
+        self.check_name(group, may_be_empty=True)
+        self._check_known(group)
+        return self._coordinator.description(group)
+
+    async def delete(self, caller: Caller, group: str) -> None:
+        """The group goes, with its offsets. UnknownGroup; GroupNotEmpty if it has members, or a
+        subscription of its name is there."""
+        self.check_name(group, may_be_empty=True)
+        await self._changes.carry_through(self._delete(group))
+
+    def settings(self, caller: Caller, group: str) -> GroupSettings:
+        """Those of a group that nobody knows are the defaults."""
+        self.check_name(group)
+        return self._settings(group)
+
+    async def alter(self, caller: Caller, group: str, settings: GroupSettings) -> None:
+        """Other settings, also for a group that is yet to come. InvalidSetting."""
+        self.check_name(group)
+        settings.check()
+        await self._changes.carry_through(self._alter(group, settings))
+
+    # --- for transactions ---------------------------------------------------------------------
+
+    async def prepare(
+        self, group: str, member: MemberRef, commits: Sequence[Commit]
+    ) -> list[QuackError | None]:
+        """What `commit` would say to commits that are made later, by the end of a transaction. The
+        group is known from now on. Raises as `commit`."""
+        self.check_name(group)
+        self._check_commit(group, member, is_transactional=True)
+        outcomes = [self._objection(group, each) for each in commits]
+        if not all(outcomes) and not self._coordinator.keeps_offsets(group):
+            async with self._cursors.changing(group):
+                await self._coordinator.keep(group)
+            self._check_commit(group, member, is_transactional=True)
+        return outcomes
+
+    @asynccontextmanager
+    async def committing(self, cursors: Sequence[Cursor]) -> AsyncIterator[Sequence[Append]]:
+        """Around a change of the store that sets cursors of groups together with something else:
+        it is alone with them, and what follows from it in memory follows when it is done. Gives the
+        receipts that belong to it."""
+        async with AsyncExitStack() as alone:
+            # In one order for all, so that no two wait for each other.
+            for name in sorted({cursor.key.name for cursor in cursors}):
+                await alone.enter_async_context(self._cursors.changing(name))
+            yield await alone.enter_async_context(self._delivery.moving(cursors))
+            self._cursors.note(cursors)
+        for cursor in cursors:
+            if cursor.key.name in self._holding:
+                self._cursor_moved(partition_of(cursor.key))
+
+    # --- for the broker -----------------------------------------------------------------------
+
+    def holds_retention(self, name: str) -> bool:
+        return name in self._holding
+
+    def holding(self, key: PartitionKey) -> dict[str, int]:
+        """The offsets that groups told to hold retention want of a partition, by name."""
+        cursors = ((name, self._cursors.at(name, key)) for name in self._holding)
+        return {
+            name: each.offset
+            for name, each in cursors
+            if each is not None and each.offset is not None
+        }
+
+    async def clean(self) -> None:
+        """Let groups go whose time is over."""
+        now_ms, looked_ms = self._now_ms(), self._looked_ms
+        if looked_ms is not None and 0 <= now_ms - looked_ms < limits.GROUP_EXPIRY_INTERVAL_MS:
+            return
+        self._looked_ms = now_ms
+        self._modes.clean()
+        names = dict.fromkeys(self._coordinator.names()) | dict.fromkeys(self._cursors.names())
+        try:
+            for number, name in enumerate(names):
+                if number % limits.CLEANED_GROUPS == 0:
+                    await asyncio.sleep(0)
+                if self._is_expired(name):
+                    await self._changes.carry_through(self._expire(name))
+                elif looked_ms is not None and self._lost_its_members(name):
+                    await self._changes.carry_through(self._coordinator.note_empty(name))
+            self._reported = False
+        except QuackError as error:
+            if not self._reported:
+                log.error("groups that have expired stay: %s", error)
+            self._reported = True
+
+    # --- how offsets change -------------------------------------------------------------------
+
+    async def _commit(
+        self, name: str, member: MemberRef, commits: Sequence[Commit]
+    ) -> list[QuackError | None]:
+        outcomes = await self._commit_offsets(name, member, commits)
+        noted: dict[tuple[UUID, str, bool, Start], list[int]] = {}
+        for index, commit in enumerate(commits):
+            metadata = commit.metadata
+            if metadata and commit.offset is not None and outcomes[index] is None:
+                if (note := note_of(metadata)) is not None:
+                    receipts, start = wants_receipts(metadata), start_in(metadata)
+                    said = (commit.key.topic_id, note, receipts, start)
+                    noted.setdefault(said, []).append(index)
+        for said, indexes in noted.items():
+            error = await self._heed(name, *said)
+            for index in indexes:
+                outcomes[index] = error
+        return outcomes
+
+    async def _heed(
+        self, name: str, topic_id: UUID, note: str, receipts: bool, start: Start
+    ) -> QuackError | None:
+        """Make or end a subscription; the offsets are committed."""
+        try:
+            if note == SUBSCRIBED:
+                await self._subscribing.subscribe_group(name, topic_id, start, receipts)
+            else:
+                topic_name = self._topics.with_id(topic_id).name
+                await self._subscribing.unsubscribe(name, topic_name)
+        except UnknownSubscription:
+            return None  # it had not subscribed, or another has ended it: that is what is wanted
+        except QuackError as error:
+            return error
+        return None
+
+    async def _commit_offsets(
+        self, name: str, member: MemberRef, commits: Sequence[Commit]
+    ) -> list[QuackError | None]:
+        async with self._cursors.changing(name):
+            self._check_commit(name, member)
+            outcomes = [self._objection(name, each) for each in commits]
+            if all(outcomes):
+                return outcomes
+            if not self._coordinator.keeps_offsets(name):
+                await self._coordinator.keep(name)
+                self._check_commit(name, member)  # others may have come while that was written
+            good = [index for index, outcome in enumerate(outcomes) if outcome is None]
+            now_ms = self._now_ms()
+            cursors = [
+                Cursor(CursorKey(name, *key), offset, metadata, now_ms, leader_epoch)
+                if offset is not None
+                else Cursor(CursorKey(name, *key), None)
+                for key, offset, metadata, leader_epoch in (commits[index] for index in good)
+            ]
+            for index, outcome in zip(good, await self._set(name, cursors), strict=True):
+                outcomes[index] = outcome
+            return outcomes
+
+    def _check_commit(
+        self, name: str, member: MemberRef, *, is_transactional: bool = False
+    ) -> None:
+        self._check_mode(name)
+        self._coordinator.check_commit(name, member, is_transactional=is_transactional)
+
+    def _objection(self, name: str, commit: Commit) -> QuackError | None:
+        try:
+            topic = self._topics.of(commit.key)
+            if commit.offset is None and self._delivery.is_subscribed(topic, name):
+                raise GroupReadsTopic(f"{name} is subscribed to topic {topic.name}: unsubscribe it")
+            if commit.offset is not None and commit.offset < 0:
+                raise InvalidRequest(f"no offset is {commit.offset}")
+            if commit.metadata and note_of(commit.metadata) == SUBSCRIBED:
+                check_subscriber(name)
+            size = len(commit.metadata.encode())
+        except QuackError as error:
+            return error
+        except UnicodeEncodeError:
+            return InvalidRequest("what is noted beside an offset is no text that UTF-8 can hold")
+        if size > limits.CURSOR_METADATA_BYTES:
+            most = limits.CURSOR_METADATA_BYTES
+            return MetadataTooLarge(f"{size} bytes noted beside an offset; {most} is the most")
+        return None
+
+    async def _set(self, name: str, cursors: Sequence[Cursor]) -> list[QuackError | None]:
+        """Set cursors, in one flush cycle unless they are very many; what became of each."""
+        outcomes: list[QuackError | None] = []
+        for some in _portions(cursors):
+            try:
+                await self._delivery.move(name, some)
+                outcomes.extend([None] * len(some))
+            except NotFound:
+                # A topic is about to go, which the store knows first: it must not harm the others.
+                outcomes.extend([await self._set_one(name, each) for each in some])
+        if name in self._holding:
+            for cursor in cursors:
+                self._cursor_moved(partition_of(cursor.key))
+        return outcomes
+
+    async def _set_one(self, name: str, cursor: Cursor) -> QuackError | None:
+        try:
+            # It may be the topic of receipts that goes, which is none of the committer's business.
+            await self._topics.despite_deletions(partial(self._delivery.move, name, [cursor]))
+        except NotFound as error:
+            return error
+        return None
+
+    async def _delete_offsets(
+        self, name: str, keys: Sequence[PartitionKey]
+    ) -> list[QuackError | None]:
+        async with self._cursors.changing(name):
+            self._check_known(name)
+            outcomes = [self._use_of(name, key) for key in keys]
+            free = [index for index, outcome in enumerate(outcomes) if outcome is None]
+            there = [(index, self._cursors.at(name, keys[index])) for index in free]
+            found = [(index, cursor) for index, cursor in there if cursor is not None]
+            removed = await self._set(name, [removal(cursor) for _, cursor in found])
+            for (index, _), outcome in zip(found, removed, strict=True):
+                outcomes[index] = outcome
+            return outcomes
+
+    def _use_of(self, name: str, key: PartitionKey) -> QuackError | None:
+        """Why the offset of a partition must stay."""
+        try:
+            topic = self._topics.of(key)
+        except NotFound as error:
+            return error
+        if self._delivery.is_subscribed(topic, name):
+            return GroupReadsTopic(f"{name} is subscribed to topic {topic.name}: unsubscribe it")
+        group = self._coordinator.group(name)
+        if group is None or not group.size:
+            return None
+        reads = group.reads_topic(topic.name)
+        if reads is None and group.protocol_type != CONSUMER_PROTOCOL_TYPE:
+            raise GroupNotEmpty(f"the group {name} has members: stop them first")
+        if reads is False:
+            return None
+        return GroupReadsTopic(f"the group {name} reads topic {topic.name}: stop its members first")
+
+    # --- how groups go ------------------------------------------------------------------------
+
+    async def _delete(self, name: str) -> None:
+        async with self._cursors.changing(name):
+            self._check_known(name)
+            if self._coordinator.is_live(name):
+                raise GroupNotEmpty(f"the group {name} has members: stop them first")
+            if self._delivery.has_name(name):
+                raise GroupNotEmpty(f"{name} has a subscription: unsubscribe it first")
+            await self._remove(name)
+
+    async def _expire(self, name: str) -> None:
+        async with self._cursors.changing(name):
+            if self._is_expired(name):
+                log.info("the group %s has expired", name)
+                await self._remove(name)
+
+    async def _remove(self, name: str) -> None:
+        # Cursors first: what a crash leaves is then known to be a group's.
+        await self._set(name, [removal(cursor) for cursor in self._cursors.of(name)])
+        await self._coordinator.forget(name)
+        self._follow_settings(name)
+
+    def _is_expired(self, name: str) -> bool:
+        # A group also is there while its first member has been given an id and nothing else.
+        if self._delivery.has_name(name) or self._coordinator.group(name) is not None:
+            return False
+        if name in self._holding:
+            return False
+        is_publisher = name.startswith(PUBLISHER_PREFIX)
+        age_ms = limits.PUBLISHER_EXPIRY_MS if is_publisher else limits.GROUP_EXPIRY_MS
+        since_ms = self._clock.expired_before(age_ms)
+        if self._coordinator.keeps_offsets(name):
+            empty_since_ms = self._coordinator.empty_since_ms(name)
+            if empty_since_ms is None or empty_since_ms > since_ms:
+                return False
+        return not any(cursor.updated_ms > since_ms for cursor in self._cursors.of(name))
+
+    def _lost_its_members(self, name: str) -> bool:
+        """By a restart, and they have not come back since."""
+        kept = self._coordinator.kept(name)
+        is_empty = not self._coordinator.is_live(name)
+        return kept is not None and kept.empty_since_ms is None and is_empty
+
+    async def _alter(self, name: str, settings: GroupSettings) -> None:
+        async with self._cursors.changing(name):
+            if settings != self._settings(name):
+                await self._coordinator.keep(name, settings)
+                self._follow_settings(name)
+
+    def _follow_settings(self, name: str) -> None:
+        if self._settings(name).holds_retention:
+            self._holding[name] = None
+        else:
+            self._holding.pop(name, None)
+        for topic_id in self._cursors.topics_of(name):
+            self.on_change(name, topic_id)
+        for cursor in self._cursors.of(name):
+            self._cursor_moved(partition_of(cursor.key))
+
+    # --- helpers ----------------------------------------------------------------------------
+
+    def _settings(self, name: str) -> GroupSettings:
+        kept = self._coordinator.kept(name)
+        return GroupSettings() if kept is None else kept.settings
+
+    def _check_mode(self, name: str) -> None:
+        """A name that no subscription has cannot be in use by last id; one that has members is the
+        group's."""
+        self._check_free(name)
+        if self._delivery.has_name(name) and not self._coordinator.is_live(name):
+            self._modes.check_group_may(name)
+
+    def _check_known(self, name: str) -> None:
+        if not (
+            self._coordinator.is_known(name)
+            or self._cursors.has(name)
+            or self._delivery.has_name(name)
+        ):
+            raise UnknownGroup(f"there is no group {name}")
+
+    def check_name(self, name: str, *, may_be_empty: bool = False) -> None:
+        """Raise InvalidGroup for what no group can be called. A group without a name only has
+        offsets: old clients without a group commit to it."""
+        self._check_open()
+        if not name and may_be_empty:
+            return
+        try:
+            size = len(name.encode())
+        except UnicodeEncodeError:
+            raise InvalidGroup("a group's name is text that UTF-8 can hold") from None
+        if not 1 <= size <= limits.NAME_BYTES:
+            raise InvalidGroup(
+                f"a group's name takes 1 to {limits.NAME_BYTES} bytes as UTF-8, not {size}"
+            )
+
+    def _check_open(self) -> None:
+        if self._is_closing:
+            raise _closing()
+
+
+def _portions(cursors: Sequence[Cursor]) -> Iterator[list[Cursor]]:
+    """Parts of a size that one frame of a journal can hold. A byte may take six when written."""
+    part: list[Cursor] = []
+    size = 0
+    for cursor in cursors:
+        part.append(cursor)
+        size += 256 + 6 * (len(cursor.key.name.encode()) + len(cursor.metadata.encode()))
+        if size > limits.COMMIT_BYTES:
+            yield part
+            part, size = [], 0
+    if part:
+        yield part
+
+
+def _closing() -> BrokerClosing:
+    return BrokerClosing("the broker is closing: look for the group again when it is back")

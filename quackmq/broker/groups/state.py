@@ -1,0 +1,126 @@
+"""What the store keeps of a consumer group beside its cursors, and the bytes that it is kept as.
+
+    "group/NAME": {"kind": "classic" | "consumer", "generation": 7, "protocol_type": "consumer",
+    "static_members": {instance id: member id}, "member_ids": [member id, ...],
+    "empty_since_ms": 1700000000000 | null, "settings": {"holds_retention": false,
+    "session_timeout_ms": 45000, "heartbeat_interval_ms": 5000}, "members": MEMBERS | absent}
+
+    MEMBERS: see `quackmq.broker.groups.member_codec`
+
+A restart goes on from it: generations (the epochs of a group of the newer kind) grow, and a static
+member that was replaced stays replaced. The members of a classic group are members again, if they
+were kept: those of a group with very many are not, nor are those in a directory of an older broker.
+They join again. Those of the newer kind say what they were, for which their ids are kept. Pure.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
+
+from quackmq import limits
+from quackmq.broker.groups.member_codec import decode_members, members_fields
+from quackmq.errors import DamagedStore, InvalidSetting
+from quackmq.groups import GroupKind, KeptMembers, Timing
+
+#: Keys of groups in the store's small state begin so.
+STATE_PREFIX: Final = "group/"
+
+
+class GroupSettings(NamedTuple):
+    """What people may set for a group. With `holds_retention` nothing that it has not committed is
+    let go of, as with a subscription, and it does not expire. The times are those of members of the
+    newer protocol; in the classic one each says its own."""
+
+    holds_retention: bool = False
+    session_timeout_ms: int = limits.CONSUMER_SESSION_MS
+    heartbeat_interval_ms: int = limits.CONSUMER_HEARTBEAT_MS
+
+    @property
+    def timing(self) -> Timing:
+        return Timing(self.session_timeout_ms, self.heartbeat_interval_ms)
+
+    def check(self) -> None:
+        """InvalidSetting."""
+        shortest_ms, longest_ms = limits.SESSION_MIN_MS, limits.SESSION_MAX_MS
+        if not shortest_ms <= self.session_timeout_ms <= longest_ms:
+            raise InvalidSetting(
+                f"a session lasts {shortest_ms} to {longest_ms} ms, not {self.session_timeout_ms}"
+            )
+        least_ms = limits.CONSUMER_HEARTBEAT_MIN_MS
+        if not least_ms <= self.heartbeat_interval_ms < self.session_timeout_ms:
+            raise InvalidSetting(
+                f"heartbeats come every {least_ms} ms or less often, and more than once in a "
+                f"session of {self.session_timeout_ms} ms: {self.heartbeat_interval_ms} ms does not"
+            )
+
+
+class Kept(NamedTuple):
+    """`empty_since_ms` is wall time; None while the group has members. `members` are those of a
+    classic group, None if there are none, or too many to be kept."""
+
+    kind: GroupKind
+    generation: int
+    protocol_type: str
+    static_members: Mapping[str, str]
+    member_ids: Sequence[str]
+    settings: GroupSettings
+    empty_since_ms: int | None
+    members: KeptMembers | None = None
+
+
+def state_key(name: str) -> str:
+    return STATE_PREFIX + name
+
+
+def name_of(key: str) -> str:
+    return key.removeprefix(STATE_PREFIX)
+
+
+def encode_kept(kept: Kept) -> bytes:
+    fields: dict[str, object] = {
+        "kind": kept.kind,
+        "generation": kept.generation,
+        "protocol_type": kept.protocol_type,
+        "static_members": dict(kept.static_members),
+        "member_ids": list(kept.member_ids),
+        "settings": kept.settings._asdict(),
+        "empty_since_ms": kept.empty_since_ms,
+    }
+    if kept.members is not None:
+        fields["members"] = members_fields(kept.members)
+    return json.dumps(fields, ensure_ascii=False).encode()
+
+
+def decode_kept(value: bytes) -> Kept:
+    """DamagedStore for what `encode_kept` did not make."""
+    try:
+        fields = json.loads(value)
+    except ValueError as error:
+        raise DamagedStore(f"a group in the store is not JSON: {error}") from None
+    match fields:
+        case {
+            "kind": GroupKind.CLASSIC | GroupKind.CONSUMER as kind,
+            "generation": int(generation),
+            "protocol_type": str(protocol_type),
+            "static_members": dict(static_members),
+            "member_ids": list(member_ids),
+            "settings": {
+                "holds_retention": bool(holds_retention),
+                "session_timeout_ms": int(session_timeout_ms),
+                "heartbeat_interval_ms": int(heartbeat_interval_ms),
+            },
+            "empty_since_ms": int() | None as empty_since_ms,
+        } if all(isinstance(each, str) for each in (*static_members.values(), *member_ids)):
+            return Kept(
+                GroupKind(kind),
+                generation,
+                protocol_type,
+                static_members,
+                tuple(member_ids),
+                GroupSettings(holds_retention, session_timeout_ms, heartbeat_interval_ms),
+                empty_since_ms,
+                decode_members(fields.get("members"), static_members),
+            )
+    raise DamagedStore(f"a group in the store makes no sense: {str(fields)[:200]}")

@@ -1,0 +1,169 @@
+"""Reading by offset: the committed messages of one partition, a page at a time.
+
+What is no message is stepped over: markers, and records whose transaction was aborted. What cannot
+be read (a batch that cannot be opened, a range that the store knows to be damaged) is too, and
+counts as lost with the message behind it, or with the page where there is none. Damage whose end is
+not known ends a page, and is an error for one that begins with it.
+
+Nothing is kept between two pages: whoever reads says where to go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import math
+from typing import NamedTuple
+
+from quackmq import limits
+from quackmq.broker.log.committed import is_committed
+from quackmq.broker.log.decoded_batches import Decoded, DecodedBatches
+from quackmq.broker.subscriptions.pull import Reader
+from quackmq.errors import DamagedData, OffsetOutOfRange
+from quackmq.model.subscription import Losses, Message, Place, message_id
+from quackmq.model.topic import PartitionKey, Read, Slice, Topic
+from quackmq.records.batch import Batch, Record, batches
+
+
+class Page(NamedTuple):
+    """Messages of one partition, and where to go on: at `next_offset`, which also steps over what
+    is no message. The partition is readable from `first_offset` to before `end_offset`. `losses`
+    are those behind the last message, which no message tells of: whoever goes on does not meet them
+    again."""
+
+    messages: tuple[Message, ...]
+    next_offset: int
+    first_offset: int
+    end_offset: int
+    losses: Losses
+
+
+async def read_page(
+    read: Reader,
+    decoded: DecodedBatches,
+    topic: Topic,
+    partition: int,
+    offset: int,
+    *,
+    max_records: int,
+    max_bytes: int,
+    wait_ms: int,
+) -> Page:
+    """As many messages from `offset` on as fit, but at least one if there is any; waits for it.
+    What the broker's reads say in their slices is raised."""
+    page = _Gathering(decoded, topic, partition, offset, max_records, max_bytes)
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + min(wait_ms, limits.READ_WAIT_MS) / 1000
+    while True:
+        left_ms = 0
+        if wait_ms > 0 and not page.messages:
+            left_ms = max(0, math.ceil((deadline - loop.time()) * 1000))
+        (part,) = await read(page.reads(), max_bytes=page.read_bytes, wait_ms=left_ms)
+        if isinstance(part.error, DamagedData) and page.steps_over(part.error):
+            continue
+        if isinstance(part.error, DamagedData | OffsetOutOfRange) and page.messages:
+            return page.finished(part)  # who goes on behind them is told of it
+        if part.error is not None:
+            raise part.error
+        await page.take(part)
+        if page.is_full or (page.is_at_end(part) and (page.messages or left_ms <= 0)):
+            return page.finished(part)
+        await asyncio.sleep(0)  # a long stretch that is stepped over must not keep others waiting
+
+
+class _Gathering:
+    """A page on its way."""
+
+    def __init__(
+        self,
+        decoded: DecodedBatches,
+        topic: Topic,
+        partition: int,
+        offset: int,
+        max_records: int,
+        max_bytes: int,
+    ) -> None:
+        self.messages: list[Message] = []
+        self.is_full = False
+        self._max_bytes = min(max(max_bytes, 1), limits.PAGE_BYTES)
+        self._max_records = min(max(max_records, 1), limits.PAGE_RECORDS)
+        #: Of which most records are smaller; where they are not, it is read again.
+        self.read_bytes = min(self._max_bytes, self._max_records * limits.PAGE_RECORD_BYTES)
+        self._decoded = decoded
+        self._topic = topic
+        self._key = PartitionKey(topic.id, partition)
+        self._position = offset
+        self._size = 0
+        self._losses = Losses()
+
+    def reads(self) -> list[Read]:
+        return [Read(self._key, self._position, self.read_bytes, committed=True)]
+
+    def steps_over(self, error: DamagedData) -> bool:
+        """Whether it is known where the damage ends."""
+        end = error.next_offset
+        if end is None or end <= self._position:
+            return False
+        self._decoded.quarantine(self._key, self._position, end, self._topic.name, error)
+        self._lose(self._position, end)
+        return True
+
+    async def take(self, part: Slice) -> None:
+        for chunk in part.chunks:
+            for batch in batches(chunk):
+                if not is_committed(batch, part.aborted):
+                    self._position = batch.next_offset
+                    continue
+                await self._take_batch(batch)
+                if self.is_full:
+                    return
+
+    def is_at_end(self, part: Slice) -> bool:
+        return not part.chunks or self._position >= part.stable_offset
+
+    def finished(self, part: Slice) -> Page:
+        messages = tuple(self.messages)
+        where = (self._position, part.first_offset, part.stable_offset)
+        return Page(messages, *where, self._losses)
+
+    async def _take_batch(self, batch: Batch) -> None:
+        while True:
+            opened = await self._decoded.open(
+                self._key, batch, self._position, self._topic.name, is_committed=True
+            )
+            self._take_opened(opened)
+            if self.is_full or self._position >= batch.next_offset:
+                return
+            await asyncio.sleep(0)  # a page may take many sections of a large batch
+
+    def _take_opened(self, opened: Decoded) -> None:
+        if opened.is_poison:
+            self._lose(max(self._position, opened.base_offset), opened.next_offset)
+            return
+        for record in opened.since(self._position):
+            size = _size_of(record)
+            if self.messages and self._size + size > self._max_bytes:
+                self.is_full = True
+                return
+            token = message_id(self._topic.id, Place(self._key.partition, record.offset))
+            message = Message(token, self._topic.name, self._key.partition, record)
+            if self._losses.count:
+                lost, ranges = self._losses.count, self._losses.ranges()
+                message = dataclasses.replace(message, lost=lost, lost_ranges=ranges)
+                self._losses = Losses()
+            self.messages.append(message)
+            self._size += size
+            self._position = record.offset + 1
+            if len(self.messages) >= self._max_records:
+                self.is_full = True
+                return
+        self._position = opened.next_offset
+
+    def _lose(self, begin: int, end: int) -> None:
+        self._losses.add(begin, end)
+        self._position = end
+
+
+def _size_of(record: Record) -> int:
+    size = len(record.key or b"") + len(record.value or b"")
+    return size + sum(len(name) + len(value or b"") for name, value in record.headers)

@@ -1,0 +1,108 @@
+"""Which record is the first of a time, and which the latest: the store says near which batch, here
+that one is opened.
+
+A batch that cannot be read or opened, or whose header promises a time that none of its records has,
+stands for itself: the answer is then its first offset, which is early and never late.
+"""
+
+from __future__ import annotations
+
+from quackmq import limits
+from quackmq.broker.log.decoded_batches import DecodedBatches
+from quackmq.errors import DamagedData, OffsetOutOfRange
+from quackmq.model.topic import OffsetTime, PartitionKey, Read
+from quackmq.records.batch import NO_TIMESTAMP, Batch, batches
+from quackmq.stores.contract import Store
+
+
+async def first_at(
+    store: Store, decoded: DecodedBatches, key: PartitionKey, topic_name: str, timestamp_ms: int
+) -> OffsetTime | None:
+    """The first record whose timestamp is this or later; None if there is none."""
+    found = await store.offset_for_time(key, timestamp_ms)
+    if found is None:
+        return None
+    position = found.offset
+    while True:
+        read = Read(key, position, limits.REGION_BYTES)
+        (part,) = await store.read([read], max_bytes=limits.REGION_BYTES)
+        if isinstance(part.error, OffsetOutOfRange) and position < part.first_offset:
+            position = part.first_offset  # trimmed in the meantime
+            continue
+        if isinstance(part.error, DamagedData):
+            return OffsetTime(position, found.timestamp_ms)
+        if part.error is not None:
+            raise part.error
+        if not part.chunks:
+            return None
+        for chunk in part.chunks:
+            for batch in batches(chunk):
+                answer = await _first_in(
+                    decoded, key, batch, topic_name, timestamp_ms, part.first_offset
+                )
+                if answer is not None:
+                    return answer
+                position = batch.next_offset
+
+
+async def latest(
+    store: Store, decoded: DecodedBatches, key: PartitionKey, topic_name: str
+) -> OffsetTime | None:
+    """The first of the records with the greatest timestamp; None if no record has one.
+
+    Asking for the first record of a time tells of each time whether it is too late. Times mostly
+    grow, so the last batch's is asked about first, and mostly nothing is later. Otherwise the
+    greatest lies further on, by steps that double as long as there is something, then by halves.
+    """
+    latest_ms = await _time_at_end(store, key)
+    found, too_late_ms, step_ms = None, None, 1
+    while too_late_ms is None or too_late_ms > latest_ms + 1:
+        if too_late_ms is None:
+            ask_ms = latest_ms + step_ms
+            step_ms *= 2
+        else:
+            ask_ms = (latest_ms + 1 + too_late_ms) // 2
+        later = await first_at(store, decoded, key, topic_name, ask_ms)
+        if later is None:
+            too_late_ms = ask_ms
+        else:
+            found, latest_ms = later, later.timestamp_ms
+    if found is None and latest_ms != NO_TIMESTAMP:
+        found = await first_at(store, decoded, key, topic_name, latest_ms)
+    return found
+
+
+async def _time_at_end(store: Store, key: PartitionKey) -> int:
+    """The greatest timestamp in the last batch, as far as that can be told by its header."""
+    offsets = await store.offsets(key)
+    if offsets.first == offsets.next:
+        return NO_TIMESTAMP
+    (part,) = await store.read([Read(key, offsets.next - 1, 1)], max_bytes=1)
+    if part.error is not None or not part.chunks:
+        return NO_TIMESTAMP  # damaged, trimmed, or a gap
+    batch = next(batches(part.chunks[0]))
+    return batch.max_timestamp if batch.base_offset >= part.first_offset else NO_TIMESTAMP
+
+
+async def _first_in(
+    decoded: DecodedBatches,
+    key: PartitionKey,
+    batch: Batch,
+    topic_name: str,
+    timestamp_ms: int,
+    first_offset: int,
+) -> OffsetTime | None:
+    """The first record of the time in one batch. `first_offset` is where the partition begins: a
+    batch that straddles it holds records that are gone."""
+    if batch.max_timestamp < timestamp_ms:
+        return None
+    has_any = False
+    async for opened in decoded.since_time(key, batch, topic_name, timestamp_ms):
+        of_time = [record for record in opened.records if record.timestamp_ms >= timestamp_ms]
+        has_any = has_any or bool(of_time)
+        for record in of_time:
+            if record.offset >= first_offset:
+                return OffsetTime(record.offset, record.timestamp_ms)
+    if not has_any:
+        return OffsetTime(max(batch.base_offset, first_offset), batch.max_timestamp)
+    return None

@@ -1,0 +1,549 @@
+"""Single messages: put into a topic, read by offset. For doors that do not speak in batches.
+
+A put is one unit: its records, of one partition or of several, are all there or none is. A
+publisher that may have to repeat a put makes it known again in one of two ways:
+
+- **By a number.** A publisher with a durable name gives each put a sequence; one that is not
+  greater than the last that the broker holds is a repeat. Number and records become durable
+  together, so no crash of either side comes between them. The number is a cursor of a group that is
+  the publisher's own (see `quackmq.model.offset_notes`), the same that Kafka clients set in a
+  transaction: both ways may be mixed. Gaps are fine. Puts of one publisher are done one after the
+  other, and if one fails, those that wait behind it fail too: were they taken, it could not be
+  repeated.
+- **By a key.** The same key again is answered like the first time, also if the topic has got more
+  partitions or another partitioner (see `placement`). The key becomes a producer id (see
+  `quackmq.model.producer_state`) and is remembered as producers are: by its partitions, as durably
+  as the records, for `limits.PRODUCER_EXPIRY_MS`; but no more than `limits.PRODUCERS_PER_PARTITION`
+  at a time. Nothing is refused for that: the oldest keys are forgotten, and a repeat of one is
+  taken for a new put. Where that is too few, number.
+
+Promised: what was answered is durable; a repeat adds nothing. Not promised: an order between puts
+that are on their way at the same time, unless they are of one publisher.
+
+Who may call: the broker's loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import OrderedDict
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple, Protocol
+from uuid import UUID
+
+from quackmq import limits
+from quackmq.broker.groups.coordinator import Coordinator
+from quackmq.broker.lifecycle import Changes, NamedLocks
+from quackmq.broker.log.decoded_batches import DecodedBatches
+from quackmq.broker.log.page import Page, read_page
+from quackmq.broker.publish.placement import (
+    ONE_PARTITION,
+    held_placement,
+    is_short,
+    placed,
+    placement_of,
+    turn_of,
+)
+from quackmq.broker.settings import Caller
+from quackmq.broker.subscriptions.cursors import Cursors
+from quackmq.broker.subscriptions.pull import Reader
+from quackmq.broker.topics import Topics
+from quackmq.clock import Clock
+from quackmq.errors import Conflict, InvalidRequest, OutOfOrderSequence
+from quackmq.model.offset_notes import (
+    NUMBER_PARTITION,
+    number_of_offset,
+    offset_of_number,
+    publisher_group,
+)
+from quackmq.model.partitioning import partition_of
+from quackmq.model.producer_state import FIRST_KEY_ID, Producer
+from quackmq.model.subscription import Place, message_id
+from quackmq.model.topic import Append, Appended, Cursor, CursorKey, PartitionKey, Topic
+from quackmq.records import codec
+from quackmq.records.batch import NO_PRODUCER_ID, NO_TIMESTAMP, Batch, Headers, Record
+from quackmq.stores.contract import Store
+
+
+class Put(NamedTuple):
+    """What became of a put: the id of each message, in the order given. A repeat has added nothing;
+    where the first of a numbered one lies may be forgotten, and then there are no ids."""
+
+    ids: tuple[str, ...]
+    repeated: bool = False
+
+
+class BegunPut(NamedTuple):
+    """A put of one message that is on its way to a partition."""
+
+    topic: Topic
+    partition: int
+    appended: asyncio.Future[Appended]
+
+    def id_at(self, appended: Appended) -> str:
+        """The message's id, where it has come to lie."""
+        return message_id(self.topic.id, Place(self.partition, appended.base_offset))
+
+
+class Publisher(Protocol):
+    """The broker's way of appending, under the topic's policy. Batches that are published together,
+    and cursors with them, are one unit."""
+
+    def publish(
+        self, caller: Caller, topic: Topic, partition: int, batch: Batch, *, waits: bool = True
+    ) -> Awaitable[Appended]: ...
+
+    def publish_together(
+        self,
+        caller: Caller,
+        topic: Topic,
+        appends: Sequence[Append],
+        cursors: Sequence[Cursor] = (),
+    ) -> Awaitable[list[Appended]]: ...
+
+    async def ensure_topic(self, caller: Caller, name: str) -> Topic: ...
+
+    @property
+    def pending_bytes(self) -> int: ...
+
+    async def room(self) -> None: ...
+
+
+class Messages:
+    def __init__(
+        self,
+        broker: Publisher,
+        store: Store,
+        topics: Topics,
+        cursors: Cursors,
+        groups: Coordinator,
+        decoded: DecodedBatches,
+        read: Reader,
+        clock: Clock,
+    ) -> None:
+        self._broker = broker
+        self._store = store
+        self._topics = topics
+        self._cursors = cursors
+        self._groups = groups
+        self._decoded = decoded
+        self._read = read
+        self._clock = clock
+        self._changes = Changes()
+        self._lines: dict[tuple[UUID, str], _Line] = {}
+        #: By topic id and producer id of an idempotency key.
+        self._keys = NamedLocks()
+        #: Where the last numbered put of a publisher lies, as long as there is room for it here.
+        self._last: OrderedDict[tuple[UUID, str], _Last] = OrderedDict()
+        #: Of each topic of several partitions, the one whose turn it was.
+        self._turns: dict[str, int] = {}
+
+    async def close(self) -> None:
+        """What was begun is finished."""
+        await self._changes.finish()
+
+    def forget(self, topic: Topic) -> None:
+        """A topic is gone."""
+        self._turns.pop(topic.name, None)
+
+    # --- putting ----------------------------------------------------------------------------
+
+    async def put(
+        self,
+        caller: Caller,
+        topic_name: str,
+        records: Sequence[Record],
+        *,
+        partition: int | None = None,
+        publisher: str | None = None,
+        sequence: int | None = None,
+        idempotency_key: str | None = None,
+    ) -> Put:
+        """Add records to a topic that may come to life by it, as one unit. A record without a
+        timestamp gets the time of now. Without a partition each key chooses one; all that has no
+        key goes to the one whose turn it is. A repeat is known by publisher and sequence, or by its
+        idempotency key.
+
+        Raises as `Broker.publish`; InvalidRequest for no records, and for a name, sequence or key
+        that cannot be; Conflict for a key that was used for another number of records, and
+        OutOfOrderSequence for a put that waited behind one of its publisher's that failed."""
+        if not records:
+            raise InvalidRequest("a put has at least one message")
+        number = _number_of(publisher, sequence)
+        key = None if idempotency_key is None else _checked_key(idempotency_key)
+        if number is not None and key is not None:
+            raise InvalidRequest("a put has a sequence or an idempotency key, not both")
+        topic = self._topics.by_name.get(topic_name)
+        if topic is None:
+            topic = await self._broker.ensure_topic(caller, topic_name)
+        if self._broker.pending_bytes > limits.PENDING_BYTES:
+            await self._broker.room()
+        if key is not None:
+            keyed = self._put_keyed(caller, topic, records, partition, key)
+            return await self._changes.carry_through(keyed)
+        if number is not None:
+            numbered = self._put_numbered(caller, topic, records, partition, number)
+            return await self._changes.carry_through(numbered)
+        shares = await self._shares(topic, records, partition)
+        return _put_at(topic, shares, await self._append(caller, topic, shares))
+
+    def put_at_once(
+        self, caller: Caller, topic_name: str, value: bytes
+    ) -> asyncio.Future[Appended] | None:
+        """One message without a key of which nobody asks for the id; else as `begin_put`."""
+        begun = self.begin_put(caller, topic_name, value)
+        return None if begun is None else begun.appended
+
+    def begin_put(
+        self,
+        caller: Caller,
+        topic_name: str,
+        value: bytes | None,
+        key: bytes | None = None,
+        headers: Headers = (),
+        *,
+        partition: int | None = None,
+        waits: bool = True,
+    ) -> BegunPut | None:
+        """One message, for doors that count microseconds: no task is needed for it. None where it
+        cannot begin now; `put` can wait. Otherwise raises as `Broker.publish`, here or by the
+        future; `waits` as there. Without a partition, one is chosen as by `put`."""
+        topic = self._topics.by_name.get(topic_name)
+        if topic is None or self._broker.pending_bytes > limits.PENDING_BYTES:
+            return None
+        if partition is None and topic.partitions == 1:
+            partition = 0
+        elif partition is None:
+            if not is_short(key):
+                return None
+            partition = partition_of(topic.policy.partitioner, key, topic.partitions)
+            if partition is None:
+                partition = self._next_turn(topic)
+        timestamp_ms = self._clock.record_time_ms()
+        encoded = codec.single(value, timestamp_ms=timestamp_ms, key=key, headers=headers)
+        appended = self._broker.publish(caller, topic, partition, Batch.peek(encoded), waits=waits)
+        if not isinstance(appended, asyncio.Future):
+            appended = asyncio.ensure_future(appended)
+        return BegunPut(topic, partition, appended)
+
+    async def last_sequence(self, caller: Caller, topic_name: str, publisher: str) -> int | None:
+        """The sequence of the last put that is held of a publisher, behind all that are on their
+        way; None before the first. UnknownTopic."""
+        topic = self._topics.named(topic_name)
+        group = _group_of(publisher)
+        async with self._cursors.changing(group):
+            return number_of_offset(self._held(topic, group))
+
+    # --- reading ----------------------------------------------------------------------------
+
+    async def read(
+        self,
+        caller: Caller,
+        topic_name: str,
+        partition: int,
+        offset: int,
+        *,
+        max_records: int,
+        max_bytes: int,
+        wait_ms: int = 0,
+    ) -> Page:
+        """Committed messages from an offset on: as many as fit, but at least one if there is any,
+        for which this waits. UnknownTopic, UnknownPartition, OffsetOutOfRange."""
+        topic = self._topics.named(topic_name)
+        self._topics.of(PartitionKey(topic.id, partition))
+        return await read_page(
+            self._read,
+            self._decoded,
+            topic,
+            partition,
+            offset,
+            max_records=max_records,
+            max_bytes=max_bytes,
+            wait_ms=wait_ms,
+        )
+
+    # --- numbers ----------------------------------------------------------------------------
+
+    async def _put_numbered(
+        self,
+        caller: Caller,
+        topic: Topic,
+        records: Sequence[Record],
+        partition: int | None,
+        number: _Number,
+    ) -> Put:
+        group, next_number = number
+        with self._in_line(topic, number) as line:
+            async with self._cursors.changing(group):
+                if next_number <= self._held(topic, group):
+                    return self._repeated(topic, number)
+                line.check(next_number)
+                try:
+                    if not self._groups.keeps_offsets(group):
+                        await self._groups.keep(group)
+                    # Within the line: a put of short keys must not overtake one of long keys.
+                    topic = self._topics.with_id(topic.id)
+                    shares = await self._shares(topic, records, partition)
+                    await self._store.room()
+                    key = CursorKey(group, topic.id, NUMBER_PARTITION)
+                    cursor = Cursor(key, next_number, "", self._clock.now_ms())
+                    appended = await self._broker.publish_together(
+                        caller, topic, _appends(topic, shares), [cursor]
+                    )
+                except BaseException:
+                    line.failed = next_number
+                    raise
+                line.passed(next_number)
+                self._cursors.note([cursor])
+                self._remember(topic, number, shares, appended)
+                return _put_at(topic, shares, appended)
+
+    def _held(self, topic: Topic, group: str) -> int:
+        cursor = self._cursors.at(group, PartitionKey(topic.id, NUMBER_PARTITION))
+        return 0 if cursor is None or cursor.offset is None else cursor.offset
+
+    @contextmanager
+    def _in_line(self, topic: Topic, number: _Number) -> Iterator[_Line]:
+        """Among the puts of a publisher that are on their way."""
+        key = (topic.id, number.group)
+        line = self._lines.setdefault(key, _Line())
+        line.puts += 1
+        try:
+            yield line
+        finally:
+            line.puts -= 1
+            if not line.puts:
+                del self._lines[key]
+
+    def _remember(
+        self, topic: Topic, number: _Number, shares: Sequence[_Share], appended: Sequence[Appended]
+    ) -> None:
+        key = (topic.id, number.group)
+        self._last.pop(key, None)
+        if len(shares) == 1:  # of several, the records' order would have to be remembered too
+            self._last[key] = _Last(number.next_number, shares[0].partition, appended[0])
+            if len(self._last) > limits.REMEMBERED_PUTS:
+                self._last.popitem(last=False)
+
+    def _repeated(self, topic: Topic, number: _Number) -> Put:
+        last = self._last.get((topic.id, number.group))
+        if last is None or last.next_number != number.next_number:
+            return Put((), repeated=True)
+        return Put(_ids(topic, last.partition, last.appended), repeated=True)
+
+    # --- keys -------------------------------------------------------------------------------
+
+    async def _put_keyed(
+        self,
+        caller: Caller,
+        topic: Topic,
+        records: Sequence[Record],
+        partition: int | None,
+        key: bytes,
+    ) -> Put:
+        producer_id = _producer_id(topic, key)
+        # One at a time: of two at once, each could be placed by another number of partitions.
+        async with self._keys.hold((topic.id, producer_id)):
+            topic = self._topics.with_id(topic.id)
+            held = self._store.producers_of(topic.id, producer_id)
+            if held:
+                shares = await self._held_shares(topic, records, key, held)
+            else:
+                shares = await self._keyed_shares(topic, records, partition, key)
+            try:
+                return _put_at(topic, shares, await self._append(caller, topic, shares))
+            except OutOfOrderSequence:
+                raise _other_records(key) from None
+
+    async def _keyed_shares(
+        self, topic: Topic, records: Sequence[Record], partition: int | None, key: bytes
+    ) -> list[_Share]:
+        """Share out a put that the topic does not hold."""
+        placement = placement_of(topic)
+        if partition is None:
+            keys = [record.key for record in records]
+            chosen = await placed(placement, keys, turn_of(placement, key))
+        else:
+            chosen = [partition] * len(records)
+        epoch = placement.epoch if len(set(chosen)) > 1 else ONE_PARTITION
+        return self._shared_out(records, chosen, _producer_id(topic, key), epoch)
+
+    async def _held_shares(
+        self, topic: Topic, records: Sequence[Record], key: bytes, held: Mapping[int, Producer]
+    ) -> list[_Share]:
+        """Share out a repeat as the first time, whatever the topic and the request say now."""
+        keys = [record.key for record in records]
+        found = await held_placement(held, keys, key, topic)
+        if found is None:
+            raise _other_records(key)
+        chosen, epoch = found
+        return self._shared_out(records, chosen, _producer_id(topic, key), epoch)
+
+    # --- partitions -------------------------------------------------------------------------
+
+    async def _shares(
+        self, topic: Topic, records: Sequence[Record], partition: int | None
+    ) -> list[_Share]:
+        """Share out records by their keys. Records that may go to any partition all go to the one
+        whose turn it is."""
+        if partition is None and topic.partitions == 1:
+            partition = 0
+        if partition is not None:
+            return self._shared_out(records, [partition] * len(records))
+        turn = self._next_turn(topic)
+        chosen = await placed(placement_of(topic), [record.key for record in records], turn)
+        return self._shared_out(records, chosen)
+
+    def _shared_out(
+        self,
+        records: Sequence[Record],
+        chosen: Sequence[int],
+        producer_id: int = NO_PRODUCER_ID,
+        epoch: int = 0,
+    ) -> list[_Share]:
+        """Make a batch for each partition that was chosen for a record."""
+        if len(set(chosen)) == 1:
+            return [_Share(chosen[0], self._batch(records, producer_id, epoch), None)]
+        places: dict[int, list[int]] = {}
+        for place, partition in enumerate(chosen):
+            places.setdefault(partition, []).append(place)
+        return [
+            _Share(partition, self._batch([records[each] for each in own], producer_id, epoch), own)
+            for partition, own in places.items()
+        ]
+
+    def _next_turn(self, topic: Topic) -> int:
+        turn = self._turns[topic.name] = (self._turns.get(topic.name, -1) + 1) % topic.partitions
+        return turn
+
+    def _batch(self, records: Sequence[Record], producer_id: int, epoch: int) -> Batch:
+        now_ms = self._clock.record_time_ms()
+        timed = [
+            record._replace(timestamp_ms=now_ms) if record.timestamp_ms == NO_TIMESTAMP else record
+            for record in records
+        ]
+        if producer_id == NO_PRODUCER_ID:
+            return Batch.peek(codec.encode(timed))
+        data = codec.encode(timed, producer_id=producer_id, producer_epoch=epoch, base_sequence=0)
+        return Batch.peek(data)
+
+    async def _append(
+        self, caller: Caller, topic: Topic, shares: Sequence[_Share]
+    ) -> list[Appended]:
+        if len(shares) > 1:
+            return await self._broker.publish_together(caller, topic, _appends(topic, shares))
+        ((partition, batch, _),) = shares
+        return [await self._broker.publish(caller, topic, partition, batch)]
+
+
+class _Share(NamedTuple):
+    """What of a put goes to one partition; `places` are its records' among those of the put, None
+    for all of them."""
+
+    partition: int
+    batch: Batch
+    places: list[int] | None
+
+
+class _Number(NamedTuple):
+    """A publisher's group, and the next number that it is to wait for."""
+
+    group: str
+    next_number: int
+
+
+class _Last(NamedTuple):
+    """A numbered put, and where it lies."""
+
+    next_number: int
+    partition: int
+    appended: Appended
+
+
+class _Line:
+    """The puts of one publisher to one topic that are on their way."""
+
+    __slots__ = ("failed", "puts")
+
+    def __init__(self) -> None:
+        self.puts = 0
+        #: The number of one that failed and has not been repeated.
+        self.failed: int | None = None
+
+    def check(self, next_number: int) -> None:
+        if self.failed is not None and self.failed < next_number:
+            raise OutOfOrderSequence(
+                f"sequence {self.failed - 1} failed, and {next_number - 1} was waiting behind it: "
+                "put both again, in their order"
+            )
+
+    def passed(self, next_number: int) -> None:
+        if self.failed == next_number:
+            self.failed = None
+
+
+def _put_at(topic: Topic, shares: Sequence[_Share], appended: Sequence[Appended]) -> Put:
+    if len(shares) == 1:
+        return Put(_ids(topic, shares[0].partition, appended[0]), appended[0].repeated)
+    placed: dict[int, str] = {}
+    for (partition, _, places), where in zip(shares, appended, strict=True):
+        for offset, place in enumerate(places or (), where.base_offset):
+            placed[place] = message_id(topic.id, Place(partition, offset))
+    ids = tuple([placed[place] for place in range(len(placed))])
+    return Put(ids, all(where.repeated for where in appended))
+
+
+def _ids(topic: Topic, partition: int, appended: Appended) -> tuple[str, ...]:
+    offsets = range(appended.base_offset, appended.next_offset)
+    return tuple([message_id(topic.id, Place(partition, offset)) for offset in offsets])
+
+
+def _appends(topic: Topic, shares: Sequence[_Share]) -> list[Append]:
+    return [Append(PartitionKey(topic.id, partition), batch) for partition, batch, _ in shares]
+
+
+def _other_records(key: bytes) -> Conflict:
+    return Conflict(
+        f"the idempotency key {key[:100]!r} was used for a put of other records: take a key of its "
+        "own for each put"
+    )
+
+
+def _number_of(publisher: str | None, sequence: int | None) -> _Number | None:
+    if publisher is None and sequence is None:
+        return None
+    if publisher is None or sequence is None:
+        raise InvalidRequest("a numbered put has both, a publisher's name and a sequence")
+    return _Number(_group_of(publisher), offset_of_number(sequence))
+
+
+def _group_of(publisher: str) -> str:
+    group = publisher_group(publisher)
+    try:
+        size = len(group.encode())
+    except UnicodeEncodeError:
+        raise InvalidRequest("a publisher's name is text that UTF-8 can hold") from None
+    most = limits.NAME_BYTES - len(publisher_group(""))
+    if not publisher or size > limits.NAME_BYTES:
+        raise InvalidRequest(f"a publisher's name takes 1 to {most} bytes as UTF-8")
+    return group
+
+
+def _checked_key(key: str) -> bytes:
+    try:
+        encoded = key.encode()
+    except UnicodeEncodeError:
+        raise InvalidRequest("an idempotency key is text that UTF-8 can hold") from None
+    if not 1 <= len(encoded) <= limits.IDEMPOTENCY_KEY_BYTES:
+        raise InvalidRequest(
+            f"an idempotency key takes 1 to {limits.IDEMPOTENCY_KEY_BYTES} bytes as UTF-8, not "
+            f"{len(encoded)}"
+        )
+    return encoded
+
+
+def _producer_id(topic: Topic, key: bytes) -> int:
+    digest = hashlib.blake2b(topic.id.bytes + key, digest_size=8).digest()
+    return FIRST_KEY_ID + int.from_bytes(digest, "big") % FIRST_KEY_ID

@@ -1,0 +1,164 @@
+"""Writes how far pushed subscriptions have come, for all of them together, with their receipts.
+
+One append follows the other, at most every `limits.PUSHED_FLUSH_MS`. What is kept of a subscription
+and the receipts that tell of it are durable together or not at all; what could not be written is
+written later.
+
+Who may call: the broker's loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from functools import partial
+
+from quackmq import limits
+from quackmq.broker.push.push_subscription import Part
+from quackmq.broker.push.receipt_ranges import Told, Untold
+from quackmq.broker.subscriptions.receipts import Receipts, Step
+from quackmq.broker.topics import Topics
+from quackmq.errors import BrokerClosing, QuackError
+from quackmq.model.topic import StatePut
+
+log = logging.getLogger(__name__)
+
+
+class PushedWriter:
+    def __init__(self, topics: Topics, receipts: Receipts, written: Callable[[Part], None]) -> None:
+        """`written` is told of every part whose durable low-water mark has moved."""
+        #: Held while something is on its way, by whoever must not meet that.
+        self.alone = asyncio.Lock()
+        self._topics = topics
+        self._receipts = receipts
+        self._written = written
+        self._dirty: dict[Part, None] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._task: asyncio.Task[None] | None = None
+        #: When the next write may begin by itself, and how much the last one wrote.
+        self._next_s = 0.0
+        self._count = 0
+        self._has_failed = False
+
+    def add(self, part: Part) -> None:
+        part.is_dirty = True
+        self._dirty[part] = None
+        self._arm()
+
+    async def flush(self) -> None:
+        if self._task is not None:  # whatever becomes of it: it may have begun before
+            await asyncio.wait([self._task])
+        if self._dirty or self._task is not None:
+            await asyncio.shield(self._task or self._start())
+
+    async def settle(self) -> None:
+        """Wait for what is on its way, whatever becomes of it. Not for more: a write may wait until
+        the topic of receipts has gone, and that for this."""
+        async with self.alone:
+            pass
+
+    async def close(self) -> None:
+        try:
+            await self.flush()
+        except QuackError as error:
+            log.warning("what %d subscriptions were sent is not kept: %s", len(self._dirty), error)
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _arm(self) -> None:
+        if self._timer is None and self._task is None and self._dirty:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_at(max(loop.time(), self._next_s), self._start)
+
+    def _start(self) -> asyncio.Task[None]:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._task = asyncio.get_running_loop().create_task(self._write())
+        self._task.add_done_callback(self._ended)
+        return self._task
+
+    async def _write(self) -> None:
+        parts = list(self._dirty)
+        self._dirty.clear()
+        self._count = len(parts)
+        try:
+            while parts:
+                await self._topics.despite_deletions(partial(self._write_some, parts))
+        except BaseException:
+            for part in parts:
+                part.is_dirty = True
+                self._dirty[part] = None
+            raise
+
+    async def _write_some(self, parts: list[Part]) -> None:
+        """Write the last of these, and remove them from the list; all are there still if this
+        fails. NotFound if the topic of receipts went meanwhile."""
+        if any(part.untold is not None for part in parts):
+            await self._receipts.ready()
+        async with self.alone:
+            told, puts, lows, size = Tellings(()), [], [], 0
+            while parts and size < limits.PUSHED_FLUSH_BYTES:
+                part = parts.pop()
+                part.is_dirty = False
+                if part.is_kept and part.key.topic_id in self._topics.by_id:
+                    value = part.leases.encode()
+                    size += len(value) + told.add(part) * limits.RECEIPT_BYTES
+                    puts.append(StatePut(part.state_key, value, part.version))
+                    lows.append((part, part.leases.low_water_mark))
+            try:
+                await self._receipts.append(told.steps, (), puts)
+            except BaseException:
+                told.failed()
+                parts += (part for part, _ in lows)
+                raise
+            told.succeeded()
+            for part, low in lows:
+                part.version += 1
+                if part.durable != low:
+                    part.durable = low
+                    self._written(part)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._task = None
+        error = None if task.cancelled() else task.exception()
+        if error is None:
+            each_ms = self._count * limits.PUSHED_FLUSH_EACH_MS
+            wait_ms = max(limits.PUSHED_FLUSH_MS, min(each_ms, limits.PUSHED_LONGEST_FLUSH_MS))
+        else:
+            wait_ms = limits.PUSHED_RETRY_MS
+        self._next_s = asyncio.get_running_loop().time() + wait_ms / 1000
+        if error is not None and not self._has_failed:
+            log.error("what pushed subscriptions were sent cannot be kept: %s", error)
+        self._has_failed = error is not None
+        if not isinstance(error, BrokerClosing):
+            self._arm()
+
+
+class Tellings:
+    """The receipts of some parts, on their way."""
+
+    def __init__(self, parts: Iterable[Part]) -> None:
+        self.steps: list[Step] = []
+        self._each: list[tuple[Untold, Told]] = []
+        for part in parts:
+            self.add(part)
+
+    def add(self, part: Part) -> int:
+        """How many receipts that are."""
+        if part.untold is None:
+            return 0
+        held = part.held
+        told = part.untold.tell(held.name, held.topic, part.key.partition, part.leases)
+        self.steps += told.steps
+        self._each.append((part.untold, told))
+        return len(told.steps)
+
+    def succeeded(self) -> None:
+        for untold, told in self._each:
+            untold.was_told(told)
+
+    def failed(self) -> None:
+        for untold, told in self._each:
+            untold.was_not_told(told)

@@ -1,0 +1,177 @@
+"""A pushed subscription in memory: what the store keeps of it, how far it has come, who is served.
+
+Who may call: the broker's loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from quackmq.broker.push.receipt_ranges import Untold
+from quackmq.broker.push.state import PushedKept, leases_key
+from quackmq.errors import BrokerClosing, QuackError
+from quackmq.loop_clock import LoopTimer, loop_clock
+from quackmq.model.leases import Counts, Leases
+from quackmq.model.subscription import Subscription
+from quackmq.model.topic import PartitionKey, Topic
+
+if TYPE_CHECKING:
+    from quackmq.broker.push.channel import Channel
+    from quackmq.broker.push.window import Ahead
+
+
+class PushedSubscription:
+    """One in memory, with the channels by which it is served."""
+
+    __slots__ = (
+        "channels",
+        "gone",
+        "is_timer_late",
+        "kept",
+        "lock",
+        "name",
+        "parts",
+        "timer",
+        "topic",
+        "turn",
+        "version",
+    )
+
+    def __init__(
+        self,
+        topic: Topic,
+        name: str,
+        kept: PushedKept,
+        version: int,
+        starts: Iterable[int],
+    ) -> None:
+        self.topic = topic
+        self.name = name
+        self.kept = kept
+        self.version = version
+        self.parts: list[Part] = []
+        self.channels: dict[Channel, None] = {}
+        #: The partition to look into first.
+        self.turn = 0
+        #: Held by whoever reads for it what lies before the window.
+        self.lock = asyncio.Lock()
+        #: When the next lease runs out.
+        self.timer: LoopTimer | None = None
+        #: It may ring too late for what is lent next, or stands for something that is due already:
+        #: then it is set anew.
+        self.is_timer_late = False
+        #: Why it is no longer there.
+        self.gone: QuackError | None = None
+        for start in starts:
+            self._add_part(start)
+
+    def follow(self, topic: Topic) -> None:
+        """New partitions are wanted from their beginning."""
+        self.topic = topic
+        while len(self.parts) < topic.partitions:
+            self._add_part(0)
+
+    def check_there(self) -> None:
+        if self.gone is not None:
+            raise self.gone.with_traceback(None)
+
+    def begin_receipts(self) -> None:
+        """In every partition where they have not begun."""
+        for part in self.parts:
+            if part.untold is None:
+                part.untold = Untold(part.leases, has_begun=False)
+
+    def end_receipts(self) -> None:
+        for part in self.parts:
+            part.untold = None
+
+    def end(self, reason: QuackError) -> None:
+        self.gone = reason
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+        self.tell()
+
+    def tell(self) -> None:
+        for channel in list(self.channels):
+            channel.tell()
+
+    def counts(self) -> Counts:
+        counts = [part.leases.counts for part in self.parts]
+        return counts[0] if len(counts) == 1 else Counts(*map(sum, zip(*counts, strict=True)))
+
+    def outstanding(self) -> int:
+        return sum(part.leases.outstanding for part in self.parts)
+
+    def subscription(self) -> Subscription:
+        """Of one that leaves receipts they have told of all before its cursors."""
+        receipts = self.kept.receipts
+        return Subscription(
+            name=self.name,
+            topic_name=self.topic.name,
+            topic_id=self.topic.id,
+            mode="pushed",
+            start=self.kept.start,
+            created_ms=self.kept.created_ms,
+            cursors=tuple(
+                part.durable if receipts else part.leases.low_water_mark for part in self.parts
+            ),
+            receipts=receipts,
+            terms=self.kept.terms,
+        )
+
+    def _add_part(self, start: int) -> None:
+        key = PartitionKey(self.topic.id, len(self.parts))
+        part = Part(self, key, Leases(self.kept.terms, start))
+        if self.kept.receipts:
+            part.untold = Untold(part.leases, has_begun=False)
+        self.parts.append(part)
+
+
+class Part:
+    """A subscription in one partition."""
+
+    __slots__ = (
+        "ahead",
+        "durable",
+        "held",
+        "is_dirty",
+        "key",
+        "leases",
+        "state_key",
+        "untold",
+        "version",
+    )
+
+    def __init__(self, held: PushedSubscription, key: PartitionKey, leases: Leases) -> None:
+        self.held = held
+        self.key = key
+        self.leases = leases
+        self.state_key = leases_key(key, held.name)
+        self.version = 0
+        #: The low-water mark that the store knows.
+        self.durable = leases.low_water_mark
+        self.is_dirty = False
+        self.ahead: Ahead | None = None
+        #: What its receipts have yet to say, where it leaves any.
+        self.untold: Untold | None = None
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether how far it has come is still of use, also to the next run."""
+        gone = self.held.gone
+        return gone is None or isinstance(gone, BrokerClosing)
+
+    def take_up(self, leases: Leases, version: int) -> None:
+        self.leases = leases
+        self.durable = leases.low_water_mark
+        self.version = version
+        if self.held.kept.receipts:
+            self.untold = Untold(leases, has_begun=True)
+
+
+def loop_ms() -> int:
+    """The time by which leases run out. It never goes back; pauses of the loop do not count."""
+    return loop_clock().ms()

@@ -1,0 +1,186 @@
+"""What the receipts of a pushed subscription have yet to say, of one partition. Pure.
+
+A subscription that leaves receipts is followed from its last ones on: which offsets were done then,
+and which were acknowledged since. What else is done by now was gone over, for a reason that only
+the counts tell:
+
+    before    done  lent  done  lent  lent  fresh .......
+    now       done  done  done  lent  done  done  fresh .
+                     |                 |     |
+    receipts       acked             acked  gone over: a marker, an aborted record; or lost
+
+They are written in the same change as the state that they are about
+(`quackmq.broker.push.push_registry`), so an offset is told once, whatever crashes: what was
+acknowledged and not written is lent again, and nobody was told of it.
+
+Not promised: which of the offsets that were gone over at once are the lost ones, but only how many;
+nor, where a live reading skipped some, which those were. Beyond `limits.UNTOLD_RANGES` stretches
+what was gone over between them counts as acknowledged.
+
+Who may call: the broker's loop.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from quackmq import limits
+from quackmq.broker.subscriptions.receipts import Kind, Step
+from quackmq.model.leases import Counts, Leases
+from quackmq.model.subscription import OffsetRange
+from quackmq.model.topic import Topic
+
+
+class Told(NamedTuple):
+    """What receipts say, and how it stands when they have said it."""
+
+    steps: list[Step]
+    acked: Sequence[OffsetRange]
+    done: Sequence[OffsetRange]
+    counts: Counts
+
+
+class Untold:
+    __slots__ = ("_acked", "_counts", "_done", "_has_begun", "_most")
+
+    def __init__(self, leases: Leases, *, has_begun: bool) -> None:
+        """From now on. `has_begun` if a receipt says so already."""
+        self._has_begun = has_begun
+        self._acked = _Ranges()
+        self._done: Sequence[OffsetRange] = _done(leases)
+        self._counts = leases.counts
+        self._most = limits.UNTOLD_RANGES
+
+    def ack(self, offset: int, leases: Leases) -> None:
+        """An entry was acknowledged, and is done."""
+        self._acked.add(offset, offset + 1)
+        if len(self._acked) > self._most:
+            self._acked = _Ranges(_without(_done(leases), self._done))
+            self._most = max(limits.UNTOLD_RANGES, 2 * len(self._acked))
+
+    def tell(self, name: str, topic: Topic, partition: int, leases: Leases) -> Told:
+        """What to write now. `was_told` or `was_not_told` has to follow, before this is asked
+        again."""
+        teller = _Teller(name, topic, partition, leases.frontier)
+        if not self._has_begun:
+            teller.begin(self._done)
+        acked, self._acked = self._acked.ranges(), _Ranges()
+        done = _done(leases)
+        before, now = self._counts, leases.counts
+        over: Kind = "passed" if now.skipped > before.skipped else "acked"
+        teller.go_on(_without(done, self._done), acked, over, now.lost - before.lost)
+        return Told(teller.steps, acked, done, now)
+
+    def was_told(self, told: Told) -> None:
+        self._has_begun = True
+        self._done, self._counts = told.done, told.counts
+        self._most = limits.UNTOLD_RANGES
+
+    def was_not_told(self, told: Told) -> None:
+        for first, end in told.acked:
+            self._acked.add(first, end)
+
+
+class _Teller:
+    """Makes receipts of stretches."""
+
+    def __init__(self, name: str, topic: Topic, partition: int, lent_to: int) -> None:
+        self._whose = (name, topic, partition)
+        self._lent_to = lent_to
+        self.steps: list[Step] = []
+
+    def begin(self, done: Sequence[OffsetRange]) -> None:
+        """From the low-water mark on, but for what is done above it."""
+        low = done[0].next_offset
+        self.steps.append(Step(*self._whose, "begun", low, low, low))
+        for first, end in done[1:]:
+            self._add("passed", first, first, end)
+
+    def go_on(
+        self, done: Sequence[OffsetRange], acked: Sequence[OffsetRange], over: Kind, lost: int
+    ) -> None:
+        """Stretches that are done, of which some were acknowledged, and how the others are told:
+        for themselves, or with what was acknowledged behind them."""
+        for stretch in done:
+            begin = stretch.first_offset
+            for first, end in _clipped(acked, stretch):
+                if over == "passed" and begin < first:
+                    lost -= self._add("passed", begin, begin, first, lost)
+                    begin = first
+                lost -= self._add("acked", begin, first, end, lost)
+                begin = end
+            if begin < stretch.next_offset:
+                first = begin if over == "passed" else stretch.next_offset
+                lost -= self._add(over, begin, first, stretch.next_offset, lost)
+        if lost > 0:  # among what counts as acknowledged
+            self.steps[-1] = self.steps[-1]._replace(lost=self.steps[-1].lost + lost)
+
+    def _add(self, kind: Kind, come_from: int, first: int, end: int, lost: int = 0) -> int:
+        """How many are told as lost: no more than were gone over."""
+        over = end - come_from if kind == "passed" else first - come_from
+        lost = min(lost, over)
+        step = Step(*self._whose, kind, come_from, first, end, lost, self._lent_to)
+        self.steps.append(step)
+        return lost
+
+
+class _Ranges:
+    """Offsets, as stretches in order that do not touch."""
+
+    __slots__ = ("_ends", "_starts")
+
+    def __init__(self, ranges: Sequence[OffsetRange] = ()) -> None:
+        self._starts = [each.first_offset for each in ranges]
+        self._ends = [each.next_offset for each in ranges]
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def add(self, first: int, end: int) -> None:
+        starts, ends = self._starts, self._ends
+        if ends and ends[-1] == first:
+            ends[-1] = end
+            return
+        low, high = bisect_left(ends, first), bisect_right(starts, end)
+        if low < high:
+            first, end = min(first, starts[low]), max(end, ends[high - 1])
+        starts[low:high] = [first]
+        ends[low:high] = [end]
+
+    def ranges(self) -> list[OffsetRange]:
+        return [OffsetRange(*each) for each in zip(self._starts, self._ends, strict=True)]
+
+
+def _done(leases: Leases) -> list[OffsetRange]:
+    """What is done, in order; the first stretch ends at the low-water mark."""
+    return [OffsetRange(0, leases.low_water_mark), *leases.done_ranges()]
+
+
+def _without(ranges: Sequence[OffsetRange], others: Sequence[OffsetRange]) -> list[OffsetRange]:
+    """What of the one is not in the other; both are in order, and so is this."""
+    left: list[OffsetRange] = []
+    for stretch in ranges:
+        begin = stretch.first_offset
+        for first, end in _clipped(others, stretch):
+            if begin < first:
+                left.append(OffsetRange(begin, first))
+            begin = end
+        if begin < stretch.next_offset:
+            left.append(OffsetRange(begin, stretch.next_offset))
+    return left
+
+
+def _clipped(ranges: Sequence[OffsetRange], stretch: OffsetRange) -> Iterator[OffsetRange]:
+    """What of ranges lies in a stretch."""
+    begin, end = stretch
+    at = bisect_right(ranges, begin, key=_next_offset)
+    while at < len(ranges) and ranges[at].first_offset < end:
+        first, stop = ranges[at]
+        yield OffsetRange(max(begin, first), min(end, stop))
+        at += 1
+
+
+def _next_offset(stretch: OffsetRange) -> int:
+    return stretch.next_offset

@@ -1,0 +1,185 @@
+"""Subscriptions that the broker pushes: each entry lent, acknowledged by itself, lent again if not.
+
+This is what doors find as `broker.pushing`. A subscription is durable and lasts until
+`unsubscribe`; `open` gives a channel by which its entries are taken (`channels.py`). It reads every
+entry of its topic, or what is live of it (`Terms.reading`): then what is older than the topic's δ
+is skipped and counted, and the newest window comes first.
+
+Promised: an entry is lent until it is acked, skipped as old, or gone from the log, and each of
+these is counted. What was acked and flushed is not lent again, also after a crash; what was acked
+later may be, so whoever must not see an entry twice knows it by its offset or its id. Retention is
+held at the durable low-water mark.
+
+Not promised: order, once something is lent again; that a lease outlives a restart.
+
+Who may call: the broker's loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from quackmq import limits
+from quackmq.broker.lifecycle import Changes
+from quackmq.broker.push.channel import Channel, LogReader
+from quackmq.broker.push.live_tail import Feeds
+from quackmq.broker.push.push_registry import Pushed, PushedStanding
+from quackmq.broker.push.window import Delivery
+from quackmq.broker.settings import Caller
+from quackmq.broker.subscriptions.service import Subscribing, check_subscriber
+from quackmq.broker.topics import Topics
+from quackmq.errors import BrokerClosing, LimitReached, QuackError
+from quackmq.model.subscription import Start, Terms
+from quackmq.model.topic import PartitionKey, Topic
+
+__all__ = ["Channel", "Delivery", "PushedStanding", "Pushing"]
+
+_DEFAULT_TERMS: Final = Terms()
+
+
+class Pushing:
+    def __init__(
+        self,
+        topics: Topics,
+        pushed: Pushed,
+        subscribing: Subscribing,
+        feeds: Feeds,
+        changes: Changes,
+    ) -> None:
+        self._topics = topics
+        self._pushed = pushed
+        self._subscribing = subscribing
+        self._feeds = feeds
+        self._log = LogReader(feeds.store, feeds.decoded)
+        self._changes = changes
+        self._channels = 0
+        self._is_closing = False
+        #: By name and topic, why a subscriber cannot be brought its entries, for as long as that
+        #: is so. Doors that go to their subscribers note it, and whoever looks after them reads.
+        self.unreached: dict[tuple[str, str], str] = {}
+
+    async def subscribe(
+        self,
+        caller: Caller,
+        name: str,
+        topic_name: str,
+        terms: Terms = _DEFAULT_TERMS,
+        start: Start = "end",
+        receipts: bool | None = None,
+    ) -> bool:
+        """A durable subscription to a topic, which may come to life by it. True if it is new; one
+        that is there is served by these terms from now on, and goes on where it was. `receipts`
+        says whether it leaves any, from now on; None leaves that as it is, which `Broker.subscribe`
+        also changes. NameInOtherMode, InvalidRequest, LimitReached, UnknownTopic."""
+        self._check_open()
+        check_subscriber(name)
+        change = self._subscribing.subscribe_pushed(name, topic_name, terms, start, receipts)
+        return await self._changes.carry_through(change)
+
+    async def unsubscribe(self, caller: Caller, name: str, topic_name: str) -> None:
+        """UnknownSubscription. Its channels end; with its last subscription an ephemeral topic
+        goes."""
+        self._check_open()
+        self._pushed.found(self._topics.named(topic_name), name)
+        await self._changes.carry_through(self._subscribing.unsubscribe(name, topic_name))
+
+    async def open(
+        self, caller: Caller, name: str, topic_name: str, on_change: Callable[[], None]
+    ) -> Channel:
+        """A channel to a subscription that is there. UnknownTopic, UnknownSubscription,
+        LimitReached. `on_change` is called on the loop, see `channels.py`; first by what happens
+        after this has returned, so take once then."""
+        self._check_open()
+        topic = self._topics.named(topic_name)
+        held = self._pushed.found(topic, name)
+        if self._channels >= limits.CHANNELS:
+            raise LimitReached(f"{limits.CHANNELS} channels are open: close some")
+        channel = Channel(held, self._pushed, self._log, on_change, self._left)
+        self._channels += 1
+        try:
+            channel.feed = await self._feeds.listen(topic, channel)
+            if held.gone is not None:
+                raise held.gone.with_traceback(None)
+        except BaseException:
+            await channel.close()
+            raise
+        held.channels[channel] = None
+        return channel
+
+    async def standing(self, caller: Caller, name: str, topic_name: str) -> PushedStanding:
+        """How far a subscription has come. UnknownTopic, UnknownSubscription."""
+        self._check_open()
+        return await self._pushed.standing(self._pushed.found(self._topics.named(topic_name), name))
+
+    async def flush(self) -> None:
+        """All that was acknowledged, of every subscription, is durable; what the store raises."""
+        await self._pushed.flush()
+
+    async def first_live(self, key: PartitionKey) -> int:
+        """Where what is live of a partition begins, by the topic's policy; its end if nothing is.
+        UnknownTopic, UnknownPartition."""
+        self._check_open()
+        return await self._feeds.first_live(self._topics.of(key), key.partition)
+
+    # --- for the broker -----------------------------------------------------------------------
+
+    def follow(self, topic: Topic) -> None:
+        """A topic is there, new or altered."""
+        self._pushed.follow(topic)
+        self._feeds.follow(topic)
+
+    def trimmed(self, key: PartitionKey, first: int) -> None:
+        """A partition begins later now."""
+        self._feeds.trimmed(key, first)
+
+    async def forget(self, topic: Topic) -> None:
+        """A topic is gone; its channels end with UnknownTopic."""
+        self._feeds.forget(topic.id)
+        await self._pushed.forget(topic)
+
+    async def clean(self) -> None:
+        """Live subscriptions that nobody is served by go over what has got old, and hold it no
+        longer. Those that are served do so when they are asked for more. The first error is raised
+        when all have had their turn."""
+        failed: QuackError | None = None
+        for topic_id in self._pushed.topic_ids():
+            topic = self._topics.by_id.get(topic_id)
+            if topic is None or not topic.policy.counts_entries:
+                continue
+            try:
+                await self._skip_old(topic)
+            except QuackError as error:
+                if topic_id in self._topics.by_id:  # else it went meanwhile
+                    failed = failed or error
+        if failed is not None:
+            raise failed
+
+    async def close(self) -> None:
+        """Channels end with BrokerClosing; what was acknowledged is durable."""
+        self._is_closing = True
+        await self._pushed.close()
+        await self._feeds.close()
+
+    # --- helpers ------------------------------------------------------------------------------
+
+    async def _skip_old(self, topic: Topic) -> None:
+        idle = [
+            held
+            for held in self._pushed.of_topic(topic.id)
+            if held.kept.terms.reading == "live" and not held.channels
+        ]
+        for partition in range(topic.partitions if idle else 0):
+            live_from = await self._feeds.first_live(topic, partition)
+            for held in idle:
+                if held.gone is None:
+                    self._pushed.skip(held.parts[partition], live_from)
+
+    def _left(self, channel: Channel) -> None:
+        self._channels -= 1
+        if channel.feed is not None:
+            self._feeds.leave(channel.feed, channel)
+
+    def _check_open(self) -> None:
+        if self._is_closing:
+            raise BrokerClosing("the broker is closing: try again when it is back")

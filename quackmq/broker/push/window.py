@@ -1,0 +1,297 @@
+"""The newest entries of a partition, held for all of its pushed subscriptions together.
+
+A `Cell` is a batch, opened when the first subscriber wants it, once for all. A large batch has to
+be prepared before (see `decoded`); then it is replaced by a cell for each of its sections. A
+`Window` is a row of cells up to the end of the partition as readers of committed records see it.
+Subscriptions that want what lies before it have to read (`Ahead` is what such a read has brought, a
+cell at a time).
+
+    partition's log      ...........|==========================|
+                                    start                      end
+                  to be read        cells, opened when wanted     yet to come
+
+Within a window every offset is accounted for: one that no cell has holds nothing for a subscriber.
+A window has two bounds of the same size: for its batches, of which the oldest go, and for what they
+come to when they are opened, which is given up and made again when it is wanted.
+
+Who may call: the broker's loop.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain
+from typing import Final
+
+from quackmq import limits
+from quackmq.broker.log.committed import is_committed
+from quackmq.broker.log.decoded_batches import DecodedBatches
+from quackmq.model.subscription import Place, message_id
+from quackmq.model.topic import PartitionKey, Slice
+from quackmq.records.batch import Batch, Record, batches
+from quackmq.records.codec import Section
+
+#: What a delivery takes in memory beside its record, about.
+_DELIVERY_BYTES: Final = 192
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """An entry, lent. `deliveries` is 1 the first time; `id` is its message id."""
+
+    partition: int
+    offset: int
+    deliveries: int
+    id: str
+    record: Record
+
+
+class Cell:
+    """A batch; without entries if it holds none for a subscriber, poison if it cannot be opened."""
+
+    __slots__ = (
+        "_entries",
+        "_key",
+        "_records",
+        "batch",
+        "base_offset",
+        "is_open",
+        "is_poison",
+        "next_offset",
+        "opened_size",
+        "size",
+    )
+
+    def __init__(self, batch: Batch, committed: bool, section: Section | None = None) -> None:
+        self.base_offset = batch.base_offset if section is None else section.base_offset
+        self.next_offset = batch.next_offset if section is None else section.next_offset
+        self.size = batch.size if section is None else section.end - section.start
+        #: What the entries take, once it was opened.
+        self.opened_size = 0
+        self.is_open = not committed
+        self.is_poison = False
+        self.batch = batch
+        self._key: PartitionKey | None = None
+        self._records: list[Record] = []
+        #: Of each record that was wanted, as it is lent the first time: the same for all.
+        self._entries: list[Delivery | None] = []
+
+    def split(self, decoded: DecodedBatches, key: PartitionKey) -> list[Cell]:
+        """A cell for each section of a large batch that was prepared; otherwise this one."""
+        is_whole = self.base_offset == self.batch.base_offset
+        if self.is_open or not is_whole or self.next_offset != self.batch.next_offset:
+            return [self]
+        sections = decoded.sections(key, self.batch)
+        return [Cell(self.batch, True, section) for section in sections] if sections else [self]
+
+    def open(self, decoded: DecodedBatches, key: PartitionKey, topic_name: str) -> bool:
+        """Whether it is open now; if not, its batch has to be prepared first."""
+        if self.is_open:
+            return True
+        opened = decoded.open_now(key, self.batch, self.base_offset, topic_name, is_committed=True)
+        if opened is None:
+            return False
+        self.is_open = True
+        self.is_poison = opened.is_poison
+        self.opened_size = opened.size + _DELIVERY_BYTES * len(opened.records)
+        self._key = key
+        self._records = opened.records
+        self._entries = [None] * len(opened.records)
+        return True
+
+    def close(self) -> None:
+        """Of one that was opened: its entries go, and are made again when they are wanted."""
+        self.is_open = False
+        self._records = []
+        self._entries = []
+
+    def entry_at(self, offset: int) -> Delivery | None:
+        """The same of one offset; None also where looking for it takes more than a step."""
+        index = offset - self.base_offset
+        if index < 0 or len(self._records) != self.next_offset - self.base_offset:
+            return None
+        return self._entry(index)
+
+    def between(self, first: int, next: int, most: int) -> tuple[list[Delivery], int]:
+        """The entries of one that is open, from an offset up to another, but no more than so many;
+        and up to which offset there are no others."""
+        records, known_to = self._records, self.next_offset
+        if len(records) == self.next_offset - self.base_offset:  # as batches are made
+            begin = max(0, first - self.base_offset)
+            end = min(max(0, next - self.base_offset), len(records))
+        else:
+            begin = bisect_left(records, first, key=_offset)
+            end = bisect_left(records, next, begin, key=_offset)
+        if end - begin > most:
+            end = begin + most
+            known_to = records[end].offset
+        return [self._entry(index) for index in range(begin, end)], known_to
+
+    def _entry(self, index: int) -> Delivery:
+        entry = self._entries[index]
+        if entry is None:
+            assert self._key is not None, "it is open"
+            topic_id, partition = self._key
+            record = self._records[index]
+            token = message_id(topic_id, Place(partition, record.offset))
+            entry = self._entries[index] = Delivery(partition, record.offset, 1, token, record)
+        return entry
+
+
+class Window:
+    __slots__ = (
+        "_cells",
+        "_ends",
+        "_last",
+        "_max_bytes",
+        "_opened",
+        "_opened_size",
+        "end",
+        "first",
+        "key",
+        "size",
+        "start",
+    )
+
+    def __init__(self, key: PartitionKey, first: int, end: int) -> None:
+        self.key = key
+        #: Where the log begins, as far as is known.
+        self.first = first
+        self.start = end
+        self.end = end
+        self.size = 0
+        self._cells: list[Cell] = []
+        self._ends: list[int] = []
+        self._last: tuple[int, Delivery] | None = None
+        #: Cells that are open, in the order in which they were opened.
+        self._opened: dict[Cell, None] = {}
+        self._opened_size = 0
+        self._max_bytes = 0
+
+    def follow(self, part: Slice) -> bool:
+        """What was read from the end on. Whether there is anything new."""
+        self.first = max(self.first, part.first_offset)
+        cells = list(cells_of(part))
+        if not cells:
+            return False
+        for cell in cells:
+            self._cells.append(cell)
+            self._ends.append(cell.next_offset)
+            self.size += cell.size
+        self.end = cells[-1].next_offset
+        return True
+
+    def begin_anew(self, first: int, end: int) -> None:
+        """What lies in between could not be read."""
+        self._cells.clear()
+        self._ends.clear()
+        self._opened.clear()
+        self.size = self._opened_size = 0
+        self.first, self.start, self.end = first, end, end
+
+    def shrink(self, max_bytes: int) -> None:
+        """Let go of the oldest; the newest cell stays however large. The same bound is for what is
+        open from now on."""
+        self._max_bytes = max_bytes
+        gone = max(0, len(self._cells) - limits.FEED_BATCHES)
+        size = self.size - sum(cell.size for cell in self._cells[:gone])
+        while size > max_bytes and gone < len(self._cells) - 1:
+            size -= self._cells[gone].size
+            gone += 1
+        if gone:
+            self.start, self.size = self._ends[gone - 1], size
+            for cell in self._cells[:gone]:
+                if cell in self._opened:
+                    del self._opened[cell]
+                    self._opened_size -= cell.opened_size
+            del self._cells[:gone]
+            del self._ends[:gone]
+
+    def entry_at(self, offset: int, decoded: DecodedBatches, topic_name: str) -> Delivery | None:
+        """The entry at an offset within the window; None also where looking for it takes more than
+        a step."""
+        last = self._last
+        if last is None or last[0] != offset:
+            cell = self.cell_at(offset, decoded, topic_name)
+            if cell is None:
+                return None
+            entry = cell.entry_at(offset)
+            if entry is None:
+                return None
+            self._last = last = (offset, entry)  # which all the others want next
+        return last[1]
+
+    def cell_at(self, offset: int, decoded: DecodedBatches, topic_name: str) -> Cell | None:
+        """The first cell that ends behind an offset within the window, open unless its batch has
+        to be prepared first; None if there is none up to the end."""
+        index = bisect_right(self._ends, offset)
+        if index >= len(self._cells):
+            return None
+        cell = self._cells[index]
+        if not cell.is_open:
+            cells = cell.split(decoded, self.key)
+            if len(cells) > 1:
+                self._replace(index, cells)
+                return self.cell_at(offset, decoded, topic_name)
+            if not cell.open(decoded, self.key, topic_name):
+                return cell
+            self._opened[cell] = None
+            self._opened_size += cell.opened_size
+            # The one just opened stays, however large: somebody is about to go through it.
+            while self._opened_size > self._max_bytes and len(self._opened) > 1:
+                other = next(iter(self._opened))
+                del self._opened[other]
+                self._opened_size -= other.opened_size
+                other.close()
+        return cell
+
+    def _replace(self, index: int, cells: list[Cell]) -> None:
+        self.size += sum(cell.size for cell in cells) - self._cells[index].size
+        self._cells[index : index + 1] = cells
+        self._ends[index : index + 1] = [cell.next_offset for cell in cells]
+
+
+class Ahead:
+    """What was read of a partition for one subscription, before the window."""
+
+    __slots__ = ("_cell", "_cells", "offset", "size")
+
+    def __init__(self, part: Slice, offset: int) -> None:
+        #: From here on it is known, up to the end of the last cell.
+        self.offset = offset
+        self.size = part.size
+        self._cells = cells_of(part)
+        self._cell = next(self._cells, None)
+
+    def cell_at(
+        self, offset: int, decoded: DecodedBatches, key: PartitionKey, topic_name: str
+    ) -> Cell | None:
+        """The first cell that ends behind an offset, open unless its batch has to be prepared
+        first; None if that offset was not read, or is past."""
+        if offset < self.offset:
+            return None
+        while self._cell is not None:
+            if self._cell.next_offset <= offset:
+                self._cell = next(self._cells, None)
+                continue
+            cells = self._cell.split(decoded, key)
+            if len(cells) == 1:
+                break
+            self._cells = chain(cells[1:], self._cells)
+            self._cell = cells[0]
+        self.offset = offset
+        if self._cell is not None:
+            self._cell.open(decoded, key, topic_name)
+        return self._cell
+
+
+def cells_of(part: Slice) -> Iterator[Cell]:
+    for chunk in part.chunks:
+        for batch in batches(chunk):
+            yield Cell(batch, is_committed(batch, part.aborted))
+
+
+def _offset(record: Record) -> int:
+    return record.offset

@@ -1,0 +1,305 @@
+"""Producers and consumers of a queue, who are known by an id that they were given (D1, D2).
+
+A producer may publish to the one topic that it is registered with; a consumer may subscribe to any
+number. Ids are counted, `producer-1`, `consumer-1`, and none is given twice.
+
+Kept durably are the two counters, and of each producer its topic. A consumer's topics are the
+subscriptions of its name, the same that every door sees: so a name that subscribed through another
+door is a consumer too, and an id is never that of a name already in use. A producer whose topic was
+deleted has none, and may be registered with another. Beyond `limits.REGISTERED_PRODUCERS` the one
+longest unused is left without a topic as well.
+
+The rules are those of the queue's document, for each operation in its order. They bind who comes
+with such an id, and nobody else.
+
+Who may call: the broker's loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+from collections import OrderedDict
+from typing import Final, NamedTuple, Protocol
+from uuid import UUID
+
+from quackmq import limits
+from quackmq.broker.lifecycle import Changes
+from quackmq.broker.settings import Caller
+from quackmq.broker.subscriptions.cursors import Cursors
+from quackmq.broker.subscriptions.pull import Delivery
+from quackmq.broker.topics import Topics
+from quackmq.errors import (
+    AlreadyRegistered,
+    AlreadySubscribed,
+    DamagedStore,
+    NotRegistered,
+    StoreReadOnly,
+    UnknownConsumerId,
+    UnknownProducerId,
+    UnknownSubscription,
+)
+from quackmq.model.subscription import Start
+from quackmq.model.topic import StatePut, Topic
+from quackmq.stores.contract import Store
+
+log = logging.getLogger(__name__)
+
+#: Holds the last numbers that were given, as JSON.
+COUNTERS_KEY: Final = "registrations"
+#: Keys of producers begin so; their number follows, and the value is the id of their topic.
+PRODUCER_PREFIX: Final = "registered-producer/"
+_PRODUCER_ID: Final = re.compile(r"producer-([1-9][0-9]{0,17})")
+_CONSUMER_ID: Final = re.compile(r"consumer-([1-9][0-9]{0,17})")
+
+
+class Subscriber(Protocol):
+    """The broker's way of making topics and subscriptions."""
+
+    async def ensure_topic(self, caller: Caller, name: str) -> Topic: ...
+
+    async def subscribe(
+        self, caller: Caller, name: str, topic_name: str, start: Start = "end"
+    ) -> bool: ...
+
+
+class Registrations:
+    def __init__(
+        self,
+        broker: Subscriber,
+        store: Store,
+        topics: Topics,
+        delivery: Delivery,
+        cursors: Cursors,
+    ) -> None:
+        self._broker = broker
+        self._store = store
+        self._topics = topics
+        self._delivery = delivery
+        self._cursors = cursors
+        #: By number, the longest unused first.
+        self._producers: OrderedDict[int, _Registered] = OrderedDict()
+        self._counters = _Counters()
+        self._counters_version = 0
+        self._lock = asyncio.Lock()
+        self._changes = Changes()
+
+    async def load(self) -> None:
+        """Take up what the store has. What is left of topics that are gone is removed."""
+        counters = await self._store.state(COUNTERS_KEY)
+        self._counters = _decode_counters(counters.value)
+        self._counters_version = counters.version
+        gone: list[StatePut] = []
+        found: dict[int, _Registered] = {}
+        for key, state in (await self._store.states(PRODUCER_PREFIX)).items():
+            number, topic_id = _decode_producer(key, state.value)
+            if topic_id in self._topics.by_id:
+                found[number] = _Registered(topic_id, state.version)
+            else:
+                gone.append(StatePut(key, None, state.version))
+        self._producers.update(sorted(found.items()))
+        try:
+            await self._put_all(gone)
+        except StoreReadOnly as error:
+            # They do no harm, and a store that can only be read should be.
+            log.warning("what is left of %d producers stays: %s", len(gone), error)
+
+    async def close(self) -> None:
+        """What was begun is finished."""
+        await self._changes.finish()
+
+    # --- producers --------------------------------------------------------------------------
+
+    async def register_producer(
+        self, caller: Caller, topic_name: str, producer_id: str | None = None
+    ) -> str:
+        """A new producer of a topic, which may come to life by it: its id. With an id it is that
+        producer, who must be of no topic: UnknownTopic, UnknownProducerId, AlreadyRegistered."""
+        if producer_id is None:
+            topic = await self._broker.ensure_topic(caller, topic_name)
+            return await self._changes.carry_through(self._new_producer(topic))
+        topic = self._topics.named(topic_name)
+        number = self._producer(producer_id)
+        return await self._changes.carry_through(self._join(topic, number))
+
+    def check_producer(self, topic_name: str, producer_id: str) -> None:
+        """Whether a producer may publish to a topic: UnknownTopic, UnknownProducerId,
+        NotRegistered."""
+        topic = self._topics.named(topic_name)
+        number = self._producer(producer_id)
+        own = self._own_topic(number)
+        if own is None:
+            raise NotRegistered(f"{producer_id} is not registered with any topic: register it")
+        self._producers.move_to_end(number)
+        if own is not topic:
+            raise NotRegistered(
+                f"{producer_id} is registered with topic {own.name}, not with {topic.name}"
+            )
+
+    # --- consumers --------------------------------------------------------------------------
+
+    async def register_consumer(
+        self, caller: Caller, topic_name: str, consumer_id: str | None = None
+    ) -> str:
+        """A new consumer, subscribed to what a topic will get from now on: its id, which is also
+        the name of the subscription. With an id it is that consumer, and one topic more.
+        UnknownTopic, UnknownConsumerId, AlreadySubscribed."""
+        topic = self._topics.named(topic_name)
+        if consumer_id is None:
+            consumer_id = await self._changes.carry_through(self._new_consumer())
+        else:
+            self._check_consumer_exists(consumer_id)
+        if not await self._broker.subscribe(caller, consumer_id, topic.name):
+            raise AlreadySubscribed(f"{consumer_id} is subscribed to topic {topic.name} already")
+        return consumer_id
+
+    def check_consumer(self, topic_name: str, consumer_id: str) -> None:
+        """Whether a consumer may take messages of a topic: UnknownTopic, UnknownConsumerId,
+        UnknownSubscription."""
+        topic = self._topics.named(topic_name)
+        if self._delivery.is_subscribed(topic, consumer_id):
+            return
+        self._check_consumer_exists(consumer_id)
+        raise UnknownSubscription(f"{consumer_id} is not subscribed to topic {topic.name}")
+
+    # --- for the broker ---------------------------------------------------------------------
+
+    async def forget(self, topic_id: UUID) -> None:
+        """A topic is gone: its producers have none."""
+        async with self._lock:
+            numbers = [
+                number for number, each in self._producers.items() if each.topic_id == topic_id
+            ]
+            await self._put_all([self._removal(number) for number in numbers])
+            for number in numbers:
+                del self._producers[number]
+
+    # --- how it is done ---------------------------------------------------------------------
+
+    async def _new_producer(self, topic: Topic) -> str:
+        async with self._lock:
+            counters = self._counters._replace(producers=self._counters.producers + 1)
+            await self._register(topic, counters.producers, counters)
+            return f"producer-{counters.producers}"
+
+    async def _join(self, topic: Topic, number: int) -> str:
+        async with self._lock:
+            own = self._own_topic(number)
+            if own is not None:
+                raise AlreadyRegistered(
+                    f"producer-{number} is registered with topic {own.name} already"
+                )
+            await self._register(topic, number, self._counters)
+            return f"producer-{number}"
+
+    async def _register(self, topic: Topic, number: int, counters: _Counters) -> None:
+        await self._store.room()
+        self._topics.with_id(topic.id)  # one that goes from now on takes the producer along
+        # One is there still while the producer's topic is on its way out.
+        former = self._producers.get(number)
+        version = 0 if former is None else former.version
+        puts = [StatePut(_producer_key(number), str(topic.id).encode(), version)]
+        if counters != self._counters:
+            puts.append(StatePut(COUNTERS_KEY, _encode(counters), self._counters_version))
+        unused = None
+        if former is None and len(self._producers) >= limits.REGISTERED_PRODUCERS:
+            unused = next(iter(self._producers))
+            puts.append(self._removal(unused))
+        await self._store.append((), (), puts)
+        if counters != self._counters:
+            self._counters = counters
+            self._counters_version += 1
+        if unused is not None:
+            del self._producers[unused]
+        self._producers[number] = _Registered(topic.id, version + 1)
+        self._producers.move_to_end(number)
+
+    async def _new_consumer(self) -> str:
+        async with self._lock:
+            number = self._counters.consumers + 1
+            while self._is_in_use(f"consumer-{number}"):
+                number += 1
+            counters = self._counters._replace(consumers=number)
+            state = await self._store.put_state(
+                COUNTERS_KEY, _encode(counters), self._counters_version
+            )
+            self._counters, self._counters_version = counters, state.version
+            return f"consumer-{number}"
+
+    async def _put_all(self, puts: list[StatePut]) -> None:
+        for start in range(0, len(puts), limits.CHANGES_AT_ONCE):
+            await self._store.append((), (), puts[start : start + limits.CHANGES_AT_ONCE])
+
+    def _removal(self, number: int) -> StatePut:
+        return StatePut(_producer_key(number), None, self._producers[number].version)
+
+    # --- who is there -----------------------------------------------------------------------
+
+    def _producer(self, producer_id: str) -> int:
+        number = _number(_PRODUCER_ID, producer_id)
+        if number is None or number > self._counters.producers:
+            raise UnknownProducerId(f"there is no producer {producer_id[: limits.NAME_BYTES]!r}")
+        return number
+
+    def _own_topic(self, number: int) -> Topic | None:
+        registered = self._producers.get(number)
+        return None if registered is None else self._topics.by_id.get(registered.topic_id)
+
+    def _check_consumer_exists(self, consumer_id: str) -> None:
+        if self._delivery.has_name(consumer_id):
+            return
+        number = _number(_CONSUMER_ID, consumer_id)
+        if number is None or number > self._counters.consumers:
+            raise UnknownConsumerId(f"there is no consumer {consumer_id[: limits.NAME_BYTES]!r}")
+
+    def _is_in_use(self, name: str) -> bool:
+        return self._delivery.has_name(name) or self._cursors.has(name)
+
+
+class _Registered(NamedTuple):
+    """A producer's topic, and the version of the state that says so."""
+
+    topic_id: UUID
+    version: int
+
+
+class _Counters(NamedTuple):
+    """The last numbers that were given."""
+
+    producers: int = 0
+    consumers: int = 0
+
+
+def _number(pattern: re.Pattern[str], name: str) -> int | None:
+    match = pattern.fullmatch(name)
+    return None if match is None else int(match[1])
+
+
+def _producer_key(number: int) -> str:
+    return f"{PRODUCER_PREFIX}{number}"
+
+
+def _decode_producer(key: str, value: bytes | None) -> tuple[int, UUID]:
+    try:
+        return int(key.removeprefix(PRODUCER_PREFIX)), UUID((value or b"").decode())
+    except ValueError:
+        raise DamagedStore(f"the store holds {value!r} for the producer {key!r}") from None
+
+
+def _encode(counters: _Counters) -> bytes:
+    return json.dumps(counters._asdict()).encode()
+
+
+def _decode_counters(value: bytes | None) -> _Counters:
+    if value is None:
+        return _Counters()
+    try:
+        fields = json.loads(value)
+    except ValueError:
+        fields = None
+    match fields:
+        case {"producers": int(producers), "consumers": int(consumers)}:
+            return _Counters(producers, consumers)
+    raise DamagedStore(f"the store says {value[:100]!r} for who is registered")

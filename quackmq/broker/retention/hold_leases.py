@@ -1,0 +1,84 @@
+"""Subscriptions that hold retention for so long after they were last heard of, and no longer.
+
+A program that cannot say when it has gone for good, such as a Spark query whose checkpoint may be
+deleted any day, notes beside its offsets for how long it wants to be waited for (see
+`quackmq.model.offset_notes`). When nobody has committed for so long, its subscription ends, and the
+log says so. A query that comes back later commits again, and subscribes by that.
+
+Promised: a subscription with a lease ends within `limits.HOLD_LEASE_INTERVAL_MS` and a cleaning
+after its time is over, unless somebody else has moved one of its cursors meanwhile: then it is
+that one's too, and stays.
+
+Not thread-safe: call from the event loop.
+"""
+
+from __future__ import annotations
+
+import logging
+from uuid import UUID
+
+from quackmq import limits
+from quackmq.broker.lifecycle import Changes
+from quackmq.broker.subscriptions.cursors import Cursors
+from quackmq.broker.subscriptions.service import Subscribing
+from quackmq.broker.topics import Topics
+from quackmq.clock import Clock
+from quackmq.errors import NotFound
+from quackmq.model.offset_notes import lease_ms_of
+
+log = logging.getLogger(__name__)
+
+
+class HoldLeases:
+    def __init__(
+        self,
+        topics: Topics,
+        cursors: Cursors,
+        subscribing: Subscribing,
+        changes: Changes,
+        clock: Clock,
+    ) -> None:
+        self._topics = topics
+        self._cursors = cursors
+        self._subscribing = subscribing
+        self._changes = changes
+        self._clock = clock
+        self._looked_ms: int | None = None
+
+    async def clean(self) -> None:
+        """End the subscriptions whose leases are over."""
+        now_ms, looked_ms = self._clock.now_ms(), self._looked_ms
+        if looked_ms is not None and 0 <= now_ms - looked_ms < limits.HOLD_LEASE_INTERVAL_MS:
+            return
+        self._looked_ms = now_ms
+        for name in self._cursors.leased():
+            for topic_id in self._cursors.topics_of(name):
+                if self._is_over(name, topic_id):
+                    await self._changes.carry_through(self._end(name, topic_id))
+
+    def _is_over(self, name: str, topic_id: UUID) -> bool:
+        cursors = self._cursors.in_topic(name, topic_id).values()
+        leases = [lease_ms_of(each.metadata) for each in cursors]
+        known = [each for each in leases if each is not None]
+        if not known or len(known) < len(leases):
+            return False
+        heard_ms = max(each.updated_ms for each in cursors)
+        return heard_ms <= self._clock.expired_before(max(known))
+
+    async def _end(self, name: str, topic_id: UUID) -> None:
+        topic = self._topics.by_id.get(topic_id)
+        # Others may have committed while the ones before were ended.
+        if topic is None or not self._is_over(name, topic_id):
+            return
+        if not self._subscribing.is_subscribed(name, topic):
+            return
+        try:
+            await self._subscribing.unsubscribe(name, topic.name)
+        except NotFound:
+            return  # it, or its topic, went at the same time
+        log.warning(
+            "%s has not committed to topic %s for as long as it asked to be waited for: its "
+            "subscription ends, and retention does not wait for it any more",
+            name,
+            topic.name,
+        )

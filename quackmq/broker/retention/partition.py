@@ -1,0 +1,191 @@
+"""What retention knows of one partition: its range, what is on its way into it, its marks. Pure but
+for the lock that keeps trims apart.
+
+Until it is ready, a partition knows nothing and has to be told by `begin`. After that it follows
+appends and trims as they become durable, so it never claims more than the store holds. That entries
+move from the log into the archive changes neither their offsets nor their age; for what it changes
+in size, `follow_archive` is told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from typing import Any
+
+from quackmq import limits
+from quackmq.archive.manifest import Manifest
+from quackmq.broker.retention.due_times import DueTimes
+from quackmq.broker.retention.marks import AgeMarks, SizeMarks
+from quackmq.clock import Clock
+from quackmq.model.policy import Facts
+from quackmq.model.topic import Appended, Offsets, PartitionKey, Topic
+
+
+class Partition:
+    __slots__ = (
+        "ages",
+        "all_sizes",
+        "cut_ms",
+        "_due_ms",
+        "_due_times",
+        "first",
+        "hold_sizes",
+        "in_flight",
+        "is_gone",
+        "is_ready",
+        "key",
+        "live",
+        "lock",
+        "next",
+        "old",
+        "preparing",
+        "sizes",
+        "told_held_from",
+        "topic",
+        "unheld",
+    )
+
+    def __init__(self, topic: Topic, key: PartitionKey, due_times: DueTimes) -> None:
+        self._due_times = due_times
+        self._due_ms = math.inf
+        #: Its topic was deleted, or lets go of nothing any more.
+        self.is_gone = False
+        self.topic = topic
+        self.key = key
+        #: Held while entries are let go of.
+        self.lock = asyncio.Lock()
+        #: The task that makes it ready.
+        self.preparing: asyncio.Task[Any] | None = None
+        #: Entries on their way to the store.
+        self.in_flight = 0
+        self.first = 0
+        self.next = 0
+        #: When a file of the archive was last cut.
+        self.cut_ms: int | None = None
+        #: The cursor whose hold was found to be over, as far as that was logged.
+        self.told_held_from: int | None = None
+        self.forget()
+
+    def forget(self) -> None:
+        """Know nothing, as at the beginning; what is in flight stays in flight."""
+        self.is_ready = False
+        self.live: AgeMarks | None = None
+        self.old: AgeMarks | None = None
+        self.unheld: AgeMarks | None = None
+        self.sizes: SizeMarks | None = None
+        self.hold_sizes: SizeMarks | None = None
+        self._gather()
+        self.due_ms = 0 if self.topic.policy.lets_go else math.inf
+
+    @property
+    def due_ms(self) -> float:
+        """The cleaner need not look before this time."""
+        return self._due_ms
+
+    @due_ms.setter
+    def due_ms(self, due_ms: float) -> None:
+        if due_ms != self._due_ms:
+            self._due_ms = due_ms
+            self._due_times.put(self, due_ms)
+
+    def begin(self, offsets: Offsets, log: Offsets, now_ms: int) -> None:
+        """`offsets` are those over all tiers, `log` those of the log alone."""
+        policy = self.topic.policy
+        self.first, self.next = offsets.first, max(self.next, offsets.next)
+        if policy.live_for_ms is not None and policy.live_entries is not None:
+            self.live = AgeMarks(policy.live_for_ms, offsets.next)
+        if policy.keep_for_ms is not None:
+            self.old = AgeMarks(policy.keep_for_ms, offsets.next)
+        if policy.keep_bytes is not None:
+            self.sizes = SizeMarks(policy.keep_bytes, log.first, log.next)
+        if policy.lets_go and policy.hold_for_ms is not None:
+            self.unheld = AgeMarks(policy.hold_for_ms, offsets.next)
+        if policy.lets_go and policy.hold_bytes is not None:
+            self.hold_sizes = SizeMarks(policy.hold_bytes, log.first, log.next)
+        self._gather()
+        self.follow(offsets, now_ms)
+        self.due_ms = 0
+
+    def follow(self, offsets: Offsets, now_ms: int) -> None:
+        """What the store says; it may know of appends that did not come this way."""
+        self.trimmed(offsets.first)
+        self.next = max(self.next, offsets.next)
+        for ages in self.ages:
+            ages.cover(self.next, now_ms)
+
+    def follow_archive(self, manifest: Manifest) -> None:
+        for sizes in self.all_sizes:
+            sizes.follow(manifest)
+
+    def has_seen(self, manifest: Manifest) -> bool:
+        """Whether sizes are those of this manifest."""
+        return all(sizes.has_seen(manifest) for sizes in self.all_sizes)
+
+    def appended(self, answer: Appended, size: int) -> None:
+        if answer.repeated:
+            return
+        self.next = max(self.next, answer.next_offset)
+        for ages in self.ages:
+            ages.add(answer.next_offset, answer.append_time_ms)
+        for sizes in self.all_sizes:
+            sizes.add(answer.next_offset, size)
+            if sizes.is_due:
+                self.due_ms = 0
+        for lasting in (self.old, self.unheld):
+            if lasting is not None:
+                self.due_ms = min(self.due_ms, answer.append_time_ms + lasting.age_ms)
+
+    def trimmed(self, first: int) -> None:
+        self.first = max(self.first, first)
+        for sizes in self.all_sizes:
+            sizes.trimmed(first)
+            if sizes.unmeasured() is not None:
+                self.due_ms = 0  # what is left may be more than it is taken for
+
+    def least_facts(self) -> Facts:
+        """Facts that cost nothing and claim less than is so."""
+        expired_before = 0 if self.live is None else self.live.before
+        return Facts(self.first, self.next, expired_before)
+
+    def now_for(self, ages: AgeMarks, clock: Clock) -> int:
+        """Return the time by which these marks judge ages. What is live goes on while deletion is
+        paused: otherwise a full topic would take nothing any more."""
+        age_ms = ages.age_ms
+        before_ms = clock.before(age_ms) if ages is self.live else clock.expired_before(age_ms)
+        return before_ms + age_ms
+
+    def facts(self, clock: Clock, held_from: int | None) -> Facts:
+        return Facts(
+            first=self.first,
+            next=self.next,
+            expired_before=self._advance(self.live, clock),
+            old_before=self._advance(self.old, clock),
+            surplus_before=0 if self.sizes is None else self.sizes.surplus_before(),
+            held_from=held_from,
+            unheld_before=max(
+                self._advance(self.unheld, clock),
+                0 if self.hold_sizes is None else self.hold_sizes.surplus_before(),
+            ),
+        )
+
+    def _advance(self, ages: AgeMarks | None, clock: Clock) -> int:
+        return 0 if ages is None else ages.advance(self.now_for(ages, clock))
+
+    def _gather(self) -> None:
+        """All marks that there are of each kind: every append is told to them."""
+        ages = (self.live, self.old, self.unheld)
+        self.ages = tuple(each for each in ages if each is not None)
+        sizes = (self.sizes, self.hold_sizes)
+        self.all_sizes = tuple(each for each in sizes if each is not None)
+
+    def schedule(self, now_ms: int, again: bool) -> None:
+        """When the cleaner should look next: at once if there may be more to do. What became due
+        while it was looking stays due."""
+        if again:
+            self.due_ms = 0
+        for ages in self.ages:
+            due_ms = ages.due_ms(now_ms)
+            if due_ms <= now_ms:  # it is old, and stays: the clock is paused, or time is missing
+                due_ms = now_ms + limits.CLOCK_STEP_MS
+            self.due_ms = min(self.due_ms, due_ms)

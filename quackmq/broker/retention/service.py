@@ -1,0 +1,587 @@
+"""Topic policies carried out: who may publish now, who waits, and what the cleaner lets go of.
+
+Only topics whose policy counts entries are known here; publishing to any other does not come this
+way. The decisions are `quackmq.model.policy`'s, by facts that `Survey` gathers, a partition at a
+time. This module does what was decided:
+
+- A publisher to a full topic waits in its partition's queue, first come, first served, and is
+  admitted at the moment that makes room: a trim, a cursor that moves, entries that expire (noticed
+  by the cleaner, at most an interval late). Other partitions and topics do not notice.
+- Entries on their way to the store count as there, so publishers at once do not overfill a topic.
+- A publish to a topic that drops its oldest is answered when they are dropped. If dropping fails,
+  the publish stands, and the cleaner tries again.
+- The cleaner looks at partitions in which something may be due. An error is logged with the topic's
+  name, once until it goes away, and stops neither the other topics nor the cleaner; `failures` are
+  those that have not gone away.
+- Log and archive are one: what is let go of is trimmed from whichever has it. By age a file of the
+  archive is cut where it has to be, by size whole files go. A manifest is not written for each
+  publish and each message consumed: what `drop_oldest` drops from an archive goes with the next
+  cleaning, and one file is cut again after `limits.ARCHIVE_CUT_MS`.
+- A subscription that is further behind than the topic holds is overtaken, and named in the log.
+
+What a partition knows of itself is asked from the store when it is first needed, and kept up from
+what is appended and trimmed through here, and from the archive's manifests.
+
+Who may call: the broker's loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import uuid
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from itertools import islice
+from typing import Any, Final, NamedTuple, TypeVar
+
+from quackmq import limits
+from quackmq.broker.retention.blockers import HeldBackBook
+from quackmq.broker.retention.due_times import DueTimes
+from quackmq.broker.retention.facts import Archive, Holds, Survey
+from quackmq.broker.retention.partition import Partition
+from quackmq.clock import Clock
+from quackmq.errors import BrokerClosing, QuackError, RecordTooLarge, TopicFull
+from quackmq.model.policy import WhenFull, has_room, trim_before
+from quackmq.model.topic import Append, Appended, Cursor, PartitionKey, Topic
+from quackmq.records.batch import Batch
+from quackmq.stores.contract import Store
+
+log = logging.getLogger(__name__)
+
+_Done = TypeVar("_Done")
+_CLOSING: Final = "the broker is closing: publish again when it is back"
+#: Of the subscriptions that are overtaken in a partition, so many are named in the log.
+_NAMED: Final = 3
+
+
+class Failure(NamedTuple):
+    """What keeps a topic from being cleaned."""
+
+    topic_name: str
+    partition: int
+    error: Exception
+
+
+class Retention:
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        holds: Holds,
+        full_topic_wait_ms: int,
+        on_trimmed: Callable[[PartitionKey, int], None],
+        archive: Archive | None = None,
+    ) -> None:
+        """`archive` is the store itself, where it archives. `on_trimmed` is told where a partition
+        begins when something of it was let go of."""
+        self._store = store
+        self._survey = Survey(store, archive, holds, clock)
+        self._clock = clock
+        self._now_ms = clock.now_ms
+        self._holds = holds
+        self._full_topic_wait_ms = full_topic_wait_ms
+        self._on_trimmed = on_trimmed
+        #: Who keeps anything from being let go of.
+        self.held_back = HeldBackBook(holds)
+        self._partitions: dict[uuid.UUID, list[Partition]] = {}
+        self._due_times = DueTimes()
+        self._queues: dict[PartitionKey, deque[_Waiter]] = {}
+        self._waiting = 0
+        self._waiting_bytes = 0
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._failures: dict[uuid.UUID, Failure] = {}
+
+    # --- topics -----------------------------------------------------------------------------
+
+    def follow(self, topic: Topic) -> None:
+        """A topic is there, new or altered."""
+        partitions = self._partitions.setdefault(topic.id, [])
+        for partition in partitions:
+            policy_changed = partition.topic.policy != topic.policy
+            partition.topic = topic
+            if policy_changed:
+                partition.forget()
+                self._admit_after_change(partition)
+        if not topic.policy.lets_go:
+            self.held_back.forget(topic.id)
+        if not topic.policy.counts_entries:
+            for partition in self._partitions.pop(topic.id):
+                partition.is_gone = True
+            return
+        for index in range(len(partitions), topic.partitions):
+            key = PartitionKey(topic.id, index)
+            partitions.append(Partition(topic, key, self._due_times))
+
+    def forget(self, topic_id: uuid.UUID, error: Exception) -> None:
+        """A topic is gone; who waits for room in it is told so."""
+        for partition in self._partitions.pop(topic_id, []):
+            partition.is_gone = True
+            self._fail_queue(partition.key, error)
+        self._failures.pop(topic_id, None)
+        self.held_back.forget(topic_id)
+        self._holds.forget(topic_id)
+
+    # --- publishing and trimming --------------------------------------------------------------
+
+    def publish(
+        self,
+        key: PartitionKey,
+        batch: Batch,
+        check: Callable[[Batch], object] | None = None,
+        *,
+        waits: bool = True,
+    ) -> Awaitable[Appended]:
+        """Append when there is room. Raises, here or when awaited, TopicFull and RecordTooLarge
+        beside what the store raises. The bytes are copied before this returns. If it has to wait,
+        `check` is asked once more when its turn comes, and raises if it came too late. Who does not
+        wait for room gets TopicFull where others would."""
+        partition = self._partitions[key.topic_id][key.partition]
+        policy = partition.topic.policy
+        _check_fits(partition, batch)
+        if partition.is_ready and not waits and key in self._queues:
+            raise _full(partition)
+        if not partition.is_ready or key in self._queues:
+            return self._wait_for_turn(partition, batch, check, self._append, waits)
+        if self._has_room(partition, batch):
+            # The append happens, whether or not its publisher stays to hear of it.
+            return asyncio.shield(self._append(partition, batch))
+        if policy.when_full is WhenFull.REFUSE or not waits:
+            raise _full(partition)
+        return self._wait_for_turn(partition, batch, check, self._append)
+
+    def publish_together(
+        self, appends: Sequence[Append], cursors: Sequence[Cursor]
+    ) -> Awaitable[list[Appended]]:
+        """The same for several batches of a topic, and cursors with them, as one unit. Room is
+        taken in one partition after the other, always in the same order, so that no two wait for
+        each other."""
+        partitions = [self._partitions[key.topic_id][key.partition] for key, _, _ in appends]
+        return asyncio.shield(self._start(self._publish_together(partitions, appends, cursors)))
+
+    def note(self, key: PartitionKey, answer: Appended, size: int) -> None:
+        """Something was appended that did not come this way: a marker, or what was staged."""
+        partitions = self._partitions.get(key.topic_id)
+        if partitions is not None and partitions[key.partition].is_ready:
+            partitions[key.partition].appended(answer, size)
+            partitions[key.partition].due_ms = 0
+
+    def cursor_moved(self, key: PartitionKey) -> None:
+        """A subscription moved or went: what it held may be let go of."""
+        partitions = self._partitions.get(key.topic_id)
+        if partitions is not None:
+            partitions[key.partition].due_ms = 0
+            self._admit(partitions[key.partition])
+
+    async def trim(self, key: PartitionKey, before: int) -> int:
+        partitions = self._partitions.get(key.topic_id)
+        if partitions is None:
+            return await self._trim_store(key, before)
+        partition = partitions[key.partition]
+        async with partition.lock:
+            return await self._trim(partition, before)
+
+    # --- the cleaner ------------------------------------------------------------------------
+
+    async def clean(self) -> None:
+        """Let go of whatever the policies do not keep, and admit those who wait for it."""
+        due = self._due()
+        failed: set[uuid.UUID] = set()
+        for start in range(0, len(due), limits.CHANGES_AT_ONCE):
+            some = due[start : start + limits.CHANGES_AT_ONCE]
+            results = await asyncio.gather(*map(self._clean, some), return_exceptions=True)
+            for partition, result in zip(some, results, strict=True):
+                # A topic that was deleted meanwhile needs no cleaning.
+                if isinstance(result, Exception) and partition.topic.id in self._partitions:
+                    partition.due_ms = 0
+                    failed.add(partition.topic.id)
+                    self._report(partition, result)
+        for topic_id in {partition.topic.id for partition in due} - failed:
+            self._failures.pop(topic_id, None)
+        self.held_back.tell(self._clock.before(limits.HELD_BACK_MS))
+
+    def failures(self) -> list[Failure]:
+        """What keeps topics from being cleaned, one of each topic, of the first few."""
+        return list(islice(self._failures.values(), limits.SHOWN_FAILURES))
+
+    async def close(self) -> None:
+        """Who waits for room gets BrokerClosing; what is on its way to the store arrives."""
+        for key in list(self._queues):
+            self._fail_queue(key, BrokerClosing(_CLOSING))
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def _due(self) -> list[Partition]:
+        """Take the partitions that are to be looked at now."""
+        due = dict.fromkeys(self._due_times.take(self._now_ms()))
+        for topic_id, number in self._survey.archived_anew():
+            partitions = self._partitions.get(topic_id, ())
+            if number < len(partitions) and self._survey.is_archived_anew(partitions[number]):
+                due[partitions[number]] = None
+        due.update((queue[0].partition, None) for queue in self._queues.values())
+        return list(due)
+
+    async def _clean(self, partition: Partition) -> None:
+        if not partition.is_ready:
+            await asyncio.shield(self._make_ready(partition))
+        async with partition.lock:
+            now_ms = self._now_ms()
+            partition.due_ms = math.inf
+            try:
+                has_more = await self._survey.look(partition)
+                trimmed = await self._trim_due(partition, now_ms)
+            except BaseException:
+                partition.due_ms = 0
+                raise
+            partition.schedule(now_ms, again=trimmed or has_more)
+        self._admit(partition)
+
+    async def _trim_due(self, partition: Partition, now_ms: int) -> bool:
+        facts = self._survey.facts(partition)
+        policy = partition.topic.policy
+        before = trim_before(policy, facts)
+        self.held_back.look(partition, facts)
+        if before <= partition.first or self._waits_with_cut(partition, before, now_ms):
+            return False
+        if facts.held_from is not None and before > facts.held_from and not policy.drops_oldest:
+            self._tell_overtaken(partition, facts.held_from, before)
+        await self._trim(partition, before)
+        return True
+
+    def _waits_with_cut(self, partition: Partition, before: int, now_ms: int) -> bool:
+        """Whether a file of the archive was cut just now, and would only be cut again."""
+        if not self._survey.only_cuts_a_file(partition, before):
+            return False
+        last_ms = partition.cut_ms
+        if last_ms is not None and 0 <= now_ms - last_ms < limits.ARCHIVE_CUT_MS:
+            partition.due_ms = min(partition.due_ms, last_ms + limits.ARCHIVE_CUT_MS)
+            return True
+        partition.cut_ms = now_ms
+        return False
+
+    def _tell_overtaken(self, partition: Partition, held_from: int, before: int) -> None:
+        """Once for each place at which somebody stays behind."""
+        if partition.told_held_from == held_from:
+            return
+        partition.told_held_from = held_from
+        names = self._holds.behind(partition.key, before)
+        log.warning(
+            "topic %s, partition %d: offsets from %d on go, unread by %s%s, further behind than "
+            "the topic holds",
+            partition.topic.name,
+            partition.key.partition,
+            max(held_from, partition.first),
+            ", ".join(names[:_NAMED]),
+            f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "",
+        )
+
+    def _report(self, partition: Partition, error: Exception) -> None:
+        topic = partition.topic
+        known = self._failures.get(topic.id)
+        self._failures[topic.id] = Failure(topic.name, partition.key.partition, error)
+        if known is not None and type(known.error) is type(error):
+            return
+        log.error(
+            "cleaning topic %s, partition %d: %s",
+            topic.name,
+            partition.key.partition,
+            error,
+            exc_info=None if isinstance(error, QuackError) else error,
+        )
+
+    # --- one partition ----------------------------------------------------------------------
+
+    def _make_ready(self, partition: Partition) -> asyncio.Task[None]:
+        if partition.preparing is None:
+            partition.preparing = self._start(self._prepare(partition))
+        return partition.preparing
+
+    async def _prepare(self, partition: Partition) -> None:
+        """Ask the store for all that the partition's policy needs to know."""
+        try:
+            while not partition.is_ready:
+                topic = partition.topic
+                await self._survey.begin(partition)
+                partition.is_ready = partition.topic is topic
+        except Exception as error:
+            self._fail_queue(partition.key, error)
+            raise
+        finally:
+            partition.preparing = None
+        self._admit(partition)
+
+    async def _trim(self, partition: Partition, before: int) -> int:
+        first = await self._trim_store(partition.key, before)
+        partition.trimmed(first)
+        self._survey.follow_archive(partition)
+        self._admit(partition)
+        return first
+
+    async def _trim_store(self, key: PartitionKey, before: int) -> int:
+        first = await self._store.trim(key, before)
+        self._on_trimmed(key, first)
+        return first
+
+    def _has_room(self, partition: Partition, batch: Batch) -> bool:
+        policy = partition.topic.policy
+        if not policy.refuses_or_waits:
+            return True
+        entries = batch.record_count + partition.in_flight
+        facts = partition.least_facts()
+        if has_room(policy, facts, entries):
+            return True
+        facts = self._survey.facts(partition)
+        # A repeat takes no room: the log has it.
+        return has_room(policy, facts, entries) or self._store.is_repeat(
+            Append(partition.key, batch)
+        )
+
+    async def _publish_together(
+        self,
+        partitions: Sequence[Partition],
+        appends: Sequence[Append],
+        cursors: Sequence[Cursor],
+    ) -> list[Appended]:
+        taken: list[tuple[Partition, Batch]] = []
+        both = [
+            (partition, each.batch) for partition, each in zip(partitions, appends, strict=True)
+        ]
+        try:
+            for partition, batch in sorted(both, key=lambda pair: pair[0].key.partition):
+                await self._take_room(partition, batch)
+                taken.append((partition, batch))
+            answers = await self._store.append(appends, cursors)
+            for (partition, batch), answer in zip(both, answers, strict=True):
+                partition.appended(answer, batch.size)
+        finally:
+            for partition, batch in taken:
+                partition.in_flight -= batch.record_count
+                self._admit(partition)
+        for partition in partitions:
+            if partition.topic.policy.drops_oldest:
+                await self._drop_oldest(partition)
+        return answers
+
+    async def _take_room(self, partition: Partition, batch: Batch) -> None:
+        """Return when there is room, and the batch counts as on its way."""
+        _check_fits(partition, batch)
+        if not partition.is_ready or partition.key in self._queues:
+            await self._wait_for_turn(partition, batch, None, self._hold)
+        elif self._has_room(partition, batch):
+            self._hold(partition, batch)
+        elif partition.topic.policy.when_full is WhenFull.REFUSE:
+            raise _full(partition)
+        else:
+            await self._wait_for_turn(partition, batch, None, self._hold)
+
+    def _hold(self, partition: Partition, batch: Batch) -> asyncio.Future[None]:
+        partition.in_flight += batch.record_count
+        held: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        held.set_result(None)
+        return held
+
+    def _append(self, partition: Partition, batch: Batch) -> asyncio.Task[Appended]:
+        appended = self._store.append([Append(partition.key, batch)])
+        partition.in_flight += batch.record_count
+        return self._start(self._count(partition, batch.record_count, batch.size, appended))
+
+    async def _count(
+        self, partition: Partition, entries: int, size: int, appended: Awaitable[list[Appended]]
+    ) -> Appended:
+        try:
+            (answer,) = await appended
+            partition.appended(answer, size)
+        finally:
+            partition.in_flight -= entries
+            self._admit(partition)
+        if partition.topic.policy.drops_oldest:
+            await self._drop_oldest(partition)
+        return answer
+
+    async def _drop_oldest(self, partition: Partition) -> None:
+        try:
+            if self._leaves_to_cleaner(partition):
+                return
+            # Whoever comes first here trims for all whose appends have arrived.
+            async with partition.lock:
+                before = self._drop_before(partition)
+                if before > partition.first and not self._leaves_to_cleaner(partition):
+                    await self._trim(partition, before)
+        except QuackError as error:
+            partition.due_ms = 0
+            self._report(partition, error)
+
+    def _drop_before(self, partition: Partition) -> int:
+        """Where a topic that drops its oldest begins now; where the policy is a new one, the
+        cleaner will look into it."""
+        if not partition.is_ready:
+            return partition.first
+        return trim_before(partition.topic.policy, self._survey.facts(partition))
+
+    def _leaves_to_cleaner(self, partition: Partition) -> bool:
+        """Who publishes does not wait for a manifest, nor for the cleaner, who may do so."""
+        if not self._survey.begins_in_archive(partition):
+            return False
+        if self._drop_before(partition) > partition.first:
+            partition.due_ms = 0
+        return True
+
+    # --- who waits --------------------------------------------------------------------------
+
+    def _wait_for_turn(
+        self,
+        partition: Partition,
+        batch: Batch,
+        check: Callable[[Batch], object] | None,
+        begin: Callable[[Partition, Batch], asyncio.Future[_Done]],
+        waits: bool = True,
+    ) -> Awaitable[_Done]:
+        """In its turn, when there is room, what `begin` begins. Who does not wait for room is here
+        until it is known whether there is any."""
+        if (
+            self._waiting >= limits.WAITING_PUBLISHERS
+            or self._waiting_bytes + batch.size > limits.WAITING_PUBLISH_BYTES
+        ):
+            raise TopicFull(
+                f"{_full(partition)}; and {self._waiting} publishers of {self._waiting_bytes} "
+                "bytes are waiting for room already"
+            )
+        waiter = _Waiter(partition, batch, check, begin, waits)
+        self._queues.setdefault(partition.key, deque()).append(waiter)
+        self._waiting += 1
+        self._waiting_bytes += batch.size
+        if not partition.is_ready:
+            self._make_ready(partition)
+        task = self._start(self._wait(waiter))
+        task.add_done_callback(lambda _: self._left(waiter))
+        return task
+
+    async def _wait(self, waiter: _Waiter) -> Any:
+        partition = waiter.partition
+        if partition.preparing is not None:
+            await asyncio.wait([partition.preparing])
+        try:
+            async with asyncio.timeout(self._full_topic_wait_ms / 1000):
+                await waiter.woken
+        except TimeoutError:
+            # It may have been admitted at the very moment at which its time was over.
+            if waiter.outcome is None:
+                waited = f"waited {self._full_topic_wait_ms} ms for room"
+                raise TopicFull(f"{_full(partition)}; {waited}") from None
+        assert waiter.outcome is not None, "a waiter is woken with an outcome"
+        if isinstance(waiter.outcome, Exception):
+            raise waiter.outcome
+        return await asyncio.shield(waiter.outcome)
+
+    def _left(self, waiter: _Waiter) -> None:
+        """A publisher has gone; if nothing came of its waiting, the next has its place."""
+        if waiter.outcome is None:
+            self._dequeue(waiter)
+            self._admit(waiter.partition)
+
+    def _admit(self, partition: Partition) -> None:
+        """Append for those in the queue, in order, as far as there is room."""
+        while (queue := self._queues.get(partition.key)) is not None and partition.is_ready:
+            waiter = queue[0]
+            if waiter.woken.cancelled():
+                return  # it is about to leave, and then the next is admitted
+            try:
+                if waiter.check is not None:
+                    waiter.check(waiter.batch)
+                _check_fits(partition, waiter.batch)
+                if not self._has_room(partition, waiter.batch):
+                    if partition.topic.policy.when_full is WhenFull.WAIT and waiter.waits:
+                        self._refuse_the_hasty(partition)
+                        return
+                    raise _full(partition)
+                waiter.outcome = waiter.begin(partition, waiter.batch)
+            except Exception as error:
+                waiter.outcome = error
+            self._dequeue(waiter)
+            waiter.woken.set_result(None)
+
+    def _refuse_the_hasty(self, partition: Partition) -> None:
+        """There is no room now: those in the queue who do not wait for it are told."""
+        for waiter in [each for each in self._queues[partition.key] if not each.waits]:
+            waiter.outcome = _full(partition)
+            self._dequeue(waiter)
+            if not waiter.woken.done():
+                waiter.woken.set_result(None)
+
+    def _admit_after_change(self, partition: Partition) -> None:
+        """The policy is another one: who waits may no longer have to."""
+        if partition.key not in self._queues:
+            return
+        if partition.topic.policy.counts_entries:
+            self._make_ready(partition)
+        else:
+            partition.is_ready = True
+            self._admit(partition)
+
+    def _dequeue(self, waiter: _Waiter) -> None:
+        queue = self._queues[waiter.partition.key]
+        queue.remove(waiter)
+        if not queue:
+            del self._queues[waiter.partition.key]
+        self._waiting -= 1
+        self._waiting_bytes -= waiter.batch.size
+
+    def _fail_queue(self, key: PartitionKey, error: Exception) -> None:
+        for waiter in list(self._queues.get(key, ())):
+            self._dequeue(waiter)
+            waiter.outcome = error
+            if not waiter.woken.done():
+                waiter.woken.set_result(None)
+
+    def _start(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # told to whoever waits; if they have left, nobody needs to know
+
+
+class _Waiter:
+    """A publisher in a queue, with a copy of its batch. The outcome is there when it is woken: its
+    append, which has begun, or why there is none."""
+
+    __slots__ = ("batch", "begin", "check", "outcome", "partition", "waits", "woken")
+
+    def __init__(
+        self,
+        partition: Partition,
+        batch: Batch,
+        check: Callable[[Batch], object] | None,
+        begin: Callable[[Partition, Batch], asyncio.Future[Any]],
+        waits: bool = True,
+    ) -> None:
+        self.partition = partition
+        self.waits = waits
+        self.check = check
+        self.begin = begin
+        self.batch = Batch.peek(bytes(batch.view))
+        self.outcome: asyncio.Future[Any] | Exception | None = None
+        self.woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+
+def _check_fits(partition: Partition, batch: Batch) -> None:
+    policy = partition.topic.policy
+    most = policy.live_entries if policy.refuses_or_waits else math.inf
+    if most is not None and batch.record_count > most:
+        raise RecordTooLarge(
+            f"a batch of {batch.record_count} records never fits into topic "
+            f"{partition.topic.name}, which holds {most}: send smaller ones"
+        )
+
+
+def _full(partition: Partition) -> TopicFull:
+    topic = partition.topic
+    return TopicFull(
+        f"topic {topic.name}, partition {partition.key.partition} is full: "
+        f"it holds {topic.policy.live_entries} live entries"
+    )

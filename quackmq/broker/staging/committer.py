@@ -1,0 +1,147 @@
+"""A stage's batches copied to where they belong, in one short transaction.
+
+The producers of these transactions are the broker's own: a few, each used again and again, with the
+next epoch every time. Nobody else knows them: what one leaves open because the process died is
+aborted by the next start, like everything of a producer that nobody knows.
+
+Who may call: `Staging`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+
+from quackmq import limits
+from quackmq.broker.publish.producer_ids import ProducerIds
+from quackmq.broker.staging.stage import Call
+from quackmq.broker.staging.stage_log import in_transaction
+from quackmq.broker.topics import Topics
+from quackmq.broker.transactions.entry import ProducerEpoch
+from quackmq.errors import QuackError
+from quackmq.model.log_transactions import Marker, marker_batch
+from quackmq.model.producer_state import sequence_after
+from quackmq.model.topic import Append, Appended, PartitionKey, Read, StatePut
+from quackmq.model.transactional_id import is_exhausted
+from quackmq.records.batch import Batch, batches
+from quackmq.stores.contract import Store
+
+log = logging.getLogger(__name__)
+
+
+class StageCopier:
+    def __init__(
+        self,
+        store: Store,
+        topics: Topics,
+        producer_ids: ProducerIds,
+        now_ms: Callable[[], int],
+        appended: Callable[[PartitionKey, Appended, int], None],
+    ) -> None:
+        """`appended` is told of everything that was appended, and its size."""
+        self._store = store
+        self._topics = topics
+        self._producer_ids = producer_ids
+        self._now_ms = now_ms
+        self._appended = appended
+        self._turns = asyncio.Semaphore(limits.STAGE_COMMITS_AT_ONCE)
+        #: Producers that have nothing open.
+        self._idle: list[ProducerEpoch] = []
+
+    async def copy(self, source: PartitionKey, calls: Iterable[Call], state: StatePut) -> None:
+        """All of it, and the state with the markers; or nothing that anybody will see. Raises what
+        `Store.append` does."""
+        async with self._turns:
+            producer = (
+                self._idle.pop()
+                if self._idle
+                else ProducerEpoch(await self._producer_ids.next(), 0)
+            )
+            #: The next sequence in each partition that it writes to.
+            sequences: dict[PartitionKey, int] = {}
+            try:
+                await self._copy_batches(source, calls, producer, sequences)
+                await self._end(producer, sequences, Marker.COMMIT, [state])
+            except Exception:
+                await self._give_up(producer)
+                raise
+            self._rest(producer)
+
+    async def _copy_batches(
+        self,
+        source: PartitionKey,
+        calls: Iterable[Call],
+        producer: ProducerEpoch,
+        sequences: dict[PartitionKey, int],
+    ) -> None:
+        appends: list[Append] = []
+        size = 0
+        for call in calls:
+            targets = iter(call.header.entries)
+            async for batch in self._read(source, call):
+                target = next(targets).key
+                sequence = sequences.get(target, 0)
+                sequences[target] = sequence_after(sequence, batch.record_count)
+                copied = in_transaction(batch, *producer, sequence)
+                appends.append(Append(target, copied, owned=True))
+                size += batch.size
+                if size >= limits.STAGE_COPY_BYTES:
+                    await self._append(appends)
+                    appends, size = [], 0
+        if appends:
+            await self._append(appends)
+
+    async def _read(self, source: PartitionKey, call: Call) -> AsyncIterator[Batch]:
+        """The batches of one call, in order."""
+        offset, end = call.offset, call.offset + call.header.records
+        while offset < end:
+            read = Read(source, offset, limits.STAGE_COPY_BYTES)
+            (part,) = await self._store.read([read], max_bytes=limits.STAGE_COPY_BYTES)
+            if part.error is not None:
+                raise part.error
+            for chunk in part.chunks:
+                for batch in batches(chunk):
+                    if batch.base_offset >= end:
+                        return
+                    yield batch
+                    offset = batch.next_offset
+
+    async def _append(self, appends: Sequence[Append], states: Sequence[StatePut] = ()) -> None:
+        await self._store.room()
+        # The store may keep what is handed over, so sizes are taken before.
+        sizes = [append.batch.size for append in appends]
+        answers = await self._store.append(appends, (), states)
+        for append, answer, size in zip(appends, answers, sizes, strict=True):
+            self._appended(append.key, answer, size)
+
+    async def _end(
+        self,
+        producer: ProducerEpoch,
+        keys: Iterable[PartitionKey],
+        marker: Marker,
+        states: Sequence[StatePut],
+    ) -> None:
+        """With the next epoch, as in the newer way of ending."""
+        producer_id, epoch = producer
+        data = marker_batch(producer_id, epoch + 1, marker, self._now_ms())
+
+        async def append_markers() -> None:
+            there = self._topics.by_id
+            appends = [Append(key, Batch.peek(data)) for key in keys if key.topic_id in there]
+            await self._append(appends, states)
+
+        await self._topics.despite_deletions(append_markers)
+
+    async def _give_up(self, producer: ProducerEpoch) -> None:
+        try:
+            opened = await self._store.open_transactions(producer.producer_id)
+            await self._end(producer, opened, Marker.ABORT, [])
+        except QuackError as error:
+            log.error("a commit of a stage is open until the next start: %s", error)
+        else:
+            self._rest(producer)
+
+    def _rest(self, producer: ProducerEpoch) -> None:
+        if not is_exhausted(producer.epoch + 1):
+            self._idle.append(producer._replace(epoch=producer.epoch + 1))

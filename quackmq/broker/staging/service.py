@@ -1,0 +1,582 @@
+"""Staging: atomic writes from any number of writers, of which nothing is seen before the commit.
+
+Writers stage encoded batches under a key, each under a name of its own (a *part*); somebody commits
+the key once, naming the parts that count, and all of their records become visible together. It is
+for jobs whose writers may fail, be repeated or run twice: parts that the commit does not name come
+to nothing.
+
+Staged batches lie in a hidden topic a stage (see `stage_log`), outside the logs that they are for:
+nobody's last stable offset waits for a writer. The commit copies them in one short transaction of a
+producer of the broker's own, and its last append holds the markers and that the key is committed.
+A crash on the way leaves a transaction that nobody can end, which the next start aborts, and the
+stage as it was.
+
+Promised: what `stage` answered survives a crash; a key is committed once, a repeat is answered like
+the first for `limits.STAGE_REMEMBERED_MS`, and with other contents it is a StageConflict; a stage
+that nobody adds to for `limits.STAGE_EXPIRY_MS` goes by itself; one that cannot be read any more is
+named, and is as if it had never been. A stage may be a *turn* of a series (see `stage_series`):
+then the series remembers it instead of the key, and the stage of it that is committed first counts.
+A turn before the last one that was committed is refused: whoever writes it has gone back.
+Not promised: that a commit asks whether a topic is full; what was staged is taken.
+
+Who may call: the broker's loop.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Hashable, Sequence
+from uuid import UUID
+
+from quackmq import limits
+from quackmq.broker.lifecycle import Changes, NamedLocks
+from quackmq.broker.publish.admission import check_records
+from quackmq.broker.publish.producer_ids import ProducerIds
+from quackmq.broker.settings import Caller
+from quackmq.broker.staging.committer import StageCopier
+from quackmq.broker.staging.series import CommittedTurn, SeriesBook, Turn
+from quackmq.broker.staging.stage import (
+    STATE_PREFIX,
+    Call,
+    CommittedStage,
+    Receipt,
+    Stage,
+    StageDescription,
+    contents_of,
+    decode_committed,
+    encode_committed,
+    key_of,
+    state_key,
+)
+from quackmq.broker.staging.stage_log import (
+    STAGE_PREFIX,
+    Header,
+    StagedBatch,
+    decode_header,
+    encode_header,
+    header_of,
+    topic_name,
+    without_producer,
+)
+from quackmq.broker.topics import Topics
+from quackmq.clock import Clock
+from quackmq.errors import (
+    BrokerClosing,
+    CorruptBatch,
+    DamagedData,
+    DamagedStore,
+    InvalidRequest,
+    LimitReached,
+    NoSubscriber,
+    QuackError,
+    RecordTooLarge,
+    StageCommitted,
+    StageConflict,
+    StorageError,
+    UnknownStage,
+    UnknownTopic,
+    UnsupportedBatch,
+)
+from quackmq.model.log_transactions import TRANSACTION_FLAGS
+from quackmq.model.policy import Policy
+from quackmq.model.topic import Append, Appended, PartitionKey, Read, StatePut, Topic
+from quackmq.records.batch import Batch, batches
+from quackmq.stores.contract import Store
+
+log = logging.getLogger(__name__)
+
+
+class Staging:
+    def __init__(
+        self,
+        store: Store,
+        topics: Topics,
+        producer_ids: ProducerIds,
+        clock: Clock,
+        appended: Callable[[PartitionKey, Appended, int], None],
+        subscribers: Callable[[UUID], int],
+    ) -> None:
+        """`appended` is told of everything that a commit appended, and its size. `subscribers`
+        tells how many a topic has."""
+        self._store = store
+        self._topics = topics
+        self._clock = clock
+        self._now_ms = clock.now_ms
+        self._subscribers = subscribers
+        self._copier = StageCopier(store, topics, producer_ids, clock.now_ms, appended)
+        self._stages: dict[str, Stage] = {}
+        self._committed: dict[str, CommittedStage] = {}
+        self._series = SeriesBook(store)
+        #: Topics of stages that could not be read, by their names; their writers begin anew.
+        self._damaged: dict[str, UUID] = {}
+        self._batches = 0
+        self._size = 0
+        self._locks = NamedLocks()
+        self._changes = Changes()
+        self._looked_ms = 0
+        self._is_closing = False
+
+    async def load(self) -> None:
+        """Take up what the store has: stages as they were, without those that were committed."""
+        for key, state in (await self._store.states(STATE_PREFIX)).items():
+            if state.value is not None:
+                self._committed[key_of(key)] = decode_committed(state.value)
+        await self._series.load()
+        for topic in (await self._store.topics()).values():
+            if topic.name.startswith(STAGE_PREFIX):
+                await self._load_stage(topic)
+
+    async def _load_stage(self, topic: Topic) -> None:
+        try:
+            stage = await self._read_stage(topic)
+        except (DamagedData, DamagedStore, CorruptBatch) as error:
+            # Nothing of it was committed: its writers will hear that it is not there, and begin
+            # anew. That is no reason for everybody else to do without a broker.
+            log.error("the stage in the hidden topic %s is given up: %s", topic.name, error)
+            self._damaged[topic.name] = topic.id
+            return
+        if stage is None or self._is_over(stage):
+            await self._remove_topic(topic.id)
+            return
+        self._stages[stage.key] = stage
+        self._batches += stage.batches
+        self._size += stage.size
+
+    async def close(self) -> None:
+        """What was begun is finished."""
+        self._is_closing = True
+        await self._changes.finish()
+
+    # --- writing ----------------------------------------------------------------------------
+
+    async def stage(
+        self,
+        caller: Caller,
+        key: str,
+        part: str,
+        number: int,
+        staged: Sequence[StagedBatch],
+        turn: Turn | None = None,
+    ) -> Receipt:
+        """Keep batches that have passed `Batch.parse` for a part of a stage, which begins by that.
+        A writer numbers its calls from 0; one that it did not hear of it makes again, as it was.
+        What the part holds then is answered, to be named by the commit. The batches' bytes must
+        stay as they are until this returns. With a `turn`, the stage is that turn of a series.
+
+        UnknownTopic, UnknownPartition, CorruptBatch, UnsupportedBatch, RecordTooLarge,
+        StageConflict (StageCommitted: the turn was committed), LimitReached, InvalidRequest."""
+        self._check_open()
+        _check_name("a stage's key", key)
+        _check_name("a part's name", part)
+        _check_turn(turn)
+        header = header_of(key, part, number, staged, turn)
+        self._check_call(header)
+        for target, batch in staged:
+            self._check_batch(self._topics.of(target), batch)
+        return await self._changes.carry_through(self._stage(header, staged))
+
+    # --- ending -----------------------------------------------------------------------------
+
+    async def commit(
+        self,
+        caller: Caller,
+        key: str,
+        receipts: Sequence[Receipt] | None = None,
+        *,
+        contents: str = "",
+        turn: Turn | None = None,
+    ) -> CommittedStage:
+        """The records of these parts become visible, all at once; of other parts nothing is left.
+        Without receipts it is all parts. `contents` says in a word what is committed, so that a
+        key that is committed again is known to be the same, also if its parts were staged anew;
+        without it that is told by the receipts. The turn of a series is committed once, whatever
+        the key and the contents: a repeat of the last turn adds nothing. TurnOutdated for a turn
+        before that.
+
+        UnknownStage, StageConflict (it was committed with other contents, or a part holds another
+        thing than its receipt says), UnknownTopic, UnknownPartition, NoSubscriber."""
+        self._check_open()
+        _check_name("a stage's key", key)
+        if len(contents.encode(errors="replace")) > limits.STATE_KEY_BYTES:
+            raise InvalidRequest(f"contents are told in {limits.STATE_KEY_BYTES} bytes")
+        _check_turn(turn)
+        if turn is None:
+            commit = self._commit(key, receipts, contents)
+        else:
+            commit = self._commit_turn(key, receipts, contents, turn)
+        return await self._changes.carry_through(commit)
+
+    async def abort(self, caller: Caller, key: str) -> bool:
+        """Nothing is left of a stage; whether there was one. StageConflict if it was committed."""
+        self._check_open()
+        _check_name("a stage's key", key)
+        return await self._changes.carry_through(self._abort(key))
+
+    # --- looking ----------------------------------------------------------------------------
+
+    def all(self, caller: Caller) -> list[StageDescription]:
+        """Every stage that is neither committed nor aborted."""
+        self._check_open()
+        return [stage.description() for stage in self._stages.values()]
+
+    def describe(self, caller: Caller, key: str) -> StageDescription | CommittedStage:
+        """UnknownStage."""
+        self._check_open()
+        committed, stage = self._committed.get(key), self._stages.get(key)
+        if committed is not None:
+            return committed
+        if stage is None:
+            raise _unknown(key)
+        return stage.description()
+
+    def series(self, caller: Caller) -> dict[str, CommittedTurn]:
+        """The last turn of every series."""
+        self._check_open()
+        return self._series.all()
+
+    async def forget_series(self, caller: Caller, series: str) -> bool:
+        """Its next turn may be any, also one that was committed; whether there was one."""
+        self._check_open()
+        return await self._changes.carry_through(self._forget_series(series))
+
+    async def clean(self) -> None:
+        """Let go of stages that were left, and forget commits of long ago."""
+        now_ms = self._now_ms()
+        if 0 <= now_ms - self._looked_ms < limits.STAGE_EXPIRY_INTERVAL_MS:
+            return
+        self._looked_ms = now_ms
+        for key in [key for key in self._stages if self._is_left(key)]:
+            await self._changes.carry_through(self._expire(key))
+        since_ms = self._clock.expired_before(limits.STAGE_REMEMBERED_MS)
+        for key in [key for key, each in self._committed.items() if each.committed_ms <= since_ms]:
+            await self._changes.carry_through(self._forget(key))
+        series_since_ms = self._clock.expired_before(limits.STAGE_SERIES_REMEMBERED_MS)
+        for series in self._series.left(series_since_ms):
+            await self._changes.carry_through(self._forget_series(series))
+
+    # --- how it is done ---------------------------------------------------------------------
+
+    async def _stage(self, header: Header, staged: Sequence[StagedBatch]) -> Receipt:
+        if header.key not in self._stages:
+            # Without room nothing begins: an empty stage would take the place of another.
+            self._check_room(len(staged), header.size)
+        if header.turn is None or header.key in self._stages:
+            stage = await self._ensure(header.key, header.turn)
+        else:
+            stage = await self._begin_turn(header.key, header.turn)
+        stage.check_turn(header.turn)
+        part = stage.part(header.part)
+        async with part.lock:
+            stage.check_takes()
+            if not part.holds(header):
+                self._grow(stage, len(staged), header.size)
+                try:
+                    part.add(await self._append(stage, header, staged))
+                    await self._check_counts(stage)
+                except QuackError:
+                    self._grow(stage, -len(staged), -header.size)
+                    raise
+            return part.receipt()
+
+    async def _check_counts(self, stage: Stage) -> None:
+        """Whether what was staged just now can still be committed: a commit that took the parts
+        before must have failed. StageConflict."""
+        if stage.is_ending:
+            async with self._locks.hold(stage.key):
+                stage.check_takes()
+
+    async def _begin_turn(self, key: str, turn: Turn) -> Stage:
+        # The lock of a series is always taken before that of a key.
+        async with self._locks.hold(_series_lock(turn)):
+            self._series.check_takes(turn)
+            others = sorted(self._of_series(turn.series), key=lambda stage: stage.touched_ms)
+            for stage in others[: max(0, len(others) + 1 - limits.STAGES_PER_SERIES)]:
+                log.info("the stage %s was left by its writers, and makes room", stage.key)
+                await self._abort(stage.key)
+            return await self._ensure(key, turn)
+
+    async def _ensure(self, key: str, turn: Turn | None) -> Stage:
+        async with self._locks.hold(key):
+            if key in self._committed:
+                raise StageCommitted(f"stage {key} was committed: use another key")
+            stage = self._stages.get(key)
+            if stage is None:
+                if len(self._stages) >= limits.STAGES:
+                    raise LimitReached(f"there are {limits.STAGES} stages: commit or abort some")
+                if len(self._committed) >= limits.COMMITTED_STAGES:
+                    raise LimitReached(f"{limits.COMMITTED_STAGES} commits are remembered")
+                await self._remove_damaged(key)
+                topic = await self._store.create_topic(topic_name(key), 1, Policy())
+                stage = self._stages[key] = Stage(key, topic.id, self._now_ms(), turn)
+            return stage
+
+    async def _append(self, stage: Stage, header: Header, staged: Sequence[StagedBatch]) -> Call:
+        await self._store.room()
+        now_ms = self._now_ms()
+        appends = [Append(stage.source, encode_header(header, now_ms))]
+        appends += [Append(stage.source, without_producer(batch)) for _, batch in staged]
+        try:
+            answers = await self._store.append(appends)
+        except UnknownTopic:
+            raise StageConflict(f"stage {header.key} has ended meanwhile") from None
+        stage.touched_ms = now_ms
+        return Call(header, answers[0].next_offset)
+
+    async def _commit(
+        self, key: str, receipts: Sequence[Receipt] | None, contents: str
+    ) -> CommittedStage:
+        async with self._locks.hold(key):
+            committed = self._committed.get(key)
+            if committed is not None:
+                return _repeated(key, committed, receipts, contents)
+            return await self._carry_out(key, receipts, contents, None)
+
+    async def _commit_turn(
+        self, key: str, receipts: Sequence[Receipt] | None, contents: str, turn: Turn
+    ) -> CommittedStage:
+        async with self._locks.hold(_series_lock(turn)):
+            self._series.check_current(turn)
+            last = self._series.last(turn.series)
+            if last is not None and turn.number == last.number:
+                log.info(
+                    "turn %d of the series %s came again: nothing is added",
+                    last.number,
+                    turn.series,
+                )
+                return CommittedStage(last.contents, last.records, last.committed_ms, True)
+            self._series.check_takes(turn)
+            async with self._locks.hold(key):
+                committed = await self._carry_out(key, receipts, contents, turn)
+            for stage in self._of_series(turn.series):
+                async with self._locks.hold(stage.key):
+                    if self._is_over(stage) and not stage.is_gone:
+                        self._drop(stage)
+                        await self._remove_topic(stage.topic_id)
+            return committed
+
+    async def _carry_out(
+        self, key: str, receipts: Sequence[Receipt] | None, contents: str, turn: Turn | None
+    ) -> CommittedStage:
+        stage = self._stages.get(key)
+        topics: tuple[str, ...] = ()
+        if stage is None:
+            if receipts is None or receipts:
+                raise _unknown(key)
+            committed = CommittedStage(contents or contents_of([]), 0, self._now_ms())
+            await self._store.put_state(*self._remembering(key, turn, committed, ()))
+        else:
+            stage.check_turn(turn)
+            committed, topics = await self._commit_stage(stage, receipts, contents)
+        if turn is None:
+            self._committed[key] = committed
+        else:
+            self._series.committed(turn, _turn_of(turn, committed, topics))
+        if stage is not None:
+            self._drop(stage)
+            await self._remove_topic(stage.topic_id)
+        return committed
+
+    def _remembering(
+        self, key: str, turn: Turn | None, committed: CommittedStage, topics: tuple[str, ...]
+    ) -> StatePut:
+        """What says in the store that a stage is committed."""
+        if turn is None:
+            return StatePut(state_key(key), encode_committed(committed), 0)
+        return self._series.put(turn, _turn_of(turn, committed, topics))
+
+    async def _commit_stage(
+        self, stage: Stage, receipts: Sequence[Receipt] | None, contents: str
+    ) -> tuple[CommittedStage, tuple[str, ...]]:
+        """What was committed, and the names of the topics that it went to."""
+        stage.is_ending = True  # what comes to its parts from here on is not among what is taken
+        try:
+            receipts = stage.receipts() if receipts is None else receipts
+            calls = [call for part in stage.named(receipts) for call in part.calls]
+            topics = self._check_targets(calls)
+            records = sum(call.header.records for call in calls)
+            contents = contents or contents_of(receipts)
+            committed = CommittedStage(contents, records, self._now_ms())
+            put = self._remembering(stage.key, stage.turn, committed, topics)
+            await self._copier.copy(stage.source, calls, put)
+        except BaseException:
+            stage.is_ending = False
+            raise
+        return committed, topics
+
+    async def _abort(self, key: str) -> bool:
+        async with self._locks.hold(key):
+            if key in self._committed:
+                raise StageConflict(f"stage {key} was committed")
+            stage = self._stages.get(key)
+            if stage is None:
+                return await self._remove_damaged(key)
+            await self._store.delete_topic(stage.topic_id)
+            self._drop(stage)
+            return True
+
+    async def _remove_damaged(self, key: str) -> bool:
+        """Let go of what is left of a stage that could not be read; whether there was one."""
+        topic_id = self._damaged.get(topic_name(key))
+        if topic_id is None:
+            return False
+        await self._store.delete_topic(topic_id)
+        del self._damaged[topic_name(key)]
+        return True
+
+    async def _remove_topic(self, topic_id: UUID) -> None:
+        try:
+            await self._store.delete_topic(topic_id)
+        except StorageError as error:
+            log.error("what is left of a stage stays until the next start: %s", error)
+
+    async def _expire(self, key: str) -> None:
+        if self._is_left(key) and await self._abort(key):
+            log.info("the stage %s was left by its writers, and is gone", key)
+
+    async def _forget(self, key: str) -> None:
+        async with self._locks.hold(key):
+            state = await self._store.state(state_key(key))
+            await self._store.put_state(state_key(key), None, state.version)
+            del self._committed[key]
+
+    async def _forget_series(self, series: str) -> bool:
+        async with self._locks.hold(_series_lock(Turn(series, 0))):
+            return await self._series.forget(series)
+
+    async def _read_stage(self, topic: Topic) -> Stage | None:
+        """What a hidden topic tells of itself; None if nobody was ever told of it."""
+        source = PartitionKey(topic.id, 0)
+        offsets = await self._store.offsets(source)
+        stage: Stage | None = None
+        offset = offsets.first
+        while offset < offsets.next:
+            (part,) = await self._store.read([Read(source, offset, 1)], max_bytes=1)
+            if part.error is not None:
+                raise part.error
+            batch = next(batches(part.chunks[0]))
+            header = decode_header(batch)
+            if stage is None:
+                stage = Stage(header.key, topic.id, batch.max_timestamp, header.turn)
+            stage.part(header.part).add(Call(header, batch.next_offset))
+            stage.batches += len(header.entries)
+            stage.size += header.size
+            stage.touched_ms = max(stage.touched_ms, batch.max_timestamp)
+            offset = batch.next_offset + header.records
+        return stage
+
+    # --- helpers ----------------------------------------------------------------------------
+
+    def _check_room(self, count: int, size: int) -> None:
+        if count > 0 and self._batches + count > limits.STAGED_BATCHES:
+            raise LimitReached(f"{self._batches} batches are staged: commit or abort some")
+        if size > 0 and self._size + size > limits.STAGED_BYTES:
+            raise LimitReached(f"{self._size} bytes are staged: commit or abort some")
+
+    def _grow(self, stage: Stage, count: int, size: int) -> None:
+        self._check_room(count, size)
+        stage.batches += count
+        stage.size += size
+        if not stage.is_gone:
+            self._batches += count
+            self._size += size
+
+    def _drop(self, stage: Stage) -> None:
+        stage.is_ending = stage.is_gone = True
+        del self._stages[stage.key]
+        self._batches -= stage.batches
+        self._size -= stage.size
+
+    def _of_series(self, series: str) -> list[Stage]:
+        stages = self._stages.values()
+        return [each for each in stages if each.turn is not None and each.turn.series == series]
+
+    def _is_over(self, stage: Stage) -> bool:
+        """Whether what a stage is for was committed."""
+        if stage.turn is None:
+            return stage.key in self._committed
+        return self._series.holds(stage.turn)
+
+    def _is_left(self, key: str) -> bool:
+        stage = self._stages.get(key)
+        if stage is None or stage.is_ending:
+            return False
+        return stage.touched_ms <= self._clock.expired_before(limits.STAGE_EXPIRY_MS)
+
+    def _check_call(self, header: Header) -> None:
+        if header.number < 0:
+            raise InvalidRequest(f"calls are numbered from 0, not {header.number}")
+        if not 1 <= len(header.entries) <= limits.STAGE_CALL_BATCHES:
+            raise InvalidRequest(
+                f"a call stages 1 to {limits.STAGE_CALL_BATCHES} batches, not {len(header.entries)}"
+            )
+        if header.size > limits.STAGE_CALL_BYTES:
+            raise LimitReached(
+                f"{header.size} bytes in one call; {limits.STAGE_CALL_BYTES} is the most"
+            )
+
+    def _check_batch(self, topic: Topic, batch: Batch) -> None:
+        """What `publish` would refuse, too."""
+        if batch.attributes & TRANSACTION_FLAGS:
+            raise UnsupportedBatch("what is staged is in no transaction yet, and no marker")
+        check_records(batch)
+        most = topic.policy.batch_bytes
+        if most is not None and batch.size > most:
+            raise RecordTooLarge(f"a batch of {batch.size} bytes; topic {topic.name} takes {most}")
+
+    def _check_targets(self, calls: Sequence[Call]) -> tuple[str, ...]:
+        """The names of the topics that calls are for. UnknownTopic, NoSubscriber."""
+        names: set[str] = set()
+        for key in dict.fromkeys(entry.key for call in calls for entry in call.header.entries):
+            topic = self._topics.of(key)
+            if topic.policy.needs_subscriber and not self._subscribers(topic.id):
+                raise NoSubscriber(f"topic {topic.name} takes nothing while nobody subscribes")
+            names.add(topic.name)
+        return tuple(sorted(names))
+
+    def _check_open(self) -> None:
+        if self._is_closing:
+            raise BrokerClosing("the broker is closing: try again when it is back")
+
+
+def _repeated(
+    key: str, committed: CommittedStage, receipts: Sequence[Receipt] | None, contents: str
+) -> CommittedStage:
+    if not contents and receipts is not None:
+        contents = contents_of(receipts)
+    if contents and contents != committed.contents:
+        raise StageConflict(
+            f"stage {key} was committed with other contents, of {committed.records} records"
+        )
+    log.info("stage %s was committed before, and came again: nothing is added", key)
+    return committed._replace(repeated=True)
+
+
+def _turn_of(turn: Turn, committed: CommittedStage, topics: tuple[str, ...]) -> CommittedTurn:
+    contents, records, committed_ms, _ = committed
+    return CommittedTurn(turn.number, contents, records, committed_ms, topics)
+
+
+def _series_lock(turn: Turn) -> Hashable:
+    """The name of a lock that no stage's key can have."""
+    return ("series", turn.series)
+
+
+def _check_turn(turn: Turn | None) -> None:
+    if turn is None:
+        return
+    _check_name("a series' name", turn.series)
+    if turn.number < 0:
+        raise InvalidRequest(f"turns are numbered from 0, not {turn.number}")
+
+
+def _check_name(what: str, name: str) -> None:
+    try:
+        size = len(name.encode())
+    except UnicodeEncodeError:
+        raise InvalidRequest(f"{what} is text that UTF-8 can hold") from None
+    if not 1 <= size <= limits.NAME_BYTES:
+        raise InvalidRequest(f"{what} takes 1 to {limits.NAME_BYTES} bytes as UTF-8, not {size}")
+
+
+def _unknown(key: str) -> UnknownStage:
+    return UnknownStage(f"there is no stage {key}: it was never begun, aborted, or left too long")

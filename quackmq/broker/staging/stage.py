@@ -1,0 +1,200 @@
+"""One stage in memory: its parts, what each holds, and whether it still takes anything.
+
+Who may call: `Staging`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple
+from uuid import UUID
+
+from quackmq import limits
+from quackmq.broker.staging.series import Turn
+from quackmq.broker.staging.stage_log import Header, digest_of
+from quackmq.errors import DamagedStore, LimitReached, StageConflict
+from quackmq.model.topic import PartitionKey
+
+#: Keys of what is kept of committed stages in the store's small state begin so.
+STATE_PREFIX: Final = "staging/"
+
+
+class Receipt(NamedTuple):
+    """What a part holds: so many calls, whose batches have this digest. Who commits names it."""
+
+    part: str
+    calls: int
+    digest: str
+
+
+class StageDescription(NamedTuple):
+    key: str
+    parts: tuple[Receipt, ...]
+    batches: int
+    size: int
+    touched_ms: int
+    turn: Turn | None = None
+
+
+class CommittedStage(NamedTuple):
+    """`contents` is what tells one commit of a key from another. `repeated` is said of a commit
+    that was made before."""
+
+    contents: str
+    records: int
+    committed_ms: int
+    repeated: bool = False
+
+
+class Call(NamedTuple):
+    """What one call staged, and the offset at which its first batch lies."""
+
+    header: Header
+    offset: int
+
+
+class Part:
+    __slots__ = ("calls", "digest", "lock", "name")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        #: Calls of one writer come one after the other.
+        self.lock = asyncio.Lock()
+        self.calls: list[Call] = []
+        self.digest = ""
+
+    def add(self, call: Call) -> None:
+        self.calls.append(call)
+        self.digest = digest_of(self.digest, call.header.entries)
+
+    def receipt(self) -> Receipt:
+        return Receipt(self.name, len(self.calls), self.digest)
+
+    def holds(self, header: Header) -> bool:
+        """Whether a call repeats one that was answered before. StageConflict if it does not fit."""
+        if header.number == len(self.calls):
+            return False
+        if header.number > len(self.calls):
+            raise StageConflict(
+                f"call {header.number} of part {self.name} where {len(self.calls)} is next"
+            )
+        if self.calls[header.number].header.entries != header.entries:
+            raise StageConflict(
+                f"call {header.number} of part {self.name} was made before, with other batches"
+            )
+        return True
+
+
+class Stage:
+    __slots__ = (
+        "batches",
+        "is_ending",
+        "is_gone",
+        "key",
+        "parts",
+        "size",
+        "topic_id",
+        "touched_ms",
+        "turn",
+    )
+
+    def __init__(self, key: str, topic_id: UUID, now_ms: int, turn: Turn | None = None) -> None:
+        self.key = key
+        #: Which of a series it is, if it is of one.
+        self.turn = turn
+        self.topic_id = topic_id
+        self.parts: dict[str, Part] = {}
+        #: With those that are on their way.
+        self.batches = 0
+        self.size = 0
+        self.touched_ms = now_ms
+        #: It is being committed, or has ended.
+        self.is_ending = False
+        #: It has ended: nothing of it counts any more.
+        self.is_gone = False
+
+    @property
+    def source(self) -> PartitionKey:
+        return PartitionKey(self.topic_id, 0)
+
+    def part(self, name: str) -> Part:
+        part = self.parts.get(name)
+        if part is None:
+            if len(self.parts) >= limits.STAGE_PARTS:
+                raise LimitReached(f"stage {self.key} has {limits.STAGE_PARTS} parts")
+            part = self.parts[name] = Part(name)
+        return part
+
+    def check_takes(self) -> None:
+        if self.is_ending:
+            raise StageConflict(f"stage {self.key} takes nothing more: it ends, or has ended")
+
+    def check_turn(self, turn: Turn | None) -> None:
+        if turn != self.turn:
+            raise StageConflict(f"stage {self.key} is {_told(self.turn)}, not {_told(turn)}")
+
+    def named(self, receipts: Iterable[Receipt]) -> list[Part]:
+        """The parts that receipts speak of, each as it was when its receipt was given."""
+        parts: list[Part] = []
+        for receipt in receipts:
+            part = self.parts.get(receipt.part)
+            if part is None or part.receipt() != receipt:
+                holds = "nothing" if part is None else f"{len(part.calls)} calls"
+                raise StageConflict(
+                    f"part {receipt.part} of stage {self.key} holds {holds}, not what the "
+                    f"receipt over {receipt.calls} says"
+                )
+            parts.append(part)
+        if len(set(parts)) < len(parts):
+            raise StageConflict(f"a part of stage {self.key} is named twice")
+        return parts
+
+    def receipts(self) -> tuple[Receipt, ...]:
+        return tuple(part.receipt() for part in self.parts.values() if part.calls)
+
+    def description(self) -> StageDescription:
+        return StageDescription(
+            self.key, self.receipts(), self.batches, self.size, self.touched_ms, self.turn
+        )
+
+
+def _told(turn: Turn | None) -> str:
+    return "of no series" if turn is None else f"turn {turn.number} of the series {turn.series}"
+
+
+def contents_of(receipts: Sequence[Receipt]) -> str:
+    """What is committed, in a word, whatever the order in which its parts are named."""
+    rows = sorted(json.dumps(receipt) for receipt in receipts)
+    return hashlib.blake2b("\n".join(rows).encode(), digest_size=16).hexdigest()
+
+
+def state_key(key: str) -> str:
+    return STATE_PREFIX + key
+
+
+def key_of(state: str) -> str:
+    return state.removeprefix(STATE_PREFIX)
+
+
+def encode_committed(committed: CommittedStage) -> bytes:
+    fields = {
+        "contents": committed.contents,
+        "records": committed.records,
+        "committed_ms": committed.committed_ms,
+    }
+    return json.dumps(fields, ensure_ascii=False).encode()
+
+
+def decode_committed(value: bytes) -> CommittedStage:
+    """DamagedStore for what `encode_committed` did not make."""
+    try:
+        fields = json.loads(value)
+    except ValueError as error:
+        raise DamagedStore(f"a committed stage in the store is not JSON: {error}") from None
+    match fields:
+        case {"contents": str(contents), "records": int(records), "committed_ms": int(when_ms)}:
+            return CommittedStage(contents, records, when_ms)
+    raise DamagedStore(f"a committed stage in the store makes no sense: {str(fields)[:200]}")

@@ -1,0 +1,7 @@
+"""Pull subscriptions: durable, by name, one message at a time.
+
+Open `service` first: it creates and deletes subscriptions. `pull` delivers messages,
+`pull_subscription` is one subscription in memory, `registry` finds them, `cursors` mirrors the
+stored cursors, `name_modes` keeps one name from being used in two ways, `receipts` records what was
+consumed.
+"""

@@ -1,0 +1,132 @@
+"""Every cursor, in memory as the store holds it: what is asked without waiting is asked here.
+
+One namespace serves subscriptions and consumer groups: a cursor is of a name, a topic and a
+partition. It changes here when it has changed in the store, never before.
+
+Two changes of one cursor must not be on their way at once, for the store may take them in either
+order. A subscription's cursors are changed under its own lock; what changes cursors of a name
+otherwise, or lets subscriptions of it come and go, does so within `changing(name)`.
+
+Who may call: the broker's loop.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Final
+
+from quackmq.broker.lifecycle import NamedLocks
+from quackmq.model.offset_notes import lease_ms_of
+from quackmq.model.topic import Cursor, CursorKey, PartitionKey, Topic
+from quackmq.stores.contract import Store
+
+_NONE: Final[Mapping[int, Cursor]] = {}
+
+
+class Cursors:
+    def __init__(self, store: Store, topics: Mapping[uuid.UUID, Topic]) -> None:
+        """`topics` is the broker's own view of what is there."""
+        self._store = store
+        self._topics = topics
+        #: By name, topic and partition; nothing empty is kept.
+        self._by_name: dict[str, dict[uuid.UUID, dict[int, Cursor]]] = {}
+        self._names: dict[uuid.UUID, dict[str, None]] = {}
+        #: Names that have noted a lease beside one of their cursors.
+        self._leased: dict[str, None] = {}
+        self._locks = NamedLocks()
+        #: Told of each cursor that has changed, by name, topic and partition.
+        self.on_change: Callable[[str, uuid.UUID, int], None] = _ignore
+
+    async def load(self) -> None:
+        for cursor in (await self._store.cursors()).values():
+            self._put(cursor)
+
+    # --- what is there ----------------------------------------------------------------------
+
+    def names(self) -> list[str]:
+        return list(self._by_name)
+
+    def has(self, name: str) -> bool:
+        return name in self._by_name
+
+    def of(self, name: str) -> Iterator[Cursor]:
+        for of_topic in self._by_name.get(name, {}).values():
+            yield from of_topic.values()
+
+    def in_topic(self, name: str, topic_id: uuid.UUID) -> Mapping[int, Cursor]:
+        """By partition; a view that must not be kept."""
+        return self._by_name.get(name, {}).get(topic_id, _NONE)
+
+    def leased(self) -> list[str]:
+        """Names that have noted a lease beside one of their cursors at some time."""
+        return list(self._leased)
+
+    def topics_of(self, name: str) -> list[uuid.UUID]:
+        return list(self._by_name.get(name, ()))
+
+    def at(self, name: str, key: PartitionKey) -> Cursor | None:
+        return self.in_topic(name, key.topic_id).get(key.partition)
+
+    # --- changes ----------------------------------------------------------------------------
+
+    def changing(self, name: str) -> AbstractAsyncContextManager[None]:
+        """Alone with a name's cursors, but for those of its subscriptions."""
+        return self._locks.hold(name)
+
+    async def set(self, cursors: Sequence[Cursor]) -> None:
+        """As `Store.set_cursors`."""
+        await self._store.set_cursors(cursors)
+        self.note(cursors)
+
+    def note(self, cursors: Sequence[Cursor]) -> None:
+        """They have been set in the store, with something else."""
+        for cursor in cursors:
+            # A topic whose end became durable in the same flush cycle has taken its cursors along.
+            if cursor.key.topic_id in self._topics:
+                self._put(cursor)
+                self.on_change(*cursor.key)
+
+    def forget(self, topic_id: uuid.UUID) -> None:
+        """A topic is gone, its cursors with it."""
+        for name in self._names.pop(topic_id, {}):
+            self._drop_topic(name, topic_id)
+
+    def _put(self, cursor: Cursor) -> None:
+        name, topic_id, partition = cursor.key
+        if cursor.offset is not None:
+            of_topic = self._by_name.setdefault(name, {}).setdefault(topic_id, {})
+            of_topic[partition] = cursor
+            self._names.setdefault(topic_id, {})[name] = None
+            if cursor.metadata and lease_ms_of(cursor.metadata) is not None:
+                self._leased[name] = None
+            return
+        of_name = self._by_name.get(name, {})
+        if topic_id in of_name:
+            of_name[topic_id].pop(partition, None)
+            if not of_name[topic_id]:
+                self._drop_topic(name, topic_id)
+                del self._names[topic_id][name]
+                if not self._names[topic_id]:
+                    del self._names[topic_id]
+
+    def _drop_topic(self, name: str, topic_id: uuid.UUID) -> None:
+        of_name = self._by_name[name]
+        del of_name[topic_id]
+        if not of_name:
+            del self._by_name[name]
+            self._leased.pop(name, None)
+
+
+def _ignore(name: str, topic_id: uuid.UUID, partition: int) -> None:
+    """Nobody wants to know."""
+
+
+def removal(cursor: Cursor) -> Cursor:
+    """The change that removes a cursor."""
+    return Cursor(cursor.key, None)
+
+
+def partition_of(key: CursorKey) -> PartitionKey:
+    return PartitionKey(key.topic_id, key.partition)

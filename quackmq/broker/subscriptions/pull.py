@@ -1,0 +1,589 @@
+"""Subscriptions carried out: kept in the store, delivered message by message.
+
+The rules are `quackmq.model.subscription`'s. What lasts of a subscription is a small state (that it
+is there) and its cursors; both are held in memory too, and a cursor moves here only after it has
+moved in the store, so that after a crash the message that a subscriber names is still the head.
+
+Calls for one subscription are done one after the other, but none waits for messages while it keeps
+others out: two `get`s at once are both answered with the same head.
+
+What a subscription has lost, because it was let go of before it was read or cannot be read, is told
+with the message behind it, until that one is named, and is then counted in its state, in the same
+step that moves the cursor. So no crash hides a loss, and none is counted twice.
+
+Who may call: the broker's loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import logging
+import math
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Protocol
+
+from quackmq import limits
+from quackmq.broker.groups.coordinator import Coordinator
+from quackmq.broker.lifecycle import to_the_end
+from quackmq.broker.log.decoded_batches import DecodedBatches
+from quackmq.broker.log.next_message import Head, find_head
+from quackmq.broker.log.time_lookup import first_at
+from quackmq.broker.subscriptions.cursors import Cursors, partition_of
+from quackmq.broker.subscriptions.pull_subscription import Held, Moved, taken_by_group
+from quackmq.broker.subscriptions.receipts import Receipts, Step, begun, check_topic
+from quackmq.broker.subscriptions.registry import Registry, SubscriptionRoom
+from quackmq.errors import (
+    InvalidMessageId,
+    InvalidRequest,
+    OffsetOutOfRange,
+    QuackError,
+    StateChanged,
+    StoreReadOnly,
+    UnknownSubscription,
+    UnknownTopic,
+)
+from quackmq.model.offset_notes import RECEIPTS_TOPIC, UNSUBSCRIBED, note_of
+from quackmq.model.subscription import (
+    STATE_PREFIX,
+    Kept,
+    Message,
+    Offset,
+    Place,
+    Progress,
+    Standing,
+    Start,
+    Subscription,
+    Time,
+    check_name,
+    committed,
+    decode_kept,
+    encode_kept,
+    grown,
+    in_turn,
+    may_be_named,
+    moved,
+    named,
+    parse_state_key,
+    place_of,
+    sent,
+    state_key,
+)
+from quackmq.model.topic import (
+    Append,
+    Cursor,
+    CursorKey,
+    PartitionKey,
+    Read,
+    Slice,
+    State,
+    StatePut,
+    Topic,
+)
+from quackmq.stores.contract import Store
+
+log = logging.getLogger(__name__)
+
+
+class Reader(Protocol):
+    """The broker's way of reading: as the store's, but ended when the broker closes."""
+
+    def __call__(
+        self, reads: Sequence[Read], *, max_bytes: int, min_bytes: int = 1, wait_ms: int = 0
+    ) -> Awaitable[list[Slice]]: ...
+
+
+class Delivery:
+    def __init__(
+        self,
+        store: Store,
+        decoded: DecodedBatches,
+        now_ms: Callable[[], int],
+        read: Reader,
+        topics: Mapping[uuid.UUID, Topic],
+        cursors: Cursors,
+        cursor_moved: Callable[[PartitionKey], None],
+        groups: Coordinator,
+        receipts: Receipts,
+        check_free: Callable[[str], None],
+        room: SubscriptionRoom,
+    ) -> None:
+        """`topics` is the broker's own view of what is there. `cursor_moved` is told of every
+        cursor of a subscription that moved, came or went. `groups` share names and cursors.
+        `receipts` are written for the subscriptions that want it. `check_free` raises
+        NameInOtherMode for a name that is pushed. `room` is shared with `Pushed`."""
+        self._store = store
+        self._decoded = decoded
+        self._now_ms = now_ms
+        self._read = read
+        self._topics = topics
+        self._cursors = cursors
+        self._cursor_moved = cursor_moved
+        self._groups = groups
+        self._check_free = check_free
+        self._room = room
+        self._receipts = receipts
+        self._registry: Registry[Held] = Registry(room)
+        self._held, self._by_name = self._registry.by_topic, self._registry.by_name
+        #: Told of each subscription that comes or goes, by name and topic.
+        self.on_change: Callable[[str, uuid.UUID], None] = lambda name, topic_id: None
+
+    async def load(self) -> None:
+        """Take up what the store has; cursors are there already. What is left of topics that are
+        gone (a crash can come between a topic's end and that of its subscriptions) is removed."""
+        for key, state in (await self._store.states(STATE_PREFIX)).items():
+            topic_id, name = parse_state_key(key)
+            topic = self._topics.get(topic_id)
+            if topic is None or state.value is None:
+                await self._remove_remains(key, state.version)
+                continue
+            kept = decode_kept(state.value)
+            own = self._own_cursors(name, topic_id)
+            offsets = tuple(own.get(partition, 0) for partition in range(topic.partitions))
+            progress = Progress(offsets, remembers=False)
+            self._add(Held(topic, name, kept, state.version, progress))
+
+    async def _remove_remains(self, key: str, version: int) -> None:
+        try:
+            await self._store.put_state(key, None, version)
+        except StoreReadOnly as error:
+            # They do no harm, and a store that can only be read should be.
+            log.warning("what is left of a subscription, %s, stays: %s", key, error)
+
+    # --- what others want to know -----------------------------------------------------------
+
+    def count(self, topic_id: uuid.UUID) -> int:
+        """How many subscriptions a topic has."""
+        return len(self._held.get(topic_id, ()))
+
+    def cursor(self, name: str, key: PartitionKey) -> int | None:
+        """The next offset that a name's subscription wants; None if it has none."""
+        held = self._held.get(key.topic_id, {}).get(name)
+        return None if held is None else held.progress.cursors[key.partition]
+
+    def holding(self, key: PartitionKey) -> dict[str, int]:
+        """The cursors of a partition's subscriptions, by name."""
+        held = self._held.get(key.topic_id, {}).values()
+        return {each.name: each.progress.cursors[key.partition] for each in held}
+
+    def subscriptions(
+        self,
+        name: str | None,
+        topic_id: uuid.UUID | None,
+        after: tuple[str, str] = ("", ""),
+        limit: int | None = None,
+    ) -> list[Subscription]:
+        """By name and topic, those behind `after`. What a few cost does not grow with those that
+        are left out, but for a look at each name."""
+        there = self._by_name if topic_id is None else self._held.get(topic_id, {})
+        if name is not None:
+            names = [name]
+        elif limit is None:
+            names = sorted(there)
+        else:  # the first may have nothing behind `after`
+            names = heapq.nsmallest(limit + 1, (each for each in there if each >= after[0]))
+        found: list[Subscription] = []
+        for each in names:
+            if limit is not None and len(found) >= limit:
+                break
+            of_name = {
+                one.topic.name: one
+                for one in self._by_name.get(each, {}).values()
+                if topic_id in (None, one.topic.id) and (each, one.topic.name) > after
+            }
+            found += (of_name[topic].subscription() for topic in sorted(of_name))
+        return found[:limit]
+
+    def is_subscribed(self, topic: Topic, name: str) -> bool:
+        return name in self._held.get(topic.id, ())
+
+    def check_subscribed(self, topic: Topic, name: str) -> None:
+        """UnknownSubscription."""
+        self._find_held(topic, name)
+
+    def names(self) -> list[str]:
+        return list(self._by_name)
+
+    def has_name(self, name: str) -> bool:
+        """Whether a name has subscribed to any topic."""
+        return name in self._by_name
+
+    def wanted(self, name: str) -> dict[PartitionKey, int]:
+        """The next offset that a name's subscriptions want of each of their partitions."""
+        return {
+            PartitionKey(topic_id, partition): offset
+            for topic_id, held in self._by_name.get(name, {}).items()
+            for partition, offset in enumerate(held.progress.cursors)
+        }
+
+    # --- coming and going -------------------------------------------------------------------
+
+    async def subscribe(
+        self, topic: Topic, name: str, start: Start, *, receipts: bool = False
+    ) -> None:
+        """A new subscription. One of this name must not be there, nor on its way. Where a group of
+        this name has committed before, and did not note that it has unsubscribed, it goes on from
+        there."""
+        check_name(name)
+        if receipts:
+            check_topic(topic.name)
+        self._room.check()
+        async with self._cursors.changing(name):
+            self._check_free(name)
+            await self._subscribe(topic, name, Kept("last_id", start, self._now_ms(), 0, receipts))
+
+    async def _subscribe(self, topic: Topic, name: str, kept: Kept) -> None:
+        start = kept.start
+        offsets = dict(enumerate(await self.starts(topic, start)))
+        of_group: dict[int, int] = {}
+        if self._groups.keeps_offsets(name):
+            ended = _ended(self._cursors.in_topic(name, topic.id))
+            own = self._own_cursors(name, topic.id)
+            of_group = {partition: own[partition] for partition in own if partition not in ended}
+        # The state last: with it the subscription is there, and its cursors have to be.
+        new = {partition: offsets[partition] for partition in offsets if partition not in of_group}
+        await self._set_cursors(topic, name, new)
+        offsets |= of_group
+        cursors = tuple(offsets.get(partition, 0) for partition in range(max(offsets) + 1))
+        key = state_key(topic.id, name)
+        state = await self._put_new(topic, name, kept, cursors)
+        now = self._topics.get(topic.id)
+        if now is None:
+            await self._store.put_state(key, None, state.version)
+            raise UnknownTopic(f"topic {topic.name} was deleted")
+        progress = grown(Progress(cursors), now.partitions)
+        self._add(Held(now, name, kept, state.version, progress))
+
+    async def _put_new(self, topic: Topic, name: str, kept: Kept, cursors: Sequence[int]) -> State:
+        put = StatePut(state_key(topic.id, name), encode_kept(kept), 0)
+        if not kept.receipts:
+            return await self._store.put_state(*put)
+        await self._receipts.write(begun(name, topic, cursors), (), [put])
+        return State(put.value, 1)
+
+    async def leave_receipts(self, topic: Topic, name: str, wanted: bool) -> None:
+        """From now on, or no longer."""
+        held = self._find_held(topic, name)
+        if wanted:
+            check_topic(topic.name)
+        async with self._cursors.changing(name), held.lock:
+            held.check_there()
+            if held.kept.receipts == wanted:
+                return
+            kept = held.kept._replace(receipts=wanted)
+            put = StatePut(state_key(topic.id, name), encode_kept(kept), held.version)
+            steps = begun(name, topic, held.progress.cursors) if wanted else []
+            await self._receipts.write(steps, (), [put])
+            held.kept, held.version = kept, held.version + 1
+
+    async def unsubscribe(self, topic: Topic, name: str) -> None:
+        """With its cursors, unless members of a group of this name use them: those stay, with the
+        note that tells a client that looks at it that it has unsubscribed. A member that goes on
+        commits over it."""
+        held = self._find_held(topic, name)
+        async with self._cursors.changing(name), held.lock:
+            held.check_there()
+            await self._store.put_state(state_key(topic.id, name), None, held.version)
+            if held.gone is None:  # else the topic went meanwhile, and took it along
+                reason = UnknownSubscription(f"{name} has unsubscribed from {topic.name}")
+                self._remove(held, reason)
+            cursors = held.progress.cursors
+            try:
+                if self._groups.is_live(name):
+                    await self._set_cursors(topic, name, dict(enumerate(cursors)), UNSUBSCRIBED)
+                else:
+                    await self._set_cursors(topic, name, dict.fromkeys(range(len(cursors))))
+            except UnknownTopic:
+                # The subscription is gone; the topic, which is about to go, takes its cursors.
+                log.debug("topic %s went while %s unsubscribed", topic.name, name)
+
+    def follow(self, topic: Topic) -> None:
+        """A topic was altered."""
+        for held in self._held.get(topic.id, {}).values():
+            held.topic = topic
+            held.progress = grown(held.progress, topic.partitions)
+            # Who waits for messages does not wait in the new partitions.
+            held.waits.end(Moved())
+
+    async def forget(self, topic: Topic) -> None:
+        """A topic is gone, its subscriptions with it."""
+        self._decoded.forget(topic.id)
+        gone = list(self._held.get(topic.id, {}).values())
+        for held in gone:
+            self._remove(held, UnknownTopic(f"topic {topic.name} was deleted"))
+        for start in range(0, len(gone), limits.CHANGES_AT_ONCE):
+            some = gone[start : start + limits.CHANGES_AT_ONCE]
+            await asyncio.gather(*(self._remove_state(held) for held in some))
+
+    async def _remove_state(self, held: Held) -> None:
+        try:
+            async with held.lock:  # behind a change that is on its way
+                await self._store.put_state(state_key(held.topic.id, held.name), None, held.version)
+        except StateChanged:
+            # Whoever unsubscribed at the same time has removed it.
+            log.debug("%s unsubscribed while topic %s went", held.name, held.topic.name)
+
+    # --- messages ---------------------------------------------------------------------------
+
+    async def get(
+        self, topic: Topic, name: str, last_id: str | None, wait_ms: int, *, raises: bool = False
+    ) -> Message | None:
+        """With `raises`, for doors whose messages do not show it, what is lost before a message is
+        raised as EntriesLost, once in a run of the broker, and the next call is answered with the
+        message; but not on a topic that drops its oldest, where it is the rule."""
+        held = self._find_held(topic, name)
+        last = None if last_id is None else _place_in(topic, last_id)
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + min(wait_ms, limits.READ_WAIT_MS) / 1000
+        while True:
+            async with held.lock:
+                held.check_there()
+                if last is not None:
+                    # Who goes away meanwhile must not leave a receipt or a loss that was counted,
+                    # whose step is forgotten.
+                    counts = held.lost_before > 0 or not held.progress.remembers
+                    is_needed = held.kept.receipts or counts
+                    await to_the_end(self._acknowledge(held, last), is_needed)
+                    last = None
+                found = await self._find(held, in_turn(held.progress))
+                if isinstance(found, Head):
+                    if raises and found.lost and not held.topic.policy.drops_oldest:
+                        held.tell(found)
+                    held.progress = sent(held.progress, found.place)
+                    held.lost_before = found.lost
+                    return held.message(found)
+            left_ms = math.ceil((deadline - loop.time()) * 1000)
+            if left_ms <= 0:
+                return None
+            try:
+                await held.waits.wait(self._read(found, max_bytes=1, wait_ms=left_ms))
+            except Moved:
+                continue
+
+    async def commit(self, topic: Topic, name: str, token: str) -> None:
+        """Everything of the message's partition up to and including it is done with."""
+        held = self._find_held(topic, name)
+        place = _place_in(topic, token)
+        async with held.lock:
+            held.check_there()
+            offsets = await self._store.offsets(PartitionKey(topic.id, place.partition))
+            if place.offset >= offsets.next:
+                raise InvalidMessageId(f"there is no message {token} yet in topic {topic.name}")
+            cursor = held.progress.cursors[place.partition]
+            if place.offset < cursor:
+                return
+            outstanding = held.progress.outstanding
+            if outstanding is not None and outstanding.partition == place.partition:
+                lost = held.lost_before if place.offset >= outstanding.offset else 0
+            else:
+                lost = max(0, min(offsets.first, place.offset) - cursor)
+            first_offset = min(max(cursor, offsets.first), place.offset)
+            await self._move(held, place, lost, first_offset)
+            held.progress = committed(held.progress, place)
+            self._cursor_moved(PartitionKey(topic.id, place.partition))
+
+    async def seek(self, topic: Topic, name: str, to: Start) -> None:
+        held = self._find_held(topic, name)
+        async with held.lock:
+            held.check_there()
+            cursors = await self.starts(topic, to)
+            await self._seek(held, cursors)
+            held.progress = grown(moved(held.progress, cursors), held.topic.partitions)
+            # Who waits for messages waits at the old place.
+            held.waits.end(Moved())
+        for partition in range(len(cursors)):
+            self._cursor_moved(PartitionKey(topic.id, partition))
+
+    async def standing(self, topic: Topic, name: str) -> Standing:
+        """How many records are still to come, as far as they are decided, and how many are lost,
+        told or not; markers and what was aborted count."""
+        held = self._find_held(topic, name)
+        lag, lost = 0, held.kept.lost
+        for partition, cursor in enumerate(held.progress.cursors):
+            offsets = await self._store.offsets(PartitionKey(topic.id, partition))
+            lag += max(0, offsets.stable - max(offsets.first, cursor))
+            lost += max(0, offsets.first - cursor)
+        return Standing(lag, lost)
+
+    async def _acknowledge(self, held: Held, place: Place) -> None:
+        """Move the cursor if the subscriber names the message that is its to name."""
+        if not may_be_named(held.progress, place):
+            return
+        lost: int | None = held.lost_before
+        if not held.progress.remembers:
+            lost = await self._lost_before_head(held, place)
+            if lost is None:
+                return
+        await self._move(held, place, lost or 0)
+        held.progress = named(held.progress, place)
+        self._cursor_moved(PartitionKey(held.topic.id, place.partition))
+
+    async def _lost_before_head(self, held: Held, place: Place) -> int | None:
+        """Whether a place not before the cursor is the head of its partition, or is gone: then it
+        was the head, or nobody could name it, and nothing that is left is skipped. How many were
+        lost before it; None if it is not the head."""
+        offsets = await self._store.offsets(PartitionKey(held.topic.id, place.partition))
+        if place.offset < offsets.first:
+            return place.offset - held.progress.cursors[place.partition]
+        head = await self._find(held, [place.partition])
+        return head.lost if isinstance(head, Head) and head.place == place else None
+
+    async def _move(
+        self, held: Held, place: Place, lost: int, first_offset: int | None = None
+    ) -> None:
+        """To behind a place, with so many records gone over that could not be had. What is taken
+        is the place alone, or all from an offset on."""
+        if not lost and not held.kept.receipts:
+            await self._set_cursors(held.topic, held.name, {place.partition: place.offset + 1})
+            return
+        kept = held.kept._replace(lost=held.kept.lost + lost)
+        key = CursorKey(held.name, held.topic.id, place.partition)
+        cursor = Cursor(key, place.offset + 1, "", self._now_ms())
+        put = StatePut(state_key(held.topic.id, held.name), encode_kept(kept), held.version)
+        steps: list[Step] = []
+        if held.kept.receipts:
+            first_offset = place.offset if first_offset is None else first_offset
+            steps.append(held.taken(place, first_offset, lost))
+        await self._receipts.write(steps, [cursor], [put] if lost else [])
+        held.kept, held.version = kept, held.version + (1 if lost else 0)
+        self._cursors.note([cursor])
+
+    async def _seek(self, held: Held, offsets: Sequence[int]) -> None:
+        if not held.kept.receipts:
+            await self._set_cursors(held.topic, held.name, dict(enumerate(offsets)))
+            return
+        now_ms = self._now_ms()
+        cursors = [
+            Cursor(CursorKey(held.name, held.topic.id, partition), offset, "", now_ms)
+            for partition, offset in enumerate(offsets)
+        ]
+        await self._receipts.write([held.moved(*each) for each in enumerate(offsets)], cursors)
+        self._cursors.note(cursors)
+
+    async def _find(self, held: Held, partitions: Sequence[int]) -> Head | list[Read]:
+        cursors = {each: held.progress.cursors[each] for each in partitions}
+        return await find_head(self._store, self._decoded, held.topic, cursors)
+
+    # --- cursors ----------------------------------------------------------------------------
+
+    async def move(self, name: str, cursors: Sequence[Cursor]) -> None:
+        """Set cursors for the group of a name; its subscriptions go on from there. To be called
+        within `Cursors.changing`. As `Store.set_cursors`."""
+        async with self.moving(cursors) as receipts:
+            if not receipts:
+                await self._cursors.set(cursors)
+                return
+            await self._store.room()
+            self._receipts.note(receipts, await self._store.append(receipts, cursors))
+            self._cursors.note(cursors)
+
+    @asynccontextmanager
+    async def moving(self, cursors: Sequence[Cursor]) -> AsyncIterator[Sequence[Append]]:
+        """Around a change that sets cursors for groups, within `Cursors.changing` of each: the
+        subscriptions of their names go on from there. Gives the receipts that are to be appended in
+        the same change."""
+        names = dict.fromkeys((cursor.key.name, cursor.key.topic_id) for cursor in cursors)
+        moving = {
+            (name, topic_id): self._by_name[name][topic_id]
+            for name, topic_id in names
+            if topic_id in self._by_name.get(name, ())
+        }
+        if any(held.kept.receipts for held in moving.values()):
+            await self._receipts.ready()  # before any lock, see there
+        async with AsyncExitStack() as locks:
+            # Those of receipts themselves last: whoever holds another may wait for that topic to
+            # go, which waits for these.
+            for held in sorted(moving.values(), key=lambda each: each.topic.name == RECEIPTS_TOPIC):
+                await locks.enter_async_context(held.lock)
+            yield await self._receipts.batches(await taken_by_group(self._store, moving, cursors))
+            for held in moving.values():
+                held.go_on_from(self._own_cursors(held.name, held.topic.id))
+        for cursor in cursors:
+            if (cursor.key.name, cursor.key.topic_id) in moving:
+                self._cursor_moved(partition_of(cursor.key))
+
+    def _own_cursors(self, name: str, topic_id: uuid.UUID) -> dict[int, int]:
+        """The offsets of a name in a topic, by partition."""
+        return {
+            partition: cursor.offset
+            for partition, cursor in self._cursors.in_topic(name, topic_id).items()
+            if cursor.offset is not None
+        }
+
+    async def starts(self, topic: Topic, start: Start) -> tuple[int, ...]:
+        """The offset in each partition that a start stands for."""
+        keys = [PartitionKey(topic.id, partition) for partition in range(topic.partitions)]
+        ranges = [await self._store.offsets(key) for key in keys]
+        if start == "beginning":
+            return tuple(each.first for each in ranges)
+        if start == "end":
+            return tuple(each.stable for each in ranges)  # what is undecided is yet to come
+        if isinstance(start, Time):
+            found = [
+                await first_at(self._store, self._decoded, key, topic.name, start.timestamp_ms)
+                for key in keys
+            ]
+            return tuple(
+                each.next if at is None else at.offset
+                for each, at in zip(ranges, found, strict=True)
+            )
+        if isinstance(start, Offset):
+            if not 0 <= start.value <= max(each.next for each in ranges):
+                raise OffsetOutOfRange(
+                    f"offset {start.value} is in no partition of topic {topic.name}, "
+                    f"which ends at {max(each.next for each in ranges)}"
+                )
+            return tuple(min(max(start.value, each.first), each.next) for each in ranges)
+        raise InvalidRequest(f"a subscription cannot start at {start!r}")
+
+    async def _set_cursors(
+        self, topic: Topic, name: str, offsets: Mapping[int, int | None], note: str = ""
+    ) -> None:
+        now_ms = self._now_ms()
+        await self._cursors.set(
+            [
+                Cursor(CursorKey(name, topic.id, partition), offset, note, now_ms)
+                for partition, offset in offsets.items()
+            ]
+        )
+
+    # --- who is there -----------------------------------------------------------------------
+
+    def _find_held(self, topic: Topic, name: str) -> Held:
+        held = self._held.get(topic.id, {}).get(name)
+        if held is None:
+            who = repr(name[: limits.NAME_BYTES])
+            raise UnknownSubscription(f"{who} has not subscribed to topic {topic.name}")
+        return held
+
+    def _add(self, held: Held) -> None:
+        self._registry.add(held)
+        self.on_change(held.name, held.topic.id)
+        self._moved_all(held)
+
+    def _remove(self, held: Held, reason: QuackError) -> None:
+        self._registry.remove(held)
+        self.on_change(held.name, held.topic.id)
+        held.gone = reason
+        held.waits.end(reason)
+        self._moved_all(held)
+
+    def _moved_all(self, held: Held) -> None:
+        for partition in range(len(held.progress.cursors)):
+            self._cursor_moved(PartitionKey(held.topic.id, partition))
+
+
+def _ended(cursors: Mapping[int, Cursor]) -> set[int]:
+    """The partitions in which a group has noted that it has unsubscribed."""
+    return {
+        each.key.partition for each in cursors.values() if note_of(each.metadata) == UNSUBSCRIBED
+    }
+
+
+def _place_in(topic: Topic, token: str) -> Place:
+    place = place_of(token, topic.id)
+    if place.partition >= topic.partitions:
+        raise InvalidMessageId(f"the message id {token} is of no partition of {topic.name}")
+    return place

@@ -1,0 +1,137 @@
+"""A subscription in memory: what the store keeps of it, how far it has come, who waits for it.
+
+Who may call: the broker's loop. `lock` is held by whoever changes the subscription.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from uuid import UUID
+
+from quackmq.broker.lifecycle import Waits
+from quackmq.broker.log.next_message import Head
+from quackmq.broker.subscriptions.receipts import Step
+from quackmq.errors import EntriesLost, QuackError
+from quackmq.model.offset_notes import SUBSCRIBED, note_of
+from quackmq.model.subscription import (
+    Kept,
+    Message,
+    Place,
+    Progress,
+    Subscription,
+    message_id,
+    moved,
+)
+from quackmq.model.topic import Cursor, PartitionKey, Topic
+from quackmq.stores.contract import Store
+
+
+class Held:
+    __slots__ = (
+        "gone",
+        "kept",
+        "lock",
+        "lost_before",
+        "name",
+        "progress",
+        "told",
+        "topic",
+        "version",
+        "waits",
+    )
+
+    def __init__(
+        self, topic: Topic, name: str, kept: Kept, version: int, progress: Progress
+    ) -> None:
+        self.topic = topic
+        self.name = name
+        self.kept = kept
+        self.version = version
+        self.progress = progress
+        #: How many were lost before the outstanding message.
+        self.lost_before = 0
+        #: The head that was last refused for what was lost before it.
+        self.told: Head | None = None
+        self.lock = asyncio.Lock()
+        self.waits = Waits()
+        #: Why it is no longer there.
+        self.gone: QuackError | None = None
+
+    def check_there(self) -> None:
+        if self.gone is not None:
+            raise self.gone
+
+    def go_on_from(self, offsets: Mapping[int, int]) -> None:
+        """Moved by somebody else: nothing that was sent before counts, and who waits for messages
+        waits at the old place."""
+        cursors = tuple(
+            offsets.get(partition, cursor) for partition, cursor in enumerate(self.progress.cursors)
+        )
+        self.progress = moved(self.progress, cursors)
+        self.waits.end(Moved())
+
+    def subscription(self) -> Subscription:
+        return Subscription(
+            name=self.name,
+            topic_name=self.topic.name,
+            topic_id=self.topic.id,
+            mode=self.kept.mode,
+            start=self.kept.start,
+            created_ms=self.kept.created_ms,
+            cursors=self.progress.cursors,
+            receipts=self.kept.receipts,
+        )
+
+    def taken(self, place: Place, first_offset: int, lost: int) -> Step:
+        """The cursor goes on to behind a place: what lies from an offset on is taken."""
+        partition, offset = place
+        cursor = self.progress.cursors[partition]
+        span = (cursor, first_offset, offset + 1)
+        return Step(self.name, self.topic, partition, "taken", *span, lost)
+
+    def moved(self, partition: int, offset: int) -> Step:
+        cursor = self.progress.cursors[partition]
+        return Step(self.name, self.topic, partition, "moved", cursor, offset, offset)
+
+    def tell(self, head: Head) -> None:
+        """EntriesLost, unless it was raised for this very loss."""
+        if self.told is not None and (self.told.place, self.told.lost) == (head.place, head.lost):
+            return
+        self.told = head
+        ranges = ", ".join(f"{first} to {end - 1}" for first, end in head.lost_ranges)
+        raise EntriesLost(
+            f"{head.lost} entries of topic {self.topic.name}, partition {head.partition} are gone "
+            f"before {self.name} has read them: offsets {ranges}; get again to go on behind them"
+        )
+
+    def message(self, head: Head) -> Message:
+        token = message_id(self.topic.id, head.place)
+        return Message(
+            token, self.topic.name, head.partition, head.record, head.lost, head.lost_ranges
+        )
+
+
+async def taken_by_group(
+    store: Store, moving: Mapping[tuple[str, UUID], Held], cursors: Sequence[Cursor]
+) -> list[Step]:
+    """A group that commits further on has taken what lies in between; one that goes back is moved,
+    and so is one that is put somewhere, which a client of ours notes. `moving` are subscriptions by
+    name and topic."""
+    steps: list[Step] = []
+    for (name, topic_id, partition), offset, note, *_ in cursors:
+        held = moving.get((name, topic_id))
+        if held is None or not held.kept.receipts or offset is None:
+            continue
+        cursor = held.progress.cursors[partition]
+        if offset < cursor or (offset > cursor and note_of(note) == SUBSCRIBED):
+            steps.append(held.moved(partition, offset))
+        elif offset > cursor:
+            offsets = await store.offsets(PartitionKey(topic_id, partition))
+            first = min(max(cursor, offsets.first), offset)
+            steps.append(held.taken(Place(partition, offset - 1), first, first - cursor))
+    return steps
+
+
+class Moved(Exception):
+    """A subscription was moved while somebody waited for its messages."""
