@@ -38,7 +38,8 @@ from quackmq.cli.experiment_report import (
     Sample,
     SubscriberAccount,
 )
-from quackmq.doors.line import LineDoor, LineSettings
+from quackmq.doors.line.server import LineDoor
+from quackmq.doors.line.settings import LineSettings
 from quackmq.errors import QuackTimeout
 from quackmq.model.topic import PartitionKey
 from quackmq.stores.local import LocalOptions, LocalStore

@@ -28,11 +28,15 @@ from quackmq.cli.address import Address, UnixPath
 from quackmq.cli.settings import MEMORY_STORE, Settings
 from quackmq.cli.text import counted
 from quackmq.clock import Clock
-from quackmq.doors.http import HttpDoor
-from quackmq.doors.kafka import KafkaDoor
-from quackmq.doors.line import LineDoor, LineSettings
-from quackmq.doors.zmq import ZmqDoor
-from quackmq.doors.zmq.proxy import ProxyDoor, ProxySettings, XpubDoor, XsubDoor
+from quackmq.doors.http.server import HttpDoor
+from quackmq.doors.kafka.server import KafkaDoor
+from quackmq.doors.line.server import LineDoor
+from quackmq.doors.line.settings import LineSettings
+from quackmq.doors.zmq.proxy.clients import ProxySettings
+from quackmq.doors.zmq.proxy.publishers import XsubDoor
+from quackmq.doors.zmq.proxy.replies import ProxyDoor
+from quackmq.doors.zmq.proxy.subscribers import XpubDoor
+from quackmq.doors.zmq.server import ZmqDoor
 from quackmq.stores.contract import Store
 from quackmq.stores.local import LocalOptions, LocalStore
 from quackmq.stores.memory import MemoryStore

@@ -14,11 +14,13 @@ from typing import Any, Final
 import pytest
 
 from quackmq.broker import Broker, BrokerSettings
-from quackmq.doors.http import HttpDoor
-from quackmq.doors.kafka import KafkaDoor
-from quackmq.doors.line import LineDoor
-from quackmq.doors.zmq import ZmqDoor
-from quackmq.doors.zmq.proxy import ProxyDoor, XpubDoor, XsubDoor
+from quackmq.doors.http.server import HttpDoor
+from quackmq.doors.kafka.server import KafkaDoor
+from quackmq.doors.line.server import LineDoor
+from quackmq.doors.zmq.proxy.publishers import XsubDoor
+from quackmq.doors.zmq.proxy.replies import ProxyDoor
+from quackmq.doors.zmq.proxy.subscribers import XpubDoor
+from quackmq.doors.zmq.server import ZmqDoor
 from quackmq.stores.memory import MemoryStore
 from tests.doors.kafka.client import API_VERSIONS, CREATE_TOPICS
 from tests.doors.kafka.client import Client as KafkaPeer

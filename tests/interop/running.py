@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import uvloop
 
 from quackmq.broker import Broker, BrokerSettings, Caller
-from quackmq.doors.kafka import KafkaDoor
+from quackmq.doors.kafka.server import KafkaDoor
 from quackmq.model.topic import PartitionKey, Read, Slice
 from quackmq.records.batch import Batch
 from quackmq.records.codec import decode

@@ -13,7 +13,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
-from quackmq.doors.kafka import KafkaDoor
+from quackmq.doors.kafka.server import KafkaDoor
 from quackmq.model.policy import Policy
 from quackmq.model.topic import PartitionKey
 from quackmq.spark.source import QuackSource

@@ -5,9 +5,3 @@ peer: requests in, answers out, in order), `guards` (what a browser must not be 
 `values` and `routes` (what handlers see), then the handlers: `queue` (the distributed queue's
 endpoints) and `v1` (the modern interface).
 """
-
-from __future__ import annotations
-
-from quackmq.doors.http.server import HttpDoor
-
-__all__ = ["HttpDoor"]

@@ -4,9 +4,3 @@ Read in this order: `server` (the door: who may come in, what it shares), `conne
 requests in, answers out, in order), `registry` (the APIs and versions that are advertised), then
 the families of APIs, one file each. Bytes are `quackmq.wire.kafka`'s business.
 """
-
-from __future__ import annotations
-
-from quackmq.doors.kafka.server import KafkaDoor
-
-__all__ = ["KafkaDoor"]

@@ -5,11 +5,3 @@ peer: messages in, answers out, its times), `publisher` and `subscriber` (the pr
 for each), `records` (who is connected), `pipes` and `socket_file` (two of the channels). The
 language is `quackmq.wire.line`'s business.
 """
-
-from __future__ import annotations
-
-from quackmq.doors.line.records import ConnectionRecord, End, EndedConnection
-from quackmq.doors.line.server import LineDoor
-from quackmq.doors.line.settings import LineSettings
-
-__all__ = ["ConnectionRecord", "End", "EndedConnection", "LineDoor", "LineSettings"]

@@ -6,9 +6,3 @@ whatever its socket is), `connection` (one that asks: requests in, answers out),
 each request asks of the broker), `proxy`. The language is `quackmq.wire.zmq`'s business, ZeroMQ's
 protocol on TCP `quackmq.wire.zmtp`'s.
 """
-
-from __future__ import annotations
-
-from quackmq.doors.zmq.server import ZmqDoor
-
-__all__ = ["ZmqDoor"]

@@ -13,8 +13,8 @@ from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
 from quackmq.broker import Broker, BrokerSettings, Caller
-from quackmq.doors.http import HttpDoor
 from quackmq.doors.http.routes import Route
+from quackmq.doors.http.server import HttpDoor
 from quackmq.stores.contract import Store
 from quackmq.stores.memory import MemoryStore
 from tests.doors.kafka.client import soon

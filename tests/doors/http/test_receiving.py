@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from quackmq import limits
 from quackmq.broker import Broker, Caller
-from quackmq.doors.http import HttpDoor
 from quackmq.doors.http.receiving import Asked, Receiver
+from quackmq.doors.http.server import HttpDoor
 from quackmq.stores.memory import MemoryStore
 from tests.doors.http.handlers import Handlers
 from tests.doors.http.peers import request

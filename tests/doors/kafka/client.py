@@ -22,7 +22,7 @@ from kio.index import load_request_schema, load_response_schema
 from kio.serial import entity_reader, entity_writer
 
 from quackmq.broker import Broker, BrokerSettings, Caller
-from quackmq.doors.kafka import KafkaDoor
+from quackmq.doors.kafka.server import KafkaDoor
 from quackmq.stores.contract import Store
 from quackmq.stores.memory import MemoryStore
 from quackmq.wire.kafka.writer import write_entity

@@ -10,7 +10,8 @@ from typing import TypeVar
 
 from quackmq.broker import Broker, BrokerSettings, Caller
 from quackmq.clock import wall_clock_ms
-from quackmq.doors.line import LineDoor, LineSettings
+from quackmq.doors.line.server import LineDoor
+from quackmq.doors.line.settings import LineSettings
 from quackmq.model.policy import Policy
 from quackmq.model.topic import Append, Appended, Cursor, StatePut
 from quackmq.stores.contract import Store

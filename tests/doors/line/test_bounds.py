@@ -15,7 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quackmq import limits
-from quackmq.doors.line import End, LineDoor, LineSettings
+from quackmq.doors.line.records import End
+from quackmq.doors.line.server import LineDoor
+from quackmq.doors.line.settings import LineSettings
 from quackmq.errors import InvalidSetting
 from tests import effort
 from tests.doors.kafka.client import on_both_loops

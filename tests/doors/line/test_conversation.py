@@ -10,7 +10,8 @@ import pytest
 
 from quackmq import limits
 from quackmq.broker import BrokerSettings
-from quackmq.doors.line import ConnectionRecord, End, LineSettings
+from quackmq.doors.line.records import ConnectionRecord, End
+from quackmq.doors.line.settings import LineSettings
 from quackmq.wire.line import Role
 from tests.doors.kafka.client import on_both_loops
 from tests.doors.line.peers import TESTER, Peer, Served, served, soon, until

@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from quackmq.doors.line import End, LineSettings
+from quackmq.doors.line.records import End
+from quackmq.doors.line.settings import LineSettings
 from quackmq.model.policy import Policy
 from tests.doors.kafka.client import on_both_loops
 from tests.doors.line.peers import TESTER, Peer, served, until

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from quackmq import limits
-from quackmq.doors.line import LineSettings
+from quackmq.doors.line.settings import LineSettings
 from quackmq.doors.line.subscriber import Subscriber
 from quackmq.errors import DamagedData, StorageError
 from quackmq.model.policy import Policy

@@ -8,7 +8,7 @@ import pytest
 
 from quackmq import limits
 from quackmq.broker import QueueEntry, TopicQueue
-from quackmq.doors.line import End
+from quackmq.doors.line.records import End
 from quackmq.model.policy import Policy, WhenFull
 from tests.doors.kafka.client import on_both_loops
 from tests.doors.line.peers import TESTER, SlowStore, served, soon, until

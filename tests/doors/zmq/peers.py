@@ -12,7 +12,7 @@ import zmq
 import zmq.asyncio
 
 from quackmq.broker import Broker, BrokerSettings, Caller, Message
-from quackmq.doors.zmq import ZmqDoor
+from quackmq.doors.zmq.server import ZmqDoor
 from quackmq.model.topic import Append, Appended, Cursor, StatePut
 from quackmq.stores.contract import Store
 from quackmq.stores.memory import MemoryStore

@@ -11,8 +11,10 @@ import zmq
 import zmq.asyncio
 
 from quackmq.broker import Broker, BrokerSettings
-from quackmq.doors.zmq.proxy import ProxyDoor, ProxySettings, XpubDoor, XsubDoor
-from quackmq.doors.zmq.proxy.subscribers import Subscriber
+from quackmq.doors.zmq.proxy.clients import ProxySettings
+from quackmq.doors.zmq.proxy.publishers import XsubDoor
+from quackmq.doors.zmq.proxy.replies import ProxyDoor
+from quackmq.doors.zmq.proxy.subscribers import Subscriber, XpubDoor
 from quackmq.records.batch import NO_TIMESTAMP, Record
 from quackmq.stores.contract import Store
 from quackmq.stores.memory import MemoryStore

@@ -11,7 +11,7 @@ import zmq.asyncio
 
 from quackmq import limits
 from quackmq.broker import Caller, Place, message_id
-from quackmq.doors.zmq.proxy import ProxySettings
+from quackmq.doors.zmq.proxy.clients import ProxySettings
 from quackmq.stores.memory import MemoryStore
 from tests.doors.zmq.peers import DEADLINE_S, TESTER, soon, until
 from tests.doors.zmq.proxied import (

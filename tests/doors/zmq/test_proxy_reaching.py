@@ -12,7 +12,7 @@ from unittest.mock import Mock
 import pytest
 
 from quackmq import limits
-from quackmq.doors.http import HttpDoor
+from quackmq.doors.http.server import HttpDoor
 from quackmq.doors.zmq.proxy import outgoing
 from quackmq.doors.zmq.proxy.turns import Turns
 from quackmq.errors import Unreachable

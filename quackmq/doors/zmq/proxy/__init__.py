@@ -6,12 +6,3 @@ the REP is asked. Who has introduced itself there is a client (`clients`): what 
 acknowledge in time is sent to its own REP socket (`retransmission`, over an `outgoing` connection).
 The languages are `quackmq.wire.proxy`'s and `quackmq.wire.zmtp_messages`'s business.
 """
-
-from __future__ import annotations
-
-from quackmq.doors.zmq.proxy.clients import ProxySettings
-from quackmq.doors.zmq.proxy.publishers import XsubDoor
-from quackmq.doors.zmq.proxy.replies import ProxyDoor
-from quackmq.doors.zmq.proxy.subscribers import XpubDoor
-
-__all__ = ["ProxyDoor", "ProxySettings", "XpubDoor", "XsubDoor"]

@@ -17,7 +17,7 @@ from quackmq import limits
 from quackmq.archive.tiered_store import TieredStore
 from quackmq.broker import Broker, BrokerSettings, Caller
 from quackmq.clock import Clock
-from quackmq.doors.http import HttpDoor
+from quackmq.doors.http.server import HttpDoor
 from quackmq.stores.contract import Store
 from quackmq.stores.local import LocalOptions, LocalStore
 from quackmq.stores.memory import MemoryStore

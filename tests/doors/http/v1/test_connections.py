@@ -12,7 +12,7 @@ from urllib.parse import quote
 import pytest
 
 from quackmq import limits
-from quackmq.doors.http import HttpDoor
+from quackmq.doors.http.server import HttpDoor
 from tests.doors.http.v1.serving import Answered, Client
 from tests.doors.line.peers import DEADLINE_S, Served, served, soon, until
 
