@@ -19,7 +19,7 @@ import zmq.asyncio
 
 from quackmq import limits
 from quackmq.cli import process
-from quackmq.wire import zmtp
+from quackmq.protocols.zmq.codec import zmtp
 
 
 async def echo_by_futures(address: str) -> None:

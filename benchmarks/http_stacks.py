@@ -31,9 +31,9 @@ import orjson
 import uvloop
 
 from quackmq.broker import Broker
-from quackmq.doors.http.routes import Route
-from quackmq.doors.http.server import HttpDoor
-from quackmq.doors.http.values import Request, Response, json_response
+from quackmq.protocols.http.router import Route
+from quackmq.protocols.http.server import HttpDoor
+from quackmq.protocols.http.types import Request, Response, json_response
 from quackmq.stores.memory import MemoryStore
 
 HOST: Final = "127.0.0.1"

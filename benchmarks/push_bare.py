@@ -24,9 +24,9 @@ import zmq
 from benchmarks.processes import HOST
 from quackmq.broker import Broker, Caller
 from quackmq.cli.process import loop_factory, prepare
-from quackmq.doors.line.server import LineDoor
-from quackmq.doors.line.settings import LineSettings
 from quackmq.model.topic import Append, PartitionKey
+from quackmq.protocols.line.server import LineDoor
+from quackmq.protocols.line.settings import LineSettings
 from quackmq.records import codec
 from quackmq.records.batch import Batch, Record
 from quackmq.stores.local import LocalOptions, LocalStore

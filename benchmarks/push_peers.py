@@ -18,7 +18,7 @@ from typing import Final
 import zmq
 
 from benchmarks.processes import HOST
-from quackmq.wire.proxy import (
+from quackmq.protocols.zmq.codec.proxy_language import (
     Hello,
     Received,
     Welcome,

@@ -14,9 +14,9 @@ from typing import Any, Final
 from kio.index import load_request_schema
 from kio.serial import entity_writer
 
+from quackmq.protocols.kafka.codec.writer import write_entity
 from quackmq.records.batch import Record
 from quackmq.records.codec import encode
-from quackmq.wire.kafka.writer import write_entity
 
 _PRODUCE: Final = 0
 #: The last one that spells lengths plainly.

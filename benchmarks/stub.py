@@ -21,10 +21,10 @@ import uvloop
 
 from quackmq import limits
 from quackmq.cli import process
+from quackmq.protocols.kafka.codec import fetch, produce
+from quackmq.protocols.kafka.codec.writer import write_response
 from quackmq.records.batch import Record, stamp
 from quackmq.records.codec import encode
-from quackmq.wire.kafka import fetch, produce
-from quackmq.wire.kafka.writer import write_response
 
 TOPIC: Final = "bench"
 PRODUCE, FETCH, LIST_OFFSETS, METADATA, API_VERSIONS = 0, 1, 2, 3, 18

@@ -87,15 +87,16 @@ MAY_IMPORT: dict[str, set[str]] = {
     | PURE
     | CODECS
     | {"quackmq.clock", "quackmq.loop_clock", "quackmq.stores.contract", "quackmq.archive"},
-    "quackmq.wire": BASE | {"quackmq.records.batch"},
-    "quackmq.doors": VALUES | {"quackmq", "quackmq.broker", "quackmq.loop_clock", "quackmq.wire"},
+    "quackmq.protocols": BASE | {"quackmq.records.batch"},
+    "quackmq.protocols": VALUES
+    | {"quackmq", "quackmq.broker", "quackmq.loop_clock", "quackmq.protocols"},
     "quackmq.client": VALUES
-    | {"quackmq.wire", "quackmq.model.subscription", "quackmq.disk.syncing"},
+    | {"quackmq.protocols", "quackmq.model.subscription", "quackmq.disk.syncing"},
     "quackmq.spark": VALUES
-    | {"quackmq.client", "quackmq.wire", "quackmq.archive", "quackmq.model.producer_state"}
+    | {"quackmq.client", "quackmq.protocols", "quackmq.archive", "quackmq.model.producer_state"}
     | {"quackmq.disk.syncing"},
     "quackmq.cli": VALUES
-    | {"quackmq", "quackmq.broker", "quackmq.doors", "quackmq.stores", "quackmq.archive"}
+    | {"quackmq", "quackmq.broker", "quackmq.protocols", "quackmq.stores", "quackmq.archive"}
     | {
         "quackmq.model.log_transactions",
         "quackmq.client",
@@ -103,13 +104,18 @@ MAY_IMPORT: dict[str, set[str]] = {
         "quackmq.no_pandas",
         "quackmq.spark",
     }
-    | {"quackmq.model.subscription", "quackmq.model.leases", "quackmq.wire", "quackmq.watchdog"},
+    | {
+        "quackmq.model.subscription",
+        "quackmq.model.leases",
+        "quackmq.protocols",
+        "quackmq.watchdog",
+    },
     "quackmq.__main__": {"quackmq.cli"},
     "quackmq": {"quackmq.errors", "quackmq.client"},
 }
 
 #: Each of these is alone: none sees another inside the same package.
-APART = ("quackmq.doors.",)
+APART = ("quackmq.protocols.",)
 
 #: Clock, disk and network are passed in to what is pure; a codec has no sockets.
 WORLD = {"asyncio", "http", "os", "random", "select", "selectors", "signal", "socket", "ssl"} | {
@@ -119,7 +125,7 @@ WORLD = {"asyncio", "http", "os", "random", "select", "selectors", "signal", "so
     "time",
     "uvloop",
 }
-WORLDLESS = VALUES | PURE | {"quackmq.wire"}
+WORLDLESS = VALUES | PURE | {"quackmq.protocols"}
 
 #: Files above 600 lines, each with the reason why it is not two.
 LONG_FILES: dict[str, str] = {
@@ -141,10 +147,10 @@ WITHOUT_ASSERTS = (
 #: caller of ours keeps the rules of a call. No peer and no file can break them.
 ASSERTS_OF_OWN_RULES: dict[str, str] = {
     "quackmq/broker/push/channel.py": "a channel is not used after it was closed",
-    "quackmq/doors/http/routes.py": "routes are a table in the source, checked at every start",
-    "quackmq/doors/kafka/connection.py": "a request is answered once",
+    "quackmq/protocols/http/router.py": "routes are a table in the source, checked at every start",
+    "quackmq/protocols/kafka/connection.py": "a request is answered once",
     "quackmq/groups/classic/group.py": "states follow each other by a table in the source",
-    "quackmq/wire/line.py": "a door answers what the codec has given it",
+    "quackmq/protocols/line/codec.py": "a door answers what the codec has given it",
 }
 
 PUBLIC_NAMES = ["AsyncClient", "Client", "Message", "QuackError", "QuackTimeout", "__version__"]
@@ -167,11 +173,11 @@ def test_a_module_imports_only_from_the_layers_below_it() -> None:
 @each(
     ("module", "imported", "allowed"),
     [
-        ("quackmq.doors.kafka.server", "quackmq.broker", True),
-        ("quackmq.doors.kafka.server", "quackmq.doors.kafka.produce", True),
-        ("quackmq.doors.kafka.server", "quackmq.doors.http", False),
-        ("quackmq.doors.kafka.server", "quackmq.stores.contract", False),
-        ("quackmq.wire.kafka.codec", "quackmq.model.topic", False),
+        ("quackmq.protocols.kafka.server", "quackmq.broker", True),
+        ("quackmq.protocols.kafka.server", "quackmq.protocols.kafka.handlers.produce", True),
+        ("quackmq.protocols.kafka.server", "quackmq.protocols.http", False),
+        ("quackmq.protocols.kafka.server", "quackmq.stores.contract", False),
+        ("quackmq.protocols.kafka.codec.codec", "quackmq.model.topic", False),
         ("quackmq.broker", "quackmq.stores.contract", True),
         ("quackmq.broker", "quackmq.stores.local", False),
         ("quackmq.stores.local.partition_log", "quackmq.stores.contract", True),

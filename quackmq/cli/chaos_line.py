@@ -16,7 +16,17 @@ from quackmq import limits
 from quackmq.cli.address import UnixPath, parse_address_or_path
 from quackmq.cli.chaos_run import Taken
 from quackmq.errors import InvalidRequest, QuackTimeout, Refused
-from quackmq.wire.line import Choose, Connect, Entry, Lines, Message, Role, Word, encode, parse
+from quackmq.protocols.line.codec import (
+    Choose,
+    Connect,
+    Entry,
+    Lines,
+    Message,
+    Role,
+    Word,
+    encode,
+    parse,
+)
 
 #: For an answer.
 _ANSWER_S: Final = 5.0

@@ -17,7 +17,7 @@ from quackmq.cli.address import Address, parse_address
 from quackmq.cli.chaos_run import Taken
 from quackmq.cli.chaos_zmq import ANSWER_S, Asking
 from quackmq.errors import InvalidRequest, ProtocolError
-from quackmq.wire.proxy import (
+from quackmq.protocols.zmq.codec.proxy_language import (
     Data,
     Goodbye,
     Hello,

@@ -12,7 +12,7 @@ import zmq
 
 from quackmq.cli.chaos_run import Taken
 from quackmq.errors import ProtocolError, QuackTimeout
-from quackmq.wire.zmq import (
+from quackmq.protocols.zmq.codec.queue_language import (
     Get,
     Got,
     Put,

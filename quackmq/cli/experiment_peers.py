@@ -34,7 +34,17 @@ import msgspec
 from quackmq import limits
 from quackmq.cli.experiment_latency import Latencies
 from quackmq.errors import ProtocolError
-from quackmq.wire.line import Choose, Connect, Entry, Lines, Message, Role, Word, encode, parse
+from quackmq.protocols.line.codec import (
+    Choose,
+    Connect,
+    Entry,
+    Lines,
+    Message,
+    Role,
+    Word,
+    encode,
+    parse,
+)
 
 #: After `retry`, a topic is left alone for so long.
 RETRY_S: Final = 0.005

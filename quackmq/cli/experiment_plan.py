@@ -15,7 +15,7 @@ from quackmq import limits
 from quackmq.cli.experiment_peers import Behaviour, Part
 from quackmq.errors import InvalidRequest
 from quackmq.model.policy import Policy, WhenFull
-from quackmq.wire.line import Role
+from quackmq.protocols.line.codec import Role
 
 #: An entry has room for its publisher, its number and its time.
 _LEAST_ENTRY_BYTES: Final = 64

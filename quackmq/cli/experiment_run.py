@@ -38,12 +38,12 @@ from quackmq.cli.experiment_report import (
     Sample,
     SubscriberAccount,
 )
-from quackmq.doors.line.server import LineDoor
-from quackmq.doors.line.settings import LineSettings
 from quackmq.errors import QuackTimeout
 from quackmq.model.topic import PartitionKey
+from quackmq.protocols.line.codec import Role
+from quackmq.protocols.line.server import LineDoor
+from quackmq.protocols.line.settings import LineSettings
 from quackmq.stores.local import LocalOptions, LocalStore
-from quackmq.wire.line import Role
 
 _CALLER: Final = Caller(client="experiment")
 #: Between two looks whether subscribers have caught up.

@@ -28,15 +28,15 @@ from quackmq.cli.address import Address, UnixPath
 from quackmq.cli.settings import MEMORY_STORE, Settings
 from quackmq.cli.text import counted
 from quackmq.clock import Clock
-from quackmq.doors.http.server import HttpDoor
-from quackmq.doors.kafka.server import KafkaDoor
-from quackmq.doors.line.server import LineDoor
-from quackmq.doors.line.settings import LineSettings
-from quackmq.doors.zmq.proxy.clients import ProxySettings
-from quackmq.doors.zmq.proxy.publishers import XsubDoor
-from quackmq.doors.zmq.proxy.replies import ProxyDoor
-from quackmq.doors.zmq.proxy.subscribers import XpubDoor
-from quackmq.doors.zmq.server import ZmqDoor
+from quackmq.protocols.http.server import HttpDoor
+from quackmq.protocols.kafka.server import KafkaDoor
+from quackmq.protocols.line.server import LineDoor
+from quackmq.protocols.line.settings import LineSettings
+from quackmq.protocols.zmq.proxy.clients import ProxySettings
+from quackmq.protocols.zmq.proxy.proxy_server import ProxyDoor
+from quackmq.protocols.zmq.proxy.xpub import XpubDoor
+from quackmq.protocols.zmq.proxy.xsub import XsubDoor
+from quackmq.protocols.zmq.server import ZmqDoor
 from quackmq.stores.contract import Store
 from quackmq.stores.local import LocalOptions, LocalStore
 from quackmq.stores.memory import MemoryStore

@@ -48,7 +48,7 @@ from quackmq.client.proxy_receiving import ProxyMessage, Receiving
 from quackmq.errors import InvalidRequest, QuackTimeout, Unreachable
 from quackmq.model.subscription import check_name
 from quackmq.model.topic import check_topic_name
-from quackmq.wire.proxy import (
+from quackmq.protocols.zmq.codec.proxy_language import (
     Goodbye,
     Hello,
     LastPublished,

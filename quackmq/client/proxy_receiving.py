@@ -31,7 +31,7 @@ from quackmq import limits
 from quackmq.client.proxy_done import Done
 from quackmq.errors import ClientClosed, InvalidRequest, QuackError, QuackTimeout
 from quackmq.model.subscription import parse_message_id
-from quackmq.wire.proxy import (
+from quackmq.protocols.zmq.codec.proxy_language import (
     Data,
     Received,
     encode_request,
@@ -43,7 +43,7 @@ from quackmq.wire.proxy import (
     topic_with_ids,
     with_ids,
 )
-from quackmq.wire.words import failed
+from quackmq.protocols.zmq.codec.words import failed
 
 log = logging.getLogger(__name__)
 

@@ -41,7 +41,7 @@ from quackmq.client.zmq_ids import LastIds
 from quackmq.errors import InvalidRequest, QuackTimeout
 from quackmq.model.subscription import check_name
 from quackmq.model.topic import check_topic_name
-from quackmq.wire.zmq import (
+from quackmq.protocols.zmq.codec.queue_language import (
     NONE_YET,
     Get,
     Got,

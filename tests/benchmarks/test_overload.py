@@ -8,7 +8,7 @@ import json
 import pytest
 
 from benchmarks.overload import TOPIC, Load, publish, rows
-from tests.doors.http.peers import served
+from tests.protocols.http.peers import served
 
 WELL = Load(1_000.0, 1.0, 1.0, 2.0, 0, 0)
 

@@ -9,8 +9,8 @@ import pytest
 from quackmq.cli.main import main
 from quackmq.clock import Clock
 from quackmq.stores.memory import MemoryStore
-from tests.doors.http.v1.serving import serving
 from tests.machine_clock import YEAR_MS, Machine
+from tests.protocols.http.v1.serving import serving
 from tests.support import START_MS
 
 

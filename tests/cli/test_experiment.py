@@ -22,7 +22,7 @@ from quackmq.cli.experiment_plan import Experiment, suite
 from quackmq.cli.experiment_report import Outcome, as_table
 from quackmq.cli.main import main
 from quackmq.cli.temporary import temporary_directory
-from quackmq.doors.line.records import End
+from quackmq.protocols.line.records import End
 from tests.cli.process import DEADLINE_S, Server
 
 #: As many as are published, as fast as it goes, and nothing gets old; nobody is too slow to live.

@@ -30,7 +30,7 @@ from quackmq.cli.experiment_report import (
 from quackmq.cli.main import main
 from quackmq.errors import InvalidRequest
 from quackmq.model.policy import WhenFull
-from quackmq.wire.line import Entry
+from quackmq.protocols.line.codec import Entry
 from tests.tables import each
 
 

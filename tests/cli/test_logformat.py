@@ -26,7 +26,7 @@ def logging_as_before() -> Iterator[None]:
 def test_a_line_for_people_has_time_level_place_and_message() -> None:
     stream = io.StringIO()
     logformat.configure("info", "text", stream)
-    logging.getLogger("quackmq.doors.kafka").warning("a slow %s", "duck")
+    logging.getLogger("quackmq.protocols.kafka").warning("a slow %s", "duck")
     assert re.fullmatch(r"\d\d:\d\d:\d\d\.\d{3} warning kafka: a slow duck\n", stream.getvalue())
 
 
@@ -112,7 +112,7 @@ def test_extras_follow_the_message_as_keys_and_values() -> None:
     stream = io.StringIO()
     logformat.configure("info", "text", stream)
     extras = {"peer": "127.0.0.1:4711", "topic": "two words", "said": 'a "b"', "left": 3}
-    logging.getLogger("quackmq.doors.line").info("gone", extra=extras)
+    logging.getLogger("quackmq.protocols.line").info("gone", extra=extras)
     assert stream.getvalue().endswith(
         ' line: gone peer=127.0.0.1:4711 topic="two words" said="a \\"b\\"" left=3\n'
     )

@@ -9,8 +9,8 @@ from quackmq.cli.address import Address
 from quackmq.cli.serve import closed_doors, plan_doors
 from quackmq.cli.server import DOOR_MAKERS
 from quackmq.cli.settings import load
-from quackmq.doors.http.server import HttpDoor
 from quackmq.errors import InvalidSetting
+from quackmq.protocols.http.server import HttpDoor
 from quackmq.stores.memory import MemoryStore
 from tests.cli.process import Server
 

@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 import uvloop
 
 from quackmq.broker import Broker, BrokerSettings, Caller
-from quackmq.doors.kafka.server import KafkaDoor
 from quackmq.model.topic import PartitionKey, Read, Slice
+from quackmq.protocols.kafka.server import KafkaDoor
 from quackmq.records.batch import Batch
 from quackmq.records.codec import decode
 from quackmq.stores.memory import MemoryStore

@@ -1,5 +1,5 @@
-"""Apache Kafka answers as it was recorded; tests/doors/kafka/test_likeness.py holds this broker to
-the same recording."""
+"""Apache Kafka answers as it was recorded; tests/protocols/kafka/test_likeness.py holds this broker
+to the same recording."""
 
 from __future__ import annotations
 

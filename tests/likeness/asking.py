@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 
 from kio.schema.errors import ErrorCode
 
-from tests.doors.kafka.client import (
+from tests.protocols.kafka.client import (
     CREATE_TOPICS,
     DEADLINE_SECONDS,
     FIND_COORDINATOR,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from quackmq.doors.kafka.registry import APIS
-from tests.doors.kafka.client import METADATA
+from quackmq.protocols.kafka.registry import APIS
 from tests.likeness.asking import Broker, case, topic_fields
 from tests.likeness.grouping import (
     CONSUMER_GROUP_DESCRIBE,
@@ -16,6 +15,7 @@ from tests.likeness.grouping import (
     listed,
 )
 from tests.likeness.transacting import begun, ended, ref_of
+from tests.protocols.kafka.client import METADATA
 
 DESCRIBE_LOG_DIRS, OFFSET_DELETE, ADD_PARTITIONS, CREATE_TOPICS = 35, 47, 24, 19
 API_VERSIONS = 18

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.doors.kafka.client import FETCH, LIST_OFFSETS
 from tests.likeness.asking import Broker, case
+from tests.protocols.kafka.client import FETCH, LIST_OFFSETS
 
 OFFSET_FOR_LEADER_EPOCH = 23
 

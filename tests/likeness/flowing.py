@@ -7,12 +7,12 @@ from typing import Any
 
 from kio.schema.errors import ErrorCode
 
-from tests.doors.kafka.client import FETCH, PRODUCE, news, produce_fields
-from tests.doors.kafka.membership import Member
 from tests.likeness.asking import Broker, case, commit_fields, retried, until
 from tests.likeness.fetching import fetch_fields, listed
 from tests.likeness.grouping import CONSUMER_GROUP_HEARTBEAT, beat_fields, described, member
 from tests.likeness.transacting import NEW_WAY, added, begun, ended, ref_of
+from tests.protocols.kafka.client import FETCH, PRODUCE, news, produce_fields
+from tests.protocols.kafka.membership import Member
 
 COMMITTED = 1
 

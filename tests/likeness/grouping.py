@@ -5,8 +5,8 @@ from __future__ import annotations
 import struct
 from typing import Any
 
-from tests.doors.kafka.membership import Member, join_fields
 from tests.likeness.asking import Broker, case
+from tests.protocols.kafka.membership import Member, join_fields
 
 JOIN_GROUP, HEARTBEAT, LEAVE_GROUP, SYNC_GROUP = 11, 12, 13, 14
 DESCRIBE_GROUPS, LIST_GROUPS, DELETE_GROUPS = 15, 16, 42

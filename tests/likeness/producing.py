@@ -5,9 +5,9 @@ from __future__ import annotations
 import uuid
 from typing import Any
 
-from tests.doors.kafka.client import FETCH, PRODUCE, news, produce_fields
 from tests.likeness.asking import Broker, case, commit_fields
 from tests.likeness.fetching import fetch_fields
+from tests.protocols.kafka.client import FETCH, PRODUCE, news, produce_fields
 
 DESCRIBE_LOG_DIRS, API_VERSIONS = 35, 18
 NOBODY = uuid.UUID(int=7)

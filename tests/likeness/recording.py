@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.peers.kafka import Kafka
-from tests.doors.kafka.client import Client
 from tests.likeness.asking import Broker, Case
 from tests.likeness.cases import CASES
+from tests.protocols.kafka.client import Client
 
 RECORDED: Final = Path(__file__).with_name("answers.json")
 

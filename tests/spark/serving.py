@@ -13,12 +13,12 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
-from quackmq.doors.kafka.server import KafkaDoor
 from quackmq.model.policy import Policy
 from quackmq.model.topic import PartitionKey
+from quackmq.protocols.kafka.server import KafkaDoor
 from quackmq.spark.source import QuackSource
 from quackmq.stores.contract import Store
-from tests.doors.http.v1.serving import CALLER, DEADLINE_S, Serving
+from tests.protocols.http.v1.serving import CALLER, DEADLINE_S, Serving
 
 
 class Broker(Serving):

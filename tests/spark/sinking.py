@@ -20,7 +20,7 @@ from pyspark.sql.types import (
 
 from quackmq.spark import sink
 from quackmq.spark.sink import BatchSink, StreamSink
-from tests.doors.http.v1.serving import Client, Serving
+from tests.protocols.http.v1.serving import Client, Serving
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 TIME = pa.timestamp("us", "UTC")

@@ -13,9 +13,9 @@ from confluent_kafka import Producer
 
 from quackmq import limits
 from quackmq.broker import BrokerSettings
-from quackmq.doors.kafka.api import Node
-from quackmq.doors.kafka.configs import broker_configs
 from quackmq.errors import InvalidRequest, QuackTimeout, UnknownTopic
+from quackmq.protocols.kafka.api import Node
+from quackmq.protocols.kafka.handlers.config_catalog import broker_configs
 from quackmq.spark.connection import Http, OtherFailure, find
 from tests.cli.process import DEADLINE_S, Server
 from tests.spark.addresses import reserved

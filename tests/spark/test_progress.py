@@ -21,7 +21,7 @@ from quackmq.spark import release
 from quackmq.spark.connection import Access
 from quackmq.spark.positions import Position, TopicPosition
 from quackmq.spark.progress import Progress
-from tests.doors.http.v1.serving import CALLER, DEADLINE_S
+from tests.protocols.http.v1.serving import CALLER, DEADLINE_S
 from tests.spark.serving import Broker, Query, wait_until
 
 Stream = Callable[..., Query]

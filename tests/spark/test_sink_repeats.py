@@ -10,7 +10,7 @@ import pytest
 from quackmq import limits
 from quackmq.errors import StageConflict, TurnOutdated
 from quackmq.spark.staging import write_target
-from tests.doors.http.v1.serving import Client
+from tests.protocols.http.v1.serving import Client
 from tests.spark.serving import Broker
 from tests.spark.sinking import batch_of, batch_sink, rows, stream_sink, values
 

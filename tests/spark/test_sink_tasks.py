@@ -35,7 +35,7 @@ from quackmq.errors import (
 )
 from quackmq.spark import sink
 from quackmq.spark.sink import BatchSink, StreamSink
-from tests.doors.http.v1.serving import Client, Serving, serving
+from tests.protocols.http.v1.serving import Client, Serving, serving
 from tests.spark.sinking import (
     batch_of,
     batch_sink,

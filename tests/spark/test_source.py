@@ -27,7 +27,7 @@ from quackmq.spark.rows import opened
 from quackmq.spark.source import PushingSource, QuackSource
 from tests.batches import sealed
 from tests.broker.transacting import Transactor
-from tests.doors.http.v1.serving import CALLER
+from tests.protocols.http.v1.serving import CALLER
 from tests.spark.serving import Broker, Query, batch_reader, read, rows_of
 
 

@@ -25,7 +25,7 @@ from quackmq.errors import InvalidRequest
 from quackmq.spark.registration import PUSHDOWN_PROPERTY
 from tests.broker.transacting import Transactor
 from tests.cli.process import Server
-from tests.doors.http.v1.serving import CALLER, DEADLINE_S
+from tests.protocols.http.v1.serving import CALLER, DEADLINE_S
 from tests.readme import ROOT, blocks
 from tests.spark.addresses import reserved
 from tests.spark.serving import Broker, serving, wait_until

@@ -43,7 +43,7 @@ from tests import effort
 from tests.broker.pushed_peer import PATIENT, peer_of
 from tests.broker.support import get_all
 from tests.broker.transacting import Transactor
-from tests.doors.http.v1.serving import CALLER
+from tests.protocols.http.v1.serving import CALLER
 from tests.spark.pipelines import audit_model as model
 from tests.spark.serving import Broker, serving
 from tests.tables import each

@@ -31,7 +31,7 @@ from quackmq.spark import connection
 from quackmq.spark.pipelines import compact, replay, trends, workers
 from quackmq.spark.pipelines.job import Job, Streamed
 from tests.cli.process import Server
-from tests.doors.http.v1.serving import DEADLINE_S, Client
+from tests.protocols.http.v1.serving import DEADLINE_S, Client
 from tests.spark.addresses import reserved
 from tests.spark.pipelines.struck_compaction import offered
 from tests.spark.serving import wait_until

@@ -16,7 +16,7 @@ import pytest
 from confluent_kafka import Producer
 
 from quackmq.spark.home import use_compiled
-from tests.doors.http.v1.serving import DEADLINE_S
+from tests.protocols.http.v1.serving import DEADLINE_S
 from tests.spark.cluster import ROOT
 from tests.spark.pipelines.conftest import RUN_S
 from tests.spark.serving import Broker

@@ -23,7 +23,7 @@ from quackmq.errors import InvalidRequest, UnknownTopic
 from quackmq.spark.pipelines import trending
 from quackmq.spark.pipelines.job import Job
 from tests.cli.process import Server
-from tests.doors.http.v1.serving import DEADLINE_S
+from tests.protocols.http.v1.serving import DEADLINE_S
 from tests.spark.cluster import CONFIGS
 from tests.spark.pipelines.conftest import RUN_S, command
 from tests.spark.serving import Broker, wait_until

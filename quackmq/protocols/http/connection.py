@@ -1,0 +1,421 @@
+"""One peer: requests come in, answers go out in the order of the requests, one at a time.
+
+Each request goes to its route's handler and is answered in one write, or in pieces as they come.
+Those that a peer sends ahead wait their turn; reading stops while too many do, and while the peer
+does not take its answers. A peer that hangs up has its handler cancelled; what the broker has begun
+it carries through. Who may call: the loop's thread only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final, Protocol, cast
+
+from quackmq import limits
+from quackmq.broker import Caller
+from quackmq.errors import BrokerClosing, QuackError
+from quackmq.loop_clock import loop_clock
+from quackmq.protocols.http.browser_guards import is_loopback
+from quackmq.protocols.http.errors import HttpFailure, failure, failure_of
+from quackmq.protocols.http.parser import Asked, Place, Receiver
+from quackmq.protocols.http.response_writer import (
+    CONTINUE,
+    LAST_CHUNK,
+    Date,
+    chunk,
+    response_bytes,
+    stream_head,
+)
+from quackmq.protocols.http.types import Begun, Response, Stream
+
+log = logging.getLogger(__name__)
+
+_NOTHING: Final = memoryview(b"")
+
+
+class Door(Place, Protocol):
+    """What connections share, and whom they tell."""
+
+    date: Date
+
+    def opened(self, connection: Connection) -> bool:
+        """Whether one more connection may stay."""
+
+    def closed(self, connection: Connection) -> None: ...
+
+    def unsent(self, change_bytes: int) -> None:
+        """So many more, or fewer, bytes lie here that peers have not taken."""
+
+    def streaming(self, change: int) -> None:
+        """One more stream is being sent, or one fewer."""
+
+    @property
+    def may_answer(self) -> bool:
+        """Whether there is memory for another answer."""
+
+
+class Connection(asyncio.Protocol):
+    def __init__(self, door: Door) -> None:
+        self._loop = asyncio.get_running_loop()
+        #: Pauses of the loop do not count: a peer may have sent its next word meanwhile.
+        self._time = loop_clock().time
+        self._door = door
+        self._transport: asyncio.Transport | None = None
+        self._receiver: Receiver | None = None
+        self._address = ""
+        #: Behind the one that is being answered.
+        self._waiting: deque[Asked] = deque()
+        #: Received while too many wait, and the memory that is reserved for it.
+        self._unparsed = _NOTHING
+        self._reserved_bytes = 0
+        self._current: Asked | None = None
+        #: What it waits for: a task, or a change.
+        self._under_way: asyncio.Future[Any] | None = None
+        self._is_streaming = False
+        self._reads = True
+        self._draining = False
+        self._has_ended = False
+        self._peer_is_slow = False
+        #: What a stream waits for while the peer is slow.
+        self._writable: asyncio.Future[None] | None = None
+        self._unsent_bytes = 0
+        # By the loop's clock: when the request that is coming began to; since when nothing is asked
+        # nor answered; when the peer was last seen to take something.
+        self._begun_at: float | None = None
+        self._idle_since: float | None = self._time()
+        self._took_at = 0.0
+
+    # --- what the transport calls -----------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        host, port, *_ = transport.get_extra_info("peername") or ("", 0)
+        own_host, *_ = transport.get_extra_info("sockname") or ("",)
+        self._address = f"{host}:{port}"
+        caller = Caller(address=self._address)
+        self._receiver = Receiver(self._door, caller, is_loopback(own_host), self._ask)
+        if self._door.opened(self):
+            # With `low=0` a peer that can be written to again has taken everything, so that none
+            # of its bytes stay counted.
+            self._transport.set_write_buffer_limits(high=limits.HTTP_WRITE_BUFFER_BYTES, low=0)
+        else:
+            self._receiver.refuse(503, "limit_reached", "there are too many connections")
+
+    def data_received(self, data: bytes) -> None:
+        assert self._receiver is not None
+        if not self._receiver.takes_requests:
+            return
+        if len(data) <= limits.HTTP_PARSED_BYTES:
+            self._receiver.feed(data)
+        else:
+            self._unparsed = memoryview(data)
+            self._parse_on()
+            if self._unparsed and not self._door.reserve(len(self._unparsed)):
+                self._unparsed = _NOTHING
+                self._receiver.refuse(503, "limit_reached", "too many requests wait")
+            self._reserved_bytes = len(self._unparsed)
+        self._note_begun()
+        self._regulate()
+
+    def pause_writing(self) -> None:
+        self._peer_is_slow = True
+        self._note_unsent()
+        self._took_at = self._time()
+        self._regulate()
+
+    def resume_writing(self) -> None:
+        self._peer_is_slow = False
+        self._note_unsent()
+        if self._writable is not None and not self._writable.done():
+            self._writable.set_result(None)
+        self._go_on()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        assert self._receiver is not None
+        self._transport = None
+        if self._under_way is not None:
+            self._under_way.cancel()
+        for asked in (*self._waiting, self._current):
+            self._receiver.release(asked)
+        self._receiver.close()
+        self._drop_unparsed()
+        self._waiting.clear()
+        self._note_unsent()
+        self._door.closed(self)
+
+    # --- what the door calls ----------------------------------------------------------------
+
+    def drain(self) -> None:
+        """Take no more requests, answer those that were taken, then close; what waits for something
+        to come is ended."""
+        if self._receiver is not None:
+            self._receiver.takes_requests = False
+        self._draining = True
+        route = None if self._current is None else self._current.route
+        if self._is_streaming or (route is not None and route.waits):
+            self.cancel()
+        self._go_on()
+
+    def cancel(self) -> None:
+        """What is still under way is answered that the broker closes."""
+        if self._under_way is not None:
+            self._under_way.cancel()
+
+    def abort(self) -> None:
+        """Without another word, also where the peer takes nothing."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def sweep(self, now: float) -> None:
+        """End what has lasted too long; called every now and then."""
+        transport, receiver = self._transport, self._receiver
+        if transport is None or receiver is None:
+            return
+        if self._note_unsent():
+            self._took_at = now
+        if self._unsent_bytes:
+            if now - self._took_at > limits.HTTP_SEND_WAIT_MS / 1000:
+                log.warning("%s disconnected: it does not take its answer", self._address)
+                transport.abort()
+        elif self._begun_at is not None:
+            if now - self._begun_at > limits.HTTP_REQUEST_WAIT_MS / 1000 and self._reads:
+                wait_ms = limits.HTTP_REQUEST_WAIT_MS
+                receiver.refuse(408, "timeout", f"the request was not whole after {wait_ms} ms")
+        elif self._idle_since is not None:
+            if now - self._idle_since > limits.HTTP_IDLE_MS / 1000:
+                transport.close()
+
+    # --- requests are answered --------------------------------------------------------------
+
+    def _ask(self, asked: Asked) -> None:
+        """A request has come: answer it, or let it wait for those before it."""
+        if self._current is None and not self._waiting and not self._peer_is_slow:
+            self._begin(asked)
+            return
+        self._waiting.append(asked)
+        assert self._receiver is not None
+        if asked.request is not None and not self._receiver.reserve(asked, len(asked.request.body)):
+            asked.request.body = b""
+            asked.refusal = failure(503, "limit_reached", "too many requests wait", asked.path)
+
+    def _begin(self, asked: Asked) -> None:
+        self._current = asked
+        self._idle_since = None
+        if asked.refusal is None and not self._door.may_answer:
+            asked.refusal = failure(503, "limit_reached", "too many answers wait", asked.path)
+        if asked.refusal is not None:
+            self._answer(asked, asked.refusal)
+            return
+        assert asked.request is not None and asked.route is not None
+        try:
+            begun = asked.route.handler(asked.request)
+        except Exception as error:
+            self._answer(asked, self._failure(asked, error))
+            return
+        answer: Callable[[Any], Response | Stream]
+        if isinstance(begun, Begun):
+            self._under_way, answer = begun
+        else:
+            self._under_way, answer = asyncio.ensure_future(begun), _as_it_is
+        self._under_way.add_done_callback(partial(self._on_done, asked, answer))
+
+    def _on_done(
+        self, asked: Asked, answer: Callable[[Any], Response | Stream], done: asyncio.Future[Any]
+    ) -> None:
+        try:
+            answered = answer(done.result())
+        except asyncio.CancelledError:
+            answered = self._failure(asked, _closing())
+        except Exception as error:
+            answered = self._failure(asked, error)
+        if isinstance(answered, Stream):
+            self._under_way = self._loop.create_task(self._send_stream(asked, answered))
+        elif self._transport is not None:
+            self._answer(asked, answered)
+
+    def _failure(self, asked: Asked, error: Exception) -> Response:
+        if isinstance(error, QuackError | HttpFailure):
+            return failure_of(error, asked.path)
+        log.error("a request for %s failed", asked.path, exc_info=error)
+        return failure(500, "error", "the broker has failed at this: see its log", asked.path)
+
+    def _answer(self, asked: Asked, response: Response) -> None:
+        if self._transport is not None:
+            if self._draining and not self._waiting:
+                asked.closes = True
+            date = self._door.date.line()
+            self._transport.write(
+                response_bytes(response, date, asked.closes, asked.is_old, asked.is_head)
+            )
+        self._done(asked)
+
+    def _done(self, asked: Asked) -> None:
+        assert self._receiver is not None
+        if asked.reserved_bytes:
+            self._receiver.release(asked)
+        self._current = None
+        self._under_way = None
+        self._idle_since = self._time()
+        if asked.closes:
+            self._end()
+        elif self._waiting or self._draining or not self._reads or self._receiver.wants_continue:
+            # Not from here: as many may be answered at once as a peer has sent ahead.
+            self._loop.call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        """Begin the next that waits, if it may."""
+        if self._transport is None or self._current is not None or self._peer_is_slow:
+            return
+        if self._waiting:
+            self._begin(self._waiting.popleft())
+        if self._unparsed:
+            self._parse_on()
+            self._note_begun()
+        if self._draining and self._is_done():
+            self._end()
+        self._regulate()
+
+    def _is_done(self) -> bool:
+        return self._current is None and not self._waiting
+
+    # --- what has come ----------------------------------------------------------------------
+
+    def _parse_on(self) -> None:
+        """Parse what came with one read little by little: it may hold thousands of requests."""
+        receiver = self._receiver
+        assert receiver is not None
+        while len(self._waiting) < limits.HTTP_REQUESTS_AHEAD and receiver.takes_requests:
+            if not self._unparsed:
+                break
+            piece = self._unparsed[: limits.HTTP_PARSED_BYTES]
+            self._unparsed = self._unparsed[limits.HTTP_PARSED_BYTES :]
+            receiver.feed(piece)
+        if not self._unparsed or not receiver.takes_requests:
+            self._drop_unparsed()
+
+    def _drop_unparsed(self) -> None:
+        self._unparsed = _NOTHING
+        if self._reserved_bytes:
+            self._door.reserve(-self._reserved_bytes)
+            self._reserved_bytes = 0
+
+    def _note_begun(self) -> None:
+        assert self._receiver is not None
+        if not self._receiver.is_coming:
+            self._begun_at = None
+        elif self._begun_at is None:
+            self._begun_at = self._time()
+
+    # --- streams ----------------------------------------------------------------------------
+
+    async def _send_stream(self, asked: Asked, stream: Stream) -> None:
+        """Pieces as they come, no faster than they are taken. That it breaks off cannot be told by
+        a status any more: then the connection breaks off too."""
+        chunked = not asked.is_old and stream.length is None
+        asked.closes = asked.closes or asked.is_old or self._draining
+        is_whole = asked.is_head
+        self._is_streaming = True
+        self._door.streaming(1)
+        try:
+            self._write(stream_head(stream, self._door.date.line(), asked.closes, chunked))
+            if not asked.is_head and not self._draining and self._transport is not None:
+                await self._send_chunks(stream, chunked)
+                is_whole = True
+        except asyncio.CancelledError:
+            if self._transport is None:
+                raise
+        except BrokerClosing:
+            log.debug("a stream to %s ends: the broker closes", self._address)
+        except Exception:
+            log.exception("a stream to %s broke off", self._address)
+            self.abort()
+        finally:
+            self._is_streaming = False
+            self._door.streaming(-1)
+            aclose = getattr(stream.chunks, "aclose", None)
+            if aclose is not None:
+                await aclose()
+        if chunked and not asked.is_head:
+            self._write(LAST_CHUNK)
+        # Where a length was promised, only the end of the connection tells that it is not all.
+        asked.closes = asked.closes or self._draining or not (chunked or is_whole)
+        self._done(asked)
+
+    async def _send_chunks(self, stream: Stream, chunked: bool) -> None:
+        async for data in stream.chunks:
+            if data:
+                self._write(chunk(data) if chunked else data)
+            if self._peer_is_slow:
+                self._writable = self._loop.create_future()
+                await self._writable
+
+    def _write(self, data: bytes) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(data)
+
+    # --- the connection ---------------------------------------------------------------------
+
+    def _regulate(self) -> None:
+        """Read on, unless the peer sends more than it takes, or than we have answered."""
+        transport, receiver = self._transport, self._receiver
+        if transport is None or receiver is None or transport.is_closing():
+            return
+        if receiver.wants_continue and self._current is None and not self._waiting:
+            receiver.wants_continue = False
+            transport.write(CONTINUE)
+        reads = not self._peer_is_slow and not self._unparsed
+        reads = reads and len(self._waiting) < limits.HTTP_REQUESTS_AHEAD
+        # What comes after the last request is let go of: what counts is that the peer hangs up.
+        reads = reads or not receiver.takes_requests
+        if reads == self._reads:
+            return
+        self._reads = reads
+        if not reads:
+            transport.pause_reading()
+            return
+        if self._begun_at is not None:
+            self._begun_at = self._time()
+        transport.resume_reading()
+
+    def _end(self) -> None:
+        """No more answers. Where something of the peer's is still coming, it has a little time to
+        hang up first: else it would be reset, and the last answer lost on its way."""
+        transport, receiver = self._transport, self._receiver
+        if transport is None or receiver is None or self._has_ended or transport.is_closing():
+            return
+        self._has_ended = True
+        receiver.takes_requests = False
+        for asked in self._waiting:
+            receiver.release(asked)
+        self._waiting.clear()
+        if not receiver.is_coming:
+            transport.close()
+            return
+        self._regulate()
+        try:
+            transport.write_eof()
+        except OSError:  # the peer was faster
+            transport.abort()
+            return
+        self._loop.call_later(limits.HTTP_LINGER_MS / 1000, self.abort)
+
+    def _note_unsent(self) -> int:
+        """Tell the door how much the peer has not taken; by how much that has changed."""
+        unsent_bytes = 0 if self._transport is None else self._transport.get_write_buffer_size()
+        change_bytes = unsent_bytes - self._unsent_bytes
+        self._unsent_bytes = unsent_bytes
+        if change_bytes:
+            self._door.unsent(change_bytes)
+        return change_bytes
+
+
+def _as_it_is(answer: Response | Stream) -> Response | Stream:
+    return answer
+
+
+def _closing() -> BrokerClosing:
+    return BrokerClosing("the broker is closing: try again when it is back")

@@ -1,0 +1,241 @@
+"""The endpoints of the distributed queue (D1), with every error rule that its document lists (D2).
+
+Parameters come in the query string, or in the body as an object of JSON or as a form. An answer is
+an object with `status`: `success` with what was asked for, or `failure` with a `message` for people
+and a `code` for programs, and an HTTP status in the 400s or 500s.
+
+`consume` takes a message off the consumer's queue: it is gone for that consumer, durably, before it
+is answered, so an answer that is lost is a message that is lost. Who cannot have that names the
+last message received as `last_id`, an empty one before the first: then the same message is answered
+until it is named, and `size`, which takes it too, counts what comes behind it. `produce` takes a
+`sequence`, which grows with each message of a producer: what the broker has already is not added
+again. With a message comes what its consumer has `lost` before it; and where the topic's policy is
+to keep messages until they are consumed, as in the document, how many `subscribers` have yet to
+take it (D3).
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Awaitable, Mapping
+from typing import Any, Final
+
+import msgspec
+from msgspec import Struct
+
+from quackmq import limits
+from quackmq.broker import Message
+from quackmq.broker.lifecycle import NamedLocks
+from quackmq.errors import InvalidRequest
+from quackmq.protocols.http.errors import HttpFailure
+from quackmq.protocols.http.router import Route
+from quackmq.protocols.http.types import (
+    Begun,
+    Request,
+    Response,
+    decoded,
+    json_response,
+    parse_query,
+)
+from quackmq.records.batch import NO_TIMESTAMP, Record
+
+#: Bodies of these endpoints: a message of the largest size, of which JSON may escape every byte.
+_BODY_BYTES: Final = limits.HTTP_QUEUE_BODY_BYTES
+_FORM: Final = "application/x-www-form-urlencoded"
+
+
+def routes() -> tuple[Route, ...]:
+    """For one door: its consumers take turns with each other, one by one."""
+    queue = Queue()
+    return (
+        Route("GET", "/topics", queue.list_topics),
+        Route("POST", "/topics", queue.create_topic),
+        Route("POST", "/producer/register", queue.register_producer),
+        Route("POST", "/consumer/register", queue.register_consumer),
+        Route("POST", "/producer/produce", queue.produce, _BODY_BYTES),
+        # It changes something, as the document has it: nobody may try it out with HEAD.
+        Route("GET", "/consumer/consume", queue.consume, safe=False, get_changes=True),
+        # With a last_id it moves the consumer on.
+        Route("GET", "/size", queue.size, safe=False, get_changes=True),
+    )
+
+
+#: What a parameter may be before it is looked at.
+_Scalar = str | int | float | bool | None
+
+
+class Given(Struct, frozen=True):
+    """The parameters of all endpoints. What else a body holds is passed over as it is read: as
+    objects it could take forty times the memory."""
+
+    topic_name: _Scalar = None
+    topic: _Scalar = None
+    producer_id: _Scalar = None
+    consumer_id: _Scalar = None
+    message: _Scalar = None
+    sequence: _Scalar = None
+    last_id: _Scalar = None
+
+
+_given: Final = msgspec.json.Decoder(Given)
+
+
+class Queue:
+    """The handlers. Who may call: the door's loop."""
+
+    def __init__(self) -> None:
+        # To get a message and to move on are two calls of the broker: nobody comes in between.
+        self._consuming = NamedLocks()
+
+    async def list_topics(self, request: Request) -> Response:
+        parameters(request)
+        return _success(topics=sorted(request.broker.topics()))
+
+    async def create_topic(self, request: Request) -> Response:
+        name = _text(parameters(request), "topic_name")
+        await request.broker.create_topic(request.caller, name)
+        return _success(message=f"topic {name} is there")
+
+    async def register_producer(self, request: Request) -> Response:
+        given = parameters(request)
+        producer_id = await request.broker.registrations.register_producer(
+            request.caller, _text(given, "topic"), _text_or_none(given, "producer_id")
+        )
+        return _success(producer_id=producer_id)
+
+    async def register_consumer(self, request: Request) -> Response:
+        given = parameters(request)
+        consumer_id = await request.broker.registrations.register_consumer(
+            request.caller, _text(given, "topic"), _text_or_none(given, "consumer_id")
+        )
+        return _success(consumer_id=consumer_id)
+
+    def produce(self, request: Request) -> Begun | Awaitable[Response]:
+        given = parameters(request)
+        topic, producer_id = _text(given, "topic"), _text(given, "producer_id")
+        value = _text(given, "message").encode()
+        sequence = _number_or_none(given, "sequence")
+        request.broker.registrations.check_producer(topic, producer_id)
+        if sequence is None:
+            put = request.broker.messages.begin_put(request.caller, topic, value)
+            if put is not None:
+                return Begun(put.appended, lambda where: _success(message_id=put.id_at(where)))
+        return self._produce(request, topic, value, producer_id, sequence)
+
+    async def _produce(
+        self, request: Request, topic: str, value: bytes, producer_id: str, sequence: int | None
+    ) -> Response:
+        put = await request.broker.messages.put(
+            request.caller,
+            topic,
+            [Record(0, NO_TIMESTAMP, None, value)],
+            publisher=None if sequence is None else producer_id,
+            sequence=sequence,
+        )
+        answer: dict[str, object] = {"repeated": put.repeated} if sequence is not None else {}
+        return _success(message_id=put.ids[0] if put.ids else None, **answer)
+
+    async def consume(self, request: Request) -> Response:
+        given = parameters(request)
+        topic, consumer_id = _text(given, "topic"), _text(given, "consumer_id")
+        last_id = _text_or_none(given, "last_id")
+        broker, caller = request.broker, request.caller
+        broker.registrations.check_consumer(topic, consumer_id)
+        taken = 0
+        if last_id is not None:
+            message = await broker.get(caller, consumer_id, topic, last_id or None)
+        else:
+            async with self._consuming.hold((topic, consumer_id)):
+                message = await broker.get(caller, consumer_id, topic, None)
+                if message is not None:
+                    await broker.commit(caller, consumer_id, topic, message.id)
+                    taken = 1
+        if message is None:
+            raise HttpFailure(404, "empty", f"there is nothing more for {consumer_id} in {topic}")
+        return _success(message_id=message.id, **_content(message), **_news(message, taken))
+
+    async def size(self, request: Request) -> Response:
+        given = parameters(request)
+        topic, consumer_id = _text(given, "topic"), _text(given, "consumer_id")
+        last_id = _text_or_none(given, "last_id")
+        broker = request.broker
+        broker.registrations.check_consumer(topic, consumer_id)
+        if last_id:
+            await broker.commit(request.caller, consumer_id, topic, last_id)
+        return _success(size=await broker.lag(request.caller, consumer_id, topic))
+
+
+def parameters(request: Request) -> Mapping[str, Any]:
+    """Those of the query and those of the body; InvalidRequest where one comes in both."""
+    query = request.query
+    if not request.body:
+        return query
+    body = _body(request)
+    if not query:
+        return body
+    twice = sorted(query.keys() & body.keys())
+    if twice:
+        raise InvalidRequest(f"{twice[0][:100]!r} is given in the query and in the body")
+    return {**query, **body}
+
+
+def _body(request: Request) -> Mapping[str, Any]:
+    """An object of JSON, whatever the content type says, or a form as browsers and curl send it.
+    What a form says of itself is believed only where it cannot be JSON, which `curl -d` sends under
+    the same content type."""
+    if not request.body.startswith(b"{"):
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind == _FORM and not request.body.lstrip().startswith(b"{"):
+            return parse_query(request.body)
+    given = msgspec.structs.asdict(decoded(request.body, _given))
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _text(given: Mapping[str, Any], name: str) -> str:
+    value = _text_or_none(given, name)
+    if value is None:
+        raise InvalidRequest(f"the parameter {name} is missing")
+    return value
+
+
+def _text_or_none(given: Mapping[str, Any], name: str) -> str | None:
+    value = given.get(name)
+    if value is not None and not isinstance(value, str):
+        raise InvalidRequest(f"the parameter {name} has to be a string")
+    return value
+
+
+def _number_or_none(given: Mapping[str, Any], name: str) -> int | None:
+    value = given.get(name)
+    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 20:
+        return int(value)
+    if value is not None and type(value) is not int:
+        raise InvalidRequest(f"the parameter {name} has to be a whole number")
+    return value
+
+
+def _content(message: Message) -> dict[str, object]:
+    """What a message says, as JSON can say it."""
+    value = message.record.value
+    if value is None:
+        return {"message": None}
+    try:
+        return {"message": str(value, "utf-8")}
+    except UnicodeDecodeError:
+        return {"message": base64.b64encode(value).decode(), "encoding": "base64"}
+
+
+def _news(message: Message, taken: int) -> dict[str, object]:
+    """What else there is to say: messages that are gone before it; and on a topic that keeps them
+    until they are consumed, how many consumers have yet to take it, as the document counts."""
+    news: dict[str, object] = {}
+    if message.lost:
+        news["lost"] = message.lost
+        news["lost_ranges"] = [each._asdict() for each in message.lost_ranges]
+    if message.consumers_left is not None:
+        news["subscribers"] = message.consumers_left - taken
+    return news
+
+
+def _success(**fields: object) -> Response:
+    return json_response(200, {"status": "success", **fields})

@@ -1,0 +1,97 @@
+"""What stands before an answer's body: status line and headers, as bytes.
+
+A value that a message brought along (its content type, say) may end up in a header; characters that
+would end the line are taken out here, so nobody can add a header by publishing one.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from email.utils import formatdate
+from functools import lru_cache
+from http import HTTPStatus
+from typing import Final
+
+from quackmq.protocols.http.types import JSON, PROBLEM, Response, Stream
+
+CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+LAST_CHUNK: Final = b"0\r\n\r\n"
+
+_CLOSE: Final = b"connection: close\r\n"
+_KEEP_ALIVE: Final = b"connection: keep-alive\r\n"
+_CONTROLS: Final = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
+#: Statuses that have no body, nor a length of one.
+_WITHOUT_BODY: Final = frozenset({204, 304})
+#: Answers of these types end with a newline.
+_ENDS_LINE: Final = frozenset({JSON, PROBLEM})
+
+
+class Date:
+    """The header Date, made once a second."""
+
+    __slots__ = ("_line", "_second")
+
+    def __init__(self) -> None:
+        self._second = 0
+        self._line = b""
+
+    def line(self) -> bytes:
+        second = int(time.time())
+        if second != self._second:
+            self._second = second
+            self._line = f"date: {formatdate(second, usegmt=True)}\r\n".encode()
+        return self._line
+
+
+def response_bytes(
+    response: Response, date: bytes, closes: bool, is_old: bool, is_head: bool
+) -> bytes:
+    """A whole answer. `is_old`: the peer speaks HTTP/1.0, and has to be told if we stay."""
+    status, body, content_type, headers = response
+    connection = _CLOSE if closes else _KEEP_ALIVE if is_old else b""
+    more = headers_bytes(headers) if headers else b""
+    start = _start(status, content_type)
+    if status in _WITHOUT_BODY:
+        return b"".join((start, date, connection, more, b"\r\n"))
+    # A terminal's prompt should not stand behind an answer of JSON, in the same line.
+    end = b"\n" if content_type in _ENDS_LINE else b""
+    length = b"content-length: %d\r\n\r\n" % (len(body) + len(end))
+    if is_head:
+        body = end = b""
+    return b"".join((start, date, connection, more, length, body, end))
+
+
+def stream_head(stream: Stream, date: bytes, closes: bool, chunked: bool) -> bytes:
+    parts = [_start(stream.status, stream.content_type), date, headers_bytes(stream.headers)]
+    if closes:
+        parts.append(_CLOSE)
+    if chunked:
+        parts.append(b"transfer-encoding: chunked\r\n")
+    elif stream.length is not None:
+        parts.append(b"content-length: %d\r\n" % stream.length)
+    return b"".join((*parts, b"\r\n"))
+
+
+def chunk(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+def headers_bytes(headers: tuple[tuple[str, str], ...]) -> bytes:
+    return b"".join(b"%b: %b\r\n" % (_clean(name), _clean(value)) for name, value in headers)
+
+
+@lru_cache(maxsize=256)
+def _start(status: int, content_type: str) -> bytes:
+    try:
+        phrase = HTTPStatus(status).phrase
+    except ValueError:
+        phrase = ""
+    line = f"HTTP/1.1 {status} {phrase}\r\n".encode()
+    if status in _WITHOUT_BODY or not content_type:
+        return line
+    return line + b"content-type: %b\r\n" % _clean(content_type)
+
+
+def _clean(text: str) -> bytes:
+    return _CONTROLS.sub(b" ", text.encode("latin-1", "replace"))

@@ -1,0 +1,249 @@
+"""Server-Sent Events: a topic's messages as they come, for browsers and for anything that reads
+lines.
+
+An event's `data` is a message as elsewhere in this API; its `id` is where to go on behind it, which
+a reader that was cut off gives back as `Last-Event-ID`: it misses nothing then, and sees nothing
+twice that it has taken whole. What the topic has dropped meanwhile is told by the next message's
+`lost`. When there is nothing to say for a while, a comment is sent. A stream whose topic is deleted
+ends with an event of the type `end`, which says why; when the broker closes, it just ends.
+
+A reader that is slow costs what it is being sent and no more: nothing is read ahead of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Final
+
+from msgspec import Struct
+
+from quackmq import limits
+from quackmq.broker import Broker, Caller, Losses
+from quackmq.errors import (
+    InvalidMessageId,
+    InvalidRequest,
+    LimitReached,
+    OffsetOutOfRange,
+    QuackError,
+    UnknownPartition,
+    UnknownTopic,
+)
+from quackmq.model.topic import PartitionKey, Read, Slice, Topic
+from quackmq.protocols.http.types import Request, Stream
+from quackmq.protocols.http.v1.event_ids import next_offsets, place_token
+from quackmq.protocols.http.v1.messages import stored
+from quackmq.protocols.http.v1.operations import EVENTS, Answer, Number, Operation, Text, encoded
+from quackmq.protocols.http.v1.parameters import GREATEST, TOPIC
+
+#: Browsers come back so soon after a stream has ended; the default is theirs, and longer.
+_RETRY: Final = b"retry: 1000\n\n"
+_HEARTBEAT: Final = b":\n\n"
+_HEADERS: Final = (
+    ("cache-control", "no-store"),
+    # nginx holds answers back otherwise.
+    ("x-accel-buffering", "no"),
+)
+
+PARTITION: Final = Number(
+    name="partition",
+    most=limits.PARTITIONS_PER_TOPIC - 1,
+    about="The partition to follow; without it, all of them.",
+)
+START: Final = Text(
+    name="start",
+    choices=("beginning", "end"),
+    about="Where to begin: with what is there, or with what comes, which is the default.",
+)
+OFFSET: Final = Number(
+    name="offset", most=GREATEST, about="Begin at this offset, in every partition."
+)
+TIMESTAMP_MS: Final = Number(
+    name="timestamp_ms",
+    most=GREATEST,
+    about="Begin at the first message with this timestamp or a later one.",
+)
+LAST_EVENT_ID: Final = Text(
+    name="Last-Event-ID",
+    where="header",
+    about="Go on behind this event; it goes before every other place to begin.",
+)
+
+
+class Ended(Struct, frozen=True):
+    """Why a stream has ended."""
+
+    code: str
+    detail: str
+
+
+async def events(request: Request) -> Stream:
+    broker, caller = request.broker, request.caller
+    topic = broker.topic(TOPIC.of(request))
+    partition = PARTITION.given(request)
+    if partition is None:
+        _check_partitions(topic)
+    if request.door.stream_count >= limits.HTTP_EVENT_STREAMS:
+        raise LimitReached(f"{limits.HTTP_EVENT_STREAMS} streams are being sent: try again later")
+    positions = await _beginning(request, topic, partition)
+    following = _Following(broker, caller, topic, partition, positions)
+    return Stream(EVENTS, following.chunks(), _HEADERS)
+
+
+class _Following:
+    """A reader's way through a topic: the next offset of each partition that it follows."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        caller: Caller,
+        topic: Topic,
+        partition: int | None,
+        positions: dict[int, int],
+    ) -> None:
+        self._broker = broker
+        self._caller = caller
+        self._topic = topic
+        self._partition = partition
+        self._positions = positions
+        #: What was lost in a partition and not told yet.
+        self._losses: dict[int, Losses] = {}
+        #: The partition to look at first, so that a busy one does not keep out the others.
+        self._turn = 0
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        yield _RETRY
+        try:
+            while True:
+                self._follow_topic()
+                part = await self._next()
+                if part is None:
+                    yield _HEARTBEAT
+                elif isinstance(part.error, OffsetOutOfRange):
+                    self._go_over(part)
+                else:
+                    self._follow_topic()  # another of this name must not be taken for it
+                    chunk = await self._read(part.key.partition)
+                    if chunk:
+                        yield chunk
+        except QuackError as error:
+            yield b"event: end\ndata: " + encoded(Ended(error.code, str(error))) + b"\n\n"
+
+    def _follow_topic(self) -> None:
+        """UnknownTopic when it is gone; what it has got in partitions is followed as well."""
+        self._topic = self._broker.topic_by_id(self._topic.id)
+        if self._partition is None and len(self._positions) < self._topic.partitions:
+            _check_partitions(self._topic)
+            for new in range(len(self._positions), self._topic.partitions):
+                self._positions[new] = 0
+
+    async def _next(self) -> Slice | None:
+        """The first partition, from the one whose turn it is, that has something; None if none has
+        for a while."""
+        order = sorted(self._positions, key=lambda each: (each < self._turn, each))
+        reads = [
+            Read(PartitionKey(self._topic.id, each), self._positions[each], 1, committed=True)
+            for each in order
+        ]
+        slices = await self._broker.read(
+            self._caller, reads, max_bytes=1, wait_ms=limits.HTTP_HEARTBEAT_MS
+        )
+        found = next((each for each in slices if each.chunks or each.error is not None), None)
+        if found is not None:
+            self._turn = found.key.partition + 1
+        return found
+
+    def _go_over(self, part: Slice) -> None:
+        """On from what is there, behind what the topic has dropped."""
+        partition = part.key.partition
+        before = self._positions[partition]
+        if before < part.first_offset:
+            self._losses.setdefault(partition, Losses()).add(before, part.first_offset)
+        self._positions[partition] = min(max(before, part.first_offset), part.next_offset)
+
+    async def _read(self, partition: int) -> bytes:
+        try:
+            page = await self._broker.messages.read(
+                self._caller,
+                self._topic.name,
+                partition,
+                self._positions[partition],
+                max_records=limits.HTTP_EVENTS_RECORDS,
+                max_bytes=limits.HTTP_EVENTS_BYTES,
+            )
+        except OffsetOutOfRange:
+            return b""  # the topic has dropped it just now: the next look goes over it
+        pieces: list[bytes] = []
+        for message in page.messages:
+            self._positions[partition] = message.record.offset + 1
+            data = encoded(stored(message, self._losses.pop(partition, None)))
+            pieces += (b"id: ", self._token(message.id), b"\ndata: ", data, b"\n\n")
+        self._positions[partition] = page.next_offset
+        for begin, end in page.losses.ranges():
+            self._losses.setdefault(partition, Losses()).add(begin, end)
+        return b"".join(pieces)
+
+    def _token(self, message_id: str) -> bytes:
+        if len(self._positions) == 1:
+            return message_id.encode()
+        offsets = [self._positions[each] for each in range(len(self._positions))]
+        return place_token(self._topic.id, offsets).encode()
+
+
+async def _beginning(request: Request, topic: Topic, partition: int | None) -> dict[int, int]:
+    """The offset to begin at, by partition."""
+    broker, caller = request.broker, request.caller
+    start, offset = START.given(request), OFFSET.given(request)
+    timestamp_ms = TIMESTAMP_MS.given(request)
+    if sum(each is not None for each in (start, offset, timestamp_ms)) > 1:
+        raise InvalidRequest("start, offset and timestamp_ms: give one of them at the most")
+    partitions = range(topic.partitions) if partition is None else (partition,)
+    keys = {each: PartitionKey(topic.id, each) for each in partitions}
+    ranges = {each: await broker.offsets(caller, key) for each, key in keys.items()}
+    last = LAST_EVENT_ID.given(request)
+    if last:
+        return next_offsets(last, topic, partition)
+    if timestamp_ms is not None:
+        found = {
+            each: await broker.offset_for_time(caller, key, timestamp_ms)
+            for each, key in keys.items()
+        }
+        return {each: ranges[each].next if at is None else at.offset for each, at in found.items()}
+    if offset is not None:
+        end = max(each.next for each in ranges.values())
+        if offset > end:
+            raise OffsetOutOfRange(f"offset {offset} lies behind the end, which is {end}")
+        return {key: min(max(offset, each.first), each.next) for key, each in ranges.items()}
+    return {
+        key: each.first if start == "beginning" else each.stable for key, each in ranges.items()
+    }
+
+
+def _check_partitions(topic: Topic) -> None:
+    if topic.partitions > limits.HTTP_EVENT_PARTITIONS:
+        raise LimitReached(
+            f"topic {topic.name} has {topic.partitions} partitions, and a stream follows "
+            f"{limits.HTTP_EVENT_PARTITIONS} at the most: follow one by its number"
+        )
+
+
+OPERATIONS: Final = (
+    Operation(
+        name="followMessages",
+        tag="messages",
+        method="GET",
+        path="/v1/topics/{topic}/events",
+        handler=events,
+        about="Follow a topic: its messages as Server-Sent Events, until the reader goes away.",
+        parameters=(TOPIC, PARTITION, START, OFFSET, TIMESTAMP_MS, LAST_EVENT_ID),
+        answers={
+            200: Answer(
+                "Events without a type: `data` is a message as JSON, `id` is where to go on. At "
+                "the end there is one of the type `end` that says why.",
+                content_type=EVENTS,
+                schema={"type": "string"},
+            )
+        },
+        errors=(UnknownTopic, UnknownPartition, InvalidMessageId, OffsetOutOfRange, LimitReached),
+        safe=False,
+    ),
+)

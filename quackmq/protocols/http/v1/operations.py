@@ -1,0 +1,256 @@
+"""What the API offers, as values: an operation is a route with all that there is to say of it.
+
+A handler checks its parameters by the very values that the document at /v1/openapi.json shows, so
+neither can lag behind the other: a `Number` knows its bounds, a body is a type. A parameter that an
+operation does not have is refused: a misspelt `ofset` must not read from the beginning.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal, NamedTuple, TypeVar
+
+import msgspec
+
+from quackmq import limits
+from quackmq.errors import InvalidRequest, QuackError
+from quackmq.protocols.http.errors import HttpFailure
+from quackmq.protocols.http.router import Route
+from quackmq.protocols.http.types import Begun, Handler, Request, Response, Stream, decoded
+
+JSON: Final = "application/json"
+NDJSON: Final = "application/x-ndjson"
+BYTES: Final = "application/octet-stream"
+EVENTS: Final = "text/event-stream"
+
+#: More digits than 64 bits hold; int() of many more takes its time.
+_DIGITS: Final = 19
+
+Schema = Mapping[str, Any]
+T = TypeVar("T")
+
+
+def one_of(*names: str) -> Schema:
+    """What a schema says of fields of which exactly one is given. A type with such a rule, which
+    its fields cannot tell, has it as `MORE`; what reads the type checks it."""
+    return {"oneOf": [{"required": [name]} for name in names]}
+
+
+def at_most_one_of(*names: str) -> Schema:
+    return {"not": {"required": list(names)}}
+
+
+# --- parameters -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Number:
+    """A whole number of the path or the query."""
+
+    name: str
+    about: str
+    least: int = 0
+    most: int
+    default: int | None = None
+    where: Literal["path", "query"] = "query"
+    required: bool = False
+
+    def of(self, request: Request) -> int:
+        """InvalidRequest where it is missing and has no default."""
+        value = self.given(request)
+        if value is None:
+            value = self.default
+        if value is None:
+            raise InvalidRequest(f"{self.name} is missing: {self.about}")
+        return value
+
+    def given(self, request: Request) -> int | None:
+        """None where it is not given."""
+        text = (request.parts if self.where == "path" else request.query).get(self.name)
+        if text is None:
+            return None
+        digits = text.removeprefix("-")
+        if digits.isascii() and digits.isdigit() and len(digits) <= _DIGITS:
+            value = int(text)
+            if self.least <= value <= self.most:
+                return value
+        raise InvalidRequest(
+            f"{self.name} cannot be {text[:100]!r}: it is a whole number from {self.least} to "
+            f"{self.most}"
+        )
+
+    @property
+    def schema(self) -> Schema:
+        schema = {"type": "integer", "minimum": self.least, "maximum": self.most}
+        return schema if self.default is None else {**schema, "default": self.default}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Text:
+    """A text of the path, the query or a header. What of the path names nothing that there is, or
+    could be, the broker says; and how many bytes a name may have, which no schema can."""
+
+    name: str
+    about: str
+    where: Literal["path", "query", "header"] = "query"
+    required: bool = False
+    choices: tuple[str, ...] = ()
+    default: str | None = None
+    pattern: str = ""
+    most: int | None = None
+
+    def of(self, request: Request) -> str:
+        value = self.given(request)
+        if value is None:
+            raise InvalidRequest(f"{self.name} is missing: {self.about}")
+        return value
+
+    def given(self, request: Request) -> str | None:
+        if self.where == "path":
+            return request.parts[self.name]
+        given = request.headers if self.where == "header" else request.query
+        text = given.get(self.name.lower() if self.where == "header" else self.name, self.default)
+        if text is not None and not self._may_be(text):
+            raise InvalidRequest(
+                f"{self.name} cannot be {text[:100]!r}: it is {self._rule()}. {self.about}"
+            )
+        return text
+
+    def _rule(self) -> str:
+        if self.choices:
+            return f"one of {', '.join(self.choices)}"
+        most = "" if self.most is None else f" to {self.most}"
+        pattern = f" of the pattern {self.pattern}" if self.pattern else ""
+        return f"a text of 1{most} characters{pattern}"
+
+    def _may_be(self, text: str) -> bool:
+        if self.choices:
+            return text in self.choices
+        if not text or (self.most is not None and len(text) > self.most):
+            return False
+        return not self.pattern or re.fullmatch(self.pattern, text) is not None
+
+    @property
+    def schema(self) -> Schema:
+        schema: dict[str, Any] = {"type": "string"}
+        if self.choices:
+            schema["enum"] = list(self.choices)
+        else:
+            schema["minLength"] = 1
+        if self.pattern:
+            schema["pattern"] = f"^{self.pattern}$"
+        if self.most is not None:
+            schema["maxLength"] = self.most
+        if self.default is not None:
+            schema["default"] = self.default
+        return schema
+
+
+Parameter = Number | Text
+
+
+# --- operations -----------------------------------------------------------------------------------
+
+
+class Answer(NamedTuple):
+    """What a status means. `kind` is the type of the JSON that comes with it, None for none."""
+
+    about: str
+    kind: Any = None
+    content_type: str = JSON
+    schema: Schema | None = None
+
+
+class Body(NamedTuple):
+    """What a request's body may be: a type by content type, or a schema where it is no JSON."""
+
+    about: str
+    kinds: Mapping[str, Any]
+    required: bool = True
+    bytes: int = limits.HTTP_BODY_BYTES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """A route, and what there is to say of it. `errors` are its own; there are others that any
+    request may meet."""
+
+    name: str
+    tag: str
+    method: str
+    path: str
+    handler: Handler
+    about: str
+    parameters: tuple[Parameter, ...] = ()
+    body: Body | None = None
+    answers: Mapping[int, Answer]
+    errors: tuple[type[QuackError], ...] = ()
+    #: As `Route` has them.
+    safe: bool = True
+    waits: bool = False
+
+
+def routes_of(operations: tuple[Operation, ...]) -> tuple[Route, ...]:
+    return tuple(_route(operation) for operation in operations)
+
+
+def _route(operation: Operation) -> Route:
+    known = frozenset(each.name for each in operation.parameters if each.where == "query")
+    handler = operation.handler
+
+    def handle(request: Request) -> Awaitable[Response | Stream] | Begun:
+        unknown = request.query.keys() - known
+        if unknown:
+            raise InvalidRequest(
+                f"there is no parameter {min(unknown)[:100]!r} here; there "
+                + (f"are {', '.join(sorted(known))}" if known else "is none")
+            )
+        return handler(request)
+
+    # Where none is wanted, one is not looked at; some clients always send one.
+    body_bytes = limits.HTTP_UNRESERVED_BYTES if operation.body is None else operation.body.bytes
+    return Route(
+        operation.method, operation.path, handle, body_bytes, operation.safe, operation.waits
+    )
+
+
+# --- bodies and answers ---------------------------------------------------------------------------
+
+
+def content_type_of(request: Request, body: Body) -> str:
+    """What a request's body says that it is; JSON if it says nothing. A failure of
+    status 415 for what is not taken."""
+    said = request.headers.get("content-type", JSON)
+    kind = said.partition(";")[0].strip().lower()
+    if kind not in body.kinds:
+        raise HttpFailure(
+            415,
+            "unsupported_media_type",
+            f"the body is {said[:100]!r}: send it as {' or '.join(body.kinds)}",
+        )
+    return kind
+
+
+def json_body(request: Request, body: Body, decoder: msgspec.json.Decoder[T]) -> T:
+    """The only body of an operation that takes JSON; where it need not be there, `{}` stands in."""
+    if not request.body and not body.required:
+        return decoder.decode(b"{}")
+    content_type_of(request, body)
+    return decoded(request.body, decoder)
+
+
+_encode: Final = msgspec.json.Encoder().encode
+
+
+def answered(status: int, value: object, headers: tuple[tuple[str, str], ...] = ()) -> Response:
+    return Response(status, _encode(value), JSON, headers)
+
+
+def encoded(value: object) -> bytes:
+    return _encode(value)
+
+
+#: The answer that has nothing to say.
+NOTHING: Final = Response(204, b"", "")

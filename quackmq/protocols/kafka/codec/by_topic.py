@@ -1,0 +1,45 @@
+"""The shape that Produce and Fetch requests share: something for each partition, by topic.
+
+    topics [ name, or id | partitions [ … ] ]
+
+In the compact spelling each partition and each topic ends with tagged fields.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Sequence
+from typing import Generic, NamedTuple, TypeVar
+
+from quackmq.protocols.kafka.codec.primitives import UUID_BYTES, Cursor
+
+Wanted = TypeVar("Wanted")
+
+
+class ByTopic(NamedTuple, Generic[Wanted]):
+    """`topic` is a name or, in the versions that have them, an id (None: the id of zeros)."""
+
+    topic: str | uuid.UUID | None
+    partitions: Sequence[Wanted]
+
+
+def read_topics(
+    cursor: Cursor, by_id: bool, partition_bytes: int, read_partition: Callable[[Cursor], Wanted]
+) -> list[ByTopic[Wanted]]:
+    """All of the list; a partition takes `partition_bytes` at the least."""
+    topics = []
+    for _ in range(topics_length(cursor, by_id)):
+        topic = cursor.uuid() if by_id else cursor.string()
+        partitions = []
+        for _ in range(cursor.present_array_length(partition_bytes)):
+            partitions.append(read_partition(cursor))
+            cursor.skip_tags()
+        cursor.skip_tags()
+        topics.append(ByTopic(topic, partitions))
+    return topics
+
+
+def topics_length(cursor: Cursor, by_id: bool) -> int:
+    return cursor.present_array_length(
+        (UUID_BYTES if by_id else cursor.STRING_BYTES) + cursor.ARRAY_BYTES
+    )

@@ -1,0 +1,314 @@
+"""Fetch, read and written by hand: whole batches go out as the pieces in which the store gave them.
+
+Request (from version 12 on in the compact spelling, with tagged fields after each level):
+
+    replica id i32 (up to 14) | max wait ms i32 | min bytes i32 | max bytes i32 | isolation i8 |
+        session id i32 (7+) | session epoch i32 (7+) |
+        topics [ name, or id (13+) | partitions [ index i32 | leader epoch i32 (9+) | offset i64 |
+            last epoch i32 (12+) | log start i64 (5+) | max bytes i32 ] ] |
+        forgotten topics [ name, or id (13+) | partitions [ index i32 ] ] (7+) | rack (11+)
+
+Response:
+
+    throttle ms i32 | error i16 (7+) | session id i32 (7+) |
+        topics [ name, or id (13+) | partitions [ index i32 | error i16 | high watermark i64 |
+            last stable offset i64 | log start i64 (5+) | aborted [ producer id i64 |
+            first offset i64 ] | preferred i32 (11+) | records bytes ] ]
+
+The response is a list of buffers: what we write, then a store's pieces, then what we write; nothing
+large is joined or copied.
+"""
+
+from __future__ import annotations
+
+import struct
+import uuid
+from collections.abc import Callable, Sequence
+from functools import cache, lru_cache
+from typing import Final, NamedTuple
+
+from quackmq import limits
+from quackmq.protocols.kafka.codec.by_topic import ByTopic, read_topics, topics_length
+from quackmq.protocols.kafka.codec.primitives import (
+    ENDS_EARLY,
+    INT32,
+    UUID_BYTES,
+    CompactCursor,
+    Cursor,
+    malformed,
+)
+from quackmq.protocols.kafka.codec.writer import write_array_length, write_topic
+from quackmq.records.batch import Buffer
+
+API_KEY: Final = 1
+FLEXIBLE_FROM: Final = 12
+FIRST_WITH_SESSIONS: Final = 7
+FIRST_WITH_TOPIC_IDS: Final = 13
+_FIRST_WITH_LOG_START: Final = 5
+_FIRST_WITH_LEADER_EPOCH: Final = 9
+_FIRST_WITH_RACK: Final = 11
+_FIRST_WITH_LAST_EPOCH: Final = 12
+_FIRST_WITHOUT_REPLICA_ID: Final = 15
+_LAST_NOT_FLEXIBLE: Final = FLEXIBLE_FROM - 1
+
+#: A request as most are, for one partition of one topic and without a rack. By name: all up to it
+#: (topics and the name's length last), and behind it partitions, the wish, forgotten topics, rack.
+_USUAL: Final = struct.Struct(">4xiiibiiih")
+_USUAL_WISH: Final = struct.Struct(">iiiq8xiih")
+#: By id, in the compact spelling: all of it. The end are tagged fields of partition and topic,
+#: forgotten topics, rack, tagged fields.
+_USUAL_BY_ID: Final = struct.Struct(">iiibiiB16sBiiq4x8xi5s")
+_COMPACT_ONE: Final = 2
+_COMPACT_END: Final = bytes((0, 0, 1, 1, 0))
+_REPLICA_ID_BYTES: Final = 4
+_WISH: Final = struct.Struct(">iqi")
+_WISH_WITH_LOG_START: Final = struct.Struct(">iq8xi")
+_WISH_WITH_LEADER_EPOCH: Final = struct.Struct(">iiq8xi")
+_WISH_WITH_LAST_EPOCH: Final = struct.Struct(">iiq4x8xi")
+_PARTITION: Final = struct.Struct(">ihqq")
+#: The same with log start, what was aborted, preferred replica and the length of records: all that
+#: stands before these in the last version that is not flexible.
+_USUAL_PARTITION: Final = struct.Struct(">ihqqqiii")
+_LOG_START: Final = struct.Struct(">q")
+_ABORTED: Final = struct.Struct(">qq")
+_FLEXIBLE_ABORTED: Final = struct.Struct(">qqx")
+_NO_PREFERRED_REPLICA: Final = INT32.pack(-1)
+_NO_THROTTLE: Final = INT32.pack(0)
+_ERROR_AND_SESSION: Final = struct.Struct(">hi")
+#: The tagged fields of partition, topic and response, none of each.
+_FLEXIBLE_END: Final = bytes(3)
+_INDEX_BYTES: Final = 4
+_NO_ID: Final = bytes(UUID_BYTES)
+_new_tuple: Final = tuple.__new__
+#: A client that does not know of an epoch, or does not care; and an epoch that never was.
+NO_EPOCH: Final = -1
+READ_COMMITTED: Final = 1
+
+
+class PartitionWish(NamedTuple):
+    """`leader_epoch` is the one that the client knows of, NO_EPOCH if it does not say."""
+
+    partition: int
+    leader_epoch: int
+    offset: int
+    max_bytes: int
+
+
+class FetchRequest(NamedTuple):
+    max_wait_ms: int
+    min_bytes: int
+    max_bytes: int
+    isolation: int
+    session_id: int
+    session_epoch: int
+    topics: Sequence[ByTopic[PartitionWish]]
+
+
+class PartitionData(NamedTuple):
+    """A partition's part of the answer; `chunks` are whole batches, `size` bytes together. For
+    readers of committed records, `aborted` are the transactions whose records they leave out: the
+    producer's id and the first offset of each."""
+
+    partition: int
+    error: int
+    high_watermark: int = -1
+    log_start: int = -1
+    chunks: Sequence[Buffer] = ()
+    size: int = 0
+    last_stable: int = -1
+    aborted: Sequence[tuple[int, int]] = ()
+
+
+class TopicData(NamedTuple):
+    topic: str | uuid.UUID | None
+    partitions: Sequence[PartitionData]
+
+
+def read_request(version: int, data: memoryview) -> FetchRequest:
+    usual = None
+    if version >= FIRST_WITH_TOPIC_IDS:
+        usual = _read_usual_by_id(version, data)
+    elif version == _LAST_NOT_FLEXIBLE:
+        usual = _read_usual(data)
+    if usual is not None:
+        return usual
+    cursor = CompactCursor(data) if version >= FLEXIBLE_FROM else Cursor(data)
+    try:
+        request = _read(cursor, version)
+        cursor.skip_tags()
+        return request
+    except ENDS_EARLY:
+        raise malformed("Fetch request") from None
+
+
+def write_response(
+    version: int, topics: Sequence[TopicData], error: int = 0, isolation: int = 0
+) -> list[Buffer]:
+    """The buffers of a response's body. No session is ever opened, which session id 0 says."""
+    flexible = version >= FLEXIBLE_FROM
+    buffers: list[Buffer] = []
+    out = bytearray(_NO_THROTTLE)
+    if version >= FIRST_WITH_SESSIONS:
+        out += _ERROR_AND_SESSION.pack(error, 0)
+    write_array_length(out, len(topics), flexible)
+    for topic in topics:
+        write_topic(out, topic.topic, flexible)
+        write_array_length(out, len(topic.partitions), flexible)
+        for partition in topic.partitions:
+            _write_head(out, partition, version, isolation)
+            if partition.size:
+                buffers.append(out)
+                buffers.extend(partition.chunks)
+                out = bytearray()
+            if flexible:
+                out.append(0)
+        if flexible:
+            out.append(0)
+    if flexible:
+        out.append(0)
+    if out:
+        buffers.append(out)
+    return buffers
+
+
+def write_one(
+    version: int, topic: str | uuid.UUID | None, data: PartitionData, isolation: int = 0
+) -> list[Buffer]:
+    """The same for one partition of a topic that there is: how it begins is kept."""
+    out = bytearray(_head(version, topic))
+    _write_head(out, data, version, isolation)
+    if version < FLEXIBLE_FROM:
+        return [out, *data.chunks]
+    if data.size:
+        return [out, *data.chunks, _FLEXIBLE_END]
+    out += _FLEXIBLE_END
+    return [out]
+
+
+@lru_cache(maxsize=limits.KAFKA_ANSWER_HEADS)
+def _head(version: int, topic: str | uuid.UUID | None) -> bytes:
+    """The beginning of a response for one partition of one topic."""
+    flexible = version >= FLEXIBLE_FROM
+    out = bytearray(_NO_THROTTLE)
+    if version >= FIRST_WITH_SESSIONS:
+        out += _ERROR_AND_SESSION.pack(0, 0)
+    write_array_length(out, 1, flexible)
+    write_topic(out, topic, flexible)
+    write_array_length(out, 1, flexible)
+    return bytes(out)
+
+
+def _read_usual(data: memoryview) -> FetchRequest | None:
+    """The request if it is of the usual shape, in a fraction of the time; None leaves it to the
+    cursor, which also says what is wrong with it."""
+    if len(data) < _USUAL.size + _USUAL_WISH.size:
+        return None
+    wait_ms, least, most, isolation, session, epoch, topics, name_bytes = _USUAL.unpack_from(data)
+    behind_name = _USUAL.size + name_bytes
+    if topics != 1 or name_bytes < 0 or behind_name + _USUAL_WISH.size != len(data):
+        return None
+    partitions, index, leader_epoch, offset, max_bytes, forgotten, rack_bytes = (
+        _USUAL_WISH.unpack_from(data, behind_name)
+    )
+    if partitions != 1 or forgotten or rack_bytes:
+        return None
+    try:
+        topic = str(data[_USUAL.size : behind_name], "utf-8")
+    except UnicodeDecodeError:
+        return None
+    # The classes' own constructors take their arguments one by one: three times as long.
+    wish = _new_tuple(PartitionWish, (index, leader_epoch, offset, max_bytes))
+    wanted = [_new_tuple(ByTopic, (topic, [wish]))]
+    return _new_tuple(FetchRequest, (wait_ms, least, most, isolation, session, epoch, wanted))
+
+
+def _read_usual_by_id(version: int, data: memoryview) -> FetchRequest | None:
+    """The same in the compact spelling, where a topic is named by its id."""
+    start = 0 if version >= _FIRST_WITHOUT_REPLICA_ID else _REPLICA_ID_BYTES
+    if len(data) != start + _USUAL_BY_ID.size:
+        return None
+    numbers = _USUAL_BY_ID.unpack_from(data, start)
+    wait_ms, least, most, isolation, session, epoch, topics, topic_id, partitions = numbers[:9]
+    index, leader_epoch, offset, max_bytes, end = numbers[9:]
+    if topics != _COMPACT_ONE or partitions != _COMPACT_ONE or end != _COMPACT_END:
+        return None
+    topic = None if topic_id == _NO_ID else uuid.UUID(bytes=topic_id)
+    wish = _new_tuple(PartitionWish, (index, leader_epoch, offset, max_bytes))
+    wanted = [_new_tuple(ByTopic, (topic, [wish]))]
+    return _new_tuple(FetchRequest, (wait_ms, least, most, isolation, session, epoch, wanted))
+
+
+def _read(cursor: Cursor, version: int) -> FetchRequest:
+    if version < _FIRST_WITHOUT_REPLICA_ID:
+        cursor.int32()
+    max_wait_ms = cursor.int32()
+    min_bytes = cursor.int32()
+    max_bytes = cursor.int32()
+    isolation = cursor.int8()
+    session_id, session_epoch = 0, -1
+    if version >= FIRST_WITH_SESSIONS:
+        session_id, session_epoch = cursor.int32(), cursor.int32()
+    by_id = version >= FIRST_WITH_TOPIC_IDS
+    topics = read_topics(cursor, by_id, *_wish_reader(version))
+    if version >= FIRST_WITH_SESSIONS:
+        for _ in range(topics_length(cursor, by_id)):
+            _skip_forgotten_topic(cursor, by_id)
+    if version >= _FIRST_WITH_RACK:
+        cursor.string()
+    return FetchRequest(
+        max_wait_ms, min_bytes, max_bytes, isolation, session_id, session_epoch, topics
+    )
+
+
+@cache
+def _wish_reader(version: int) -> tuple[int, Callable[[Cursor], PartitionWish]]:
+    """The size of a wish, which is fixed, and how it is read. What we have no use for is stepped
+    over; so is the epoch of what a follower fetched last, since nothing it has is ever cut off
+    (see `quackmq.broker.log.epoch_lookup`)."""
+    if version >= _FIRST_WITH_LEADER_EPOCH:
+        form = _WISH_WITH_LEADER_EPOCH
+        if version >= _FIRST_WITH_LAST_EPOCH:
+            form = _WISH_WITH_LAST_EPOCH
+        return form.size, lambda cursor: PartitionWish(*form.unpack(cursor.take(form.size)))
+    old_form = _WISH_WITH_LOG_START if version >= _FIRST_WITH_LOG_START else _WISH
+
+    def read_old(cursor: Cursor) -> PartitionWish:
+        index, offset, max_bytes = old_form.unpack(cursor.take(old_form.size))
+        return PartitionWish(index, NO_EPOCH, offset, max_bytes)
+
+    return old_form.size, read_old
+
+
+def _skip_forgotten_topic(cursor: Cursor, by_id: bool) -> None:
+    if by_id:
+        cursor.uuid()
+    else:
+        cursor.string()
+    cursor.take(_INDEX_BYTES * cursor.present_array_length(_INDEX_BYTES))
+    cursor.skip_tags()
+
+
+def _write_head(out: bytearray, data: PartitionData, version: int, isolation: int) -> None:
+    """All of a partition's answer up to and including the length of its records."""
+    if version == _LAST_NOT_FLEXIBLE and not data.aborted:
+        partition, error, high_watermark, log_start, _, size, last_stable, _ = data
+        aborted = 0 if isolation == READ_COMMITTED else -1
+        out += _USUAL_PARTITION.pack(
+            partition, error, high_watermark, last_stable, log_start, aborted, -1, size
+        )
+        return
+    flexible = version >= FLEXIBLE_FROM
+    out += _PARTITION.pack(data.partition, data.error, data.high_watermark, data.last_stable)
+    if version >= _FIRST_WITH_LOG_START:
+        out += _LOG_START.pack(data.log_start)
+    if isolation == READ_COMMITTED:
+        write_array_length(out, len(data.aborted), flexible)
+        form = _FLEXIBLE_ABORTED if flexible else _ABORTED
+        for producer_id, first_offset in data.aborted:
+            out += form.pack(producer_id, first_offset)
+    else:
+        write_array_length(out, -1, flexible)
+    if version >= _FIRST_WITH_RACK:
+        out += _NO_PREFERRED_REPLICA
+    # The length of bytes is spelled like that of an array.
+    write_array_length(out, data.size, flexible)

@@ -1,0 +1,230 @@
+"""Produce, read and written by hand: the records of a request stay a part of its bytes.
+
+Request (from version 9 on in the compact spelling, with tagged fields after each level):
+
+    transactional id (3+) | acks i16 | timeout ms i32 |
+        topics [ name, or id (13+) | partitions [ index i32 | records bytes ] ]
+
+Response:
+
+    topics [ name, or id (13+) | partitions [ index i32 | error i16 | base offset i64 |
+        append time i64 (2+) | log start i64 (5+) | record errors [] (8+) | message (8+) ] ]
+        | throttle ms i32 (1+)
+"""
+
+from __future__ import annotations
+
+import struct
+import uuid
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Final, NamedTuple
+
+from quackmq import limits
+from quackmq.protocols.kafka.codec.by_topic import ByTopic, read_topics
+from quackmq.protocols.kafka.codec.primitives import (
+    ENDS_EARLY,
+    INT32,
+    CompactCursor,
+    Cursor,
+    malformed,
+)
+from quackmq.protocols.kafka.codec.writer import write_array_length, write_string, write_topic
+from quackmq.records.batch import Buffer
+
+API_KEY: Final = 0
+FLEXIBLE_FROM: Final = 9
+FIRST_WITH_BATCHES: Final = 3
+FIRST_WITH_TOPIC_IDS: Final = 13
+_FIRST_WITH_APPEND_TIME: Final = 2
+_FIRST_WITH_LOG_START: Final = 5
+_FIRST_WITH_MESSAGE: Final = 8
+
+#: A request as nearly all are, one batch for one partition of one topic, up to the topic's name
+#: (transactional id, acks, timeout, topics, the name's length) and behind it (partitions, index,
+#: the records' length; in the compact spelling the last of these follows as a varint).
+_USUAL: Final = struct.Struct(">hh4xih")
+_USUAL_PARTITION: Final = struct.Struct(">iii")
+_COMPACT_USUAL: Final = struct.Struct(">Bh4xBB")
+_COMPACT_USUAL_PARTITION: Final = struct.Struct(">Bi")
+_COMPACT_ONE: Final = 2
+#: The tagged fields of partition, topic and request, none of each.
+_COMPACT_END: Final = bytes(3)
+_PARTITION: Final = struct.Struct(">ihq")
+#: All of a partition's answer in the versions that are most used, where nothing went wrong: no
+#: record errors (a length of none is 1), no message and no tagged fields (both 0).
+_FLEXIBLE_PARTITION: Final = struct.Struct(">ihqqqBxx")
+#: The same with all that ends a response: throttling, in later versions tagged fields.
+_FLEXIBLE_END: Final = struct.Struct(">ihqqqB8x")
+_END: Final = struct.Struct(">ihqqqi")
+#: Append time: the timestamps stay those of the producer, which is said by -1.
+_NO_APPEND_TIME: Final = struct.pack(">q", -1)
+_LOG_START: Final = struct.Struct(">q")
+_NO_THROTTLE: Final = INT32.pack(0)
+_INDEX_BYTES: Final = 4
+_new_tuple: Final = tuple.__new__
+
+
+class PartitionRecords(NamedTuple):
+    partition: int
+    records: memoryview | None
+
+
+class ProduceRequest(NamedTuple):
+    transactional_id: str | None
+    acks: int
+    topics: Sequence[ByTopic[PartitionRecords]]
+
+
+class PartitionAnswer(NamedTuple):
+    partition: int
+    error: int
+    base_offset: int = -1
+    log_start: int = -1
+    message: str | None = None
+
+
+class TopicAnswer(NamedTuple):
+    topic: str | uuid.UUID | None
+    partitions: Sequence[PartitionAnswer]
+
+
+def read_request(version: int, data: memoryview) -> ProduceRequest:
+    if FIRST_WITH_BATCHES <= version < FIRST_WITH_TOPIC_IDS:
+        read_usual = _read_compact_usual if version >= FLEXIBLE_FROM else _read_usual
+        usual = read_usual(data)
+        if usual is not None:
+            return usual
+    cursor = CompactCursor(data) if version >= FLEXIBLE_FROM else Cursor(data)
+    try:
+        transactional_id = cursor.nullable_string() if version >= FIRST_WITH_BATCHES else None
+        acks = cursor.int16()
+        cursor.int32()  # the timeout, for which nobody asks
+        by_id = version >= FIRST_WITH_TOPIC_IDS
+        partition_bytes = _INDEX_BYTES + cursor.BYTES_BYTES
+        topics = read_topics(cursor, by_id, partition_bytes, _read_partition)
+        cursor.skip_tags()
+    except ENDS_EARLY:
+        raise malformed("Produce request") from None
+    return ProduceRequest(transactional_id, acks, topics)
+
+
+def write_one(
+    version: int,
+    topic: str | uuid.UUID | None,
+    partition: int,
+    base_offset: int,
+    log_start: int,
+) -> Buffer:
+    """The response to a request of one batch, which was appended."""
+    if version >= FLEXIBLE_FROM:
+        end = _FLEXIBLE_END.pack(partition, 0, base_offset, -1, log_start, 1)
+    elif _FIRST_WITH_LOG_START <= version < _FIRST_WITH_MESSAGE:
+        end = _END.pack(partition, 0, base_offset, -1, log_start, 0)
+    else:
+        answer = PartitionAnswer(partition, 0, base_offset, log_start)
+        return write_response(version, [TopicAnswer(topic, [answer])])
+    return _head(version, topic) + end
+
+
+def write_response(version: int, answers: Sequence[TopicAnswer]) -> Buffer:
+    flexible = version >= FLEXIBLE_FROM
+    out = bytearray()
+    write_array_length(out, len(answers), flexible)
+    for answer in answers:
+        write_topic(out, answer.topic, flexible)
+        write_array_length(out, len(answer.partitions), flexible)
+        for partition in answer.partitions:
+            _write_partition(out, partition, version, flexible)
+        if flexible:
+            out.append(0)
+    if version >= 1:
+        out += _NO_THROTTLE
+    if flexible:
+        out.append(0)
+    return out
+
+
+@lru_cache(maxsize=limits.KAFKA_ANSWER_HEADS)
+def _head(version: int, topic: str | uuid.UUID | None) -> bytes:
+    """The beginning of a response for one partition of one topic."""
+    flexible = version >= FLEXIBLE_FROM
+    out = bytearray()
+    write_array_length(out, 1, flexible)
+    write_topic(out, topic, flexible)
+    write_array_length(out, 1, flexible)
+    return bytes(out)
+
+
+def _read_usual(data: memoryview) -> ProduceRequest | None:
+    """The request if it is of the usual shape, in half the time; None leaves it to the cursor,
+    which also says what is wrong with it."""
+    if len(data) < _USUAL.size:
+        return None
+    transactional_id, acks, topics, name_bytes = _USUAL.unpack_from(data)
+    behind_name = _USUAL.size + name_bytes
+    begin = behind_name + _USUAL_PARTITION.size
+    if transactional_id != -1 or topics != 1 or name_bytes < 0 or begin > len(data):
+        return None
+    partitions, partition, size = _USUAL_PARTITION.unpack_from(data, behind_name)
+    if partitions != 1 or size != len(data) - begin:
+        return None
+    name = data[_USUAL.size : behind_name]
+    return _usual(acks, name, partition, data[begin:])
+
+
+def _read_compact_usual(data: memoryview) -> ProduceRequest | None:
+    """The same in the compact spelling."""
+    if len(data) < _COMPACT_USUAL.size:
+        return None
+    transactional_id, acks, topics, name_length = _COMPACT_USUAL.unpack_from(data)
+    behind_name = _COMPACT_USUAL.size + name_length - 1
+    begin = behind_name + _COMPACT_USUAL_PARTITION.size
+    is_short = 0 < name_length < 0x80
+    if transactional_id or topics != _COMPACT_ONE or not is_short or begin >= len(data):
+        return None
+    partitions, partition = _COMPACT_USUAL_PARTITION.unpack_from(data, behind_name)
+    cursor = CompactCursor(data, begin)
+    try:
+        size = cursor.uvarint() - 1
+    except ENDS_EARLY:
+        return None
+    end = cursor.position + size
+    if partitions != _COMPACT_ONE or size < 0 or data[end:] != _COMPACT_END:
+        return None
+    name = data[_COMPACT_USUAL.size : behind_name]
+    return _usual(acks, name, partition, data[cursor.position : end])
+
+
+def _usual(
+    acks: int, name: memoryview, partition: int, records: memoryview
+) -> ProduceRequest | None:
+    try:
+        topic = str(name, "utf-8")
+    except UnicodeDecodeError:
+        return None
+    # The classes' own constructors take their arguments one by one: three times as long.
+    wanted = _new_tuple(PartitionRecords, (partition, records))
+    by_topic = _new_tuple(ByTopic, (topic, [wanted]))
+    return _new_tuple(ProduceRequest, (None, acks, [by_topic]))
+
+
+def _read_partition(cursor: Cursor) -> PartitionRecords:
+    return PartitionRecords(cursor.int32(), cursor.nullable_bytes())
+
+
+def _write_partition(out: bytearray, answer: PartitionAnswer, version: int, flexible: bool) -> None:
+    partition, error, base_offset, log_start, message = answer
+    if flexible and message is None:
+        out += _FLEXIBLE_PARTITION.pack(partition, error, base_offset, -1, log_start, 1)
+        return
+    out += _PARTITION.pack(answer.partition, answer.error, answer.base_offset)
+    if version >= _FIRST_WITH_APPEND_TIME:
+        out += _NO_APPEND_TIME
+    if version >= _FIRST_WITH_LOG_START:
+        out += _LOG_START.pack(answer.log_start)
+    if version >= _FIRST_WITH_MESSAGE:
+        write_array_length(out, 0, flexible)
+        write_string(out, answer.message, flexible)
+    if flexible:
+        out.append(0)

@@ -1,0 +1,196 @@
+"""A bounded reader over kio's schemas: bytes in, kio's entity or a ProtocolError out.
+
+kio's own reader trusts the lengths that it finds (five bytes make it ask for 34 GB), so of kio only
+the schemas are used here: dataclasses whose fields say by `kafka_type`, `tag` and their Python type
+how they travel. Each schema is compiled once into closures over a `Cursor`, which holds lengths
+against what is there; nesting comes from the schema alone, never from the bytes.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable
+from dataclasses import MISSING, fields
+from functools import cache
+from typing import Any, Final, NamedTuple
+
+from kio.schema.errors import ErrorCode
+from kio.static.protocol import Entity
+
+from quackmq.errors import ProtocolError
+from quackmq.protocols.kafka.codec.primitives import (
+    ENDS_EARLY,
+    UINT16,
+    UINT32,
+    UINT64,
+    CompactCursor,
+    Cursor,
+    malformed,
+)
+from quackmq.protocols.kafka.codec.schema import Shape, request_schema, shape
+
+Read = Callable[[Any], Any]
+
+
+def read_request(api_key: int, version: int, body: memoryview) -> Any:
+    """kio's request entity of the version that the client spoke."""
+    return read_entity(request_schema(api_key, version), body)
+
+
+def read_entity(entity_type: type[Entity], data: memoryview) -> Any:
+    """The entity that `data` begins with. Bytes after it do not matter, as in Kafka itself:
+    librdkafka sends some after a Metadata request for all topics."""
+    cursor = CompactCursor(data) if entity_type.__flexible__ else Cursor(data)
+    try:
+        return compiled(entity_type).read(cursor)
+    except ENDS_EARLY:
+        raise malformed(entity_type.__name__) from None
+
+
+class Compiled(NamedTuple):
+    """How a type is read, and the least bytes that one takes."""
+
+    read: Read
+    least_bytes: int
+
+
+@cache
+def compiled(entity_type: type[Entity]) -> Compiled:
+    cursor_type = CompactCursor if entity_type.__flexible__ else Cursor
+    plain: list[tuple[str, Read]] = []
+    tagged: dict[int, tuple[str, Read]] = {}
+    least_bytes = cursor_type.TAGS_BYTES
+    for field in fields(entity_type):
+        field_shape = shape(field)
+        form = _field(field_shape, cursor_type)
+        if field_shape.tag is None:
+            plain.append((field.name, form.read))
+            least_bytes += form.least_bytes
+            continue
+        if field.default is MISSING or not entity_type.__flexible__:
+            raise TypeError(f"{entity_type.__name__}.{field.name}: a tag that cannot be left out")
+        tagged[field_shape.tag] = (field.name, form.read)
+
+    def read(cursor: Cursor) -> Any:
+        return entity_type(**{name: read_field(cursor) for name, read_field in plain})
+
+    def read_flexible(cursor: CompactCursor) -> Any:
+        values = {name: read_field(cursor) for name, read_field in plain}
+        _read_tags(cursor, tagged, values)
+        return entity_type(**values)
+
+    return Compiled(read_flexible if entity_type.__flexible__ else read, least_bytes)
+
+
+def _read_tags(
+    cursor: CompactCursor, tagged: dict[int, tuple[str, Read]], values: dict[str, Any]
+) -> None:
+    """Tags come in growing order, each at most once; those that the schema does not know are for
+    somebody newer."""
+    last_tag = -1
+    for _ in range(cursor.tag_count()):
+        tag = cursor.uvarint()
+        if tag <= last_tag:
+            raise ProtocolError(f"tagged field {tag} after {last_tag}")
+        last_tag = tag
+        data = cursor.take(cursor.uvarint())
+        if tag not in tagged:
+            continue
+        name, read_field = tagged[tag]
+        inner = CompactCursor(data, elements_left=cursor.elements_left)
+        values[name] = read_field(inner)
+        if inner.position != len(data):
+            raise ProtocolError(f"tagged field {name} does not fill its size")
+        cursor.elements_left = inner.elements_left
+
+
+def _field(field: Shape, cursor_type: type[Cursor]) -> Compiled:
+    if field.is_array:
+        if field.entity_type is not None:
+            element = compiled(field.entity_type)
+        else:
+            element = _primitive(field.kafka_type, cursor_type, nullable=False)
+        return Compiled(_array(element, field.nullable), cursor_type.ARRAY_BYTES)
+    if field.entity_type is not None:
+        entity = compiled(field.entity_type)
+        return Compiled(_nullable_entity(entity.read), 1) if field.nullable else entity
+    return _primitive(field.kafka_type, cursor_type, field.nullable)
+
+
+def _array(element: Compiled, nullable: bool) -> Read:
+    # Empty structures exist in old versions; the budget of elements bounds them.
+    element_bytes = element.least_bytes
+    read = element.read
+
+    def read_array(cursor: Cursor) -> tuple[Any, ...] | None:
+        length = cursor.array_length(element_bytes)
+        if length < 0:
+            if nullable:
+                return None
+            raise ProtocolError("an array that must be there is null")
+        return tuple([read(cursor) for _ in range(length)])
+
+    return read_array
+
+
+def _nullable_entity(read: Read) -> Read:
+    def read_nullable(cursor: Cursor) -> Any:
+        return None if cursor.int8() < 0 else read(cursor)
+
+    return read_nullable
+
+
+def _primitive(kafka_type: str | None, cursor_type: type[Cursor], nullable: bool) -> Compiled:
+    if kafka_type == "string":
+        read: Read = cursor_type.nullable_string if nullable else cursor_type.string
+        return Compiled(read, cursor_type.STRING_BYTES)
+    if kafka_type in ("bytes", "records"):
+        return Compiled(_nullable_bytes if nullable else _bytes, cursor_type.BYTES_BYTES)
+    if kafka_type not in _FIXED or (nullable and kafka_type != "uuid"):
+        raise TypeError(f"no reader for the type {kafka_type}, nullable: {nullable}")
+    return _FIXED[kafka_type]
+
+
+def _nullable_bytes(cursor: Cursor) -> bytes | None:
+    data = cursor.nullable_bytes()
+    return None if data is None else bytes(data)
+
+
+def _bytes(cursor: Cursor) -> bytes:
+    data = cursor.nullable_bytes()
+    if data is None:
+        raise ProtocolError("bytes that must be there are null")
+    return bytes(data)
+
+
+def _error_code(cursor: Cursor) -> ErrorCode:
+    number = cursor.int16()
+    try:
+        return ErrorCode(number)
+    except ValueError:
+        raise ProtocolError(f"unknown error code {number}") from None
+
+
+def _duration(milliseconds: int) -> datetime.timedelta:
+    try:
+        return datetime.timedelta(milliseconds=milliseconds)
+    except OverflowError:
+        raise ProtocolError(f"a duration of {milliseconds} ms") from None
+
+
+_FIXED: Final[dict[str, Compiled]] = {
+    "int8": Compiled(Cursor.int8, 1),
+    "int16": Compiled(Cursor.int16, 2),
+    "int32": Compiled(Cursor.int32, 4),
+    "int64": Compiled(Cursor.int64, 8),
+    "uint8": Compiled(lambda cursor: cursor.int8() & 0xFF, 1),
+    "uint16": Compiled(lambda cursor: cursor.number(UINT16), 2),
+    "uint32": Compiled(lambda cursor: cursor.number(UINT32), 4),
+    "uint64": Compiled(lambda cursor: cursor.number(UINT64), 8),
+    "float64": Compiled(Cursor.float64, 8),
+    "bool": Compiled(Cursor.boolean, 1),
+    "uuid": Compiled(Cursor.uuid, 16),
+    "error_code": Compiled(_error_code, 2),
+    "timedelta_i32": Compiled(lambda cursor: _duration(cursor.int32()), 4),
+    "timedelta_i64": Compiled(lambda cursor: _duration(cursor.int64()), 8),
+}

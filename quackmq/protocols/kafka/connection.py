@@ -1,0 +1,468 @@
+"""One peer: requests come in, answers go out in the order of the requests.
+
+Requests with a `submit` (Produce) begin as they come. The others begin one after another, each when
+every answer before its own has been sent; so whatever a client sees of one connection is in order,
+while its batches in flight become durable together. A fetch that waits holds up its own connection
+alone.
+
+Reading stops while the peer does not take its answers, while too many of its requests are
+unanswered, while the broker has no room for the batches of its next request, and while there is no
+memory to receive a large request. What stopped it, ended, calls `pump` again. A heartbeat that has
+to wait behind other requests keeps its member alive from when it comes: the broker is slow then,
+not the member.
+
+A peer that sends nonsense is disconnected with a line in the log, as Kafka does it; so is one whose
+request meets a bug of ours, with a traceback. Who may call: the loop's thread only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple, Protocol, cast
+
+from quackmq import limits
+from quackmq.broker import Broker, Caller
+from quackmq.errors import ProtocolError
+from quackmq.loop_clock import loop_clock
+from quackmq.protocols.first_bytes import MistakenPeers, WireProtocol, protocol_of
+from quackmq.protocols.kafka.api import Api, Call, LastAnswer, Node, Watch
+from quackmq.protocols.kafka.codec.framing import (
+    Frames,
+    ReceiveMemory,
+    RequestHeader,
+    body,
+    read_header,
+    response_head,
+)
+from quackmq.protocols.kafka.handlers.cluster import API_VERSIONS, unsupported_api_versions
+from quackmq.protocols.kafka.handlers.encoded_topics import DescribedTopics
+from quackmq.protocols.kafka.registry import API_VERSIONS_API, APIS
+from quackmq.records.batch import Buffer
+
+log = logging.getLogger(__name__)
+
+
+class Door(Protocol):
+    """What connections share, and whom they tell."""
+
+    broker: Broker
+    memory: ReceiveMemory
+    mistaken: MistakenPeers
+    described: DescribedTopics
+    last_answer: LastAnswer
+
+    @property
+    def answer_bytes(self) -> int:
+        """How large an answer may be now."""
+
+    def opened(self, connection: Connection) -> bool:
+        """Whether one more connection may stay."""
+
+    def closed(self, connection: Connection) -> None: ...
+
+    def node_for(self, host: str, port: int) -> Node:
+        """This broker, to a peer that came to this address."""
+
+    def wants_room(self, connection: Connection) -> None:
+        """To be pumped when the broker has room."""
+
+    def wants_memory(self, connection: Connection) -> None:
+        """To be pumped when large requests are done with their memory."""
+
+    def unsent(self, change_bytes: int) -> None:
+        """So many more, or fewer, bytes lie here that peers have not taken."""
+
+
+class Place:
+    """The place of one answer among those of its connection; see `api.Reply`."""
+
+    __slots__ = ("_connection", "_correlation_id", "_flexible", "buffers", "done")
+
+    def __init__(self, connection: Connection, correlation_id: int, flexible: bool) -> None:
+        self._connection = connection
+        self._correlation_id = correlation_id
+        self._flexible = flexible
+        self.buffers: list[Buffer] = []
+        self.done = False
+
+    def send(self, body: Sequence[Buffer]) -> None:
+        size = len(body[0]) if len(body) == 1 else sum(map(len, body))
+        self.buffers = [response_head(size, self._correlation_id, self._flexible), *body]
+        self._finish()
+
+    def skip(self) -> None:
+        self._finish()
+
+    def handle(self, request: Any) -> None:
+        self._connection.resume(request)
+
+    def disconnect(self, reason: str) -> None:
+        self._connection.disconnect(reason)
+
+    def _finish(self) -> None:
+        assert not self.done, "a request has one answer"
+        self.done = True
+        self._connection.answered()
+
+
+class Waiting(NamedTuple):
+    """A request that begins when its answer is the next to be sent."""
+
+    api: Api
+    header: RequestHeader
+    request: Any
+    reply: Place
+
+
+class Connection(asyncio.BufferedProtocol):
+    def __init__(self, door: Door) -> None:
+        self._loop = asyncio.get_running_loop()
+        #: Pauses of the loop do not count: a peer may have sent its next word meanwhile.
+        self._time = loop_clock().time
+        self._door = door
+        self._broker = door.broker
+        self._frames = Frames(door.memory)
+        self._transport: asyncio.Transport | None = None
+        self._replies: deque[Place] = deque()
+        self._queue: deque[Waiting] = deque()
+        self._worker: asyncio.Task[None] | None = None
+        self._current: Waiting | None = None
+        #: The last request that waited without a task, and its wait.
+        self._parked: tuple[Waiting, Watch] | None = None
+        self._caller = Caller()
+        self._client_id: bytes | None = None
+        # By version; made once, because every request needs one.
+        self._calls: dict[int, Call] = {}
+        self._node = Node(0, "", 0)
+        self._unsent_bytes = 0
+        self._peer_is_slow = False
+        self._reads = True
+        self._pumping = False
+        self._draining = False
+        self._has_ended = False
+        self._flush_is_due = False
+        #: When the request that is on its way began to come, by the loop's clock.
+        self.begun_at: float | None = None
+
+    # --- what the transport calls -----------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport = cast(asyncio.Transport, transport)
+        host, port, *_ = transport.get_extra_info("peername") or ("?", 0)
+        self._caller = Caller(address=f"{host}:{port}")
+        own_host, own_port, *_ = transport.get_extra_info("sockname") or ("?", 0)
+        self._node = self._door.node_for(own_host, own_port)
+        # A peer that is gone without a word is found out by TCP, in its own time.
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        transport.set_write_buffer_limits(high=limits.KAFKA_WRITE_BUFFER_BYTES, low=0)
+        if not self._door.opened(self):
+            self.disconnect("no more connections are taken")
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._frames.buffer()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if not self._has_ended and self._frames.received(nbytes):
+            self.pump()
+
+    def pause_writing(self) -> None:
+        assert self._transport is not None
+        self._peer_is_slow = True
+        self._unsent_bytes = self._transport.get_write_buffer_size()
+        self._door.unsent(self._unsent_bytes)
+
+    def resume_writing(self) -> None:
+        self._peer_is_slow = False
+        self._door.unsent(-self._unsent_bytes)
+        self._unsent_bytes = 0
+        self.flush_soon()
+        self.pump()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._transport = None
+        self._replies.clear()
+        self._queue.clear()
+        if self._worker is not None:
+            self._worker.cancel()
+        if self._parked is not None:
+            self._parked[1].cancel()
+            self._parked = None
+        self._frames.close()
+        self._door.unsent(-self._unsent_bytes)
+        self._unsent_bytes = 0
+        self._door.closed(self)
+
+    # --- what the door and the handlers call ------------------------------------------------
+
+    def pump(self, *, has_room: bool = False) -> None:
+        """Begin as many of the requests that have come as may begin now; with `has_room` one at
+        least, whatever the broker's figures say."""
+        # What is begun here may be answered here, which would pump again.
+        if self._pumping or self._transport is None:
+            return
+        self._pumping = True
+        is_held_up = False
+        frames = self._frames
+        try:
+            while frames.begun and frames.is_ready():
+                is_held_up = not self._may_begin(has_room or not frames.is_produce)
+                if is_held_up:
+                    break
+                self.begun_at = None
+                has_room = False
+                self._begin(frames.take())
+        except ProtocolError as error:
+            self._expel(str(error))
+        except Exception:
+            log.exception("a request of %s failed", self._caller.address)
+            self.abort()
+        finally:
+            self._pumping = False
+        frames.settle()
+        if is_held_up or frames.begun or not self._reads:
+            self._regulate(is_held_up)
+        else:
+            self.begun_at = None  # as mostly: all that came was taken, and it is read on
+
+    def drain(self) -> None:
+        """Take no more requests, answer those that were taken, then close."""
+        self._draining = True
+        if self._current is not None and self._current.api.waits and self._worker is not None:
+            self._worker.cancel()
+        if self._parked is not None and not self._parked[0].reply.done:
+            self._parked[1].cancel()
+            self.resume(self._parked[0].request)
+        self.flush_soon()
+
+    def resume(self, request: Any) -> None:
+        """Let a task answer the request that has been waiting without one."""
+        assert self._parked is not None
+        self._queue.appendleft(self._parked[0]._replace(request=request))
+        self._parked = None
+        self._work_on()
+
+    def disconnect(self, reason: str) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            log.warning("%s disconnected: %s", self._caller.address, reason)
+            self.abort()
+
+    def _expel(self, reason: str) -> None:
+        """Disconnect a peer that made no sense, and say where it would be served."""
+        protocol = protocol_of(self._frames.opening)
+        if protocol is None or protocol is WireProtocol.KAFKA:
+            self.disconnect(reason)
+            return
+        self._door.mistaken.report(self._caller.address, protocol, self._loop.time())
+        self.abort()
+
+    def abort(self) -> None:
+        """Without another word, also where the peer takes nothing."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def is_behind(self, now: float) -> bool:
+        """Whether memory is held for a request that comes too slowly to be whole in time."""
+        share = self._frames.share
+        if self.begun_at is None or share is None:
+            return False
+        passed_ms = (now - self.begun_at) * 1000
+        return (
+            passed_ms >= limits.KAFKA_PACE_MS and share < passed_ms / limits.KAFKA_REQUEST_WAIT_MS
+        )
+
+    @property
+    def may_wait(self) -> bool:
+        return not self._draining
+
+    @property
+    def answer_bytes(self) -> int:
+        return self._door.answer_bytes
+
+    @property
+    def described(self) -> DescribedTopics:
+        return self._door.described
+
+    @property
+    def last_answer(self) -> LastAnswer:
+        return self._door.last_answer
+
+    # --- requests ---------------------------------------------------------------------------
+
+    def _may_begin(self, has_room: bool = False) -> bool:
+        return (
+            not self._peer_is_slow
+            and not self._draining
+            and len(self._replies) < limits.KAFKA_REQUESTS_IN_FLIGHT
+            and (has_room or self._broker.pending_bytes <= limits.PENDING_BYTES)
+            and self._transport is not None
+            and not self._transport.is_closing()
+        )
+
+    def _regulate(self, is_held_up: bool) -> None:
+        """Read on, unless a request is held up, or one comes for which there is no memory; whoever
+        changes that pumps again."""
+        transport = self._transport
+        if transport is None or transport.is_closing() or self._has_ended:
+            return
+        if is_held_up and self._broker.pending_bytes > limits.PENDING_BYTES:
+            self._door.wants_room(self)
+        if not is_held_up and not self._frames.admitted:
+            self._door.wants_memory(self)
+            is_held_up = True
+        self._read(not is_held_up)
+        if is_held_up or not self._frames.begun:
+            self.begun_at = None
+        elif self.begun_at is None:
+            self.begun_at = self._time()
+
+    def _read(self, reads: bool) -> None:
+        if self._transport is None or reads == self._reads:
+            return
+        self._reads = reads
+        if reads:
+            self._transport.resume_reading()
+        else:
+            self._transport.pause_reading()
+
+    def _begin(self, frame: memoryview) -> None:
+        header = read_header(frame)
+        api = APIS.get(header.api_key)
+        if api is None or not api.first_version <= header.version <= api.last_version:
+            self._refuse_version(header)
+            return
+        flexible = header.version >= api.flexible_from
+        request = api.read(header.version, body(frame, header, flexible))
+        reply = Place(self, header.correlation_id, flexible and api.flexible_response)
+        self._replies.append(reply)
+        if api.submit is not None:
+            api.submit(self._call(header), request, reply, self._frames.hands_over)
+            return
+        if api.at_once is not None and len(self._replies) == 1 and self._worker is None:
+            begun = api.at_once(self._call(header), request, reply)
+            if isinstance(begun, list):
+                reply.send(begun)
+                return
+            if begun is not None:
+                self._parked = Waiting(api, header, request, reply), begun
+                return
+        self._queue.append(Waiting(api, header, request, reply))
+        self._work_on()
+        begins_now = self._worker is not None and self._current is None and len(self._queue) == 1
+        if api.arrived is not None and not begins_now:
+            api.arrived(self._call(header), request)
+
+    def _refuse_version(self, header: RequestHeader) -> None:
+        if header.api_key != API_VERSIONS:
+            raise ProtocolError(f"version {header.version} of API {header.api_key} is not spoken")
+        reply = Place(self, header.correlation_id, flexible=False)
+        self._replies.append(reply)
+        reply.send([unsupported_api_versions(API_VERSIONS_API)])
+
+    def _call(self, header: RequestHeader) -> Call:
+        if header.client_id != self._client_id:
+            self._client_id = header.client_id
+            self._caller = replace(self._caller, client=header.client_id.decode(errors="replace"))
+            self._calls.clear()
+        call = self._calls.get(header.version)
+        if call is None:
+            call = Call(self._broker, self._caller, self._node, header.version, self)
+            self._calls[header.version] = call
+        return call
+
+    # --- answers ----------------------------------------------------------------------------
+
+    def answered(self) -> None:
+        """An answer is there. The only one that the peer waits for is sent at once."""
+        if len(self._replies) == 1 and not self._pumping:
+            self._flush()
+        else:
+            self.flush_soon()
+
+    def flush_soon(self) -> None:
+        """Send in the loop's next turn: what became durable together is answered in one write."""
+        if not self._flush_is_due:
+            self._flush_is_due = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        """Send the answers that are ready, up to the first that is not."""
+        self._flush_is_due = False
+        if self._transport is None or self._transport.is_closing():
+            return
+        replies = self._replies
+        buffers: list[Buffer] = []
+        while replies and replies[0].done:
+            buffers += replies.popleft().buffers
+        if buffers:
+            self._write(buffers)
+        if self._draining and not replies and not self._peer_is_slow:
+            self._end()
+            return
+        if self._queue:
+            self._work_on()
+        if not self._reads:
+            self.pump()
+
+    def _end(self) -> None:
+        """Say that no more comes, and wait a little for the peer to hang up. To hang up first with
+        something of the peer's unread would reset the connection, and lose the last answers."""
+        if self._transport is None or self._has_ended:
+            return
+        self._has_ended = True
+        self._frames.close()
+        self._read(True)
+        try:
+            self._transport.write_eof()
+        except OSError:  # the peer was faster
+            self._transport.abort()
+            return
+        self._loop.call_later(limits.KAFKA_LINGER_MS / 1000, self.abort)
+
+    def _write(self, buffers: list[Buffer]) -> None:
+        assert self._transport is not None
+        if sum(map(len, buffers)) <= limits.KAFKA_JOINED_BYTES:
+            self._transport.write(b"".join(buffers))
+        else:
+            self._transport.writelines(buffers)
+
+    def _work_on(self) -> None:
+        if self._worker is None and self._next_may_begin():
+            self._worker = self._loop.create_task(self._work())
+
+    def _next_may_begin(self) -> bool:
+        return (
+            bool(self._queue)
+            and self._replies[0] is self._queue[0].reply
+            and not self._peer_is_slow
+            and self._transport is not None
+        )
+
+    async def _work(self) -> None:
+        """Answer what waits in the queue, one after another, as long as the next may begin."""
+        try:
+            while self._next_may_begin():
+                self._current = self._queue.popleft()
+                answer = await self._answer(self._current)
+                self._current.reply.send(answer)
+        except Exception:
+            log.exception("a request of %s failed", self._caller.address)
+            self.abort()
+        finally:
+            self._current = None
+            self._worker = None
+
+    async def _answer(self, waiting: Waiting) -> Sequence[Buffer]:
+        assert waiting.api.handle is not None
+        try:
+            return await waiting.api.handle(self._call(waiting.header), waiting.request)
+        except asyncio.CancelledError:
+            if not self._draining or self._transport is None or self._worker is None:
+                raise
+            self._worker.uncancel()
+        # Woken because the door closes: what there is, without waiting.
+        return await waiting.api.handle(self._call(waiting.header), waiting.request)

@@ -1,0 +1,194 @@
+"""ApiVersions, Metadata, DescribeCluster: what this broker can do, who it is, which topics it has.
+
+Where a client asks what it may do, it is told: everything. Nobody is refused anything here yet.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+from kio.schema.errors import ErrorCode
+
+from quackmq.errors import QuackError, UnknownTopic
+from quackmq.model.topic import Topic, check_topic_name
+from quackmq.protocols.kafka.api import Api, Call, schema_api, unhurried
+from quackmq.protocols.kafka.codec.writer import EncodedArray, Fields, write_response
+from quackmq.protocols.kafka.errors import code_of
+from quackmq.protocols.kafka.handlers.encoded_topics import METADATA, NOT_ASKED
+
+API_VERSIONS: Final = 18
+DESCRIBE_CLUSTER: Final = 60
+
+#: As KIP-511 has it.
+_SOFTWARE_NAME: Final = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
+_FIRST_WITH_SOFTWARE_NAME: Final = 3
+#: Up to version 3, clients do not understand a feature whose least version is 0.
+_FIRST_WITH_ZERO_FEATURES: Final = 4
+#: Up to version 0 an empty list of topics means all of them; null does from 1 on.
+_FIRST_WITH_NULL_FOR_ALL: Final = 1
+_FIRST_WITH_NULL_NAME: Final = 12
+
+#: What a client of DescribeCluster can ask for.
+_BROKERS: Final = 1
+_CONTROLLERS: Final = 2
+#: Kafka's numbers of operations on the cluster, as bits: create, alter, describe, act as a node,
+#: describe and alter its configs, write with a producer id.
+_CLUSTER_OPERATIONS: Final = sum(1 << number for number in (5, 7, 8, 9, 10, 11, 12))
+
+
+class Feature(NamedTuple):
+    """Something that a cluster of Kafka agrees on, and clients act on: the versions that there are,
+    and the one that holds."""
+
+    name: str
+    least: int
+    greatest: int
+    finalized: int
+
+
+#: By version 2 of transactions (KIP-890) clients add no partitions, and get an epoch with each end.
+#: By version 1 of groups there is the newer protocol (KIP-848) beside the classic one.
+FEATURES: Final = (Feature("group.version", 0, 1, 1), Feature("transaction.version", 0, 2, 2))
+#: Grows with each change of what is finalized; clients keep what comes with the greatest.
+_FEATURES_EPOCH: Final = 1
+
+
+def api_versions_api(apis: Sequence[Api]) -> Api:
+    """ApiVersions over the other APIs, and itself."""
+
+    async def api_versions(call: Call, request: Any) -> Fields:
+        if call.version >= _FIRST_WITH_SOFTWARE_NAME and not (
+            _SOFTWARE_NAME.fullmatch(request.client_software_name)
+            and _SOFTWARE_NAME.fullmatch(request.client_software_version)
+        ):
+            return {"error_code": ErrorCode.invalid_request, "api_keys": []}
+        return {
+            "error_code": ErrorCode.none,
+            "api_keys": _ranges([*apis, own]),
+            **_features(call.version),
+        }
+
+    # The response's header is never flexible: a client that guessed the version must read it.
+    own = schema_api(API_VERSIONS, 0, 4, 3, api_versions, flexible_response=False)
+    return own
+
+
+def unsupported_api_versions(own: Api) -> bytearray:
+    """The answer to a version of ApiVersions that we do not know, in the oldest form, with the
+    versions that the client may try instead."""
+    answer = {"error_code": ErrorCode.unsupported_version, "api_keys": _ranges([own])}
+    return write_response(API_VERSIONS, 0, answer)
+
+
+def _ranges(apis: Sequence[Api]) -> list[Fields]:
+    return [
+        {"api_key": api.key, "min_version": api.first_version, "max_version": api.last_version}
+        for api in sorted(apis, key=lambda api: api.key)
+    ]
+
+
+def _features(version: int) -> Fields:
+    return {
+        "supported_features": [
+            {"name": each.name, "min_version": each.least, "max_version": each.greatest}
+            for each in FEATURES
+            if each.least > 0 or version >= _FIRST_WITH_ZERO_FEATURES
+        ],
+        "finalized_features_epoch": _FEATURES_EPOCH,
+        "finalized_features": [
+            {
+                "name": each.name,
+                "max_version_level": each.finalized,
+                "min_version_level": each.finalized,
+            }
+            for each in FEATURES
+        ],
+    }
+
+
+async def metadata(call: Call, request: Any) -> Fields:
+    node = call.node
+    return {
+        "brokers": [{"node_id": node.id, "host": node.host, "port": node.port, "rack": None}],
+        "cluster_id": call.broker.cluster_id,
+        "controller_id": node.id,
+        "topics": await _wanted_topics(call, request),
+        "error_code": ErrorCode.none,
+        "cluster_authorized_operations": _cluster_operations(request),
+    }
+
+
+METADATA_API: Final = schema_api(METADATA, 0, 13, 9, metadata)
+
+
+async def describe_cluster(call: Call, request: Any) -> Fields:
+    node = call.node
+    asked_for = getattr(request, "endpoint_type", _BROKERS)
+    if asked_for == _BROKERS:
+        return {
+            "error_code": ErrorCode.none,
+            "cluster_id": call.broker.cluster_id,
+            "controller_id": node.id,
+            "brokers": [
+                {"broker_id": node.id, "host": node.host, "port": node.port, "is_fenced": False}
+            ],
+            "cluster_authorized_operations": _cluster_operations(request),
+        }
+    if asked_for == _CONTROLLERS:
+        code, message = ErrorCode.mismatched_endpoint_type, "this is a broker, not a controller"
+    else:
+        code, message = ErrorCode.unsupported_endpoint_type, f"no endpoint type {asked_for}"
+    return {"error_code": code, "error_message": message, "cluster_id": "", "brokers": []}
+
+
+DESCRIBE_CLUSTER_API: Final = schema_api(DESCRIBE_CLUSTER, 0, 2, 0, describe_cluster)
+
+
+def _cluster_operations(request: Any) -> int:
+    asked = getattr(request, "include_cluster_authorized_operations", False)
+    return _CLUSTER_OPERATIONS if asked else NOT_ASKED
+
+
+async def _wanted_topics(call: Call, request: Any) -> EncodedArray:
+    wanted = request.topics
+    described = call.peer.described
+    with_operations = getattr(request, "include_topic_authorized_operations", False)
+    if wanted is None or (not wanted and call.version < _FIRST_WITH_NULL_FOR_ALL):
+        return await described.every_topic(call, with_operations)
+    create = getattr(request, "allow_auto_topic_creation", True)
+    # Each topic once, however often it is asked for.
+    asked = {(getattr(topic, "topic_id", None), topic.name): None for topic in wanted}
+    found = []
+    async for topic_id, name in unhurried(asked, every=100):
+        topic = await _find(call, topic_id, name, create)
+        if isinstance(topic, Topic):
+            found.append(await described.topic(call, topic, with_operations))
+            continue
+        if name is None and call.version < _FIRST_WITH_NULL_NAME:
+            name = ""
+        found.append(described.error(call, topic, name, topic_id, with_operations))
+    return EncodedArray(len(found), b"".join(found))
+
+
+async def _find(
+    call: Call, topic_id: uuid.UUID | None, name: str | None, create: bool
+) -> Topic | ErrorCode:
+    try:
+        if name is None:
+            return _by_id(call, topic_id)
+        if create:
+            return await call.broker.ensure_topic(call.caller, name)
+        check_topic_name(name)
+        return call.broker.topic(name)
+    except QuackError as error:
+        unknown_id = name is None and isinstance(error, UnknownTopic)
+        return ErrorCode.unknown_topic_id if unknown_id else code_of(error)
+
+
+def _by_id(call: Call, topic_id: uuid.UUID | None) -> Topic:
+    if topic_id is None:
+        raise UnknownTopic("neither a name nor an id of a topic")
+    return call.broker.topic_by_id(topic_id)

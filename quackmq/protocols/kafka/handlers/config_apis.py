@@ -1,0 +1,294 @@
+"""DescribeConfigs, AlterConfigs and IncrementalAlterConfigs: the configs of topics, of this broker
+and of groups.
+
+AlterConfigs says everything that a resource is to have, so what it leaves out goes back to its
+default; IncrementalAlterConfigs changes what it names. What each config means is `configs`'
+business. A broker's cannot be altered: they are set where it is started.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from enum import IntEnum
+from typing import Any, Final, NamedTuple
+
+from kio.schema.errors import ErrorCode
+
+from quackmq import limits
+from quackmq.broker import GroupSettings
+from quackmq.errors import InvalidRequest, LimitReached, QuackError, UnknownTopic
+from quackmq.model.policy import Policy
+from quackmq.model.topic import check_topic_name
+from quackmq.protocols.kafka.api import Call, schema_api, together, unhurried
+from quackmq.protocols.kafka.codec.writer import Fields
+from quackmq.protocols.kafka.errors import code_of
+from quackmq.protocols.kafka.handlers.config_catalog import (
+    Config,
+    broker_configs,
+    changed_list,
+    fields_of,
+    group_configs,
+    group_settings,
+    is_topic_config,
+    policy_of,
+    topic_configs,
+    under_our_name,
+)
+
+DESCRIBE_CONFIGS: Final = 32
+ALTER_CONFIGS: Final = 33
+INCREMENTAL_ALTER_CONFIGS: Final = 44
+
+#: Kafka's numbers for kinds of resources.
+TOPIC: Final = 2
+BROKER: Final = 4
+GROUP: Final = 32
+
+
+class Operation(IntEnum):
+    """What IncrementalAlterConfigs does to a config."""
+
+    SET = 0
+    DELETE = 1
+    APPEND = 2
+    SUBTRACT = 3
+
+
+class Change(NamedTuple):
+    name: str
+    operation: Operation
+    value: str
+
+
+class Alteration(NamedTuple):
+    """What is to become of one resource. With `replaces`, what is not named gets its default."""
+
+    name: str
+    changes: Sequence[Change]
+    replaces: bool
+    validate_only: bool
+
+
+async def describe_configs(call: Call, request: Any) -> Fields:
+    results: list[Fields] = []
+    room = limits.KAFKA_CONFIGS_ANSWER
+    async for resource in unhurried(request.resources, every=20):
+        configs: list[Config] = []
+        code, message = ErrorCode.none, None
+        try:
+            if room <= 0:
+                raise LimitReached(
+                    f"{limits.KAFKA_CONFIGS_ANSWER} configs are the most in one answer: "
+                    "describe fewer resources at a time"
+                )
+            configs = _wanted(_describe(call, resource), resource.configuration_keys)
+            room -= len(configs)
+        except QuackError as error:
+            code, message = code_of(error), str(error)
+        results.append(
+            {
+                "error_code": code,
+                "error_message": message,
+                "resource_type": resource.resource_type,
+                "resource_name": resource.resource_name,
+                "configs": [
+                    fields_of(
+                        config,
+                        request.include_synonyms,
+                        getattr(request, "include_documentation", False),
+                    )
+                    for config in configs
+                ],
+            }
+        )
+    return {"results": results}
+
+
+DESCRIBE_CONFIGS_API: Final = schema_api(DESCRIBE_CONFIGS, 1, 4, 4, describe_configs)
+
+
+async def alter_configs(call: Call, request: Any) -> Fields:
+    return await _alter_all(call, request, lambda config: Operation.SET, replaces=True)
+
+
+ALTER_CONFIGS_API: Final = schema_api(ALTER_CONFIGS, 0, 2, 2, alter_configs)
+
+
+async def incremental_alter_configs(call: Call, request: Any) -> Fields:
+    return await _alter_all(call, request, _operation_of, replaces=False)
+
+
+INCREMENTAL_ALTER_CONFIGS_API: Final = schema_api(
+    INCREMENTAL_ALTER_CONFIGS, 0, 1, 1, incremental_alter_configs
+)
+
+
+# --- describing ----------------------------------------------------------------------------------
+
+
+def _describe(call: Call, resource: Any) -> list[Config]:
+    kind, name = resource.resource_type, resource.resource_name
+    if kind == TOPIC:
+        check_topic_name(name)
+        topic = call.broker.topic(name)
+        return topic_configs(topic.policy, call.broker.settings.default_policy)
+    if kind == BROKER:
+        _check_broker(call, name)
+        # Without a name: what was set for all brokers at once, which is nothing.
+        if not name:
+            return []
+        return broker_configs(call.node, call.broker.settings, call.broker.doors.get("http"))
+    if kind == GROUP:
+        return group_configs(_group_settings(call, name))
+    raise _unknown_kind(kind)
+
+
+def _wanted(configs: list[Config], names: Sequence[str] | None) -> list[Config]:
+    """Those that are asked for; all of them where none is named."""
+    if not names:
+        return configs
+    asked = dict.fromkeys(names)
+    ours = (under_our_name(configs, name) for name in asked)
+    return [
+        *(config for config in configs if config.name in asked),
+        *(config for config in ours if config is not None),
+    ]
+
+
+def _check_broker(call: Call, name: str) -> None:
+    if name not in ("", str(call.node.id)):
+        raise InvalidRequest(f"there is no broker {name[:100]!r}: this one is {call.node.id}")
+
+
+def _group_settings(call: Call, name: str) -> GroupSettings:
+    if not name:
+        raise InvalidRequest("a group has a name")
+    return call.broker.groups.settings(call.caller, name)
+
+
+def _unknown_kind(kind: int) -> InvalidRequest:
+    return InvalidRequest(
+        f"resources of type {kind} have no configs here: topics ({TOPIC}), brokers ({BROKER}) and "
+        f"groups ({GROUP}) have"
+    )
+
+
+# --- altering ------------------------------------------------------------------------------------
+
+
+async def _alter_all(
+    call: Call, request: Any, operation_of: Callable[[Any], Operation], replaces: bool
+) -> Fields:
+    named = Counter((each.resource_type, each.resource_name) for each in request.resources)
+
+    async def alter(resource: Any) -> Fields:
+        code, message = ErrorCode.none, None
+        try:
+            if named[resource.resource_type, resource.resource_name] > 1:
+                raise InvalidRequest("the resource is named twice in one request")
+            alter_one = _ALTER.get(resource.resource_type)
+            if alter_one is None:
+                raise _unknown_kind(resource.resource_type)
+            changes = _changes(resource.configs, operation_of)
+            name = resource.resource_name
+            await alter_one(call, Alteration(name, changes, replaces, request.validate_only))
+        except QuackError as error:
+            code, message = code_of(error), str(error)
+        return {
+            "error_code": code,
+            "error_message": message,
+            "resource_type": resource.resource_type,
+            "resource_name": resource.resource_name,
+        }
+
+    return {"responses": await together(map(alter, request.resources))}
+
+
+def _operation_of(config: Any) -> Operation:
+    try:
+        return Operation(config.config_operation)
+    except ValueError:
+        raise InvalidRequest(f"there is no operation {config.config_operation}") from None
+
+
+def _changes(configs: Sequence[Any], operation_of: Callable[[Any], Operation]) -> list[Change]:
+    """What a request says of a resource, if it can be said at all. InvalidRequest, as in Kafka."""
+    names = Counter(config.name for config in configs)
+    changes = []
+    for config in configs:
+        operation = operation_of(config)
+        if names[config.name] > 1:
+            raise InvalidRequest(f"{config.name} is named twice")
+        if config.value is None and operation is not Operation.DELETE:
+            raise InvalidRequest(f"{config.name} is given no value")
+        changes.append(Change(config.name, operation, config.value or ""))
+    return changes
+
+
+async def _alter_topic(call: Call, wanted: Alteration) -> None:
+    default = call.broker.settings.default_policy
+    # A config that there is none of can be taken back: it is not set.
+    configs = [
+        (change.name, _new_value(change))
+        for change in wanted.changes
+        if change.operation is not Operation.DELETE or is_topic_config(change.name)
+    ]
+
+    def changed(present: Policy) -> Policy:
+        if not wanted.replaces:
+            return policy_of(configs, present, default)
+        # A request that replaces all configs and does not name the partitioner must not move keys.
+        kept = dataclasses.replace(default, partitioner=present.partitioner)
+        return policy_of(configs, kept, default)
+
+    if not wanted.name:
+        raise InvalidRequest("topics have no configs that hold for all: name one topic")
+    check_topic_name(wanted.name)
+    try:
+        present = call.broker.topic(wanted.name).policy
+    except UnknownTopic:
+        # Kafka looks at the configs first.
+        changed(default)
+        raise
+    if wanted.validate_only:
+        changed(present)
+    else:
+        await call.broker.alter_topic(call.caller, wanted.name, policy=changed)
+
+
+async def _alter_broker(call: Call, wanted: Alteration) -> None:
+    _check_broker(call, wanted.name)
+    names = ", ".join(change.name for change in wanted.changes)
+    if names:
+        raise InvalidRequest(
+            f"a broker's configs cannot be altered while it runs: {names[:200]}; "
+            "say otherwise where it is started"
+        )
+
+
+async def _alter_group(call: Call, wanted: Alteration) -> None:
+    present = _group_settings(call, wanted.name)
+    configs = [(change.name, _new_value(change)) for change in wanted.changes]
+    settings = group_settings(configs, GroupSettings() if wanted.replaces else present)
+    if wanted.validate_only:
+        settings.check()
+    else:
+        await call.broker.groups.alter(call.caller, wanted.name, settings)
+
+
+def _new_value(change: Change) -> str | None:
+    """The text of a config that was changed; None for its default."""
+    if change.operation is Operation.SET:
+        return change.value
+    if change.operation is Operation.DELETE:
+        return None
+    return changed_list(change.name, change.value, change.operation is Operation.SUBTRACT)
+
+
+_ALTER: Final[Mapping[int, Callable[[Call, Alteration], Awaitable[None]]]] = {
+    TOPIC: _alter_topic,
+    BROKER: _alter_broker,
+    GROUP: _alter_group,
+}

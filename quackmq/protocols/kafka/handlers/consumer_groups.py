@@ -1,0 +1,210 @@
+"""The APIs of the newer group protocol (KIP-848): ConsumerGroupHeartbeat, by which members say all
+that they have to say, and ConsumerGroupDescribe.
+
+Only translation: what a group does is the broker's (`broker.groups`). A group that goes by the
+classic protocol is, to ConsumerGroupDescribe, not there, as a group of this kind is not to
+DescribeGroups: tools ask one and then the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import timedelta
+from typing import Any, Final
+
+from kio.schema.errors import ErrorCode
+
+from quackmq import limits
+from quackmq.broker import (
+    ConsumerGroupDescription,
+    ConsumerMemberDescription,
+    Heartbeat,
+)
+from quackmq.errors import (
+    InvalidRequest,
+    LimitReached,
+    OtherGroupProtocol,
+    QuackError,
+)
+from quackmq.model.topic import PartitionKey
+from quackmq.protocols.kafka.api import Call, by_topic, by_topic_id, schema_api
+from quackmq.protocols.kafka.codec.writer import Fields
+from quackmq.protocols.kafka.handlers.groups import (
+    GROUP_OPERATIONS,
+    descriptions,
+    group_code_of,
+    heartbeat_arrived,
+    host_of,
+)
+
+CONSUMER_GROUP_HEARTBEAT: Final = 68
+CONSUMER_GROUP_DESCRIBE: Final = 69
+
+#: From this version on a client makes its member id itself, and may subscribe by a pattern.
+_HEARTBEAT_WITH_OWN_ID: Final = 1
+#: The epoch of a member that joins.
+_JOINS: Final = 0
+#: What stands for a time that has not changed.
+_AS_BEFORE: Final = timedelta(milliseconds=-1)
+_MILLISECOND: Final = timedelta(milliseconds=1)
+#: How tools tell members of this protocol from classic ones in the same group.
+_CONSUMER_MEMBER: Final = 1
+#: A partition's share of an answer.
+_PARTITION_BYTES: Final = 8
+
+
+async def consumer_group_heartbeat(call: Call, request: Any) -> Fields:
+    try:
+        _check(call, request)
+        answer = await call.broker.groups.consumer_heartbeat(
+            call.caller, request.group_id, _heartbeat(call, request)
+        )
+    except QuackError as error:
+        return {
+            "error_code": _heartbeat_code_of(error),
+            "error_message": str(error),
+            "member_epoch": 0,
+            "heartbeat_interval": 0,
+        }
+    assignment = None
+    if answer.assignment is not None:
+        assignment = {
+            "topic_partitions": [
+                {"topic_id": topic_id, "partitions": partitions}
+                for topic_id, partitions in by_topic_id(answer.assignment).items()
+            ]
+        }
+    return {
+        "error_code": ErrorCode.none,
+        "member_id": answer.member_id,
+        "member_epoch": answer.epoch,
+        "heartbeat_interval": answer.heartbeat_interval_ms,
+        "assignment": assignment,
+    }
+
+
+CONSUMER_GROUP_HEARTBEAT_API: Final = schema_api(
+    CONSUMER_GROUP_HEARTBEAT, 0, 1, 0, consumer_group_heartbeat, arrived=heartbeat_arrived
+)
+
+
+async def consumer_group_describe(call: Call, request: Any) -> Fields:
+    found: list[Fields] = []
+    wanted = ConsumerGroupDescription
+    async for name, group in descriptions(call, request.group_ids, wanted, _member_bytes):
+        if isinstance(group, QuackError):
+            found.append(_not_described(name, group))
+            continue
+        fields = _described(call, group)
+        if request.include_authorized_operations:
+            fields = {**fields, "authorized_operations": GROUP_OPERATIONS}
+        found.append(fields)
+    return {"groups": found}
+
+
+CONSUMER_GROUP_DESCRIBE_API: Final = schema_api(
+    CONSUMER_GROUP_DESCRIBE, 0, 1, 0, consumer_group_describe
+)
+
+
+# --- inside ------------------------------------------------------------------------------------
+
+
+def _heartbeat_code_of(error: QuackError) -> ErrorCode:
+    if isinstance(error, LimitReached):
+        return ErrorCode.group_max_size_reached
+    if isinstance(error, OtherGroupProtocol):
+        # There is no group of this kind while the members of a classic one have the name.
+        return ErrorCode.group_id_not_found
+    return group_code_of(error)
+
+
+def _check(call: Call, request: Any) -> None:
+    """Raise InvalidRequest for what only this API refuses in this way."""
+    if not request.group_id.strip():
+        raise InvalidRequest("a group has a name: group.id is empty")
+    if call.version >= _HEARTBEAT_WITH_OWN_ID and not request.member_id.strip():
+        raise InvalidRequest("a member makes its id itself, and names it from the beginning")
+    if request.member_epoch == _JOINS and request.topic_partitions:
+        raise InvalidRequest("a member that joins owns no partitions")
+
+
+def _heartbeat(call: Call, request: Any) -> Heartbeat:
+    timeout, topics = request.rebalance_timeout, request.subscribed_topic_names
+    owned = request.topic_partitions
+    return Heartbeat(
+        member_id=request.member_id,
+        epoch=request.member_epoch,
+        client_id=call.caller.client[: limits.NAME_BYTES],
+        client_host=host_of(call),
+        instance_id=request.instance_id,
+        rack_id=request.rack_id,
+        rebalance_timeout_ms=None if timeout == _AS_BEFORE else timeout // _MILLISECOND,
+        topics=None if topics is None else frozenset(topics),
+        pattern=getattr(request, "subscribed_topic_regex", None),
+        assignor=request.server_assignor,
+        owned=None if owned is None else frozenset(_keys(owned)),
+    )
+
+
+def _keys(topics: Iterable[Any]) -> Iterable[PartitionKey]:
+    for topic in topics:
+        # An id of zeros is none, and no partition of ours.
+        if topic.topic_id is not None:
+            for partition in topic.partitions:
+                yield PartitionKey(topic.topic_id, partition)
+
+
+def _described(call: Call, group: ConsumerGroupDescription) -> Fields:
+    return {
+        "error_code": ErrorCode.none,
+        "group_id": group.name,
+        "group_state": group.state.value,
+        "group_epoch": group.epoch,
+        "assignment_epoch": group.assignment_epoch,
+        "assignor_name": group.assignor,
+        "members": [_described_member(call, member) for member in group.members],
+    }
+
+
+def _described_member(call: Call, member: ConsumerMemberDescription) -> Fields:
+    return {
+        "member_id": member.member_id,
+        "instance_id": member.instance_id,
+        "rack_id": member.rack_id,
+        "member_epoch": member.epoch,
+        "client_id": member.client_id,
+        "client_host": member.client_host,
+        "subscribed_topic_names": sorted(member.topics),
+        "subscribed_topic_regex": member.pattern,
+        "assignment": {"topic_partitions": _named(call, member.assigned)},
+        "target_assignment": {"topic_partitions": _named(call, member.target)},
+        "member_type": _CONSUMER_MEMBER,
+    }
+
+
+def _named(call: Call, keys: Iterable[PartitionKey]) -> list[Fields]:
+    return [
+        {"topic_id": topic.id, "topic_name": topic.name, "partitions": partitions}
+        for topic, partitions in by_topic(call.broker, keys)
+    ]
+
+
+def _member_bytes(member: ConsumerMemberDescription) -> int:
+    partitions = len(member.assigned) + len(member.target)
+    return sum(map(len, member.topics)) + _PARTITION_BYTES * partitions
+
+
+def _not_described(name: str, error: QuackError) -> Fields:
+    # "" is the name of a group that commits offsets only, and so never of this kind.
+    code = group_code_of(error) if name else ErrorCode.invalid_group_id
+    return {
+        "error_code": code,
+        "error_message": str(error),
+        "group_id": name,
+        "group_state": "",
+        "group_epoch": 0,
+        "assignment_epoch": 0,
+        "assignor_name": "",
+        "members": [],
+    }

@@ -1,0 +1,332 @@
+"""OffsetCommit, OffsetFetch and OffsetDelete: how far a group has come in each partition.
+
+The leader epoch that a client sends with an offset is kept, and given back with it. The time for
+which old clients want an offset kept is not: groups expire as a whole.
+
+Kafka keeps whatever number is committed, also a negative one, which clients take for none; kafkajs
+resets offsets by committing -1 and -2, ListOffsets' words for the end and the start. Here -2 is
+where the partition starts at that moment; any other negative number takes back what was committed.
+
+Where an open transaction commits offsets of a group, what was committed before may soon be another
+offset: a client that requires stable ones is told so, and asks again.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence, Set
+from functools import partial
+from typing import Any, Final
+
+from kio.schema.errors import ErrorCode
+
+from quackmq import limits
+from quackmq.broker import Commit, MemberRef
+from quackmq.errors import LimitReached, QuackError, UnknownGroup, UnknownTopic
+from quackmq.model.topic import NO_LEADER_EPOCH, Cursor, PartitionKey, Topic
+from quackmq.protocols.kafka.api import Call, find_topic, schema_api, unhurried
+from quackmq.protocols.kafka.codec.writer import Fields
+from quackmq.protocols.kafka.handlers.groups import group_code_of
+
+OFFSET_COMMIT: Final = 8
+OFFSET_FETCH: Final = 9
+OFFSET_DELETE: Final = 47
+
+#: What is to be committed of a partition, or why nothing can be.
+Wish = Commit | ErrorCode
+
+#: From these versions on an answer has something.
+_COMMIT_WITH_GROUP_NOT_FOUND: Final = 9
+_FETCH_WITH_ERROR: Final = 2
+_FETCH_WITH_GROUPS: Final = 8
+
+#: What stands for the epoch of who is no member.
+_NO_EPOCH: Final = -1
+#: What stands for an offset that was never committed.
+_NO_OFFSET: Final = -1
+#: What stands for the first offset that there is.
+_EARLIEST: Final = -2
+#: Where no transaction commits offsets.
+_NOWHERE: Final[Set[PartitionKey]] = frozenset()
+#: A partition's share of an answer beside its metadata.
+_PARTITION_BYTES: Final = 32
+#: A character in UTF-8, at the most.
+_CHARACTER_BYTES: Final = 4
+
+
+# --- OffsetCommit ------------------------------------------------------------------------------
+
+
+async def offset_commit(call: Call, request: Any) -> Fields:
+    topics = [
+        (topic, await _wishes(call, topic)) async for topic in unhurried(request.topics, every=100)
+    ]
+    return await commit_wishes(topics, partial(_commit, call, request))
+
+
+OFFSET_COMMIT_API: Final = schema_api(OFFSET_COMMIT, 2, 10, 8, offset_commit)
+
+
+async def commit_wishes(
+    topics: Sequence[tuple[Any, Sequence[Wish]]],
+    commit: Callable[[list[Commit]], Awaitable[list[ErrorCode]]],
+) -> Fields:
+    """Commit what can be committed, all at once, and answer for each partition; also for
+    TxnOffsetCommit. `commit` gives a code for each."""
+    commits = [wish for _, wishes in topics for wish in wishes if isinstance(wish, Commit)]
+    codes = iter(await commit(commits) if commits else ())
+    return {
+        "topics": [
+            {
+                **_topic_of(topic),
+                "partitions": [
+                    {
+                        "partition_index": partition.partition_index,
+                        "error_code": next(codes) if isinstance(wish, Commit) else wish,
+                    }
+                    for partition, wish in zip(topic.partitions, wishes, strict=True)
+                ],
+            }
+            for topic, wishes in topics
+        ]
+    }
+
+
+async def _wishes(call: Call, topic: Any) -> list[Wish]:
+    found = find_topic(call.broker, _wanted(topic))
+    if not isinstance(found, Topic):
+        return [found] * len(topic.partitions)
+    return [await _wish(call, found, partition) for partition in topic.partitions]
+
+
+async def _wish(call: Call, topic: Topic, partition: Any) -> Wish:
+    key = PartitionKey(topic.id, partition.partition_index)
+    offset: int | None = partition.committed_offset
+    if offset == _EARLIEST:
+        try:
+            offset = (await call.broker.offsets(call.caller, key)).first
+        except QuackError as error:
+            return group_code_of(error)
+    elif partition.committed_offset < 0:
+        offset = None
+    metadata = partition.committed_metadata or ""
+    return Commit(key, offset, metadata, committed_leader_epoch(partition))
+
+
+def committed_leader_epoch(partition: Any) -> int:
+    """The leader epoch of a committed offset; NO_LEADER_EPOCH in versions that have none."""
+    epoch: int = getattr(partition, "committed_leader_epoch", NO_LEADER_EPOCH)
+    return epoch
+
+
+async def _commit(call: Call, request: Any, commits: list[Commit]) -> list[ErrorCode]:
+    instance_id = getattr(request, "group_instance_id", None)
+    member = MemberRef(request.member_id, request.generation_id_or_member_epoch, instance_id)
+    try:
+        outcomes = await call.broker.groups.commit(call.caller, request.group_id, member, commits)
+    except QuackError as error:
+        return [_refusal(call, request.group_id, error)] * len(commits)
+    return [outcome_code(outcome) for outcome in outcomes]
+
+
+def _refusal(call: Call, group: str, error: QuackError) -> ErrorCode:
+    """Newer clients are told if a generation is wrong because there is no group at all."""
+    code = group_code_of(error)
+    if code is ErrorCode.illegal_generation and call.version >= _COMMIT_WITH_GROUP_NOT_FOUND:
+        try:
+            call.broker.groups.describe(call.caller, group)
+        except UnknownGroup as unknown:
+            return group_code_of(unknown)
+    return code
+
+
+# --- OffsetFetch -------------------------------------------------------------------------------
+
+
+async def offset_fetch(call: Call, request: Any) -> Fields:
+    room = _Room(limits.KAFKA_GROUPS_ANSWER_BYTES)
+    stable = getattr(request, "require_stable", False)
+    if call.version < _FETCH_WITH_GROUPS:
+        return await _fetch(call, request, room, stable)
+    return {
+        "groups": [
+            await _fetch(call, group, room, stable)
+            async for group in unhurried(request.groups, every=100)
+        ]
+    }
+
+
+OFFSET_FETCH_API: Final = schema_api(OFFSET_FETCH, 1, 10, 6, offset_fetch)
+
+
+class _Room:
+    """What is left of an answer's bytes. A client can ask for the same thing many times."""
+
+    def __init__(self, left_bytes: int) -> None:
+        self._left_bytes = left_bytes
+
+    def take(self, cursors: Iterable[Cursor | None] = ()) -> None:
+        for cursor in cursors:
+            metadata_bytes = 0 if cursor is None else len(cursor.metadata) * _CHARACTER_BYTES
+            self._left_bytes -= _PARTITION_BYTES + metadata_bytes
+        if self._left_bytes < 0:
+            raise LimitReached("too many offsets for one answer: ask for fewer at once")
+
+
+async def _fetch(call: Call, group: Any, room: _Room, stable: bool) -> Fields:
+    """One group's offsets: of the partitions that are named, or all."""
+    try:
+        room.take()
+        call.broker.groups.check_fetch(call.caller, group.group_id, _asking(group))
+        # Asked first: what is pending at this moment is not among what is found committed below.
+        pending = _NOWHERE
+        if stable:
+            pending = call.broker.transactions.pending_offsets(call.caller, group.group_id)
+        if group.topics is None:
+            topics = await _fetch_all(call, group.group_id, room, pending)
+        else:
+            topics = await _fetch_named(call, group.group_id, group.topics, room, pending)
+    except QuackError as error:
+        code = group_code_of(error)
+        if call.version < _FETCH_WITH_ERROR:
+            return {"topics": [_failed(topic, code) for topic in group.topics]}
+        return {"group_id": group.group_id, "error_code": code, "topics": []}
+    return {"group_id": group.group_id, "error_code": ErrorCode.none, "topics": topics}
+
+
+def _asking(group: Any) -> MemberRef:
+    """Who asks, as far as it says that it is a member: from version 9 on."""
+    member_id = getattr(group, "member_id", None) or ""
+    return MemberRef(member_id, getattr(group, "member_epoch", _NO_EPOCH))
+
+
+async def _fetch_all(
+    call: Call, group: str, room: _Room, pending: Set[PartitionKey]
+) -> list[Fields]:
+    cursors = await call.broker.groups.committed(call.caller, group)
+    room.take(cursors.values())
+    by_topic: dict[uuid.UUID, list[Fields]] = {}
+    async for key, cursor in unhurried(sorted(cursors.items()), every=1000):
+        by_topic.setdefault(key.topic_id, []).append(_offset(key, cursor, pending))
+    topics: list[Fields] = []
+    for topic_id, partitions in by_topic.items():
+        try:
+            name = call.broker.topic_by_id(topic_id).name
+        except UnknownTopic:
+            # It goes, and its cursors with it.
+            continue
+        topics.append({"name": name, "topic_id": topic_id, "partitions": partitions})
+    return topics
+
+
+async def _fetch_named(
+    call: Call, group: str, wanted: Iterable[Any], room: _Room, pending: Set[PartitionKey]
+) -> list[Fields]:
+    found = [(topic, find_topic(call.broker, _wanted(topic))) for topic in wanted]
+    keys = [
+        PartitionKey(known.id, partition)
+        for topic, known in found
+        if isinstance(known, Topic)
+        for partition in topic.partition_indexes
+    ]
+    cursors = await call.broker.groups.committed(call.caller, group, keys)
+    room.take(cursors.get(key) for key in keys)
+    return [
+        _fetched(topic, known, cursors, pending)
+        async for topic, known in unhurried(found, every=100)
+    ]
+
+
+def _fetched(
+    topic: Any,
+    known: Topic | ErrorCode,
+    cursors: Mapping[PartitionKey, Cursor],
+    pending: Set[PartitionKey],
+) -> Fields:
+    if isinstance(known, Topic):
+        keys = [PartitionKey(known.id, partition) for partition in topic.partition_indexes]
+        partitions = [_offset(key, cursors.get(key), pending) for key in keys]
+        return {**_topic_of(topic), "partitions": partitions}
+    # By its name a topic that is not there is one without offsets; by its id it is an error.
+    is_by_id = hasattr(topic, "topic_id")
+    return _failed(topic, known if is_by_id else ErrorCode.none)
+
+
+def _failed(topic: Any, code: ErrorCode) -> Fields:
+    partitions = [_committed(partition, None, code) for partition in topic.partition_indexes]
+    return {**_topic_of(topic), "partitions": partitions}
+
+
+def _offset(key: PartitionKey, cursor: Cursor | None, pending: Set[PartitionKey]) -> Fields:
+    """What a group has committed of a partition, unless a transaction may change it."""
+    if key in pending:
+        return _committed(key.partition, None, ErrorCode.unstable_offset_commit)
+    return _committed(key.partition, cursor)
+
+
+def _committed(partition: int, cursor: Cursor | None, code: ErrorCode = ErrorCode.none) -> Fields:
+    offset = None if cursor is None else cursor.offset
+    return {
+        "partition_index": partition,
+        "committed_offset": _NO_OFFSET if offset is None else offset,
+        "committed_leader_epoch": NO_LEADER_EPOCH if cursor is None else cursor.leader_epoch,
+        "metadata": "" if cursor is None else cursor.metadata,
+        "error_code": code,
+    }
+
+
+# --- OffsetDelete ------------------------------------------------------------------------------
+
+
+async def offset_delete(call: Call, request: Any) -> Fields:
+    found = [(topic, find_topic(call.broker, topic.name)) for topic in request.topics]
+    keys = [
+        PartitionKey(known.id, partition.partition_index)
+        for topic, known in found
+        if isinstance(known, Topic)
+        for partition in topic.partitions
+    ]
+    try:
+        outcomes = iter(
+            await call.broker.groups.delete_offsets(call.caller, request.group_id, keys)
+        )
+    except QuackError as error:
+        return {"error_code": group_code_of(error), "topics": []}
+    return {
+        "error_code": ErrorCode.none,
+        "topics": [
+            {
+                "name": topic.name,
+                "partitions": [
+                    {
+                        "partition_index": partition.partition_index,
+                        "error_code": outcome_code(next(outcomes))
+                        if isinstance(known, Topic)
+                        else known,
+                    }
+                    for partition in topic.partitions
+                ],
+            }
+            for topic, known in found
+        ],
+    }
+
+
+OFFSET_DELETE_API: Final = schema_api(OFFSET_DELETE, 0, 0, 1, offset_delete)
+
+
+# --- what they share ---------------------------------------------------------------------------
+
+
+def _wanted(topic: Any) -> str | uuid.UUID | None:
+    name: str | None = getattr(topic, "name", None)
+    return topic.topic_id if name is None else name
+
+
+def _topic_of(topic: Any) -> Fields:
+    """The topic as the request names it."""
+    return {"name": getattr(topic, "name", None), "topic_id": getattr(topic, "topic_id", None)}
+
+
+def outcome_code(outcome: QuackError | None) -> ErrorCode:
+    return ErrorCode.none if outcome is None else group_code_of(outcome)

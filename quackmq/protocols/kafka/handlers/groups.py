@@ -1,0 +1,383 @@
+"""The APIs of consumer groups: members come, are told what is theirs, and go; groups are listed,
+described and deleted.
+
+Only translation: what a group does is the broker's (`broker.groups`). JoinGroup and SyncGroup wait
+for others; when the door closes they answer, as a coordinator that goes away does, that the client
+shall look for another, and come again.
+
+A group that is not there is told apart by each API as Kafka does it: to a member it says that the
+member is unknown, DescribeGroups calls it dead, DeleteGroups says that it was not found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterable
+from datetime import timedelta
+from typing import Any, Final, TypeVar
+
+from kio.schema.errors import ErrorCode
+
+from quackmq import limits
+from quackmq.broker import (
+    ConsumerGroupDescription,
+    GroupDescription,
+    GroupState,
+    Join,
+    Joined,
+    Leaving,
+    MemberDescription,
+    MemberRef,
+    Sync,
+)
+from quackmq.errors import (
+    BrokerClosing,
+    InvalidGroup,
+    LimitReached,
+    MemberIdRequired,
+    QuackError,
+    StorageError,
+    UnknownGroup,
+)
+from quackmq.protocols.kafka.api import Call, portions, schema_api, together, unhurried
+from quackmq.protocols.kafka.codec.writer import Fields
+from quackmq.protocols.kafka.errors import code_of
+
+Description = TypeVar("Description", GroupDescription, ConsumerGroupDescription)
+
+HEARTBEAT: Final = 12
+LEAVE_GROUP: Final = 13
+SYNC_GROUP: Final = 14
+JOIN_GROUP: Final = 11
+DESCRIBE_GROUPS: Final = 15
+LIST_GROUPS: Final = 16
+DELETE_GROUPS: Final = 42
+
+#: From these versions on a client knows of something.
+_JOIN_WITH_REBALANCE_TIMEOUT: Final = 1
+_JOIN_WITH_ID_FIRST: Final = 4
+_JOIN_WITH_NULL_PROTOCOL: Final = 7
+_JOIN_WITH_SKIPPED_ASSIGNMENT: Final = 9
+_SYNC_WITH_PROTOCOL: Final = 5
+_LEAVE_WITH_SEVERAL: Final = 3
+_DESCRIBE_WITH_NOT_FOUND: Final = 6
+
+#: What anybody may do with a group, as bits by Kafka's numbers of operations: read, delete,
+#: describe, describe and alter its configuration.
+GROUP_OPERATIONS: Final = 1 << 3 | 1 << 6 | 1 << 8 | 1 << 10 | 1 << 11
+#: A member's share of an answer beside the bytes that it brought itself.
+_MEMBER_BYTES: Final = 256
+_MILLISECOND: Final = timedelta(milliseconds=1)
+
+
+def group_code_of(error: QuackError) -> ErrorCode:
+    """The code of an error in an API of groups: where the broker cannot go on, clients must look
+    for the group's coordinator again and come back."""
+    if isinstance(error, BrokerClosing):
+        return ErrorCode.not_coordinator
+    if isinstance(error, StorageError):
+        return ErrorCode.coordinator_not_available
+    return code_of(error)
+
+
+# --- for members -------------------------------------------------------------------------------
+
+
+async def join_group(call: Call, request: Any) -> Fields:
+    if not call.peer.may_wait:
+        return _not_joined(call, ErrorCode.not_coordinator, request.member_id)
+    try:
+        joined = await call.broker.groups.join(call.caller, request.group_id, _join(call, request))
+    except MemberIdRequired as error:
+        return _not_joined(call, code_of(error), error.member_id)
+    except LimitReached:
+        return _not_joined(call, ErrorCode.group_max_size_reached, request.member_id)
+    except QuackError as error:
+        return _not_joined(call, _member_code_of(error), request.member_id)
+    return _joined(joined)
+
+
+JOIN_GROUP_API: Final = schema_api(JOIN_GROUP, 0, 9, 6, join_group, waits=True)
+
+
+async def sync_group(call: Call, request: Any) -> Fields:
+    if not call.peer.may_wait:
+        return _not_synced(ErrorCode.not_coordinator)
+    protocol_type = getattr(request, "protocol_type", None)
+    protocol = getattr(request, "protocol_name", None)
+    if call.version >= _SYNC_WITH_PROTOCOL and None in (protocol_type, protocol):
+        return _not_synced(ErrorCode.inconsistent_group_protocol)
+    sync = Sync(
+        _member(request),
+        protocol_type,
+        protocol,
+        {entry.member_id: entry.assignment for entry in request.assignments},
+    )
+    try:
+        synced = await call.broker.groups.sync(call.caller, request.group_id, sync)
+    except QuackError as error:
+        return _not_synced(_member_code_of(error))
+    return {
+        "error_code": ErrorCode.none,
+        "protocol_type": synced.protocol_type,
+        "protocol_name": synced.protocol,
+        "assignment": synced.assignment,
+    }
+
+
+SYNC_GROUP_API: Final = schema_api(SYNC_GROUP, 0, 5, 4, sync_group, waits=True)
+
+
+async def heartbeat(call: Call, request: Any) -> Fields:
+    try:
+        call.broker.groups.heartbeat(call.caller, request.group_id, _member(request))
+    except QuackError as error:
+        return {"error_code": _member_code_of(error)}
+    return {"error_code": ErrorCode.none}
+
+
+def heartbeat_arrived(call: Call, request: Any) -> None:
+    """A heartbeat waits behind other requests of its connection: its member is alive."""
+    call.broker.groups.touch(request.group_id, request.member_id)
+
+
+HEARTBEAT_API: Final = schema_api(HEARTBEAT, 0, 4, 4, heartbeat, arrived=heartbeat_arrived)
+
+
+async def leave_group(call: Call, request: Any) -> Fields:
+    if call.version >= _LEAVE_WITH_SEVERAL:
+        leaving = [Leaving(entry.member_id, entry.group_instance_id) for entry in request.members]
+    else:
+        leaving = [Leaving(request.member_id, None)]
+    outcomes: list[QuackError | None] = []
+    try:
+        call.broker.groups.check_name(request.group_id)
+        async for some in unhurried(portions(leaving, size=100), every=1):
+            outcomes += await call.broker.groups.leave(call.caller, request.group_id, some)
+    except QuackError as error:
+        return {"error_code": _member_code_of(error), "members": []}
+    codes = [
+        ErrorCode.none if outcome is None else _member_code_of(outcome) for outcome in outcomes
+    ]
+    # The only member's error is the request's, in the versions that know of one.
+    only = codes[0] if call.version < _LEAVE_WITH_SEVERAL else ErrorCode.none
+    return {
+        "error_code": only,
+        "members": [
+            {
+                "member_id": member.member_id,
+                "group_instance_id": member.instance_id,
+                "error_code": code,
+            }
+            for member, code in zip(leaving, codes, strict=True)
+        ],
+    }
+
+
+LEAVE_GROUP_API: Final = schema_api(LEAVE_GROUP, 0, 5, 4, leave_group)
+
+
+# --- for those who look after groups -----------------------------------------------------------
+
+
+async def describe_groups(call: Call, request: Any) -> Fields:
+    shows_operations = getattr(request, "include_authorized_operations", False)
+    found: list[Fields] = []
+    async for name, group in descriptions(call, request.groups, GroupDescription, _member_bytes):
+        if isinstance(group, QuackError):
+            found.append(_not_described(call, name, group))
+        else:
+            found.append(_described(group, shows_operations))
+    return {"groups": found}
+
+
+DESCRIBE_GROUPS_API: Final = schema_api(DESCRIBE_GROUPS, 0, 6, 5, describe_groups)
+
+
+async def descriptions(
+    call: Call,
+    names: Iterable[str],
+    kind: type[Description],
+    member_bytes: Callable[[Any], int],
+) -> AsyncIterator[tuple[str, Description | QuackError]]:
+    """The groups of one kind, or why they are not described. Each once, however often it is asked
+    for, and as many as one answer may hold: it is large where groups are."""
+    room_bytes = limits.KAFKA_GROUPS_ANSWER_BYTES
+    async for name in unhurried(dict.fromkeys(names), every=10):
+        try:
+            group = call.broker.groups.describe(call.caller, name)
+            if not isinstance(group, kind):
+                raise UnknownGroup(f"the group {name} goes by the other group protocol")
+            room_bytes -= sum(_MEMBER_BYTES + member_bytes(member) for member in group.members)
+            if room_bytes < 0:
+                raise LimitReached("too many members for one answer: ask for fewer groups at once")
+        except QuackError as error:
+            yield name, error
+        else:
+            yield name, group
+
+
+async def list_groups(call: Call, request: Any) -> Fields:
+    states = {state.lower() for state in getattr(request, "states_filter", ())}
+    types = {kind.lower() for kind in getattr(request, "types_filter", ())}
+    try:
+        groups = call.broker.groups.all(call.caller)
+    except QuackError as error:
+        return {"error_code": group_code_of(error), "groups": []}
+    return {
+        "error_code": ErrorCode.none,
+        "groups": [
+            {
+                "group_id": group.name,
+                "protocol_type": group.protocol_type,
+                "group_state": group.state.value,
+                "group_type": group.kind.value,
+            }
+            async for group in unhurried(groups, every=1000)
+            if not states or group.state.lower() in states
+            if not types or group.kind in types
+        ],
+    }
+
+
+LIST_GROUPS_API: Final = schema_api(LIST_GROUPS, 0, 5, 3, list_groups)
+
+
+async def delete_groups(call: Call, request: Any) -> Fields:
+    names = dict.fromkeys(request.groups_names)
+    return {"results": await together(_delete(call, name) for name in names)}
+
+
+DELETE_GROUPS_API: Final = schema_api(DELETE_GROUPS, 0, 2, 2, delete_groups)
+
+
+# --- inside ------------------------------------------------------------------------------------
+
+
+def _join(call: Call, request: Any) -> Join:
+    session_timeout_ms = request.session_timeout // _MILLISECOND
+    rebalance_timeout_ms = session_timeout_ms
+    if call.version >= _JOIN_WITH_REBALANCE_TIMEOUT:
+        rebalance_timeout_ms = request.rebalance_timeout // _MILLISECOND
+    return Join(
+        member_id=request.member_id,
+        instance_id=getattr(request, "group_instance_id", None),
+        client_id=call.caller.client[: limits.NAME_BYTES],
+        client_host=host_of(call),
+        protocol_type=request.protocol_type,
+        protocols=tuple((protocol.name, protocol.metadata) for protocol in request.protocols),
+        session_timeout_ms=session_timeout_ms,
+        rebalance_timeout_ms=rebalance_timeout_ms,
+        needs_id_first=call.version >= _JOIN_WITH_ID_FIRST,
+        may_skip_assignment=call.version >= _JOIN_WITH_SKIPPED_ASSIGNMENT,
+    )
+
+
+def host_of(call: Call) -> str:
+    """As Kafka writes it, since tools take it apart: a name, of which there is none, a slash, and
+    the address without its port."""
+    host, _, _ = call.caller.address.rpartition(":")
+    return f"/{host}"
+
+
+def _joined(joined: Joined) -> Fields:
+    return {
+        "error_code": ErrorCode.none,
+        "generation_id": joined.generation,
+        "protocol_type": joined.protocol_type,
+        "protocol_name": joined.protocol,
+        "leader": joined.leader,
+        "skip_assignment": joined.skip_assignment,
+        "member_id": joined.member_id,
+        "members": [
+            {
+                "member_id": member.member_id,
+                "group_instance_id": member.instance_id,
+                "metadata": member.metadata,
+            }
+            for member in joined.members
+        ],
+    }
+
+
+def _not_joined(call: Call, code: ErrorCode, member_id: str) -> Fields:
+    return {
+        "error_code": code,
+        "protocol_name": None if call.version >= _JOIN_WITH_NULL_PROTOCOL else "",
+        "leader": "",
+        "member_id": member_id,
+        "members": [],
+    }
+
+
+def _not_synced(code: ErrorCode) -> Fields:
+    return {"error_code": code, "assignment": b""}
+
+
+def _member(request: Any) -> MemberRef:
+    instance_id = getattr(request, "group_instance_id", None)
+    return MemberRef(request.member_id, request.generation_id, instance_id)
+
+
+def _member_code_of(error: QuackError) -> ErrorCode:
+    """A member of a group that is not there is a member that is not there."""
+    if isinstance(error, UnknownGroup):
+        return ErrorCode.unknown_member_id
+    return group_code_of(error)
+
+
+def _described(group: GroupDescription, shows_operations: bool) -> Fields:
+    fields = {
+        "error_code": ErrorCode.none,
+        "group_id": group.name,
+        "group_state": group.state.value,
+        "protocol_type": group.protocol_type,
+        "protocol_data": group.protocol,
+        "members": [_described_member(member) for member in group.members],
+    }
+    return {**fields, "authorized_operations": GROUP_OPERATIONS} if shows_operations else fields
+
+
+def _described_member(member: MemberDescription) -> Fields:
+    return {
+        "member_id": member.member_id,
+        "group_instance_id": member.instance_id,
+        "client_id": member.client_id,
+        "client_host": member.client_host,
+        "member_metadata": member.metadata,
+        "member_assignment": member.assignment,
+    }
+
+
+def _member_bytes(member: MemberDescription) -> int:
+    return len(member.metadata) + len(member.assignment)
+
+
+def _not_described(call: Call, name: str, error: QuackError) -> Fields:
+    message: str | None = str(error)
+    if not isinstance(error, UnknownGroup | InvalidGroup):
+        code, state = group_code_of(error), ""
+    elif call.version < _DESCRIBE_WITH_NOT_FOUND:
+        code, state, message = ErrorCode.none, GroupState.DEAD.value, None
+    else:
+        # There is no group of a name that none can have, either.
+        code, state = ErrorCode.group_id_not_found, GroupState.DEAD.value
+    return {
+        "error_code": code,
+        "error_message": message,
+        "group_id": name,
+        "group_state": state,
+        "protocol_type": "",
+        "protocol_data": "",
+        "members": [],
+    }
+
+
+async def _delete(call: Call, name: str) -> Fields:
+    code = ErrorCode.none
+    try:
+        await call.broker.groups.delete(call.caller, name)
+    except InvalidGroup:
+        code = ErrorCode.group_id_not_found
+    except QuackError as error:
+        code = group_code_of(error)
+    return {"group_id": name, "error_code": code}

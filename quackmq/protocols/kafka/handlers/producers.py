@@ -1,0 +1,110 @@
+"""InitProducerId: a number of its own for every producer that wants its repeats dropped; and
+DescribeProducers: who has written to a partition.
+
+A producer id given once is never given again, so each request without a transactional id gets a new
+one with epoch 0, also one that asks for a new epoch of its old id: it starts afresh. With one, the
+producer takes over what the id stands for (`broker.transactions`); it may name the producer id and
+the epoch that it had, both or neither.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any, Final
+
+from kio.schema.errors import ErrorCode
+
+from quackmq import limits
+from quackmq.broker import Producer, ProducerEpoch
+from quackmq.errors import InvalidRequest, LimitReached, QuackError
+from quackmq.model.topic import PartitionKey, check_topic_name
+from quackmq.protocols.kafka.api import Call, schema_api, unhurried
+from quackmq.protocols.kafka.codec.writer import Fields
+from quackmq.protocols.kafka.errors import code_of
+from quackmq.protocols.kafka.handlers.transactions import transaction_code_of
+
+INIT_PRODUCER_ID: Final = 22
+DESCRIBE_PRODUCERS: Final = 61
+
+#: From this version on a client knows of PRODUCER_FENCED here.
+_WITH_PRODUCER_FENCED: Final = 4
+#: What stands for a producer that does not say who it is, and for what is not known of one.
+_NONE: Final = -1
+_MILLISECOND: Final = timedelta(milliseconds=1)
+
+
+async def init_producer_id(call: Call, request: Any) -> Fields:
+    try:
+        producer_id, epoch = await _init(call, request)
+    except QuackError as error:
+        code = transaction_code_of(error, call.version >= _WITH_PRODUCER_FENCED)
+        return {"error_code": code, "producer_epoch": _NONE}
+    return {"error_code": ErrorCode.none, "producer_id": producer_id, "producer_epoch": epoch}
+
+
+INIT_PRODUCER_ID_API: Final = schema_api(INIT_PRODUCER_ID, 0, 5, 2, init_producer_id)
+
+
+async def _init(call: Call, request: Any) -> ProducerEpoch:
+    producer_id = getattr(request, "producer_id", _NONE)
+    epoch = getattr(request, "producer_epoch", _NONE)
+    if (producer_id == _NONE) is not (epoch == _NONE):
+        raise InvalidRequest("a producer names both its id and its epoch, or neither")
+    if request.transactional_id is None:
+        return ProducerEpoch(await call.broker.new_producer_id(call.caller), 0)
+    return await call.broker.transactions.init(
+        call.caller,
+        request.transactional_id,
+        request.transaction_timeout // _MILLISECOND,
+        producer_id,
+        epoch,
+    )
+
+
+async def describe_producers(call: Call, request: Any) -> Fields:
+    left = limits.KAFKA_TRANSACTIONS_ANSWER
+    topics: list[Fields] = []
+    for topic in request.topics:
+        partitions: list[Fields] = []
+        async for partition in unhurried(topic.partition_indexes, every=10):
+            described = await _described(call, topic.name, partition, left)
+            left -= len(described["active_producers"])
+            partitions.append(described)
+        topics.append({"name": topic.name, "partitions": partitions})
+    return {"topics": topics}
+
+
+DESCRIBE_PRODUCERS_API: Final = schema_api(DESCRIBE_PRODUCERS, 0, 0, 0, describe_producers)
+
+
+async def _described(call: Call, name: str, partition: int, most: int) -> Fields:
+    try:
+        check_topic_name(name)
+        key = PartitionKey(call.broker.topic(name).id, partition)
+        producers = await call.broker.producers(call.caller, key)
+        if len(producers) > most:
+            raise LimitReached("too many producers for one answer: ask for fewer partitions")
+    except QuackError as error:
+        return {
+            "partition_index": partition,
+            "error_code": code_of(error),
+            "error_message": str(error),
+            "active_producers": [],
+        }
+    return {
+        "partition_index": partition,
+        "error_code": ErrorCode.none,
+        "error_message": None,
+        "active_producers": [_described_producer(producer) for producer in producers.values()],
+    }
+
+
+def _described_producer(producer: Producer) -> Fields:
+    return {
+        "producer_id": producer.producer_id,
+        "producer_epoch": producer.epoch,
+        "last_sequence": producer.batches[-1].last_sequence if producer.batches else _NONE,
+        "last_timestamp": producer.last_append_ms,
+        "coordinator_epoch": _NONE,
+        "current_txn_start_offset": producer.transaction_offset,
+    }

@@ -1,0 +1,62 @@
+"""Every error of ours has a status in HTTP, and is told in one of two shapes."""
+
+from __future__ import annotations
+
+import json
+
+from quackmq import errors
+from quackmq.protocols.http.errors import STATUSES, HttpFailure, failure, failure_of, status_of
+from tests.protocols.kafka.test_errors import tree
+
+
+def test_every_error_has_a_status() -> None:
+    ours = {kind for kind in tree(errors.QuackError) if kind.__module__ == "quackmq.errors"}
+    assert set(STATUSES) == ours
+    assert all(400 <= status < 600 for status in STATUSES.values())
+
+
+def test_what_the_asker_can_mend_is_in_the_400s_and_what_we_must_in_the_500s() -> None:
+    ours = (
+        *(errors.QuackTimeout, errors.BrokerClosing, errors.GroupLoading),
+        *(errors.InternalError, errors.StorageError),
+    )
+    for kind, status in STATUSES.items():
+        if kind is not errors.QuackError:
+            assert (status >= 500) == issubclass(kind, ours), kind
+
+
+def test_a_kind_of_error_that_somebody_adds_below_has_its_parents_status() -> None:
+    class DrownedTopic(errors.UnknownTopic):
+        pass
+
+    assert status_of(DrownedTopic("…")) == 404
+
+
+def test_the_queue_is_told_of_failures_in_its_own_shape() -> None:
+    response = failure_of(errors.UnknownTopic("there is no topic ducks"), "/size")
+    assert (response.status, response.content_type) == (404, "application/json")
+    assert json.loads(response.body) == {
+        "status": "failure",
+        "message": "there is no topic ducks",
+        "code": "unknown_topic",
+    }
+
+
+def test_below_v1_a_failure_is_a_problem() -> None:
+    response = failure_of(errors.UnknownTopic("there is no topic ducks"), "/v1/topics/ducks")
+    assert response.content_type == "application/problem+json"
+    assert json.loads(response.body) == {
+        "type": "about:blank",
+        "title": "Not Found",
+        "status": 404,
+        "detail": "there is no topic ducks",
+        "code": "unknown_topic",
+    }
+    assert failure_of(HttpFailure(405, "x", "…"), "/v1").content_type == "application/problem+json"
+    assert failure_of(HttpFailure(404, "x", "…"), "/v11").content_type == "application/json"
+
+
+def test_who_may_try_again_soon_is_told_so() -> None:
+    assert ("retry-after", "1") in failure_of(errors.BrokerClosing("…"), "/size").headers
+    assert ("retry-after", "1") in failure(503, "limit_reached", "…", "/size").headers
+    assert failure_of(errors.UnknownTopic("…"), "/size").headers == ()

@@ -1,0 +1,105 @@
+"""Limits of the Kafka door after they were reached: the peer that reached one goes, and the next
+one is served as though nothing had been."""
+
+from __future__ import annotations
+
+import pytest
+
+from quackmq import limits
+from quackmq.protocols.kafka.codec.framing import Frames, ReceiveMemory
+from tests.protocols.kafka.client import (
+    FETCH,
+    METADATA,
+    PRODUCE,
+    TESTER,
+    fetch_fields,
+    news,
+    on_both_loops,
+    produce_fields,
+    served,
+    until,
+)
+
+
+@on_both_loops
+async def test_answers_may_be_large_again_when_a_peer_that_took_none_has_hung_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(limits, "KAFKA_SEND_BYTES", 4 * limits.KAFKA_FETCH_BYTES)
+    async with served() as running:
+        await running.broker.create_topic(TESTER, "news")
+        client = await running.client()
+        for _ in range(3):
+            await client.ask(PRODUCE, 9, **produce_fields(news(bytes(4 * limits.MIB))))
+        for _ in range(3):
+            assert running.door.answer_bytes == limits.KAFKA_FETCH_BYTES
+            slow = await running.client()
+            slow.reader._transport.pause_reading()  # type: ignore[attr-defined]
+            for _ in range(12):
+                slow.send_unanswered(FETCH, 11, **fetch_fields())
+            await until(lambda: running.door.answer_bytes < limits.KAFKA_FETCH_BYTES)
+            slow.writer.transport.abort()
+            await until(lambda: running.door.answer_bytes == limits.KAFKA_FETCH_BYTES)
+
+
+@on_both_loops
+async def test_memory_for_a_large_request_is_given_back_when_its_peer_hangs_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(limits, "KAFKA_SCRATCH_BYTES", 64 * limits.KIB)
+    async with served() as running:
+        await running.broker.create_topic(TESTER, "news")
+        memory = running.door.memory
+        memory._unreserved_bytes = 1536 * limits.KIB
+        for _ in range(3):
+            broken, whole = await running.client(), await running.client()
+            large = whole.frame(PRODUCE, 9, **produce_fields(news(bytes(limits.MIB))))
+            broken.writer.write(large[: limits.MIB // 2])
+            await until(lambda: memory._unreserved_bytes < 600 * limits.KIB)
+            whole.writer.write(large)
+            await until(lambda: running.door._for_memory)
+            broken.writer.transport.abort()
+            await whole.receive_frame()
+            await until(lambda: memory._unreserved_bytes == 1536 * limits.KIB)
+            await whole.close()
+        assert (await (await running.client()).ask(METADATA, 1, topics=None)).topics
+
+
+def test_buffers_that_came_back_are_used_again_and_only_so_many_are_kept() -> None:
+    memory = ReceiveMemory()
+    size = 64 * limits.KIB
+    for _ in range(3):
+        taken = [memory.take(size) for _ in range(2 * limits.KAFKA_POOLED_BYTES // size)]
+        kept = {id(buffer.obj) for buffer in taken[: limits.KAFKA_POOLED_BYTES // size]}
+        for buffer in taken:
+            memory.give_back(buffer)
+        assert memory._pooled_bytes == limits.KAFKA_POOLED_BYTES, "the rest is let go of"
+        again = [memory.take(size) for _ in kept]
+        assert {id(buffer.obj) for buffer in again} == kept
+        assert memory._pooled_bytes == 0
+        for buffer in again:
+            memory.give_back(buffer)
+        for _ in kept:
+            memory.take(size)
+        assert memory._pooled_bytes == 0
+
+
+def test_a_connection_gives_its_buffer_back_when_all_was_taken_and_when_it_ends() -> None:
+    memory = ReceiveMemory()
+    frames = Frames(memory)
+    half = (100).to_bytes(4, "big") + bytes(50)
+    for number in range(3):
+        frames.buffer()[: len(half)] = half
+        frames.received(len(half))
+        assert not frames.is_ready()
+        frames.settle()
+        assert memory._pooled_bytes == 0, "it has a buffer of its own"
+        if number % 2:
+            frames.close()
+        else:
+            frames.buffer()[:50] = bytes(50)
+            frames.received(50)
+            assert frames.is_ready()
+            frames.take()
+            frames.settle()
+        assert memory._pooled_bytes > 0, "which came back"

@@ -1,0 +1,38 @@
+"""Entries as lines: encoded once for all subscribers that are in step, and so many kept."""
+
+from __future__ import annotations
+
+import pytest
+
+from quackmq import limits
+from quackmq.broker import Delivery
+from quackmq.errors import RecordTooLarge
+from quackmq.protocols.line.subscriber import KeptLines
+from quackmq.records.batch import Record
+
+
+def delivery(offset: int, value: bytes = b"quack") -> Delivery:
+    return Delivery(0, offset, 1, f"id-{offset}", Record(offset, 0, None, value))
+
+
+def test_an_entry_is_encoded_once_and_forgotten_when_there_are_enough_newer_ones() -> None:
+    lines = KeptLines(entry_bytes=100)
+    first = lines.of("1", delivery(0))
+    assert first[1] == b"topic 1 [quack]\n"
+    assert lines.of("1", delivery(0)) is first
+    for offset in range(1, limits.LINE_KEPT_LINES):
+        lines.of("1", delivery(offset))
+    assert lines.of("1", delivery(0)) is first, "there was room for it"
+    lines.of("1", delivery(limits.LINE_KEPT_LINES))
+    assert lines.of("1", delivery(0)) is not first, "it was the oldest"
+    for offset in range(10 * limits.LINE_KEPT_LINES):
+        lines.of("1", delivery(offset))
+    assert len(lines._lines) == limits.LINE_KEPT_LINES
+
+
+def test_an_entry_that_is_too_long_is_not_kept() -> None:
+    lines = KeptLines(entry_bytes=3)
+    for _ in range(2):
+        with pytest.raises(RecordTooLarge):
+            lines.of("1", delivery(0))
+    assert not lines._lines

@@ -1,0 +1,254 @@
+"""Every protocol sent to every door that does not speak it: the connection is closed or refused,
+nothing is published, the door's other connections notice nothing, and one line of the log says
+which protocol came and which port serves it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any, Final
+
+import pytest
+
+from quackmq.broker import Broker, BrokerSettings
+from quackmq.protocols.http.server import HttpDoor
+from quackmq.protocols.kafka.server import KafkaDoor
+from quackmq.protocols.line.server import LineDoor
+from quackmq.protocols.zmq.proxy.proxy_server import ProxyDoor
+from quackmq.protocols.zmq.proxy.xpub import XpubDoor
+from quackmq.protocols.zmq.proxy.xsub import XsubDoor
+from quackmq.protocols.zmq.server import ZmqDoor
+from quackmq.stores.memory import MemoryStore
+from tests.protocols.codecs.zmtp_frames import HELLO, command, greeting, message, ready, request
+from tests.protocols.kafka.client import API_VERSIONS, CREATE_TOPICS
+from tests.protocols.kafka.client import Client as KafkaPeer
+from tests.protocols.zmq.peers import soon, until
+from tests.tables import each
+
+HOST: Final = "127.0.0.1"
+
+#: What a publisher of the line protocol sends.
+LINES: Final = (
+    b"pub evil connect\nend\npub evil topic crossed\nend\ntopic crossed [quack]\nterminate\n"
+)
+
+
+def http_post(body: bytes = LINES) -> bytes:
+    """What a web page of any site can make a browser send: its body is a publisher's lines."""
+    head = (
+        b"POST /topics?topic_name=crossed HTTP/1.1\r\nHost: localhost:5550\r\n"
+        b"Content-Type: text/plain\r\nContent-Length: %d\r\n\r\n"
+    )
+    return head % len(body) + body
+
+
+def tls_hello() -> bytes:
+    outgoing = ssl.MemoryBIO()
+    client = ssl.create_default_context().wrap_bio(ssl.MemoryBIO(), outgoing, server_hostname=HOST)
+    with pytest.raises(ssl.SSLWantReadError):
+        client.do_handshake()
+    return outgoing.read()
+
+
+def kafka_create() -> bytes:
+    topic = {"name": "crossed", "num_partitions": 1, "replication_factor": 1}
+    topics = [topic | {"assignments": [], "configs": []}]
+    peer = KafkaPeer(None, None)  # type: ignore[arg-type]  # it only writes the frame
+    return peer.frame(CREATE_TOPICS, 5, topics=topics, timeout=1000)
+
+
+#: By name: what is sent, the doors that serve it, and what the log calls it elsewhere.
+PROTOCOLS: Final[dict[str, tuple[Callable[[], bytes], tuple[str, ...], str]]] = {
+    "kafka": (kafka_create, ("kafka",), "the Kafka protocol"),
+    "http": (http_post, ("http",), "HTTP"),
+    "line": (lambda: LINES, ("line",), "the line protocol"),
+    "tls": (tls_hello, (), "TLS"),
+    "REQ": (lambda: HELLO + request(b"PUT evil crossed quack"), ("zmq", "proxy"), "ZMTP"),
+    "PUB": (lambda: greeting() + ready(b"PUB") + message(b"crossed", b"x"), ("xsub",), "ZMTP"),
+    "SUB": (lambda: greeting() + ready(b"SUB") + message(b"\x01crossed"), ("xpub",), "ZMTP"),
+}
+#: A REQ socket of the reliable proxy is the same to any other door.
+PROXY_REQUEST: Final = HELLO + request(b"publish evil crossed 1 quack")
+ZMTP_SOCKETS: Final = {"zmq": b"REQ", "proxy": b"REQ", "xsub": b"PUB", "xpub": b"SUB"}
+DOORS: Final = ("kafka", "http", "zmq", "xsub", "xpub", "proxy", "line")
+CROSSINGS: Final = [
+    (door, protocol)
+    for door in DOORS
+    for protocol, (_, served_by, _) in PROTOCOLS.items()
+    if door not in served_by
+]
+
+
+class Opened:
+    """A broker with every door open."""
+
+    def __init__(self, broker: Broker, doors: Mapping[str, object]) -> None:
+        self.broker = broker
+        self.doors = doors
+        self._stack = AsyncExitStack()
+
+    async def connect(self, door: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        reader, writer = await soon(asyncio.open_connection(*self.broker.doors[door]))
+        self._stack.callback(writer.close)
+        return reader, writer
+
+    async def well(self, door: str) -> Callable[[], Awaitable[None]]:
+        """A peer that speaks the door's protocol; the answer asks it whether it is served."""
+        reader, writer = await self.connect(door)
+        if door == "kafka":
+            client = KafkaPeer(reader, writer)
+
+            async def ask() -> None:
+                assert (await client.ask(API_VERSIONS, 0)).error_code.value == 0
+
+        elif door == "http":
+
+            async def ask() -> None:
+                writer.write(b"GET /topics HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                assert (await soon(reader.readline())).startswith(b"HTTP/1.1 200")
+                await soon(reader.readuntil(b"}\n"))
+
+        elif door == "line":
+
+            async def ask() -> None:
+                writer.write(b"quack\n")
+                assert await soon(reader.readline()) == b"reject\n"
+
+            writer.write(b"sub well connect\n")
+            assert await soon(reader.readline()) == b"accept\n"
+        else:
+
+            async def ask() -> None:
+                writer.write(command(b"PING", b"\x00\x00well"))
+                await soon(reader.readuntil(b"\x04PONGwell"))
+
+            writer.write(greeting() + ready(ZMTP_SOCKETS[door]))
+        await ask()
+        return ask
+
+    async def send(self, door: str, data: bytes, piece_bytes: int = 1 << 20) -> bytes:
+        """Send this to a door in pieces; return what it says until it closes the connection."""
+        reader, writer = await self.connect(door)
+        for at in range(0, len(data), piece_bytes):
+            writer.write(data[at : at + piece_bytes])
+            await asyncio.sleep(0)
+            if writer.is_closing() or reader.at_eof():
+                break
+        said = b""
+        try:
+            while more := await soon(reader.read(65_536)):
+                said += more
+        except ConnectionError:
+            return said
+        return said
+
+    def close_peers(self) -> Awaitable[Any]:
+        return self._stack.aclose()
+
+
+@asynccontextmanager
+async def opened() -> AsyncIterator[Opened]:
+    async with AsyncExitStack() as stack:
+        store = MemoryStore()
+        stack.push_async_callback(store.close)
+        broker = Broker(store, BrokerSettings())
+        await broker.open()
+        stack.push_async_callback(broker.close)
+        xpub = XpubDoor(broker, HOST, 0)
+        doors = {
+            "kafka": KafkaDoor(broker, HOST, 0),
+            "http": HttpDoor(broker, HOST, 0),
+            "zmq": ZmqDoor(broker, HOST, 0),
+            "xsub": XsubDoor(broker, HOST, 0),
+            "xpub": xpub,
+            "proxy": ProxyDoor(broker, HOST, 0, xpub),
+            "line": LineDoor(broker, (HOST, 0)),
+        }
+        for name, door in doors.items():
+            where = await door.start()
+            assert isinstance(where, tuple)
+            broker.doors[name] = where
+            stack.push_async_callback(door.close)
+        running = Opened(broker, doors)
+        stack.push_async_callback(running.close_peers)
+        yield running
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING]
+
+
+@pytest.mark.parametrize(("door", "protocol"), CROSSINGS)
+@pytest.mark.asyncio
+async def test_a_protocol_at_the_wrong_door_is_let_go_of_and_told_where_to_go(
+    door: str, protocol: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    data, served_by, called = PROTOCOLS[protocol]
+    async with opened() as running:
+        is_served = await running.well(door)
+        caplog.clear()
+        said = await running.send(door, data())
+        assert running.broker.topics() == {} and b"accept" not in said
+        (line,) = warnings(caplog)
+        assert f"disconnected from the {door} door" in line
+        if door in ZMTP_SOCKETS and called == "ZMTP":
+            assert f"{ZMTP_SOCKETS[door].decode()}" in line and f"'{protocol}' socket" in line
+            assert line.rpartition("; ")[2].encode() in said, "libzmq's own monitor shows it"
+        else:
+            assert f"it speaks {called}" in line
+        for name in served_by:
+            assert f"{running.broker.doors[name][1]} ({name})" in line
+        await is_served()
+
+        for _ in range(3):
+            await running.send(door, data())
+        assert warnings(caplog) == [line], "one line a minute, however often it comes"
+        await is_served()
+
+
+@each("protocol", [name for name, (_, doors, _) in PROTOCOLS.items() if doors])
+@pytest.mark.asyncio
+async def test_the_same_bytes_do_something_at_their_own_door(protocol: str) -> None:
+    """Else the test above would prove nothing."""
+    data, served_by, _ = PROTOCOLS[protocol]
+    async with opened() as running:
+        reader, writer = await running.connect(served_by[0])
+        writer.write(http_post(b"") if protocol == "http" else data())
+        if protocol == "SUB":
+            await soon(reader.readuntil(b"XPUB"))
+            await until(lambda: [*running.broker.topics()] == [])
+        else:
+            await until(lambda: [*running.broker.topics()] == ["crossed"])
+
+
+@pytest.mark.parametrize(
+    ("door", "data", "said"),
+    [
+        ("proxy", HELLO + request(b"PUT evil crossed quack"), b"PUT is asked of the zmq port"),
+        ("zmq", PROXY_REQUEST, b"publish is asked of the proxy port"),
+    ],
+)
+@pytest.mark.asyncio
+async def test_a_request_to_the_other_rep_socket_is_answered_with_the_port_to_ask(
+    door: str, data: bytes, said: bytes
+) -> None:
+    async with opened() as running:
+        reader, writer = await running.connect(door)
+        writer.write(data)
+        assert await soon(reader.readuntil(said))
+        assert running.broker.topics() == {}
+
+
+@each("door", DOORS)
+@pytest.mark.asyncio
+async def test_byte_by_byte_a_foreign_protocol_is_let_go_of_all_the_same(door: str) -> None:
+    async with opened() as running:
+        is_served = await running.well(door)
+        for data, served_by, _ in PROTOCOLS.values():
+            if door not in served_by:
+                await running.send(door, data(), piece_bytes=1)
+        assert running.broker.topics() == {}
+        await is_served()

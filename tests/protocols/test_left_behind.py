@@ -1,0 +1,66 @@
+"""Peers that have come and gone leave nothing behind at any door: not a connection, not a name, not
+a task."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from quackmq import limits
+from tests.protocols.kafka.client import on_both_loops
+from tests.protocols.test_crossed import DOORS, PROTOCOLS, Opened, opened
+from tests.protocols.zmq.peers import soon, until
+
+PEERS = 20
+
+
+def connections(running: Opened, door: str) -> Iterable[Any]:
+    opened_door: Any = running.doors[door]
+    return list(
+        getattr(opened_door, "connections", None) or getattr(opened_door, "_connections", ())
+    )
+
+
+async def served_line_subscriber(running: Opened, number: int) -> None:
+    """A subscriber of the line protocol, which has a name, a subscription and an entry in hand."""
+    reader, writer = await running.connect("line")
+    for line in (f"sub s{number} connect", "end", f"sub s{number} topic 1", "end"):
+        writer.write(line.encode() + b"\n")
+        assert await soon(reader.readline()) == b"accept\n"
+
+
+@pytest.mark.parametrize("door", DOORS)
+@on_both_loops
+async def test_a_door_forgets_peers_that_have_gone(
+    door: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HTTP_LINGER_MS", "KAFKA_LINGER_MS", "ZMQ_LINGER_MS", "LINE_LINGER_MS"):
+        monkeypatch.setattr(limits, name, 1)
+    async with opened() as running:
+        for number in range(PEERS):
+            await running.well(door)
+            if door == "line":
+                await served_line_subscriber(running, number)
+        foreign, *_ = next(each for each in PROTOCOLS.values() if door not in each[1])
+        await running.connect(door)  # and says nothing
+        _, writer = await running.connect(door)
+        writer.write(foreign())
+        await until(lambda: len(connections(running, door)) >= PEERS)
+        gone = [weakref.ref(each) for each in connections(running, door)]
+        await running.close_peers()
+        await until(lambda: not connections(running, door))
+
+        def are_forgotten() -> bool:
+            gc.collect()
+            return not any(each() for each in gone)
+
+        await until(are_forgotten)
+        names: dict[str, Any] = vars(running.doors[door])
+        await asyncio.sleep(0)
+        for name in ("_subscribers", "_work", "_for_room", "_for_memory", "_clients", "_feeds"):
+            assert not names.get(name), f"{name} holds something"

@@ -1,0 +1,113 @@
+"""Limits of the proxy's sockets after they were reached: the peer that reached one goes, or wants
+less, and the next one is served."""
+
+from __future__ import annotations
+
+import pytest
+
+from quackmq import limits
+from quackmq.broker import Place, message_id
+from quackmq.protocols.zmq.proxy.xsub import Publisher
+from tests.protocols.codecs.zmtp_frames import frame
+from tests.protocols.zmq.peers import TESTER, SlowStore, until
+from tests.protocols.zmq.proxied import SHORT_LEASE, ask, proxied, receive
+from tests.protocols.zmq.test_proxy_clients import Client
+
+pytestmark = pytest.mark.asyncio
+
+
+async def test_partitions_that_nobody_follows_any_more_leave_room_for_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(limits, "PROXY_FEEDS", 2)
+    async with proxied() as running:
+        for topic in ("ducks", "geese", "swans"):
+            await running.broker.create_topic(TESTER, topic)
+        for _ in range(3):
+            greedy = await running.raw("xpub", b"SUB")
+            greedy.writer.write(frame(b"\x01"))
+            assert await greedy.is_disconnected(), "of three topics"
+            await until(lambda: not running.xpub.following())
+            well = await running.raw("xpub", b"SUB")
+            well.writer.write(frame(b"\x01ducks") + frame(b"\x01geese"))
+            await until(lambda: len(running.xpub.following()) == 2)
+            well.writer.write(frame(b"\x00ducks") + frame(b"\x01swans"))
+            await until(lambda: set(running.xpub.following()) == {"geese", "swans"})
+            await well.close()
+            await until(lambda: not running.xpub.following())
+        subscriber = await running.subscriber(b"swans")
+        await running.put("swans", b"honk")
+        assert await receive(subscriber) == [b"swans", b"honk"]
+
+
+async def test_who_cancels_a_subscription_may_have_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "PROXY_SUBSCRIPTIONS", 2)
+    async with proxied() as running:
+        raw = await running.raw("xpub", b"SUB")
+        raw.writer.write(frame(b"\x01a") + frame(b"\x01b"))
+        for number in range(5):
+            raw.writer.write(frame(b"\x00b" if not number else b"\x00%d" % (number - 1)))
+            raw.writer.write(frame(b"\x01%d" % number))
+        await until(
+            lambda: [each.subscriptions for each in running.subscribers()] == [{b"a", b"4"}]
+        )
+
+
+async def test_who_says_goodbye_makes_room_for_another_client(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(limits, "PROXY_CLIENTS", 1)
+    async with proxied() as running:
+        for number in range(3):
+            client = Client(running, f"client{number}")
+            assert (await client.hello()).startswith("ack_welcome")
+            refused = await Client(running, "another").hello()
+            assert refused.startswith("ERR limit_reached")
+            goodbye = f"goodbye {client.name} {client.topic}".encode()
+            assert (await ask(client.asking, goodbye)).startswith(b"ack_goodbye")
+
+
+async def test_a_publisher_is_read_from_again_when_its_bytes_are_published(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By its bytes: they reach their bound before its messages do."""
+    monkeypatch.setattr(limits, "ZMQ_REQUESTS", 20)
+    store = SlowStore()
+    async with proxied(store=store) as running:
+        store.released.set()
+        await running.broker.create_topic(TESTER, "ducks")
+        body = b"x" * (limits.PROXY_PUBLISHER_BYTES // 4)
+        publisher = await running.publisher()
+        (peer,) = running.xsub.connections
+        assert isinstance(peer, Publisher)
+        for round_number in range(1, 4):
+            store.released.clear()
+            for _ in range(10):
+                await publisher.send_multipart([b"ducks", body])
+            await until(lambda: not peer.reads)
+            assert peer.unpublished < 10
+            store.released.set()
+            await running.published("ducks", *[body] * 10 * round_number)
+            await until(lambda: peer.reads and not peer.unpublished)
+        assert running.xsub.has_room(), "none of the 30 counts any more"
+    await store.close()
+
+
+async def test_early_acknowledgements_beyond_the_bound_cost_a_repeat_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The oldest is forgotten, and its message sent again."""
+    monkeypatch.setattr(limits, "PROXY_EARLY", 1)
+    async with proxied(SHORT_LEASE) as running:
+        client = Client(running)
+        await client.hello()
+        await running.put("ducks", b"in hand")
+        token, _ = await client.missed()  # and no answer: nothing else is lent meanwhile
+        topic = running.broker.topic("ducks")
+        early = [message_id(topic.id, Place(0, offset)) for offset in (1, 2)]
+        await client.acknowledge(*early)
+        await running.put("ducks", b"forgotten", b"known")
+        await client.answer("ack_received", token)
+        assert await client.take() == b"forgotten"
+        await client.is_done()
+        assert running.broker.pushing.unreached == {}
