@@ -26,10 +26,10 @@ from aiokafka.structs import OffsetAndMetadata
 from quackmq import limits
 from quackmq.cli.parquet_rows import Row, Source
 from quackmq.cli.text import progress_on_stderr
-from quackmq.client.cluster import Cluster
-from quackmq.client.failures import Deadline
-from quackmq.client.settings import Connection
-from quackmq.client.values import TopicInfo
+from quackmq.client.kafka.cluster import Cluster
+from quackmq.client.kafka.config import Connection
+from quackmq.client.kafka.errors import Deadline
+from quackmq.client.kafka.types import TopicInfo
 from quackmq.errors import InvalidRequest, QuackError, UnknownTopic
 from quackmq.model.offset_notes import NUMBER_PARTITION, publisher_group
 from quackmq.model.partitioning import partition_of

@@ -12,8 +12,8 @@ from typing import Any, Final
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
 from quackmq.cli.chaos_run import Taken
-from quackmq.client.admin import NEVER_S, Admin
-from quackmq.client.failures import translated, translating
+from quackmq.client.kafka.admin import NEVER_S, Admin
+from quackmq.client.kafka.errors import translated, translating
 from quackmq.errors import QuackError, QuackTimeout
 
 _ANSWER_S: Final = 10.0

@@ -179,8 +179,8 @@ class _Run:
         client that only takes hears nothing from a topic without messages."""
         address = self._orders.address
         if self._orders.door == _KAFKA:
-            from quackmq.client.failures import Deadline
-            from quackmq.client.reach import reach
+            from quackmq.client.kafka.errors import Deadline
+            from quackmq.client.kafka.reachable import reach
 
             try:
                 reach(address, Deadline(limits.CLIENT_CONNECT_MS / 1000, is_given=False))

@@ -29,8 +29,8 @@ from quackmq.cli.text import counted, moment, shown
 from quackmq.errors import QuackTimeout, UnknownTopic
 
 if TYPE_CHECKING:
-    from quackmq.client.client import Client
-    from quackmq.client.values import Message
+    from quackmq.client.kafka.client import Client
+    from quackmq.client.kafka.types import Message
 
 #: Without a count: the end is there when nothing has come for so long.
 _QUIET_S: Final = 1.0
@@ -67,7 +67,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    from quackmq.client.client import Client
+    from quackmq.client.kafka.client import Client
 
     with (
         _ended_in_good_order() as ending,
@@ -105,7 +105,7 @@ def _subscribe(client: Client, args: argparse.Namespace) -> None:
 
 def _browse(client: Client, args: argparse.Namespace, printing: _Printing) -> None:
     """Print messages without subscribing, so that nothing is left in the broker."""
-    from quackmq.client.browse import Browser
+    from quackmq.client.consuming.browse import Browser
 
     if not args.follow:
         _check_there(client, args.topic)

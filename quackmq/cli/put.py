@@ -66,7 +66,7 @@ def add_connection(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from quackmq.client.client import Client
+    from quackmq.client.kafka.client import Client
 
     headers = [_header(text) for text in args.headers]
     put = 0

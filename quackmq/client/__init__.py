@@ -10,17 +10,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from quackmq.client.aio import AsyncClient
-    from quackmq.client.client import Client
-    from quackmq.client.values import Message, Serialiser
+    from quackmq.client.kafka.aio import AsyncClient
+    from quackmq.client.kafka.client import Client
+    from quackmq.client.kafka.types import Message, Serialiser
 
 __all__ = ["AsyncClient", "Client", "Message", "Serialiser"]
 
 _HOMES = {
-    "AsyncClient": "quackmq.client.aio",
-    "Client": "quackmq.client.client",
-    "Message": "quackmq.client.values",
-    "Serialiser": "quackmq.client.values",
+    "AsyncClient": "quackmq.client.kafka.aio",
+    "Client": "quackmq.client.kafka.client",
+    "Message": "quackmq.client.kafka.types",
+    "Serialiser": "quackmq.client.kafka.types",
 }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from quackmq.client.failures import Deadline
+from quackmq.client.kafka.errors import Deadline
 
 
 class held:

@@ -43,8 +43,8 @@ from types import TracebackType
 from typing import Final, Self
 
 from quackmq import limits
-from quackmq.client.asking import Asking, Deadline
-from quackmq.client.proxy_receiving import ProxyMessage, Receiving
+from quackmq.client.zeromq.receiver import ProxyMessage, Receiving
+from quackmq.client.zeromq.req_socket import Asking, Deadline
 from quackmq.errors import InvalidRequest, QuackTimeout, Unreachable
 from quackmq.model.subscription import check_name
 from quackmq.model.topic import check_topic_name

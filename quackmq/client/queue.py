@@ -44,7 +44,7 @@ from typing import Any, Final, NamedTuple, Self
 from urllib.parse import quote, urlencode, urlsplit
 
 from quackmq import limits
-from quackmq.client.durable import replace
+from quackmq.client.files.durable import replace
 from quackmq.errors import QuackError, UnusableDirectory
 
 DEFAULT_PORT: Final = 8002

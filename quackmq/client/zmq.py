@@ -36,8 +36,8 @@ import threading
 from types import TracebackType
 from typing import Final, NamedTuple, Self
 
-from quackmq.client.asking import Asking, Deadline
-from quackmq.client.zmq_ids import LastIds
+from quackmq.client.zeromq.last_ids import LastIds
+from quackmq.client.zeromq.req_socket import Asking, Deadline
 from quackmq.errors import InvalidRequest, QuackTimeout
 from quackmq.model.subscription import check_name
 from quackmq.model.topic import check_topic_name

@@ -31,8 +31,8 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 )
 
 from quackmq import errors, limits
-from quackmq.client.failures import Deadline, kafka_error
-from quackmq.client.settings import Connection
+from quackmq.client.kafka.config import Connection
+from quackmq.client.kafka.errors import Deadline, kafka_error
 from quackmq.errors import DamagedData, InvalidRequest, QuackError, QuackTimeout
 
 #: The broker's config that says where its HTTP door listens.

@@ -24,10 +24,10 @@ from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, KafkaExcep
 from confluent_kafka.admin import AdminClient
 
 from quackmq import limits
-from quackmq.client.admin import NEVER_S, Admin, GroupRequest
-from quackmq.client.cluster import note_beside
-from quackmq.client.failures import Deadline, kafka_error, translated
-from quackmq.client.settings import Connection
+from quackmq.client.kafka.admin import NEVER_S, Admin, GroupRequest
+from quackmq.client.kafka.cluster import note_beside
+from quackmq.client.kafka.config import Connection
+from quackmq.client.kafka.errors import Deadline, kafka_error, translated
 from quackmq.errors import InvalidRequest, NameInOtherMode, QuackError, QuackTimeout
 from quackmq.model.offset_notes import SUBSCRIBED, leased
 from quackmq.spark.connection import Access, path_of

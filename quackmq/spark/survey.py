@@ -14,10 +14,10 @@ from typing import Any
 from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 
 from quackmq import limits
-from quackmq.client.cluster import Cluster
-from quackmq.client.failures import Deadline
-from quackmq.client.settings import Connection
-from quackmq.client.values import TopicInfo
+from quackmq.client.kafka.cluster import Cluster
+from quackmq.client.kafka.config import Connection
+from quackmq.client.kafka.errors import Deadline
+from quackmq.client.kafka.types import TopicInfo
 from quackmq.errors import (
     InvalidRequest,
     LimitReached,

@@ -20,7 +20,7 @@ from quackmq import Client, limits
 from quackmq.cli import get as getting
 from quackmq.cli import put as putting
 from quackmq.cli.main import main
-from quackmq.client.browse import Browser
+from quackmq.client.consuming.browse import Browser
 from quackmq.errors import QuackTimeout, RecordTooLarge, UnknownTopic
 from tests.cli.process import AS_ON_A_TERMINAL, DEADLINE_S, SCRIPT, Server
 

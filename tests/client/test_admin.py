@@ -12,8 +12,8 @@ import pytest
 
 import quackmq
 from quackmq import Client
-from quackmq.client.admin import Admin
-from quackmq.client.settings import Connection
+from quackmq.client.kafka.admin import Admin
+from quackmq.client.kafka.config import Connection
 from quackmq.errors import ClientClosed
 from tests.cli.process import DEADLINE_S
 

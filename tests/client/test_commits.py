@@ -8,8 +8,8 @@ import pytest
 from confluent_kafka import KafkaError, TopicPartition
 
 from quackmq import QuackTimeout, errors
-from quackmq.client.commits import Commits
-from quackmq.client.failures import Deadline
+from quackmq.client.consuming.commits import Commits
+from quackmq.client.kafka.errors import Deadline
 
 
 class SlowConsumer:

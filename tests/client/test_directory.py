@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quackmq import QuackTimeout, errors, limits
-from quackmq.client.cluster import Committed
-from quackmq.client.directory import Directory, default_directory
-from quackmq.client.failures import Deadline
-from quackmq.client.position import PositionFile, Taken
-from quackmq.client.standing import position_by
+from quackmq.client.consuming.directory import Directory, default_directory
+from quackmq.client.consuming.position_file import PositionFile, Taken
+from quackmq.client.consuming.start import position_by
+from quackmq.client.kafka.cluster import Committed
+from quackmq.client.kafka.errors import Deadline
 
 TOPIC = uuid.uuid4()
 SOON = Deadline(60)

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 import quackmq
-from quackmq.client import aio, client, values
+from quackmq.client.kafka import aio, client
+from quackmq.client.kafka import types as values
 from tests.interop.running import RunningBroker
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -11,7 +11,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from quackmq import Client, QuackTimeout, errors
-from quackmq.client.numbered import Numbered
+from quackmq.client.kafka.numbered import Numbered
 from tests.client.conftest import Clients
 from tests.client.program import Program
 from tests.interop.proxy import Proxy

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quackmq.client.progress import Mode, Progress
-from quackmq.client.standing import Standing
+from quackmq.client.consuming.progress import Mode, Progress
+from quackmq.client.consuming.start import Standing
 
 BUSY_S = 300.0
 

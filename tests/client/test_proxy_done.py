@@ -11,8 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from quackmq.client import proxy_done
-from quackmq.client.proxy_done import Done
+from quackmq.client.zeromq import received_offsets as proxy_done
+from quackmq.client.zeromq.received_offsets import Done
 from quackmq.errors import NewerFormat, StoreLocked, UnusableDirectory
 from quackmq.model.subscription import Place
 

@@ -10,7 +10,7 @@ import pytest
 from confluent_kafka import KafkaError
 
 from quackmq import AsyncClient, Client, QuackTimeout
-from quackmq.client.trouble import Trouble
+from quackmq.client.kafka.connection_errors import Trouble
 from tests.cli.process import Server
 
 

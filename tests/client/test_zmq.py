@@ -16,9 +16,9 @@ import pytest
 import zmq
 from confluent_kafka import Producer
 
-from quackmq.client import durable
+from quackmq.client.files import durable
+from quackmq.client.zeromq.last_ids import LastIds
 from quackmq.client.zmq import BEFORE_THE_FIRST, ZmqClient
-from quackmq.client.zmq_ids import LastIds
 from quackmq.errors import (
     IllegalTopicName,
     InvalidMessageId,

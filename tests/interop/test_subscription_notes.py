@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
-from quackmq.client.cluster import note_beside
+from quackmq.client.kafka.cluster import note_beside
 from quackmq.model.offset_notes import SUBSCRIBED, UNSUBSCRIBED, note_of
 from tests.interop.confluent import produced, producer, quiet
 from tests.interop.running import DEADLINE_SECONDS, TESTER, RunningBroker

@@ -14,9 +14,9 @@ from weakref import WeakSet
 
 from confluent_kafka import Message as Record
 
-from quackmq.client.failures import Deadline
-from quackmq.client.numbered import Numbered
-from quackmq.client.reader import Reader
+from quackmq.client.consuming.consumer import Reader
+from quackmq.client.kafka.errors import Deadline
+from quackmq.client.kafka.numbered import Numbered
 from quackmq.model.subscription import Place
 from tests.pubsub import worker
 

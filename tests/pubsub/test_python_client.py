@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from quackmq import Client
-from quackmq.client.reader import Reader
+from quackmq.client.consuming.consumer import Reader
 from tests.cli.process import DEADLINE_S
 from tests.real.broker import Broker
 

@@ -12,7 +12,7 @@ from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, TopicPartiti
 from confluent_kafka.admin import AdminClient
 
 from quackmq import limits
-from quackmq.client.cluster import note_beside
+from quackmq.client.kafka.cluster import note_beside
 from quackmq.errors import NameInOtherMode, QuackTimeout
 from quackmq.model.offset_notes import lease_ms_of
 from quackmq.model.policy import Policy

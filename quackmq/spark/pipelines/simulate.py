@@ -22,7 +22,7 @@ from pyspark.sql import functions as f
 
 from quackmq import limits
 from quackmq.client import Client
-from quackmq.client.failures import translating
+from quackmq.client.kafka.errors import translating
 from quackmq.errors import InvalidRequest, QuackTimeout, TopicExists
 from quackmq.spark.pipelines.job import Job
 from quackmq.spark.pipelines.option import option

@@ -20,18 +20,18 @@ from confluent_kafka import KafkaException
 from confluent_kafka import Message as Record
 
 from quackmq import limits
-from quackmq.client.cluster import BY_LIBRDKAFKA, Cluster
-from quackmq.client.commits import commit_by_joining, evict
-from quackmq.client.directory import Directory, default_directory
-from quackmq.client.failures import Deadline
+from quackmq.client.consuming.commits import commit_by_joining, evict
+from quackmq.client.consuming.consumer import OnCrash, Reader
+from quackmq.client.consuming.directory import Directory, default_directory
+from quackmq.client.consuming.start import is_subscribed, not_subscribed, position_by
+from quackmq.client.kafka.cluster import BY_LIBRDKAFKA, Cluster
+from quackmq.client.kafka.config import Connection, Settings
+from quackmq.client.kafka.errors import Deadline
+from quackmq.client.kafka.numbered import Numbered
+from quackmq.client.kafka.producer import Parcel, Publisher, Sending
+from quackmq.client.kafka.reachable import reach
+from quackmq.client.kafka.types import TopicInfo
 from quackmq.client.locks import held
-from quackmq.client.numbered import Numbered
-from quackmq.client.publisher import Parcel, Publisher, Sending
-from quackmq.client.reach import reach
-from quackmq.client.reader import OnCrash, Reader
-from quackmq.client.settings import Connection, Settings
-from quackmq.client.standing import is_subscribed, not_subscribed, position_by
-from quackmq.client.values import TopicInfo
 from quackmq.errors import (
     ClientClosed,
     InvalidRequest,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from quackmq.client.cluster import Committed
-from quackmq.client.position import PositionFile
+from quackmq.client.consuming.position_file import PositionFile
+from quackmq.client.kafka.cluster import Committed
 from quackmq.errors import UnknownSubscription
 from quackmq.model.offset_notes import UNSUBSCRIBED, note_of
 

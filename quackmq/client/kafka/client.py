@@ -25,14 +25,14 @@ from types import TracebackType
 from typing import Any, Final, Literal, Self, overload
 
 from quackmq import limits
-from quackmq.client.failures import Deadline
-from quackmq.client.publisher import Parcel
-from quackmq.client.reach import check_addresses
-from quackmq.client.reader import OnCrash, Reader
-from quackmq.client.session import Habits, Session
-from quackmq.client.settings import Connection
-from quackmq.client.standing import is_subscribed
-from quackmq.client.values import (
+from quackmq.client.consuming.consumer import OnCrash, Reader
+from quackmq.client.consuming.start import is_subscribed
+from quackmq.client.kafka.config import Connection
+from quackmq.client.kafka.errors import Deadline
+from quackmq.client.kafka.producer import Parcel
+from quackmq.client.kafka.reachable import check_addresses
+from quackmq.client.kafka.session import Habits, Session
+from quackmq.client.kafka.types import (
     Headers,
     Message,
     Serialiser,

@@ -31,10 +31,10 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 )
 
 from quackmq import limits
-from quackmq.client.admin import NEVER_S, Admin
-from quackmq.client.failures import Deadline, in_other_mode, kafka_error, translated
-from quackmq.client.settings import Connection
-from quackmq.client.values import TopicInfo
+from quackmq.client.kafka.admin import NEVER_S, Admin
+from quackmq.client.kafka.config import Connection
+from quackmq.client.kafka.errors import Deadline, in_other_mode, kafka_error, translated
+from quackmq.client.kafka.types import TopicInfo
 from quackmq.errors import (
     NameInOtherMode,
     OffsetOutOfRange,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from quackmq import limits
-from quackmq.client.trouble import Trouble
+from quackmq.client.kafka.connection_errors import Trouble
 
 Settings = dict[str, Any]
 

@@ -21,12 +21,12 @@ from types import TracebackType
 from typing import Any, Self, TypeVar, overload
 
 from quackmq import limits
-from quackmq.client.client import IN_FILE, After, Client
-from quackmq.client.cluster import BY_LIBRDKAFKA, Placing
-from quackmq.client.failures import Deadline
-from quackmq.client.publisher import Parcel
-from quackmq.client.reader import Reader
-from quackmq.client.values import Headers, Message, StartLike, origin_of
+from quackmq.client.consuming.consumer import Reader
+from quackmq.client.kafka.client import IN_FILE, After, Client
+from quackmq.client.kafka.cluster import BY_LIBRDKAFKA, Placing
+from quackmq.client.kafka.errors import Deadline
+from quackmq.client.kafka.producer import Parcel
+from quackmq.client.kafka.types import Headers, Message, StartLike, origin_of
 from quackmq.errors import Refused
 
 T = TypeVar("T")

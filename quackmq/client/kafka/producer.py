@@ -19,8 +19,8 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka import Message as Record
 
 from quackmq import limits
-from quackmq.client.failures import Deadline, kafka_error, no_topic_name, translated
-from quackmq.client.settings import Connection
+from quackmq.client.kafka.config import Connection
+from quackmq.client.kafka.errors import Deadline, kafka_error, no_topic_name, translated
 from quackmq.errors import ClientClosed, QuackError, RecordTooLarge
 from quackmq.model.subscription import Place
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
-from quackmq.client.durable import sync_directory
+from quackmq.client.files.durable import sync_directory
 from quackmq.errors import StoreLocked, UnusableDirectory
 
 #: A name that takes more as part of a path is told by its hash.

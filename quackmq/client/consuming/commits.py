@@ -16,9 +16,9 @@ from typing import Final
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from quackmq import limits
-from quackmq.client.cluster import is_of_nobody, partitions_of
-from quackmq.client.failures import Deadline, translated
-from quackmq.client.settings import Settings
+from quackmq.client.kafka.cluster import is_of_nobody, partitions_of
+from quackmq.client.kafka.config import Settings
+from quackmq.client.kafka.errors import Deadline, translated
 from quackmq.errors import MemberFenced, QuackError
 
 #: What became of a commit: the error, if there is one, and what was to be committed.

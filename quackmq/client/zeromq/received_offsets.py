@@ -32,8 +32,8 @@ from typing import Final
 
 from crc32c import crc32c
 
-from quackmq.client.durable import replace
-from quackmq.client.own_directory import OwnDirectory, usable
+from quackmq.client.files.durable import replace
+from quackmq.client.files.own_directory import OwnDirectory, usable
 from quackmq.disk.syncing import sync_data
 from quackmq.errors import NewerFormat
 from quackmq.model.subscription import Place

@@ -29,7 +29,7 @@ from typing import NamedTuple
 
 from confluent_kafka import Message as Record
 
-from quackmq.client.standing import Standing
+from quackmq.client.consuming.start import Standing
 
 
 class Mode(Enum):

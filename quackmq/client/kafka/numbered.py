@@ -20,11 +20,11 @@ from typing import Any, NamedTuple
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
 from quackmq import limits
-from quackmq.client.cluster import Cluster
-from quackmq.client.failures import Deadline, kafka_error, translated
+from quackmq.client.kafka.cluster import Cluster
+from quackmq.client.kafka.config import Connection
+from quackmq.client.kafka.errors import Deadline, kafka_error, translated
+from quackmq.client.kafka.producer import Parcel, Sending
 from quackmq.client.locks import held
-from quackmq.client.publisher import Parcel, Sending
-from quackmq.client.settings import Connection
 from quackmq.errors import (
     InvalidRequest,
     LimitReached,

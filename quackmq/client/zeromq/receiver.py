@@ -28,7 +28,7 @@ from typing import Final, NamedTuple
 import zmq
 
 from quackmq import limits
-from quackmq.client.proxy_done import Done
+from quackmq.client.zeromq.received_offsets import Done
 from quackmq.errors import ClientClosed, InvalidRequest, QuackError, QuackTimeout
 from quackmq.model.subscription import parse_message_id
 from quackmq.protocols.zmq.codec.proxy_language import (

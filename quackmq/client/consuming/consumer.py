@@ -26,22 +26,22 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka import Message as Record
 
 from quackmq import limits
-from quackmq.client.cluster import Cluster, Committed
-from quackmq.client.commits import Commits, close, leave
-from quackmq.client.directory import Directory
-from quackmq.client.failures import Deadline, translating
-from quackmq.client.position import Taken
-from quackmq.client.progress import Mode, Progress
-from quackmq.client.settings import Connection
-from quackmq.client.standing import (
+from quackmq.client.consuming.commits import Commits, close, leave
+from quackmq.client.consuming.directory import Directory
+from quackmq.client.consuming.position_file import Taken
+from quackmq.client.consuming.progress import Mode, Progress
+from quackmq.client.consuming.start import (
     Standing,
     is_note,
     is_subscribed,
     not_subscribed,
     position_by,
 )
-from quackmq.client.values import TopicInfo
-from quackmq.client.watch import OUT_OF_RANGE, Watch
+from quackmq.client.kafka.cluster import Cluster, Committed
+from quackmq.client.kafka.config import Connection
+from quackmq.client.kafka.diagnostics import OUT_OF_RANGE, Watch
+from quackmq.client.kafka.errors import Deadline, translating
+from quackmq.client.kafka.types import TopicInfo
 from quackmq.errors import QuackError, QuackTimeout
 from quackmq.model.subscription import Place
 

@@ -14,7 +14,7 @@ import time
 from typing import Final
 
 from quackmq import limits
-from quackmq.client.failures import Deadline
+from quackmq.client.kafka.errors import Deadline
 from quackmq.errors import InvalidRequest, NoBroker
 
 DEFAULT_PORT: Final = 9092

@@ -14,10 +14,10 @@ from confluent_kafka import KafkaError
 from confluent_kafka import Message as Record
 
 from quackmq import limits
-from quackmq.client.cluster import Cluster
-from quackmq.client.failures import Deadline, in_other_mode, translated
-from quackmq.client.settings import Connection
-from quackmq.client.values import TopicInfo
+from quackmq.client.kafka.cluster import Cluster
+from quackmq.client.kafka.config import Connection
+from quackmq.client.kafka.errors import Deadline, in_other_mode, translated
+from quackmq.client.kafka.types import TopicInfo
 from quackmq.errors import (
     MemberFenced,
     OffsetOutOfRange,

@@ -18,11 +18,11 @@ from typing import Self
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 from quackmq import limits
-from quackmq.client.client import Client
-from quackmq.client.commits import close
-from quackmq.client.failures import Deadline, translated, translating
-from quackmq.client.values import Message, StartLike, origin_of, start_of
-from quackmq.client.watch import PASSING
+from quackmq.client.consuming.commits import close
+from quackmq.client.kafka.client import Client
+from quackmq.client.kafka.diagnostics import PASSING
+from quackmq.client.kafka.errors import Deadline, translated, translating
+from quackmq.client.kafka.types import Message, StartLike, origin_of, start_of
 from quackmq.errors import QuackTimeout
 
 log = logging.getLogger(__name__)

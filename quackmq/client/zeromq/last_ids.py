@@ -15,8 +15,8 @@ from __future__ import annotations
 import os
 from typing import Final
 
-from quackmq.client.durable import replace, sync_directory
-from quackmq.client.own_directory import OwnDirectory, usable
+from quackmq.client.files.durable import replace, sync_directory
+from quackmq.client.files.own_directory import OwnDirectory, usable
 
 _SUFFIX: Final = ".id"
 _NEW: Final = "new"

@@ -20,8 +20,8 @@ from typing import Final
 from urllib.parse import quote
 
 from quackmq import limits
-from quackmq.client.durable import sync_directory
-from quackmq.client.position import PositionFile
+from quackmq.client.consuming.position_file import PositionFile
+from quackmq.client.files.durable import sync_directory
 from quackmq.errors import LimitReached, UnusableDirectory
 
 #: File systems hold names of 255 bytes.
