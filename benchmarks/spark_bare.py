@@ -17,7 +17,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from quackmq import limits
-from quackmq.spark import columns
+from quackmq.spark.source import columns
 
 NAME: Final = "bare"
 #: As many for a task as ours plans of such records, about.

@@ -10,8 +10,8 @@ policy `partitioner`:
     legacy    the rule before topics had this setting: CRC32, but murmur2 in Spark's sink; topics of
               that time keep it, so that no key moves because of an upgrade
 
-Spark's sink hashes whole columns; its form of `murmur2` is `quackmq.spark.partitioning`, and a test
-compares the two.
+Spark's sink hashes whole columns; its form of `murmur2` is `quackmq.spark.sink.partitioner`, and a
+test compares the two.
 
 Not promised: that a key stays in its partition when the topic gets more partitions.
 """

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from quackmq.spark.registration import register, release
+    from quackmq.spark.sink.write_ids import write_id
     from quackmq.spark.tables import table
-    from quackmq.spark.write_ids import write_id
 
 __all__ = ["register", "release", "table", "write_id"]
 
@@ -27,7 +27,7 @@ _HOMES: Final = {
     "register": "quackmq.spark.registration",
     "release": "quackmq.spark.registration",
     "table": "quackmq.spark.tables",
-    "write_id": "quackmq.spark.write_ids",
+    "write_id": "quackmq.spark.sink.write_ids",
 }
 
 

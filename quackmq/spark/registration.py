@@ -6,9 +6,9 @@ from typing import Final
 
 from pyspark.sql import SparkSession
 
-from quackmq.spark import progress
-from quackmq.spark.connection import find
-from quackmq.spark.source import PushingSource, QuackSource
+from quackmq.spark.broker import progress
+from quackmq.spark.broker.http import find
+from quackmq.spark.source.source import PushingSource, QuackSource
 
 #: Whether Spark pushes filters into Python sources; it refuses a source that takes them otherwise.
 PUSHDOWN_PROPERTY: Final = "spark.sql.python.filterPushdown.enabled"

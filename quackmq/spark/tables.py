@@ -23,14 +23,14 @@ from pyspark.sql.types import StructType
 from quackmq import limits
 from quackmq.errors import DamagedData, InvalidRequest, QuackError
 from quackmq.records.batch import batches
-from quackmq.spark import columns
-from quackmq.spark.archived import Files, Plan, plan, release
-from quackmq.spark.connection import Http, path_of
-from quackmq.spark.options import Options, Subscribe
-from quackmq.spark.planning import File
+from quackmq.spark.broker.archive import Files, Plan, plan, release
+from quackmq.spark.broker.http import Http, path_of
+from quackmq.spark.broker.metadata import Survey, TopicFacts
 from quackmq.spark.registration import register
-from quackmq.spark.source import NAME
-from quackmq.spark.survey import Survey, TopicFacts
+from quackmq.spark.source import columns
+from quackmq.spark.source.options import Options, Subscribe
+from quackmq.spark.source.source import NAME
+from quackmq.spark.source.splits import File
 
 #: Where the broker is, for sessions that say it once.
 BOOTSTRAP_PROPERTY: Final = "spark.quackmq.bootstrap.servers"

@@ -20,7 +20,7 @@ from quackmq.model.partitioning import Partitioner, partition_of
 from quackmq.model.policy import Policy
 from quackmq.records.batch import NO_TIMESTAMP, Record
 from quackmq.records.codec import decode
-from quackmq.spark.partitioning import partitions_of
+from quackmq.spark.sink.partitioner import partitions_of
 from tests.interop.driver import Driver, Session
 from tests.interop.running import DEADLINE_SECONDS, TESTER, RunningBroker
 

@@ -9,7 +9,7 @@ processes map into memory ("class data sharing"). `make test` makes that file on
 `tests/conftest.py` tells all Java machines of Spark about it, by variables of the environment that
 Spark reads; what a test runs as its users do stays as it is. Java refuses a file that was made by
 another version or from other files, and then loads as usual. It compares their paths, too, so
-Spark's home is here always the same directory; see `quackmq.spark.home`.
+Spark's home is here always the same directory; see `quackmq.spark.python_home`.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ def _made_from() -> str:
 
 
 def _make_home() -> None:
-    """As `quackmq.spark.home` makes one, which has another name every time."""
-    from quackmq.spark.home import use_compiled
+    """As `quackmq.spark.python_home` makes one, which has another name every time."""
+    from quackmq.spark.python_home import use_compiled
 
     os.environ.pop("SPARK_HOME", None)
     use_compiled()

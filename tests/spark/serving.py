@@ -16,7 +16,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from quackmq.model.policy import Policy
 from quackmq.model.topic import PartitionKey
 from quackmq.protocols.kafka.server import KafkaDoor
-from quackmq.spark.source import QuackSource
+from quackmq.spark.source.source import QuackSource
 from quackmq.stores.contract import Store
 from tests.protocols.http.v1.serving import CALLER, DEADLINE_S, Serving
 

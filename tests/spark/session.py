@@ -18,7 +18,7 @@ from typing import TypeVar
 from pyspark.sql import SparkSession
 
 from quackmq.spark import register
-from quackmq.spark.home import use_compiled
+from quackmq.spark.python_home import use_compiled
 from tests.spark.classes import SHORT_LIVED
 
 #: Where tools/clients.sh puts the connector and what it needs.

@@ -18,8 +18,8 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from quackmq.spark import sink
-from quackmq.spark.sink import BatchSink, StreamSink
+from quackmq.spark.sink import sink
+from quackmq.spark.sink.sink import BatchSink, StreamSink
 from tests.protocols.http.v1.serving import Client, Serving
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))

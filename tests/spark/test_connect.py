@@ -26,7 +26,7 @@ import json, sys
 from pyspark.sql import SparkSession
 from pyspark.sql.connect.client import DefaultChannelBuilder
 import quackmq.spark
-from quackmq.spark.home import use_compiled
+from quackmq.spark.python_home import use_compiled
 from tests.spark.session import CONFIGS, patiently
 
 SERVICE = "org.apache.spark.sql.connect.service.SparkConnectService$"

@@ -16,7 +16,7 @@ from quackmq.broker import BrokerSettings
 from quackmq.errors import InvalidRequest, QuackTimeout, UnknownTopic
 from quackmq.protocols.kafka.api import Node
 from quackmq.protocols.kafka.handlers.config_catalog import broker_configs
-from quackmq.spark.connection import Http, OtherFailure, find
+from quackmq.spark.broker.http import Http, OtherFailure, find
 from tests.cli.process import DEADLINE_S, Server
 from tests.spark.addresses import reserved
 from tests.spark.serving import Broker, batch_reader, rows_of

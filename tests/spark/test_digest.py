@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quackmq.records.columns import HEADERS_TYPE
-from quackmq.spark import digest
-from quackmq.spark.digest import Digest, digest_of, merged
-from quackmq.spark.encoding import Rows
+from quackmq.spark.sink import digest
+from quackmq.spark.sink.digest import Digest, digest_of, merged
+from quackmq.spark.sink.encode import Rows
 from tests.tables import each
 
 Header = tuple[str, bytes | None]

@@ -18,7 +18,7 @@ from pyspark.sql.datasource import (
     Not,
 )
 
-from quackmq.spark.filters import Bounds, bounds_of
+from quackmq.spark.source.filters import Bounds, bounds_of
 from tests.tables import each
 
 TIME = datetime.datetime(2026, 11, 16, 9, 0, 0, 1_500, tzinfo=datetime.UTC)

@@ -15,8 +15,8 @@ from quackmq.errors import CorruptBatch, InvalidRequest
 from quackmq.records.batch import COMPRESSIONS, HEADER_BYTES, TIMESTAMP_TYPE_FLAG, Batch, Record
 from quackmq.records.codec import encode
 from quackmq.records.columns import SCHEMA, to_arrow
-from quackmq.spark import opening
-from quackmq.spark.opening import open_batches
+from quackmq.spark.source import decode as opening
+from quackmq.spark.source.decode import open_batches
 from tests.batches import batch_of, record_bytes, resealed
 from tests.tables import each
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from quackmq import limits
 from quackmq.model.partitioning import Partitioner
-from quackmq.spark.partitioning import murmur2, partitions_of
+from quackmq.spark.sink.partitioner import murmur2, partitions_of
 from tests import effort
 from tests.tables import each
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quackmq import limits
-from quackmq.spark.planning import File, Piece, Range, limited, pieces, splits
+from quackmq.spark.source.splits import File, Piece, Range, limited, pieces, splits
 
 
 def range_of(first: int, end: int, partition: int = 0, record_bytes: float = 1.0) -> Range:

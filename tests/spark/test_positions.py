@@ -7,7 +7,7 @@ import json
 import pytest
 
 from quackmq.errors import InvalidRequest
-from quackmq.spark.positions import Position, TopicPosition, beginning_of, decode, encode
+from quackmq.spark.source.offsets import Position, TopicPosition, beginning_of, decode, encode
 
 
 def position(at: int, *, initial: bool = False) -> Position:

@@ -18,9 +18,9 @@ from quackmq.model.offset_notes import lease_ms_of
 from quackmq.model.policy import Policy
 from quackmq.model.topic import PartitionKey
 from quackmq.spark import release
-from quackmq.spark.connection import Access
-from quackmq.spark.positions import Position, TopicPosition
-from quackmq.spark.progress import Progress
+from quackmq.spark.broker.http import Access
+from quackmq.spark.broker.progress import Progress
+from quackmq.spark.source.offsets import Position, TopicPosition
 from tests.protocols.http.v1.serving import CALLER, DEADLINE_S
 from tests.spark.serving import Broker, Query, wait_until
 

@@ -13,7 +13,7 @@ from quackmq import limits
 from quackmq.errors import CorruptBatch
 from quackmq.records.batch import Batch, Record
 from quackmq.records.codec import encode
-from quackmq.spark.rows import append_time_column, append_times, between, groups_of, opened
+from quackmq.spark.source.rows import append_time_column, append_times, between, groups_of, opened
 from tests.batches import sealed
 
 offset_lists = st.lists(st.integers(0, 200), unique=True).map(sorted)

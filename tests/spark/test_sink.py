@@ -22,7 +22,8 @@ from pyspark.sql.types import StructType
 from pyspark.taskcontext import TaskContext
 
 from quackmq.errors import InvalidRequest
-from quackmq.spark import sink, write_id
+from quackmq.spark import write_id
+from quackmq.spark.sink import sink
 from tests.spark.serving import Broker
 from tests.spark.session import FOUR_ATTEMPTS, shared
 

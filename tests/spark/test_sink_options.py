@@ -6,7 +6,7 @@ import pytest
 
 from quackmq import limits
 from quackmq.errors import IllegalTopicName, InvalidRequest
-from quackmq.spark.sink_options import sink_options
+from quackmq.spark.sink.options import sink_options
 from tests.tables import each
 
 GIVEN = {"kafka.bootstrap.servers": "broker:9092"}

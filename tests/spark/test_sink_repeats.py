@@ -9,7 +9,7 @@ import pytest
 
 from quackmq import limits
 from quackmq.errors import StageConflict, TurnOutdated
-from quackmq.spark.staging import write_target
+from quackmq.spark.broker.staging import write_target
 from tests.protocols.http.v1.serving import Client
 from tests.spark.serving import Broker
 from tests.spark.sinking import batch_of, batch_sink, rows, stream_sink, values
@@ -42,7 +42,7 @@ def repeats(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
     return [
         (each.levelname, each.getMessage())
         for each in caplog.records
-        if each.name == "quackmq.spark.staging"
+        if each.name == "quackmq.spark.broker.staging"
     ]
 
 

@@ -33,8 +33,8 @@ from quackmq.errors import (
     UnknownPartition,
     UnknownTopic,
 )
-from quackmq.spark import sink
-from quackmq.spark.sink import BatchSink, StreamSink
+from quackmq.spark.sink import sink
+from quackmq.spark.sink.sink import BatchSink, StreamSink
 from tests.protocols.http.v1.serving import Client, Serving, serving
 from tests.spark.sinking import (
     batch_of,

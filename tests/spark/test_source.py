@@ -22,9 +22,9 @@ from quackmq.errors import (
 )
 from quackmq.model.topic import Append, PartitionKey
 from quackmq.records.batch import Batch
-from quackmq.spark import reading
-from quackmq.spark.rows import opened
-from quackmq.spark.source import PushingSource, QuackSource
+from quackmq.spark.source import task as reading
+from quackmq.spark.source.rows import opened
+from quackmq.spark.source.source import PushingSource, QuackSource
 from tests.batches import sealed
 from tests.broker.transacting import Transactor
 from tests.protocols.http.v1.serving import CALLER

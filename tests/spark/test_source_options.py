@@ -6,7 +6,7 @@ import pytest
 
 from quackmq import limits
 from quackmq.errors import InvalidRequest
-from quackmq.spark.options import (
+from quackmq.spark.source.options import (
     Assign,
     Offsets,
     Pattern,

@@ -14,7 +14,7 @@ from confluent_kafka import Producer
 from pyspark.sql.datasource import GreaterThanOrEqual
 
 from quackmq.errors import DamagedData
-from quackmq.spark.source import PushingSource, Split
+from quackmq.spark.source.source import PushingSource, Split
 from tests.broker.transacting import Transactor
 from tests.protocols.http.v1.serving import DEADLINE_S
 from tests.spark.serving import Broker, Query, batch_reader, read, rows_of, serving, wait_until

@@ -16,9 +16,9 @@ from pyspark.sql.types import StructType
 from pyspark.taskcontext import TaskContext
 
 from quackmq import limits
-from quackmq.spark import sink
-from quackmq.spark.source import QuackSource
-from quackmq.spark.staging import Target
+from quackmq.spark.broker.staging import Target
+from quackmq.spark.sink import sink
+from quackmq.spark.source.source import QuackSource
 from tests.spark.torture import LIFE_S, PAUSE_S
 
 NAME = "quackmq-torture"

@@ -36,10 +36,9 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from quackmq import limits
 from quackmq.errors import QuackError, UnknownTopic
 from quackmq.model.offset_notes import RECEIPTS_TOPIC
-from quackmq.spark.archived import Plan, release
-from quackmq.spark.connection import Http, path_of
-from quackmq.spark.options import Options as SourceOptions
-from quackmq.spark.options import Subscribe
+from quackmq.spark.broker.archive import Plan, release
+from quackmq.spark.broker.http import Http, path_of
+from quackmq.spark.broker.metadata import Facts, Survey
 from quackmq.spark.pipelines.audit_holes import Explained, Partition, Span, Spans, explain
 from quackmq.spark.pipelines.audit_receipts import (
     PERCENTILES,
@@ -53,7 +52,8 @@ from quackmq.spark.pipelines.audit_receipts import (
 from quackmq.spark.pipelines.audit_runs import FINDINGS, RUNS, findings_of, runs_of
 from quackmq.spark.pipelines.option import option
 from quackmq.spark.pipelines.report import Report
-from quackmq.spark.survey import Facts, Survey
+from quackmq.spark.source.options import Options as SourceOptions
+from quackmq.spark.source.options import Subscribe
 from quackmq.spark.tables import planned_table
 
 if TYPE_CHECKING:

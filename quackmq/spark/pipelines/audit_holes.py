@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from quackmq.errors import DamagedData, NotFound, OffsetOutOfRange
-from quackmq.spark.connection import Http, OtherFailure, path_of
+from quackmq.spark.broker.http import Http, OtherFailure, path_of
 from quackmq.spark.pipelines.audit_runs import SEQUENCES
 
 Reason = Literal["aborted", "marker", "archived", "let go of"]

@@ -33,7 +33,7 @@ from quackmq.errors import (
     UnknownPlan,
     UnknownTopic,
 )
-from quackmq.spark.connection import Access, Http, find, path_of
+from quackmq.spark.broker.http import Access, Http, find, path_of
 from quackmq.spark.pipelines.compact_plan import Listed, Plan, all_topics, look
 from quackmq.spark.pipelines.compact_work import Damaged, Failed, Made, Order, Outcome, carry_out
 from quackmq.spark.pipelines.job import Job

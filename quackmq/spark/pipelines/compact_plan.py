@@ -19,7 +19,7 @@ from quackmq import limits
 from quackmq.archive.manifest import ArchiveFile, Manifest, Quarantined
 from quackmq.errors import NotFound, QuackError
 from quackmq.model.topic import PartitionKey
-from quackmq.spark.connection import Access, Http, path_of
+from quackmq.spark.broker.http import Access, Http, path_of
 
 
 class Listed(NamedTuple):

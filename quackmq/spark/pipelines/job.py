@@ -28,9 +28,9 @@ from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, TextIO
 
 from quackmq import limits
-from quackmq.spark.home import use_compiled
 from quackmq.spark.java import HINT, use_java
 from quackmq.spark.pipelines.failures import NotInstalled, Stopped, in_short
+from quackmq.spark.python_home import use_compiled
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

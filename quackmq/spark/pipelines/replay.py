@@ -43,16 +43,16 @@ from pyspark.sql import functions as f
 
 from quackmq import limits
 from quackmq.errors import InvalidRequest, OffsetOutOfRange, QuackError, UnknownTopic
-from quackmq.spark.archived import plan, release
-from quackmq.spark.connection import Http, path_of
-from quackmq.spark.options import Options as SourceOptions
-from quackmq.spark.options import Subscribe
+from quackmq.spark.broker.archive import plan, release
+from quackmq.spark.broker.http import Http, path_of
+from quackmq.spark.broker.metadata import Survey, TopicFacts
 from quackmq.spark.pipelines.failures import in_short
 from quackmq.spark.pipelines.option import moment, option
 from quackmq.spark.pipelines.places import claim, facts_of
 from quackmq.spark.pipelines.report import Report
-from quackmq.spark.source import NAME
-from quackmq.spark.survey import Survey, TopicFacts
+from quackmq.spark.source.options import Options as SourceOptions
+from quackmq.spark.source.options import Subscribe
+from quackmq.spark.source.source import NAME
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameReader

@@ -22,7 +22,7 @@ from typing import Any, Self
 
 from quackmq import limits
 from quackmq.errors import QuackError, QuackTimeout
-from quackmq.spark import connection
+from quackmq.spark.broker import http as connection
 
 
 class Workers:

@@ -15,7 +15,7 @@ import sys
 import time
 from pathlib import Path
 
-from quackmq.spark.connection import find
+from quackmq.spark.broker.http import find
 from quackmq.spark.pipelines.compact import compact
 from tests.spark.session import session
 

@@ -22,8 +22,8 @@ from quackmq.model.leases import Wanted
 from quackmq.model.offset_notes import RECEIPTS_TOPIC
 from quackmq.model.topic import PartitionKey
 from quackmq.spark import table
-from quackmq.spark.archived import Plan
-from quackmq.spark.connection import Http
+from quackmq.spark.broker.archive import Plan
+from quackmq.spark.broker.http import Http
 from quackmq.spark.pipelines import audit as pipeline
 from quackmq.spark.pipelines import audit_receipts
 from quackmq.spark.pipelines.audit import Options, audit

@@ -27,7 +27,7 @@ from confluent_kafka import Producer
 from quackmq import limits
 from quackmq.cli import pipeline as command
 from quackmq.cli.main import main
-from quackmq.spark import connection
+from quackmq.spark.broker import http as connection
 from quackmq.spark.pipelines import compact, replay, trends, workers
 from quackmq.spark.pipelines.job import Job, Streamed
 from tests.cli.process import Server

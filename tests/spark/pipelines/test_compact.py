@@ -19,7 +19,7 @@ import pytest
 from quackmq import limits
 from quackmq.archive.merging import planner as merging
 from quackmq.errors import InvalidRequest, StorageError, UnknownTopic
-from quackmq.spark.connection import find
+from quackmq.spark.broker.http import find
 from quackmq.spark.pipelines import compact as pipeline
 from quackmq.spark.pipelines.compact import Options, compact
 from quackmq.spark.pipelines.compact_plan import Plan

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Producer
 
-from quackmq.spark.home import use_compiled
+from quackmq.spark.python_home import use_compiled
 from tests.protocols.http.v1.serving import DEADLINE_S
 from tests.spark.cluster import ROOT
 from tests.spark.pipelines.conftest import RUN_S

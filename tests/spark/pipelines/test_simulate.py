@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 
 from quackmq import limits
 from quackmq.errors import QuackError, QuackTimeout
-from quackmq.spark import connection
+from quackmq.spark.broker import http as connection
 from quackmq.spark.pipelines import simulate, workers
 from quackmq.spark.pipelines.job import Job
 from quackmq.spark.pipelines.simulation import simulate_counter

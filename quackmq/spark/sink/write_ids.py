@@ -10,7 +10,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
 from quackmq.errors import InvalidRequest
-from quackmq.spark.sink import QUERY_PROPERTY
+from quackmq.spark.sink.sink import QUERY_PROPERTY
 
 
 def write_id(batch: DataFrame, batch_id: int) -> str:

@@ -52,12 +52,8 @@ from quackmq import limits
 from quackmq.errors import InvalidRequest, QuackTimeout, UnknownPartition, UnknownTopic
 from quackmq.model.partitioning import Partitioner
 from quackmq.records.columns import HEADERS_TYPE
-from quackmq.spark.connection import Access, Http, find, path_of
-from quackmq.spark.digest import Digest, digest_of, merged
-from quackmq.spark.encoding import Rows, encode
-from quackmq.spark.partitioning import Numbers, partitions_of
-from quackmq.spark.sink_options import TOPIC_OPTION, WRITE_ID_OPTION, sink_options
-from quackmq.spark.staging import (
+from quackmq.spark.broker.http import Access, Http, find, path_of
+from quackmq.spark.broker.staging import (
     Part,
     Staged,
     Target,
@@ -66,6 +62,10 @@ from quackmq.spark.staging import (
     commit,
     write_target,
 )
+from quackmq.spark.sink.digest import Digest, digest_of, merged
+from quackmq.spark.sink.encode import Rows, encode
+from quackmq.spark.sink.options import TOPIC_OPTION, WRITE_ID_OPTION, sink_options
+from quackmq.spark.sink.partitioner import Numbers, partitions_of
 
 #: What Spark tells a task of the stream that it belongs to. The run has no property of its own: it
 #: is the group of the run's jobs.

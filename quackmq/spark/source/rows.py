@@ -15,7 +15,7 @@ from quackmq import limits
 from quackmq.errors import CorruptBatch, InvalidRequest
 from quackmq.records.batch import Batch, batches
 from quackmq.records.columns import TIMESTAMP_TYPE
-from quackmq.spark.opening import open_batches
+from quackmq.spark.source.decode import open_batches
 
 _MILLISECONDS: Final = pa.timestamp("ms", tz="UTC")
 

@@ -34,7 +34,7 @@ from quackmq.records.batch import (
 )
 from quackmq.records.codec import NO_EPOCH
 from quackmq.records.columns import constant
-from quackmq.spark.partitioning import Numbers
+from quackmq.spark.sink.partitioner import Numbers
 
 #: More than a record takes beside key, value and headers.
 _RECORD_OVERHEAD: Final = 48

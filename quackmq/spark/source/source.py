@@ -41,21 +41,22 @@ from pyspark.sql.types import StructType
 
 from quackmq import limits
 from quackmq.errors import DamagedData, InvalidRequest, OffsetOutOfRange, QuackError, UnknownTopic
-from quackmq.spark import columns, positions
-from quackmq.spark.archived import Plan, held, plan, release
-from quackmq.spark.connection import Access
-from quackmq.spark.filters import Bounds, bounds_of
-from quackmq.spark.options import (
+from quackmq.spark.broker.archive import Plan, held, plan, release
+from quackmq.spark.broker.http import Access
+from quackmq.spark.broker.metadata import Facts, PartitionFacts, Survey
+from quackmq.spark.broker.progress import Progress
+from quackmq.spark.source import columns
+from quackmq.spark.source import offsets as positions
+from quackmq.spark.source.filters import Bounds, bounds_of
+from quackmq.spark.source.offsets import Position, TopicPosition, Topics
+from quackmq.spark.source.options import (
     Options,
     batch_options,
     includes_headers,
     pushes_filters,
     stream_options,
 )
-from quackmq.spark.planning import File, Piece, Range, limited, pieces, splits
-from quackmq.spark.positions import Position, TopicPosition, Topics
-from quackmq.spark.progress import Progress
-from quackmq.spark.survey import Facts, PartitionFacts, Survey
+from quackmq.spark.source.splits import File, Piece, Range, limited, pieces, splits
 
 log = logging.getLogger(__name__)
 
@@ -92,12 +93,12 @@ class QuackSource(DataSource):
         return StreamReader(stream_options(self.options), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        from quackmq.spark.sink import BatchSink
+        from quackmq.spark.sink.sink import BatchSink
 
         return BatchSink(self.options, schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        from quackmq.spark.sink import StreamSink
+        from quackmq.spark.sink.sink import StreamSink
 
         return StreamSink(self.options, schema, overwrite)
 
@@ -455,7 +456,7 @@ def read(
     partition: InputPartition, schema: pa.Schema, options: Options
 ) -> Iterator[pa.RecordBatch]:
     # Not where it is planned: what opens files and batches takes longer to load than a plan takes.
-    from quackmq.spark.reading import Reading
+    from quackmq.spark.source.task import Reading
 
     if not isinstance(partition, Split):
         raise DamagedData(f"{partition!r} is no part of a plan of ours")

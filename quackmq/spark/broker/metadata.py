@@ -25,9 +25,10 @@ from quackmq.errors import (
     UnknownPartition,
     UnknownTopic,
 )
-from quackmq.spark import connection
-from quackmq.spark.connection import Access, Http
-from quackmq.spark.options import (
+from quackmq.spark.broker import http as connection
+from quackmq.spark.broker.http import Access, Http
+from quackmq.spark.source.offsets import Position, TopicPosition
+from quackmq.spark.source.options import (
     EARLIEST,
     LATEST,
     Assign,
@@ -39,7 +40,6 @@ from quackmq.spark.options import (
     Selection,
     Times,
 )
-from quackmq.spark.positions import Position, TopicPosition
 
 
 @dataclass(frozen=True, slots=True)

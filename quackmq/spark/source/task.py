@@ -25,12 +25,12 @@ import pyarrow.compute as pc
 from quackmq import limits
 from quackmq.errors import CorruptBatch, DamagedData, OffsetOutOfRange, QuackError, UnknownTopic
 from quackmq.records.batch import Batch
-from quackmq.spark.archived import files_now
-from quackmq.spark.columns import Shaper
-from quackmq.spark.connection import Access, Answer, Http, path_of
-from quackmq.spark.files import Unusable, read_here, read_there
-from quackmq.spark.planning import Piece, Range, pieces
-from quackmq.spark.rows import append_time_column, append_times, between, groups_of, opened
+from quackmq.spark.broker.archive import files_now
+from quackmq.spark.broker.http import Access, Answer, Http, path_of
+from quackmq.spark.source.archived_files import Unusable, read_here, read_there
+from quackmq.spark.source.columns import Shaper
+from quackmq.spark.source.rows import append_time_column, append_times, between, groups_of, opened
+from quackmq.spark.source.splits import Piece, Range, pieces
 
 log = logging.getLogger(__name__)
 

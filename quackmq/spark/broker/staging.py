@@ -33,9 +33,9 @@ from typing import Any, Final
 
 from quackmq import limits
 from quackmq.errors import StageCommitted, StageConflict, TurnOutdated, UnknownStage
-from quackmq.spark.connection import Http, path_of
-from quackmq.spark.digest import Digest, merged
-from quackmq.spark.encoding import Encoded
+from quackmq.spark.broker.http import Http, path_of
+from quackmq.spark.sink.digest import Digest, merged
+from quackmq.spark.sink.encode import Encoded
 
 log = logging.getLogger(__name__)
 

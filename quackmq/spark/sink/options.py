@@ -16,7 +16,7 @@ from quackmq import limits
 from quackmq.errors import IllegalTopicName, InvalidRequest
 from quackmq.model.topic import check_topic_name
 from quackmq.records.batch import COMPRESSIONS
-from quackmq.spark.options import source_address
+from quackmq.spark.source.options import source_address
 
 TOPIC_OPTION: Final = "topic"
 WRITE_ID_OPTION: Final = "writeId"

@@ -30,8 +30,8 @@ from quackmq.client.kafka.config import Connection
 from quackmq.client.kafka.errors import Deadline, kafka_error, translated
 from quackmq.errors import InvalidRequest, NameInOtherMode, QuackError, QuackTimeout
 from quackmq.model.offset_notes import SUBSCRIBED, leased
-from quackmq.spark.connection import Access, path_of
-from quackmq.spark.positions import Position, TopicPosition, Topics
+from quackmq.spark.broker.http import Access, path_of
+from quackmq.spark.source.offsets import Position, TopicPosition, Topics
 
 log = logging.getLogger(__name__)
 

@@ -26,8 +26,8 @@ import numpy as np
 import pyarrow as pa
 
 from quackmq.archive.parquet.to_batches import headers_of
-from quackmq.spark.encoding import Rows
-from quackmq.spark.partitioning import Numbers
+from quackmq.spark.sink.encode import Rows
+from quackmq.spark.sink.partitioner import Numbers
 
 _VERSION: Final = "rows-1"
 _MASK: Final = 2**64 - 1

@@ -12,8 +12,8 @@ from typing import Any, Final, NamedTuple
 
 from quackmq import limits
 from quackmq.errors import LimitReached, NotFound
-from quackmq.spark.connection import Http, OtherFailure, path_of
-from quackmq.spark.planning import File
+from quackmq.spark.broker.http import Http, OtherFailure, path_of
+from quackmq.spark.source.splits import File
 
 #: By topic and partition, by offset.
 Files = dict[tuple[str, int], Sequence[File]]

@@ -25,10 +25,10 @@ from quackmq.archive.parquet.schema import (
     schema_version,
 )
 from quackmq.errors import QuackError
-from quackmq.spark.columns import Shaper
-from quackmq.spark.connection import Http, path_of
-from quackmq.spark.planning import File, Piece
-from quackmq.spark.rows import between
+from quackmq.spark.broker.http import Http, path_of
+from quackmq.spark.source.columns import Shaper
+from quackmq.spark.source.rows import between
+from quackmq.spark.source.splits import File, Piece
 
 #: Bytes of a file from a position on, so many.
 Fetch = Callable[[int, int], bytes]
