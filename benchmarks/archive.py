@@ -35,7 +35,7 @@ from quackmq import limits
 from quackmq.archive.archiving.archiver import Archiver
 from quackmq.archive.parquet.reader import ArchiveReader
 from quackmq.archive.tiered_store import TieredStore
-from quackmq.cli.archived import Archived, Place
+from quackmq.cli.inspect.archive_directory import Archived, Place
 from quackmq.clock import wall_clock_ms
 from quackmq.model.policy import Policy
 from quackmq.model.topic import Append, PartitionKey

@@ -18,7 +18,7 @@ import zmq
 import zmq.asyncio
 
 from quackmq import limits
-from quackmq.cli import process
+from quackmq.cli.broker import process
 from quackmq.protocols.zmq.codec import zmtp
 
 

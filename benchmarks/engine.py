@@ -27,7 +27,7 @@ import uvloop
 from crc32c import crc32c
 
 from benchmarks.support import HEADING, Row, drop_page_cache, line, resident_bytes
-from quackmq.cli import process
+from quackmq.cli.broker import process
 from quackmq.model.policy import Policy
 from quackmq.model.topic import Append, PartitionKey, Read
 from quackmq.records.batch import Batch, Record

@@ -84,7 +84,7 @@ def fix_what_depends_on_time() -> None:
         _replace(limits, name, _NEVER_MS)
     _replace(limits, "PUSHED_FLUSH_MS", 0)
     _replace(limits, "PUSHED_FLUSH_EACH_MS", 0)
-    from quackmq.cli import process
+    from quackmq.cli.broker import process
     from quackmq.clock import Clock, wall_clock_ms
     from quackmq.disk.loop_sync import Patience
 
@@ -113,7 +113,7 @@ def _replace(owner: object, name: str, value: object) -> None:
 def main(counts: Path, counted: str, words: list[str]) -> int:
     fix_what_depends_on_time()
     from quackmq.cli import main as command
-    from quackmq.cli import server
+    from quackmq.cli.broker import runner as server
 
     counter = WorkCounter(counts)
     if counted == "bytecodes":

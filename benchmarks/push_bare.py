@@ -23,7 +23,7 @@ import zmq
 
 from benchmarks.processes import HOST
 from quackmq.broker import Broker, Caller
-from quackmq.cli.process import loop_factory, prepare
+from quackmq.cli.broker.process import loop_factory, prepare
 from quackmq.model.topic import Append, PartitionKey
 from quackmq.protocols.line.server import LineDoor
 from quackmq.protocols.line.settings import LineSettings

@@ -20,7 +20,7 @@ from typing import Final, cast
 import uvloop
 
 from quackmq import limits
-from quackmq.cli import process
+from quackmq.cli.broker import process
 from quackmq.protocols.kafka.codec import fetch, produce
 from quackmq.protocols.kafka.codec.writer import write_response
 from quackmq.records.batch import Record, stamp

@@ -38,7 +38,7 @@ from pathlib import Path
 from quackmq.archive.tiered_store import TieredStore
 from quackmq.archive.archiving.worker_process import WorkerWorkshop
 from quackmq.broker import Broker
-import quackmq.cli.server
+import quackmq.cli.broker.runner
 from quackmq.stores.local import LocalOptions, LocalStore
 
 async def main():

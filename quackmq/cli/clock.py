@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from quackmq import limits
-from quackmq.cli.address import parse_advertised_address
+from quackmq.cli.broker.address import parse_advertised_address
 from quackmq.errors import InvalidRequest
 
 DEFAULT_HTTP: Final = "127.0.0.1:8002"

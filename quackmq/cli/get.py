@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Final
 import orjson
 
 from quackmq import limits
-from quackmq.cli.outcome import had_enough
+from quackmq.cli.broker.settings import suggest
+from quackmq.cli.exit_codes import had_enough
 from quackmq.cli.put import add_connection
-from quackmq.cli.settings import suggest
 from quackmq.cli.text import counted, moment, shown
 from quackmq.errors import QuackTimeout, UnknownTopic
 

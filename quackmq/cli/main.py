@@ -13,9 +13,14 @@ from itertools import takewhile
 from typing import Any, Final, NoReturn, Protocol
 
 from quackmq import __version__
-from quackmq.cli import archive, chaos, clock, experiment, get, log, logformat, pipeline, put, serve
-from quackmq.cli.outcome import forget_unwritten, had_enough, nobody_reads
-from quackmq.cli.settings import suggest
+from quackmq.cli import clock, get, pipeline, put, serve
+from quackmq.cli import logs as logformat
+from quackmq.cli.broker.settings import suggest
+from quackmq.cli.chaos import command as chaos
+from quackmq.cli.exit_codes import forget_unwritten, had_enough, nobody_reads
+from quackmq.cli.experiment import command as experiment
+from quackmq.cli.inspect import archive_command as archive
+from quackmq.cli.inspect import log_command as log
 from quackmq.errors import InvalidRequest, QuackError
 
 FAILED: Final = 1

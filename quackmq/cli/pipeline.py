@@ -20,7 +20,7 @@ from typing import Any, Final, NoReturn
 import orjson
 
 from quackmq import limits
-from quackmq.cli.settings import suggest
+from quackmq.cli.broker.settings import suggest
 from quackmq.cli.text import shown, table
 from quackmq.errors import InvalidRequest, QuackError
 from quackmq.spark.pipelines import Pipeline, pipeline, summaries

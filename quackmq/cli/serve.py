@@ -14,10 +14,10 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
-from quackmq.cli import logformat, process
-from quackmq.cli.address import LAST_PORT, Address, UnixPath
-from quackmq.cli.entry import ended_by_interrupts
-from quackmq.cli.settings import (
+from quackmq.cli import logs as logformat
+from quackmq.cli.broker import process
+from quackmq.cli.broker.address import LAST_PORT, Address, UnixPath
+from quackmq.cli.broker.settings import (
     CONFIG_VARIABLE,
     MEMORY_STORE,
     Loaded,
@@ -26,6 +26,7 @@ from quackmq.cli.settings import (
     setting_fields,
     variable_name,
 )
+from quackmq.cli.entry import ended_by_interrupts
 from quackmq.cli.text import listed
 from quackmq.errors import InvalidSetting
 from quackmq.no_pandas import without_pandas
@@ -87,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
 
     without_pandas()
     with ended_by_interrupts():
-        from quackmq.cli import server
+        from quackmq.cli.broker import runner as server
 
     with asyncio.Runner(loop_factory=process.loop_factory()) as runner:
         return runner.run(server.serve(settings, doors))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from quackmq.cli.address import (
+from quackmq.cli.broker.address import (
     Address,
     UnixPath,
     parse_address,

@@ -16,7 +16,7 @@ from quackmq.archive import manifest as manifests
 from quackmq.archive.parquet.from_batches import Committed
 from quackmq.archive.parquet.reader import ArchiveReader
 from quackmq.cli import text
-from quackmq.cli.archived import Archived, Place
+from quackmq.cli.inspect.archive_directory import Archived, Place
 from quackmq.cli.main import main
 from quackmq.model.topic import PartitionKey
 from tests.archive.support import NOON_MS

@@ -15,7 +15,8 @@ import pytest
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
 
 from quackmq import limits
-from quackmq.cli import archive_import, text
+from quackmq.cli import text
+from quackmq.cli.inspect import archive_import
 from quackmq.cli.main import main
 from quackmq.model.partitioning import Partitioner, partition_of
 from quackmq.model.policy import Policy

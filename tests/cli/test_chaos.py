@@ -13,9 +13,9 @@ from typing import Any, cast
 import pytest
 
 from quackmq import Client
-from quackmq.cli.chaos import _address
-from quackmq.cli.chaos_plan import FAULTS, PUTS, TAKES, Act, plan
-from quackmq.cli.chaos_run import _stopping
+from quackmq.cli.chaos.command import _address
+from quackmq.cli.chaos.plan import FAULTS, PUTS, TAKES, Act, plan
+from quackmq.cli.chaos.runner import _stopping
 from quackmq.cli.main import main
 from quackmq.errors import InvalidRequest
 from tests.cli.process import DEADLINE_S, Server

@@ -8,7 +8,7 @@ import logging
 import pytest
 
 from quackmq import limits
-from quackmq.cli import closing
+from quackmq.cli.broker import closing
 
 pytestmark = pytest.mark.asyncio
 

@@ -17,11 +17,12 @@ from pathlib import Path
 
 import pytest
 
-from quackmq.cli import experiment_report, experiment_run
-from quackmq.cli.experiment_plan import Experiment, suite
-from quackmq.cli.experiment_report import Outcome, as_table
+from quackmq.cli.experiment import report as experiment_report
+from quackmq.cli.experiment import runner as experiment_run
+from quackmq.cli.experiment.plan import Experiment, suite
+from quackmq.cli.experiment.report import Outcome, as_table
+from quackmq.cli.experiment.temporary import temporary_directory
 from quackmq.cli.main import main
-from quackmq.cli.temporary import temporary_directory
 from quackmq.protocols.line.records import End
 from tests.cli.process import DEADLINE_S, Server
 

@@ -13,12 +13,14 @@ from typing import Any
 
 import pytest
 
-from quackmq.cli import experiment_plan, experiment_plot, experiment_run
-from quackmq.cli.experiment_latency import Latencies, bucket_of, percentile_ms, together
-from quackmq.cli.experiment_peers import Behaviour, Report, Seen, Turns, content
-from quackmq.cli.experiment_plan import Experiment, suite
-from quackmq.cli.experiment_progress import Watcher
-from quackmq.cli.experiment_report import (
+from quackmq.cli.experiment import plan as experiment_plan
+from quackmq.cli.experiment import plot as experiment_plot
+from quackmq.cli.experiment import runner as experiment_run
+from quackmq.cli.experiment.latency import Latencies, bucket_of, percentile_ms, together
+from quackmq.cli.experiment.peer import Behaviour, Report, Seen, Turns, content
+from quackmq.cli.experiment.plan import Experiment, suite
+from quackmq.cli.experiment.progress import Watcher
+from quackmq.cli.experiment.report import (
     Outcome,
     PublisherAccount,
     Sample,

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from quackmq.cli import logformat
+from quackmq.cli import logs as logformat
 from quackmq.errors import InvalidSetting
 
 

@@ -9,8 +9,8 @@ import sys
 import pytest
 
 from quackmq import __version__
+from quackmq.cli.broker.settings import setting_fields, variable_name
 from quackmq.cli.main import COMMANDS, build_parser, main
-from quackmq.cli.settings import setting_fields, variable_name
 from tests.cli.process import SCRIPT
 
 

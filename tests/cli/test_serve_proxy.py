@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from quackmq.broker import Broker, BrokerSettings
-from quackmq.cli.address import Address
+from quackmq.cli.broker.address import Address
+from quackmq.cli.broker.runner import DOOR_MAKERS
+from quackmq.cli.broker.settings import load
 from quackmq.cli.serve import closed_doors, plan_doors
-from quackmq.cli.server import DOOR_MAKERS
-from quackmq.cli.settings import load
 from quackmq.errors import InvalidSetting
 from quackmq.protocols.http.server import HttpDoor
 from quackmq.stores.memory import MemoryStore

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from quackmq.cli.address import Address, UnixPath
+from quackmq.cli.broker.address import Address, UnixPath
+from quackmq.cli.broker.settings import Settings, load, option_name, setting_fields, variable_name
 from quackmq.cli.serve import DOORS
-from quackmq.cli.settings import Settings, load, option_name, setting_fields, variable_name
 from quackmq.errors import InvalidSetting
 from tests.tables import each
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from quackmq.cli.temporary import temporary_directory
+from quackmq.cli.experiment.temporary import temporary_directory
 
 
 @pytest.fixture(autouse=True)

@@ -24,7 +24,7 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
 
 import quackmq
 from quackmq.archive.manifest import Manifest
-from quackmq.cli.archived import Archived, Place
+from quackmq.cli.inspect.archive_directory import Archived, Place
 from quackmq.client.zmq import ZmqClient
 
 DEADLINE_S: Final = 60

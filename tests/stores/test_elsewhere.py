@@ -17,7 +17,7 @@ import pytest
 
 import quackmq
 from quackmq import limits
-from quackmq.cli import process
+from quackmq.cli.broker import process
 from quackmq.disk.real import RealDisk
 from quackmq.disk.syncing import sync_data, sync_names
 from quackmq.model.topic import PartitionKey

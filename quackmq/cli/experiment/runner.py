@@ -28,10 +28,10 @@ import msgspec
 
 from quackmq import limits
 from quackmq.broker import Broker, Caller
-from quackmq.cli.experiment_peers import Behaviour, Part
-from quackmq.cli.experiment_plan import Experiment
-from quackmq.cli.experiment_process import PeerProcess
-from quackmq.cli.experiment_report import (
+from quackmq.cli.experiment.peer import Behaviour, Part
+from quackmq.cli.experiment.peer_process import PeerProcess
+from quackmq.cli.experiment.plan import Experiment
+from quackmq.cli.experiment.report import (
     MORTAL,
     Outcome,
     PublisherAccount,

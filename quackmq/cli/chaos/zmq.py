@@ -10,7 +10,7 @@ from typing import Final
 
 import zmq
 
-from quackmq.cli.chaos_run import Taken
+from quackmq.cli.chaos.runner import Taken
 from quackmq.errors import ProtocolError, QuackTimeout
 from quackmq.protocols.zmq.codec.queue_language import (
     Get,

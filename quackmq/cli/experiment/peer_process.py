@@ -15,7 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from quackmq import limits
-from quackmq.cli.experiment_peers import Part, Report
+from quackmq.cli.experiment.peer import Part, Report
 from quackmq.errors import QuackError
 
 #: A report holds a count for each slice and bucket.
@@ -45,7 +45,7 @@ class PeerProcess:
                 sys.executable,
                 "-P",  # what lies in the directory that we are run in is not ours to import
                 "-m",
-                "quackmq.cli.experiment_peers",
+                "quackmq.cli.experiment.peer",
                 msgspec.json.encode(part).decode(),
                 stdin=stdin,
                 stdout=stdout,

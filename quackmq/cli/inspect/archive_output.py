@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from quackmq.archive.manifest import ArchiveFile, Manifest, Quarantined
-from quackmq.cli.archived import Archived, Place
+from quackmq.cli.inspect.archive_directory import Archived, Place
 from quackmq.cli.text import counted, moment, progress_on_stderr, table
 from quackmq.disk.real import RealDisk
 from quackmq.errors import DamagedData, StorageError, StoreLocked, UnusableDirectory

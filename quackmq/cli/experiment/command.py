@@ -18,13 +18,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from quackmq.cli import process
-from quackmq.cli.temporary import temporary_directory
+from quackmq.cli.broker import process
+from quackmq.cli.experiment.temporary import temporary_directory
 from quackmq.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from quackmq.cli.experiment_plan import Experiment
-    from quackmq.cli.experiment_report import Outcome
+    from quackmq.cli.experiment.plan import Experiment
+    from quackmq.cli.experiment.report import Outcome
 
 GOOD: Final = 0
 WRONG: Final = 1
@@ -102,7 +102,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    from quackmq.cli import experiment_plan
+    from quackmq.cli.experiment import plan as experiment_plan
 
     experiments = [_experiment(args)]
     if args.suite:
@@ -110,7 +110,7 @@ def run(args: argparse.Namespace) -> int:
     if args.data is not None and args.data.exists() and any(args.data.iterdir()):
         raise InvalidRequest(f"{args.data} is not empty: an experiment begins with nothing")
     if args.plot is not None:
-        from quackmq.cli import experiment_plot
+        from quackmq.cli.experiment import plot as experiment_plot
 
         experiment_plot.check(args.plot)
     if max(each.pubs + each.subs for each in experiments) > _MANY_PEERS:
@@ -127,8 +127,8 @@ def run(args: argparse.Namespace) -> int:
 
 async def _run_all(args: argparse.Namespace, experiments: Sequence[Experiment]) -> list[Outcome]:
     """One after the other; a signal ends the one that runs, and there is no next."""
-    from quackmq.cli import experiment_run
-    from quackmq.cli.experiment_progress import Watcher
+    from quackmq.cli.experiment import runner as experiment_run
+    from quackmq.cli.experiment.progress import Watcher
 
     outcomes: list[Outcome] = []
     with (
@@ -151,7 +151,7 @@ async def _run_all(args: argparse.Namespace, experiments: Sequence[Experiment]) 
 def _print(args: argparse.Namespace, outcomes: Sequence[Outcome]) -> None:
     import orjson
 
-    from quackmq.cli import experiment_report
+    from quackmq.cli.experiment import report as experiment_report
 
     if args.json:
         told = [experiment_report.as_json(outcome) for outcome in outcomes]
@@ -165,7 +165,7 @@ def _print(args: argparse.Namespace, outcomes: Sequence[Outcome]) -> None:
 
 
 def _experiment(args: argparse.Namespace) -> Experiment:
-    from quackmq.cli.experiment_plan import Experiment
+    from quackmq.cli.experiment.plan import Experiment
 
     least = 3 if args.suite else 1
     return Experiment(

@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from crc32c import crc32c
 
 from quackmq import limits
-from quackmq.cli.archive_export import FORMAT, KIND, MANIFEST
+from quackmq.cli.inspect.archive_export import FORMAT, KIND, MANIFEST
 from quackmq.errors import DamagedData, InvalidRequest, NewerFormat
 
 _TOPIC: Final = "_topic.json"

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
 from quackmq import limits
-from quackmq.cli.address import (
+from quackmq.cli.broker.address import (
     Address,
     UnixPath,
     parse_address,

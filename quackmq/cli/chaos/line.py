@@ -13,8 +13,8 @@ import time
 from typing import Final
 
 from quackmq import limits
-from quackmq.cli.address import UnixPath, parse_address_or_path
-from quackmq.cli.chaos_run import Taken
+from quackmq.cli.broker.address import UnixPath, parse_address_or_path
+from quackmq.cli.chaos.runner import Taken
 from quackmq.errors import InvalidRequest, QuackTimeout, Refused
 from quackmq.protocols.line.codec import (
     Choose,

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
-from quackmq.cli.chaos_run import Taken
+from quackmq.cli.chaos.runner import Taken
 from quackmq.client.kafka.admin import NEVER_S, Admin
 from quackmq.client.kafka.errors import translated, translating
 from quackmq.errors import QuackError, QuackTimeout

@@ -23,9 +23,9 @@ from quackmq import __version__, limits
 from quackmq.archive.archiving.worker_process import WorkerWorkshop
 from quackmq.archive.tiered_store import TieredStore
 from quackmq.broker import Broker, BrokerSettings
-from quackmq.cli import closing, process
-from quackmq.cli.address import Address, UnixPath
-from quackmq.cli.settings import MEMORY_STORE, Settings
+from quackmq.cli.broker import closing, process
+from quackmq.cli.broker.address import Address, UnixPath
+from quackmq.cli.broker.settings import MEMORY_STORE, Settings
 from quackmq.cli.text import counted
 from quackmq.clock import Clock
 from quackmq.protocols.http.server import HttpDoor

@@ -13,8 +13,8 @@ import argparse
 from datetime import UTC, datetime
 from pathlib import Path
 
-from quackmq.cli.log import count
-from quackmq.cli.outcome import outcome
+from quackmq.cli.exit_codes import outcome
+from quackmq.cli.inspect.log_command import count
 
 _ADDRESS = "127.0.0.1:9092"
 
@@ -36,15 +36,15 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     if args.action == "import":
-        from quackmq.cli import archive_import
+        from quackmq.cli.inspect import archive_import
 
         return archive_import.run(args)
     if args.action == "export":
-        from quackmq.cli import archive_export
+        from quackmq.cli.inspect import archive_export
 
         return outcome(args.directory, lambda: archive_export.export(args))
 
-    from quackmq.cli import archive_look
+    from quackmq.cli.inspect import archive_output as archive_look
 
     return outcome(args.directory, lambda: archive_look.look(args))
 

@@ -22,7 +22,7 @@ from typing import BinaryIO, Final, NamedTuple, Protocol
 import orjson
 
 from quackmq import limits
-from quackmq.cli.chaos_plan import PUTS, TAKES, Act, Step, plan
+from quackmq.cli.chaos.plan import PUTS, TAKES, Act, Step, plan
 from quackmq.cli.text import table
 from quackmq.errors import NoBroker, QuackError, QuackTimeout
 from quackmq.model.subscription import check_name
@@ -333,18 +333,18 @@ class _Seen:
 def _made(orders: Orders) -> Bad:
     """Loads that door's client and no other."""
     if orders.door == "line":
-        from quackmq.cli.chaos_line import BadLineClient
+        from quackmq.cli.chaos.line import BadLineClient
 
         return BadLineClient(orders.address, orders.name)
     if orders.door == _KAFKA:
-        from quackmq.cli.chaos_kafka import BadKafkaClient
+        from quackmq.cli.chaos.kafka import BadKafkaClient
 
         return BadKafkaClient(orders.address, orders.name)
     if orders.door == "xpub":
-        from quackmq.cli.chaos_xpub import BadProxyClient
+        from quackmq.cli.chaos.xpub import BadProxyClient
 
         return BadProxyClient(orders.address, orders.name)
-    from quackmq.cli.chaos_zmq import BadZmqClient
+    from quackmq.cli.chaos.zmq import BadZmqClient
 
     return BadZmqClient(orders.address, orders.name)
 

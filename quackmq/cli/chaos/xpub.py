@@ -13,9 +13,9 @@ import time
 
 import zmq
 
-from quackmq.cli.address import Address, parse_address
-from quackmq.cli.chaos_run import Taken
-from quackmq.cli.chaos_zmq import ANSWER_S, Asking
+from quackmq.cli.broker.address import Address, parse_address
+from quackmq.cli.chaos.runner import Taken
+from quackmq.cli.chaos.zmq import ANSWER_S, Asking
 from quackmq.errors import InvalidRequest, ProtocolError
 from quackmq.protocols.zmq.codec.proxy_language import (
     Data,

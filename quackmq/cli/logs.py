@@ -23,7 +23,7 @@ from typing import Final, TextIO
 
 import orjson
 
-from quackmq.cli.settings import ENVIRONMENT_PREFIX, Kind, choice
+from quackmq.cli.broker.settings import ENVIRONMENT_PREFIX, Kind, choice
 from quackmq.errors import InvalidSetting
 
 #: A record's own attributes; whatever else it has, a caller gave as `extra`.

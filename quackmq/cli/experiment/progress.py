@@ -6,9 +6,9 @@ import sys
 from collections.abc import Sequence
 from typing import Final, Self, TextIO
 
-from quackmq.cli.experiment_plan import Experiment
-from quackmq.cli.experiment_report import Outcome
-from quackmq.cli.experiment_run import Observer, Progress
+from quackmq.cli.experiment.plan import Experiment
+from quackmq.cli.experiment.report import Outcome
+from quackmq.cli.experiment.runner import Observer, Progress
 
 _BAR_CHARS: Final = 30
 #: Back to the line's beginning, and away with what is there.

@@ -17,8 +17,8 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from quackmq.cli.address import parse_address_or_path, parse_advertised_address
-from quackmq.cli.chaos_plan import FAULTS, check_faults
+from quackmq.cli.broker.address import parse_address_or_path, parse_advertised_address
+from quackmq.cli.chaos.plan import FAULTS, check_faults
 from quackmq.errors import InvalidRequest
 
 #: The doors that it knows, and where they listen unless told otherwise.
@@ -101,7 +101,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    from quackmq.cli import chaos_run
+    from quackmq.cli.chaos import runner as chaos_run
 
     faults = check_faults(filter(None, args.faults.split(",")))
     for option in ("acts", "expect"):

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from quackmq.cli.experiment_latency import percentile_ms
-from quackmq.cli.experiment_report import Outcome
+from quackmq.cli.experiment.latency import percentile_ms
+from quackmq.cli.experiment.report import Outcome
 from quackmq.errors import InvalidRequest
 from quackmq.spark.pipelines.report import drawing
 

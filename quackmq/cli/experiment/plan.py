@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from quackmq import limits
-from quackmq.cli.experiment_peers import Behaviour, Part
+from quackmq.cli.experiment.peer import Behaviour, Part
 from quackmq.errors import InvalidRequest
 from quackmq.model.policy import Policy, WhenFull
 from quackmq.protocols.line.codec import Role

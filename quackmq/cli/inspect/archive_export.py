@@ -33,7 +33,7 @@ from quackmq import limits
 from quackmq.archive.manifest import ArchiveFile, Manifest
 from quackmq.archive.parquet.schema import SCHEMA
 from quackmq.archive.parquet.to_batches import timestamps_ms
-from quackmq.cli.archived import Archived, Place
+from quackmq.cli.inspect.archive_directory import Archived, Place
 from quackmq.cli.text import counted, progress_on_stderr
 from quackmq.client.files.durable import sync_directory
 from quackmq.errors import DamagedData, InvalidRequest, UnusableDirectory

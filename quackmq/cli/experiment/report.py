@@ -12,9 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from quackmq.cli.experiment_latency import percentile_ms, together
-from quackmq.cli.experiment_peers import Behaviour, Report
-from quackmq.cli.experiment_plan import Experiment
+from quackmq.cli.experiment.latency import percentile_ms, together
+from quackmq.cli.experiment.peer import Behaviour, Report
+from quackmq.cli.experiment.plan import Experiment
 from quackmq.cli.text import counted, table
 
 #: Those that are not expected to be alive at the end.

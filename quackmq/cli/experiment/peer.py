@@ -1,7 +1,7 @@
 """The publisher and the subscriber of experiments: programs that speak the line protocol on their
 stdin and stdout, as anybody's would.
 
-    python -m quackmq.cli.experiment_peers JSON        JSON: a `Part`
+    python -m quackmq.cli.experiment.peer JSON        JSON: a `Part`
 
 Beside the protocol each has a *control* channel to whoever runs the experiment, a socket that it
 inherits, with one JSON array a line. It tells `["ready"]` when its topics are agreed on, `["done"]`
@@ -32,7 +32,7 @@ from typing import Final, NoReturn
 import msgspec
 
 from quackmq import limits
-from quackmq.cli.experiment_latency import Latencies
+from quackmq.cli.experiment.latency import Latencies
 from quackmq.errors import ProtocolError
 from quackmq.protocols.line.codec import (
     Choose,

@@ -24,7 +24,7 @@ from aiokafka.errors import KafkaError, ProducerFenced
 from aiokafka.structs import OffsetAndMetadata
 
 from quackmq import limits
-from quackmq.cli.parquet_rows import Row, Source
+from quackmq.cli.inspect.parquet_source import Row, Source
 from quackmq.cli.text import progress_on_stderr
 from quackmq.client.kafka.cluster import Cluster
 from quackmq.client.kafka.config import Connection

@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from quackmq.cli.outcome import outcome
+from quackmq.cli.exit_codes import outcome
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -67,7 +67,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    from quackmq.cli import look
+    from quackmq.cli.inspect import log_output as look
 
     return outcome(args.directory, lambda: look.look(args))
 
