@@ -24,9 +24,9 @@ from quackmq.cli.broker.settings import suggest
 from quackmq.cli.text import shown, table
 from quackmq.errors import InvalidRequest, QuackError
 from quackmq.spark.pipelines import Pipeline, pipeline, summaries
-from quackmq.spark.pipelines.failures import Stopped, in_short
+from quackmq.spark.pipelines.errors import Stopped, in_short
 from quackmq.spark.pipelines.job import DEFAULT_ADDRESS, DEFAULT_MASTER, Job
-from quackmq.spark.pipelines.option import add_options, options_of
+from quackmq.spark.pipelines.options import add_options, options_of
 from quackmq.spark.pipelines.report import Report, drawing, moment
 
 GOOD: Final = 0

@@ -13,9 +13,9 @@ from typing import Final
 from unittest import mock
 
 from quackmq import limits
-from quackmq.stores.local.committer import Engine
-from quackmq.stores.local.cycle import Cycle
-from quackmq.stores.local.pending import Gathering
+from quackmq.stores.local.commit.committer import Engine
+from quackmq.stores.local.commit.cycle import Cycle
+from quackmq.stores.local.commit.pending import Gathering
 from tests.simulation.platter import Counts
 
 #: What a limit may be; half of the seeds leave it alone.

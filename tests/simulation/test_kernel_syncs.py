@@ -11,8 +11,8 @@ import pytest
 
 from quackmq.disk.linux_aio import Synced
 from quackmq.disk.mapped_reads import Windows
-from quackmq.stores.local.committer import Engine
-from quackmq.stores.local.cycle import Cycle
+from quackmq.stores.local.commit.committer import Engine
+from quackmq.stores.local.commit.cycle import Cycle
 from quackmq.stores.local.files.journal import Journal, Place
 from quackmq.stores.local.files.open_files import OpenFiles
 from tests.simulation.disk import SimulatedFile

@@ -23,7 +23,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
-from quackmq.spark.pipelines.failures import NotInstalled
+from quackmq.spark.pipelines.errors import NotInstalled
 
 if TYPE_CHECKING:
     from quackmq.spark.pipelines.job import Job
@@ -49,6 +49,8 @@ def summaries() -> dict[str, str]:
     PySpark, and a second."""
     found: dict[str, str] = {}
     for module in pkgutil.iter_modules(__path__):
+        if module.ispkg:
+            continue
         source = Path(__path__[0], f"{module.name}.py").read_text()
         line = next(filter(None, map(_summary, ast.parse(source).body)), None)
         if line is not None:

@@ -39,8 +39,8 @@ from quackmq.model.offset_notes import RECEIPTS_TOPIC
 from quackmq.spark.broker.archive import Plan, release
 from quackmq.spark.broker.http import Http, path_of
 from quackmq.spark.broker.metadata import Facts, Survey
-from quackmq.spark.pipelines.audit_holes import Explained, Partition, Span, Spans, explain
-from quackmq.spark.pipelines.audit_receipts import (
+from quackmq.spark.pipelines.audit_checks.holes import Explained, Partition, Span, Spans, explain
+from quackmq.spark.pipelines.audit_checks.receipts import (
     PERCENTILES,
     Cursors,
     deliveries,
@@ -49,8 +49,8 @@ from quackmq.spark.pipelines.audit_receipts import (
     receipts,
     untimed,
 )
-from quackmq.spark.pipelines.audit_runs import FINDINGS, RUNS, findings_of, runs_of
-from quackmq.spark.pipelines.option import option
+from quackmq.spark.pipelines.audit_checks.runs import FINDINGS, RUNS, findings_of, runs_of
+from quackmq.spark.pipelines.options import option
 from quackmq.spark.pipelines.report import Report
 from quackmq.spark.source.options import Options as SourceOptions
 from quackmq.spark.source.options import Subscribe

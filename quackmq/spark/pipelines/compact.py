@@ -34,10 +34,17 @@ from quackmq.errors import (
     UnknownTopic,
 )
 from quackmq.spark.broker.http import Access, Http, find, path_of
-from quackmq.spark.pipelines.compact_plan import Listed, Plan, all_topics, look
-from quackmq.spark.pipelines.compact_work import Damaged, Failed, Made, Order, Outcome, carry_out
 from quackmq.spark.pipelines.job import Job
-from quackmq.spark.pipelines.option import option
+from quackmq.spark.pipelines.merge_tasks.plan import Listed, Plan, all_topics, look
+from quackmq.spark.pipelines.merge_tasks.task import (
+    Damaged,
+    Failed,
+    Made,
+    Order,
+    Outcome,
+    carry_out,
+)
+from quackmq.spark.pipelines.options import option
 from quackmq.spark.pipelines.report import Report
 
 SUMMARY: Final = "merge small files of the archive into large ones, beside a broker that goes on"

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, TextIO
 
 from quackmq import limits
 from quackmq.spark.java import HINT, use_java
-from quackmq.spark.pipelines.failures import NotInstalled, Stopped, in_short
+from quackmq.spark.pipelines.errors import NotInstalled, Stopped, in_short
 from quackmq.spark.python_home import use_compiled
 
 if TYPE_CHECKING:

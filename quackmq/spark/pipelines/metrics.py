@@ -22,9 +22,9 @@ from quackmq import limits
 from quackmq.client import Client
 from quackmq.errors import InvalidRequest, NotFound, TopicExists
 from quackmq.spark.pipelines.job import Job
-from quackmq.spark.pipelines.option import option
+from quackmq.spark.pipelines.options import option
 from quackmq.spark.pipelines.report import Report
-from quackmq.spark.pipelines.workers import Watch, Workers
+from quackmq.spark.pipelines.workers.processes import Watch, Workers
 from quackmq.spark.tables import table
 
 SUMMARY: Final = "an example: a stress test by many processes, measured through a topic"

@@ -46,9 +46,9 @@ from quackmq.errors import InvalidRequest, OffsetOutOfRange, QuackError, Unknown
 from quackmq.spark.broker.archive import plan, release
 from quackmq.spark.broker.http import Http, path_of
 from quackmq.spark.broker.metadata import Survey, TopicFacts
-from quackmq.spark.pipelines.failures import in_short
-from quackmq.spark.pipelines.option import moment, option
-from quackmq.spark.pipelines.places import claim, facts_of
+from quackmq.spark.pipelines.errors import in_short
+from quackmq.spark.pipelines.options import moment, option
+from quackmq.spark.pipelines.output_directory import claim, facts_of
 from quackmq.spark.pipelines.report import Report
 from quackmq.spark.source.options import Options as SourceOptions
 from quackmq.spark.source.options import Subscribe

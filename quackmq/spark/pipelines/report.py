@@ -14,7 +14,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from quackmq.spark.pipelines.failures import NotInstalled
+from quackmq.spark.pipelines.errors import NotInstalled
 
 
 @dataclass(frozen=True)

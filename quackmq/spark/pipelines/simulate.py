@@ -25,9 +25,9 @@ from quackmq.client import Client
 from quackmq.client.kafka.errors import translating
 from quackmq.errors import InvalidRequest, QuackTimeout, TopicExists
 from quackmq.spark.pipelines.job import Job
-from quackmq.spark.pipelines.option import option
+from quackmq.spark.pipelines.options import option
 from quackmq.spark.pipelines.report import Report
-from quackmq.spark.pipelines.workers import Watch, Workers
+from quackmq.spark.pipelines.workers.processes import Watch, Workers
 from quackmq.spark.tables import table
 
 SUMMARY: Final = "an example: work for simulation workers, each request with one result"

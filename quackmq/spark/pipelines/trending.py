@@ -35,11 +35,11 @@ from pyspark.sql.streaming.query import StreamingQuery
 from quackmq.errors import InvalidRequest
 from quackmq.model.producer_state import FIRST_KEY_ID
 from quackmq.spark.broker.metadata import Survey
+from quackmq.spark.pipelines.closed_windows import Trends, draw
 from quackmq.spark.pipelines.job import Job
-from quackmq.spark.pipelines.option import option, spelt
-from quackmq.spark.pipelines.places import claim
+from quackmq.spark.pipelines.options import option, spelt
+from quackmq.spark.pipelines.output_directory import claim
 from quackmq.spark.pipelines.report import Report
-from quackmq.spark.pipelines.trends import Trends, draw
 from quackmq.spark.source.options import batch_options
 
 SUMMARY: Final = "entries, publishers and growth of topics by window, as they come"

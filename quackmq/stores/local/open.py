@@ -23,7 +23,7 @@ from quackmq.disk.real import Disk
 from quackmq.errors import DamagedStore, UnusableDirectory
 from quackmq.stores.catalog import Catalog
 from quackmq.stores.local import recovery
-from quackmq.stores.local.committer import Engine
+from quackmq.stores.local.commit.committer import Engine
 from quackmq.stores.local.files import checkpoint, packs
 from quackmq.stores.local.files.checkpoint import Standing
 from quackmq.stores.local.files.format import FORMAT_VERSION

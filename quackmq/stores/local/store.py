@@ -59,7 +59,7 @@ from quackmq.model.topic import (
 from quackmq.records.batch import NO_PRODUCER_ID, Batch
 from quackmq.stores.catalog import Change
 from quackmq.stores.contract import Store, Watch, changes_of_time
-from quackmq.stores.local.committer import Engine, entry_bytes
+from quackmq.stores.local.commit.committer import Engine, entry_bytes
 from quackmq.stores.local.files.format import BATCH_ENTRY_BYTES
 from quackmq.stores.local.open import open_engine
 from quackmq.stores.local.options import LocalOptions

@@ -25,9 +25,9 @@ from quackmq.spark import table
 from quackmq.spark.broker.archive import Plan
 from quackmq.spark.broker.http import Http
 from quackmq.spark.pipelines import audit as pipeline
-from quackmq.spark.pipelines import audit_receipts
 from quackmq.spark.pipelines.audit import Options, audit
-from quackmq.spark.pipelines.audit_holes import (
+from quackmq.spark.pipelines.audit_checks import receipts as audit_receipts
+from quackmq.spark.pipelines.audit_checks.holes import (
     Damage,
     Explained,
     Numbers,
@@ -36,7 +36,7 @@ from quackmq.spark.pipelines.audit_holes import (
     Spans,
     explain,
 )
-from quackmq.spark.pipelines.audit_runs import findings_of, runs_of
+from quackmq.spark.pipelines.audit_checks.runs import findings_of, runs_of
 from quackmq.spark.pipelines.job import Job
 from quackmq.spark.pipelines.report import Report
 from tests import effort

@@ -28,8 +28,10 @@ from quackmq import limits
 from quackmq.cli import pipeline as command
 from quackmq.cli.main import main
 from quackmq.spark.broker import http as connection
-from quackmq.spark.pipelines import compact, replay, trends, workers
+from quackmq.spark.pipelines import closed_windows as trends
+from quackmq.spark.pipelines import compact, replay
 from quackmq.spark.pipelines.job import Job, Streamed
+from quackmq.spark.pipelines.workers import processes as workers
 from tests.cli.process import Server
 from tests.protocols.http.v1.serving import DEADLINE_S, Client
 from tests.spark.addresses import reserved

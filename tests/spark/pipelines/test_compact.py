@@ -22,10 +22,10 @@ from quackmq.errors import InvalidRequest, StorageError, UnknownTopic
 from quackmq.spark.broker.http import find
 from quackmq.spark.pipelines import compact as pipeline
 from quackmq.spark.pipelines.compact import Options, compact
-from quackmq.spark.pipelines.compact_plan import Plan
-from quackmq.spark.pipelines.compact_work import Damaged, Failed, Made, Order, carry_out
-from quackmq.spark.pipelines.failures import Stopped
+from quackmq.spark.pipelines.errors import Stopped
 from quackmq.spark.pipelines.job import Job
+from quackmq.spark.pipelines.merge_tasks.plan import Plan
+from quackmq.spark.pipelines.merge_tasks.task import Damaged, Failed, Made, Order, carry_out
 from tests.broker.transacting import Transactor
 from tests.cli.process import SCRIPT
 from tests.spark.cluster import CONFIGS

@@ -25,7 +25,7 @@ from quackmq.cli import pipeline as command
 from quackmq.cli.main import main
 from quackmq.spark.pipelines import pipeline, summaries
 from quackmq.spark.pipelines.job import Job
-from quackmq.spark.pipelines.option import options_of
+from quackmq.spark.pipelines.options import options_of
 from tests.protocols.http.v1.serving import DEADLINE_S
 from tests.readme import INDENTED, ROOT, blocks, commands
 from tests.spark.serving import Broker, serving

@@ -24,10 +24,10 @@ from quackmq.cli.main import main
 from quackmq.errors import InvalidRequest, UnknownTopic
 from quackmq.spark import pipelines
 from quackmq.spark.broker import http as connection
-from quackmq.spark.pipelines.failures import NotInstalled, SparkFailed, in_short
+from quackmq.spark.pipelines.errors import NotInstalled, SparkFailed, in_short
 from quackmq.spark.pipelines.job import Job
-from quackmq.spark.pipelines.option import add_options, option, options_of, span, spelt
-from quackmq.spark.pipelines.places import MARK, claim
+from quackmq.spark.pipelines.options import add_options, option, options_of, span, spelt
+from quackmq.spark.pipelines.output_directory import MARK, claim
 from quackmq.spark.pipelines.report import Report
 from quackmq.spark.python_home import use_compiled
 from tests.tables import each

@@ -9,7 +9,8 @@ from typing import Any, cast
 
 import pytest
 
-from quackmq.spark.pipelines import audit, metrics, simulate, trends
+from quackmq.spark.pipelines import audit, metrics, simulate
+from quackmq.spark.pipelines import closed_windows as trends
 from quackmq.spark.pipelines.job import Job
 from quackmq.spark.pipelines.report import Report
 

@@ -13,10 +13,11 @@ from pyspark.sql import SparkSession
 from quackmq import limits
 from quackmq.errors import QuackError, QuackTimeout
 from quackmq.spark.broker import http as connection
-from quackmq.spark.pipelines import simulate, workers
+from quackmq.spark.pipelines import simulate
 from quackmq.spark.pipelines.job import Job
-from quackmq.spark.pipelines.simulation import simulate_counter
-from quackmq.spark.pipelines.workers import Watch, Workers
+from quackmq.spark.pipelines.workers import processes as workers
+from quackmq.spark.pipelines.workers.processes import Watch, Workers
+from quackmq.spark.pipelines.workers.simulation import simulate_counter
 from tests.spark.pipelines.conftest import RUN_S
 from tests.spark.serving import Broker, wait_until
 

@@ -14,7 +14,7 @@ from quackmq import limits
 from quackmq.model.policy import Policy
 from quackmq.model.topic import Append, PartitionKey
 from quackmq.stores.local import LocalOptions, LocalStore
-from quackmq.stores.local.checkpoint_capture import Capture
+from quackmq.stores.local.commit.checkpoint_capture import Capture
 from quackmq.stores.local.files import checkpoint, extents
 from quackmq.stores.local.files.checkpoint import Decoded
 from tests.loop_cpu import measured_callbacks

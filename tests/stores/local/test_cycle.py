@@ -8,10 +8,10 @@ import pytest
 
 from quackmq import limits
 from quackmq.model.topic import PartitionKey
-from quackmq.stores.local.cycle import Cycle
+from quackmq.stores.local.commit.cycle import Cycle
+from quackmq.stores.local.commit.pending import Gathered, Gathering
 from quackmq.stores.local.options import LocalOptions
 from quackmq.stores.local.partition_log import PartitionLog
-from quackmq.stores.local.pending import Gathered, Gathering
 from tests.support import batch_of
 
 pytestmark = pytest.mark.asyncio

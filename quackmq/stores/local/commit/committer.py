@@ -28,9 +28,12 @@ from quackmq.errors import BrokerClosing, LimitReached, QuackError, StoreReadOnl
 from quackmq.model.log_transactions import OpenTransactions
 from quackmq.model.topic import PartitionKey
 from quackmq.stores.catalog import Catalog, Change, TopicDeleted, TopicPut, encode_change
-from quackmq.stores.local.checkpoint_capture import Capture
+from quackmq.stores.local.commit.checkpoint_capture import Capture
+from quackmq.stores.local.commit.cycle import Cycle
+from quackmq.stores.local.commit.housekeeping import Housekeeping, Removal
+from quackmq.stores.local.commit.pending import Gathered, Gathering
+from quackmq.stores.local.commit.write_back import WriteBack
 from quackmq.stores.local.committed_reads import CommittedReader
-from quackmq.stores.local.cycle import Cycle
 from quackmq.stores.local.files.checkpoint import Standing
 from quackmq.stores.local.files.format import TRIM_BYTES, Sync, change_bytes
 from quackmq.stores.local.files.journal import Journal, Place
@@ -38,16 +41,13 @@ from quackmq.stores.local.files.open_files import OpenFiles
 from quackmq.stores.local.files.packs import Packs
 from quackmq.stores.local.files.segment import DIRECTORY as LOG_DIRECTORY
 from quackmq.stores.local.files.segment import Segment
-from quackmq.stores.local.housekeeping import Housekeeping, Removal
 from quackmq.stores.local.options import LocalOptions
 from quackmq.stores.local.orphans import Leftovers
 from quackmq.stores.local.partition_log import PartitionLog
-from quackmq.stores.local.pending import Gathered, Gathering
 from quackmq.stores.local.reads import Reader
 from quackmq.stores.local.recovery import Recovered
 from quackmq.stores.local.tail import Tail
 from quackmq.stores.local.waiters import WaitingReaders
-from quackmq.stores.local.write_back import WriteBack
 
 _logger = logging.getLogger("quackmq.store")
 _T = TypeVar("_T")

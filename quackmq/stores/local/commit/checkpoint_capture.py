@@ -13,10 +13,10 @@ from __future__ import annotations
 import asyncio
 
 from quackmq import limits
+from quackmq.stores.local.commit.write_back import Waiting, WriteBack
 from quackmq.stores.local.files.checkpoint import CapturedLog
 from quackmq.stores.local.files.segment import Entries
 from quackmq.stores.local.partition_log import PartitionLog
-from quackmq.stores.local.write_back import Waiting, WriteBack
 
 
 class Capture:

@@ -17,14 +17,14 @@ from quackmq import limits
 from quackmq.errors import InternalError
 from quackmq.records.batch import CRC_POSITION, CRC_START, Buffer, spans
 from quackmq.records.crc_join import joined
+from quackmq.stores.local.commit.pending import Gathered
+from quackmq.stores.local.commit.write_back import write_chunks
 from quackmq.stores.local.files import format
 from quackmq.stores.local.files.format import Descriptor
 from quackmq.stores.local.files.journal import Journal, Place
 from quackmq.stores.local.files.open_files import OpenFiles
 from quackmq.stores.local.partition_log import PartitionLog
-from quackmq.stores.local.pending import Gathered
 from quackmq.stores.local.tail import Chunk
-from quackmq.stores.local.write_back import write_chunks
 
 _CRC: Final = struct.Struct(">I")
 #: From here on joining checksums costs less than reading the bytes again.

@@ -17,14 +17,14 @@ from quackmq import limits
 from quackmq.disk.interface import read_all, replace_file, write_all
 from quackmq.disk.real import Disk
 from quackmq.stores.catalog import CapturedCatalog
-from quackmq.stores.local.checkpoint_capture import Capture
+from quackmq.stores.local.commit.checkpoint_capture import Capture
+from quackmq.stores.local.commit.write_back import Waiting, runs_of
 from quackmq.stores.local.files import checkpoint
 from quackmq.stores.local.files.checkpoint import Standing
 from quackmq.stores.local.files.open_files import OpenFiles
 from quackmq.stores.local.files.packs import Packs, Run
 from quackmq.stores.local.files.segment import Entries, Segment
 from quackmq.stores.local.recovery import Recovered, SegmentWrite
-from quackmq.stores.local.write_back import Waiting, runs_of
 
 
 class Removal(NamedTuple):

@@ -30,7 +30,7 @@ import pyarrow as pa
 from pyspark.sql import functions as f
 
 from quackmq import limits
-from quackmq.spark.pipelines.audit_runs import Array, Covered
+from quackmq.spark.pipelines.audit_checks.runs import Array, Covered
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

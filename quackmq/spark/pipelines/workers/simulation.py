@@ -8,7 +8,7 @@ What is simulated: customers who wait at a counter, for theory knows the answer.
 and are served at random, one after the other (M/M/1); with a load of ρ they wait ρ/(1-ρ) times as
 long as one is served, on average.
 
-    python -m quackmq.spark.pipelines.simulation '{"address": …, "name": …, …}'
+    python -m quackmq.spark.pipelines.workers.simulation '{"address": …, "name": …, …}'
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from confluent_kafka import Consumer, KafkaException, Message, Producer, TopicPartition
 
-from quackmq.spark.pipelines.workers import end_with_input
+from quackmq.spark.pipelines.workers.processes import end_with_input
 
 #: A worker that is gone and not started again is missed after this time.
 _SESSION_MS: Final = 10_000

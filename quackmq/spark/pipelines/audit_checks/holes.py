@@ -23,7 +23,7 @@ from typing import Any, Literal, NamedTuple
 
 from quackmq.errors import DamagedData, NotFound, OffsetOutOfRange
 from quackmq.spark.broker.http import Http, OtherFailure, path_of
-from quackmq.spark.pipelines.audit_runs import SEQUENCES
+from quackmq.spark.pipelines.audit_checks.runs import SEQUENCES
 
 Reason = Literal["aborted", "marker", "archived", "let go of"]
 

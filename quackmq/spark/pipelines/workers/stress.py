@@ -4,7 +4,7 @@ Its measurements go through a topic, beside whatever else is measured anywhere, 
 cares; the process keeps nothing. Each has a number, so that whoever reads them can tell that all
 are there.
 
-    python -m quackmq.spark.pipelines.stress '{"address": …, "run": …, "process": 0, …}'
+    python -m quackmq.spark.pipelines.workers.stress '{"address": …, "run": …, "process": 0, …}'
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import time
 from quackmq import limits
 from quackmq.client import Client
 from quackmq.errors import QuackError
-from quackmq.spark.pipelines.workers import end_with_input
+from quackmq.spark.pipelines.workers.processes import end_with_input
 
 
 def main(

@@ -1,0 +1,1 @@
+"""The `compact` pipeline's work: `plan` keeps the files of a topic, `task` is one merge."""
