@@ -1,5 +1,4 @@
 """Processes that pipelines start beside Spark.
 
-`processes` starts, watches and stops them. `simulation` and `stress` are the programs that they
-run.
+`processes` starts, watches and stops them. `simulation` and `stress` are the programs they run.
 """
