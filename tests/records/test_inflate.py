@@ -14,7 +14,7 @@ from quackmq.records.batch import COMPRESSIONS
 from quackmq.records.inflate import inflate
 from tests.batch_bombs import BOMBS, zstd_frame
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.processes

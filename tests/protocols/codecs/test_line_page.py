@@ -7,7 +7,7 @@ from pathlib import Path
 
 from quackmq.protocols.line.codec import Conversation, Entry, Event, Refused, State, Word, parse
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def test_the_conversations_of_the_page_go_as_they_stand_there() -> None:
