@@ -32,6 +32,7 @@ from benchmarks.doors import Broker
 from benchmarks.driver import Driver
 from benchmarks.support import Row, measure
 from quackmq import limits
+from quackmq.archive import limits as archive_limits
 from quackmq.archive.archiving.archiver import Archiver
 from quackmq.archive.parquet.reader import ArchiveReader
 from quackmq.archive.tiered_store import TieredStore
@@ -196,7 +197,7 @@ def bare_program(batches: Sequence[bytes], path: Path) -> float:
         for index, data in enumerate(batches):
             waiting.append(to_arrow([Batch.parse(data)]))
             rows += waiting[-1].num_rows
-            if rows < limits.ARCHIVE_ROW_GROUP_ROWS and index + 1 < len(batches):
+            if rows < archive_limits.ARCHIVE_ROW_GROUP_ROWS and index + 1 < len(batches):
                 continue
             table = pa.Table.from_batches(waiting)
             if writer is None:
@@ -361,10 +362,10 @@ def memory(bench: Bench) -> list[Row]:
     little = most_memory(bench, ["topic"], json_batches(100))
     much = most_memory(bench, names, batches)
     pool = (
-        limits.ARCHIVE_BUFFERS * limits.ARCHIVE_BUFFER_BYTES
-        + limits.ARCHIVE_NEW_FILE_BYTES
-        + 2 * limits.ARCHIVE_ROW_GROUP_BYTES
-        + limits.ARCHIVE_GROUP_BYTES
+        archive_limits.ARCHIVE_BUFFERS * archive_limits.ARCHIVE_BUFFER_BYTES
+        + archive_limits.ARCHIVE_NEW_FILE_BYTES
+        + 2 * archive_limits.ARCHIVE_ROW_GROUP_BYTES
+        + archive_limits.ARCHIVE_GROUP_BYTES
     )
     name = f"memory for archiving {topics:,} topics beyond one / its named bounds"
     ours, bound = (much - little) / limits.MIB, pool / limits.MIB

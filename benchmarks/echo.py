@@ -17,8 +17,8 @@ import uvloop
 import zmq
 import zmq.asyncio
 
-from quackmq import limits
 from quackmq.cli.broker import process
+from quackmq.protocols.zmq import limits as zmq_limits
 from quackmq.protocols.zmq.codec import zmtp
 
 
@@ -45,7 +45,7 @@ class Router:
 
 
 class Echo(asyncio.BufferedProtocol):
-    _scratch = memoryview(bytearray(limits.ZMQ_SCRATCH_BYTES))
+    _scratch = memoryview(bytearray(zmq_limits.ZMQ_SCRATCH_BYTES))
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._decoder = zmtp.Decoder()

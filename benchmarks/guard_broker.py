@@ -80,10 +80,15 @@ class WorkCounter:
 
 def fix_what_depends_on_time() -> None:
     """Call before any other module of the broker is imported: some read a limit only then."""
-    for name in ("LOOP_BEAT_MS", "LOOP_LATE_MS", "CLEAN_INTERVAL_MS", "ARCHIVE_LOOK_MS"):
-        _replace(limits, name, _NEVER_MS)
-    _replace(limits, "PUSHED_FLUSH_MS", 0)
-    _replace(limits, "PUSHED_FLUSH_EACH_MS", 0)
+    _replace(limits, "LOOP_BEAT_MS", _NEVER_MS)
+    _replace(limits, "LOOP_LATE_MS", _NEVER_MS)
+    from quackmq.archive import limits as archive_limits
+    from quackmq.broker import limits as broker_limits
+
+    _replace(archive_limits, "ARCHIVE_LOOK_MS", _NEVER_MS)
+    _replace(broker_limits, "CLEAN_INTERVAL_MS", _NEVER_MS)
+    _replace(broker_limits, "PUSHED_FLUSH_MS", 0)
+    _replace(broker_limits, "PUSHED_FLUSH_EACH_MS", 0)
     from quackmq.cli.broker import process
     from quackmq.clock import Clock, wall_clock_ms
     from quackmq.disk.loop_sync import Patience

@@ -51,8 +51,8 @@ _numbers = count()
 #: A broker that never merges by itself; the rest of it is as ever.
 _SERVE: Final = """
 import sys
-from quackmq import limits
-limits.MERGE_INTERVAL_MS = 10**9
+from quackmq.broker import limits as broker_limits
+broker_limits.MERGE_INTERVAL_MS = 10**9
 from quackmq.cli.main import main
 sys.exit(main(sys.argv[1:]))
 """

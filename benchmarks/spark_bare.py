@@ -16,7 +16,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from quackmq import limits
+from quackmq.spark import limits as spark_limits
 from quackmq.spark.source import columns
 
 NAME: Final = "bare"
@@ -56,7 +56,7 @@ class _Reader(DataSourceReader):
 
 @lru_cache(maxsize=4)
 def _ready(schema: pa.Schema) -> pa.RecordBatch:
-    count = limits.SPARK_ROWS
+    count = spark_limits.SPARK_ROWS
     numbers = range(count)
     constant: Mapping[str, Any] = {
         "topic": "bench-0",

@@ -19,8 +19,8 @@ from typing import Final, cast
 
 import uvloop
 
-from quackmq import limits
 from quackmq.cli.broker import process
+from quackmq.protocols.kafka import limits as kafka_limits
 from quackmq.protocols.kafka.codec import fetch, produce
 from quackmq.protocols.kafka.codec.writer import write_response
 from quackmq.records.batch import Record, stamp
@@ -49,7 +49,7 @@ _OFFSET: Final = struct.Struct(">q")
 class Stub(asyncio.BufferedProtocol):
     def __init__(self, answers: Answers) -> None:
         self._answers = answers
-        self._view = memoryview(bytearray(limits.KAFKA_SCRATCH_BYTES))
+        self._view = memoryview(bytearray(kafka_limits.KAFKA_SCRATCH_BYTES))
         self._end = 0
         #: Bytes still to come of a Produce, and its correlation id.
         self._left = 0

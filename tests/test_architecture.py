@@ -17,6 +17,7 @@ from pathlib import Path
 
 import quackmq
 from quackmq import errors
+from quackmq.cli.limits_command import reasons
 from tests.tables import each
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -32,6 +33,7 @@ def programs_in(*directories: str) -> list[Path]:
 
 MODULES = programs_in("quackmq")
 PROGRAMS = programs_in("benchmarks", "examples")
+LIMITS = [path for path in MODULES if path.name == "limits.py"]
 
 BASE = {"quackmq.errors", "quackmq.limits"}
 VALUES = (
@@ -41,6 +43,9 @@ VALUES = (
 )
 PURE = {"quackmq.model", "quackmq.groups"}
 CODECS = {f"quackmq.protocols.{name}.codec" for name in ("kafka", "line", "zmq")}
+
+#: What all protocols share.
+SHARED = {"quackmq.protocols.first_bytes", "quackmq.protocols.limits"}
 
 #: Package or module, and what of ours it may import beside itself. The longest name that fits a
 #: module counts; a name covers what lies below it.
@@ -63,7 +68,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "quackmq.broker": VALUES
     | PURE
     | {"quackmq.clock", "quackmq.loop_clock", "quackmq.stores.contract", "quackmq.archive"},
-    **{codec: BASE | {"quackmq.records.batch"} for codec in CODECS},
+    **{
+        codec: BASE | SHARED | {"quackmq.records.batch", codec.replace("codec", "limits")}
+        for codec in CODECS
+    },
     "quackmq.protocols": VALUES | {"quackmq", "quackmq.broker", "quackmq.loop_clock"},
     "quackmq.client": VALUES | CODECS | {"quackmq.model.subscription", "quackmq.disk.syncing"},
     "quackmq.spark": VALUES
@@ -81,8 +89,6 @@ MAY_IMPORT: dict[str, set[str]] = {
 
 #: Each of these is alone: none sees another inside the same package.
 APART = ("quackmq.protocols.",)
-#: What they share.
-SHARED = {"quackmq.protocols.first_bytes"}
 
 #: Clock, disk and network are passed in to what is pure; a codec has no sockets.
 WORLD = {"asyncio", "http", "os", "random", "select", "selectors", "signal", "socket", "ssl"} | {
@@ -95,9 +101,7 @@ WORLD = {"asyncio", "http", "os", "random", "select", "selectors", "signal", "so
 WORLDLESS = VALUES | PURE | CODECS | SHARED
 
 #: Files above 600 lines, each with the reason why it is not two.
-LONG_FILES: dict[str, str] = {
-    "quackmq/limits.py": "every bound of the system in one place; it has nothing but lines to read",
-}
+LONG_FILES: dict[str, str] = {}
 LONG_FILE_LINES = 600
 
 #: Packages that are imported by another name than they are installed by.
@@ -277,21 +281,35 @@ def test_every_error_has_a_code_of_its_own() -> None:
     assert len(set(codes)) == len(codes)
 
 
-def test_every_limit_has_a_reason() -> None:
-    lines = (ROOT / "quackmq" / "limits.py").read_text().splitlines()
-    without = [name for name, line in limit_lines() if not has_reason(lines, line)]
-    assert set(without) - UNITS == set()
+def test_every_limit_has_a_reason_and_stands_in_one_module() -> None:
+    found = [
+        (name, reason)
+        for path in LIMITS
+        for name, reason in reasons(path.read_text())
+        if name not in UNITS
+    ]
+    assert [name for name, reason in found if not reason] == []
+    names = [name for name, _ in found]
+    assert [name for name in names if names.count(name) > 1] == []
 
 
-def test_every_limit_is_used() -> None:
-    limits_path = ROOT / "quackmq" / "limits.py"
-    used = {
-        name
-        for path in MODULES
-        for node in ast.walk(tree(path))
-        for name in limit_uses(node, inside_limits=path == limits_path)
-    }
-    assert {name for name, _ in limit_lines()} - used == set()
+def test_every_limit_is_used_and_shared_ones_by_several_packages() -> None:
+    users: dict[str, set[str]] = {}
+    for path in MODULES:
+        for node in ast.walk(tree(path)):
+            for name in limit_uses(node, inside_limits=path in LIMITS):
+                users.setdefault(name, set()).add(package_of_limits(path))
+    for path in LIMITS:
+        for name, _ in reasons(path.read_text()):
+            assert users.get(name), f"{path}: {name} is not used"
+            if path == ROOT / "quackmq" / "limits.py" and users[name] != {"quackmq"}:
+                assert len(users[name]) > 1, f"{name} belongs to {users[name]}"
+
+
+def package_of_limits(path: Path) -> str:
+    """The package whose `limits` a module should use for what it alone needs."""
+    parts = path.relative_to(ROOT).parts[:-1]
+    return ".".join(parts[: 3 if parts[1:2] == ("protocols",) else 2])
 
 
 # --- helpers ---------------------------------------------------------------------------------
@@ -378,25 +396,11 @@ def drawn_errors(docstring: str) -> Iterator[tuple[str, str]]:
         stack.append(found.group(2))
 
 
-def limit_lines() -> Iterator[tuple[str, int]]:
-    """Each constant of limits.py and the index of its line."""
-    for node in tree(ROOT / "quackmq" / "limits.py").body:
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            yield node.target.id, node.lineno - 1
-
-
-def has_reason(lines: list[str], index: int) -> bool:
-    """Whether a `#:` comment stands above, perhaps shared with the constants in between."""
-    above = reversed(lines[:index])
-    line = next((line for line in above if not line or line.startswith("#")), "")
-    return line.startswith("#:")
-
-
 def limit_uses(node: ast.AST, inside_limits: bool) -> Iterator[str]:
     if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-        if node.value.id == "limits":
+        if node.value.id.endswith("limits"):
             yield node.attr
-    elif isinstance(node, ast.ImportFrom) and node.module == "quackmq.limits":
+    elif isinstance(node, ast.ImportFrom) and str(node.module).endswith(".limits"):
         yield from (alias.name for alias in node.names)
     elif inside_limits and isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
         yield node.id

@@ -36,7 +36,7 @@ from typing import Final, NamedTuple
 import orjson
 from crc32c import crc32c
 
-from quackmq import limits
+from quackmq.archive import limits
 from quackmq.archive import manifest as manifests
 from quackmq.archive.manifest import Manifest
 from quackmq.disk.interface import Disk, read_all, write_durable

@@ -42,7 +42,8 @@ from typing import Any, Final
 import orjson
 from crc32c import crc32c
 
-from quackmq import limits
+from quackmq import limits as shared_limits
+from quackmq.archive import limits
 from quackmq.errors import DamagedData, InvalidRequest, LimitReached, NewerFormat, StateChanged
 from quackmq.model.topic import PartitionKey
 from quackmq.records.batch import Batch
@@ -263,9 +264,10 @@ def _all(manifest: Manifest) -> list[ArchiveFile | Quarantined]:
 
 def _changed(manifest: Manifest, **changes: Any) -> Manifest:
     changed = dataclasses.replace(manifest, version=manifest.version + 1, **changes)
-    if len(changed.files) > limits.ARCHIVE_FILES:
+    if len(changed.files) > shared_limits.ARCHIVE_FILES:
         raise LimitReached(
-            f"{len(changed.files)} files of one partition; {limits.ARCHIVE_FILES} is the most: "
+            f"{len(changed.files)} files of one partition; "
+            f"{shared_limits.ARCHIVE_FILES} is the most: "
             "merge some, or let some go"
         )
     if len(changed.quarantined) > limits.ARCHIVE_QUARANTINED:

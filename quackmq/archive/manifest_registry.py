@@ -33,9 +33,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 from weakref import WeakValueDictionary
 
-from quackmq import limits
 from quackmq.archive import layout as files
-from quackmq.archive import manifest
+from quackmq.archive import limits, manifest
 from quackmq.archive.manifest import Manifest
 from quackmq.archive.pins import Pin
 from quackmq.disk import interface as disks

@@ -17,7 +17,8 @@ import uuid
 from collections.abc import Sequence
 from typing import Final
 
-from quackmq import limits
+from quackmq import limits as shared_limits
+from quackmq.archive import limits
 from quackmq.archive.manifest import Manifest
 from quackmq.archive.manifest_registry import Partitions
 from quackmq.archive.prefetcher import Following
@@ -40,11 +41,13 @@ class TieredReader:
         self, reads: Sequence[Read], max_bytes: int, min_bytes: int, wait_ms: int
     ) -> list[Slice]:
         """As `Store.read`."""
-        if len(reads) > limits.READ_PARTITIONS:
+        if len(reads) > shared_limits.READ_PARTITIONS:
             raise LimitReached(
-                f"{len(reads)} partitions in one read; {limits.READ_PARTITIONS} is the most"
+                f"{len(reads)} partitions in one read; {shared_limits.READ_PARTITIONS} is the most"
             )
-        deadline = asyncio.get_running_loop().time() + min(wait_ms, limits.READ_WAIT_MS) / 1000
+        deadline = (
+            asyncio.get_running_loop().time() + min(wait_ms, shared_limits.READ_WAIT_MS) / 1000
+        )
         holds = self._partitions.holds
         for read in reads:
             if holds(read.key, read.offset):
@@ -55,7 +58,7 @@ class TieredReader:
             )
             if self._see_all(reads, slices):
                 return slices
-        max_bytes = min(max_bytes, limits.READ_BYTES)
+        max_bytes = min(max_bytes, shared_limits.READ_BYTES)
         return await self._read_both(reads, max_bytes, min_bytes, deadline)
 
     def read_at_once(self, read: Read, max_bytes: int, epoch: int | None = None) -> Slice | None:

@@ -25,7 +25,8 @@ from collections import OrderedDict
 from typing import Final, NamedTuple, Protocol
 from uuid import UUID
 
-from quackmq import limits
+from quackmq import limits as shared_limits
+from quackmq.broker import limits
 from quackmq.broker.lifecycle import Changes
 from quackmq.broker.settings import Caller
 from quackmq.broker.subscriptions.cursors import Cursors
@@ -229,8 +230,8 @@ class Registrations:
             return f"consumer-{number}"
 
     async def _put_all(self, puts: list[StatePut]) -> None:
-        for start in range(0, len(puts), limits.CHANGES_AT_ONCE):
-            await self._store.append((), (), puts[start : start + limits.CHANGES_AT_ONCE])
+        for start in range(0, len(puts), shared_limits.CHANGES_AT_ONCE):
+            await self._store.append((), (), puts[start : start + shared_limits.CHANGES_AT_ONCE])
 
     def _removal(self, number: int) -> StatePut:
         return StatePut(_producer_key(number), None, self._producers[number].version)
@@ -240,7 +241,9 @@ class Registrations:
     def _producer(self, producer_id: str) -> int:
         number = _number(_PRODUCER_ID, producer_id)
         if number is None or number > self._counters.producers:
-            raise UnknownProducerId(f"there is no producer {producer_id[: limits.NAME_BYTES]!r}")
+            raise UnknownProducerId(
+                f"there is no producer {producer_id[: shared_limits.NAME_BYTES]!r}"
+            )
         return number
 
     def _own_topic(self, number: int) -> Topic | None:
@@ -252,7 +255,9 @@ class Registrations:
             return
         number = _number(_CONSUMER_ID, consumer_id)
         if number is None or number > self._counters.consumers:
-            raise UnknownConsumerId(f"there is no consumer {consumer_id[: limits.NAME_BYTES]!r}")
+            raise UnknownConsumerId(
+                f"there is no consumer {consumer_id[: shared_limits.NAME_BYTES]!r}"
+            )
 
     def _is_in_use(self, name: str) -> bool:
         return self._delivery.has_name(name) or self._cursors.has(name)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from quackmq import limits
+from quackmq import limits as shared_limits
+from quackmq.broker import limits
 from quackmq.model.policy import Policy
 
 
@@ -24,7 +25,7 @@ class BrokerSettings:
     auto_create_topics: bool = True
     default_partitions: int = 1
     default_policy: Policy = Policy()
-    clean_interval_ms: int = limits.CLEAN_INTERVAL_MS
+    clean_interval_ms: int = field(default_factory=lambda: limits.CLEAN_INTERVAL_MS)
     full_topic_wait_ms: int = limits.FULL_TOPIC_WAIT_MS
-    group_initial_delay_ms: int = limits.GROUP_INITIAL_DELAY_MS
-    merge_target_bytes: int = limits.MERGE_TARGET_BYTES
+    group_initial_delay_ms: int = shared_limits.GROUP_INITIAL_DELAY_MS
+    merge_target_bytes: int = shared_limits.MERGE_TARGET_BYTES

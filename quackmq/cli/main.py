@@ -13,7 +13,7 @@ from itertools import takewhile
 from typing import Any, Final, NoReturn, Protocol
 
 from quackmq import __version__
-from quackmq.cli import clock, get, pipeline, put, serve
+from quackmq.cli import clock, get, limits_command, pipeline, put, serve
 from quackmq.cli import logs as logformat
 from quackmq.cli.broker.settings import suggest
 from quackmq.cli.chaos import command as chaos
@@ -48,6 +48,7 @@ COMMANDS: Final[dict[str, Command]] = {
     "put": put,
     "get": get,
     "clock": clock,
+    "limits": limits_command,
     "experiment": experiment,
     "chaos-client": chaos,
 }

@@ -19,7 +19,7 @@ from typing import Any, Final, NoReturn
 
 import orjson
 
-from quackmq import limits
+from quackmq.cli import limits
 from quackmq.cli.broker.settings import suggest
 from quackmq.cli.text import shown, table
 from quackmq.errors import InvalidRequest, QuackError

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Final
 
-from quackmq import limits
+from quackmq.cli import limits
 from quackmq.records.batch import NO_TIMESTAMP
 
 #: Whoever waits longer than this is told how far it has got.

@@ -43,7 +43,7 @@ from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
 from urllib.parse import quote, urlencode, urlsplit
 
-from quackmq import limits
+from quackmq.client import limits
 from quackmq.client.files.durable import replace
 from quackmq.errors import QuackError, UnusableDirectory
 

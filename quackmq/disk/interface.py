@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from quackmq import limits
+from quackmq.disk import limits
 from quackmq.records.batch import Buffer
 
 

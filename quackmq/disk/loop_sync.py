@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import time
 
-from quackmq import limits
+from quackmq.disk import limits
 
 
 class Patience:

@@ -21,7 +21,7 @@ from collections import OrderedDict
 from collections.abc import Hashable
 from typing import Final, NamedTuple
 
-from quackmq import limits
+from quackmq.disk import limits
 
 #: The system's number for it; Python's own modules have no name for it yet.
 _POPULATE_READ: Final = 22

@@ -21,8 +21,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol, TypeVar
 
-from quackmq import limits
 from quackmq.disk import interface as disk
+from quackmq.disk import limits
 from quackmq.disk.linux_aio import KernelSync, Synced
 from quackmq.disk.loop_sync import Patience
 from quackmq.disk.mapped_reads import Windows

@@ -16,8 +16,9 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping
 
-from quackmq import limits
+from quackmq import limits as shared_limits
 from quackmq.errors import InternalError, LimitReached, MemberFenced, UnknownMember
+from quackmq.groups import limits
 
 
 class StaticMembers:
@@ -93,7 +94,7 @@ class StaticMembers:
         if self.look_again_ms is None:
             return
         if self.look_again_ms == 0:
-            self.look_again_ms = now_ms + limits.SESSION_MAX_MS
+            self.look_again_ms = now_ms + shared_limits.SESSION_MAX_MS
         if now_ms < self.look_again_ms:
             return
         self.look_again_ms = None

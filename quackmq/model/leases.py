@@ -54,8 +54,8 @@ from typing import Final, NamedTuple, Self
 
 from crc32c import crc32c
 
-from quackmq import limits
 from quackmq.errors import DamagedStore, InternalError, InvalidRequest, NewerFormat
+from quackmq.model import limits
 from quackmq.model.subscription import OffsetRange, Terms, check_lease
 
 _HEAD: Final = struct.Struct(">BI")

@@ -33,8 +33,8 @@ from typing import Final, NamedTuple, TypeVar
 
 from crc32c import crc32c
 
-from quackmq import limits
 from quackmq.errors import CorruptBatch, LimitReached, UnsupportedBatch
+from quackmq.model import limits
 from quackmq.model.topic import Aborted, PartitionKey
 from quackmq.records.batch import (
     CONTROL_FLAG,

@@ -26,8 +26,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
-from quackmq import limits
+from quackmq import limits as shared_limits
 from quackmq.errors import InvalidPolicy
+from quackmq.model import limits
 from quackmq.model.partitioning import Partitioner
 
 CONFIG_PREFIX: Final = "quackmq."
@@ -54,7 +55,7 @@ _LEAST: Final = {
 #: What 64 bits with a sign hold: numbers go through Kafka's protocol and into files.
 _MOST: Final = 2**63 - 1
 #: No topic takes more than the broker does.
-_MOST_OF: Final = {"batch_bytes": limits.BATCH_BYTES}
+_MOST_OF: Final = {"batch_bytes": shared_limits.BATCH_BYTES}
 _BOOLEANS: Final = {"true": True, "false": False}
 
 #: What each of a policy's names means, for people.

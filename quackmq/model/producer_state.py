@@ -31,7 +31,6 @@ from collections.abc import Mapping
 from itertools import islice
 from typing import Final, NamedTuple
 
-from quackmq import limits
 from quackmq.errors import (
     Conflict,
     InvalidRequest,
@@ -41,6 +40,7 @@ from quackmq.errors import (
     RepeatForgotten,
     UnknownProducer,
 )
+from quackmq.model import limits
 from quackmq.records.batch import CONTROL_FLAG, NO_PRODUCER_ID, TRANSACTIONAL_FLAG, Batch
 
 #: Numbers are counted modulo this: after 2^31 - 1 comes 0.

@@ -32,8 +32,9 @@ import uuid
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple
 
-from quackmq import limits
+from quackmq import limits as shared_limits
 from quackmq.errors import DamagedStore, InvalidMessageId, InvalidRequest
+from quackmq.model import limits
 from quackmq.model.offset_notes import SUBSCRIBED, SUBSCRIBED_WITH_RECEIPTS
 from quackmq.records.batch import Record
 
@@ -82,7 +83,7 @@ class Terms:
     lent and not acked at once, `window` how many of the newest a live reading serves in order."""
 
     reading: Reading = "every"
-    lease_ms: int = limits.LEASE_MS
+    lease_ms: int = shared_limits.LEASE_MS
     outstanding: int = limits.LEASES
     window: int = limits.LIVE_WINDOW
 
@@ -161,7 +162,7 @@ class Losses:
         last = self._ranges[-1] if self._ranges else None
         if last is not None and last.next_offset == first_offset:
             self._ranges[-1] = OffsetRange(last.first_offset, next_offset)
-        elif len(self._ranges) < limits.LOST_RANGES:
+        elif len(self._ranges) < shared_limits.LOST_RANGES:
             self._ranges.append(OffsetRange(first_offset, next_offset))
 
     def ranges(self) -> tuple[OffsetRange, ...]:
@@ -252,9 +253,10 @@ def check_name(name: str) -> None:
         size = len(name.encode())
     except UnicodeEncodeError:
         raise InvalidRequest("a subscription's name is text that UTF-8 can hold") from None
-    if not 1 <= size <= limits.NAME_BYTES:
+    if not 1 <= size <= shared_limits.NAME_BYTES:
         raise InvalidRequest(
-            f"a subscription's name takes 1 to {limits.NAME_BYTES} bytes as UTF-8, not {size}"
+            f"a subscription's name takes 1 to {shared_limits.NAME_BYTES} bytes as "
+            f"UTF-8, not {size}"
         )
     if not name.isprintable() or any(char.isspace() for char in name):
         raise InvalidRequest(
@@ -263,9 +265,9 @@ def check_name(name: str) -> None:
 
 
 def check_lease(lease_ms: int) -> None:
-    if not 1 <= lease_ms <= limits.LONGEST_LEASE_MS:
+    if not 1 <= lease_ms <= shared_limits.LONGEST_LEASE_MS:
         raise InvalidRequest(
-            f"a lease lasts 1 to {limits.LONGEST_LEASE_MS} milliseconds, not {lease_ms}"
+            f"a lease lasts 1 to {shared_limits.LONGEST_LEASE_MS} milliseconds, not {lease_ms}"
         )
 
 

@@ -26,7 +26,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Final
 
-from quackmq import limits
+from quackmq.protocols import limits
 
 log = logging.getLogger(__name__)
 

@@ -42,8 +42,9 @@ from aiokafka.record._crecords import (
 )
 from crc32c import crc32c
 
-from quackmq import limits
+from quackmq import limits as shared_limits
 from quackmq.errors import CorruptBatch, InvalidRequest, RecordTooLarge
+from quackmq.records import limits
 from quackmq.records.batch import (
     COMPRESSION_MASK,
     COMPRESSIONS,
@@ -77,7 +78,7 @@ _MAGIC: Final = 2
 _PLAIN_START: Final = bytes((0, 0, 0, 1))
 _NO_HEADERS: Final = bytes(1)
 #: Larger values cost so much more that how they are written no longer matters.
-_PLAIN_VALUE_BYTES: Final = 64 * limits.KIB
+_PLAIN_VALUE_BYTES: Final = 64 * shared_limits.KIB
 _GREATEST_TIMESTAMP_MS: Final = 2**63 - 1
 _CRC_POSITION: Final = 17
 _TIMESTAMPS_POSITION: Final = 27
@@ -177,7 +178,7 @@ def _encoded_varint(number: int) -> bytes:
     return bytes(encoded)
 
 
-def decode(batch: Batch, *, max_bytes: int = limits.DECODED_BATCH_BYTES) -> list[Record]:
+def decode(batch: Batch, *, max_bytes: int = shared_limits.DECODED_BATCH_BYTES) -> list[Record]:
     """Every record of a batch; of a control batch its markers. CorruptBatch, and nothing else,
     for content that is none, or that inflates to more than `max_bytes`."""
     records: list[Record] = []
@@ -187,7 +188,7 @@ def decode(batch: Batch, *, max_bytes: int = limits.DECODED_BATCH_BYTES) -> list
 
 
 def open_batch(
-    batch: Batch, *, max_bytes: int = limits.DECODED_BATCH_BYTES
+    batch: Batch, *, max_bytes: int = shared_limits.DECODED_BATCH_BYTES
 ) -> Iterator[list[DefaultRecord]]:
     """The records of a batch as aiokafka has them, in parts of bounded size: for those who turn
     many into something else. They have `offset`, `timestamp`, `key`, `value` and `headers`."""
@@ -195,7 +196,9 @@ def open_batch(
     fields = _uncompressed_fields(batch)
     expected = batch.base_offset
     headers = 0
-    pieces = _parts(data, batch.record_count, limits.PARSED_BYTES, limits.RECORDS_PER_BATCH)
+    pieces = _parts(
+        data, batch.record_count, shared_limits.PARSED_BYTES, shared_limits.RECORDS_PER_BATCH
+    )
     for start, end, count in pieces:
         fields[12] = count
         for part in _parse(fields, data, start, end):
@@ -216,7 +219,7 @@ class Section(NamedTuple):
     max_timestamp_ms: int
 
 
-def inflated(batch: Batch, *, max_bytes: int = limits.DECODED_BATCH_BYTES) -> memoryview:
+def inflated(batch: Batch, *, max_bytes: int = shared_limits.DECODED_BATCH_BYTES) -> memoryview:
     """Return the records of a batch as bytes, decompressed. CorruptBatch if there are more than
     `max_bytes`, if they cannot be decompressed, or if the header contradicts itself."""
     if batch.record_count > batch.last_offset_delta + 1:
@@ -281,9 +284,9 @@ class BatchWriter:
         that is larger before compression is full; without it, one that `limits` do not allow."""
         if compression not in COMPRESSIONS:
             raise InvalidRequest(f"unknown compression {compression!r}")
-        most = limits.BATCH_BYTES
+        most = shared_limits.BATCH_BYTES
         if compression != "none":
-            most = limits.DECODED_BATCH_BYTES + HEADER_BYTES
+            most = shared_limits.DECODED_BATCH_BYTES + HEADER_BYTES
         if batch_bytes is not None:
             most = min(most, batch_bytes)
         # aiokafka's bound is the first size that it refuses.
@@ -315,8 +318,8 @@ class BatchWriter:
             # record would move it: such a batch is built a millisecond late and set back at last.
             self._shift = 1 if timestamp_ms == NO_TIMESTAMP else 0
         elif (
-            self._count >= limits.PUBLISHED_RECORDS_PER_BATCH
-            or offset_delta >= limits.RECORDS_PER_BATCH
+            self._count >= shared_limits.PUBLISHED_RECORDS_PER_BATCH
+            or offset_delta >= shared_limits.RECORDS_PER_BATCH
         ):
             return False
         elif headers and self._headers + len(headers) > limits.HEADERS_PER_BATCH:
@@ -338,17 +341,20 @@ class BatchWriter:
     def finish(self, base_offset: int = 0, leader_epoch: int = NO_EPOCH) -> bytes:
         """The batch. RecordTooLarge if a first record alone is more than `limits` allow."""
         inflated = self._builder.size() - HEADER_BYTES
-        if inflated > limits.DECODED_BATCH_BYTES:
+        if inflated > shared_limits.DECODED_BATCH_BYTES:
             raise RecordTooLarge(
-                f"records of {inflated} bytes; {limits.DECODED_BATCH_BYTES} is the most in a batch"
+                f"records of {inflated} bytes; {shared_limits.DECODED_BATCH_BYTES} is "
+                "the most in a batch"
             )
         if self._headers > limits.HEADERS_PER_BATCH:
             raise RecordTooLarge(
                 f"a record with {self._headers} headers; {limits.HEADERS_PER_BATCH} is the most"
             )
         batch = self._builder.build()
-        if len(batch) > limits.BATCH_BYTES:
-            raise RecordTooLarge(f"a batch of {len(batch)} bytes; {limits.BATCH_BYTES} is the most")
+        if len(batch) > shared_limits.BATCH_BYTES:
+            raise RecordTooLarge(
+                f"a batch of {len(batch)} bytes; {shared_limits.BATCH_BYTES} is the most"
+            )
         if self._shift or self._attributes:
             self._amend(batch)
         if base_offset != 0 or leader_epoch != NO_EPOCH:
@@ -433,7 +439,7 @@ def _parse(
     fields: list[int], data: memoryview, start: int, end: int
 ) -> Iterator[list[DefaultRecord]]:
     """`fields` are a header's that fits the piece: its number of records, and no compression."""
-    if end - start > limits.PARSED_BYTES:
+    if end - start > shared_limits.PARSED_BYTES:
         yield _careful(fields, data, start, end)
         return
     padded = b"".join((HEADER.pack(*fields), data[start:end], _PADDING))

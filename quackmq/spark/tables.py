@@ -20,9 +20,9 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.types import StructType
 
-from quackmq import limits
 from quackmq.errors import DamagedData, InvalidRequest, QuackError
 from quackmq.records.batch import batches
+from quackmq.spark import limits
 from quackmq.spark.broker.archive import Files, Plan, plan, release
 from quackmq.spark.broker.http import Http, path_of
 from quackmq.spark.broker.metadata import Survey, TopicFacts

@@ -34,7 +34,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import orjson
 
-from quackmq import limits
+from quackmq import limits as shared_limits
 from quackmq.errors import (
     DamagedStore,
     InvalidPolicy,
@@ -57,6 +57,7 @@ from quackmq.model.topic import (
     Topic,
     check_topic_name,
 )
+from quackmq.stores import limits
 
 NO_STATE: Final = State(None, 0)
 _OFFSET_MAX: Final = 2**63 - 1
@@ -243,8 +244,8 @@ class Catalog:
             self.topic_of(PartitionKey(cursor.key.topic_id, cursor.key.partition))
             if cursor.offset is not None and not 0 <= cursor.offset <= _OFFSET_MAX:
                 raise InvalidRequest(f"a cursor cannot stand at offset {cursor.offset}")
-            _check_text("a cursor's name", cursor.key.name, limits.NAME_BYTES)
-            _check_text("a cursor's metadata", cursor.metadata, limits.CURSOR_METADATA_BYTES)
+            _check_text("a cursor's name", cursor.key.name, shared_limits.NAME_BYTES)
+            _check_text("a cursor's metadata", cursor.metadata, shared_limits.CURSOR_METADATA_BYTES)
         if len(self._cursors) + len(cursors) > limits.CURSORS:
             self._check_cursor_count(cursors)
         return [CursorSet(cursor) for cursor in cursors]
@@ -261,11 +262,11 @@ class Catalog:
         return changes
 
     def _state_change(self, key: str, value: bytes | None, expected_version: int) -> StateSet:
-        _check_text("a state's key", key, limits.STATE_KEY_BYTES)
-        if value is not None and len(value) > limits.STATE_VALUE_BYTES:
+        _check_text("a state's key", key, shared_limits.STATE_KEY_BYTES)
+        if value is not None and len(value) > shared_limits.STATE_VALUE_BYTES:
             raise LimitReached(
                 f"the state {key} would take {len(value)} bytes; "
-                f"{limits.STATE_VALUE_BYTES} is the most"
+                f"{shared_limits.STATE_VALUE_BYTES} is the most"
             )
         present = self.state(key)
         if present.version != expected_version:
@@ -337,9 +338,10 @@ class Catalog:
     def _check_partitions(self, partitions: int, present: int) -> None:
         if partitions < 1:
             raise InvalidRequest(f"a topic has at least one partition, not {partitions}")
-        if partitions > limits.PARTITIONS_PER_TOPIC:
+        if partitions > shared_limits.PARTITIONS_PER_TOPIC:
             raise LimitReached(
-                f"{partitions} partitions; a topic has {limits.PARTITIONS_PER_TOPIC} at the most"
+                f"{partitions} partitions; a topic has "
+                f"{shared_limits.PARTITIONS_PER_TOPIC} at the most"
             )
         if self._partition_count + partitions - present > limits.PARTITIONS:
             raise LimitReached(

@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from operator import attrgetter
 from typing import Final, NamedTuple
 
-from quackmq import limits
+from quackmq import limits as shared_limits
 from quackmq.clock import Clock, wall_clock_ms
 from quackmq.errors import (
     BrokerClosing,
@@ -65,6 +65,7 @@ from quackmq.model.topic import (
     Topic,
 )
 from quackmq.records.batch import Batch, stamp
+from quackmq.stores import limits
 from quackmq.stores.catalog import Catalog, Change
 from quackmq.stores.contract import Store, changes_of_time
 
@@ -178,18 +179,19 @@ class MemoryStore(Store):
         self, reads: Sequence[Read], *, max_bytes: int, min_bytes: int = 1, wait_ms: int = 0
     ) -> list[Slice]:
         self._check_open()
-        if len(reads) > limits.READ_PARTITIONS:
+        if len(reads) > shared_limits.READ_PARTITIONS:
             raise LimitReached(
-                f"one read asks for {len(reads)} partitions; {limits.READ_PARTITIONS} is the most"
+                f"one read asks for {len(reads)} partitions; "
+                f"{shared_limits.READ_PARTITIONS} is the most"
             )
-        max_bytes = min(max_bytes, limits.READ_BYTES)
+        max_bytes = min(max_bytes, shared_limits.READ_BYTES)
         found = self._find(reads, max_bytes)
         if found.missing_bytes(min_bytes) <= 0 or wait_ms <= 0:
             return found.slices
         if len(self._waiting) >= limits.WAITING_READERS:
             raise LimitReached(f"{limits.WAITING_READERS} readers are waiting: ask again later")
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + min(wait_ms, limits.READ_WAIT_MS) / 1000
+        deadline = loop.time() + min(wait_ms, shared_limits.READ_WAIT_MS) / 1000
         waiter = _Waiter()
         self._waiting.add(waiter)
         try:

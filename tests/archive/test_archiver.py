@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from quackmq import limits
+from quackmq.archive import limits as archive_limits
 from quackmq.archive.archiving.buffers import Buffers, Filled
 from quackmq.archive.archiving.builder import LocalWorkshop
 from quackmq.archive.archiving.pieces import Piece, Progress, Unnamed
@@ -125,11 +126,11 @@ async def test_of_a_batch_that_was_trimmed_in_its_middle_only_the_rest_is_archiv
 async def test_a_backlog_becomes_files_of_a_bounded_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "ARCHIVE_NEW_FILE_BYTES", 2_000)
-    monkeypatch.setattr(limits, "ARCHIVE_ROW_GROUP_ROWS", 20)
-    monkeypatch.setattr(limits, "ARCHIVE_GROUP_BATCHES", 5)
-    monkeypatch.setattr(limits, "ARCHIVE_FILL_BYTES", 2_000)
-    monkeypatch.setattr(limits, "ARCHIVER_READ_BYTES", 1_000)
+    monkeypatch.setattr(archive_limits, "ARCHIVE_NEW_FILE_BYTES", 2_000)
+    monkeypatch.setattr(archive_limits, "ARCHIVE_ROW_GROUP_ROWS", 20)
+    monkeypatch.setattr(archive_limits, "ARCHIVE_GROUP_BATCHES", 5)
+    monkeypatch.setattr(archive_limits, "ARCHIVE_FILL_BYTES", 2_000)
+    monkeypatch.setattr(archive_limits, "ARCHIVER_READ_BYTES", 1_000)
     async with pond(tmp_path / "data") as home:
         key = await home.create("ducks")
         put = await put_some(home, key, 200)
@@ -144,9 +145,9 @@ async def test_a_backlog_becomes_files_of_a_bounded_size(
 async def test_a_turn_ends_when_much_was_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "ARCHIVE_TURN_BYTES", 3_000)
-    monkeypatch.setattr(limits, "ARCHIVE_FILL_BYTES", 1_000)
-    monkeypatch.setattr(limits, "ARCHIVER_READ_BYTES", 1_000)
+    monkeypatch.setattr(archive_limits, "ARCHIVE_TURN_BYTES", 3_000)
+    monkeypatch.setattr(archive_limits, "ARCHIVE_FILL_BYTES", 1_000)
+    monkeypatch.setattr(archive_limits, "ARCHIVER_READ_BYTES", 1_000)
     async with pond(tmp_path / "data") as home:
         key = await home.create("ducks")
         put = await put_some(home, key, 100)
@@ -159,7 +160,7 @@ async def test_between_two_pieces_it_pauses_while_somebody_publishes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Q8: archiving does not hold publishing up; and all of it is archived in the end."""
-    monkeypatch.setattr(limits, "ARCHIVE_FILL_BYTES", 500)
+    monkeypatch.setattr(archive_limits, "ARCHIVE_FILL_BYTES", 500)
     pauses: list[float] = []
     sleep = asyncio.sleep
 
@@ -179,7 +180,7 @@ async def test_between_two_pieces_it_pauses_while_somebody_publishes(
         done = await home.archiver.archive("ducks")
         assert done.records == 50
         assert len(pauses) >= 3
-        assert max(pauses) <= limits.ARCHIVE_PAUSE_MS / 1000
+        assert max(pauses) <= archive_limits.ARCHIVE_PAUSE_MS / 1000
         assert await home.values(key) == put
 
 
@@ -230,9 +231,9 @@ async def test_a_topic_without_thresholds_is_archived_only_when_told_to(tmp_path
 
 async def test_topics_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A long backlog of one keeps no other waiting for more than a file."""
-    monkeypatch.setattr(limits, "ARCHIVE_TURN_BYTES", 1)
-    monkeypatch.setattr(limits, "ARCHIVE_FILL_BYTES", 500)
-    monkeypatch.setattr(limits, "ARCHIVER_READ_BYTES", 500)
+    monkeypatch.setattr(archive_limits, "ARCHIVE_TURN_BYTES", 1)
+    monkeypatch.setattr(archive_limits, "ARCHIVE_FILL_BYTES", 500)
+    monkeypatch.setattr(archive_limits, "ARCHIVER_READ_BYTES", 500)
     begun: list[str] = []
 
     class Watched(LocalWorkshop):
@@ -241,7 +242,7 @@ async def test_topics_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             super().begin(key, topic, first_offset)
 
     # Looking for others between any two turns does not change whose turn it is.
-    monkeypatch.setattr(limits, "ARCHIVE_LOOK_MS", 0.001)
+    monkeypatch.setattr(archive_limits, "ARCHIVE_LOOK_MS", 0.001)
     async with pond(tmp_path / "data", workshop=Watched()) as home:
         for name in ("ducks", "geese"):
             key = await home.create(name, Policy(archive_bytes=1))
@@ -254,7 +255,7 @@ async def test_topics_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 async def test_an_archiver_that_runs_finds_what_is_due(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "ARCHIVE_LOOK_MS", 1)
+    monkeypatch.setattr(archive_limits, "ARCHIVE_LOOK_MS", 1)
     async with pond(tmp_path / "data") as home:
         running = asyncio.create_task(home.archiver.run())
         key = await home.create("ducks", Policy(archive_bytes=1))
@@ -270,7 +271,7 @@ async def test_an_archiver_that_runs_finds_what_is_due(
 async def test_every_partition_is_looked_at_however_many_there_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "ARCHIVE_LOOKS", 3)
+    monkeypatch.setattr(archive_limits, "ARCHIVE_LOOKS", 3)
     async with pond(tmp_path / "data") as home:
         keys = [await home.create(f"ducks-{n}", Policy(archive_bytes=1)) for n in range(10)]
         for key in keys:
@@ -293,8 +294,8 @@ async def test_one_buffer_is_filled_while_the_other_becomes_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Q8: double buffering. The workshop waits with each piece until the next one is filled."""
-    monkeypatch.setattr(limits, "ARCHIVE_FILL_BYTES", 500)
-    monkeypatch.setattr(limits, "ARCHIVER_READ_BYTES", 500)
+    monkeypatch.setattr(archive_limits, "ARCHIVE_FILL_BYTES", 500)
+    monkeypatch.setattr(archive_limits, "ARCHIVER_READ_BYTES", 500)
     filled: list[int] = []
     changed = threading.Condition()
     fill = Buffers.fill
@@ -330,8 +331,8 @@ async def test_one_buffer_is_filled_while_the_other_becomes_rows(
 async def test_all_buffers_together_are_two_however_many_topics_there_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "ARCHIVE_FILL_BYTES", 300)
-    monkeypatch.setattr(limits, "ARCHIVER_READ_BYTES", 300)
+    monkeypatch.setattr(archive_limits, "ARCHIVE_FILL_BYTES", 300)
+    monkeypatch.setattr(archive_limits, "ARCHIVER_READ_BYTES", 300)
     seen: set[int] = set()
 
     class Watched(LocalWorkshop):
@@ -345,15 +346,15 @@ async def test_all_buffers_together_are_two_however_many_topics_there_are(
         for key in keys:
             await put_some(home, key, 10)
         await home.archiver.archive()
-        assert len(seen) == limits.ARCHIVE_BUFFERS == 2
+        assert len(seen) == archive_limits.ARCHIVE_BUFFERS == 2
         assert all(home.ranges(key) == [(0, 10)] for key in keys)
 
 
 async def test_a_batch_larger_than_a_buffer_should_hold_goes_through_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "ARCHIVE_FILL_BYTES", 1_000)
-    monkeypatch.setattr(limits, "ARCHIVER_READ_BYTES", 100)
+    monkeypatch.setattr(archive_limits, "ARCHIVE_FILL_BYTES", 1_000)
+    monkeypatch.setattr(archive_limits, "ARCHIVER_READ_BYTES", 100)
     async with pond(tmp_path / "data") as home:
         key = await home.create("ducks")
         large = bytes(limits.BATCH_BYTES - 200)

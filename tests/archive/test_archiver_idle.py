@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from quackmq import limits
+from quackmq.archive import limits as archive_limits
 from quackmq.archive.archiving.archiver import Archiver
 from quackmq.archive.archiving.schedule import Agenda
 from quackmq.errors import StorageError
@@ -41,7 +41,7 @@ def looked_at(home: Pond, monkeypatch: pytest.MonkeyPatch) -> list[PartitionKey]
         await real(archiver, name, key)
 
     monkeypatch.setattr(Archiver, "_look_at", noted)
-    monkeypatch.setattr(limits, "ARCHIVE_ROUND_LOOKS", 0)
+    monkeypatch.setattr(archive_limits, "ARCHIVE_ROUND_LOOKS", 0)
     return looks
 
 
@@ -109,7 +109,7 @@ async def test_one_that_failed_is_tried_again_in_its_time(
             await home.archiver.archive_due()
         assert home.archiver.state().failing == 1
         assert not await home.archiver.archive_due()
-        home.clock.advance(limits.ARCHIVE_RETRY_MS)
+        home.clock.advance(archive_limits.ARCHIVE_RETRY_MS)
         assert await home.archiver.archive_due()
         assert home.ranges(keys[0]) == [(0, 2)]
 
@@ -146,5 +146,5 @@ async def test_an_agenda_gives_each_once_at_the_time_that_was_said_last() -> Non
     assert agenda.take(100) == []
     for time_ms in range(5_000):
         agenda.put(keys[0], 1_000_000 - time_ms)
-    assert len(agenda._heap) <= limits.ARCHIVE_LOOKS + 3
+    assert len(agenda._heap) <= archive_limits.ARCHIVE_LOOKS + 3
     assert agenda.take(2_000_000) == [keys[0]]

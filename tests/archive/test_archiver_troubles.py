@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from quackmq import limits
+from quackmq.archive import limits as archive_limits
 from quackmq.archive.archiving.builder import LocalWorkshop, WorkshopGone
 from quackmq.archive.archiving.pieces import Made, Piece, Progress, Unnamed
 from quackmq.errors import BrokerClosing, DamagedData, StorageError
@@ -68,7 +68,7 @@ async def test_poison_that_was_trimmed_in_its_middle_is_kept_aside_for_what_is_l
 
 
 async def test_much_poison_ends_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "ARCHIVE_ASIDE_BYTES", 200)
+    monkeypatch.setattr(archive_limits, "ARCHIVE_ASIDE_BYTES", 200)
     async with pond(tmp_path / "data") as home:
         key = await home.create("ducks")
         for _ in range(9):
@@ -97,7 +97,7 @@ async def test_a_batch_that_ends_whoever_opens_it_is_found_and_kept_aside(tmp_pa
         put |= await put_some(home, key, 10)
         for _ in range(5):
             await home.archiver.archive_due()
-            home.clock.advance(limits.ARCHIVE_RETRY_MAX_MS)
+            home.clock.advance(archive_limits.ARCHIVE_RETRY_MAX_MS)
         assert workshop.deaths == 2, "once over many batches, once over the one"
         (aside,) = home.manifest(key).quarantined
         assert (aside.first_offset, aside.next_offset) == (10, 11)
@@ -126,14 +126,14 @@ async def test_without_room_the_log_is_kept_and_all_is_caught_up_later(
             await home.archiver.archive_due()
         assert home.disk.failures == 1, "nobody waits"
         put[keys[0]][await home.put(keys[0], b"more")] = b"more"
-        home.clock.advance(limits.ARCHIVE_RETRY_MAX_MS)
+        home.clock.advance(archive_limits.ARCHIVE_RETRY_MAX_MS)
         await home.archiver.archive_due()
         assert home.disk.failures == 2
         assert [await home.log_begins(key) for key in keys] == [0, 0]
         assert [await home.values(key) for key in keys] == list(put.values())
         assert caplog.text.count("is not archived, and its log is kept") == 1, "told too often"
         home.disk.error = None
-        home.clock.advance(limits.ARCHIVE_RETRY_MAX_MS)
+        home.clock.advance(archive_limits.ARCHIVE_RETRY_MAX_MS)
         await home.archiver.archive_due()
         state = home.archiver.state()
         assert (state.no_room, state.failing, state.backlog_bytes) == (None, 0, 0)
@@ -163,7 +163,7 @@ async def test_a_topic_that_may_not_be_written_keeps_no_other_from_being_archive
         with pytest.raises(StorageError, match="Permission denied"):
             await home.archiver.archive("d")
         home.disk.error = None
-        home.clock.advance(limits.ARCHIVE_RETRY_MAX_MS)
+        home.clock.advance(archive_limits.ARCHIVE_RETRY_MAX_MS)
         await home.archiver.archive_due()
         assert home.archiver.state().failing == 0
         assert home.ranges(ducks) == [(0, 10)]
@@ -185,7 +185,7 @@ async def test_a_log_that_was_not_trimmed_is_trimmed_at_the_next_look(
         assert home.ranges(key) == [(0, 10)] and await home.log_begins(key) == 0
         assert home.archiver.state().failing == 1
         monkeypatch.undo()
-        home.clock.advance(limits.ARCHIVE_RETRY_MAX_MS)
+        home.clock.advance(archive_limits.ARCHIVE_RETRY_MAX_MS)
         await home.archiver.archive_due()
         assert await home.log_begins(key) == 10
         assert await home.values(key) == put
@@ -215,7 +215,7 @@ async def test_damage_in_the_log_stops_its_partition_and_is_named(tmp_path: Path
         # Who lets go of the damaged range lets archiving go on.
         (beyond,) = [offset for offset in put if offset > end][5:6]
         await home.store.trim(key, beyond)
-        home.clock.advance(limits.ARCHIVE_RETRY_MAX_MS)
+        home.clock.advance(archive_limits.ARCHIVE_RETRY_MAX_MS)
         await home.archiver.archive_due()
         assert home.ranges(key) == [(beyond, 100)]
         assert home.archiver.state().failing == 0
@@ -241,7 +241,7 @@ async def test_a_log_that_gives_nothing_is_named_and_not_asked_again_and_again(
         assert asked == 1
         (failure,) = home.archiver.state().failures
         assert "gives nothing at offset 0" in failure.reason
-        home.clock.advance(limits.ARCHIVE_RETRY_MS)
+        home.clock.advance(archive_limits.ARCHIVE_RETRY_MS)
         await home.archiver.archive_due()
         assert home.ranges(key) == [(0, 10)]
 
@@ -262,7 +262,7 @@ async def test_a_failing_workshop_is_named_and_tried_again(tmp_path: Path) -> No
         await home.archiver.archive_due()
         assert home.archiver.state().failures[0].code == "MemoryError"
         workshop.fails = False
-        home.clock.advance(limits.ARCHIVE_RETRY_MS)
+        home.clock.advance(archive_limits.ARCHIVE_RETRY_MS)
         await home.archiver.archive_due()
         assert home.ranges(key) == [(0, 10)]
         assert await home.values(key) == put

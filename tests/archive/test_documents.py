@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from quackmq import limits
+from quackmq.archive import limits as archive_limits
 from quackmq.archive.parquet.schema import SCHEMA
+from quackmq.broker import limits as broker_limits
 from quackmq.model.policy import Policy
 from tests.readme import ROOT, Block, Tour, blocks
 
@@ -59,6 +61,6 @@ def test_the_defaults_are_those_of_the_policy() -> None:
     policy = Policy()
     assert f"| {policy.archive_after_ms}, an hour |" in TEXT
     assert f"| {policy.archive_bytes}, 1 GiB |" in TEXT
-    assert f"{limits.ARCHIVE_ROW_GROUP_ROWS:,} rows" in TEXT
+    assert f"{archive_limits.ARCHIVE_ROW_GROUP_ROWS:,} rows" in TEXT
     assert f"about {limits.MERGE_TARGET_BYTES // limits.MIB} MiB" in TEXT
-    assert f"for {limits.PUBLISHER_EXPIRY_MS // 86_400_000} days" in TEXT
+    assert f"for {broker_limits.PUBLISHER_EXPIRY_MS // 86_400_000} days" in TEXT

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import uuid
 
-from quackmq import limits
+from quackmq.archive import limits as archive_limits
 from quackmq.archive.archiving.schedule import Failures, Ready, is_no_room, wait_ms
 from quackmq.clock import Clock
 from quackmq.errors import DamagedData, StorageError
@@ -55,7 +55,7 @@ def test_by_default_topics_are_archived_after_an_hour_or_a_gibibyte() -> None:
 def test_the_wait_doubles_up_to_its_bound() -> None:
     waits = [wait_ms(attempts) for attempts in range(1, 100)]
     assert waits[:4] == [1_000, 2_000, 4_000, 8_000]
-    assert max(waits) == waits[-1] == limits.ARCHIVE_RETRY_MAX_MS
+    assert max(waits) == waits[-1] == archive_limits.ARCHIVE_RETRY_MAX_MS
 
 
 def test_a_failure_is_told_once_and_waits_longer_each_time() -> None:
@@ -74,7 +74,7 @@ def test_a_failure_is_told_once_and_waits_longer_each_time() -> None:
 def test_a_clock_that_is_set_back_makes_nobody_wait_for_long() -> None:
     failures = Failures()
     failures.note(KEY, "ducks", StorageError("no"), NOW_MS)
-    assert not failures.must_wait(KEY, NOW_MS - 10 * limits.ARCHIVE_RETRY_MAX_MS)
+    assert not failures.must_wait(KEY, NOW_MS - 10 * archive_limits.ARCHIVE_RETRY_MAX_MS)
 
 
 def test_where_there_is_no_room_all_wait() -> None:

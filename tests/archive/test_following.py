@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from quackmq import limits
+from quackmq.archive import limits as archive_limits
 from quackmq.archive.parquet.reader import ArchiveReader
 from quackmq.errors import DamagedData, NotFound
 from quackmq.model.topic import PartitionKey, Read
@@ -32,8 +32,8 @@ PIECE_BYTES = 1_000
 @pytest_asyncio.fixture
 async def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Home]:
     """With batches made ahead by small amounts, and row groups of 150 records."""
-    monkeypatch.setattr(limits, "ARCHIVE_AHEAD_BYTES", 4 * PIECE_BYTES)
-    monkeypatch.setattr(limits, "ARCHIVE_ROW_GROUP_ROWS", 150)
+    monkeypatch.setattr(archive_limits, "ARCHIVE_AHEAD_BYTES", 4 * PIECE_BYTES)
+    monkeypatch.setattr(archive_limits, "ARCHIVE_ROW_GROUP_ROWS", 150)
     home = Home(tmp_path)
     await home.open()
     yield home
@@ -126,7 +126,7 @@ async def test_nothing_is_made_ahead_for_which_there_is_no_room(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key = await history(home)
-    monkeypatch.setattr(limits, "ARCHIVE_WAITING_BYTES", limits.ARCHIVE_AHEAD_BYTES)
+    monkeypatch.setattr(archive_limits, "ARCHIVE_WAITING_BYTES", archive_limits.ARCHIVE_AHEAD_BYTES)
     lane = Lane(home, monkeypatch)
     offset = 0
     while offset < RECORDS:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from quackmq import limits
+from quackmq.archive import limits as archive_limits
 from quackmq.archive.archiving.builder import LocalWorkshop
 from quackmq.archive.manifest import add, replace, trim
 from quackmq.archive.prefetch_buffer import Ahead
@@ -38,7 +39,7 @@ def test_files_are_taken_again_when_some_were_merged_or_let_go(
 def test_batches_are_kept_aside_again_when_others_were_let_go(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(limits, "ARCHIVE_QUARANTINED", 1)
+    monkeypatch.setattr(archive_limits, "ARCHIVE_QUARANTINED", 1)
     full = add(of_ranges(10), file_of(10, 30, 2, records=15), [aside_of(12, 15, 2)])
     more = (file_of(30, 40, 3, records=9), [aside_of(33, 34, 3)])
     with pytest.raises(LimitReached, match="quarantined batches"):
@@ -66,7 +67,7 @@ async def test_a_partition_with_too_many_files_keeps_its_log_and_is_archived_whe
         assert "2 is the most" in failure.reason
         assert await home.values(key) == put, "nothing is lost meanwhile"
         await home.store.trim(key, 5)
-        home.clock.advance(limits.ARCHIVE_RETRY_MAX_MS)
+        home.clock.advance(archive_limits.ARCHIVE_RETRY_MAX_MS)
         await home.archiver.archive_due()
         assert home.ranges(key) == [(5, 10), (10, 15)]
         assert home.archiver.state().failures == ()
@@ -87,8 +88,8 @@ class Counted(LocalWorkshop):
 async def test_an_archiver_lets_go_of_its_process_each_time_that_it_is_idle_and_works_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "ARCHIVE_LOOK_MS", 1)
-    monkeypatch.setattr(limits, "ARCHIVE_WORKER_IDLE_MS", 1)
+    monkeypatch.setattr(archive_limits, "ARCHIVE_LOOK_MS", 1)
+    monkeypatch.setattr(archive_limits, "ARCHIVE_WORKER_IDLE_MS", 1)
     workshop = Counted()
     async with pond(tmp_path / "data", workshop=workshop) as home, asyncio.timeout(DEADLINE_S):
         running = asyncio.create_task(home.archiver.run())

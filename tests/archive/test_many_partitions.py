@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from quackmq import limits
+from quackmq.archive import limits as archive_limits
 from quackmq.archive.manifest import Manifest
 from quackmq.archive.parquet.reader import Piece
 from quackmq.model.topic import PartitionKey, Read
@@ -24,7 +24,7 @@ VALUE = b"x" * 500
 
 @pytest_asyncio.fixture
 async def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Home]:
-    monkeypatch.setattr(limits, "ARCHIVE_PARTITIONS_AT_ONCE", FEW)
+    monkeypatch.setattr(archive_limits, "ARCHIVE_PARTITIONS_AT_ONCE", FEW)
     home = Home(tmp_path)
     await home.open()
     yield home
@@ -77,7 +77,7 @@ async def test_a_read_opens_a_few_partitions_and_the_next_reads_give_the_others(
 async def test_nothing_is_opened_when_the_room_is_used_up(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "ARCHIVE_PARTITIONS_AT_ONCE", 1_000)
+    monkeypatch.setattr(archive_limits, "ARCHIVE_PARTITIONS_AT_ONCE", 1_000)
     keys = await archived(home, 6)
     files = opened(home, monkeypatch)
     reads = [Read(key, 0, PLENTY_BYTES) for key in keys]

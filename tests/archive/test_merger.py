@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 
 from quackmq import limits
+from quackmq.archive import limits as archive_limits
 from quackmq.archive import manifest as manifests
 from quackmq.archive.manifest import Manifest
 from quackmq.archive.manifest_registry import Partitions
@@ -266,8 +267,8 @@ async def test_a_merge_that_is_ended_leaves_nothing_behind(disk: RealDisk, tmp_p
 async def test_memory_is_bounded_by_row_groups_and_not_by_files(
     disk: RealDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "ARCHIVE_ROW_GROUP_ROWS", 100)
-    monkeypatch.setattr(limits, "ARCHIVE_ROW_GROUP_BYTES", 32 * limits.KIB)
+    monkeypatch.setattr(archive_limits, "ARCHIVE_ROW_GROUP_ROWS", 100)
+    monkeypatch.setattr(archive_limits, "ARCHIVE_ROW_GROUP_BYTES", 32 * limits.KIB)
     partitions = await opened(disk)
     for _ in range(8):
         await archive(partitions, 300, size=1_000)
@@ -284,7 +285,7 @@ async def test_memory_is_bounded_by_row_groups_and_not_by_files(
     monkeypatch.setattr(disk, "run", watched)
     merged = await Merger(partitions).merge([KEY])
     assert (merged.merges, listed(partitions).records) == (1, 2_400)
-    assert most < 30 * limits.ARCHIVE_ROW_GROUP_BYTES < 2_400 * 1_000
+    assert most < 30 * archive_limits.ARCHIVE_ROW_GROUP_BYTES < 2_400 * 1_000
     await partitions.close()
 
 

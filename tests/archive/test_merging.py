@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quackmq import limits
+from quackmq.archive import limits as archive_limits
 from quackmq.archive import manifest as manifests
 from quackmq.archive.manifest import ArchiveFile, Manifest, add, empty, file_name, replace, trim
 from quackmq.archive.merging.planner import Merge, MergeSettings, plan
@@ -105,7 +106,7 @@ def test_what_is_excluded_stays_as_it_is() -> None:
 
 def test_footers_that_would_not_fit_into_one_are_not_merged() -> None:
     listed = listed_of(*[10 * limits.MIB] * 8)
-    tail_bytes = limits.ARCHIVE_TAIL_BYTES // 10
+    tail_bytes = archive_limits.ARCHIVE_TAIL_BYTES // 10
     heavy = tuple(dataclasses.replace(file, tail_bytes=tail_bytes) for file in listed.files)
     assert plan(listed) != []
     assert plan(dataclasses.replace(listed, files=heavy)) == []

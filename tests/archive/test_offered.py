@@ -11,8 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from quackmq import limits
 from quackmq.archive import layout as files
+from quackmq.archive import limits as archive_limits
 from quackmq.archive.layout import partition_path
 from quackmq.archive.manifest import offered_name
 from quackmq.archive.merging.replacement import Offered, compare, examine
@@ -88,7 +88,7 @@ def test_any_records_may_be_written_anew_and_are_found_the_same(
 ) -> None:
     archive = archive_of(*([entry] for entry in entries))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(limits, "ARCHIVE_ROW_GROUP_ROWS", group_rows)
+        patch.setattr(archive_limits, "ARCHIVE_ROW_GROUP_ROWS", group_rows)
         offer(archive, rows_of(archive))
         offered = checked(archive)
     assert offered.file.records == archive.manifest.records

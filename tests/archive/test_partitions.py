@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from quackmq import limits
 from quackmq.archive import layout as files
+from quackmq.archive import limits as archive_limits
 from quackmq.archive import manifest
 from quackmq.archive.manifest import Manifest
 from quackmq.disk.interface import Disk
@@ -146,7 +146,7 @@ async def test_what_is_dropped_is_removed_when_no_pin_has_it(home: Home) -> None
 
 
 async def test_pins_are_bounded_and_come_back(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "ARCHIVE_PINS", 2)
+    monkeypatch.setattr(archive_limits, "ARCHIVE_PINS", 2)
     key = await home.filled()
     await archive(home.store, key, 4)
     held = [home.partitions.pin(key), home.partitions.pin(key)]

@@ -8,7 +8,7 @@ from typing import cast
 
 import pytest
 
-from quackmq import limits
+from quackmq.archive import limits as archive_limits
 from quackmq.archive import manifest as manifests
 from quackmq.archive.layout import partition_path
 from quackmq.archive.parquet.from_batches import Committed
@@ -33,7 +33,7 @@ ROWS = 100
 @pytest.fixture
 def archive(monkeypatch: pytest.MonkeyPatch) -> Archive:
     """Three files of three row groups each: offsets 0 to 899, 1000 to 1899, 2000 to 2899."""
-    monkeypatch.setattr(limits, "ARCHIVE_ROW_GROUP_ROWS", ROWS)
+    monkeypatch.setattr(archive_limits, "ARCHIVE_ROW_GROUP_ROWS", ROWS)
     archive = Archive()
     for start in (0, 1000, 2000):
         batches = [
@@ -97,7 +97,7 @@ def test_a_row_group_is_read_once_while_it_is_used(archive: Archive) -> None:
 
 
 def test_the_cache_is_bounded(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "ARCHIVE_CACHE_BYTES", 1)
+    monkeypatch.setattr(archive_limits, "ARCHIVE_CACHE_BYTES", 1)
     reader = ArchiveReader(archive.disk)
     for offset in (0, 10, 100, 0):
         reader.read(archive.manifest, offset, 1)

@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from quackmq import limits
+from quackmq.archive import limits as archive_limits
 from quackmq.archive.parquet.from_batches import Committed
 from quackmq.archive.parquet.reader import ArchiveReader
 from quackmq.records.batch import COMPRESSIONS, Batch, Record
@@ -73,7 +74,7 @@ def test_any_records_come_back_byte_for_byte(
 ) -> None:
     archive = Archive()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(limits, "ARCHIVE_ROW_GROUP_ROWS", group_rows)
+        patch.setattr(archive_limits, "ARCHIVE_ROW_GROUP_ROWS", group_rows)
         bounds = [0, *sorted(cut for cut in cuts if cut < len(entries)), len(entries)]
         for start, end in zip(bounds, bounds[1:], strict=False):
             part = entries[start:end]

@@ -12,6 +12,7 @@ import pytest_asyncio
 from crc32c import crc32c
 
 from quackmq import limits
+from quackmq.archive import limits as archive_limits
 from quackmq.archive import manifest
 from quackmq.archive.parquet.reader import Piece
 from quackmq.errors import (
@@ -249,7 +250,7 @@ async def test_a_partitions_own_bound_holds_in_the_archive(home: Home) -> None:
 async def test_a_large_read_of_the_archive_is_made_of_bounded_pieces(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "ARCHIVE_READ_BYTES", 3_000)
+    monkeypatch.setattr(archive_limits, "ARCHIVE_READ_BYTES", 3_000)
     key = await home.filled(values=[b"x" * 1000] * 20)
     await archive(home.store, key)
     asked: list[int] = []
@@ -498,7 +499,7 @@ async def test_all_partitions_of_a_topic_are_found_again(home: Home) -> None:
         assert await read_all(home.store, key) == [(0, b"%d" % key.partition)]
     async with asyncio.timeout(DEADLINE_S):
         parts = await home.store.read([read_of(key, 0) for key in keys], max_bytes=PLENTY_BYTES)
-    count = limits.ARCHIVE_PARTITIONS_AT_ONCE
+    count = archive_limits.ARCHIVE_PARTITIONS_AT_ONCE
     assert [offsets(part) for part in parts] == [*[[0]] * count, *[[]] * (40 - count)]
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from quackmq import limits
+from quackmq.archive import limits as archive_limits
 from quackmq.archive.archiving import worker_process as workers
 from quackmq.archive.archiving.builder import LocalWorkshop, Workshop
 from quackmq.archive.archiving.pieces import Made, Piece, Progress, Unnamed
@@ -175,7 +175,9 @@ def test_a_process_ends_with_the_broker_that_started_it() -> None:
         channel = Channel(ours)
         ours.settimeout(DEADLINE_S)
         assert channel.receive()[0] == "ready"
-        assert os.getpriority(os.PRIO_PROCESS, process.pid) >= limits.ARCHIVE_WORKER_NICENESS
+        assert (
+            os.getpriority(os.PRIO_PROCESS, process.pid) >= archive_limits.ARCHIVE_WORKER_NICENESS
+        )
         assert os.getpgid(process.pid) != os.getpgid(0), "an interrupt would reach it"
         assert os.getsid(process.pid) == os.getsid(0), "it would be served as well as the broker"
         channel.close()
@@ -199,7 +201,7 @@ async def test_an_archiver_whose_process_is_killed_again_and_again_loses_nothing
             if (pid := workshop.pid) is not None:
                 os.kill(pid, signal.SIGKILL)
             await archiving
-            home.clock.advance(limits.ARCHIVE_RETRY_MAX_MS)
+            home.clock.advance(archive_limits.ARCHIVE_RETRY_MAX_MS)
             await home.archiver.archive_due()
             assert home.manifest(key).next_offset == number + 1
         assert await home.values(key) == put

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from quackmq import limits
+from quackmq.archive import limits as archive_limits
 from quackmq.archive.parquet import from_batches as module
 from quackmq.archive.parquet.from_batches import Committed, FileWriter, PoisonBatch, Written
 from quackmq.archive.parquet.schema import SCHEMA, decode_row_groups
@@ -136,7 +137,7 @@ def test_a_range_without_records_is_a_file_without_rows() -> None:
 def test_row_groups_have_statistics_and_an_index_to_skip_by(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(limits, "ARCHIVE_ROW_GROUP_ROWS", 100)
+    monkeypatch.setattr(archive_limits, "ARCHIVE_ROW_GROUP_ROWS", 100)
     file = written([plain(first, 30) for first in range(0, 300, 30)], 0, 300)
     read = metadata(file)
     assert [read.row_group(index).num_rows for index in range(3)] == [100, 100, 100]
@@ -153,7 +154,7 @@ def test_row_groups_have_statistics_and_an_index_to_skip_by(
 
 
 def test_row_groups_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "ARCHIVE_ROW_GROUP_BYTES", 100_000)
+    monkeypatch.setattr(archive_limits, "ARCHIVE_ROW_GROUP_BYTES", 100_000)
     file = written([plain(0, 500, 1_000), plain(500, 2, 300_000), plain(502, 10)], 0, 512)
     read = metadata(file)
     sizes = [read.row_group(index).num_rows for index in range(read.num_row_groups)]
@@ -173,9 +174,9 @@ def test_the_same_batches_give_the_same_bytes_however_they_come() -> None:
 
 
 def test_a_full_file_takes_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "ARCHIVE_ROW_GROUP_ROWS", 10)
-    monkeypatch.setattr(limits, "ARCHIVE_ROW_GROUPS", 3)
-    monkeypatch.setattr(limits, "ARCHIVE_GROUP_BATCHES", 1)
+    monkeypatch.setattr(archive_limits, "ARCHIVE_ROW_GROUP_ROWS", 10)
+    monkeypatch.setattr(archive_limits, "ARCHIVE_ROW_GROUPS", 3)
+    monkeypatch.setattr(archive_limits, "ARCHIVE_GROUP_BATCHES", 1)
     entries = [plain(first, 5) for first in range(0, 100, 5)]
     writer = FileWriter(KEY, TOPIC, 0)
     assert not writer.is_full
@@ -187,7 +188,7 @@ def test_a_full_file_takes_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_file_of_many_bytes_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "ARCHIVE_FILE_BYTES", 1_000)
-    monkeypatch.setattr(limits, "ARCHIVE_ROW_GROUP_ROWS", 10)
+    monkeypatch.setattr(archive_limits, "ARCHIVE_ROW_GROUP_ROWS", 10)
     writer = FileWriter(KEY, TOPIC, 0)
     assert writer.add([plain(0, 100)]) == 1
     assert writer.is_full
@@ -239,10 +240,10 @@ def test_many_small_batches_that_inflate_to_much_are_opened_one_by_one() -> None
         committed([Record(0, 1, None, bytes(600_000))], offset, compression="zstd")
         for offset in range(40)
     ]
-    assert max(entry.batch.size for entry in large) < limits.ARCHIVE_ALONE_COMPRESSED_BYTES
+    assert max(entry.batch.size for entry in large) < archive_limits.ARCHIVE_ALONE_COMPRESSED_BYTES
     assert table(written(large, 0, 40)).num_rows == 40
     frame = zstd_frame(limits.DECODED_BATCH_BYTES + 1)
-    assert len(frame) < limits.ARCHIVE_ALONE_COMPRESSED_BYTES
+    assert len(frame) < archive_limits.ARCHIVE_ALONE_COMPRESSED_BYTES
 
 
 # --- what callers must not do --------------------------------------------------------------------

@@ -15,6 +15,7 @@ import pytest
 from quackmq import limits
 from quackmq.archive import layout as archive_files
 from quackmq.archive.manifest import offered_name
+from quackmq.broker import limits as broker_limits
 from quackmq.errors import (
     BrokerClosing,
     InvalidRequest,
@@ -67,7 +68,7 @@ async def test_what_is_archived_is_listed_with_where_the_log_goes_on(tmp_path: P
 async def test_a_long_list_comes_in_pages_of_whole_partitions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "ARCHIVE_PAGE_FILES", 3)
+    monkeypatch.setattr(broker_limits, "ARCHIVE_PAGE_FILES", 3)
     async with beside(tmp_path) as here:
         await here.broker.create_topic(CALLER, TOPIC, partitions=4)
         for partition, files in enumerate((2, 1, 4, 1)):
@@ -135,7 +136,7 @@ async def test_a_plan_is_over_when_its_lease_is_unless_it_is_renewed(tmp_path: P
 async def test_plans_are_bounded_in_number_and_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "ARCHIVE_PLANS", 2)
+    monkeypatch.setattr(broker_limits, "ARCHIVE_PLANS", 2)
     async with beside(tmp_path) as here:
         await here.broker.create_topic(CALLER, TOPIC, partitions=3)
         for for_ms in (0, -1, limits.ARCHIVE_PLAN_MS + 1):
@@ -431,7 +432,7 @@ async def test_a_damaged_file_is_told_and_keeps_nobody_from_publishing(tmp_path:
 
 @pytest.mark.asyncio
 async def test_merging_goes_on_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "MERGE_INTERVAL_MS", 1)
+    monkeypatch.setattr(broker_limits, "MERGE_INTERVAL_MS", 1)
     async with beside(tmp_path) as here:
         await here.broker.create_topic(CALLER, TOPIC)
         await here.archive_each(*FOUR)

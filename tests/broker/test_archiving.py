@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from quackmq import limits
+from quackmq.archive import limits as archive_limits
 from quackmq.archive.archiving.builder import LocalWorkshop
 from quackmq.archive.archiving.pieces import Piece, Progress, Unnamed
 from quackmq.archive.tiered_store import TieredStore
@@ -46,7 +46,7 @@ async def test_a_topic_is_archived_as_its_policy_says_and_when_that_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Q7, Q8: by itself, while others publish."""
-    monkeypatch.setattr(limits, "ARCHIVE_LOOK_MS", 1)
+    monkeypatch.setattr(archive_limits, "ARCHIVE_LOOK_MS", 1)
     async with beside(tmp_path) as home:
         topic = await home.broker.create_topic(CALLER, TOPIC)
         await publish(home.broker, b"1", b"2")
@@ -61,7 +61,7 @@ async def test_a_topic_is_archived_as_its_policy_says_and_when_that_changes(
 async def test_a_broker_closes_at_once_while_a_file_is_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "ARCHIVE_LOOK_MS", 1)
+    monkeypatch.setattr(archive_limits, "ARCHIVE_LOOK_MS", 1)
     begun = threading.Event()
     ended = threading.Event()
 

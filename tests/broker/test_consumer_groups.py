@@ -16,6 +16,7 @@ from quackmq.broker import (
     GroupState,
     MemberRef,
 )
+from quackmq.broker import limits as broker_limits
 from quackmq.errors import (
     BrokerClosing,
     FencedMemberEpoch,
@@ -33,6 +34,7 @@ from quackmq.errors import (
     UnknownGroup,
     UnknownMember,
 )
+from quackmq.groups import limits as groups_limits
 from quackmq.stores.memory import MemoryStore
 from tests.broker.flock import (
     GROUP,
@@ -291,7 +293,7 @@ async def test_a_group_without_members_expires(pond: Pond) -> None:
         await broker.clean()
         assert len(broker.groups.all(CALLER)) == 1
         await member.leave()
-        pond.clock.advance(limits.GROUP_EXPIRY_MS + limits.GROUP_EXPIRY_INTERVAL_MS)
+        pond.clock.advance(limits.GROUP_EXPIRY_MS + broker_limits.GROUP_EXPIRY_INTERVAL_MS)
         await broker.clean()
         assert broker.groups.all(CALLER) == []
     async with pond.open() as broker:
@@ -411,7 +413,7 @@ async def test_what_members_say_is_bounded_over_all_groups(
 ) -> None:
     async with open_broker() as broker:
         await NewerMember(broker, "ann").beat()
-        monkeypatch.setattr(limits, "GROUPS_BYTES", 1_000)
+        monkeypatch.setattr(broker_limits, "GROUPS_BYTES", 1_000)
         with pytest.raises(LimitReached):
             await NewerMember(broker, "ben", group="another").beat()
 
@@ -423,7 +425,7 @@ async def test_what_members_say_is_bounded_over_all_groups(
 async def test_topics_are_read_by_a_regular_expression_as_they_come(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(limits, "PATTERN_REFRESH_MS", 0)
+    monkeypatch.setattr(groups_limits, "PATTERN_REFRESH_MS", 0)
     async with open_broker() as broker:
         for name in ("duck", "ducks", "duckling", "goose"):
             await broker.create_topic(CALLER, name)

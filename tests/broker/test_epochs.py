@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quackmq import limits
 from quackmq.broker.log.epoch_lookup import EpochEnd, epoch_end
 from quackmq.errors import BrokerClosing, DamagedData, OffsetOutOfRange, UnknownPartition
 from quackmq.model.topic import Append, Offsets, PartitionKey, Read, Slice
 from quackmq.records.batch import stamp
+from quackmq.stores import limits as stores_limits
 from quackmq.stores.contract import Store
 from quackmq.stores.local import LocalOptions, LocalStore
 from quackmq.stores.memory import MemoryStore
@@ -152,7 +152,7 @@ async def test_no_reader_is_ever_beyond_the_end_of_its_epoch(tmp_path: Path, syn
         found = await epoch_end(store, key, epoch)
         assert found is not None
         assert found.epoch == epoch
-        assert found.offset == end + (limits.UNSYNCED_OFFSETS if sync == "os" else 0)
+        assert found.offset == end + (stores_limits.UNSYNCED_OFFSETS if sync == "os" else 0)
     await store.close()
 
 

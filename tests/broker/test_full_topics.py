@@ -8,8 +8,8 @@ import random
 
 import pytest
 
-from quackmq import limits
 from quackmq.broker import Broker
+from quackmq.broker import limits as broker_limits
 from quackmq.errors import (
     BrokerClosing,
     RecordTooLarge,
@@ -404,12 +404,12 @@ async def test_only_so_many_publishers_wait(monkeypatch: pytest.MonkeyPatch) -> 
     async with open_broker() as broker:
         await broker.create_topic(CALLER, TOPIC, policy=three(WhenFull.WAIT))
         await publish(broker, b"a", b"b", b"c")
-        monkeypatch.setattr(limits, "WAITING_PUBLISHERS", 1)
+        monkeypatch.setattr(broker_limits, "WAITING_PUBLISHERS", 1)
         waiting = start_publish(broker, b"d")
         with pytest.raises(TopicFull, match="1 publishers"):
             await publish(broker, b"e")
-        monkeypatch.setattr(limits, "WAITING_PUBLISHERS", 10)
-        monkeypatch.setattr(limits, "WAITING_PUBLISH_BYTES", 100)
+        monkeypatch.setattr(broker_limits, "WAITING_PUBLISHERS", 10)
+        monkeypatch.setattr(broker_limits, "WAITING_PUBLISH_BYTES", 100)
         with pytest.raises(TopicFull):
             await publish(broker, b"e")
         waiting.cancel()

@@ -9,6 +9,7 @@ import pytest
 
 from quackmq import limits
 from quackmq.broker import Commit, GroupSettings, MemberRef
+from quackmq.broker import limits as broker_limits
 from quackmq.errors import (
     BrokerClosing,
     GroupNotEmpty,
@@ -174,7 +175,7 @@ async def test_all_partitions_of_a_commit_share_a_flush_cycle(
         everywhere = {key_of(topic, partition): partition for partition in range(100)}
         await commit(broker, everywhere)
         assert store.calls == 1
-        monkeypatch.setattr(limits, "COMMIT_BYTES", 1_000)
+        monkeypatch.setattr(broker_limits, "COMMIT_BYTES", 1_000)
         await commit(broker, everywhere)
         assert store.calls > 2, "but one must not become too large"
         assert len(await committed(broker)) == 100

@@ -8,6 +8,7 @@ import pytest
 
 from quackmq import limits
 from quackmq.broker import Broker, GroupSettings, GroupState, Leaving, MemberRef
+from quackmq.broker import limits as broker_limits
 from quackmq.errors import (
     BrokerClosing,
     DamagedStore,
@@ -233,20 +234,20 @@ async def test_a_group_without_a_name_has_offsets_alone(pond: Pond) -> None:
 async def test_there_are_only_so_many_groups_and_waiters(monkeypatch: pytest.MonkeyPatch) -> None:
     async with open_broker() as broker:
         await broker.create_topic(CALLER, TOPIC)
-        monkeypatch.setattr(limits, "GROUPS", 1)
+        monkeypatch.setattr(broker_limits, "GROUPS", 1)
         await Member(broker).enter()
         with pytest.raises(LimitReached):
             await Member(broker, "other").enter()
         with pytest.raises(LimitReached):
             await commit(broker, {key_of(broker.topic(TOPIC)): 1}, group="other")
-        monkeypatch.setattr(limits, "GROUP_WAITERS", 0)
+        monkeypatch.setattr(broker_limits, "GROUP_WAITERS", 0)
         with pytest.raises(LimitReached):
             await Member(broker).enter()
 
 
 @pytest.mark.asyncio
 async def test_what_members_say_is_bounded_over_all_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "GROUPS_BYTES", 250)
+    monkeypatch.setattr(broker_limits, "GROUPS_BYTES", 250)
     async with open_broker() as broker:
         large = Member(broker, topics=("x" * 150,))
         await large.enter()
@@ -274,7 +275,7 @@ async def test_an_id_that_nobody_uses_leaves_nothing_behind() -> None:
 async def test_generations_go_on_growing_where_members_were_too_many_to_be_kept(
     pond: Pond, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "KEPT_MEMBERS_BYTES", 300)
+    monkeypatch.setattr(broker_limits, "KEPT_MEMBERS_BYTES", 300)
     async with pond.open() as broker:
         await broker.create_topic(CALLER, TOPIC)
         member = Member(broker)
@@ -438,7 +439,7 @@ async def test_who_joins_while_the_group_is_deleted_is_a_member() -> None:
 async def test_a_group_without_members_and_commits_expires(
     pond: Pond, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "KEPT_MEMBERS_BYTES", 0)
+    monkeypatch.setattr(broker_limits, "KEPT_MEMBERS_BYTES", 0)
     async with pond.open() as broker:
         await broker.create_topic(CALLER, TOPIC)
         key = key_of(broker.topic(TOPIC))
@@ -456,12 +457,12 @@ async def test_a_group_without_members_and_commits_expires(
         await broker.clean()
         assert len(broker.groups.all(CALLER)) == 5
     async with pond.open() as broker:
-        pond.clock.advance(limits.GROUP_EXPIRY_INTERVAL_MS)
+        pond.clock.advance(broker_limits.GROUP_EXPIRY_INTERVAL_MS)
         await broker.clean()
         names = {each.name for each in broker.groups.all(CALLER)}
         assert names == {"live", NAME, "told to hold"}, "what was live until now is empty since now"
         assert await committed(broker) == await committed(broker, "simple") == {}
-        pond.clock.advance(limits.GROUP_EXPIRY_INTERVAL_MS)
+        pond.clock.advance(broker_limits.GROUP_EXPIRY_INTERVAL_MS)
         await broker.clean()
     async with pond.open() as broker:
         assert len(broker.groups.all(CALLER)) == 3
@@ -497,7 +498,7 @@ async def test_a_group_that_cannot_be_forgotten_stays_and_stops_nobody() -> None
         await broker.clean()
         assert len(broker.groups.all(CALLER)) == 1
         store.error = None
-        clock.advance(limits.GROUP_EXPIRY_INTERVAL_MS)
+        clock.advance(broker_limits.GROUP_EXPIRY_INTERVAL_MS)
         await broker.clean()
         assert broker.groups.all(CALLER) == []
 

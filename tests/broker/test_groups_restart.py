@@ -9,9 +9,11 @@ import pytest
 
 from quackmq import limits
 from quackmq.broker import Broker, GroupState
+from quackmq.broker import limits as broker_limits
 from quackmq.broker.groups.member_codec import decode_members, members_bytes, members_fields
 from quackmq.errors import DamagedStore, MemberFenced, StoreReadOnly, UnknownMember
 from quackmq.groups import KeptMember, KeptMembers
+from quackmq.groups import limits as groups_limits
 from quackmq.stores.memory import MemoryStore
 from tests.broker.flock import (
     GROUP,
@@ -217,7 +219,7 @@ async def test_members_beyond_the_bound_join_again_after_a_restart(
         await few.enter()
         kept = broker.groups.describe(CALLER, "few")
         size = members_bytes(broker._coordinator.kept("few").members)  # type: ignore[union-attr]
-        monkeypatch.setattr(limits, "KEPT_MEMBERS_BYTES", size)
+        monkeypatch.setattr(broker_limits, "KEPT_MEMBERS_BYTES", size)
         many = [Member(broker), Member(broker)]
         await enter_together(*many)
         assert size_of(broker) == 2, "they are members like others until then"
@@ -245,7 +247,7 @@ async def test_members_of_all_groups_are_kept_up_to_a_bound_and_again_when_there
         first, second = Member(broker, "first"), Member(broker, "second")
         await first.enter()
         size = members_bytes(broker._coordinator.kept("first").members)  # type: ignore[union-attr]
-        monkeypatch.setattr(limits, "KEPT_MEMBERS_TOTAL_BYTES", int(1.5 * size))
+        monkeypatch.setattr(broker_limits, "KEPT_MEMBERS_TOTAL_BYTES", int(1.5 * size))
         await second.enter()
     async with pond.open() as broker:
         assert (size_of(broker, "first"), size_of(broker, "second")) == (1, 0)
@@ -259,8 +261,8 @@ async def test_members_of_all_groups_are_kept_up_to_a_bound_and_again_when_there
 
 
 def test_the_largest_group_fits_into_one_state() -> None:
-    others = limits.STATIC_MEMBER_BYTES + 4 * limits.NAME_BYTES + limits.KIB
-    assert limits.KEPT_MEMBERS_BYTES + others <= limits.STATE_VALUE_BYTES
+    others = groups_limits.STATIC_MEMBER_BYTES + 4 * limits.NAME_BYTES + limits.KIB
+    assert broker_limits.KEPT_MEMBERS_BYTES + others <= limits.STATE_VALUE_BYTES
 
 
 # --- the bytes ------------------------------------------------------------------------------------

@@ -6,8 +6,8 @@ import logging
 
 import pytest
 
-from quackmq import limits
 from quackmq.broker import Broker, Commit, GroupSettings, MemberRef
+from quackmq.broker import limits as broker_limits
 from quackmq.broker.retention.blockers import HeldBack
 from quackmq.model.offset_notes import SUBSCRIBED, lease_ms_of, leased
 from quackmq.model.policy import Policy
@@ -122,7 +122,7 @@ async def test_a_cursor_that_has_not_moved_for_long_is_named_in_the_log_once(
     async with open_broker(clock=clock) as broker:
         await subscribed(broker, policy=BRIEF)
         await publish_each(broker, b"a", b"b", b"c")
-        clock.advance(limits.HELD_BACK_MS - 1)
+        clock.advance(broker_limits.HELD_BACK_MS - 1)
         await broker.clean()
         assert caplog.messages == []
         for _ in range(3):
@@ -133,7 +133,7 @@ async def test_a_cursor_that_has_not_moved_for_long_is_named_in_the_log_once(
         assert f"kept for {NAME}, at offset 0 since 20" in told
         await get(broker, await get(broker))
         await broker.clean()
-        clock.advance(limits.HELD_BACK_MS)
+        clock.advance(broker_limits.HELD_BACK_MS)
         await broker.clean()
         assert len(caplog.messages) == 2 and "at offset 1 since" in caplog.messages[1]
 
@@ -142,14 +142,14 @@ async def test_a_cursor_that_has_not_moved_for_long_is_named_in_the_log_once(
 async def test_of_many_partitions_that_are_held_back_the_first_few_are_shown() -> None:
     clock = Clock()
     async with open_broker(clock=clock) as broker:
-        partitions = limits.SHOWN_HELD_BACK + 1
+        partitions = broker_limits.SHOWN_HELD_BACK + 1
         await broker.create_topic(CALLER, TOPIC, partitions=partitions, policy=BRIEF)
         await broker.subscribe(CALLER, NAME, TOPIC)
         for partition in range(partitions):
             await publish(broker, b"a", partition=partition)
         clock.advance(10)
         await broker.clean()
-        assert len(broker.held_back.all()) == limits.SHOWN_HELD_BACK
+        assert len(broker.held_back.all()) == broker_limits.SHOWN_HELD_BACK
 
 
 # --- leases --------------------------------------------------------------------------------------
@@ -171,7 +171,7 @@ async def test_a_subscription_with_a_lease_ends_when_nobody_has_committed_for_so
         await broker.clean()
         assert await names(broker) == [GROUP]
         assert await values_in(broker) == [b"a"]
-        pond.clock.advance(limits.HOLD_LEASE_INTERVAL_MS)
+        pond.clock.advance(broker_limits.HOLD_LEASE_INTERVAL_MS)
         with caplog.at_level(logging.WARNING):
             await broker.clean()
         assert await names(broker) == []
@@ -218,7 +218,7 @@ async def test_leases_are_looked_at_now_and_then(monkeypatch: pytest.MonkeyPatch
         await commit(broker, 0, leased(SUBSCRIBED, LEASE_MS))
         clock.advance(LEASE_MS - 1)
         await broker.clean()
-        clock.advance(limits.HOLD_LEASE_INTERVAL_MS - 1)
+        clock.advance(broker_limits.HOLD_LEASE_INTERVAL_MS - 1)
         await broker.clean()
         assert await names(broker) == [GROUP]
         clock.advance(1)

@@ -13,12 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from quackmq import limits
+from quackmq.archive import limits as archive_limits
 from quackmq.archive.tiered_store import TieredStore
 from quackmq.broker import Broker, BrokerSettings, Commit, MemberRef
+from quackmq.broker import limits as broker_limits
+from quackmq.model import limits as model_limits
 from quackmq.model.policy import Policy
 from quackmq.records import codec
 from quackmq.records.batch import Batch, Record
+from quackmq.stores import limits as stores_limits
 from quackmq.stores.local import LocalOptions, LocalStore
 from quackmq.stores.memory import MemoryStore
 from tests import effort
@@ -98,7 +101,7 @@ async def test_no_housekeeping_holds_the_loop(
             clock.advance(passed_ms)
             with measured_callbacks() as times:
                 await clean(broker)
-                await asyncio.sleep(2 * limits.ARCHIVE_LOOK_MS / 1000)
+                await asyncio.sleep(2 * archive_limits.ARCHIVE_LOOK_MS / 1000)
             times.check(MOST_MS)
         assert broker.groups.all(CALLER) == []
         with measured_callbacks() as times:
@@ -115,14 +118,14 @@ async def test_no_housekeeping_holds_the_loop(
 async def test_expired_producers_are_forgotten_in_the_end_but_not_all_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(limits, "FORGOTTEN_PRODUCERS", 3)
+    monkeypatch.setattr(model_limits, "FORGOTTEN_PRODUCERS", 3)
     clock = Clock()
     store = MemoryStore(clock)
     async with open_broker(store, clock) as broker:
         topic = await broker.create_topic(CALLER, TOPIC)
         for producer_id in range(10):
             await broker.publish(CALLER, topic, 0, batch_of_producer(producer_id, 0, clock))
-        clock.advance(limits.PRODUCER_EXPIRY_MS + DAY_MS)
+        clock.advance(stores_limits.PRODUCER_EXPIRY_MS + DAY_MS)
         left = []
         for number in range(5):
             await broker.publish(CALLER, topic, 0, batch_of_producer(100 + number, 0, clock))
@@ -135,7 +138,7 @@ async def test_expired_producers_are_forgotten_in_the_end_but_not_all_at_once(
 async def test_very_many_holds_are_named_in_the_log_some_at_a_time(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "HELD_BACK_LINES", 3)
+    monkeypatch.setattr(broker_limits, "HELD_BACK_LINES", 3)
     clock = Clock()
     async with open_broker(clock=clock) as broker:
         policy = Policy(keep_for_ms=HOUR_MS, keep_until_consumed=True)
@@ -143,7 +146,7 @@ async def test_very_many_holds_are_named_in_the_log_some_at_a_time(
         await broker.subscribe(CALLER, NAME, TOPIC)
         for partition in range(8):
             await publish(broker, b"a", partition=partition)
-        clock.advance(limits.HELD_BACK_MS + 2 * HOUR_MS)
+        clock.advance(broker_limits.HELD_BACK_MS + 2 * HOUR_MS)
         named = []
         for _ in range(5):
             await clean(broker, 1)

@@ -14,6 +14,7 @@ import pytest
 
 from quackmq import limits
 from quackmq.broker import Broker
+from quackmq.broker import limits as broker_limits
 from quackmq.broker.log.decoded_batches import DecodedBatches
 from quackmq.broker.log.page import Page
 from quackmq.errors import BrokerClosing, RecordTooLarge
@@ -55,7 +56,7 @@ async def broker_with(broker: Broker, *batches: Batch) -> None:
 
 async def page_of(broker: Broker, partition: int, offset: int, records: int) -> Page:
     return await broker.messages.read(
-        CALLER, TOPIC, partition, offset, max_records=records, max_bytes=limits.PAGE_BYTES
+        CALLER, TOPIC, partition, offset, max_records=records, max_bytes=broker_limits.PAGE_BYTES
     )
 
 
@@ -146,8 +147,8 @@ async def test_readers_in_turns_decode_no_batch_from_its_start_again(
 ) -> None:
     counted = Counted(monkeypatch)
     batches = [large(20_000, compression) for _ in range(3)]
-    monkeypatch.setattr(limits, "DECODED_BATCHES", 4)
-    monkeypatch.setattr(limits, "DECODED_AHEAD_BYTES", 0)
+    monkeypatch.setattr(broker_limits, "DECODED_BATCHES", 4)
+    monkeypatch.setattr(broker_limits, "DECODED_AHEAD_BYTES", 0)
     async with open_broker() as broker:
         await broker_with(broker, *batches)
         for number in range(50):
@@ -163,8 +164,8 @@ async def test_what_was_inflated_is_dropped_and_inflated_again_without_being_sea
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     counted = Counted(monkeypatch)
-    monkeypatch.setattr(limits, "INFLATED_CACHE_BYTES", 100_000)
-    monkeypatch.setattr(limits, "DECODED_AHEAD_BYTES", 0)
+    monkeypatch.setattr(broker_limits, "INFLATED_CACHE_BYTES", 100_000)
+    monkeypatch.setattr(broker_limits, "DECODED_AHEAD_BYTES", 0)
     async with open_broker() as broker:
         await broker_with(broker, *[large(20_000, "gzip") for _ in range(2)])
         for offset in (0, 5_000, 10_000):
@@ -180,8 +181,8 @@ async def test_only_as_much_is_dropped_as_there_is_no_room_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     counted = Counted(monkeypatch)
-    monkeypatch.setattr(limits, "INFLATED_CACHE_BYTES", 500_000)  # two of them
-    monkeypatch.setattr(limits, "DECODED_AHEAD_BYTES", 0)
+    monkeypatch.setattr(broker_limits, "INFLATED_CACHE_BYTES", 500_000)  # two of them
+    monkeypatch.setattr(broker_limits, "DECODED_AHEAD_BYTES", 0)
     async with open_broker() as broker:
         await broker_with(broker, *[large(20_000, "gzip") for _ in range(3)])
         for partition, offset in ((0, 0), (1, 0), (2, 0), (0, 5_000)):
@@ -209,8 +210,8 @@ async def test_another_batch_at_the_same_offset_has_sections_of_its_own() -> Non
 @pytest.mark.asyncio
 async def test_outlines_of_large_batches_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     counted = Counted(monkeypatch)
-    monkeypatch.setattr(limits, "OUTLINED_BATCHES", 2)
-    monkeypatch.setattr(limits, "DECODED_BATCHES", 1)
+    monkeypatch.setattr(broker_limits, "OUTLINED_BATCHES", 2)
+    monkeypatch.setattr(broker_limits, "DECODED_BATCHES", 1)
     async with open_broker() as broker:
         await broker_with(broker, *[large(3_000) for _ in range(3)])
         for _ in range(2):
@@ -241,7 +242,7 @@ async def test_a_small_batch_that_inflates_to_much_is_opened_in_sections(
     value = bytes(10_000)
     many = [Record(0, START_MS, None, value, ()) for _ in range(100)]
     batch = Batch.parse(bytearray(codec.encode(many, compression="zstd")))
-    assert batch.size < limits.DECODED_AT_ONCE_BYTES
+    assert batch.size < broker_limits.DECODED_AT_ONCE_BYTES
     async with open_broker() as broker:
         await broker_with(broker, batch)
         page = await page_of(broker, 0, 0, 100)

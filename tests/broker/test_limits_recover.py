@@ -9,9 +9,11 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
+from tests.limits import home_of
 
 from quackmq import limits
 from quackmq.broker import Broker
+from quackmq.broker import limits as broker_limits
 from quackmq.broker.staging.series import Turn
 from quackmq.errors import LimitReached, StoreReadOnly, TopicFull, UnknownMember, UnknownTopic
 from quackmq.model.policy import Policy, WhenFull
@@ -92,7 +94,7 @@ async def test_a_publisher_that_waits_no_longer_makes_room_for_another(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     size = 1 if bound == "WAITING_PUBLISHERS" else batch_of(b"waits").size
-    monkeypatch.setattr(limits, bound, 2 * size)
+    monkeypatch.setattr(home_of(bound), bound, 2 * size)
     async with open_broker() as broker:
         await fill(broker)
         for _ in range(4):
@@ -108,7 +110,7 @@ async def test_a_publisher_that_waits_no_longer_makes_room_for_another(
 async def test_a_publisher_whose_time_is_over_makes_room_for_another(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(limits, "WAITING_PUBLISH_BYTES", batch_of(b"waits").size)
+    monkeypatch.setattr(broker_limits, "WAITING_PUBLISH_BYTES", batch_of(b"waits").size)
     async with open_broker(full_topic_wait_ms=1) as broker:
         await fill(broker)
         for _ in range(4):
@@ -120,7 +122,7 @@ async def test_a_publisher_whose_time_is_over_makes_room_for_another(
 
 
 async def test_groups_that_go_make_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "GROUPS", 1)
+    monkeypatch.setattr(broker_limits, "GROUPS", 1)
     clock = Clock()
     async with open_broker(clock=clock) as broker:
         topic = await broker.create_topic(CALLER, TOPIC)
@@ -140,7 +142,7 @@ async def test_groups_that_go_make_room_for_others(monkeypatch: pytest.MonkeyPat
             await commit(broker, {key_of(topic): 1}, group=f"offsets-{turn}")
             with pytest.raises(LimitReached):
                 await Member(broker, "other").enter()
-            clock.advance(limits.GROUP_EXPIRY_MS + limits.GROUP_EXPIRY_INTERVAL_MS)
+            clock.advance(limits.GROUP_EXPIRY_MS + broker_limits.GROUP_EXPIRY_INTERVAL_MS)
             await broker.clean()
 
 
@@ -148,7 +150,7 @@ async def test_what_members_of_newer_groups_said_makes_room_when_they_leave(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # For one group that reads 100 partitions, not for two.
-    monkeypatch.setattr(limits, "GROUPS_BYTES", 15_000)
+    monkeypatch.setattr(broker_limits, "GROUPS_BYTES", 15_000)
     async with open_broker() as broker:
         await broker.create_topic(CALLER, TOPIC, partitions=100)
         for turn in range(4):
@@ -162,13 +164,13 @@ async def test_what_members_of_newer_groups_said_makes_room_when_they_leave(
 async def test_deleted_groups_give_back_what_was_held_of_static_members_before_a_restart(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(limits, "KEPT_MEMBERS_BYTES", 0)  # so that only their ids are kept
+    monkeypatch.setattr(broker_limits, "KEPT_MEMBERS_BYTES", 0)  # so that only their ids are kept
     store, names = MemoryStore(), [f"group-{number}" for number in range(5)]
     async with open_broker(store) as broker:
         await broker.create_topic(CALLER, TOPIC)
         for name in names:
             await Member(broker, name, instance_id="i" * 200).enter()
-    monkeypatch.setattr(limits, "GROUPS_BYTES", 1_000)
+    monkeypatch.setattr(broker_limits, "GROUPS_BYTES", 1_000)
     async with open_broker(store) as broker:
         for name in names:
             with pytest.raises(UnknownMember):
@@ -206,7 +208,7 @@ async def test_a_member_that_waits_no_longer_makes_room_for_another(
         await broker.create_topic(CALLER, TOPIC)
         member = Member(broker)
         await member.enter()
-        monkeypatch.setattr(limits, "GROUP_WAITERS", 1)
+        monkeypatch.setattr(broker_limits, "GROUP_WAITERS", 1)
         for _ in range(3):
             # It waits until the member that is there has joined again, and gives up.
             other = asyncio.create_task(Member(broker).join())
@@ -225,7 +227,7 @@ async def test_a_member_that_waits_no_longer_makes_room_for_another(
 async def test_pushed_subscriptions_that_end_make_room_for_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(limits, "SUBSCRIPTIONS", 1)
+    monkeypatch.setattr(broker_limits, "SUBSCRIPTIONS", 1)
     async with open_broker() as broker:
         for turn in range(3):
             await broker.create_topic(CALLER, TOPIC)
@@ -239,7 +241,7 @@ async def test_pushed_subscriptions_that_end_make_room_for_others(
 
 
 async def test_subscriptions_of_every_mode_count_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "SUBSCRIPTIONS", 1)
+    monkeypatch.setattr(broker_limits, "SUBSCRIPTIONS", 1)
     async with open_broker() as broker:
         await broker.create_topic(CALLER, TOPIC)
         await pushed(broker)
@@ -255,7 +257,7 @@ async def test_subscriptions_of_every_mode_count_together(monkeypatch: pytest.Mo
 async def test_the_feeds_that_stay_share_the_memory_of_one_that_goes(
     is_deleted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "FEED_BYTES", 1_000_000)
+    monkeypatch.setattr(broker_limits, "FEED_BYTES", 1_000_000)
     async with open_broker() as broker:
         for name in (TOPIC, "geese"):
             await broker.create_topic(CALLER, name)
@@ -276,7 +278,7 @@ async def test_the_feeds_that_stay_share_the_memory_of_one_that_goes(
 async def test_places_of_numbered_puts_are_forgotten_beyond_the_bound_and_repeats_still_known(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(limits, "REMEMBERED_PUTS", 1)
+    monkeypatch.setattr(broker_limits, "REMEMBERED_PUTS", 1)
     async with open_broker() as broker:
         first = await numbered(broker, 0, b"a", "quill")
         assert (await numbered(broker, 0, b"a", "quill")).ids == first.ids
@@ -296,7 +298,7 @@ async def test_places_of_numbered_puts_are_forgotten_beyond_the_bound_and_repeat
 async def test_stages_that_end_make_room_for_others(
     bound: str, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, bound, most)
+    monkeypatch.setattr(home_of(bound), bound, most)
     clock = Clock()
     async with open_broker(clock=clock) as broker:
         await topics(broker)
@@ -310,7 +312,7 @@ async def test_stages_that_end_make_room_for_others(
             await broker.staging.commit(CALLER, f"committed-{turn}")
             await broker.staging.abort(CALLER, f"aborted-{turn}")
             await stage(broker, b"d", key=f"left-{turn}")
-            clock.advance(limits.STAGE_EXPIRY_MS + limits.STAGE_EXPIRY_INTERVAL_MS)
+            clock.advance(broker_limits.STAGE_EXPIRY_MS + broker_limits.STAGE_EXPIRY_INTERVAL_MS)
             await broker.staging.clean()
             assert broker.staging.all(CALLER) == []
 
@@ -318,7 +320,7 @@ async def test_stages_that_end_make_room_for_others(
 async def test_a_stage_that_a_disk_refuses_gives_its_room_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(limits, "STAGED_BATCHES", 1)
+    monkeypatch.setattr(broker_limits, "STAGED_BATCHES", 1)
     store = FailingStore(Clock())
     async with open_broker(store) as broker:
         await topics(broker)
@@ -333,8 +335,8 @@ async def test_a_stage_that_a_disk_refuses_gives_its_room_back(
 async def test_commits_that_are_forgotten_make_room_for_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(limits, "COMMITTED_STAGES", 1)
-    monkeypatch.setattr(limits, "STAGE_SERIES", 1)
+    monkeypatch.setattr(broker_limits, "COMMITTED_STAGES", 1)
+    monkeypatch.setattr(broker_limits, "STAGE_SERIES", 1)
     clock = Clock()
     async with open_broker(clock=clock) as broker:
         await topics(broker)
@@ -349,8 +351,8 @@ async def test_commits_that_are_forgotten_make_room_for_others(
                 other = Turn("other", 0)
                 await broker.staging.stage(CALLER, "k", "p", 0, [staged(broker, b"x")], other)
             clock.advance(
-                max(limits.STAGE_REMEMBERED_MS, limits.STAGE_SERIES_REMEMBERED_MS)
-                + limits.STAGE_EXPIRY_INTERVAL_MS
+                max(broker_limits.STAGE_REMEMBERED_MS, broker_limits.STAGE_SERIES_REMEMBERED_MS)
+                + broker_limits.STAGE_EXPIRY_INTERVAL_MS
             )
             await broker.staging.clean()
 
@@ -361,7 +363,7 @@ async def test_commits_that_are_forgotten_make_room_for_others(
 async def test_transactional_ids_that_expire_make_room_for_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(limits, "TRANSACTIONAL_IDS", 1)
+    monkeypatch.setattr(broker_limits, "TRANSACTIONAL_IDS", 1)
     clock = Clock()
     async with open_broker(clock=clock) as broker:
         await broker.create_topic(CALLER, TOPIC)
@@ -370,13 +372,14 @@ async def test_transactional_ids_that_expire_make_room_for_others(
             with pytest.raises(LimitReached):
                 await Transactor(broker, "goose").init()
             clock.advance(
-                limits.TRANSACTIONAL_ID_EXPIRY_MS + limits.TRANSACTIONAL_ID_EXPIRY_INTERVAL_MS
+                broker_limits.TRANSACTIONAL_ID_EXPIRY_MS
+                + broker_limits.TRANSACTIONAL_ID_EXPIRY_INTERVAL_MS
             )
             await broker.transactions.clean()
 
 
 async def test_an_id_that_could_not_begin_takes_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "TRANSACTIONAL_IDS", 1)
+    monkeypatch.setattr(broker_limits, "TRANSACTIONAL_IDS", 1)
     store = FailingStore(Clock())
     async with open_broker(store) as broker:
         store.append_error = StoreReadOnly("the disk is full")
@@ -390,8 +393,8 @@ async def test_an_id_that_could_not_begin_takes_no_room(monkeypatch: pytest.Monk
 async def test_the_next_transaction_has_room_for_other_partitions_and_groups(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(limits, "TRANSACTION_PARTITIONS", 1)
-    monkeypatch.setattr(limits, "TRANSACTION_GROUPS", 1)
+    monkeypatch.setattr(broker_limits, "TRANSACTION_PARTITIONS", 1)
+    monkeypatch.setattr(broker_limits, "TRANSACTION_GROUPS", 1)
     async with open_broker() as broker:
         topic = await broker.create_topic(CALLER, TOPIC, partitions=4)
         duck = Transactor(broker)
@@ -413,7 +416,7 @@ async def test_the_next_transaction_has_room_for_other_partitions_and_groups(
 async def test_plans_that_run_out_make_room_for_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "ARCHIVE_PLANS", 1)
+    monkeypatch.setattr(broker_limits, "ARCHIVE_PLANS", 1)
     async with beside(tmp_path) as here:
         await here.broker.create_topic(CALLER, TOPIC)
         for _ in range(3):

@@ -7,8 +7,8 @@ import uuid
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quackmq import limits
 from quackmq.archive.manifest import ArchiveFile, Manifest, Quarantined
+from quackmq.broker import limits as broker_limits
 from quackmq.broker.retention.marks import AgeMarks, SizeMarks, Stretch, Walk
 from quackmq.model.topic import OffsetTime, PartitionKey
 
@@ -44,17 +44,17 @@ def test_marks_are_few_and_nearly_exact_however_many_appends_there_are() -> None
     for number in range(100_000):
         marks.add(number + 1, number * 10)
     now_ms = 1_000_000 + age_ms // 2
-    assert len(marks) <= limits.LIVE_MARKS
+    assert len(marks) <= broker_limits.LIVE_MARKS
     before = marks.advance(now_ms)
     assert 49_500 <= before <= 50_001
 
 
 def test_the_number_of_marks_has_a_bound_also_when_time_leaps() -> None:
     marks = AgeMarks(10, history_end=0)
-    for number in range(3 * limits.LIVE_MARKS):
+    for number in range(3 * broker_limits.LIVE_MARKS):
         marks.add(number + 1, number * 1000)
-        assert len(marks) <= limits.LIVE_MARKS
-    assert marks.advance(3 * limits.LIVE_MARKS * 1000) == 3 * limits.LIVE_MARKS
+        assert len(marks) <= broker_limits.LIVE_MARKS
+    assert marks.advance(3 * broker_limits.LIVE_MARKS * 1000) == 3 * broker_limits.LIVE_MARKS
 
 
 def test_a_clock_set_back_makes_nothing_last_for_ever() -> None:
@@ -132,7 +132,7 @@ def test_the_number_of_size_marks_has_a_bound() -> None:
     marks = SizeMarks(100_000_000, 0, 0)
     for number in range(50_000):
         marks.add(number + 1, 10_000)
-    assert len(marks) <= limits.LIVE_MARKS
+    assert len(marks) <= broker_limits.LIVE_MARKS
     assert 39_900 <= marks.surplus_before() <= 40_000
 
 

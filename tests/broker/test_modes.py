@@ -8,6 +8,7 @@ import pytest
 
 from quackmq import limits
 from quackmq.broker import Broker
+from quackmq.broker import limits as broker_limits
 from quackmq.errors import NameInOtherMode, UnknownSubscription
 from quackmq.model.policy import Policy
 from tests.broker.flock import (
@@ -38,7 +39,7 @@ from tests.support import Clock
 
 async def lease_over() -> None:
     """In virtual time."""
-    await asyncio.sleep(limits.MODE_LEASE_MS / 1000 + 0.001)
+    await asyncio.sleep(broker_limits.MODE_LEASE_MS / 1000 + 0.001)
 
 
 async def cursors_of(broker: Broker) -> tuple[int, ...]:
@@ -192,7 +193,7 @@ async def test_a_name_used_by_last_id_cannot_be_used_as_a_group_for_a_while() ->
                 await Member(broker, NAME).enter()
             with pytest.raises(NameInOtherMode):
                 await commit(broker, {key: 1}, group=NAME)
-            await asyncio.sleep(limits.MODE_LEASE_MS / 1000 / 3)
+            await asyncio.sleep(broker_limits.MODE_LEASE_MS / 1000 / 3)
         await lease_over()
         await Member(broker, NAME).enter()
 

@@ -8,6 +8,7 @@ import pytest
 
 from quackmq import limits
 from quackmq.broker import Put
+from quackmq.broker import limits as broker_limits
 from quackmq.errors import (
     InvalidRequest,
     LimitReached,
@@ -191,10 +192,10 @@ async def test_a_publisher_s_numbers_outlive_the_offsets_of_a_group_and_expire_a
     async with open_broker(clock=clock) as broker:
         await numbered(broker, 3, b"a")
         assert [each.name for each in broker.groups.all(CALLER)] == ["publisher:quill"]
-        clock.advance(limits.GROUP_EXPIRY_MS + limits.GROUP_EXPIRY_INTERVAL_MS)
+        clock.advance(limits.GROUP_EXPIRY_MS + broker_limits.GROUP_EXPIRY_INTERVAL_MS)
         await broker.clean()
         assert await broker.messages.last_sequence(CALLER, TOPIC, "quill") == 3
-        clock.advance(limits.PUBLISHER_EXPIRY_MS)
+        clock.advance(broker_limits.PUBLISHER_EXPIRY_MS)
         await broker.clean()
         assert await broker.messages.last_sequence(CALLER, TOPIC, "quill") is None
 
@@ -229,8 +230,8 @@ async def test_numbers_of_transactions_expire_as_those_of_puts() -> None:
         numbers = {key_of(broker.topic(TOPIC)): offset_of_number(7)}
         await client.send_offsets(numbers, publisher_group("quill"))
         await client.commit()
-        for left, expected in ((limits.PUBLISHER_EXPIRY_MS - 1, 7), (1, None)):
-            clock.advance(left + limits.GROUP_EXPIRY_INTERVAL_MS * (expected is None))
+        for left, expected in ((broker_limits.PUBLISHER_EXPIRY_MS - 1, 7), (1, None)):
+            clock.advance(left + broker_limits.GROUP_EXPIRY_INTERVAL_MS * (expected is None))
             await broker.clean()
             assert await broker.messages.last_sequence(CALLER, TOPIC, "quill") == expected
 
@@ -238,7 +239,7 @@ async def test_numbers_of_transactions_expire_as_those_of_puts() -> None:
 async def test_publishers_without_end_do_not_use_up_the_groups(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(limits, "PUBLISHERS", 2)
+    monkeypatch.setattr(broker_limits, "PUBLISHERS", 2)
     async with open_broker() as broker:
         for publisher in ("quill", "feather"):
             await numbered(broker, 0, b"a", publisher)

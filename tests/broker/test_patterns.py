@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from quackmq import limits
+from quackmq.broker import limits as broker_limits
 from quackmq.broker.groups.topic_patterns import TopicPatterns, matching
 from quackmq.errors import GroupLoading, InvalidPattern
 from tests.groups.consumer_stage import Topics
@@ -56,7 +57,7 @@ def test_a_hostile_pattern_is_tried_like_any_other(pattern: str) -> None:
 
 
 def test_a_pattern_that_takes_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "PATTERN_CPU_MS", -1)
+    monkeypatch.setattr(broker_limits, "PATTERN_CPU_MS", -1)
     with pytest.raises(InvalidPattern, match="too long"):
         matching("news", ["news"])
 
@@ -72,7 +73,7 @@ async def test_what_matched_says_of_which_moment_it_is() -> None:
 
 @pytest.mark.asyncio
 async def test_not_too_many_wait_for_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "PATTERN_WAITERS", 1)
+    monkeypatch.setattr(broker_limits, "PATTERN_WAITERS", 1)
     patterns = TopicPatterns(Topics(news=1))
     first = asyncio.create_task(patterns.match(["n.*"]))
     await asyncio.sleep(0)

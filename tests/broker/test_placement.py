@@ -12,6 +12,7 @@ import pytest
 
 from quackmq import limits
 from quackmq.broker import Broker, Put
+from quackmq.broker import limits as broker_limits
 from quackmq.broker.publish.messages import _producer_id
 from quackmq.broker.publish.placement import Placement, placed
 from quackmq.errors import Conflict
@@ -269,8 +270,8 @@ async def test_every_placement_has_an_epoch_of_its_own() -> None:
 async def test_long_and_many_keys_are_hashed_in_steps_between_which_others_have_their_turn() -> (
     None
 ):
-    long = b"quack" * limits.HASHED_KEY_BYTES
-    many = [b"k" * 100] * (limits.HASHED_KEY_BYTES // 20)
+    long = b"quack" * broker_limits.HASHED_KEY_BYTES
+    many = [b"k" * 100] * (broker_limits.HASHED_KEY_BYTES // 20)
     turns = 0
 
     async def count_turns() -> None:
@@ -290,7 +291,7 @@ async def test_long_and_many_keys_are_hashed_in_steps_between_which_others_have_
 
 async def test_a_long_key_does_not_let_later_puts_of_its_publisher_overtake_it() -> None:
     async with open_broker(default_partitions=2) as broker:
-        slow = [record(b"first", b"k" * 10 * limits.HASHED_KEY_BYTES)]
+        slow = [record(b"first", b"k" * 10 * broker_limits.HASHED_KEY_BYTES)]
         puts = [
             broker.messages.put(CALLER, TOPIC, records, publisher="quill", sequence=number)
             for number, records in enumerate((slow, [record(b"second", b"k")]))
@@ -304,7 +305,7 @@ async def test_a_long_key_is_not_hashed_by_a_put_that_cannot_wait() -> None:
     async with open_broker(default_partitions=2) as broker:
         await broker.create_topic(CALLER, TOPIC)
         begin = broker.messages.begin_put
-        assert begin(CALLER, TOPIC, b"x", b"k" * (limits.HASHED_KEY_BYTES + 1)) is None
-        begun = begin(CALLER, TOPIC, b"x", b"k" * limits.HASHED_KEY_BYTES)
+        assert begin(CALLER, TOPIC, b"x", b"k" * (broker_limits.HASHED_KEY_BYTES + 1)) is None
+        begun = begin(CALLER, TOPIC, b"x", b"k" * broker_limits.HASHED_KEY_BYTES)
         assert begun is not None
         await begun.appended

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
+from tests.limits import home_of
 
 from quackmq import limits
+from quackmq.broker import limits as broker_limits
 from quackmq.errors import StorageError
 from quackmq.model.offset_notes import RECEIPTS_TOPIC
 from quackmq.model.policy import Policy
@@ -35,10 +37,10 @@ pytestmark = pytest.mark.asyncio
 @pytest.fixture(autouse=True)
 def few_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("CHANGES_AT_ONCE", "SHOWN_FAILURES", "CLEANED_GROUPS"):
-        monkeypatch.setattr(limits, name, 2)
-    monkeypatch.setattr(limits, "PUSHED_FLUSH_BYTES", 1)
+        monkeypatch.setattr(home_of(name), name, 2)
+    monkeypatch.setattr(broker_limits, "PUSHED_FLUSH_BYTES", 1)
     for name in ("TAKEN_ENTRIES", "PAGE_RECORDS", "RECEIPT_TIMES"):
-        monkeypatch.setattr(limits, name, 3)
+        monkeypatch.setattr(home_of(name), name, 3)
 
 
 async def test_a_topic_goes_with_all_its_subscriptions() -> None:
@@ -78,7 +80,7 @@ async def test_every_group_that_has_expired_goes() -> None:
         topic = await broker.create_topic(CALLER, TOPIC)
         for number in range(5):
             await commit(broker, {key_of(topic): 1}, group=f"group-{number}")
-        clock.advance(limits.GROUP_EXPIRY_MS + limits.GROUP_EXPIRY_INTERVAL_MS)
+        clock.advance(limits.GROUP_EXPIRY_MS + broker_limits.GROUP_EXPIRY_INTERVAL_MS)
         await broker.clean()
         assert broker.groups.all(CALLER) == []
 

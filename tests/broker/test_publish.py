@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from quackmq import limits
 from quackmq.broker import Broker
+from quackmq.broker import limits as broker_limits
 from quackmq.errors import (
     CorruptBatch,
     InvalidTransactionState,
@@ -182,7 +182,7 @@ async def test_producer_ids_never_repeat_also_after_a_crash() -> None:
     ids: list[int] = []
     for _ in range(3):
         async with open_broker(store) as broker:
-            wanted = limits.PRODUCER_ID_BLOCK + 5
+            wanted = broker_limits.PRODUCER_ID_BLOCK + 5
             ids += await asyncio.gather(*(broker.new_producer_id(CALLER) for _ in range(wanted)))
     assert len(set(ids)) == len(ids)
     assert min(ids) >= 0
@@ -211,7 +211,7 @@ async def test_a_producer_that_leaves_while_ids_are_reserved_holds_nobody_up(pon
         staying = asyncio.create_task(broker.new_producer_id(CALLER))
         await asyncio.sleep(0)  # the reservation is on its way to disk
         leaving.cancel()
-        assert await staying < limits.PRODUCER_ID_BLOCK, "a block was lost"
+        assert await staying < broker_limits.PRODUCER_ID_BLOCK, "a block was lost"
 
 
 # --- offsets and times --------------------------------------------------------------------------

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from quackmq import limits
 from quackmq.broker import Broker, Commit, Terms
+from quackmq.broker import limits as broker_limits
 from quackmq.broker.push.state import decode_pushed
 from quackmq.errors import (
     DamagedData,
@@ -290,7 +290,7 @@ async def test_receipts_have_no_receipts() -> None:
 async def test_many_receipts_are_written_as_several_batches(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(limits, "RECEIPTS_PER_BATCH", 3)
+    monkeypatch.setattr(broker_limits, "RECEIPTS_PER_BATCH", 3)
     async with open_broker() as broker:
         await followed(broker)
         async with peer_of(broker) as peer:

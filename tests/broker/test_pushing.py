@@ -8,6 +8,7 @@ import pytest
 
 from quackmq import limits
 from quackmq.broker import Counts, Terms
+from quackmq.broker import limits as broker_limits
 from quackmq.errors import (
     BrokerClosing,
     InvalidRequest,
@@ -488,8 +489,8 @@ async def test_a_name_that_is_used_in_another_way_is_not_pushed() -> None:
 
 @pytest.mark.asyncio
 async def test_channels_and_subscriptions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "CHANNELS", 2)
-    monkeypatch.setattr(limits, "SUBSCRIPTIONS", 1)
+    monkeypatch.setattr(broker_limits, "CHANNELS", 2)
+    monkeypatch.setattr(broker_limits, "SUBSCRIPTIONS", 1)
     async with open_broker() as broker:
         await broker.create_topic(CALLER, TOPIC)
         await pushed(broker)

@@ -6,9 +6,10 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 import pytest
+from tests.limits import home_of
 
-from quackmq import limits
 from quackmq.broker import Counts, Delivery, Terms
+from quackmq.broker import limits as broker_limits
 from quackmq.errors import StorageError
 from quackmq.model.leases import Leases
 from quackmq.model.policy import Policy
@@ -79,8 +80,8 @@ async def test_what_batches_come_to_when_they_are_opened_is_bounded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name in ("FEED_BYTES", "FEED_TOPIC_BYTES"):
-        monkeypatch.setattr(limits, name, 20_000)
-    monkeypatch.setattr(limits, "DECODED_BATCHES", 1)
+        monkeypatch.setattr(home_of(name), name, 20_000)
+    monkeypatch.setattr(broker_limits, "DECODED_BATCHES", 1)
     async with open_broker() as broker:
         await broker.create_topic(CALLER, TOPIC)
         await pushed(broker)

@@ -10,11 +10,13 @@ import pytest
 
 from quackmq import limits
 from quackmq.broker import Counts, Terms
+from quackmq.broker import limits as broker_limits
 from quackmq.errors import DamagedStore, StoreReadOnly
 from quackmq.model.policy import Policy, WhenFull
 from quackmq.model.topic import Append, Appended, Cursor, Read, Slice, StatePut
 from quackmq.records import codec
 from quackmq.records.batch import Batch, Record
+from quackmq.stores import limits as stores_limits
 from quackmq.stores.memory import MemoryStore
 from tests.broker.flock import Pond, in_virtual_time
 from tests.broker.pushed_peer import LEASE_MS, Peer, lent, peer_of, pushed, values
@@ -114,7 +116,7 @@ async def test_acks_become_durable_by_themselves_in_one_write_for_all() -> None:
             for peer in peers:
                 peer.ack(await peer.wait())
         assert len(store.puts) <= 2, "virtual time stands still meanwhile"
-        await asyncio.sleep(2 * limits.PUSHED_FLUSH_MS / 1000)
+        await asyncio.sleep(2 * broker_limits.PUSHED_FLUSH_MS / 1000)
         assert len(store.puts) <= 3
         for name in names:
             (found,) = await broker.subscriptions(CALLER, name=name)
@@ -139,9 +141,9 @@ async def test_a_write_that_fails_is_tried_again_and_a_flush_says_why() -> None:
             peer.ack(found)
             with pytest.raises(StoreReadOnly):
                 await peer.channel.flush()
-            await asyncio.sleep(3 * limits.PUSHED_RETRY_MS / 1000)
+            await asyncio.sleep(3 * broker_limits.PUSHED_RETRY_MS / 1000)
             store.append_error = None
-            await asyncio.sleep(2 * limits.PUSHED_RETRY_MS / 1000)
+            await asyncio.sleep(2 * broker_limits.PUSHED_RETRY_MS / 1000)
             async with open_broker(store) as after:
                 assert (await after.standing(CALLER, NAME, TOPIC)).lag == 0
 
@@ -360,7 +362,7 @@ async def test_a_batch_is_read_and_opened_once_for_all_who_are_not_behind(
 async def test_who_is_behind_reads_for_itself_and_misses_nothing(
     pond: Pond, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "FEED_BATCHES", 4)
+    monkeypatch.setattr(broker_limits, "FEED_BATCHES", 4)
     monkeypatch.setattr(limits, "REGION_BYTES", 300)
     async with pond.open() as broker:
         await broker.create_topic(CALLER, TOPIC)
@@ -378,7 +380,7 @@ async def test_who_is_behind_reads_for_itself_and_misses_nothing(
 
 @pytest.mark.asyncio
 async def test_what_was_read_ahead_is_bounded_over_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "AHEAD_BYTES", 1)
+    monkeypatch.setattr(broker_limits, "AHEAD_BYTES", 1)
     async with open_broker() as broker:
         await broker.create_topic(CALLER, TOPIC)
         many = [b"%d" % number for number in range(10)]
@@ -397,14 +399,14 @@ async def test_what_was_read_ahead_is_bounded_over_all(monkeypatch: pytest.Monke
 async def test_a_feed_that_cannot_read_goes_on_when_it_can(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(limits, "FEED_RETRY_MS", 1)
-    monkeypatch.setattr(limits, "WAITING_READERS", 0)
+    monkeypatch.setattr(broker_limits, "FEED_RETRY_MS", 1)
+    monkeypatch.setattr(stores_limits, "WAITING_READERS", 0)
     async with open_broker() as broker:
         await broker.create_topic(CALLER, TOPIC)
         await pushed(broker)
         async with peer_of(broker) as peer:
             await until(lambda: "new entries of topic" in caplog.text)
-            monkeypatch.setattr(limits, "WAITING_READERS", 10)
+            monkeypatch.setattr(stores_limits, "WAITING_READERS", 10)
             await publish(broker, b"a")
             assert values(await peer.wait()) == [b"a"]
 

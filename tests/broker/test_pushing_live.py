@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from quackmq import limits
 from quackmq.broker import Counts, Terms
 from quackmq.errors import StorageError
+from quackmq.model import limits as model_limits
 from quackmq.model.policy import Policy, WhenFull
 from tests.broker.flock import Pond, in_virtual_time
 from tests.broker.pushed_peer import LEASE_MS, Peer, lent, peer_of, pushed, values
@@ -236,7 +236,7 @@ async def test_skipped_entries_stay_counted_through_a_restart(pond: Pond) -> Non
 
 @pytest.mark.asyncio
 async def test_a_live_reader_left_far_behind_stays_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "LEASE_GAPS", 3)
+    monkeypatch.setattr(model_limits, "LEASE_GAPS", 3)
     async with open_broker() as broker:
         await broker.create_topic(CALLER, TOPIC)
         await pushed(broker, Terms("live", lease_ms=LEASE_MS, window=2))

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from quackmq import limits
+from quackmq.broker import limits as broker_limits
 from quackmq.errors import (
     AlreadyRegistered,
     AlreadySubscribed,
@@ -131,7 +131,7 @@ async def test_producers_and_their_numbers_outlive_a_restart(pond: Pond) -> None
 async def test_beyond_the_bound_the_producer_longest_unused_has_to_register_again(
     pond: Pond, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "REGISTERED_PRODUCERS", 3)
+    monkeypatch.setattr(broker_limits, "REGISTERED_PRODUCERS", 3)
     async with pond.open() as broker:
         registrations = broker.registrations
         for _ in range(3):

@@ -7,8 +7,8 @@ from uuid import uuid4
 
 import pytest
 
-from quackmq import limits
 from quackmq.broker import Broker, CommittedTurn, Receipt, Turn
+from quackmq.broker import limits as broker_limits
 from quackmq.broker.staging.series import SeriesBook
 from quackmq.errors import (
     DamagedStore,
@@ -142,7 +142,7 @@ async def test_a_turn_with_nothing_in_it_is_committed_too(pond: Pond) -> None:
 async def test_stages_that_writers_left_make_room_for_new_ones(pond: Pond) -> None:
     async with pond.open() as broker:
         await topics(broker)
-        for run in range(limits.STAGES_PER_SERIES + 2):
+        for run in range(broker_limits.STAGES_PER_SERIES + 2):
             receipt = await write(broker, b"%d" % run, 0, str(run))
             pond.clock.advance(1)
         runs = sorted(each.key for each in broker.staging.all(CALLER))
@@ -180,10 +180,10 @@ async def test_a_series_is_remembered_longer_than_a_key_and_forgotten_when_told(
         await topics(broker)
         receipt = await write(broker, b"x", 0)
         await commit(broker, 0, receipt)
-        pond.clock.advance(limits.STAGE_SERIES_REMEMBERED_MS - 1)
+        pond.clock.advance(broker_limits.STAGE_SERIES_REMEMBERED_MS - 1)
         await broker.clean()
         assert await commit(broker, 0, receipt)
-        pond.clock.advance(limits.STAGE_EXPIRY_INTERVAL_MS)
+        pond.clock.advance(broker_limits.STAGE_EXPIRY_INTERVAL_MS)
         await broker.clean()
         assert broker.staging.series(CALLER) == {}
         await commit(broker, 0, await write(broker, b"y", 0))
@@ -196,7 +196,7 @@ async def test_a_series_is_remembered_longer_than_a_key_and_forgotten_when_told(
 
 @pytest.mark.asyncio
 async def test_series_have_a_bound_and_turns_a_sense(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "STAGE_SERIES", 1)
+    monkeypatch.setattr(broker_limits, "STAGE_SERIES", 1)
     async with open_broker() as broker:
         await topics(broker)
         await commit(broker, 0, await write(broker, b"x", 0))

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 from crc32c import crc32c
+from tests.limits import home_of
 
-from quackmq import limits
 from quackmq.broker import Broker, CommittedStage, StagedBatch, StageDescription
+from quackmq.broker import limits as broker_limits
 from quackmq.broker.staging.stage import contents_of
 from quackmq.broker.topics import HIDDEN_PREFIX
 from quackmq.errors import (
@@ -123,7 +124,7 @@ async def test_without_receipts_all_parts_are_committed(pond: Pond) -> None:
 async def test_a_large_stage_is_copied_piece_by_piece(
     pond: Pond, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "STAGE_COPY_BYTES", 500)
+    monkeypatch.setattr(broker_limits, "STAGE_COPY_BYTES", 500)
     async with pond.open() as broker:
         await topics(broker)
         values = [b"%d" % number for number in range(60)]
@@ -141,7 +142,7 @@ async def test_a_stage_of_more_records_than_there_are_sequence_numbers_is_commit
     """The records are claimed by headers alone: nobody here opens the batches."""
     many = 2**29
     for name in ("RECORDS_PER_BATCH", "PUBLISHED_RECORDS_PER_BATCH"):
-        monkeypatch.setattr(limits, name, many)
+        monkeypatch.setattr(home_of(name), name, many)
     async with pond.open() as broker:
         topic = await broker.create_topic(CALLER, TOPIC)
         batches = [StagedBatch(key_of(topic), _claiming(many)) for _ in range(6)]
@@ -190,7 +191,7 @@ async def test_commits_at_the_same_time_do_not_mix(pond: Pond) -> None:
             seen = await committed_values(broker, partition=partition)
             assert sorted(seen) == sorted(key.encode() for key in keys)
         producers = await broker.producers(CALLER, key_of(broker.topic(TOPIC)))
-        assert len(producers) <= limits.STAGE_COMMITS_AT_ONCE, "they are used again"
+        assert len(producers) <= broker_limits.STAGE_COMMITS_AT_ONCE, "they are used again"
 
 
 # --- once ------------------------------------------------------------------------------------
@@ -318,14 +319,14 @@ async def test_a_stage_that_is_left_goes_by_itself(pond: Pond) -> None:
     async with pond.open() as broker:
         await topics(broker)
         await stage(broker, b"left", key="left")
-        pond.clock.advance(limits.STAGE_EXPIRY_MS // 2)
+        pond.clock.advance(broker_limits.STAGE_EXPIRY_MS // 2)
         await stage(broker, b"a")
     async with pond.open() as broker:
-        pond.clock.advance(limits.STAGE_EXPIRY_MS // 2)
+        pond.clock.advance(broker_limits.STAGE_EXPIRY_MS // 2)
         await broker.clean()
         assert [each.key for each in broker.staging.all(CALLER)] == [KEY]
         await broker.staging.commit(CALLER, KEY)
-        pond.clock.advance(limits.STAGE_REMEMBERED_MS)
+        pond.clock.advance(broker_limits.STAGE_REMEMBERED_MS)
         await broker.clean()
         with pytest.raises(UnknownStage):
             broker.staging.describe(CALLER, KEY)
@@ -426,7 +427,7 @@ async def test_a_commit_that_fails_is_undone_and_can_be_asked_for_again() -> Non
 async def test_a_topic_that_goes_during_a_commit_makes_it_fail_or_goes_with_its_share(
     pond: Pond, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "STAGE_COPY_BYTES", 200)
+    monkeypatch.setattr(broker_limits, "STAGE_COPY_BYTES", 200)
     async with pond.open() as broker:
         await topics(broker)
         for turn in range(5):

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from tests.limits import home_of
 
 from quackmq import limits
 from quackmq.broker import StagedBatch
+from quackmq.broker import limits as broker_limits
 from quackmq.broker.topics import HIDDEN_PREFIX
 from quackmq.errors import (
     BrokerClosing,
@@ -121,7 +123,7 @@ async def test_stages_are_bounded(bound: str, value: int, monkeypatch: pytest.Mo
         await stage(broker, b"a", key="one")
         if bound == "COMMITTED_STAGES":
             await broker.staging.commit(CALLER, "one")
-        monkeypatch.setattr(limits, bound, value)
+        monkeypatch.setattr(home_of(bound), bound, value)
         key = "one" if bound == "STAGE_PARTS" else "two"
         with pytest.raises(LimitReached):
             await stage(broker, b"b", key=key, part="b")
@@ -143,7 +145,7 @@ async def test_a_call_stages_some_batches_and_not_too_many(count: int) -> None:
 
 @pytest.mark.asyncio
 async def test_room_is_given_back_when_a_stage_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "STAGED_BATCHES", 2)
+    monkeypatch.setattr(broker_limits, "STAGED_BATCHES", 2)
     async with open_broker() as broker:
         await topics(broker)
         for turn in range(5):
@@ -199,7 +201,7 @@ class BusyStore(MemoryStore):
 async def test_room_is_given_back_once_if_a_stage_ends_under_its_writer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(limits, "STAGED_BATCHES", 2)
+    monkeypatch.setattr(broker_limits, "STAGED_BATCHES", 2)
     store = BusyStore(Clock())
     async with open_broker(store) as broker:
         await topics(broker)

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from quackmq import limits
 from quackmq.broker import Broker, Offset, Start, Time
+from quackmq.broker import limits as broker_limits
 from quackmq.errors import (
     InvalidRequest,
     LimitReached,
@@ -174,7 +174,7 @@ async def test_a_name_that_is_none_creates_nothing(name: str) -> None:
 
 @pytest.mark.asyncio
 async def test_there_are_only_so_many_subscriptions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "SUBSCRIPTIONS", 2)
+    monkeypatch.setattr(broker_limits, "SUBSCRIPTIONS", 2)
     async with open_broker() as broker:
         await broker.subscribe(CALLER, "a", TOPIC)
         await broker.subscribe(CALLER, "b", "geese")

@@ -12,6 +12,7 @@ import pytest
 
 from quackmq import limits
 from quackmq.broker import Broker, Commit, MemberRef
+from quackmq.broker import limits as broker_limits
 from quackmq.errors import (
     InvalidRequest,
     LimitReached,
@@ -200,7 +201,7 @@ async def test_a_group_whose_name_no_subscription_can_have_is_refused_whole(name
 async def test_where_there_are_too_many_subscriptions_the_commit_says_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(limits, "SUBSCRIPTIONS", 1)
+    monkeypatch.setattr(broker_limits, "SUBSCRIPTIONS", 1)
     async with open_broker() as broker:
         await broker.subscribe(CALLER, "first", TOPIC)
         (outcome,) = await note(broker, SUBSCRIBED, 0)

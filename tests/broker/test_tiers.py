@@ -15,6 +15,7 @@ import pytest
 from quackmq import limits
 from quackmq.archive.layout import partition_path
 from quackmq.broker import Broker
+from quackmq.broker import limits as broker_limits
 from quackmq.errors import QuackError
 from quackmq.model.policy import Policy, WhenFull
 from tests import effort
@@ -38,7 +39,7 @@ from tests.support import batch_of, let_others_run
 @pytest.fixture(autouse=True)
 def exact_times(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """In memory, all times are exact; and every cleaning does all that can be done."""
-    monkeypatch.setattr(limits, "ARCHIVE_CUT_MS", 0)
+    monkeypatch.setattr(broker_limits, "ARCHIVE_CUT_MS", 0)
     if "tmp_path" not in request.fixturenames:
         monkeypatch.setattr(limits, "REGION_MS", 1)
 
@@ -236,7 +237,7 @@ async def test_a_hold_over_archived_bytes_has_its_bound_too() -> None:
 
 @pytest.mark.asyncio
 async def test_a_file_is_cut_now_and_then_and_goes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "ARCHIVE_CUT_MS", 5_000)
+    monkeypatch.setattr(broker_limits, "ARCHIVE_CUT_MS", 5_000)
     tiers = Tiers()
     async with tiers.broker() as broker:
         policy = Policy(keep_until_consumed=True, **MANUAL)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from quackmq import limits
 from quackmq.broker import TransactionState
+from quackmq.broker import limits as broker_limits
 from quackmq.errors import (
     BrokerClosing,
     ConcurrentTransactions,
@@ -230,7 +230,7 @@ async def test_an_abort_that_fails_is_tried_again() -> None:
         await asyncio.sleep(6)
         assert state_of(broker) is TransactionState.ONGOING
         store.append_error = None
-        await asyncio.sleep(limits.TRANSACTION_ABORT_AGAIN_MS / 1000)
+        await asyncio.sleep(broker_limits.TRANSACTION_ABORT_AGAIN_MS / 1000)
         assert state_of(broker) is TransactionState.COMPLETE_ABORT
 
 
@@ -257,9 +257,9 @@ async def test_an_id_that_is_not_used_is_forgotten() -> None:
         await topics(broker)
         idle, busy = Transactor(broker, "idle"), Transactor(broker, "busy")
         await idle.init()
-        await busy.init(timeout_ms=limits.TRANSACTION_MAX_MS)
+        await busy.init(timeout_ms=broker_limits.TRANSACTION_MAX_MS)
         await busy.send(b"a")
-        clock.advance(limits.TRANSACTIONAL_ID_EXPIRY_MS + 1)
+        clock.advance(broker_limits.TRANSACTIONAL_ID_EXPIRY_MS + 1)
         await broker.clean()
         with pytest.raises(UnknownTransactionalId):
             broker.transactions.describe(CALLER, "idle")

@@ -10,6 +10,7 @@ import pytest
 
 from quackmq import limits
 from quackmq.broker import Commit, MemberRef, TransactionState
+from quackmq.broker import limits as broker_limits
 from quackmq.errors import (
     IllegalGeneration,
     InvalidGroup,
@@ -359,7 +360,7 @@ async def test_two_transactions_commit_offsets_of_the_same_groups_at_once(pond: 
 
 @pytest.mark.asyncio
 async def test_offsets_of_one_transaction_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "TRANSACTION_GROUPS", 2)
+    monkeypatch.setattr(broker_limits, "TRANSACTION_GROUPS", 2)
     async with open_broker() as broker:
         topic = await broker.create_topic(CALLER, TOPIC, partitions=100)
         duck = Transactor(broker)
@@ -383,7 +384,7 @@ async def test_a_transaction_may_commit_as_much_as_fits(pond: Pond) -> None:
         duck = Transactor(broker)
         await duck.init()
         offsets = {key_of(topic, partition): 2**62 for partition in range(1_000)}
-        for number in range(limits.TRANSACTION_GROUPS):
+        for number in range(broker_limits.TRANSACTION_GROUPS):
             outcomes = await duck.send_offsets(
                 offsets, group=f"{number}" * 100, metadata="\x01" * 30
             )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from quackmq import limits
 from quackmq.broker import Broker, ProducerEpoch, ProducerRef, TransactionState
+from quackmq.broker import limits as broker_limits
 from quackmq.broker.transactions.state import encode_standing, state_key
 from quackmq.errors import (
     InvalidProducerIdMapping,
@@ -401,7 +401,7 @@ async def test_transactions_are_listed_and_described(pond: Pond) -> None:
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("timeout_ms", [-1, 0, limits.TRANSACTION_MAX_MS + 1])
+@pytest.mark.parametrize("timeout_ms", [-1, 0, broker_limits.TRANSACTION_MAX_MS + 1])
 async def test_a_timeout_has_bounds(timeout_ms: int) -> None:
     async with open_broker() as broker:
         with pytest.raises(InvalidTransactionTimeout):
@@ -433,8 +433,8 @@ async def test_any_other_text_can_be_a_transactional_id(pond: Pond, name: str) -
 
 @pytest.mark.asyncio
 async def test_ids_and_partitions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "TRANSACTIONAL_IDS", 2)
-    monkeypatch.setattr(limits, "TRANSACTION_PARTITIONS", 1)
+    monkeypatch.setattr(broker_limits, "TRANSACTIONAL_IDS", 2)
+    monkeypatch.setattr(broker_limits, "TRANSACTION_PARTITIONS", 1)
     async with open_broker() as broker:
         await topics(broker)
         one, two, three = (Transactor(broker, name) for name in ("one", "two", "three"))

@@ -7,7 +7,7 @@ import uuid
 
 import pytest
 
-from quackmq import limits
+from quackmq.broker import limits as broker_limits
 from quackmq.broker.push.receipt_ranges import Untold
 from quackmq.broker.subscriptions.receipts import Step
 from quackmq.model.leases import Leases, Wanted
@@ -108,7 +108,7 @@ def test_each_offset_that_is_done_is_told_once_as_what_it_was(seed: int, reading
 def test_beyond_its_bound_what_lies_between_counts_as_acknowledged_and_nothing_twice(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(limits, "UNTOLD_RANGES", 4)
+    monkeypatch.setattr(broker_limits, "UNTOLD_RANGES", 4)
     leases = Leases(Terms(), 0)
     untold = Untold(leases, has_begun=True)
     leases.lend(Wanted(0, 40), range(1, 40, 2), 40, 0)

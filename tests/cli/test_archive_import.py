@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
 
-from quackmq import limits
+from quackmq.cli import limits as cli_limits
 from quackmq.cli import text
 from quackmq.cli.inspect import archive_import
 from quackmq.cli.main import main
@@ -107,7 +107,7 @@ def test_an_import_that_was_interrupted_goes_on_where_it_was(
     step: str,
 ) -> None:
     """Two transactions come through; the third breaks off within."""
-    monkeypatch.setattr(limits, "IMPORT_RECORDS", 60)
+    monkeypatch.setattr(cli_limits, "IMPORT_RECORDS", 60)
     monkeypatch.setattr(archive_import, "AIOKafkaProducer", breaking(step, after=2))
     assert run(export, "swans", broker) == 1
     assert "120 of 350 records are there; run it again, and it goes on" in capsys.readouterr().err
@@ -124,7 +124,7 @@ def test_an_import_that_was_killed_goes_on_where_it_was(
 ) -> None:
     """Within a transaction, most likely: there are twelve of them, and it is killed after the
     first."""
-    count = 12 * limits.IMPORT_RECORDS
+    count = 12 * cli_limits.IMPORT_RECORDS
     pq.write_table(pa.table({"value": [b"%d" % number for number in range(count)]}), tmp_path / "a")
     command = [
         *SCRIPT,
@@ -142,7 +142,7 @@ def test_an_import_that_was_killed_goes_on_where_it_was(
         finally:
             process.kill()
     before = held(broker, "swans")
-    assert 0 < before < count and before % limits.IMPORT_RECORDS == 0
+    assert 0 < before < count and before % cli_limits.IMPORT_RECORDS == 0
     assert run(tmp_path / "a", "swans", broker, "--name", NAME) == 0
     said = capsys.readouterr().out
     there = int(said.split(", ")[1].split()[0])
@@ -218,7 +218,7 @@ def test_every_kind_of_record_comes_back(tmp_path: Path, broker: RunningBroker) 
         Record(0, 0, None, None, ()),
         Record(1, -1, b"", b"", (("", b""),)),
         Record(2, NOON_MS, b"\xff\x00", b"\x00" * 3, (("a", None), ("a", b"\xff"))),
-        Record(3, 1, None, b"x" * (limits.IMPORT_BATCH_BYTES + 1), ()),
+        Record(3, 1, None, b"x" * (cli_limits.IMPORT_BATCH_BYTES + 1), ()),
         Record(4, 2, b"k", None, ()),
     ]
     topic_id = make_store(tmp_path / "data")

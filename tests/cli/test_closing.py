@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from quackmq import limits
+from quackmq.cli import limits as cli_limits
 from quackmq.cli.broker import closing
 
 pytestmark = pytest.mark.asyncio
@@ -29,7 +29,7 @@ class Work:
 
 @pytest.fixture(autouse=True)
 def short_drain(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "DRAIN_MS", 4)
+    monkeypatch.setattr(cli_limits, "DRAIN_MS", 4)
 
 
 async def test_nothing_is_given_up_while_work_is_done(caplog: pytest.LogCaptureFixture) -> None:

@@ -16,10 +16,11 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewPartitions  # type: ignore[attr-defined]
 
-from quackmq import Client, limits
+from quackmq import Client
 from quackmq.cli import get as getting
 from quackmq.cli import put as putting
 from quackmq.cli.main import main
+from quackmq.client import limits as client_limits
 from quackmq.client.consuming.browse import Browser
 from quackmq.errors import QuackTimeout, RecordTooLarge, UnknownTopic
 from tests.cli.process import AS_ON_A_TERMINAL, DEADLINE_S, SCRIPT, Server
@@ -155,7 +156,7 @@ def test_a_broker_that_is_away_is_waited_for_by_whoever_follows(
     address: str, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The partitions are not known for a while, and messages come afterwards."""
-    monkeypatch.setattr(limits, "CLIENT_TOPIC_MS", 1)
+    monkeypatch.setattr(client_limits, "CLIENT_TOPIC_MS", 1)
     with Client(address, timeout=DEADLINE_S) as client:
         client.create_topic(topic)
         with Browser(client, topic, "beginning") as browser:
@@ -215,7 +216,7 @@ def groups(admin: AdminClient) -> set[str]:
 def test_partitions_that_are_added_are_followed_too(
     address: str, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "CLIENT_TOPIC_MS", 1)
+    monkeypatch.setattr(client_limits, "CLIENT_TOPIC_MS", 1)
     with Client(address, timeout=DEADLINE_S) as client:
         client.create_topic(topic, partitions=1)
         with Browser(client, topic, "beginning") as browser:

@@ -218,7 +218,7 @@ def test_the_log_can_be_read_by_programs(tmp_path: Path) -> None:
 
 STUCK_DOOR = """
 import asyncio, sys
-from quackmq import limits
+from quackmq.cli import limits as cli_limits
 from quackmq.cli import main, server
 
 class StuckDoor:
@@ -229,7 +229,7 @@ class StuckDoor:
         print("closing", flush=True)
         await asyncio.Event().wait()
 
-limits.DRAIN_MS = int(sys.argv[1])
+cli_limits.DRAIN_MS = int(sys.argv[1])
 server.DOOR_MAKERS = {"kafka": lambda *_: StuckDoor()}
 sys.exit(main.main(["serve", "--store", "memory:", "--kafka", "127.0.0.1:1"]))
 """

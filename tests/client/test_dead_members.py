@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from quackmq import Client, QuackTimeout, limits
+from quackmq import Client, QuackTimeout
+from quackmq.client import limits as client_limits
 from quackmq.errors import GroupNotEmpty
 from tests.client.conftest import Clients
 from tests.client.program import Program
@@ -64,7 +65,7 @@ def test_a_seek_after_a_kill_meets_nobody(killed: str, clients: Clients, topic: 
 def test_more_dead_members_than_are_removed_at_once_are_removed_by_the_next_call(
     killed: str, clients: Clients, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "CLIENT_EVICTIONS", 1)
+    monkeypatch.setattr(client_limits, "CLIENT_EVICTIONS", 1)
     client = clients(session_timeout=SESSION_S)
     with pytest.raises(GroupNotEmpty):
         client.seek(topic, "end")

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 from confluent_kafka.admin import AdminClient
 
-from quackmq import Client, errors, limits
+from quackmq import Client, errors
+from quackmq.client import limits as client_limits
 from quackmq.model.partitioning import Partitioner, partition_of
 from tests.client.conftest import Clients
 from tests.client.program import DEADLINE_S, Program
@@ -121,7 +122,7 @@ def test_what_is_done_in_one_partition_is_committed_before_a_message_of_another_
 ) -> None:
     """The program's one id says nothing of the other partitions: if it were killed now, the
     broker's cursor would have to."""
-    monkeypatch.setattr(limits, "CLIENT_COMMIT_MS", 3_600_000)  # not by and by
+    monkeypatch.setattr(client_limits, "CLIENT_COMMIT_MS", 3_600_000)  # not by and by
     client = clients()
     client.create_topic(topic, partitions=2)
     for number in range(40):

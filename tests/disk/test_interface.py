@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from quackmq import limits
+from quackmq.disk import limits as disk_limits
 from quackmq.disk.interface import read_file, write_durable
 from quackmq.disk.real import RealDisk, RealFile
 
@@ -15,7 +15,7 @@ from quackmq.disk.real import RealDisk, RealFile
 def test_a_file_is_synced_as_it_grows(
     size: int, syncs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "SYNCED_WRITE_BYTES", 10)
+    monkeypatch.setattr(disk_limits, "SYNCED_WRITE_BYTES", 10)
     sizes: list[int] = []
 
     def sync(file: RealFile) -> None:

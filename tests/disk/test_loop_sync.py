@@ -10,7 +10,7 @@ from unittest import mock
 
 import pytest
 
-from quackmq import limits
+from quackmq.disk import limits as disk_limits
 from quackmq.disk.linux_aio import Synced
 from quackmq.disk.loop_sync import Patience
 from quackmq.disk.real import File, RealDisk, RealFile
@@ -19,9 +19,9 @@ from quackmq.stores.local import LocalOptions, LocalStore
 from tests.stores.calls import append_values, new_partition, read_all, soon
 from tests.support import Clock
 
-QUICK_S = limits.LOOP_SYNC_MS / 2000
-SLOW_S = limits.LOOP_SYNC_MS / 500
-PAUSE_S = limits.LOOP_SYNC_PAUSE * SLOW_S
+QUICK_S = disk_limits.LOOP_SYNC_MS / 2000
+SLOW_S = disk_limits.LOOP_SYNC_MS / 500
+PAUSE_S = disk_limits.LOOP_SYNC_PAUSE * SLOW_S
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from quackmq import limits
+from quackmq.disk import limits as disk_limits
 from quackmq.disk.real import RealDisk, RealFile
 from quackmq.errors import DamagedData
 from quackmq.stores.local import LocalOptions, LocalStore
@@ -16,8 +16,8 @@ from tests.stores.calls import append_values, new_partition, read_all, read_one
 from tests.stores.local.directories import flip
 from tests.support import offsets_and_values
 
-STEP = limits.VIEWED_BYTES
-SIZE = 3 * limits.WINDOW_BYTES + 12_345
+STEP = disk_limits.VIEWED_BYTES
+SIZE = 3 * disk_limits.WINDOW_BYTES + 12_345
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def open_descriptors() -> int:
 
 
 def test_a_view_shows_what_a_read_gives_wherever_it_lies(file: RealFile) -> None:
-    for length in (STEP, STEP + 1, limits.WINDOW_BYTES - 1, limits.WINDOW_BYTES):
+    for length in (STEP, STEP + 1, disk_limits.WINDOW_BYTES - 1, disk_limits.WINDOW_BYTES):
         for position in (*range(0, SIZE - length, 1_234_567), SIZE - length):
             view = file.view(length, position)
             assert view is not None
@@ -51,12 +51,12 @@ def test_a_view_shows_what_a_read_gives_wherever_it_lies(file: RealFile) -> None
 
 def test_what_is_short_or_too_long_is_better_read(file: RealFile) -> None:
     assert file.view(STEP - 1, 0) is None
-    assert file.view(limits.WINDOW_BYTES + 1, 0) is None
+    assert file.view(disk_limits.WINDOW_BYTES + 1, 0) is None
 
 
 def test_there_is_no_view_beyond_the_end_of_the_file(file: RealFile) -> None:
     assert file.view(STEP, SIZE - STEP + 1) is None
-    assert file.view(STEP, SIZE + limits.WINDOW_BYTES) is None
+    assert file.view(STEP, SIZE + disk_limits.WINDOW_BYTES) is None
 
 
 def test_a_file_that_was_cut_off_meanwhile_has_no_view_there(file: RealFile) -> None:
@@ -93,12 +93,12 @@ def test_a_closed_file_is_let_go_of(disk: RealDisk) -> None:
 
 
 def test_few_files_are_looked_into_at_once(disk: RealDisk) -> None:
-    files = [disk.open(str(number), create=True) for number in range(limits.WINDOWS + 3)]
+    files = [disk.open(str(number), create=True) for number in range(disk_limits.WINDOWS + 3)]
     before = open_descriptors()
     for file in files:
         file.write_some(bytes(STEP), 0)
         assert file.view(STEP, 0) == bytes(STEP)
-    assert open_descriptors() - before == limits.WINDOWS
+    assert open_descriptors() - before == disk_limits.WINDOWS
     for file in files:
         assert file.view(STEP, 0) == bytes(STEP)
         file.close()

@@ -14,6 +14,7 @@ from quackmq.errors import (
     UnknownMember,
 )
 from quackmq.groups import GroupState, Joined, JoinedMember
+from quackmq.groups import limits as groups_limits
 from tests.groups.classic_stage import (
     INITIAL_DELAY_MS,
     RANGE,
@@ -347,7 +348,7 @@ def test_a_wait_has_its_bound_whatever_a_member_asks_for() -> None:
     session = {"session_timeout_ms": limits.SESSION_MAX_MS}
     leader, busy = stage.stable(2, rebalance_timeout_ms=2**31 - 1, **session)
     waiter = stage.join(leader, rebalance_timeout_ms=2**31 - 1, **session)
-    for _ in range(limits.REBALANCE_MAX_MS // limits.SESSION_MAX_MS * 2):
+    for _ in range(groups_limits.REBALANCE_MAX_MS // limits.SESSION_MAX_MS * 2):
         stage.advance(limits.SESSION_MAX_MS // 2)
         if waiter in stage.waiting:
             with pytest.raises(RebalanceInProgress):
@@ -388,7 +389,7 @@ def test_a_new_member_asks_again_when_a_join_takes_too_long() -> None:
     session = {"session_timeout_ms": limits.SESSION_MAX_MS, "rebalance_timeout_ms": hour}
     (busy,) = stage.stable(1, **session)
     newcomer = stage.join(**session)
-    stage.advance(limits.NEW_MEMBER_WAIT_MS - 1)
+    stage.advance(groups_limits.NEW_MEMBER_WAIT_MS - 1)
     assert newcomer in stage.waiting
     stage.advance(1)
     assert stage.error(newcomer) is UnknownMember

@@ -28,6 +28,7 @@ from quackmq.errors import (
     UnknownMember,
 )
 from quackmq.groups import GroupState, Joined, Leaving, MemberRef, Synced
+from quackmq.groups import limits as groups_limits
 from tests import effort
 from tests.groups.classic_stage import RANGE, REBALANCE_MS, SESSION_MS, Stage, subscription
 
@@ -287,7 +288,7 @@ class GroupMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         """With everybody silent, everybody is answered, and the group ends empty."""
         remembered_ms = limits.SESSION_MAX_MS if self.was_restarted else 0
-        waits_ms = 2 * REBALANCE_MS + limits.NEW_MEMBER_WAIT_MS + 2 * SESSION_MS
+        waits_ms = 2 * REBALANCE_MS + groups_limits.NEW_MEMBER_WAIT_MS + 2 * SESSION_MS
         self.stage.advance(waits_ms + remembered_ms)
         assert self.stage.waiting == set()
         group = self.stage.group

@@ -15,6 +15,7 @@ from quackmq.errors import (
     OtherGroupProtocol,
 )
 from quackmq.groups import GroupState
+from quackmq.groups import limits as groups_limits
 from tests.groups.classic_stage import INITIAL_DELAY_MS, RANGE, Stage, subscription
 from tests.tables import each
 
@@ -146,7 +147,7 @@ def test_a_group_has_no_more_members_than_it_may(monkeypatch: pytest.MonkeyPatch
 
 
 def test_members_say_no_more_than_they_may(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "GROUP_METADATA_BYTES", 200)
+    monkeypatch.setattr(groups_limits, "GROUP_METADATA_BYTES", 200)
     stage = Stage()
     leader, follower = stage.stable(2)
     assert stage.error(stage.join(protocols=(("range", bytes(200)),))) is LimitReached
@@ -158,7 +159,7 @@ def test_members_say_no_more_than_they_may(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_member_offers_no_more_protocols_than_it_may() -> None:
     stage = Stage()
-    protocols = tuple((str(number), b"") for number in range(limits.MEMBER_PROTOCOLS + 1))
+    protocols = tuple((str(number), b"") for number in range(groups_limits.MEMBER_PROTOCOLS + 1))
     assert stage.error(stage.join(protocols=protocols)) is InvalidGroup
     assert stage.error(stage.join(protocols=protocols[1:], needs_id_first=True)) is MemberIdRequired
 

@@ -16,6 +16,7 @@ from quackmq.errors import (
     UnknownMember,
 )
 from quackmq.groups import GroupState
+from quackmq.groups import limits as groups_limits
 from tests.groups.classic_stage import (
     INITIAL_DELAY_MS,
     REBALANCE_MS,
@@ -174,15 +175,15 @@ def test_a_static_member_that_comes_back_during_a_join_has_joined() -> None:
 def test_a_static_member_that_came_back_during_its_first_join_waits_as_long_as_it_takes() -> None:
     stage = Stage()
     patience = {
-        "rebalance_timeout_ms": 2 * limits.NEW_MEMBER_WAIT_MS,
+        "rebalance_timeout_ms": 2 * groups_limits.NEW_MEMBER_WAIT_MS,
         "session_timeout_ms": limits.SESSION_MAX_MS,
     }
     stage.stable(1, **patience)
     stage.join(instance_id="one", **patience)
     back = stage.join(instance_id="one", **patience)
-    stage.advance(limits.NEW_MEMBER_WAIT_MS + 1)
+    stage.advance(groups_limits.NEW_MEMBER_WAIT_MS + 1)
     assert back in stage.waiting
-    stage.advance(limits.NEW_MEMBER_WAIT_MS)
+    stage.advance(groups_limits.NEW_MEMBER_WAIT_MS)
     assert stage.joined(back).generation == 2
 
 
@@ -465,7 +466,7 @@ def test_an_instance_id_is_neither_empty_nor_long(instance_id: str) -> None:
 def test_there_are_no_more_static_members_than_can_be_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(limits, "STATIC_MEMBER_BYTES", 100)
+    monkeypatch.setattr(groups_limits, "STATIC_MEMBER_BYTES", 100)
     stage = Stage()
     cast(stage, "one", "two")
     assert stage.error(stage.join(instance_id="x" * 80)) is LimitReached

@@ -19,6 +19,7 @@ from quackmq.errors import (
     UnsupportedAssignor,
 )
 from quackmq.groups import GroupState, Heartbeat, Leaving, Matched, MemberRef
+from quackmq.groups import limits as groups_limits
 from tests.groups.consumer_stage import REBALANCE_MS, TIMING, Client, Stage, Topics
 from tests.tables import each
 
@@ -81,7 +82,7 @@ def test_a_member_that_leaves_frees_its_partitions_at_once() -> None:
 def test_members_that_wait_are_asked_to_be_heard_more_often() -> None:
     stage = Stage()
     ann, ben = stage.client("ann"), stage.client("ben")
-    assert ben.interval_ms == limits.RECONCILING_HEARTBEAT_MS
+    assert ben.interval_ms == groups_limits.RECONCILING_HEARTBEAT_MS
     stage.settle(ann, ben)
     assert ann.interval_ms == ben.interval_ms == TIMING.heartbeat_interval_ms
 
@@ -159,15 +160,19 @@ def test_the_assignor_that_most_members_want_is_used() -> None:
 
 
 def test_a_large_group_is_not_dealt_out_anew_for_each_that_joins() -> None:
-    stage = Stage(Topics(news=10 * limits.ASSIGNED_PER_MS))
+    stage = Stage(Topics(news=10 * groups_limits.ASSIGNED_PER_MS))
     ann, ben = stage.client("ann"), stage.client("ben")
     assert stage.group.state is GroupState.ASSIGNING
-    assert (ben.shown, ben.epoch, ben.interval_ms) == ([], 1, limits.RECONCILING_HEARTBEAT_MS)
+    assert (ben.shown, ben.epoch, ben.interval_ms) == (
+        [],
+        1,
+        groups_limits.RECONCILING_HEARTBEAT_MS,
+    )
     stage.advance(10)
     stage.settle(ann, ben)
     stage.advance(10)
     stage.settle(ann, ben)
-    assert len(ann.reads) == len(ben.reads) == 5 * limits.ASSIGNED_PER_MS
+    assert len(ann.reads) == len(ben.reads) == 5 * groups_limits.ASSIGNED_PER_MS
 
 
 # --- answers that are lost, and fencing ---------------------------------------------------------
@@ -271,7 +276,7 @@ def test_what_no_member_can_say_is_refused(said: dict[str, Any], error: type[Qua
 
 def test_members_and_what_they_say_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "GROUP_MEMBERS", 2)
-    monkeypatch.setattr(limits, "GROUP_METADATA_BYTES", 1_000)
+    monkeypatch.setattr(groups_limits, "GROUP_METADATA_BYTES", 1_000)
     stage = Stage()
     ann = stage.client("ann")
     ann.change(*map(str, range(20)))
@@ -358,7 +363,7 @@ def test_patterns_are_looked_up_again_when_topics_have_changed_but_not_too_often
     client.beat(matches={".*": Matched({"news"}, stage.topics.changes)})
     stage.topics.make("weather")
     assert stage.group.patterns_due(stage.now_ms, None) == []
-    stage.advance(limits.PATTERN_REFRESH_MS)
+    stage.advance(groups_limits.PATTERN_REFRESH_MS)
     assert stage.group.patterns_due(stage.now_ms, None) == [".*"]
     client.beat(matches={".*": Matched({"news", "weather"}, stage.topics.changes)})
     assert client.shown == ["news-0", "weather-0"]
@@ -372,14 +377,14 @@ def test_a_pattern_that_nobody_has_any_more_is_forgotten() -> None:
     client.change("news", pattern="")
     client.beat()
     stage.topics.make("weather")
-    stage.advance(limits.PATTERN_REFRESH_MS)
+    stage.advance(groups_limits.PATTERN_REFRESH_MS)
     assert stage.group.patterns_due(stage.now_ms, None) == []
     client.leave()
     assert stage.group.held_bytes == held_bytes
 
 
 def test_a_group_has_few_patterns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "GROUP_PATTERNS", 1)
+    monkeypatch.setattr(groups_limits, "GROUP_PATTERNS", 1)
     stage = Stage()
     stage.client("a", pattern="n.*")
     stage.client("b", pattern="n.*")

@@ -13,6 +13,7 @@ from quackmq.errors import (
     UnknownMember,
 )
 from quackmq.groups import GroupState, Heartbeat, MemberRef
+from quackmq.groups import limits as groups_limits
 from tests.groups.consumer_stage import TIMING, Client, Stage
 
 SESSION_MS = TIMING.session_timeout_ms
@@ -48,7 +49,7 @@ def test_who_has_not_been_heard_keeps_its_partitions_for_a_session() -> None:
         stage.settle(ann, cid)
     assert (len(ann.reads), cid.shown) == (3, [])
     assert stage.group.state is GroupState.ASSIGNING
-    assert cid.interval_ms == limits.RECONCILING_HEARTBEAT_MS
+    assert cid.interval_ms == groups_limits.RECONCILING_HEARTBEAT_MS
     stage.advance(SESSION_MS - 1)
     stage.settle(ann, cid)
     assert cid.shown == []
@@ -87,7 +88,7 @@ def test_who_does_not_say_everything_is_asked_to_and_joins_anew_if_it_does_not()
     ben.says_all = True
     ben.beat()
     ann.says_all = False
-    for _ in range(limits.MEMBER_ASKED):
+    for _ in range(groups_limits.MEMBER_ASKED):
         with pytest.raises(GroupLoading):
             ann.beat()
     with pytest.raises(FencedMemberEpoch):
@@ -147,7 +148,7 @@ def test_a_second_restart_forgets_nobody_who_is_awaited() -> None:
 
 
 def test_too_many_members_to_be_kept_join_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "MEMBER_IDS_BYTES", 10)
+    monkeypatch.setattr(groups_limits, "MEMBER_IDS_BYTES", 10)
     stage, ann, _ = restarted()
     with pytest.raises(UnknownMember):
         ann.beat()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from quackmq import limits
 from quackmq.errors import (
     FencedMemberEpoch,
     InstanceInUse,
@@ -14,6 +13,7 @@ from quackmq.errors import (
     UnknownMember,
 )
 from quackmq.groups import Leaving, MemberRef
+from quackmq.groups import limits as groups_limits
 from tests.groups.consumer_stage import TIMING, Client, Stage
 
 FOR_A_WHILE = -2
@@ -142,7 +142,7 @@ def test_leaving_for_good_frees_the_name() -> None:
 
 
 def test_names_that_can_be_kept_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "STATIC_MEMBER_BYTES", 50)
+    monkeypatch.setattr(groups_limits, "STATIC_MEMBER_BYTES", 50)
     stage, _, ben = settled()
     with pytest.raises(LimitReached):
         stage.client("cid", instance_id="three")

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quackmq import limits
+from quackmq.groups import limits as groups_limits
 from quackmq.groups.classic.subscription_metadata import subscribed_topics
 from quackmq.groups.deadlines import Deadlines
 from quackmq.groups.states import FOLLOWERS, RULES, GroupState
@@ -119,7 +119,7 @@ def test_words_that_are_no_subscription_are_told_as_such(said: bytes) -> None:
 
 
 def test_more_topics_than_anybody_reads_are_not_counted_out() -> None:
-    most = limits.GROUP_SUBSCRIBED_TOPICS
+    most = groups_limits.GROUP_SUBSCRIBED_TOPICS
     said = struct.pack(">hi", 0, most) + b"\0\0" * most
     assert subscribed_topics([said]) == {""}
     assert subscribed_topics([said, subscription("one more")]) is None

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from quackmq import limits
 from quackmq.errors import DamagedStore, InvalidRequest, NewerFormat
 from quackmq.model import leases as module
+from quackmq.model import limits as model_limits
 from quackmq.model.leases import Counts, Lease, Leases, Wanted
 from quackmq.model.subscription import Reading, Terms
 from tests.tables import each
@@ -199,7 +200,7 @@ def test_what_holds_nothing_needs_no_room(reading: Reading) -> None:
 
 def test_a_loss_that_would_leave_too_many_gaps_is_asked_for_anew() -> None:
     leases = Leases(LIVE, 0)
-    with patch.object(limits, "LEASE_GAPS", 1):
+    with patch.object(model_limits, "LEASE_GAPS", 1):
         serve(leases, 10)
         assert leases.lose(2, 4) == 0, "something else became of it since it was wanted"
         assert leases.gaps() == [(0, 7)]
@@ -313,7 +314,7 @@ def test_a_live_reading_wants_nothing_new_without_room() -> None:
 
 def test_a_window_that_would_leave_too_many_gaps_is_asked_for_anew() -> None:
     leases = Leases(LIVE, 0)
-    with patch.object(limits, "LEASE_GAPS", 1):
+    with patch.object(model_limits, "LEASE_GAPS", 1):
         first, second = leases.wanted(0, 10), leases.wanted(0, 20)
         assert first is not None and second is not None
         assert offsets(lend_all(leases, first)) == [7, 8, 9]
@@ -335,7 +336,7 @@ def test_nothing_is_skipped_that_was_not_published() -> None:
 
 def test_gaps_are_bounded_and_nothing_in_them_is_forgotten() -> None:
     leases = Leases(Terms("live", window=1), 0)
-    with patch.object(limits, "LEASE_GAPS", 3):
+    with patch.object(model_limits, "LEASE_GAPS", 3):
         served = [*(offset for end in range(2, 12, 2) for offset in offsets(serve(leases, end)))]
         assert served[:3] == [1, 3, 5] and len(leases.gaps()) <= 3
         while more := offsets(serve(leases, 12)):
@@ -353,7 +354,7 @@ def test_gaps_are_bounded_and_nothing_in_them_is_forgotten() -> None:
         lambda: Terms(lease_ms=0),
         lambda: Terms(lease_ms=limits.LONGEST_LEASE_MS + 1),
         lambda: Terms(outstanding=0),
-        lambda: Terms(outstanding=limits.LEASES + 1),
+        lambda: Terms(outstanding=model_limits.LEASES + 1),
         lambda: Terms("live", window=0),
         lambda: Leases(EVERY, -1),
         lambda: lent().extend(0, 1, 0, limits.LONGEST_LEASE_MS + 1),
@@ -392,13 +393,13 @@ def test_the_largest_state_fits_into_a_value_of_the_store() -> None:
     assert module.LONGEST_STATE_BYTES <= limits.STATE_VALUE_BYTES
     start = 2**62
     leases = Leases(EVERY, start)
-    entries = range(start, start + 2 * limits.LEASES, 2)
+    entries = range(start, start + 2 * model_limits.LEASES, 2)
     wanted = Wanted(start, entries.stop)
-    assert len(leases.lend(wanted, entries, wanted.next_offset, 0)) == limits.LEASES
+    assert len(leases.lend(wanted, entries, wanted.next_offset, 0)) == model_limits.LEASES
     value = leases.encode()
-    assert len(value) < 2.1 * limits.LEASES, "an entry that is outstanding takes two bytes"
+    assert len(value) < 2.1 * model_limits.LEASES, "an entry that is outstanding takes two bytes"
     assert Leases.decode(value, EVERY, 0).encode() == value
-    assert len(leases.done_ranges()) == limits.LEASES
+    assert len(leases.done_ranges()) == model_limits.LEASES
 
 
 def test_extending_for_ever_takes_no_more_memory() -> None:
@@ -483,9 +484,9 @@ def test_numbers_that_cannot_be_are_damage(body: bytes) -> None:
 
 def test_more_outstanding_than_there_may_be_is_damage() -> None:
     leases = Leases(EVERY, 0)
-    assert len(serve(leases, limits.LEASES)) == limits.LEASES
+    assert len(serve(leases, model_limits.LEASES)) == model_limits.LEASES
     value = leases.encode()
-    with patch.object(limits, "LEASES", limits.LEASES - 1), pytest.raises(DamagedStore):
+    with patch.object(model_limits, "LEASES", model_limits.LEASES - 1), pytest.raises(DamagedStore):
         Leases.decode(value, EVERY, 0)
 
 

@@ -14,8 +14,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from quackmq import limits
 from quackmq.model import leases as module
+from quackmq.model import limits as model_limits
 from quackmq.model.leases import Counts, Leases, Wanted
 from quackmq.model.subscription import Terms
 from tests import effort
@@ -28,7 +28,7 @@ PICKS = st.integers(0, 40)
 class LeasesMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.bound = patch.object(limits, "LEASE_GAPS", GAPS)
+        self.bound = patch.object(model_limits, "LEASE_GAPS", GAPS)
         self.bound.start()
         self.now_ms = 0
         self.log_start = self.start = self.low = 5

@@ -11,8 +11,8 @@ from aiokafka.record.default_records import DefaultRecordBatch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quackmq import limits
 from quackmq.errors import CorruptBatch, LimitReached, UnsupportedBatch
+from quackmq.model import limits as model_limits
 from quackmq.model.log_transactions import (
     ABORTED_BYTES,
     Aborted,
@@ -185,9 +185,9 @@ def test_an_entry_that_is_not_as_it_was_written_is_found() -> None:
 
 
 def test_a_partition_has_room_for_so_many_open_ones_and_no_more() -> None:
-    check_room(NEWS, limits.OPEN_TRANSACTIONS - 1)
+    check_room(NEWS, model_limits.OPEN_TRANSACTIONS - 1)
     with pytest.raises(LimitReached, match="open transactions"):
-        check_room(NEWS, limits.OPEN_TRANSACTIONS)
+        check_room(NEWS, model_limits.OPEN_TRANSACTIONS)
 
 
 # --- over all partitions ---------------------------------------------------------------------

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quackmq import limits
 from quackmq.errors import (
     InvalidRequest,
     InvalidTransactionState,
@@ -18,6 +17,7 @@ from quackmq.errors import (
     RepeatForgotten,
     UnknownProducer,
 )
+from quackmq.model import limits as model_limits
 from quackmq.model.log_transactions import Marker, marker_batch
 from quackmq.model.producer_state import (
     FIRST_KEY_ID,
@@ -99,7 +99,7 @@ def test_a_gap_is_refused() -> None:
 
 
 def test_every_remembered_batch_is_answered_like_the_first_time() -> None:
-    batches = [batch(2 * n, count=2) for n in range(limits.REMEMBERED_BATCHES)]
+    batches = [batch(2 * n, count=2) for n in range(model_limits.REMEMBERED_BATCHES)]
     state = after(batches)
     for n, one in enumerate(batches):
         answer = advance(state, one, 99, 9999)
@@ -107,18 +107,18 @@ def test_every_remembered_batch_is_answered_like_the_first_time() -> None:
 
 
 def test_no_more_batches_are_remembered_than_the_bound_says() -> None:
-    state = after([batch(n) for n in range(limits.REMEMBERED_BATCHES + 3)])
+    state = after([batch(n) for n in range(model_limits.REMEMBERED_BATCHES + 3)])
     assert [b.first_sequence for b in state.batches] == [3, 4, 5, 6, 7]
 
 
 def test_a_repeat_older_than_that_is_told_so() -> None:
-    state = after([batch(n) for n in range(limits.REMEMBERED_BATCHES + 1)])
+    state = after([batch(n) for n in range(model_limits.REMEMBERED_BATCHES + 1)])
     with pytest.raises(RepeatForgotten):
         advance(state, batch(0), 6, 0)
 
 
 def test_a_repeat_cut_differently_is_out_of_order() -> None:
-    state = after([batch(3 * n, count=3) for n in range(limits.REMEMBERED_BATCHES + 1)])
+    state = after([batch(3 * n, count=3) for n in range(model_limits.REMEMBERED_BATCHES + 1)])
     for first, count in [(3, 2), (4, 2), (3, 6), (0, 4), (15, 4)]:
         with pytest.raises(OutOfOrderSequence):
             advance(state, batch(first, count), 18, 0)
@@ -152,7 +152,7 @@ def test_numbers_wrap_within_a_batch() -> None:
 
 def test_a_repeat_from_before_the_wrap_is_forgotten_and_not_a_gap() -> None:
     state = at(SEQUENCES - 1)
-    for n in range(limits.REMEMBERED_BATCHES):
+    for n in range(model_limits.REMEMBERED_BATCHES):
         state = appended(state, batch(n), n)
     with pytest.raises(RepeatForgotten):
         advance(state, batch(SEQUENCES - 1), 9, 0)
@@ -268,7 +268,7 @@ def test_a_producer_that_was_silent_too_long_is_forgotten() -> None:
 
 
 def test_beyond_the_bound_the_longest_silent_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "PRODUCERS_PER_PARTITION", 3)
+    monkeypatch.setattr(model_limits, "PRODUCERS_PER_PARTITION", 3)
     assert expired(silent_since([10, 20, 30]), 0) == []
     assert expired(silent_since([10, 20, 30, 40, 50]), 0) == [0, 1]
 
@@ -276,7 +276,7 @@ def test_beyond_the_bound_the_longest_silent_are_forgotten(monkeypatch: pytest.M
 def test_beyond_the_bound_those_made_of_keys_are_forgotten_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(limits, "PRODUCERS_PER_PARTITION", 3)
+    monkeypatch.setattr(model_limits, "PRODUCERS_PER_PARTITION", 3)
     key = FIRST_KEY_ID + 1
     states = silent_since([10, 20]) | {
         each: Producer(each, 0, (), 30, NO_TRANSACTION) for each in (key, key + 1)
@@ -284,7 +284,7 @@ def test_beyond_the_bound_those_made_of_keys_are_forgotten_first(
     assert expired(states, 0) == [key]
     assert expired(states | {2: states[0], 3: states[0]}, 0) == [key, key + 1, 0]
     assert expired(states, 15) == [key, 0]
-    monkeypatch.setattr(limits, "SILENT_PRODUCERS", 2)
+    monkeypatch.setattr(model_limits, "SILENT_PRODUCERS", 2)
     assert expired(states, 0) == [0], "looking for keys costs no more than it may"
 
 
@@ -294,7 +294,7 @@ def test_a_producer_with_an_open_transaction_is_never_forgotten(
     states = silent_since([0, 1, 2])
     states[0] = states[0]._replace(transaction_offset=5)
     assert expired(states, 1) == [1]
-    monkeypatch.setattr(limits, "PRODUCERS_PER_PARTITION", 2)
+    monkeypatch.setattr(model_limits, "PRODUCERS_PER_PARTITION", 2)
     assert expired(states, 0) == [1]
 
 
@@ -319,14 +319,14 @@ class Model:
                 return UnknownProducer if self.epoch < 0 else OutOfOrderSequence
             self.epoch, self.batches = one.producer_epoch, []
             return self._append(numbers)
-        for first, count, offset in self.batches[-limits.REMEMBERED_BATCHES :]:
+        for first, count, offset in self.batches[-model_limits.REMEMBERED_BATCHES :]:
             if (first, count) == numbers:
                 return offset
         last_first, last_count, _ = self.batches[-1]
         if one.base_sequence == last_first + last_count:
             return self._append(numbers)
-        remembered = self.batches[-limits.REMEMBERED_BATCHES :]
-        forgotten = len(self.batches) >= limits.REMEMBERED_BATCHES
+        remembered = self.batches[-model_limits.REMEMBERED_BATCHES :]
+        forgotten = len(self.batches) >= model_limits.REMEMBERED_BATCHES
         if forgotten and sum(numbers) <= remembered[0][0]:
             return RepeatForgotten
         return OutOfOrderSequence

@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
+from tests.limits import home_of
 
-from quackmq import limits
 from tests.protocols.kafka.client import on_both_loops
 from tests.protocols.test_crossed import DOORS, PROTOCOLS, Opened, opened
 from tests.protocols.zmq.peers import soon, until
@@ -40,7 +40,7 @@ async def test_a_door_forgets_peers_that_have_gone(
     door: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("HTTP_LINGER_MS", "KAFKA_LINGER_MS", "ZMQ_LINGER_MS", "LINE_LINGER_MS"):
-        monkeypatch.setattr(limits, name, 1)
+        monkeypatch.setattr(home_of(name), name, 1)
     async with opened() as running:
         for number in range(PEERS):
             await running.well(door)

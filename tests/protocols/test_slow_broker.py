@@ -11,6 +11,7 @@ from kio.schema.errors import ErrorCode
 from quackmq import limits
 from quackmq.broker import Counts, Terms
 from quackmq.model.topic import Append, Appended, Cursor, State, StatePut
+from quackmq.protocols.line import limits as line_limits
 from quackmq.stores.memory import MemoryStore
 from tests.broker.newer_flock import NewerMember
 from tests.broker.pushed_peer import peer_of, pushed
@@ -119,7 +120,7 @@ async def test_a_subscriber_of_lines_lives_whose_answer_lies_in_the_socket() -> 
             assert f"entry {number}" in await peer.hears()
             peer.say("successful")
             block(AN_HOUR_S)
-            await asyncio.sleep(limits.LINE_SWEEP_MS / 1000)  # it is looked at meanwhile
+            await asyncio.sleep(line_limits.LINE_SWEEP_MS / 1000)  # it is looked at meanwhile
 
 
 @on_a_slow_loop

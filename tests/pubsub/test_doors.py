@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from quackmq import Client, limits
+from quackmq import Client
 from quackmq.client.zmq import ZmqClient
 from quackmq.errors import UnknownSubscription, UnknownTopic
+from quackmq.protocols.http import limits as http_limits
 from tests.cli.process import DEADLINE_S, Server
 
 pytestmark = pytest.mark.processes
@@ -53,7 +54,7 @@ class Http:
         return last
 
     def get(self, topic: str, last_id: str | None) -> tuple[str, str]:
-        asking = {"last_id": last_id, "wait_ms": limits.HTTP_WAIT_MS}
+        asking = {"last_id": last_id, "wait_ms": http_limits.HTTP_WAIT_MS}
         answer = self._ask("POST", f"{self._subscription(topic)}/get", asking)
         return answer["id"], answer["value"]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 
 from quackmq import limits
+from quackmq.stores import limits as stores_limits
 
 SMALL = {
     "JOURNAL_SLOT_BYTES": 256 * limits.KIB,
@@ -31,8 +32,9 @@ SMALL = {
 def main() -> int:
     """Defaults are taken when modules are loaded, so the limits are moved before that."""
     for name, value in SMALL.items():
-        assert hasattr(limits, name)
-        setattr(limits, name, value)
+        home = stores_limits if hasattr(stores_limits, name) else limits
+        assert hasattr(home, name)
+        setattr(home, name, value)
     from quackmq.cli.main import main
 
     return main()

@@ -12,6 +12,7 @@ import pytest
 
 from quackmq import limits
 from quackmq.model.topic import PartitionKey
+from quackmq.stores import limits as stores_limits
 from quackmq.stores.local import LocalStore
 from tests.real.many import TOPIC
 from tests.stores.calls import read_all
@@ -61,7 +62,7 @@ def killed_after(directory: Path, count: int, acknowledged: dict[int, int]) -> N
             if line.endswith(b"\n"):
                 note(line, acknowledged)
     if memory is not None:
-        assert memory < limits.HELD_BYTES + OTHER_MEMORY_BYTES
+        assert memory < stores_limits.HELD_BYTES + OTHER_MEMORY_BYTES
 
 
 def note(line: bytes, acknowledged: dict[int, int]) -> None:

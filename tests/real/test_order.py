@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka import KafkaError, Message, Producer
 
-from quackmq import limits
+from quackmq.stores import limits as stores_limits
 from quackmq.stores.local.files.journal import DIRECTORY as JOURNAL_DIRECTORY
 from quackmq.stores.local.files.segment import DIRECTORY as LOG_DIRECTORY
 from tests.cli.process import DEADLINE_S
@@ -53,7 +53,9 @@ def publish(address: str) -> None:
         for idempotent in (False, True)
     ]
     for number in range(SMALL + LARGE):
-        filler = b"." * (2 * limits.JOURNAL_INLINE_BYTES if number % (SMALL // LARGE) == 9 else 20)
+        filler = b"." * (
+            2 * stores_limits.JOURNAL_INLINE_BYTES if number % (SMALL // LARGE) == 9 else 20
+        )
         producer = producers[number % 2]
         topic = ("ducks", "geese")[number % 3 == 0]
         producer.produce(topic, b"<token %d>" % number + filler, on_delivery=note)

@@ -12,6 +12,7 @@ from aiokafka.record.default_records import _DefaultRecordBatchPy as OtherBatch
 
 from quackmq import limits
 from quackmq.errors import CorruptBatch, InvalidRequest, RecordTooLarge
+from quackmq.records import limits as records_limits
 from quackmq.records.batch import COMPRESSIONS, NO_TIMESTAMP, TIMESTAMP_TYPE_FLAG, Batch, Record
 from quackmq.records.codec import (
     BatchWriter,
@@ -198,7 +199,7 @@ def test_what_could_not_be_opened_again_is_refused() -> None:
 
 
 def test_more_headers_than_a_batch_may_hold_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "HEADERS_PER_BATCH", 5)
+    monkeypatch.setattr(records_limits, "HEADERS_PER_BATCH", 5)
     three = Record(0, 1, None, b"v", (("a", None),) * 3)
     with pytest.raises(RecordTooLarge):
         encode([three, three])
@@ -224,8 +225,8 @@ def test_more_records_than_a_batch_may_hold_are_refused(monkeypatch: pytest.Monk
 def test_the_sections_of_a_batch_hold_its_records_in_order(
     compression: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "DECODED_SECTION_RECORDS", 7)
-    monkeypatch.setattr(limits, "DECODED_SECTION_BYTES", 500)
+    monkeypatch.setattr(records_limits, "DECODED_SECTION_RECORDS", 7)
+    monkeypatch.setattr(records_limits, "DECODED_SECTION_BYTES", 500)
     sizes = [0, 1, 40, 63, 64, 200, 700] * 20
     records = [
         Record(10 + number, 1_000 - number, b"k" * (number % 3), bytes(size), (("h", b"v"),))
@@ -347,7 +348,7 @@ def test_a_name_that_is_not_utf8_is_given_with_replacements() -> None:
 
 
 def test_a_batch_with_more_headers_than_allowed_is_corrupt(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "HEADERS_PER_BATCH", 5)
+    monkeypatch.setattr(records_limits, "HEADERS_PER_BATCH", 5)
     five = record_bytes(headers=[(b"a", None)] * 5)
     six = record_bytes(headers=[(b"a", None)] * 6)
     assert len(decode(batch_of(five))[0].headers) == 5

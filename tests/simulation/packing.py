@@ -12,7 +12,8 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, Final
 from unittest import mock
 
-from quackmq import limits
+from tests.limits import home_of
+
 from quackmq.stores.local.files.packs import Packs, Run
 from tests.simulation.platter import Counts
 
@@ -43,7 +44,7 @@ def small_packs(seed: int, counts: Counts) -> Iterator[None]:
     with ExitStack() as patches:
         if source.random() < 0.5:
             for name, values in _SMALL.items():
-                patches.enter_context(mock.patch.object(limits, name, source.choice(values)))
+                patches.enter_context(mock.patch.object(home_of(name), name, source.choice(values)))
         for name, counted in _COUNTED.items():
             patches.enter_context(mock.patch.object(Packs, name, counted(counts)))
         yield

@@ -12,7 +12,9 @@ from contextlib import ExitStack, contextmanager
 from typing import Final
 from unittest import mock
 
-from quackmq import limits
+from tests.limits import home_of
+
+from quackmq.stores import limits as stores_limits
 from quackmq.stores.local.commit.committer import Engine
 from quackmq.stores.local.commit.cycle import Cycle
 from quackmq.stores.local.commit.pending import Gathering
@@ -46,13 +48,13 @@ def small_frames(seed: int, counts: Counts) -> Iterator[None]:
 
     def counted_must_sync(engine: Engine, cycle: Cycle) -> bool:
         offsets = engine._unsynced_offsets + cycle.offsets
-        counts["syncs for many offsets"] += offsets >= limits.UNSYNCED_OFFSETS
+        counts["syncs for many offsets"] += offsets >= stores_limits.UNSYNCED_OFFSETS
         return must_sync(engine, cycle)
 
     with ExitStack() as patches:
         for name, values in _SMALL.items():
             if source.random() < 0.5:
-                patches.enter_context(mock.patch.object(limits, name, source.choice(values)))
+                patches.enter_context(mock.patch.object(home_of(name), name, source.choice(values)))
         patches.enter_context(mock.patch.object(Gathering, "fit", counted_fit))
         patches.enter_context(mock.patch.object(Engine, "_must_sync", counted_must_sync))
         yield

@@ -13,7 +13,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from unittest import mock
 
-from quackmq import limits
+from tests.limits import home_of
+
 from tests.simulation.platter import Counts
 
 _SHRUNK = 0.3
@@ -32,7 +33,7 @@ def shrunk(seed: int, table: Table, counts: Counts) -> Iterator[None]:
             if source.random() < _SHRUNK:
                 value = _Shrunk(source.choice(values))
                 value.name, value.counts = REACHED + name, counts
-                stack.enter_context(mock.patch.object(limits, name, value))
+                stack.enter_context(mock.patch.object(home_of(name), name, value))
         yield
 
 

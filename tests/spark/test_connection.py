@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 
-from quackmq import limits
 from quackmq.broker import BrokerSettings
 from quackmq.errors import InvalidRequest, QuackTimeout, UnknownTopic
 from quackmq.protocols.kafka.api import Node
 from quackmq.protocols.kafka.handlers.config_catalog import broker_configs
+from quackmq.spark import limits as spark_limits
 from quackmq.spark.broker.http import Http, OtherFailure, find
 from tests.cli.process import DEADLINE_S, Server
 from tests.spark.addresses import reserved
@@ -81,7 +81,7 @@ def test_an_answer_that_takes_its_time_is_asked_for_again_as_often_as_is_said(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A commit of much: the broker has taken it, and is at work for longer than it may be away."""
-    monkeypatch.setattr(limits, "SPARK_ANSWER_MS", 400)
+    monkeypatch.setattr(spark_limits, "SPARK_ANSWER_MS", 400)
     for waits in (1, 10):
         with socket.create_server(("127.0.0.1", 0)) as busy, ExitStack() as taken:
             answering = threading.Thread(target=_answer_the_second, args=(busy, taken))

@@ -11,8 +11,8 @@ from aiokafka.partitioner import murmur2 as kafkas_murmur2
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quackmq import limits
 from quackmq.model.partitioning import Partitioner
+from quackmq.spark import limits as spark_limits
 from quackmq.spark.sink.partitioner import murmur2, partitions_of
 from tests import effort
 from tests.tables import each
@@ -58,12 +58,12 @@ def test_rows_without_a_key_are_spread_evenly_in_runs(column: pa.Array | None) -
     found = partitions_of(column, 10_000, 4, 2, MURMUR2)
     assert np.bincount(found).tolist() == [2_500] * 4
     assert len(np.flatnonzero(np.diff(found))) == 3, "each has its rows in one piece"
-    few = partitions_of(None, limits.SPARK_SPREAD_ROWS, 4, 2, MURMUR2)
+    few = partitions_of(None, spark_limits.SPARK_SPREAD_ROWS, 4, 2, MURMUR2)
     assert set(few.tolist()) == {2}, "few rows make one batch"
 
 
 def test_with_crc32_rows_with_an_empty_key_are_spread_as_those_without_one() -> None:
-    spread = limits.SPARK_SPREAD_ROWS
+    spread = spark_limits.SPARK_SPREAD_ROWS
     column = pa.array([b"21"] + [b"", None] * spread)
     found = partitions_of(column, len(column), 4, 2, Partitioner.CRC32).tolist()
     assert found[0] == zlib.crc32(b"21") % 4

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quackmq import limits
+from quackmq.spark import limits as spark_limits
 from quackmq.spark.source.splits import File, Piece, Range, limited, pieces, splits
 
 
@@ -86,12 +86,12 @@ def test_shares_are_balanced_by_bytes() -> None:
 def test_records_weigh_also_where_they_are_packed_into_nothing() -> None:
     archived = {("ducks", 0): [file_of(0, 10_000_000, size=1_000)]}
     wanted = pieces([range_of(0, 10_000_000)], archived)
-    assert len(splits(wanted, split_bytes=limits.SPARK_SPLIT_BYTES)) >= 10
+    assert len(splits(wanted, split_bytes=spark_limits.SPARK_SPLIT_BYTES)) >= 10
 
 
 def test_a_small_batch_of_many_partitions_is_one_task() -> None:
     ranges = [range_of(0, 3, partition, record_bytes=100) for partition in range(100)]
-    assert len(splits(pieces(ranges, {}), split_bytes=limits.SPARK_SPLIT_BYTES)) == 1
+    assert len(splits(pieces(ranges, {}), split_bytes=spark_limits.SPARK_SPLIT_BYTES)) == 1
 
 
 def test_there_are_as_many_tasks_as_asked_for_but_none_without_an_offset() -> None:
@@ -104,7 +104,7 @@ def test_there_are_as_many_tasks_as_asked_for_but_none_without_an_offset() -> No
     )
     assert [sum(each.next - each.first for each in task) for task in tasks] == [2, 3, 2, 2]
     many = pieces([range_of(0, 10**6)], {})
-    assert len(splits(many, split_bytes=1)) <= limits.SPARK_SPLITS
+    assert len(splits(many, split_bytes=1)) <= spark_limits.SPARK_SPLITS
 
 
 partitions = st.dictionaries(

@@ -11,12 +11,12 @@ import pytest
 from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from quackmq import limits
 from quackmq.client.kafka.cluster import note_beside
 from quackmq.errors import NameInOtherMode, QuackTimeout
 from quackmq.model.offset_notes import lease_ms_of
 from quackmq.model.policy import Policy
 from quackmq.model.topic import PartitionKey
+from quackmq.spark import limits as spark_limits
 from quackmq.spark import release
 from quackmq.spark.broker.http import Access
 from quackmq.spark.broker.progress import Progress
@@ -83,7 +83,7 @@ def test_a_query_that_has_had_no_batch_yet_is_told_again_now_and_then(
     assert release(broker.address, group) == [], "it holds nothing yet"
     admin.delete_consumer_groups([group])[group].result(DEADLINE_S)
     assert committed(broker, group, topic) < 0
-    monkeypatch.setattr(limits, "SPARK_TOLD_MS", 0)
+    monkeypatch.setattr(spark_limits, "SPARK_TOLD_MS", 0)
     assert query.step() is None
     wait_until(lambda: committed(broker, group, topic) == 1)
     broker.publish(topic, ["a"])
@@ -210,7 +210,7 @@ def test_a_query_asks_to_be_waited_for_so_long_after_its_last_word(
     broker: Broker, topic: str, group: str, stream: Stream
 ) -> None:
     with_a_batch(broker, topic, group, stream)
-    assert lease_of(broker, topic, group) == limits.SPARK_HOLD_MS
+    assert lease_of(broker, topic, group) == spark_limits.SPARK_HOLD_MS
     other = stream(groupId=f"{group}-other", holdRetentionFor="36h")
     assert other.step() == 1
     assert other.step() is None
@@ -271,8 +271,8 @@ def test_a_request_that_nobody_answers_is_dropped_and_made_again(
         request = progress._on_its_way
         progress.tell(second)
         assert progress._on_its_way is request
-        monkeypatch.setattr(limits, "SPARK_ANSWER_MS", 0)
+        monkeypatch.setattr(spark_limits, "SPARK_ANSWER_MS", 0)
         progress.tell(third)
         assert progress._on_its_way is not request
-        monkeypatch.setattr(limits, "SPARK_STOP_MS", 1)
+        monkeypatch.setattr(spark_limits, "SPARK_STOP_MS", 1)
         progress.close(third)

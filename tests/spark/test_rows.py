@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quackmq import limits
 from quackmq.errors import CorruptBatch
 from quackmq.records.batch import Batch, Record
 from quackmq.records.codec import encode
+from quackmq.spark import limits as spark_limits
 from quackmq.spark.source.rows import append_time_column, append_times, between, groups_of, opened
 from tests.batches import sealed
 
@@ -55,11 +55,11 @@ def test_many_compressed_batches_are_opened_some_at_a_time(
 ) -> None:
     data = b"".join(batch_bytes([b"x" * 5_000], each, "zstd") for each in range(50))
     one = len(batch_bytes([b"x" * 5_000], 0, "zstd"))
-    monkeypatch.setattr(limits, "SPARK_TOGETHER_BYTES", 10 * one)
+    monkeypatch.setattr(spark_limits, "SPARK_TOGETHER_BYTES", 10 * one)
     groups = list(groups_of(data))
     assert [len(group) for group in groups] == [10] * 5
     assert sum(opened(group).num_rows for group in groups) == 50
-    monkeypatch.setattr(limits, "SPARK_DECODED_BYTES", 10 * 4_000)
+    monkeypatch.setattr(spark_limits, "SPARK_DECODED_BYTES", 10 * 4_000)
     with pytest.raises(CorruptBatch):
         opened(groups[0])
     assert opened(groups[0][:1]).num_rows == 1

@@ -6,6 +6,7 @@ import pytest
 
 from quackmq import limits
 from quackmq.errors import IllegalTopicName, InvalidRequest
+from quackmq.spark import limits as spark_limits
 from quackmq.spark.sink.options import sink_options
 from tests.tables import each
 
@@ -34,7 +35,7 @@ def test_options_are_those_of_sparks_kafka_sink_and_a_few_of_ours() -> None:
 def test_what_is_not_said_has_a_default() -> None:
     options = sink_options(GIVEN)
     assert (options.topic, options.write_id, options.compression) == (None, None, "none")
-    assert options.retry_ms == limits.SPARK_RETRY_MS
+    assert options.retry_ms == spark_limits.SPARK_RETRY_MS
 
 
 @each(

@@ -33,6 +33,7 @@ from quackmq.errors import (
     UnknownPartition,
     UnknownTopic,
 )
+from quackmq.spark import limits as spark_limits
 from quackmq.spark.sink import sink
 from quackmq.spark.sink.sink import BatchSink, StreamSink
 from tests.protocols.http.v1.serving import Client, Serving, serving
@@ -146,14 +147,14 @@ def test_keys_land_where_kafkas_clients_put_them_and_rows_without_are_spread(
     for message in messages(api, topic):
         expected = (murmur2(message["key"].encode()) & 0x7FFFFFFF) % 3
         assert message["partition"] == expected
-    many = 3 * limits.SPARK_SPREAD_ROWS
+    many = 3 * spark_limits.SPARK_SPREAD_ROWS
     writer = batch_sink(served, topic)
     before = [len(messages(api, topic, number)) for number in range(3)]
     writer.commit([writer.write(iter([rows(value=[b"y"] * many)]))])
     described = api.get(f"/v1/topics/{topic}").json["partitions"]
     # A marker of each commit is in each partition, too.
     grown = [each["next_offset"] - 2 - there for each, there in zip(described, before, strict=True)]
-    assert grown == [limits.SPARK_SPREAD_ROWS] * 3
+    assert grown == [spark_limits.SPARK_SPREAD_ROWS] * 3
 
 
 def test_rows_may_name_their_topics(served: Serving, api: Client, topic: str) -> None:
@@ -183,7 +184,7 @@ def test_null_values_and_no_rows_at_all_are_fine(served: Serving, api: Client, t
 def test_large_writes_go_in_many_calls_in_the_order_of_the_rows(
     served: Serving, api: Client, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "SPARK_CHUNK_BYTES", 10_000)
+    monkeypatch.setattr(spark_limits, "SPARK_CHUNK_BYTES", 10_000)
     writer = batch_sink(served, topic, "value", "partition")
     texts = [b"%06d%s" % (number, b"x" * 100) for number in range(900)]
     batches = [

@@ -22,6 +22,7 @@ from quackmq.errors import (
 )
 from quackmq.model.topic import Append, PartitionKey
 from quackmq.records.batch import Batch
+from quackmq.spark import limits as spark_limits
 from quackmq.spark.source import task as reading
 from quackmq.spark.source.rows import opened
 from quackmq.spark.source.source import PushingSource, QuackSource
@@ -438,7 +439,7 @@ def test_batches_that_come_to_too_much_together_are_opened_as_they_are_wanted(
 ) -> None:
     for number in range(3):
         broker.publish(topic, [str(number) * 10_000], **{"compression.type": "zstd"})
-    monkeypatch.setattr(limits, "SPARK_DECODED_BYTES", 20_000)
+    monkeypatch.setattr(spark_limits, "SPARK_DECODED_BYTES", 20_000)
     sizes: list[int] = []
 
     def noted(group: Any) -> Any:

@@ -15,7 +15,7 @@ from pyspark.sql.datasource import DataSourceStreamWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 from pyspark.taskcontext import TaskContext
 
-from quackmq import limits
+from quackmq.spark import limits as spark_limits
 from quackmq.spark.broker.staging import Target
 from quackmq.spark.sink import sink
 from quackmq.spark.source.source import QuackSource
@@ -41,7 +41,7 @@ class TortureSink(sink.StreamSink):
         super().__init__(given, schema, overwrite)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> sink.Message:
-        limits.SPARK_CHUNK_BYTES = CHUNK_BYTES  # type: ignore[misc]
+        spark_limits.SPARK_CHUNK_BYTES = CHUNK_BYTES  # type: ignore[misc]
         context = TaskContext.get()
         assert context is not None
         batch = int(context.getLocalProperty(sink.BATCH_PROPERTY) or -1)

@@ -33,6 +33,7 @@ from quackmq.model.topic import (
     Topic,
     check_topic_name,
 )
+from quackmq.stores import limits as stores_limits
 from quackmq.stores.catalog import (
     Catalog,
     Change,
@@ -236,7 +237,7 @@ def test_asking_for_a_change_changes_nothing() -> None:
 
 
 def test_a_deletion_takes_its_partitions_out_of_the_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "PARTITIONS", 4)
+    monkeypatch.setattr(stores_limits, "PARTITIONS", 4)
     catalog = catalog_of(TopicPut(NEWS))
     with pytest.raises(LimitReached):
         catalog.new_topic("sport", 2, Policy(), SPORT.id, 18)
@@ -246,7 +247,7 @@ def test_a_deletion_takes_its_partitions_out_of_the_count(monkeypatch: pytest.Mo
 
 
 def test_a_topic_that_grows_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "PARTITIONS", 6)
+    monkeypatch.setattr(stores_limits, "PARTITIONS", 6)
     catalog = catalog_of(TopicPut(NEWS))
     for partitions in (4, 5, 6):
         catalog.apply(catalog.altered_topic(NEWS.id, partitions, None))
@@ -257,7 +258,7 @@ def test_a_topic_that_grows_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> 
 def test_cursors_are_found_by_name_and_topic_and_counted_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(limits, "CURSORS", 2)
+    monkeypatch.setattr(stores_limits, "CURSORS", 2)
     catalog = catalog_of(TopicPut(NEWS))
     first, second = cursor("reader", NEWS, 0), cursor("reader", NEWS, 1)
     catalog.apply_all(catalog.cursor_changes([first, second, first]))
@@ -290,7 +291,7 @@ def test_states_are_put_together_or_not_at_all(monkeypatch: pytest.MonkeyPatch) 
         catalog.state_changes([*both, StatePut("other", b"", 1)])
     with pytest.raises(InvalidRequest, match="twice"):
         catalog.state_changes([*both, StatePut("new", b"second", 0)])
-    monkeypatch.setattr(limits, "STATE_KEYS", 2)
+    monkeypatch.setattr(stores_limits, "STATE_KEYS", 2)
     assert len(catalog.state_changes(both)) == 2
     with pytest.raises(LimitReached):
         catalog.state_changes([*both, StatePut("other", b"", 0)])

@@ -25,6 +25,7 @@ from quackmq.errors import (
 )
 from quackmq.model.policy import Policy, WhenFull
 from quackmq.model.topic import Append, PartitionKey, Read, State, Topic
+from quackmq.stores import limits as stores_limits
 from quackmq.stores.contract import Store
 from tests.stores.calls import (
     LONG_MS,
@@ -109,8 +110,8 @@ async def test_a_topic_without_partitions_is_refused(store: Store, partitions: i
 async def test_topics_and_partitions_are_bounded(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "TOPICS", 2)
-    monkeypatch.setattr(limits, "PARTITIONS", 7)
+    monkeypatch.setattr(stores_limits, "TOPICS", 2)
+    monkeypatch.setattr(stores_limits, "PARTITIONS", 7)
     monkeypatch.setattr(limits, "PARTITIONS_PER_TOPIC", 4)
     with pytest.raises(LimitReached):
         await store.create_topic("wide", 5, Policy())
@@ -317,7 +318,7 @@ async def test_cursors_are_set_all_or_none(store: Store) -> None:
 
 
 async def test_cursors_are_bounded(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "CURSORS", 2)
+    monkeypatch.setattr(stores_limits, "CURSORS", 2)
     key = await new_partition(store)
     await store.set_cursors([cursor("a", key, 1), cursor("b", key, 1)])
     with pytest.raises(LimitReached):
@@ -394,7 +395,7 @@ async def test_states_are_found_by_prefix(store: Store) -> None:
 
 
 async def test_states_are_bounded(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "STATE_KEYS", 2)
+    monkeypatch.setattr(stores_limits, "STATE_KEYS", 2)
     largest = b"x" * limits.STATE_VALUE_BYTES
     await store.put_state("a", largest, 0)
     await store.put_state("b", b"", 0)

@@ -7,7 +7,6 @@ import uuid
 
 import pytest
 
-from quackmq import limits
 from quackmq.errors import (
     InvalidRequest,
     OutOfOrderSequence,
@@ -18,9 +17,11 @@ from quackmq.errors import (
     UnknownProducer,
     UnknownTopic,
 )
+from quackmq.model import limits as model_limits
 from quackmq.model.policy import Policy
 from quackmq.model.topic import Append, Appended, Cursor, PartitionKey
 from quackmq.records.batch import Batch
+from quackmq.stores import limits as stores_limits
 from quackmq.stores.contract import Store
 from tests.stores.calls import (
     append,
@@ -120,7 +121,7 @@ async def test_an_answer_says_when_and_where_the_partition_begins(
 
 async def test_a_large_batch_is_kept_like_a_small_one(store: Store) -> None:
     key, other = await new_partitions(store, 2)
-    large = [bytes([n]) * (2 * limits.JOURNAL_INLINE_BYTES) for n in range(3)]
+    large = [bytes([n]) * (2 * stores_limits.JOURNAL_INLINE_BYTES) for n in range(3)]
     await store.append(
         [Append(key, batch_of(b"small")), Append(other, batch_of(b"small too"))]
         + [Append(key, batch_of(value)) for value in large]
@@ -279,7 +280,7 @@ async def test_a_repeat_among_new_batches_keeps_their_offsets_together(store: St
 
 async def test_the_last_batches_are_remembered_and_older_ones_told_so(store: Store) -> None:
     key = await new_partition(store)
-    count = limits.REMEMBERED_BATCHES + 2
+    count = model_limits.REMEMBERED_BATCHES + 2
     for n in range(count):
         await append(store, key, numbered(n))
     for n in range(2, count):
@@ -353,7 +354,7 @@ async def test_what_is_known_of_a_producer_outlives_its_records(store: Store) ->
 async def test_beyond_the_bound_the_producer_longest_silent_is_forgotten(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "PRODUCERS_PER_PARTITION", 2)
+    monkeypatch.setattr(model_limits, "PRODUCERS_PER_PARTITION", 2)
     key = await new_partition(store)
     for producer_id, sequence in [(5, 0), (6, 0), (5, 1), (7, 0)]:
         await append(store, key, numbered(sequence, producer_id=producer_id))
@@ -366,9 +367,9 @@ async def test_beyond_the_bound_the_producer_longest_silent_is_forgotten(
 async def test_a_producer_silent_for_long_is_forgotten(store: Store, clock: Clock) -> None:
     key = await new_partition(store)
     await append(store, key, numbered(0, producer_id=5))
-    clock.advance(limits.PRODUCER_EXPIRY_MS // 2)
+    clock.advance(stores_limits.PRODUCER_EXPIRY_MS // 2)
     await append(store, key, numbered(0, producer_id=6))
-    clock.advance(limits.PRODUCER_EXPIRY_MS // 2)
+    clock.advance(stores_limits.PRODUCER_EXPIRY_MS // 2)
     await append(store, key, numbered(0, producer_id=7))
     with pytest.raises(UnknownProducer):
         await append(store, key, numbered(1, producer_id=5))

@@ -14,6 +14,7 @@ from quackmq import limits
 from quackmq.errors import LimitReached, OffsetOutOfRange, UnknownPartition, UnknownTopic
 from quackmq.model.policy import Policy
 from quackmq.model.topic import Append, OffsetTime, PartitionKey, Read, Slice
+from quackmq.stores import limits as stores_limits
 from quackmq.stores.contract import Store
 from tests.stores.calls import (
     LONG_MS,
@@ -353,7 +354,7 @@ async def test_a_read_waits_no_longer_than_the_bound(
 async def test_readers_that_wait_are_bounded_and_give_their_place_back(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "WAITING_READERS", 2)
+    monkeypatch.setattr(stores_limits, "WAITING_READERS", 2)
     key = await partition_of(store, 1)
     reads = [await waiting_read(store, Read(key, 1, PLENTY_BYTES)) for _ in range(2)]
     with pytest.raises(LimitReached):

@@ -20,10 +20,12 @@ from quackmq.errors import (
     StateChanged,
     UnknownTopic,
 )
+from quackmq.model import limits as model_limits
 from quackmq.model.log_transactions import Aborted, Marker, marker_batch
 from quackmq.model.producer_state import NO_TRANSACTION, Producer
 from quackmq.model.topic import Append, PartitionKey, Read, Slice, State, StatePut
 from quackmq.records.batch import CONTROL_FLAG, TRANSACTIONAL_FLAG, Batch
+from quackmq.stores import limits as stores_limits
 from quackmq.stores.contract import Store
 from tests import effort
 from tests.batches import resealed, sealed
@@ -241,10 +243,10 @@ async def test_a_control_batch_that_is_no_marker_is_refused(store: Store) -> Non
 async def test_a_producer_with_an_open_transaction_is_not_forgotten(
     store: Store, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "PRODUCERS_PER_PARTITION", 2)
+    monkeypatch.setattr(model_limits, "PRODUCERS_PER_PARTITION", 2)
     key = await new_partition(store)
     await append(store, key, part(1, 0))
-    clock.advance(limits.PRODUCER_EXPIRY_MS + 1)
+    clock.advance(stores_limits.PRODUCER_EXPIRY_MS + 1)
     for producer_id in (2, 3, 4):
         await append(store, key, part(producer_id, 0, transactional=False))
     assert set(await store.producers(key)) == {1, 4}
@@ -258,7 +260,7 @@ async def test_a_producer_with_an_open_transaction_is_not_forgotten(
 async def test_open_transactions_are_bounded_a_partition(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "OPEN_TRANSACTIONS", 2)
+    monkeypatch.setattr(model_limits, "OPEN_TRANSACTIONS", 2)
     key, other = await new_partitions(store, 2)
     await append(store, key, part(1, 0))
     with pytest.raises(LimitReached):

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import quackmq
-from quackmq import limits
+from quackmq.cli import limits as cli_limits
 from quackmq.cli.broker import process
 from quackmq.disk.real import RealDisk
 from quackmq.disk.syncing import sync_data, sync_names
@@ -115,7 +115,7 @@ def test_a_directory_is_removed_where_the_system_forbids_to_unlink_it(
         disk.remove("file")
 
 
-@pytest.mark.parametrize("granted", [limits.OPEN_FILES, 0])
+@pytest.mark.parametrize("granted", [cli_limits.OPEN_FILES, 0])
 def test_where_no_limit_of_files_is_named_a_number_that_is_granted_is_asked_for(
     granted: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

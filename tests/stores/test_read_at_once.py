@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from quackmq import limits
 from quackmq.model.log_transactions import Marker, marker_batch
 from quackmq.model.topic import Append, PartitionKey, Read
 from quackmq.records.batch import Batch
+from quackmq.stores import limits as stores_limits
 from quackmq.stores.contract import Store
 from tests.stores.calls import (
     DEADLINE_S,
@@ -184,7 +184,7 @@ async def test_a_watch_that_is_cancelled_does_not_call_back(store: Store) -> Non
 async def test_there_is_room_for_so_many_watches(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "WAITING_READERS", 2)
+    monkeypatch.setattr(stores_limits, "WAITING_READERS", 2)
     key = await new_partition(store)
     read, woken = Read(key, 0, 1000), Woken()
     first = store.watch(read, 1, LONG_MS, woken)
@@ -204,7 +204,7 @@ async def test_publishers_are_answered_before_readers_and_readers_are_woken_a_fe
 ) -> None:
     store = await STORES[kind](tmp_path, clock)
     key = await new_partition(store)
-    readers = 5 * limits.READERS_WOKEN_AT_ONCE + 1
+    readers = 5 * stores_limits.READERS_WOKEN_AT_ONCE + 1
     order: list[str] = []
     turns: list[int] = []
     turn = 0
@@ -230,5 +230,5 @@ async def test_publishers_are_answered_before_readers_and_readers_are_woken_a_fe
             await asyncio.sleep(0)
     assert order[0] == "publisher"
     assert len(order) == readers + 1
-    assert max(Counter(turns).values()) == limits.READERS_WOKEN_AT_ONCE
+    assert max(Counter(turns).values()) == stores_limits.READERS_WOKEN_AT_ONCE
     await store.close()

@@ -32,7 +32,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, TypeVar
 
-from quackmq import limits
+from quackmq import limits as shared_limits
+from quackmq.archive import limits
 from quackmq.archive.archiving.buffers import Buffers
 from quackmq.archive.archiving.builder import LocalWorkshop, Workshop
 from quackmq.archive.archiving.run import Archived, Suspects, Turn, take_turn
@@ -129,7 +130,9 @@ class Archiver:
         nobody waits for it any more."""
         topics = self._topics()
         if topic_name is not None and topic_name not in topics:
-            raise UnknownTopic(f"there is no topic {topic_name[: limits.TOPIC_NAME_CHARS]!r}")
+            raise UnknownTopic(
+                f"there is no topic {topic_name[: shared_limits.TOPIC_NAME_CHARS]!r}"
+            )
         names = list(topics) if topic_name is None else [topic_name]
         return await self._carry_through(self._archive(_partitions_of(topics, names)))
 

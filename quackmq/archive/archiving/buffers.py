@@ -15,7 +15,7 @@ import mmap
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from quackmq import limits
+from quackmq.archive import limits
 from quackmq.archive.archiving.pieces import Piece
 from quackmq.errors import StorageError
 from quackmq.model.topic import Aborted, OffsetTime, PartitionKey, Read

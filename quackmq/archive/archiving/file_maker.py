@@ -23,7 +23,7 @@ from bisect import bisect_right
 from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 
-from quackmq import limits
+from quackmq.archive import limits
 from quackmq.archive import manifest as manifests
 from quackmq.archive.archiving.pieces import Aside, Made, Piece, Progress, Unnamed
 from quackmq.archive.parquet.from_batches import Committed, FileWriter, PoisonBatch

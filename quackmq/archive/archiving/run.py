@@ -20,7 +20,7 @@ import logging
 from collections.abc import Callable
 from typing import NamedTuple
 
-from quackmq import limits
+from quackmq.archive import limits
 from quackmq.archive import manifest as manifests
 from quackmq.archive.archiving.buffers import Buffers, Filled
 from quackmq.archive.archiving.builder import Workshop, WorkshopGone

@@ -13,7 +13,7 @@ import heapq
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from quackmq import limits
+from quackmq.archive import limits
 from quackmq.clock import Clock
 from quackmq.errors import QuackError
 from quackmq.model.policy import Policy

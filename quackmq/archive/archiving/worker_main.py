@@ -19,7 +19,7 @@ import struct
 from collections.abc import Sequence
 from typing import Any, Final
 
-from quackmq import limits
+from quackmq.archive import limits
 from quackmq.archive.archiving.builder import LocalWorkshop
 from quackmq.records.batch import Buffer
 

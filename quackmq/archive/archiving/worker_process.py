@@ -15,7 +15,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from quackmq import limits
+from quackmq.archive import limits
 from quackmq.archive.archiving.builder import WorkshopGone
 from quackmq.archive.archiving.pieces import Aside, Made, Piece, Progress, Unnamed
 from quackmq.archive.archiving.worker_main import Channel

@@ -9,7 +9,7 @@ from collections.abc import Generator, Iterator
 
 import pyarrow as pa
 
-from quackmq import limits
+from quackmq.archive import limits
 from quackmq.archive.layout import partition_path
 from quackmq.archive.manifest import ArchiveFile, Manifest
 from quackmq.archive.merging.planner import Merge, Unreadable

@@ -23,7 +23,7 @@ from collections.abc import Collection, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from quackmq import limits
+from quackmq.archive import limits
 from quackmq.archive import manifest as manifests
 from quackmq.archive.archiving.schedule import is_no_room
 from quackmq.archive.manifest import ArchiveFile, Manifest

@@ -29,7 +29,8 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from quackmq import limits
+from quackmq import limits as shared_limits
+from quackmq.archive import limits
 from quackmq.archive.manifest import ArchiveFile, Manifest
 from quackmq.errors import InvalidSetting, QuackError
 from quackmq.model.topic import PartitionKey
@@ -45,7 +46,7 @@ _LAST_GROWTH: Final = 2
 class MergeSettings:
     """What files should become: about `target_bytes` large. `most_files` of one merge."""
 
-    target_bytes: int = limits.MERGE_TARGET_BYTES
+    target_bytes: int = shared_limits.MERGE_TARGET_BYTES
     growth: int = limits.MERGE_GROWTH
     most_files: int = limits.MERGE_FILES
     edge_share: float = limits.MERGE_EDGE_SHARE

@@ -23,7 +23,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from crc32c import crc32c
 
-from quackmq import limits
+from quackmq import limits as shared_limits
+from quackmq.archive import limits
 from quackmq.archive.layout import partition_path
 from quackmq.archive.manifest import ArchiveFile, Manifest, plan_of_offered
 from quackmq.archive.parquet.reader import ArchiveReader
@@ -113,9 +114,9 @@ def compare(
 
 def _examine(file: File, manifest: Manifest, name: str) -> Offered:
     size = file.size()
-    if not len(_MAGIC) + _END_BYTES < size <= limits.ARCHIVE_OFFERED_BYTES:
+    if not len(_MAGIC) + _END_BYTES < size <= shared_limits.ARCHIVE_OFFERED_BYTES:
         raise InvalidRequest(
-            f"{name} has {size} bytes; {limits.ARCHIVE_OFFERED_BYTES} are the most"
+            f"{name} has {size} bytes; {shared_limits.ARCHIVE_OFFERED_BYTES} are the most"
         )
     end = read_all(file, _END_BYTES, size - _END_BYTES)
     footer_bytes = int.from_bytes(end[:4], "little") + _END_BYTES
@@ -180,7 +181,7 @@ def _check_groups(groups: Sequence[RowGroup], metadata: pq.FileMetaData, name: s
             raise InvalidRequest(f"row group {index} of {name} is not where it should be")
         if group.records > limits.ARCHIVE_ROW_GROUP_ROWS:
             raise InvalidRequest(f"row group {index} of {name} has {group.records} records")
-        if metadata.row_group(index).total_byte_size > limits.ARROW_BYTES:
+        if metadata.row_group(index).total_byte_size > shared_limits.ARROW_BYTES:
             raise InvalidRequest(f"row group {index} of {name} would take too much memory")
         position += group.size
     return position

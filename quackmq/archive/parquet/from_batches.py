@@ -21,7 +21,8 @@ from typing import Final, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from quackmq import limits
+from quackmq import limits as shared_limits
+from quackmq.archive import limits
 from quackmq.archive.manifest import ArchiveFile
 from quackmq.archive.parquet.rows import RowsWriter
 from quackmq.archive.parquet.schema import GREATEST_MS, SCHEMA
@@ -34,7 +35,7 @@ from quackmq.records.columns import to_arrow
 
 _MILLISECONDS: Final = pa.timestamp("ms", tz="UTC")
 #: A batch that inflates to less can always be made again without compression.
-_SURELY_ENCODABLE_BYTES: Final = limits.BATCH_BYTES // 2
+_SURELY_ENCODABLE_BYTES: Final = shared_limits.BATCH_BYTES // 2
 
 
 class PoisonBatch(CorruptBatch):

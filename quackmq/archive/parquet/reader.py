@@ -25,7 +25,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from crc32c import crc32c
 
-from quackmq import limits
+from quackmq import limits as shared_limits
+from quackmq.archive import limits
 from quackmq.archive.layout import partition_path
 from quackmq.archive.manifest import ArchiveFile, Manifest, Quarantined
 from quackmq.archive.parquet.checked_range import Window, parquet_of
@@ -411,7 +412,7 @@ def _encode_some(rows: pa.RecordBatch, max_bytes: int, ahead_bytes: int) -> list
     will take is guessed, so that no more rows are encoded than are given."""
     count = rows.num_rows
     content = sum(rows.column(name).nbytes for name in ("key", "value", "headers"))
-    batch_bytes = max(1, min(limits.ENCODED_BATCH_BYTES, max_bytes))
+    batch_bytes = max(1, min(shared_limits.ENCODED_BATCH_BYTES, max_bytes))
     wanted = max(max_bytes, min(ahead_bytes, limits.ARCHIVE_AHEAD_BATCHES * batch_bytes))
     batches: list[bytes] = []
     start, left = 0, wanted

@@ -19,7 +19,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from crc32c import crc32c
 
-from quackmq import limits
+from quackmq import limits as shared_limits
+from quackmq.archive import limits
 from quackmq.archive.manifest import ArchiveFile, file_name
 from quackmq.archive.parquet.schema import (
     FIRST_OFFSET_KEY,
@@ -99,7 +100,8 @@ class RowsWriter:
     def is_full(self) -> bool:
         """As large as a file should be, or of as many row groups as it may have."""
         return (
-            self.size >= limits.ARCHIVE_FILE_BYTES or len(self._groups) >= limits.ARCHIVE_ROW_GROUPS
+            self.size >= shared_limits.ARCHIVE_FILE_BYTES
+            or len(self._groups) >= limits.ARCHIVE_ROW_GROUPS
         )
 
     def add(self, rows: pa.RecordBatch) -> None:

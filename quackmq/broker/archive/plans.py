@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from quackmq import limits
+from quackmq import limits as shared_limits
 from quackmq.archive import layout as archive_files
 from quackmq.archive.manifest import ArchiveFile, Manifest, Quarantined
+from quackmq.broker import limits
 from quackmq.errors import InvalidRequest, LimitReached, UnknownPlan
 from quackmq.model.topic import PartitionKey, Topic
 
@@ -199,5 +200,7 @@ class HeldPlan:
 
 
 def _check_time(for_ms: int) -> None:
-    if not 1 <= for_ms <= limits.ARCHIVE_PLAN_MS:
-        raise InvalidRequest(f"a plan cannot be for {for_ms} ms: 1 to {limits.ARCHIVE_PLAN_MS} are")
+    if not 1 <= for_ms <= shared_limits.ARCHIVE_PLAN_MS:
+        raise InvalidRequest(
+            f"a plan cannot be for {for_ms} ms: 1 to {shared_limits.ARCHIVE_PLAN_MS} are"
+        )

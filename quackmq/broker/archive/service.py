@@ -25,10 +25,11 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from quackmq import limits
+from quackmq import limits as shared_limits
 from quackmq.archive import layout as archive_files
 from quackmq.archive import manifest as manifests
 from quackmq.archive.manifest import ArchiveFile, Manifest
+from quackmq.broker import limits
 from quackmq.broker.archive.plans import PartitionArchive, Plan, Plans
 from quackmq.broker.lifecycle import Changes
 from quackmq.broker.settings import BrokerSettings, Caller
@@ -233,7 +234,10 @@ class Archives:
         self._topics.of(key)
         for name in new:
             self._check_offered(name)
-        if len(set(new)) != len(new) or max(len(new), len(old)) > limits.ARCHIVE_REPLACED_FILES:
+        if (
+            len(set(new)) != len(new)
+            or max(len(new), len(old)) > shared_limits.ARCHIVE_REPLACED_FILES
+        ):
             raise InvalidRequest("files are offered once each, and not so many at a time")
         await self._changes.carry_through(self._replace(key, version, old, new))
         return await self._describe(key, self._partitions.manifest)

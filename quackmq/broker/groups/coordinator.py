@@ -31,7 +31,8 @@ import uuid
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
-from quackmq import limits
+from quackmq import limits as shared_limits
+from quackmq.broker import limits
 from quackmq.broker.groups.group_entry import NOTHING_KEPT, KnownGroup, Waiter
 from quackmq.broker.groups.member_codec import members_bytes
 from quackmq.broker.groups.state import (
@@ -574,4 +575,4 @@ def _former(kept: Kept) -> FormerMembers | None:
 
 
 def _new_member_id(client: str) -> str:
-    return f"{client[: limits.NAME_BYTES]}-{uuid.uuid4()}"
+    return f"{client[: shared_limits.NAME_BYTES]}-{uuid.uuid4()}"

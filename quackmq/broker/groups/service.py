@@ -26,7 +26,8 @@ from functools import partial
 from typing import NamedTuple
 from uuid import UUID
 
-from quackmq import limits
+from quackmq import limits as shared_limits
+from quackmq.broker import limits
 from quackmq.broker.groups.coordinator import Coordinator
 from quackmq.broker.groups.state import GroupSettings
 from quackmq.broker.lifecycle import Changes
@@ -399,8 +400,8 @@ class Groups:
             return error
         except UnicodeEncodeError:
             return InvalidRequest("what is noted beside an offset is no text that UTF-8 can hold")
-        if size > limits.CURSOR_METADATA_BYTES:
-            most = limits.CURSOR_METADATA_BYTES
+        if size > shared_limits.CURSOR_METADATA_BYTES:
+            most = shared_limits.CURSOR_METADATA_BYTES
             return MetadataTooLarge(f"{size} bytes noted beside an offset; {most} is the most")
         return None
 
@@ -489,7 +490,7 @@ class Groups:
         if name in self._holding:
             return False
         is_publisher = name.startswith(PUBLISHER_PREFIX)
-        age_ms = limits.PUBLISHER_EXPIRY_MS if is_publisher else limits.GROUP_EXPIRY_MS
+        age_ms = limits.PUBLISHER_EXPIRY_MS if is_publisher else shared_limits.GROUP_EXPIRY_MS
         since_ms = self._clock.expired_before(age_ms)
         if self._coordinator.keeps_offsets(name):
             empty_since_ms = self._coordinator.empty_since_ms(name)
@@ -550,9 +551,9 @@ class Groups:
             size = len(name.encode())
         except UnicodeEncodeError:
             raise InvalidGroup("a group's name is text that UTF-8 can hold") from None
-        if not 1 <= size <= limits.NAME_BYTES:
+        if not 1 <= size <= shared_limits.NAME_BYTES:
             raise InvalidGroup(
-                f"a group's name takes 1 to {limits.NAME_BYTES} bytes as UTF-8, not {size}"
+                f"a group's name takes 1 to {shared_limits.NAME_BYTES} bytes as UTF-8, not {size}"
             )
 
     def _check_open(self) -> None:

@@ -19,7 +19,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
-from quackmq import limits
+from quackmq import limits as shared_limits
+from quackmq.broker import limits
 from quackmq.broker.groups.member_codec import decode_members, members_fields
 from quackmq.errors import DamagedStore, InvalidSetting
 from quackmq.groups import GroupKind, KeptMembers, Timing
@@ -34,8 +35,8 @@ class GroupSettings(NamedTuple):
     newer protocol; in the classic one each says its own."""
 
     holds_retention: bool = False
-    session_timeout_ms: int = limits.CONSUMER_SESSION_MS
-    heartbeat_interval_ms: int = limits.CONSUMER_HEARTBEAT_MS
+    session_timeout_ms: int = shared_limits.CONSUMER_SESSION_MS
+    heartbeat_interval_ms: int = shared_limits.CONSUMER_HEARTBEAT_MS
 
     @property
     def timing(self) -> Timing:
@@ -43,7 +44,7 @@ class GroupSettings(NamedTuple):
 
     def check(self) -> None:
         """InvalidSetting."""
-        shortest_ms, longest_ms = limits.SESSION_MIN_MS, limits.SESSION_MAX_MS
+        shortest_ms, longest_ms = shared_limits.SESSION_MIN_MS, shared_limits.SESSION_MAX_MS
         if not shortest_ms <= self.session_timeout_ms <= longest_ms:
             raise InvalidSetting(
                 f"a session lasts {shortest_ms} to {longest_ms} ms, not {self.session_timeout_ms}"

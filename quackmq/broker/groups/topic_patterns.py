@@ -18,7 +18,7 @@ from typing import Any
 
 import re2
 
-from quackmq import limits
+from quackmq.broker import limits
 from quackmq.errors import GroupLoading, InvalidPattern
 from quackmq.groups import Matched
 from quackmq.groups.consumer.messages import Catalog

@@ -31,7 +31,7 @@ from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, NamedTuple
 
-from quackmq import limits
+from quackmq.broker import limits
 from quackmq.errors import BrokerClosing, CorruptBatch
 from quackmq.model.topic import PartitionKey
 from quackmq.records import codec

@@ -14,7 +14,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from quackmq import limits
+from quackmq import limits as shared_limits
+from quackmq.broker import limits
 from quackmq.broker.log.committed import is_committed
 from quackmq.broker.log.decoded_batches import DecodedBatches
 from quackmq.errors import DamagedData, InternalError, OffsetOutOfRange
@@ -129,7 +130,7 @@ class _Search:
             for batch in batches(chunk):
                 if await self._open_batch(part, batch):
                     return
-        self.max_bytes = limits.REGION_BYTES
+        self.max_bytes = shared_limits.REGION_BYTES
 
     async def _open_batch(self, part: Slice, batch: Batch) -> bool:
         """Whether the head is in a batch; if not, the search goes on behind it."""

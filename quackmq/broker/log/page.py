@@ -15,7 +15,8 @@ import dataclasses
 import math
 from typing import NamedTuple
 
-from quackmq import limits
+from quackmq import limits as shared_limits
+from quackmq.broker import limits
 from quackmq.broker.log.committed import is_committed
 from quackmq.broker.log.decoded_batches import Decoded, DecodedBatches
 from quackmq.broker.subscriptions.pull import Reader
@@ -53,7 +54,7 @@ async def read_page(
     What the broker's reads say in their slices is raised."""
     page = _Gathering(decoded, topic, partition, offset, max_records, max_bytes)
     loop = asyncio.get_running_loop()
-    deadline = loop.time() + min(wait_ms, limits.READ_WAIT_MS) / 1000
+    deadline = loop.time() + min(wait_ms, shared_limits.READ_WAIT_MS) / 1000
     while True:
         left_ms = 0
         if wait_ms > 0 and not page.messages:

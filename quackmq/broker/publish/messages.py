@@ -13,9 +13,9 @@ publisher that may have to repeat a put makes it known again in one of two ways:
 - **By a key.** The same key again is answered like the first time, also if the topic has got more
   partitions or another partitioner (see `placement`). The key becomes a producer id (see
   `quackmq.model.producer_state`) and is remembered as producers are: by its partitions, as durably
-  as the records, for `limits.PRODUCER_EXPIRY_MS`; but no more than `limits.PRODUCERS_PER_PARTITION`
-  at a time. Nothing is refused for that: the oldest keys are forgotten, and a repeat of one is
-  taken for a new put. Where that is too few, number.
+  as the records, for `stores_limits.PRODUCER_EXPIRY_MS`; but no more than
+  `model_limits.PRODUCERS_PER_PARTITION` at a time. Nothing is refused for that: the oldest keys are
+  forgotten, and a repeat of one is taken for a new put. Where that is too few, number.
 
 Promised: what was answered is durable; a repeat adds nothing. Not promised: an order between puts
 that are on their way at the same time, unless they are of one publisher.
@@ -33,7 +33,8 @@ from contextlib import contextmanager
 from typing import NamedTuple, Protocol
 from uuid import UUID
 
-from quackmq import limits
+from quackmq import limits as shared_limits
+from quackmq.broker import limits
 from quackmq.broker.groups.coordinator import Coordinator
 from quackmq.broker.lifecycle import Changes, NamedLocks
 from quackmq.broker.log.decoded_batches import DecodedBatches
@@ -178,7 +179,7 @@ class Messages:
         topic = self._topics.by_name.get(topic_name)
         if topic is None:
             topic = await self._broker.ensure_topic(caller, topic_name)
-        if self._broker.pending_bytes > limits.PENDING_BYTES:
+        if self._broker.pending_bytes > shared_limits.PENDING_BYTES:
             await self._broker.room()
         if key is not None:
             keyed = self._put_keyed(caller, topic, records, partition, key)
@@ -211,7 +212,7 @@ class Messages:
         cannot begin now; `put` can wait. Otherwise raises as `Broker.publish`, here or by the
         future; `waits` as there. Without a partition, one is chosen as by `put`."""
         topic = self._topics.by_name.get(topic_name)
-        if topic is None or self._broker.pending_bytes > limits.PENDING_BYTES:
+        if topic is None or self._broker.pending_bytes > shared_limits.PENDING_BYTES:
             return None
         if partition is None and topic.partitions == 1:
             partition = 0
@@ -525,8 +526,8 @@ def _group_of(publisher: str) -> str:
         size = len(group.encode())
     except UnicodeEncodeError:
         raise InvalidRequest("a publisher's name is text that UTF-8 can hold") from None
-    most = limits.NAME_BYTES - len(publisher_group(""))
-    if not publisher or size > limits.NAME_BYTES:
+    most = shared_limits.NAME_BYTES - len(publisher_group(""))
+    if not publisher or size > shared_limits.NAME_BYTES:
         raise InvalidRequest(f"a publisher's name takes 1 to {most} bytes as UTF-8")
     return group
 
@@ -536,9 +537,10 @@ def _checked_key(key: str) -> bytes:
         encoded = key.encode()
     except UnicodeEncodeError:
         raise InvalidRequest("an idempotency key is text that UTF-8 can hold") from None
-    if not 1 <= len(encoded) <= limits.IDEMPOTENCY_KEY_BYTES:
+    if not 1 <= len(encoded) <= shared_limits.IDEMPOTENCY_KEY_BYTES:
         raise InvalidRequest(
-            f"an idempotency key takes 1 to {limits.IDEMPOTENCY_KEY_BYTES} bytes as UTF-8, not "
+            f"an idempotency key takes 1 to {shared_limits.IDEMPOTENCY_KEY_BYTES} "
+            "bytes as UTF-8, not "
             f"{len(encoded)}"
         )
     return encoded

@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from quackmq import limits
+from quackmq.broker import limits
 from quackmq.model.partitioning import (
     Partitioner,
     murmur2_begin,
@@ -33,7 +33,7 @@ from quackmq.model.topic import Topic
 
 #: The order is durable: append only.
 _NUMBERED: Final = (Partitioner.MURMUR2, Partitioner.CRC32, Partitioner.LEGACY)
-#: Durable too; `limits.PARTITIONS_PER_TOPIC` cannot be greater.
+#: Durable too; `shared_limits.PARTITIONS_PER_TOPIC` cannot be greater.
 _EPOCHS_PER_PARTITIONER: Final = 10_000
 #: To hash a short key costs as much as so many bytes of a long one.
 _KEY_BYTES: Final = 32

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from quackmq import limits
+from quackmq.broker import limits
 from quackmq.errors import DamagedStore, StateChanged
 from quackmq.stores.contract import Store
 

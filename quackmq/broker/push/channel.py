@@ -22,7 +22,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
-from quackmq import limits
+from quackmq import limits as shared_limits
+from quackmq.broker import limits
 from quackmq.broker.log.decoded_batches import DecodedBatches
 from quackmq.broker.push.live_tail import Feed
 from quackmq.broker.push.push_registry import Pushed
@@ -484,7 +485,7 @@ class LogReader:
         """Have what is wanted ahead in `part`, or count it as lost; if neither can be done, it is
         stuck."""
         await asyncio.sleep(0)  # those who are not behind first
-        max_bytes = 1 if wanted.is_again else limits.REGION_BYTES
+        max_bytes = 1 if wanted.is_again else shared_limits.REGION_BYTES
         read = Read(part.key, wanted.first_offset, max_bytes, committed=True)
         (found,) = await self._store.read([read], max_bytes=max_bytes)
         if part.held.gone is not None:

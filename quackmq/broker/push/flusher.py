@@ -14,7 +14,7 @@ import logging
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from quackmq import limits
+from quackmq.broker import limits
 from quackmq.broker.push.push_subscription import Part
 from quackmq.broker.push.receipt_ranges import Told, Untold
 from quackmq.broker.subscriptions.receipts import Receipts, Step

@@ -19,7 +19,8 @@ import logging
 import uuid
 from typing import Protocol
 
-from quackmq import limits
+from quackmq import limits as shared_limits
+from quackmq.broker import limits
 from quackmq.broker.lifecycle import Waits
 from quackmq.broker.log.decoded_batches import DecodedBatches
 from quackmq.broker.push.window import Window
@@ -225,7 +226,9 @@ class Feed:
                 for window in self.windows
             ]
             slices = await self._waits.wait(
-                self._read(reads, max_bytes=limits.FEED_READ_BYTES, wait_ms=limits.READ_WAIT_MS)
+                self._read(
+                    reads, max_bytes=limits.FEED_READ_BYTES, wait_ms=shared_limits.READ_WAIT_MS
+                )
             )
             is_changed = False
             try:

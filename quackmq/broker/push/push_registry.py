@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Final, NamedTuple
 
-from quackmq import limits
+from quackmq import limits as shared_limits
 from quackmq.broker.push.flusher import PushedWriter, Tellings
 from quackmq.broker.push.push_subscription import Part, PushedSubscription, loop_ms
 from quackmq.broker.push.state import (
@@ -145,7 +145,7 @@ class Pushed:
         """UnknownSubscription."""
         held = self.find(topic, name)
         if held is None:
-            who = repr(name[: limits.NAME_BYTES])
+            who = repr(name[: shared_limits.NAME_BYTES])
             raise UnknownSubscription(
                 f"{who} has no pushed subscription to topic {topic.name}: subscribe first"
             )
@@ -318,8 +318,8 @@ class Pushed:
         for held in gone:
             self._remove(held, UnknownTopic(f"topic {topic.name} was deleted"))
         await self._writer.settle()
-        for start in range(0, len(gone), limits.CHANGES_AT_ONCE):
-            some = gone[start : start + limits.CHANGES_AT_ONCE]
+        for start in range(0, len(gone), shared_limits.CHANGES_AT_ONCE):
+            some = gone[start : start + shared_limits.CHANGES_AT_ONCE]
             await asyncio.gather(*(self._remove_state(held) for held in some))
         await self._put_all([put for held in gone for put in _removals(held)])
 
@@ -377,9 +377,9 @@ class Pushed:
             self._cursor_moved(part.key)
 
     async def _put_all(self, puts: list[StatePut]) -> None:
-        for start in range(0, len(puts), limits.CHANGES_AT_ONCE):
+        for start in range(0, len(puts), shared_limits.CHANGES_AT_ONCE):
             await self._store.room()
-            await self._store.append((), (), puts[start : start + limits.CHANGES_AT_ONCE])
+            await self._store.append((), (), puts[start : start + shared_limits.CHANGES_AT_ONCE])
 
 
 def _removals(held: PushedSubscription) -> list[StatePut]:

@@ -26,7 +26,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from quackmq import limits
+from quackmq.broker import limits
 from quackmq.broker.subscriptions.receipts import Kind, Step
 from quackmq.model.leases import Counts, Leases
 from quackmq.model.subscription import OffsetRange

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from quackmq import limits
+from quackmq.broker import limits
 from quackmq.broker.lifecycle import Changes
 from quackmq.broker.push.channel import Channel, LogReader
 from quackmq.broker.push.live_tail import Feeds

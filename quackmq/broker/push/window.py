@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Final
 
-from quackmq import limits
+from quackmq.broker import limits
 from quackmq.broker.log.committed import is_committed
 from quackmq.broker.log.decoded_batches import DecodedBatches
 from quackmq.model.subscription import Place, message_id

@@ -19,7 +19,7 @@ from itertools import islice
 from typing import NamedTuple
 from uuid import UUID
 
-from quackmq import limits
+from quackmq.broker import limits
 from quackmq.broker.retention.facts import Holds
 from quackmq.broker.retention.partition import Partition
 from quackmq.model.policy import Facts, trim_before

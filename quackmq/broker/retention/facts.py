@@ -13,8 +13,8 @@ import uuid
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from quackmq import limits
 from quackmq.archive.manifest import Manifest
+from quackmq.broker import limits
 from quackmq.broker.retention.marks import SizeMarks, Walk
 from quackmq.broker.retention.partition import Partition
 from quackmq.clock import Clock

@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 from uuid import UUID
 
-from quackmq import limits
+from quackmq.broker import limits
 from quackmq.broker.lifecycle import Changes
 from quackmq.broker.subscriptions.cursors import Cursors
 from quackmq.broker.subscriptions.service import Subscribing

@@ -18,8 +18,8 @@ from array import array
 from bisect import bisect_right
 from typing import Final, NamedTuple
 
-from quackmq import limits
 from quackmq.archive.manifest import Manifest
+from quackmq.broker import limits
 from quackmq.model.topic import OffsetTime
 
 #: Marks within what a policy keeps, as long as appends come evenly.

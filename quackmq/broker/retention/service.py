@@ -36,7 +36,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from itertools import islice
 from typing import Any, Final, NamedTuple, TypeVar
 
-from quackmq import limits
+from quackmq import limits as shared_limits
+from quackmq.broker import limits
 from quackmq.broker.retention.blockers import HeldBackBook
 from quackmq.broker.retention.due_times import DueTimes
 from quackmq.broker.retention.facts import Archive, Holds, Survey
@@ -188,8 +189,8 @@ class Retention:
         """Let go of whatever the policies do not keep, and admit those who wait for it."""
         due = self._due()
         failed: set[uuid.UUID] = set()
-        for start in range(0, len(due), limits.CHANGES_AT_ONCE):
-            some = due[start : start + limits.CHANGES_AT_ONCE]
+        for start in range(0, len(due), shared_limits.CHANGES_AT_ONCE):
+            some = due[start : start + shared_limits.CHANGES_AT_ONCE]
             results = await asyncio.gather(*map(self._clean, some), return_exceptions=True)
             for partition, result in zip(some, results, strict=True):
                 # A topic that was deleted meanwhile needs no cleaning.

@@ -13,7 +13,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 
-from quackmq import limits
+from quackmq.broker import limits
 from quackmq.broker.publish.producer_ids import ProducerIds
 from quackmq.broker.staging.stage import Call
 from quackmq.broker.staging.stage_log import in_transaction

@@ -19,7 +19,7 @@ from __future__ import annotations
 import json
 from typing import Final, NamedTuple
 
-from quackmq import limits
+from quackmq.broker import limits
 from quackmq.errors import DamagedStore, LimitReached, StageCommitted, TurnOutdated
 from quackmq.model.topic import StatePut
 from quackmq.stores.contract import Store

@@ -28,7 +28,8 @@ import logging
 from collections.abc import Callable, Hashable, Sequence
 from uuid import UUID
 
-from quackmq import limits
+from quackmq import limits as shared_limits
+from quackmq.broker import limits
 from quackmq.broker.lifecycle import Changes, NamedLocks
 from quackmq.broker.publish.admission import check_records
 from quackmq.broker.publish.producer_ids import ProducerIds
@@ -197,8 +198,8 @@ class Staging:
         thing than its receipt says), UnknownTopic, UnknownPartition, NoSubscriber."""
         self._check_open()
         _check_name("a stage's key", key)
-        if len(contents.encode(errors="replace")) > limits.STATE_KEY_BYTES:
-            raise InvalidRequest(f"contents are told in {limits.STATE_KEY_BYTES} bytes")
+        if len(contents.encode(errors="replace")) > shared_limits.STATE_KEY_BYTES:
+            raise InvalidRequest(f"contents are told in {shared_limits.STATE_KEY_BYTES} bytes")
         _check_turn(turn)
         if turn is None:
             commit = self._commit(key, receipts, contents)
@@ -505,13 +506,14 @@ class Staging:
     def _check_call(self, header: Header) -> None:
         if header.number < 0:
             raise InvalidRequest(f"calls are numbered from 0, not {header.number}")
-        if not 1 <= len(header.entries) <= limits.STAGE_CALL_BATCHES:
+        if not 1 <= len(header.entries) <= shared_limits.STAGE_CALL_BATCHES:
             raise InvalidRequest(
-                f"a call stages 1 to {limits.STAGE_CALL_BATCHES} batches, not {len(header.entries)}"
+                f"a call stages 1 to {shared_limits.STAGE_CALL_BATCHES} batches, not "
+                f"{len(header.entries)}"
             )
-        if header.size > limits.STAGE_CALL_BYTES:
+        if header.size > shared_limits.STAGE_CALL_BYTES:
             raise LimitReached(
-                f"{header.size} bytes in one call; {limits.STAGE_CALL_BYTES} is the most"
+                f"{header.size} bytes in one call; {shared_limits.STAGE_CALL_BYTES} is the most"
             )
 
     def _check_batch(self, topic: Topic, batch: Batch) -> None:
@@ -574,8 +576,10 @@ def _check_name(what: str, name: str) -> None:
         size = len(name.encode())
     except UnicodeEncodeError:
         raise InvalidRequest(f"{what} is text that UTF-8 can hold") from None
-    if not 1 <= size <= limits.NAME_BYTES:
-        raise InvalidRequest(f"{what} takes 1 to {limits.NAME_BYTES} bytes as UTF-8, not {size}")
+    if not 1 <= size <= shared_limits.NAME_BYTES:
+        raise InvalidRequest(
+            f"{what} takes 1 to {shared_limits.NAME_BYTES} bytes as UTF-8, not {size}"
+        )
 
 
 def _unknown(key: str) -> UnknownStage:

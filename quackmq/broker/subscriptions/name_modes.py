@@ -14,7 +14,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from quackmq import limits
+from quackmq import limits as shared_limits
+from quackmq.broker import limits
 from quackmq.broker.settings import Caller
 from quackmq.errors import NameInOtherMode
 from quackmq.loop_clock import loop_clock
@@ -85,5 +86,5 @@ class _Use:
 
 
 def _words(caller: Caller) -> str:
-    client = f" ({caller.client[: limits.NAME_BYTES]})" if caller.client else ""
+    client = f" ({caller.client[: shared_limits.NAME_BYTES]})" if caller.client else ""
     return f"{caller.address or caller.principal}{client}"

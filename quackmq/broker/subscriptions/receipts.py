@@ -22,8 +22,8 @@ receipts may have spoken before.
 
 `time_ms` and `append_times` (from which offset on which time) are both of the broker's clock, so
 that their difference is the time from publish to delivery. An append time is exact for what is
-recent, may be up to `limits.REGION_MS` early for what is not, and is missing for what is archived,
-or where the disk cannot tell.
+recent, may be up to `shared_limits.REGION_MS` early for what is not, and is missing for what is
+archived, or where the disk cannot tell.
 
 Not promised: that the subscriber has *handled* what it says it has; and anything of a receipt that
 somebody else has written to the topic, or taken away by altering or deleting it.
@@ -39,7 +39,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Literal, NamedTuple
 
-from quackmq import limits
+from quackmq.broker import limits
 from quackmq.broker.topics import Topics
 from quackmq.errors import InvalidRequest, StorageError, TopicExists
 from quackmq.model.offset_notes import RECEIPTS_TOPIC

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Generic, Protocol, TypeVar
 from uuid import UUID
 
-from quackmq import limits
+from quackmq.broker import limits
 from quackmq.errors import LimitReached
 from quackmq.model.topic import Topic
 

@@ -10,7 +10,7 @@ from collections.abc import Container, Iterable, Mapping
 from typing import NamedTuple
 from uuid import UUID
 
-from quackmq import limits
+from quackmq.broker import limits
 from quackmq.broker.transactions.state import PendingOffset, offsets_key, state_key
 from quackmq.errors import LimitReached
 from quackmq.loop_clock import LoopTimer

@@ -12,7 +12,8 @@ import logging
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, nullcontext
 
-from quackmq import limits
+from quackmq import limits as shared_limits
+from quackmq.broker import limits
 from quackmq.broker.groups.service import Groups
 from quackmq.broker.topics import Topics
 from quackmq.broker.transactions.entry import Known, Pending
@@ -126,10 +127,10 @@ class TransactionRecords:
         before = known.pending.get(group, Pending(0, {}))
         offsets = {**before.offsets, **new}
         value = encode_offsets(offsets)
-        if len(value) > limits.STATE_VALUE_BYTES:
+        if len(value) > shared_limits.STATE_VALUE_BYTES:
             raise LimitReached(
                 f"{len(offsets)} offsets of the group {group} in one transaction take "
-                f"{len(value)} bytes; {limits.STATE_VALUE_BYTES} is the most"
+                f"{len(value)} bytes; {shared_limits.STATE_VALUE_BYTES} is the most"
             )
         key = offsets_key(known.transactional_id, group)
         state = await self._store.put_state(key, value, before.version)

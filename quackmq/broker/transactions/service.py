@@ -26,7 +26,8 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from quackmq import limits
+from quackmq import limits as shared_limits
+from quackmq.broker import limits
 from quackmq.broker.groups.service import Commit, Groups
 from quackmq.broker.groups.topic_patterns import PatternThread
 from quackmq.broker.lifecycle import Changes
@@ -268,9 +269,9 @@ class Transactions:
     async def matching(self, caller: Caller, pattern: str) -> frozenset[str]:
         """The transactional ids that a regular expression fits as a whole. InvalidPattern."""
         self._check_open()
-        if len(pattern) > limits.PATTERN_CHARS:
+        if len(pattern) > shared_limits.PATTERN_CHARS:
             raise InvalidPattern(
-                f"a regular expression has {limits.PATTERN_CHARS} characters at the most"
+                f"a regular expression has {shared_limits.PATTERN_CHARS} characters at the most"
             )
         names = [known.transactional_id for known in self._records]
         (fitting,) = await self._patterns.matching([pattern], names)
@@ -436,9 +437,10 @@ class Transactions:
             size = len(transactional_id.encode())
         except UnicodeEncodeError:
             raise InvalidRequest("a transactional id is text that UTF-8 can hold") from None
-        if not 1 <= size <= limits.NAME_BYTES:
+        if not 1 <= size <= shared_limits.NAME_BYTES:
             raise InvalidRequest(
-                f"a transactional id takes 1 to {limits.NAME_BYTES} bytes as UTF-8, not {size}"
+                f"a transactional id takes 1 to {shared_limits.NAME_BYTES} bytes as "
+                f"UTF-8, not {size}"
             )
 
     def _check_open(self) -> None:

@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
-from quackmq import limits
+from quackmq.cli import limits
 
 log = logging.getLogger("quackmq")
 #: How often in that time it is looked whether anything was done, and told.

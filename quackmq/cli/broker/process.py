@@ -15,7 +15,7 @@ import resource
 from collections.abc import Callable
 from typing import Final
 
-from quackmq import limits
+from quackmq.cli import limits
 
 log = logging.getLogger(__name__)
 

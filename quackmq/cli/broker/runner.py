@@ -19,10 +19,11 @@ from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any, Final, NoReturn, Protocol
 
-from quackmq import __version__, limits
+from quackmq import __version__
 from quackmq.archive.archiving.worker_process import WorkerWorkshop
 from quackmq.archive.tiered_store import TieredStore
 from quackmq.broker import Broker, BrokerSettings
+from quackmq.cli import limits
 from quackmq.cli.broker import closing, process
 from quackmq.cli.broker.address import Address, UnixPath
 from quackmq.cli.broker.settings import MEMORY_STORE, Settings

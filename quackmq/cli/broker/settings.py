@@ -19,7 +19,8 @@ from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
-from quackmq import limits
+from quackmq import limits as shared_limits
+from quackmq.cli import limits
 from quackmq.cli.broker.address import (
     Address,
     UnixPath,
@@ -133,8 +134,8 @@ class Settings:
         "listen for clients of the reliable proxy; default: if zmq is open, its port + 3",
     )
     proxy_lease_ms: int = setting(
-        limits.LEASE_MS,
-        whole_number(1, limits.LONGEST_LEASE_MS),
+        shared_limits.LEASE_MS,
+        whole_number(1, shared_limits.LONGEST_LEASE_MS),
         "what a client of the reliable proxy does not acknowledge for so long is sent to it again",
     )
     proxy_any_address: bool = setting(
@@ -146,13 +147,13 @@ class Settings:
         None, ADDRESS_OR_PATH, "listen for the line protocol, over TCP or a Unix socket"
     )
     line_entry_bytes: int = setting(
-        limits.LINE_ENTRY_BYTES,
-        whole_number(1, limits.LINE_LONGEST_ENTRY_BYTES),
+        shared_limits.LINE_ENTRY_BYTES,
+        whole_number(1, shared_limits.LINE_LONGEST_ENTRY_BYTES),
         "QUACKSIZE: the most bytes of an entry of the line protocol",
     )
     line_answer_ms: int = setting(
-        limits.LINE_ANSWER_MS,
-        whole_number(1, limits.LINE_LONGEST_ANSWER_MS),
+        shared_limits.LINE_ANSWER_MS,
+        whole_number(1, shared_limits.LINE_LONGEST_ANSWER_MS),
         "a subscriber of the line protocol that does not answer an entry for so long is dead",
     )
     line_reading: Literal["live", "every"] = setting(
@@ -171,24 +172,24 @@ class Settings:
         "the operating system likes; the last two can lose acknowledged data in a power cut",
     )
     sync_interval_ms: int = setting(
-        limits.SYNC_INTERVAL_MS,
+        shared_limits.SYNC_INTERVAL_MS,
         whole_number(1, limits.LONGEST_SYNC_INTERVAL_MS),
         "with sync = interval: how often",
     )
     auto_create_topics: bool = setting(True, yes_or_no(), "create a topic on its first use")
     default_partitions: int = setting(
         1,
-        whole_number(1, limits.PARTITIONS_PER_TOPIC),
+        whole_number(1, shared_limits.PARTITIONS_PER_TOPIC),
         "partitions of a topic created without a number",
     )
     group_initial_delay_ms: int = setting(
-        limits.GROUP_INITIAL_DELAY_MS,
+        shared_limits.GROUP_INITIAL_DELAY_MS,
         whole_number(0, limits.LONGEST_GROUP_INITIAL_DELAY_MS),
         "how long the first member of a Kafka group waits for others that start with it",
     )
     merge_target_bytes: int = setting(
-        limits.MERGE_TARGET_BYTES,
-        whole_number(limits.MIB, limits.ARCHIVE_OFFERED_BYTES),
+        shared_limits.MERGE_TARGET_BYTES,
+        whole_number(shared_limits.MIB, shared_limits.ARCHIVE_OFFERED_BYTES),
         "small files of the archive are merged until they are about this large",
     )
     log_level: str = setting(

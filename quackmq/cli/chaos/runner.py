@@ -21,7 +21,8 @@ from typing import BinaryIO, Final, NamedTuple, Protocol
 
 import orjson
 
-from quackmq import limits
+from quackmq import limits as shared_limits
+from quackmq.cli import limits
 from quackmq.cli.chaos.plan import PUTS, TAKES, Act, Step, plan
 from quackmq.cli.text import table
 from quackmq.errors import NoBroker, QuackError, QuackTimeout
@@ -183,7 +184,7 @@ class _Run:
             from quackmq.client.kafka.reachable import reach
 
             try:
-                reach(address, Deadline(limits.CLIENT_CONNECT_MS / 1000, is_given=False))
+                reach(address, Deadline(shared_limits.CLIENT_CONNECT_MS / 1000, is_given=False))
             except NoBroker:
                 raise OSError(f"nothing listens at {address}") from None
         if self._failure is not None:

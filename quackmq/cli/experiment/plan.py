@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
-from quackmq import limits
+from quackmq import limits as shared_limits
+from quackmq.cli import limits
 from quackmq.cli.experiment.peer import Behaviour, Part
 from quackmq.errors import InvalidRequest
 from quackmq.model.policy import Policy, WhenFull
@@ -77,10 +78,10 @@ class Experiment:
             raise InvalidRequest(
                 f"--entries: {self.entries} is not from 1 to {limits.EXPERIMENT_ENTRIES}"
             )
-        if not _LEAST_ENTRY_BYTES <= self.entry_bytes <= limits.LINE_ENTRY_BYTES:
+        if not _LEAST_ENTRY_BYTES <= self.entry_bytes <= shared_limits.LINE_ENTRY_BYTES:
             raise InvalidRequest(
                 f"--bytes: {self.entry_bytes} is not from {_LEAST_ENTRY_BYTES} to "
-                f"{limits.LINE_ENTRY_BYTES}"
+                f"{shared_limits.LINE_ENTRY_BYTES}"
             )
         if self.slow_ms >= self.answer_ms:
             raise InvalidRequest(

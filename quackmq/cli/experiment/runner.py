@@ -26,8 +26,8 @@ from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
-from quackmq import limits
 from quackmq.broker import Broker, Caller
+from quackmq.cli import limits
 from quackmq.cli.experiment.peer import Behaviour, Part
 from quackmq.cli.experiment.peer_process import PeerProcess
 from quackmq.cli.experiment.plan import Experiment

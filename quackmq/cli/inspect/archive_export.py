@@ -29,10 +29,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from crc32c import crc32c
 
-from quackmq import limits
 from quackmq.archive.manifest import ArchiveFile, Manifest
 from quackmq.archive.parquet.schema import SCHEMA
 from quackmq.archive.parquet.to_batches import timestamps_ms
+from quackmq.cli import limits
 from quackmq.cli.inspect.archive_directory import Archived, Place
 from quackmq.cli.text import counted, progress_on_stderr
 from quackmq.client.files.durable import sync_directory

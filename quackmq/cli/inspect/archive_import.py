@@ -4,8 +4,8 @@ Records are put in transactions, each with the number up to which they are there
 with a durable name does it (see `quackmq.model.offset_notes`); the name is made of the files'
 content and so the same for every run. Whatever fails, and whenever: the same command goes on behind
 the last transaction that the broker has. That holds as long as the broker remembers the name
-(`limits.PUBLISHER_EXPIRY_MS` after its last put), and for a Kafka cluster as long as it keeps
-offsets of groups.
+(`broker_limits.PUBLISHER_EXPIRY_MS` after its last put), and for a Kafka cluster as long as it
+keeps offsets of groups.
 
 Kept of each record: key, value, headers, time, and its partition unless keys are to choose. Not
 kept: its offset, and who put it first.
@@ -23,7 +23,8 @@ from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.errors import KafkaError, ProducerFenced
 from aiokafka.structs import OffsetAndMetadata
 
-from quackmq import limits
+from quackmq import limits as shared_limits
+from quackmq.cli import limits
 from quackmq.cli.inspect.parquet_source import Row, Source
 from quackmq.cli.text import progress_on_stderr
 from quackmq.client.kafka.cluster import Cluster
@@ -45,8 +46,8 @@ def run(args: argparse.Namespace) -> int:
     """InvalidRequest for what cannot be imported, QuackError for what did not come through."""
     source = Source.open(args.source, progress_on_stderr())
     group = publisher_group(args.name or f"{_NAME}{source.digest[:_DIGEST_CHARS]}")
-    if len(group.encode()) > limits.NAME_BYTES:
-        raise InvalidRequest(f"the name takes more than {limits.NAME_BYTES} bytes")
+    if len(group.encode()) > shared_limits.NAME_BYTES:
+        raise InvalidRequest(f"the name takes more than {shared_limits.NAME_BYTES} bytes")
     topic = _topic(args.broker, args.topic, source, by_key=args.by_key)
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)  # what fails is told in one sentence
     importing = Import(args.broker, topic, group, by_key=args.by_key or not source.partitions)
@@ -121,7 +122,7 @@ class Import:
             transactional_id=self._group,
             compression_type="zstd",
             max_batch_size=limits.IMPORT_BATCH_BYTES,
-            max_request_size=limits.BATCH_BYTES,
+            max_request_size=shared_limits.BATCH_BYTES,
             request_timeout_ms=limits.IMPORT_WAIT_MS,
             transaction_timeout_ms=2 * limits.IMPORT_WAIT_MS,
         )

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from crc32c import crc32c
 
-from quackmq import limits
+from quackmq.cli import limits
 from quackmq.cli.inspect.archive_export import FORMAT, KIND, MANIFEST
 from quackmq.errors import DamagedData, InvalidRequest, NewerFormat
 

@@ -17,7 +17,8 @@ from typing import Self
 
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
-from quackmq import limits
+from quackmq import limits as shared_limits
+from quackmq.client import limits
 from quackmq.client.consuming.commits import close
 from quackmq.client.kafka.client import Client
 from quackmq.client.kafka.diagnostics import PASSING
@@ -55,7 +56,7 @@ class Browser:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        close(self._consumer, Deadline(limits.CLIENT_TIMEOUT_MS / 1000))
+        close(self._consumer, Deadline(shared_limits.CLIENT_TIMEOUT_MS / 1000))
 
     def get(self, timeout: float) -> Message:
         """Return the next message. QuackTimeout, UnknownTopic."""

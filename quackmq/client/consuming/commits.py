@@ -15,7 +15,7 @@ from typing import Final
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
-from quackmq import limits
+from quackmq.client import limits
 from quackmq.client.kafka.cluster import is_of_nobody, partitions_of
 from quackmq.client.kafka.config import Settings
 from quackmq.client.kafka.errors import Deadline, translated

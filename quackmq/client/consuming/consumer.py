@@ -25,7 +25,8 @@ from typing import Final, Literal
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka import Message as Record
 
-from quackmq import limits
+from quackmq import limits as shared_limits
+from quackmq.client import limits
 from quackmq.client.consuming.commits import Commits, close, leave
 from quackmq.client.consuming.directory import Directory
 from quackmq.client.consuming.position_file import Taken
@@ -92,7 +93,7 @@ class Reader:
         #: When `listen` has to look after the group and the broker's cursor again.
         self._tend_at = 0.0
         #: For callbacks, which cannot be given one.
-        self._deadline = Deadline(limits.CLIENT_TIMEOUT_MS / 1000)
+        self._deadline = Deadline(shared_limits.CLIENT_TIMEOUT_MS / 1000)
         settings = connection.consumer(name, session_ms, busy_ms)
         settings["group.instance.id"] = self.instance
         settings["on_commit"] = self._commits.answered
@@ -340,7 +341,7 @@ class Reader:
     def _assigned(self, consumer: Consumer, told: list[TopicPartition]) -> None:
         self._has_joined = True
         self._unbegun |= {each.partition for each in told}
-        self._try_to_begin(consumer, Deadline(limits.CLIENT_TIMEOUT_MS / 1000))
+        self._try_to_begin(consumer, Deadline(shared_limits.CLIENT_TIMEOUT_MS / 1000))
 
     def _try_to_begin(self, consumer: Consumer, deadline: Deadline) -> None:
         """What does not succeed is tried again: the group, which gave it to us, will not."""

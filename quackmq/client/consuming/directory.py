@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
-from quackmq import limits
+from quackmq.client import limits
 from quackmq.client.consuming.position_file import PositionFile
 from quackmq.client.files.durable import sync_directory
 from quackmq.errors import LimitReached, UnusableDirectory

@@ -38,7 +38,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from quackmq import limits
+from quackmq.client import limits
 from quackmq.client.files.durable import sync_directory
 from quackmq.client.kafka.errors import Deadline
 from quackmq.disk.syncing import sync_data

@@ -20,7 +20,8 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar, overload
 
-from quackmq import limits
+from quackmq import limits as shared_limits
+from quackmq.client import limits
 from quackmq.client.consuming.consumer import Reader
 from quackmq.client.kafka.client import IN_FILE, After, Client
 from quackmq.client.kafka.cluster import BY_LIBRDKAFKA, Placing
@@ -278,7 +279,9 @@ class AsyncClient:
         placing = await self._placing(topic, parcel[1], deadline)
         partition = placing.partition(parcel[1])
         tell = await self._begun(topic, parcel, partition, reported, deadline)
-        await asyncio.wait((done,), timeout=min(deadline.left(), limits.CLIENT_LONGEST_MS / 1000))
+        await asyncio.wait(
+            (done,), timeout=min(deadline.left(), shared_limits.CLIENT_LONGEST_MS / 1000)
+        )
         return tell
 
     async def _placing(self, topic: str, key: bytes | None, deadline: Deadline) -> Placing:

@@ -24,7 +24,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Literal, Self, overload
 
-from quackmq import limits
+from quackmq.client import limits
 from quackmq.client.consuming.consumer import OnCrash, Reader
 from quackmq.client.consuming.start import is_subscribed
 from quackmq.client.kafka.config import Connection

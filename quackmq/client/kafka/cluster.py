@@ -30,7 +30,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     ResourceType,
 )
 
-from quackmq import limits
+from quackmq.client import limits
 from quackmq.client.kafka.admin import NEVER_S, Admin
 from quackmq.client.kafka.config import Connection
 from quackmq.client.kafka.errors import Deadline, in_other_mode, kafka_error, translated

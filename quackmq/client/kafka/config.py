@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from quackmq import limits
+from quackmq import limits as shared_limits
+from quackmq.client import limits
 from quackmq.client.kafka.connection_errors import Trouble
 
 Settings = dict[str, Any]
@@ -52,7 +53,7 @@ class Connection:
             "reconnect.backoff.max.ms": 250,
             "metadata.recovery.strategy": "none",
             "socket.nagle.disable": True,
-            "socket.connection.setup.timeout.ms": limits.CLIENT_CONNECT_MS,
+            "socket.connection.setup.timeout.ms": shared_limits.CLIENT_CONNECT_MS,
             "allow.auto.create.topics": True,
             "log_level": 2,
             "error_cb": self.trouble.note,
@@ -68,12 +69,13 @@ class Connection:
             "retries": limits.CLIENT_SENDS,
             "retry.backoff.ms": 50,
             "retry.backoff.max.ms": 250,
-            "message.max.bytes": limits.BATCH_BYTES,
-            "queue.buffering.max.kbytes": limits.CLIENT_SENDING_BYTES // limits.KIB,
+            "message.max.bytes": shared_limits.BATCH_BYTES,
+            "queue.buffering.max.kbytes": limits.CLIENT_SENDING_BYTES // shared_limits.KIB,
             # librdkafka's own default is CRC32; everybody else's is the Java client's way.
             _PARTITIONER: self.extra.get(_PARTITIONER, "murmur2_random"),
             # A topic that is not there is reported in the time of a call.
-            "topic.metadata.propagation.max.ms": min(timeout_ms, limits.CLIENT_TIMEOUT_MS) // 2,
+            "topic.metadata.propagation.max.ms": min(timeout_ms, shared_limits.CLIENT_TIMEOUT_MS)
+            // 2,
         }
 
     def numbering(self, transactional_id: str, timeout_ms: int) -> Settings:
@@ -94,7 +96,7 @@ class Connection:
             "enable.auto.offset.store": False,
             "auto.offset.reset": "error",
             "isolation.level": "read_committed",
-            "queued.max.messages.kbytes": limits.CLIENT_AHEAD_BYTES // limits.KIB,
+            "queued.max.messages.kbytes": limits.CLIENT_AHEAD_BYTES // shared_limits.KIB,
             "fetch.wait.max.ms": limits.CLIENT_FETCH_WAIT_MS,
             # When what waits is taken, more is asked for at once, not after a second.
             "fetch.queue.backoff.ms": limits.CLIENT_LOOK_MS,

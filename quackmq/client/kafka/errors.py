@@ -13,7 +13,9 @@ from typing import Final
 
 from confluent_kafka import KafkaError, KafkaException
 
-from quackmq import errors, limits
+from quackmq import errors
+from quackmq import limits as shared_limits
+from quackmq.client import limits
 from quackmq.errors import InvalidRequest, QuackError, QuackTimeout
 
 _CODES: Final[Mapping[int, type[QuackError]]] = {
@@ -79,7 +81,8 @@ _SILENCES: Final = frozenset(
 )
 
 _TOPIC_NAMES: Final = (
-    f"take 1 to {limits.TOPIC_NAME_CHARS} of the characters A-Z a-z 0-9 . _ - (not '.' or '..')"
+    f"take 1 to {shared_limits.TOPIC_NAME_CHARS} of the characters A-Z a-z 0-9 . _ - "
+    "(not '.' or '..')"
 )
 
 #: Instead of librdkafka's own words, "Broker: Policy violation" and the like.

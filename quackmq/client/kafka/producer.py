@@ -18,7 +18,8 @@ from typing import Any, Final
 from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka import Message as Record
 
-from quackmq import limits
+from quackmq import limits as shared_limits
+from quackmq.client import limits
 from quackmq.client.kafka.config import Connection
 from quackmq.client.kafka.errors import Deadline, kafka_error, no_topic_name, translated
 from quackmq.errors import ClientClosed, QuackError, RecordTooLarge
@@ -191,7 +192,7 @@ class Publisher:
             poll(deadline.slice())
 
     def _poll_until_closed(self, topic: str) -> None:
-        self.hurry(topic, Deadline(limits.CLIENT_TIMEOUT_MS / 1000))
+        self.hurry(topic, Deadline(shared_limits.CLIENT_TIMEOUT_MS / 1000))
         while not self._is_closed:
             self._producer.poll(limits.CLIENT_POLL_MS / 1000)
 
@@ -209,6 +210,7 @@ class Publisher:
         if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
             size = sum(len(part) for part in parcel[:2] if part is not None)
             return RecordTooLarge(
-                f"a message of {size} bytes for topic {topic}; {limits.BATCH_BYTES} is the most"
+                f"a message of {size} bytes for topic {topic}; "
+                f"{shared_limits.BATCH_BYTES} is the most"
             )
         return translated(error, f"a message for topic {topic}")

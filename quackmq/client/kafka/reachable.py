@@ -13,7 +13,8 @@ import struct
 import time
 from typing import Final
 
-from quackmq import limits
+from quackmq import limits as shared_limits
+from quackmq.client import limits
 from quackmq.client.kafka.errors import Deadline
 from quackmq.errors import InvalidRequest, NoBroker
 
@@ -78,7 +79,7 @@ def _refusals(addresses: str, deadline: Deadline, *, is_encrypted: bool) -> list
             return None  # librdkafka says what is wrong with it
         host, port = found["v6"] or found["host"], int(found["port"] or DEFAULT_PORT)
         try:
-            patience = max(0.001, min(deadline.left(), limits.CLIENT_CONNECT_MS / 1000))
+            patience = max(0.001, min(deadline.left(), shared_limits.CLIENT_CONNECT_MS / 1000))
             with socket.create_connection((host, port), patience) as connection:
                 if not is_encrypted and (found["protocol"] or "").lower() not in _ENCRYPTED:
                     _check_broker(connection, address)

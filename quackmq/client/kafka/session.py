@@ -19,7 +19,8 @@ from typing import TypeVar
 from confluent_kafka import KafkaException
 from confluent_kafka import Message as Record
 
-from quackmq import limits
+from quackmq import limits as shared_limits
+from quackmq.client import limits
 from quackmq.client.consuming.commits import commit_by_joining, evict
 from quackmq.client.consuming.consumer import OnCrash, Reader
 from quackmq.client.consuming.directory import Directory, default_directory
@@ -113,7 +114,7 @@ class Session:
     def timeout_s(self) -> float:
         """How long a call takes at most unless told otherwise."""
         given = self._habits.timeout_s
-        return limits.CLIENT_TIMEOUT_MS / 1000 if given is None else given
+        return shared_limits.CLIENT_TIMEOUT_MS / 1000 if given is None else given
 
     def reach(self, deadline: Deadline) -> None:
         """Connect for the first time, unless that was done. NoBroker."""
@@ -173,7 +174,9 @@ class Session:
     def publisher(self, deadline: Deadline) -> Publisher:
         """That of calls which wait so long: librdkafka gives a message up by its producer's time.
         Beyond a few, one that waits longer serves too."""
-        timeout_ms = max(1, int(min(deadline.seconds, limits.CLIENT_LONGEST_MS / 1000) * 1000))
+        timeout_ms = max(
+            1, int(min(deadline.seconds, shared_limits.CLIENT_LONGEST_MS / 1000) * 1000)
+        )
         with self._lock:
             if timeout_ms not in self._publishers:
                 if len(self._publishers) >= limits.CLIENT_PRODUCERS:
@@ -319,7 +322,7 @@ class Session:
 
     def put_back(self, topic: str, holder: object, record: Record) -> None:
         """Nobody has seen the message that a holder was given: it comes next again."""
-        with self.present_reader(topic, Deadline(limits.CLIENT_TIMEOUT_MS / 1000)) as reader:
+        with self.present_reader(topic, Deadline(shared_limits.CLIENT_TIMEOUT_MS / 1000)) as reader:
             if reader is not None:
                 reader.put_back(holder, record)
 

@@ -27,7 +27,8 @@ from typing import Final, NamedTuple
 
 import zmq
 
-from quackmq import limits
+from quackmq import limits as shared_limits
+from quackmq.client import limits
 from quackmq.client.zeromq.received_offsets import Done
 from quackmq.errors import ClientClosed, InvalidRequest, QuackError, QuackTimeout
 from quackmq.model.subscription import parse_message_id
@@ -309,7 +310,7 @@ class Receiving:
             if not self._acks:
                 return
             topic, ids = next(iter(self._acks.items()))
-            some = tuple(ids)[: limits.PROXY_IDS]
+            some = tuple(ids)[: shared_limits.PROXY_IDS]
         self._sockets.ask(Received(self._name, topic, some))
 
     def _on_noted(self, frames: list[bytes]) -> None:

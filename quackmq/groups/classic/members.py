@@ -13,8 +13,9 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from quackmq import limits
+from quackmq import limits as shared_limits
 from quackmq.errors import LimitReached, QuackError
+from quackmq.groups import limits
 from quackmq.groups.classic.messages import Answer, Join, Joined, Synced
 from quackmq.groups.classic.stored_members import KeptMembers
 from quackmq.groups.deadlines import Deadlines
@@ -268,8 +269,10 @@ class Members:
     # --- bounds and names ---
 
     def _check_count(self) -> None:
-        if len(self._members) + len(self.reserved) >= limits.GROUP_MEMBERS:
-            raise LimitReached(f"group {self._group} has {limits.GROUP_MEMBERS} members, the most")
+        if len(self._members) + len(self.reserved) >= shared_limits.GROUP_MEMBERS:
+            raise LimitReached(
+                f"group {self._group} has {shared_limits.GROUP_MEMBERS} members, the most"
+            )
 
     def _check_bytes(self, growth: int) -> None:
         most = limits.GROUP_METADATA_BYTES
@@ -278,7 +281,7 @@ class Members:
 
     def _id_for(self, join: Join) -> str:
         name = join.client_id if join.instance_id is None else join.instance_id
-        return self._new_id(name[: limits.NAME_BYTES])
+        return self._new_id(name[: shared_limits.NAME_BYTES])
 
 
 def _said_bytes(protocols: Mapping[str, bytes], client: Join | Member) -> int:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from typing import NamedTuple
 
-from quackmq import limits
+from quackmq import limits as shared_limits
 from quackmq.errors import InvalidGroup, InvalidSessionTimeout, QuackError
+from quackmq.groups import limits
 from quackmq.groups.consumer.messages import HeartbeatAnswer
 from quackmq.groups.states import GroupKind, GroupState
 
@@ -123,17 +124,19 @@ class Answer(NamedTuple):
 
 def offered(join: Join) -> dict[str, bytes]:
     """The protocols of a member that joins, each once. Raises for what a member cannot be."""
-    shortest_ms, longest_ms = limits.SESSION_MIN_MS, limits.SESSION_MAX_MS
+    shortest_ms, longest_ms = shared_limits.SESSION_MIN_MS, shared_limits.SESSION_MAX_MS
     if not shortest_ms <= join.session_timeout_ms <= longest_ms:
         raise InvalidSessionTimeout(
             f"a session lasts {shortest_ms} to {longest_ms} ms, not {join.session_timeout_ms}"
         )
     if len(join.protocols) > limits.MEMBER_PROTOCOLS:
         raise InvalidGroup(f"a member offers {limits.MEMBER_PROTOCOLS} protocols at the most")
-    if len(join.protocol_type) > limits.NAME_BYTES:
-        raise InvalidGroup(f"a type of protocols has {limits.NAME_BYTES} characters at the most")
-    if join.instance_id is not None and not 1 <= len(join.instance_id) <= limits.NAME_BYTES:
-        raise InvalidGroup(f"an instance id has 1 to {limits.NAME_BYTES} characters")
+    if len(join.protocol_type) > shared_limits.NAME_BYTES:
+        raise InvalidGroup(
+            f"a type of protocols has {shared_limits.NAME_BYTES} characters at the most"
+        )
+    if join.instance_id is not None and not 1 <= len(join.instance_id) <= shared_limits.NAME_BYTES:
+        raise InvalidGroup(f"an instance id has 1 to {shared_limits.NAME_BYTES} characters")
     protocols: dict[str, bytes] = {}
     for name, metadata in join.protocols:
         protocols.setdefault(name, metadata)

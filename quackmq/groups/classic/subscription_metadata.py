@@ -18,7 +18,7 @@ import struct
 from collections.abc import Iterable
 from typing import Final
 
-from quackmq import limits
+from quackmq.groups import limits
 
 _HEAD: Final = struct.Struct(">hi")
 _LENGTH: Final = struct.Struct(">h")

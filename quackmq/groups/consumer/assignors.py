@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from quackmq import limits
+from quackmq.groups import limits
 from quackmq.model.topic import PartitionKey
 
 #: The partitions of each member; who has none may be left out.

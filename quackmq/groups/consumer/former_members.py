@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from quackmq import limits
+from quackmq.groups import limits
 
 
 class FormerMembers:

@@ -42,7 +42,6 @@ import uuid
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Final
 
-from quackmq import limits
 from quackmq.errors import (
     FencedMemberEpoch,
     GroupLoading,
@@ -51,6 +50,7 @@ from quackmq.errors import (
     QuackError,
     StaleMemberEpoch,
 )
+from quackmq.groups import limits
 from quackmq.groups.classic.messages import Answer, Leaving, MemberRef
 from quackmq.groups.consumer.assignors import ASSIGNORS, Pool
 from quackmq.groups.consumer.former_members import FormerMembers

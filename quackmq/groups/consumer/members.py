@@ -12,8 +12,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from quackmq import limits
+from quackmq import limits as shared_limits
 from quackmq.errors import InternalError, LimitReached
+from quackmq.groups import limits
 from quackmq.groups.classic.messages import patience_ms
 from quackmq.groups.consumer.assignors import DEFAULT_ASSIGNOR
 from quackmq.groups.consumer.messages import LEAVES_FOR_A_WHILE, Heartbeat, Subscription
@@ -110,8 +111,10 @@ class ConsumerMembers:
 
     def check_room(self, subscription: Subscription, *, is_new: bool) -> None:
         """LimitReached for one member too many, or one that says too much."""
-        if is_new and len(self._members) >= limits.GROUP_MEMBERS:
-            raise LimitReached(f"group {self._group} has {limits.GROUP_MEMBERS} members, the most")
+        if is_new and len(self._members) >= shared_limits.GROUP_MEMBERS:
+            raise LimitReached(
+                f"group {self._group} has {shared_limits.GROUP_MEMBERS} members, the most"
+            )
         if subscription in self.readers:
             return
         if self._said_bytes + _cost(subscription) > limits.GROUP_METADATA_BYTES:

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from msgspec import inspect
 
-from quackmq import limits
+from quackmq.protocols.http import limits
 
 _PLACE: Final = re.compile(r" - at `\$([^`]*)`$")
 _STEP: Final = re.compile(r"\.([^.\[]+)|\[[^\]]*\]")

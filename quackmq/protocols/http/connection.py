@@ -15,10 +15,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, Protocol, cast
 
-from quackmq import limits
 from quackmq.broker import Caller
 from quackmq.errors import BrokerClosing, QuackError
 from quackmq.loop_clock import loop_clock
+from quackmq.protocols.http import limits
 from quackmq.protocols.http.browser_guards import is_loopback
 from quackmq.protocols.http.errors import HttpFailure, failure, failure_of
 from quackmq.protocols.http.parser import Asked, Place, Receiver

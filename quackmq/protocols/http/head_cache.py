@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
-from quackmq import limits
+from quackmq.protocols.http import limits
 from quackmq.protocols.http.router import Route
 from quackmq.protocols.http.types import parse_headers
 

@@ -17,10 +17,11 @@ from typing import Final, Protocol
 
 import httptools
 
-from quackmq import limits
 from quackmq.broker import Broker, Caller
 from quackmq.errors import InvalidRequest
+from quackmq.protocols import limits as protocols_limits
 from quackmq.protocols.first_bytes import MistakenPeers, WireProtocol, protocol_of
+from quackmq.protocols.http import limits
 from quackmq.protocols.http.browser_guards import (
     OwnNames,
     host_name,
@@ -303,7 +304,7 @@ class Receiver:
         self, data: bytes | memoryview, status: int, code: str, message: str
     ) -> None:
         """Refuse what the parser refuses, and log which protocol it is if it is another one."""
-        protocol = protocol_of(bytes(data[: limits.OPENING_BYTES]))
+        protocol = protocol_of(bytes(data[: protocols_limits.OPENING_BYTES]))
         if protocol is not None and protocol is not WireProtocol.HTTP and self.takes_requests:
             mistaken = self._place.mistaken
             reason = mistaken.report(self._caller.address, protocol, time.monotonic())

@@ -23,10 +23,10 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
-from quackmq import limits
 from quackmq.broker import Message
 from quackmq.broker.lifecycle import NamedLocks
 from quackmq.errors import InvalidRequest
+from quackmq.protocols.http import limits
 from quackmq.protocols.http.errors import HttpFailure
 from quackmq.protocols.http.router import Route
 from quackmq.protocols.http.types import (

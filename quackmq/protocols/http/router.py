@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
-from quackmq import limits
+from quackmq.protocols.http import limits
 from quackmq.protocols.http.types import Handler, decode
 
 _NO_PARTS: Final[Mapping[str, str]] = {}

@@ -19,12 +19,11 @@ import logging
 import socket
 from collections.abc import Iterable
 
-from quackmq import limits
 from quackmq.broker import Broker
 from quackmq.loop_clock import loop_clock
 from quackmq.protocols.first_bytes import MistakenPeers
+from quackmq.protocols.http import limits, v1
 from quackmq.protocols.http import queue_api as queue
-from quackmq.protocols.http import v1
 from quackmq.protocols.http.browser_guards import OwnNames, machine_names
 from quackmq.protocols.http.connection import Connection
 from quackmq.protocols.http.head_cache import KnownHeads

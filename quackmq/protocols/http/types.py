@@ -14,9 +14,9 @@ from urllib.parse import unquote_to_bytes
 import msgspec
 import orjson
 
-from quackmq import limits
 from quackmq.broker import Broker, Caller
 from quackmq.errors import InvalidRequest
+from quackmq.protocols.http import limits
 from quackmq.protocols.http.body_errors import explained
 
 JSON: Final = "application/json"

@@ -25,11 +25,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol, cast
 
-from quackmq import limits
+from quackmq import limits as shared_limits
 from quackmq.broker import Broker, Caller
 from quackmq.errors import ProtocolError
 from quackmq.loop_clock import loop_clock
 from quackmq.protocols.first_bytes import MistakenPeers, WireProtocol, protocol_of
+from quackmq.protocols.kafka import limits
 from quackmq.protocols.kafka.api import Api, Call, LastAnswer, Node, Watch
 from quackmq.protocols.kafka.codec.framing import (
     Frames,
@@ -298,7 +299,7 @@ class Connection(asyncio.BufferedProtocol):
             not self._peer_is_slow
             and not self._draining
             and len(self._replies) < limits.KAFKA_REQUESTS_IN_FLIGHT
-            and (has_room or self._broker.pending_bytes <= limits.PENDING_BYTES)
+            and (has_room or self._broker.pending_bytes <= shared_limits.PENDING_BYTES)
             and self._transport is not None
             and not self._transport.is_closing()
         )
@@ -309,7 +310,7 @@ class Connection(asyncio.BufferedProtocol):
         transport = self._transport
         if transport is None or transport.is_closing() or self._has_ended:
             return
-        if is_held_up and self._broker.pending_bytes > limits.PENDING_BYTES:
+        if is_held_up and self._broker.pending_bytes > shared_limits.PENDING_BYTES:
             self._door.wants_room(self)
         if not is_held_up and not self._frames.admitted:
             self._door.wants_memory(self)

@@ -65,8 +65,10 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Final, NamedTuple
 
-from quackmq import limits
+from quackmq import limits as shared_limits
 from quackmq.errors import InvalidRequest, ProtocolError, QuackError, RecordTooLarge
+from quackmq.protocols import limits as protocols_limits
+from quackmq.protocols.line import limits
 
 
 class Role(StrEnum):
@@ -129,7 +131,7 @@ def encode(message: Message) -> bytes:
     return f"{message.role} {message.id} topic {message.topic}\n".encode()
 
 
-def parse(line: bytes, entry_bytes: int = limits.LINE_ENTRY_BYTES) -> Message:
+def parse(line: bytes, entry_bytes: int = shared_limits.LINE_ENTRY_BYTES) -> Message:
     """Of a line without its end. InvalidRequest, mostly as ProtocolError, for what is no message;
     RecordTooLarge for an entry of more than `entry_bytes`."""
     word = _WORDS.get(line)
@@ -139,9 +141,11 @@ def parse(line: bytes, entry_bytes: int = limits.LINE_ENTRY_BYTES) -> Message:
         return _entry(line, entry_bytes)
     match line.split(b" "):
         case [(b"pub" | b"sub") as role, name, b"connect"]:
-            return Connect(Role(role.decode()), _name("id", name, limits.NAME_BYTES))
+            return Connect(Role(role.decode()), _name("id", name, shared_limits.NAME_BYTES))
         case [(b"pub" | b"sub") as role, name, b"topic", topic]:
-            return Choose(Role(role.decode()), _name("id", name, limits.NAME_BYTES), _topic(topic))
+            return Choose(
+                Role(role.decode()), _name("id", name, shared_limits.NAME_BYTES), _topic(topic)
+            )
     raise ProtocolError(f"{_shown(line)} is no message; words are parted by one space")
 
 
@@ -156,7 +160,7 @@ class Lines:
 
     __slots__ = ("_buffer", "_half", "_line_bytes", "_position", "_seen_bytes")
 
-    def __init__(self, entry_bytes: int = limits.LINE_ENTRY_BYTES) -> None:
+    def __init__(self, entry_bytes: int = shared_limits.LINE_ENTRY_BYTES) -> None:
         #: Every byte of an entry may be written as two.
         self._line_bytes = limits.LINE_HEAD_BYTES + 2 * entry_bytes
         self._buffer = b""
@@ -301,7 +305,7 @@ class Conversation:
         "_topics",
     )
 
-    def __init__(self, entry_bytes: int = limits.LINE_ENTRY_BYTES) -> None:
+    def __init__(self, entry_bytes: int = shared_limits.LINE_ENTRY_BYTES) -> None:
         """`entry_bytes` is the document's QUACKSIZE."""
         self._entry_bytes = entry_bytes
         self._lines = Lines(entry_bytes)
@@ -351,8 +355,8 @@ class Conversation:
         """What comes after the end is dropped."""
         if self._state is State.OVER:
             return
-        if self._state is State.NEW and len(self._opening) < limits.OPENING_BYTES:
-            self._opening = (self._opening + data)[: limits.OPENING_BYTES]
+        if self._state is State.NEW and len(self._opening) < protocols_limits.OPENING_BYTES:
+            self._opening = (self._opening + data)[: protocols_limits.OPENING_BYTES]
         self._lines.receive(data)
 
     def receive_successful(self, data: bytes) -> bool:
@@ -532,7 +536,7 @@ def _entry(line: bytes, entry_bytes: int) -> Entry:
 
 
 def _topic(word: bytes) -> str:
-    return _name("topic", word, limits.TOPIC_NAME_CHARS)
+    return _name("topic", word, shared_limits.TOPIC_NAME_CHARS)
 
 
 def _name(what: str, word: bytes, most_bytes: int) -> str:

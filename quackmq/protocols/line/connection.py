@@ -20,11 +20,11 @@ import socket
 from collections.abc import Coroutine
 from typing import Any, Final, Protocol
 
-from quackmq import limits
 from quackmq.broker import Broker, Caller
 from quackmq.errors import BrokerClosing, ProtocolError, QuackError
 from quackmq.loop_clock import loop_clock
 from quackmq.protocols.first_bytes import MistakenPeers, WireProtocol, protocol_of
+from quackmq.protocols.line import limits
 from quackmq.protocols.line.codec import (
     Choose,
     Connect,

@@ -16,10 +16,10 @@ from collections.abc import Coroutine
 from itertools import count
 from typing import Any
 
-from quackmq import limits
 from quackmq.broker import Broker, Connected
 from quackmq.loop_clock import loop_clock
 from quackmq.protocols.first_bytes import MistakenPeers
+from quackmq.protocols.line import limits
 from quackmq.protocols.line.connection import Connection
 from quackmq.protocols.line.joint_writes import Outgoing
 from quackmq.protocols.line.pipes import Pipes

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from quackmq import limits
+from quackmq import limits as shared_limits
 from quackmq.broker import Reading, Terms
 from quackmq.errors import InvalidSetting
+from quackmq.protocols.line import limits
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,18 +15,20 @@ class LineSettings:
     """`entry_bytes` is the model's QUACKSIZE. A subscriber that does not answer an entry within
     `answer_ms` is dead. `reading` is how subscriptions read: what is live, or every entry."""
 
-    entry_bytes: int = limits.LINE_ENTRY_BYTES
-    answer_ms: int = limits.LINE_ANSWER_MS
+    entry_bytes: int = shared_limits.LINE_ENTRY_BYTES
+    answer_ms: int = shared_limits.LINE_ANSWER_MS
     reading: Reading = "live"
 
     def __post_init__(self) -> None:
-        if not 1 <= self.entry_bytes <= limits.LINE_LONGEST_ENTRY_BYTES:
+        if not 1 <= self.entry_bytes <= shared_limits.LINE_LONGEST_ENTRY_BYTES:
             raise InvalidSetting(
-                f"an entry has 1 to {limits.LINE_LONGEST_ENTRY_BYTES} bytes, not {self.entry_bytes}"
+                f"an entry has 1 to {shared_limits.LINE_LONGEST_ENTRY_BYTES} bytes, "
+                f"not {self.entry_bytes}"
             )
-        if not 1 <= self.answer_ms <= limits.LINE_LONGEST_ANSWER_MS:
+        if not 1 <= self.answer_ms <= shared_limits.LINE_LONGEST_ANSWER_MS:
             raise InvalidSetting(
-                f"a subscriber has 1 to {limits.LINE_LONGEST_ANSWER_MS} milliseconds to answer, "
+                f"a subscriber has 1 to {shared_limits.LINE_LONGEST_ANSWER_MS} "
+                "milliseconds to answer, "
                 f"not {self.answer_ms}"
             )
 

@@ -23,9 +23,9 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, Protocol
 
-from quackmq import limits
 from quackmq.broker import Broker, Caller, Channel, Delivery, Start
 from quackmq.errors import BrokerClosing, NotFound, RecordTooLarge, StorageError
+from quackmq.protocols.line import limits
 from quackmq.protocols.line.codec import Entry, check_size, encode
 from quackmq.protocols.line.records import End
 from quackmq.protocols.line.settings import LineSettings

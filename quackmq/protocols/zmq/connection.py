@@ -16,11 +16,11 @@ import socket
 from abc import ABC, abstractmethod
 from typing import Protocol, cast
 
-from quackmq import limits
 from quackmq.broker import Broker, Caller
 from quackmq.errors import ProtocolError
 from quackmq.loop_clock import loop_clock
 from quackmq.protocols.first_bytes import MistakenPeers, WireProtocol, protocol_of
+from quackmq.protocols.zmq import limits
 from quackmq.protocols.zmq.codec import zmtp
 
 log = logging.getLogger(__name__)

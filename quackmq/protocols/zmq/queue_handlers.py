@@ -8,10 +8,10 @@ from collections.abc import Coroutine
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
-from quackmq import limits
 from quackmq.broker import Broker, Caller
 from quackmq.errors import BrokerClosing, QuackError, UnknownTopic
 from quackmq.model.topic import Appended
+from quackmq.protocols.zmq import limits
 from quackmq.protocols.zmq.codec.queue_language import (
     EMPTY,
     Get,

@@ -20,10 +20,10 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from quackmq import limits
 from quackmq.broker import Broker, Caller
 from quackmq.errors import BrokerClosing, QuackError
 from quackmq.model.topic import Appended
+from quackmq.protocols.zmq import limits
 from quackmq.protocols.zmq.codec import zmtp
 from quackmq.protocols.zmq.connection import Door, Peer, large_bytes
 from quackmq.protocols.zmq.queue_handlers import Answer, Asker, Begun, put_answer, refusal

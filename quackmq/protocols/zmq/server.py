@@ -17,10 +17,10 @@ import asyncio
 import logging
 from abc import ABC, abstractmethod
 
-from quackmq import limits
 from quackmq.broker import Broker
 from quackmq.loop_clock import loop_clock
 from quackmq.protocols.first_bytes import MistakenPeers
+from quackmq.protocols.zmq import limits
 from quackmq.protocols.zmq.connection import Peer
 from quackmq.protocols.zmq.queue_handlers import begin
 from quackmq.protocols.zmq.rep_connection import Begin, Connection

@@ -10,8 +10,8 @@ import os.path
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from quackmq import limits
 from quackmq.errors import LimitReached, NotFound
+from quackmq.spark import limits
 from quackmq.spark.broker.http import Http, OtherFailure, path_of
 from quackmq.spark.source.splits import File
 

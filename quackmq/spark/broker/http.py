@@ -30,10 +30,11 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     ResourceType,
 )
 
-from quackmq import errors, limits
+from quackmq import errors
 from quackmq.client.kafka.config import Connection
 from quackmq.client.kafka.errors import Deadline, kafka_error
 from quackmq.errors import DamagedData, InvalidRequest, QuackError, QuackTimeout
+from quackmq.spark import limits
 
 #: The broker's config that says where its HTTP door listens.
 HTTP_ADDRESS_CONFIG: Final = "quackmq.http.address"

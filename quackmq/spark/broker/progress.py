@@ -23,13 +23,14 @@ from typing import Any, Final
 from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from quackmq import limits
+from quackmq import limits as shared_limits
 from quackmq.client.kafka.admin import NEVER_S, Admin, GroupRequest
 from quackmq.client.kafka.cluster import note_beside
 from quackmq.client.kafka.config import Connection
 from quackmq.client.kafka.errors import Deadline, kafka_error, translated
 from quackmq.errors import InvalidRequest, NameInOtherMode, QuackError, QuackTimeout
 from quackmq.model.offset_notes import SUBSCRIBED, leased
+from quackmq.spark import limits
 from quackmq.spark.broker.http import Access, path_of
 from quackmq.spark.source.offsets import Position, TopicPosition, Topics
 
@@ -227,7 +228,7 @@ def release(access: Access, group: str) -> list[str]:
         raise InvalidRequest("a group has a name")
     released: list[str] = []
     with access.connect() as http:
-        query: Mapping[str, str | int] = {"name": group, "limit": limits.HTTP_PAGE_ITEMS}
+        query: Mapping[str, str | int] = {"name": group, "limit": shared_limits.HTTP_PAGE_ITEMS}
         while page := http.ask("GET", "/v1/subscriptions", query=query).json["subscriptions"]:
             for each in page:
                 http.ask("DELETE", path_of("subscriptions", group, "topics", each["topic"]))

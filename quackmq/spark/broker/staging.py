@@ -31,8 +31,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from quackmq import limits
+from quackmq import limits as shared_limits
 from quackmq.errors import StageCommitted, StageConflict, TurnOutdated, UnknownStage
+from quackmq.spark import limits
 from quackmq.spark.broker.http import Http, path_of
 from quackmq.spark.sink.digest import Digest, merged
 from quackmq.spark.sink.encode import Encoded
@@ -87,7 +88,7 @@ def write_target(topic: str | None, write_id: str | None) -> Target:
     if write_id is None:
         return Target(f"{_PLAIN_PREFIX}{uuid.uuid4().hex}")
     key = f"{_NAMED_PREFIX}{topic or _ANY_TOPIC}/{write_id}"
-    if len(key.encode()) > limits.NAME_BYTES:
+    if len(key.encode()) > shared_limits.NAME_BYTES:
         hashed = hashlib.blake2b(key.encode(), digest_size=16).hexdigest()
         key = f"{_NAMED_PREFIX}{_HASHED}/{hashed}"
     return Target(key, name=write_id, older_key=f"{_PLAIN_PREFIX}{write_id}")
@@ -117,8 +118,8 @@ class Part:
         size = 0
         for partition, batch in batches:
             if pieces and (
-                size + len(batch) > limits.STAGE_CALL_BYTES - limits.MIB
-                or len(pieces) >= 2 * limits.STAGE_CALL_BATCHES
+                size + len(batch) > shared_limits.STAGE_CALL_BYTES - shared_limits.MIB
+                or len(pieces) >= 2 * shared_limits.STAGE_CALL_BATCHES
             ):
                 self._call(topic, pieces)
                 pieces, size = [], 0

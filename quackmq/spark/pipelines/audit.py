@@ -33,9 +33,10 @@ import pyarrow as pa
 from pyspark.sql import functions as f
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from quackmq import limits
+from quackmq import limits as shared_limits
 from quackmq.errors import QuackError, UnknownTopic
 from quackmq.model.offset_notes import RECEIPTS_TOPIC
+from quackmq.spark import limits
 from quackmq.spark.broker.archive import Plan, release
 from quackmq.spark.broker.http import Http, path_of
 from quackmq.spark.broker.metadata import Facts, Survey
@@ -193,7 +194,7 @@ class _Audit:
         names: list[str] = []
         after: dict[str, str] = {}
         while True:
-            page = self._http.get("/v1/topics", limit=limits.HTTP_PAGE_ITEMS, **after).json
+            page = self._http.get("/v1/topics", limit=shared_limits.HTTP_PAGE_ITEMS, **after).json
             names += [topic["name"] for topic in page["topics"]]
             if page["next"] is None:
                 return [name for name in names if name != RECEIPTS_TOPIC]
@@ -286,7 +287,9 @@ class _Audit:
         cursors: dict[tuple[str, str, int], int] = {}
         after: dict[str, str] = {}
         while True:
-            page = self._http.get("/v1/subscriptions", limit=limits.HTTP_PAGE_ITEMS, **after).json
+            page = self._http.get(
+                "/v1/subscriptions", limit=shared_limits.HTTP_PAGE_ITEMS, **after
+            ).json
             for each in page["subscriptions"]:
                 if each["receipts"] and each["topic"] in by_name:
                     target = path_of("subscriptions", each["name"], "topics", each["topic"])

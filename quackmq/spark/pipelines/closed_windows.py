@@ -14,7 +14,7 @@ from typing import Any, Final
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as f
 
-from quackmq import limits
+from quackmq.spark import limits
 from quackmq.spark.pipelines.job import Job
 
 _LINES_DRAWN: Final = 8

@@ -24,7 +24,7 @@ from typing import Final
 
 from pyspark.sql import SparkSession
 
-from quackmq import limits
+from quackmq import limits as shared_limits
 from quackmq.archive.merging.planner import Merge, MergeSettings, plan
 from quackmq.errors import (
     InvalidRequest,
@@ -33,6 +33,7 @@ from quackmq.errors import (
     UnknownPlan,
     UnknownTopic,
 )
+from quackmq.spark import limits
 from quackmq.spark.broker.http import Access, Http, find, path_of
 from quackmq.spark.pipelines.job import Job
 from quackmq.spark.pipelines.merge_tasks.plan import Listed, Plan, all_topics, look
@@ -59,7 +60,7 @@ class Options:
     )
     target_bytes: int = option(
         "about how large files should become",
-        default=limits.MERGE_TARGET_BYTES,
+        default=shared_limits.MERGE_TARGET_BYTES,
         metavar="BYTES",
     )
     by_day: bool = option("merge only what was appended on the same day (UTC)", default=False)
@@ -111,7 +112,7 @@ def compact(
     topic: str,
     *,
     bootstrap_servers: str,
-    target_bytes: int = limits.MERGE_TARGET_BYTES,
+    target_bytes: int = shared_limits.MERGE_TARGET_BYTES,
     by_day: bool = False,
     tell: Callable[[str], None] = lambda text: None,
 ) -> Compacted:
@@ -127,14 +128,14 @@ def compact(
 
 def settings_of(target_bytes: int, by_day: bool) -> MergeSettings:
     """How a compaction plans. InvalidRequest."""
-    if not 1 <= target_bytes <= limits.ARCHIVE_OFFERED_BYTES:
+    if not 1 <= target_bytes <= shared_limits.ARCHIVE_OFFERED_BYTES:
         raise InvalidRequest(
-            f"target_bytes cannot be {target_bytes}: 1 to {limits.ARCHIVE_OFFERED_BYTES} are"
+            f"target_bytes cannot be {target_bytes}: 1 to {shared_limits.ARCHIVE_OFFERED_BYTES} are"
         )
     return MergeSettings(
         target_bytes=target_bytes,
         growth=limits.COMPACT_GROWTH,
-        most_files=limits.ARCHIVE_REPLACED_FILES,
+        most_files=shared_limits.ARCHIVE_REPLACED_FILES,
         by_day=by_day,
     )
 

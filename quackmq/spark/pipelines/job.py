@@ -27,7 +27,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, TextIO
 
-from quackmq import limits
+from quackmq.spark import limits
 from quackmq.spark.java import HINT, use_java
 from quackmq.spark.pipelines.errors import NotInstalled, Stopped, in_short
 from quackmq.spark.python_home import use_compiled

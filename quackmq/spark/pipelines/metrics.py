@@ -18,9 +18,9 @@ from typing import Any, Final
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
-from quackmq import limits
 from quackmq.client import Client
 from quackmq.errors import InvalidRequest, NotFound, TopicExists
+from quackmq.spark import limits
 from quackmq.spark.pipelines.job import Job
 from quackmq.spark.pipelines.options import option
 from quackmq.spark.pipelines.report import Report

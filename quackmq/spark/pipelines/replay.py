@@ -41,8 +41,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from pyspark.sql import Observation
 from pyspark.sql import functions as f
 
-from quackmq import limits
 from quackmq.errors import InvalidRequest, OffsetOutOfRange, QuackError, UnknownTopic
+from quackmq.spark import limits
 from quackmq.spark.broker.archive import plan, release
 from quackmq.spark.broker.http import Http, path_of
 from quackmq.spark.broker.metadata import Survey, TopicFacts

@@ -20,10 +20,11 @@ from confluent_kafka import Consumer, KafkaException, TopicPartition
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
-from quackmq import limits
+from quackmq import limits as shared_limits
 from quackmq.client import Client
 from quackmq.client.kafka.errors import translating
 from quackmq.errors import InvalidRequest, QuackTimeout, TopicExists
+from quackmq.spark import limits
 from quackmq.spark.pipelines.job import Job
 from quackmq.spark.pipelines.options import option
 from quackmq.spark.pipelines.report import Report
@@ -98,8 +99,8 @@ def _simulate(job: Job, options: Options, name: str, watch: Watch) -> int:
 def _check(options: Options) -> None:
     if not 1 <= options.workers <= limits.PIPELINE_WORKERS:
         raise InvalidRequest(f"--workers is 1 to {limits.PIPELINE_WORKERS}")
-    if not 1 <= options.requests <= limits.CLIENT_NUMBERED_MESSAGES:
-        raise InvalidRequest(f"--requests is 1 to {limits.CLIENT_NUMBERED_MESSAGES}")
+    if not 1 <= options.requests <= shared_limits.CLIENT_NUMBERED_MESSAGES:
+        raise InvalidRequest(f"--requests is 1 to {shared_limits.CLIENT_NUMBERED_MESSAGES}")
     if not all(0 < load < 1 for load in options.loads):
         raise InvalidRequest("--loads are greater than 0 and less than 1")
     if options.customers < 1:

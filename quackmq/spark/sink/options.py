@@ -12,10 +12,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from quackmq import limits
+from quackmq import limits as shared_limits
 from quackmq.errors import IllegalTopicName, InvalidRequest
 from quackmq.model.topic import check_topic_name
 from quackmq.records.batch import COMPRESSIONS
+from quackmq.spark import limits
 from quackmq.spark.source.options import source_address
 
 TOPIC_OPTION: Final = "topic"
@@ -26,7 +27,7 @@ COMPRESSION_OPTION: Final = "kafka.compression.type"
 _LIKENESS: Final = 0.8
 _LONGEST_RETRY_MS: Final = 24 * 3_600_000
 #: Prefixes of keys, and what Spark's ids take beside.
-_LONGEST_ID_BYTES: Final = limits.NAME_BYTES - len("spark-write/")
+_LONGEST_ID_BYTES: Final = shared_limits.NAME_BYTES - len("spark-write/")
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from quackmq import limits
 from quackmq.model.partitioning import MURMUR2_MULTIPLIER, MURMUR2_SEED, Partitioner, murmur2_words
+from quackmq.spark import limits
 
 Numbers = np.ndarray[Any, np.dtype[Any]]
 

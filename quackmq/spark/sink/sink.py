@@ -48,10 +48,11 @@ from pyspark.sql.types import (
 )
 from pyspark.taskcontext import TaskContext
 
-from quackmq import limits
+from quackmq import limits as shared_limits
 from quackmq.errors import InvalidRequest, QuackTimeout, UnknownPartition, UnknownTopic
 from quackmq.model.partitioning import Partitioner
 from quackmq.records.columns import HEADERS_TYPE
+from quackmq.spark import limits
 from quackmq.spark.broker.http import Access, Http, find, path_of
 from quackmq.spark.broker.staging import (
     Part,
@@ -260,8 +261,8 @@ class _Topics:
                 told = self._http.get(path_of("topics", name), limit=1).json
             except UnknownTopic:
                 told = self._http.ask("PUT", path_of("topics", name)).json
-            most = told["policy"]["batch_bytes"] or limits.ENCODED_BATCH_BYTES
-            batch_bytes = min(most, limits.ENCODED_BATCH_BYTES)
+            most = told["policy"]["batch_bytes"] or shared_limits.ENCODED_BATCH_BYTES
+            batch_bytes = min(most, shared_limits.ENCODED_BATCH_BYTES)
             partitioner = Partitioner(told["policy"]["partitioner"])
             self._known[name] = _Topic(name, told["partition_count"], partitioner, batch_bytes)
         return self._known[name]
@@ -273,7 +274,7 @@ def _write(plan: Plan, target: Target, iterator: Iterator[pa.RecordBatch]) -> Me
     digests: list[Digest] = []
     with _asking(plan) as http:
         part, topics = Part(http, target), _Topics(http)
-        first = random.randrange(limits.PARTITIONS_PER_TOPIC)
+        first = random.randrange(shared_limits.PARTITIONS_PER_TOPIC)
         for table in _chunks(iterator, plan.columns):
             records += table.num_rows
             for name, rows in _by_topic(plan, table):

@@ -17,9 +17,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NamedTuple, TypeVar
 
-from quackmq import limits
+from quackmq import limits as shared_limits
 from quackmq.errors import IllegalTopicName, InvalidRequest
 from quackmq.model.topic import check_topic_name
+from quackmq.spark import limits
 
 #: In the JSON of offsets, as in Spark's Kafka source.
 EARLIEST: Final = -2
@@ -254,8 +255,8 @@ def _options(given: _Given, starting: Place, ending: Place) -> Options:
     for place in (starting, ending):
         _check_named(place, selection)
     group = given.text("groupId") or given.text(_GROUP_ALIAS)
-    if group is not None and not 0 < len(group.encode()) <= limits.NAME_BYTES:
-        raise _wrong("groupId", group, f"a name has 1 to {limits.NAME_BYTES} bytes")
+    if group is not None and not 0 < len(group.encode()) <= shared_limits.NAME_BYTES:
+        raise _wrong("groupId", group, f"a name has 1 to {shared_limits.NAME_BYTES} bytes")
     holds = given.flag("holdRetention", True)
     if group is not None and holds and not (group.isprintable() and " " not in group):
         # It becomes a subscription with the first batch: that must not fail then.
@@ -273,7 +274,8 @@ def _options(given: _Given, starting: Place, ending: Place) -> Options:
         max_delay_ms=given.duration_ms("maxTriggerDelay", limits.SPARK_DELAY_MS),
         min_partitions=given.number("minPartitions", 1, limits.SPARK_SPLITS) or 1,
         max_records=given.number("maxRecordsPerPartition", 1, _GREATEST),
-        split_bytes=given.number("splitBytes", limits.KIB, _GREATEST) or limits.SPARK_SPLIT_BYTES,
+        split_bytes=given.number("splitBytes", shared_limits.KIB, _GREATEST)
+        or limits.SPARK_SPLIT_BYTES,
         fail_on_data_loss=given.flag("failOnDataLoss", True),
         group=group,
         hold_retention=holds,
@@ -442,7 +444,7 @@ def _check_topic(option: str, name: str) -> None:
 
 
 def _is_partition(value: object) -> bool:
-    return type(value) is int and 0 <= value < limits.PARTITIONS_PER_TOPIC
+    return type(value) is int and 0 <= value < shared_limits.PARTITIONS_PER_TOPIC
 
 
 def _wrong(name: str, text: str, what: str) -> InvalidRequest:

@@ -11,10 +11,10 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from quackmq import limits
 from quackmq.errors import CorruptBatch, InvalidRequest
 from quackmq.records.batch import Batch, batches
 from quackmq.records.columns import TIMESTAMP_TYPE
+from quackmq.spark import limits
 from quackmq.spark.source.decode import open_batches
 
 _MILLISECONDS: Final = pa.timestamp("ms", tz="UTC")

@@ -39,8 +39,8 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from quackmq import limits
 from quackmq.errors import DamagedData, InvalidRequest, OffsetOutOfRange, QuackError, UnknownTopic
+from quackmq.spark import limits
 from quackmq.spark.broker.archive import Plan, held, plan, release
 from quackmq.spark.broker.http import Access
 from quackmq.spark.broker.metadata import Facts, PartitionFacts, Survey

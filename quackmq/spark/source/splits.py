@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from quackmq import limits
+from quackmq.spark import limits
 
 
 class Range(NamedTuple):

@@ -22,9 +22,10 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from quackmq import limits
+from quackmq import limits as shared_limits
 from quackmq.errors import CorruptBatch, DamagedData, OffsetOutOfRange, QuackError, UnknownTopic
 from quackmq.records.batch import Batch
+from quackmq.spark import limits
 from quackmq.spark.broker.archive import files_now
 from quackmq.spark.broker.http import Access, Answer, Http, path_of
 from quackmq.spark.source.archived_files import Unusable, read_here, read_there
@@ -225,8 +226,8 @@ class _Task:
             return None
         ids = [each for each in pc.unique(producer_ids).to_pylist() if each is not None]
         unknown = [each for each in ids if each not in self._publishers]
-        for start in range(0, len(unknown), limits.HTTP_PAGE_ITEMS):
-            some = unknown[start : start + limits.HTTP_PAGE_ITEMS]
+        for start in range(0, len(unknown), shared_limits.HTTP_PAGE_ITEMS):
+            some = unknown[start : start + shared_limits.HTTP_PAGE_ITEMS]
             told = self._ask({"producer_ids": some})
             names = {each["producer_id"]: each["name"] for each in told["publishers"]}
             self._publishers |= {each: names.get(each) for each in some}

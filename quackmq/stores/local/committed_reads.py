@@ -14,12 +14,12 @@ from functools import partial
 from operator import attrgetter
 from typing import Final
 
-from quackmq import limits
 from quackmq.disk.real import Disk
 from quackmq.errors import DamagedData, OffsetOutOfRange, UnknownTopic
 from quackmq.model.log_transactions import ABORTED_BYTES, find_aborted
 from quackmq.model.topic import Aborted
 from quackmq.records.batch import spans
+from quackmq.stores import limits
 from quackmq.stores.local.files.packs import Packs
 from quackmq.stores.local.files.segment import Segment, load_aborted
 from quackmq.stores.local.partition_log import PartitionLog

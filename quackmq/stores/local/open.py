@@ -17,10 +17,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
-from quackmq import limits
 from quackmq.disk.interface import read_file, replace_file
 from quackmq.disk.real import Disk
 from quackmq.errors import DamagedStore, UnusableDirectory
+from quackmq.stores import limits
 from quackmq.stores.catalog import Catalog
 from quackmq.stores.local import recovery
 from quackmq.stores.local.commit.committer import Engine

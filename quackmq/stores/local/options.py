@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from quackmq import limits
+from quackmq import limits as shared_limits
+from quackmq.stores import limits
 
 SyncMode = Literal["always", "interval", "os"]
 
@@ -17,9 +18,9 @@ class LocalOptions:
     broker, not one of the machine."""
 
     sync: SyncMode = "always"
-    sync_interval_ms: int = limits.SYNC_INTERVAL_MS
-    segment_bytes: int = limits.SEGMENT_BYTES
-    region_bytes: int = limits.REGION_BYTES
+    sync_interval_ms: int = shared_limits.SYNC_INTERVAL_MS
+    segment_bytes: int = shared_limits.SEGMENT_BYTES
+    region_bytes: int = shared_limits.REGION_BYTES
     chunk_bytes: int = limits.CHUNK_BYTES
     journal_slot_bytes: int = limits.JOURNAL_SLOT_BYTES
     journal_slots: int = limits.JOURNAL_SLOTS

@@ -17,8 +17,8 @@ from contextlib import suppress
 from functools import partial
 from typing import Final, NamedTuple
 
-from quackmq import limits
 from quackmq.disk.real import Disk
+from quackmq.stores import limits
 from quackmq.stores.local.files import packs
 from quackmq.stores.local.files.packs import Packs
 from quackmq.stores.local.files.segment import DIRECTORY as LOG_DIRECTORY

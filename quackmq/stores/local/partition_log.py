@@ -14,13 +14,14 @@ import bisect
 from collections.abc import Iterable
 from typing import Final
 
-from quackmq import limits
+from quackmq import limits as shared_limits
 from quackmq.clock import NEVER_MS
 from quackmq.model import producer_state as producers
 from quackmq.model.log_transactions import PartitionTransactions, Step
 from quackmq.model.producer_state import Producer, Remembered
 from quackmq.model.topic import Appended, PartitionKey
 from quackmq.records.batch import Batch, stamp
+from quackmq.stores import limits
 from quackmq.stores.local.files.format import CONTINUES, Descriptor, ProducerBatch, Region
 from quackmq.stores.local.files.segment import Plan, Segment
 from quackmq.stores.local.options import LocalOptions
@@ -131,7 +132,7 @@ class PartitionLog:
         base_offset, size = self.end, batch.size
         chunk = self.pending[-1] if self.pending else None
         position = 0
-        if owned and size >= limits.KEPT_BATCH_BYTES and not batch.view.readonly:
+        if owned and size >= shared_limits.KEPT_BATCH_BYTES and not batch.view.readonly:
             chunk = Chunk(batch.view, base_offset, now_ms)
             self.pending.append(chunk)
         elif (
@@ -199,7 +200,7 @@ class PartitionLog:
         if (
             self.region_base is not None
             and self.region_bytes < self._options.region_bytes
-            and chunk.append_time_ms - self.region_since_ms < limits.REGION_MS
+            and chunk.append_time_ms - self.region_since_ms < shared_limits.REGION_MS
         ):
             chunk.continues = True
             chunk.region_base = self.region_base

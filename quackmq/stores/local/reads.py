@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import takewhile
 
-from quackmq import limits
+from quackmq import limits as shared_limits
 from quackmq.disk.real import Disk
 from quackmq.errors import (
     DamagedData,
@@ -23,6 +23,7 @@ from quackmq.errors import (
 )
 from quackmq.model.topic import OffsetTime
 from quackmq.records.batch import batches
+from quackmq.stores import limits
 from quackmq.stores.local.files.format import Region
 from quackmq.stores.local.files.packs import Packs
 from quackmq.stores.local.files.segment import (
@@ -320,7 +321,7 @@ class Reader:
         offset = max(region.base_offset, log.first_offset)
         while offset < region.next_offset:
             try:
-                pieces = await self.read(log, offset, region.length, limits.BATCH_BYTES)
+                pieces = await self.read(log, offset, region.length, shared_limits.BATCH_BYTES)
             except DamagedData as damage:
                 offset = damage.next_offset or region.next_offset
                 continue

@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from quackmq import limits
+from quackmq import limits as shared_limits
 from quackmq.clock import wall_clock_ms
 from quackmq.disk.real import Disk, RealDisk
 from quackmq.disk.syncing import sync_names
@@ -57,6 +57,7 @@ from quackmq.model.topic import (
     Topic,
 )
 from quackmq.records.batch import NO_PRODUCER_ID, Batch
+from quackmq.stores import limits
 from quackmq.stores.catalog import Change
 from quackmq.stores.contract import Store, Watch, changes_of_time
 from quackmq.stores.local.commit.committer import Engine, entry_bytes
@@ -301,15 +302,15 @@ class LocalStore(Store):
     async def read(
         self, reads: Sequence[Read], *, max_bytes: int, min_bytes: int = 1, wait_ms: int = 0
     ) -> list[Slice]:
-        if len(reads) > limits.READ_PARTITIONS:
+        if len(reads) > shared_limits.READ_PARTITIONS:
             raise LimitReached(
-                f"{len(reads)} partitions in one read; {limits.READ_PARTITIONS} is the most"
+                f"{len(reads)} partitions in one read; {shared_limits.READ_PARTITIONS} is the most"
             )
-        max_bytes = min(max_bytes, limits.READ_BYTES)
+        max_bytes = min(max_bytes, shared_limits.READ_BYTES)
         # A read from segments may stop at half of its bytes rather than read more for nothing.
         enough = min(min_bytes, max(1, max_bytes // 2))
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + min(wait_ms, limits.READ_WAIT_MS) / 1000
+        deadline = loop.time() + min(wait_ms, shared_limits.READ_WAIT_MS) / 1000
         while True:
             self._check_open()
             commits = self._engine.commits
@@ -342,8 +343,8 @@ class LocalStore(Store):
         if offset < end:
             if not log.tail.reaches(offset):
                 return None
-            most = min(read.max_bytes, max_bytes, limits.READ_BYTES)
-            chunks = log.tail.read(offset, most, limits.BATCH_BYTES)
+            most = min(read.max_bytes, max_bytes, shared_limits.READ_BYTES)
+            chunks = log.tail.read(offset, most, shared_limits.BATCH_BYTES)
         size = sum(map(len, chunks))
         answer = Slice(read.key, chunks, size, log.first_offset, end, None, log.stable_offset)
         self._last_asked, self._last_answer = asked, answer
@@ -356,7 +357,7 @@ class LocalStore(Store):
         if log is None or self._engine.readers.count >= limits.WAITING_READERS:
             return None
         awaited = Awaited(read.offset, log.stable_offset if read.committed else None)
-        wait_s = min(wait_ms, limits.READ_WAIT_MS) / 1000
+        wait_s = min(wait_ms, shared_limits.READ_WAIT_MS) / 1000
         return self._engine.readers.add({log: awaited}, missing_bytes, wait_s, on_wake)
 
     def take_changed(self) -> Sequence[PartitionKey] | None:
@@ -392,7 +393,7 @@ class LocalStore(Store):
             error: Exception | None = None
             try:
                 log = self._log(key)
-                first_room = limits.BATCH_BYTES if room == max_bytes else room
+                first_room = shared_limits.BATCH_BYTES if room == max_bytes else room
                 bounds = (min(most, room), first_room)
                 if room <= 0 and room < max_bytes:
                     engine.reader.check_offset(log, offset)

@@ -14,8 +14,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-from quackmq import limits
 from quackmq.errors import LimitReached
+from quackmq.stores import limits
 
 if TYPE_CHECKING:
     from quackmq.stores.local.partition_log import PartitionLog

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from quackmq import limits
 from quackmq.errors import InvalidRequest, ProtocolError, QuackError, RecordTooLarge
 from quackmq.protocols.line import codec as line
+from quackmq.protocols.line import limits as line_limits
 from quackmq.protocols.line.codec import (
     TABLE,
     Choose,
@@ -278,7 +279,7 @@ def test_other_ids_and_topics_and_what_is_too_long_are_refused(
 
 def test_a_connection_has_so_many_topics_and_may_repeat_them() -> None:
     conversation = in_state(State.PUB_CHOOSING)
-    for number in range(2, limits.LINE_TOPICS + 1):
+    for number in range(2, line_limits.LINE_TOPICS + 1):
         conversation.receive(encode(Choose(Role.PUB, "7", str(number))))
         conversation.next_event()
         conversation.answer(Word.ACCEPT)
@@ -364,7 +365,7 @@ def test_a_line_too_long_is_not_kept() -> None:
     for _ in range(100):
         lines.receive(b"q" * 1_000)
         assert lines.next_line() is None
-        assert lines.unread_bytes == 0 and len(lines._half) <= limits.LINE_HEAD_BYTES + 32
+        assert lines.unread_bytes == 0 and len(lines._half) <= line_limits.LINE_HEAD_BYTES + 32
     assert lines.is_amid
     lines.receive(b"\nend\n")
     assert isinstance(lines.next_line(), RecordTooLarge)
@@ -374,7 +375,7 @@ def test_a_line_too_long_is_not_kept() -> None:
 
 @pytest.mark.parametrize("cut", [0, 1, 1_000, 1_055, 1_056])
 def test_a_line_is_taken_up_to_its_bound_wherever_it_is_cut(cut: int) -> None:
-    most = limits.LINE_HEAD_BYTES + 32
+    most = line_limits.LINE_HEAD_BYTES + 32
     for size in (most, most + 1):
         reader = Lines(entry_bytes=16)
         reader.receive(b"q" * cut)
@@ -388,7 +389,7 @@ def test_a_line_is_taken_up_to_its_bound_wherever_it_is_cut(cut: int) -> None:
 @pytest.mark.parametrize("end", [b"", b"\n"])
 @pytest.mark.parametrize("piece_bytes", [1 << 16, 1 << 22])
 def test_a_line_without_an_end_ends_the_conversation(end: bytes, piece_bytes: int) -> None:
-    most = limits.LINE_HEAD_BYTES + 32 + limits.LINE_LEFT_OUT_BYTES
+    most = line_limits.LINE_HEAD_BYTES + 32 + line_limits.LINE_LEFT_OUT_BYTES
     data = b"pub 7 connect\n" + b"q" * (most + 1) + end
     assert conversed(pieces_of(data, piece_bytes), 16)[-1] == (
         ProtocolError,
@@ -399,8 +400,8 @@ def test_a_line_without_an_end_ends_the_conversation(end: bytes, piece_bytes: in
 @each("state", [state for state in State if state not in (State.NEW, State.OVER)])
 def test_so_many_bad_messages_in_a_row_end_the_conversation(state: State) -> None:
     conversation = in_state(state)
-    conversation.receive(b"GET / HTTP/1.1\r\n" * (limits.LINE_REFUSALS + 5))
-    for _ in range(limits.LINE_REFUSALS):
+    conversation.receive(b"GET / HTTP/1.1\r\n" * (line_limits.LINE_REFUSALS + 5))
+    for _ in range(line_limits.LINE_REFUSALS):
         assert isinstance(conversation.next_event(), Refused)
     with pytest.raises(ProtocolError, match="101 bad messages in a row"):
         conversation.next_event()
@@ -410,7 +411,7 @@ def test_so_many_bad_messages_in_a_row_end_the_conversation(state: State) -> Non
 
 def test_slips_between_good_messages_are_forgiven() -> None:
     conversation = in_state(State.PUBLISHING)
-    for _ in range(2 * limits.LINE_REFUSALS):
+    for _ in range(2 * line_limits.LINE_REFUSALS):
         conversation.receive(b"oops\n" + encode(NEWS))
         assert isinstance(conversation.next_event(), Refused)
         assert conversation.next_event() == NEWS

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from quackmq import limits
 from quackmq.errors import ProtocolError, RecordTooLarge
+from quackmq.protocols.zmq import limits as zmq_limits
 from quackmq.protocols.zmq.codec import zmtp
 from quackmq.protocols.zmq.codec.zmtp import Decoder, Event, Message, Ping, Ready, Refused
 from tests.protocols.codecs.zmtp_frames import (
@@ -130,7 +130,7 @@ def test_any_bytes_give_events_or_a_protocol_error(
         (HELLO + frame(b"x", 8), "flags 0x08"),
         (HELLO + frame(b"x", COMMAND | MORE), "flags 0x05"),
         (HELLO + bytes([LONG]) + b"\xff" * 8, "a frame says that it has"),
-        (HELLO + frame(bytes(limits.ZMQ_COMMAND_BYTES + 1), COMMAND), "a command of"),
+        (HELLO + frame(bytes(zmq_limits.ZMQ_COMMAND_BYTES + 1), COMMAND), "a command of"),
         (HELLO + command(b"PING", b"\0"), "without a time"),
     ],
 )
@@ -154,7 +154,7 @@ def test_sockets_that_talk_to_a_router_are_let_in(socket_type: bytes) -> None:
 
 
 def test_a_request_over_the_limit_is_read_past_and_told_of() -> None:
-    size = limits.ZMQ_REQUEST_BYTES + 1
+    size = zmq_limits.ZMQ_REQUEST_BYTES + 1
     decoder = Decoder()
     decoder.receive(HELLO + frame(b"", MORE) + bytes([LONG]) + size.to_bytes(8, "big"))
     assert decoder.next_event() == Ready("REQ")
@@ -185,10 +185,10 @@ def test_a_message_of_very_many_frames_costs_no_memory() -> None:
 
 
 def test_an_envelope_is_bounded() -> None:
-    whole = [b"x" * limits.ZMQ_ENVELOPE_FRAME_BYTES] * limits.ZMQ_ENVELOPE_FRAMES
+    whole = [b"x" * zmq_limits.ZMQ_ENVELOPE_FRAME_BYTES] * zmq_limits.ZMQ_ENVELOPE_FRAMES
     _, accepted = events_of(HELLO, message(*whole, b"", b"content"))
     assert accepted == Message(tuple(whole), b"content")
-    for envelope in ([*whole, b"x"], [b"x" * (limits.ZMQ_ENVELOPE_FRAME_BYTES + 1)]):
+    for envelope in ([*whole, b"x"], [b"x" * (zmq_limits.ZMQ_ENVELOPE_FRAME_BYTES + 1)]):
         _, refused, after = events_of(HELLO, message(*envelope, b"", b"content"), request(b"next"))
         assert isinstance(refused, Refused) and refused.envelope is None
         assert after == Message((), b"next")

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from quackmq import limits
 from quackmq.errors import IllegalTopicName, ProtocolError, RecordTooLarge
+from quackmq.protocols.zmq import limits as zmq_limits
 from quackmq.protocols.zmq.codec.pubsub import (
     PublisherDecoder,
     SubscriberDecoder,
@@ -63,7 +64,7 @@ SUBSCRIBED = (
     + frame(b"the program's own talk")
     + frame(b"")
     + zmtp_frames.message(b"\x01several", b"frames")
-    + frame(b"\x01" + b"p" * (limits.PROXY_PREFIX_BYTES + 1))
+    + frame(b"\x01" + b"p" * (zmq_limits.PROXY_PREFIX_BYTES + 1))
     + command(b"PING", b"\0\0")
     + frame(b"\x01swans")
 )
@@ -170,10 +171,10 @@ def test_a_subscription_is_said_in_the_peers_version() -> None:
 def test_a_message_that_is_too_large_is_read_past_and_costs_nothing() -> None:
     decoder = PublisherDecoder()
     events_of(decoder, greeting() + ready(b"PUB"))
-    head = frame(b"ducks", MORE) + b"\x02" + (limits.PROXY_MESSAGE_BYTES).to_bytes(8, "big")
+    head = frame(b"ducks", MORE) + b"\x02" + (zmq_limits.PROXY_MESSAGE_BYTES).to_bytes(8, "big")
     assert events_of(decoder, head) == []
     assert (decoder.claimed_bytes, decoder.received_bytes) == (0, 0)
-    left = limits.PROXY_MESSAGE_BYTES
+    left = zmq_limits.PROXY_MESSAGE_BYTES
     while left:
         piece = b"x" * min(left, limits.MIB)
         left -= len(piece)
@@ -204,7 +205,7 @@ def test_a_subscription_of_ours_that_is_too_long_for_a_command_is_refused() -> N
     with pytest.raises(ProtocolError, match="1024 are enough"):
         events_of(
             SubscriberDecoder(),
-            start + command(b"SUBSCRIBE", b"p" * (limits.PROXY_PREFIX_BYTES + 1)),
+            start + command(b"SUBSCRIBE", b"p" * (zmq_limits.PROXY_PREFIX_BYTES + 1)),
         )
 
 

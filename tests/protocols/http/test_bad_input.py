@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from quackmq import limits
+from quackmq.protocols.http import limits as http_limits
 from tests.broker.flock import Member
 from tests.protocols.http.handlers import Handlers
 from tests.protocols.http.peers import TESTER, request, served, served_meanwhile
@@ -189,7 +190,7 @@ async def test_a_query_that_is_not_utf_8_or_says_a_thing_twice_is_refused(query:
         (await peer.post(f"/topics?{query}")).failed(400, "invalid_request")
         answer = await peer.post("/topics?topic_name=a", {"topic_name": "a"})
         assert "in the query and in the body" in answer.failed(400, "invalid_request")
-        many = "&".join(f"p{number}=" for number in range(limits.HTTP_QUERY_PARAMETERS + 1))
+        many = "&".join(f"p{number}=" for number in range(http_limits.HTTP_QUERY_PARAMETERS + 1))
         (await peer.post(f"/topics?{many}")).failed(400, "invalid_request")
 
 
@@ -204,7 +205,7 @@ async def test_a_path_that_is_not_utf_8_is_refused() -> None:
 async def test_a_body_over_the_limit_is_refused_before_it_comes() -> None:
     async with served_meanwhile() as running:
         peer = await running.peer()
-        size = limits.HTTP_QUEUE_BODY_BYTES + 1
+        size = http_limits.HTTP_QUEUE_BODY_BYTES + 1
         peer.send(request("POST", "/producer/produce", content_length=str(size)))
         (await peer.receive()).failed(413, "record_too_large")
         assert await peer.is_closed()
@@ -313,15 +314,17 @@ async def test_nonsense_behind_good_requests_comes_after_their_answers() -> None
 @pytest.mark.parametrize(
     "part",
     [
-        b"GET /topics?" + b"x" * limits.HTTP_HEAD_BYTES + b" HTTP/1.1\r\nhost: localhost\r\n\r\n",
-        b"GET /topics?" + b"x" * 10 * limits.HTTP_HEAD_BYTES,
-        b"GET /topics HTTP/1.1\r\nx: " + b"x" * 10 * limits.HTTP_HEAD_BYTES,
-        b"GET /topics HTTP/1.1\r\n" + b"x: y\r\n" * limits.HTTP_HEAD_BYTES,
-        b"GET /topics HTTP/1.1\r\n" + b"x" * 10 * limits.HTTP_HEAD_BYTES,
+        b"GET /topics?"
+        + b"x" * http_limits.HTTP_HEAD_BYTES
+        + b" HTTP/1.1\r\nhost: localhost\r\n\r\n",
+        b"GET /topics?" + b"x" * 10 * http_limits.HTTP_HEAD_BYTES,
+        b"GET /topics HTTP/1.1\r\nx: " + b"x" * 10 * http_limits.HTTP_HEAD_BYTES,
+        b"GET /topics HTTP/1.1\r\n" + b"x: y\r\n" * http_limits.HTTP_HEAD_BYTES,
+        b"GET /topics HTTP/1.1\r\n" + b"x" * 10 * http_limits.HTTP_HEAD_BYTES,
         b"POST /topics HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
-        b"0\r\nx: " + b"x" * 10 * limits.HTTP_HEAD_BYTES,
+        b"0\r\nx: " + b"x" * 10 * http_limits.HTTP_HEAD_BYTES,
         b"POST /topics HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
-        b"1;" + b"x" * 10 * limits.HTTP_HEAD_BYTES,
+        b"1;" + b"x" * 10 * http_limits.HTTP_HEAD_BYTES,
     ],
     ids=["target", "no end", "header", "headers", "name", "trailer", "extension"],
 )
@@ -340,7 +343,7 @@ async def test_a_head_over_the_limit_is_refused(part: bytes) -> None:
 async def test_many_small_chunks_are_fine() -> None:
     async with served(Handlers().routes()) as running:
         peer = await running.peer()
-        count = limits.HTTP_HEAD_BYTES
+        count = http_limits.HTTP_HEAD_BYTES
         peer.send(request("POST", "/echo", transfer_encoding="chunked"))
         for _ in range(8):
             peer.send(b"1\r\nx\r\n" * (count // 8))

@@ -9,9 +9,11 @@ import tracemalloc
 from typing import Any, cast
 
 import pytest
+from tests.limits import home_of
 
 from quackmq import limits
 from quackmq.errors import InvalidRequest
+from quackmq.protocols.http import limits as http_limits
 from quackmq.protocols.http.queue_api import parameters
 from quackmq.protocols.http.types import Request
 from tests.protocols.http.handlers import Handlers
@@ -31,7 +33,7 @@ from tests.protocols.kafka.client import on_both_loops, soon, until
 async def test_a_request_that_comes_too_slowly_is_given_up(
     begun: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "HTTP_REQUEST_WAIT_MS", 200)
+    monkeypatch.setattr(http_limits, "HTTP_REQUEST_WAIT_MS", 200)
     async with served_meanwhile() as running:
         peer = await running.peer()
         peer.send(begun)
@@ -47,7 +49,7 @@ async def test_a_request_that_comes_too_slowly_is_given_up(
 async def test_a_connection_that_is_idle_for_too_long_is_closed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(limits, "HTTP_IDLE_MS", 500)
+    monkeypatch.setattr(http_limits, "HTTP_IDLE_MS", 500)
     async with served() as running:
         silent, said_something, only_newlines = [await running.peer() for _ in range(3)]
         assert (await said_something.get("/topics")).status == 200
@@ -58,7 +60,7 @@ async def test_a_connection_that_is_idle_for_too_long_is_closed(
 
 @on_both_loops
 async def test_a_request_that_waits_is_not_idle(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "HTTP_IDLE_MS", 300)
+    monkeypatch.setattr(http_limits, "HTTP_IDLE_MS", 300)
     handlers = Handlers()
     async with served(handlers.routes()) as running:
         peer = await running.peer()
@@ -75,7 +77,7 @@ async def test_a_request_that_waits_is_not_idle(monkeypatch: pytest.MonkeyPatch)
 async def test_a_peer_that_takes_nothing_is_disconnected_and_nobody_else(
     size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "HTTP_SEND_WAIT_MS", 200)
+    monkeypatch.setattr(http_limits, "HTTP_SEND_WAIT_MS", 200)
     handlers = Handlers()
     async with served(handlers.routes()) as running:
         other = await running.peer()
@@ -95,7 +97,7 @@ async def test_a_peer_that_takes_nothing_is_disconnected_and_nobody_else(
 async def test_a_peer_that_takes_little_by_little_gets_everything(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(limits, "HTTP_SEND_WAIT_MS", 1_000)
+    monkeypatch.setattr(http_limits, "HTTP_SEND_WAIT_MS", 1_000)
     async with served(Handlers().routes()) as running:
         peer = await running.peer()
         peer.send(request("GET", f"/large/{32 * limits.MIB}", connection="close"))
@@ -108,12 +110,12 @@ async def test_a_peer_that_takes_little_by_little_gets_everything(
 
 @on_both_loops
 async def test_unsent_answers_of_all_peers_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "HTTP_SEND_BYTES", limits.MIB)
+    monkeypatch.setattr(http_limits, "HTTP_SEND_BYTES", limits.MIB)
     # What peers have taken is seen when they take it, and not when somebody next looks at all.
     for name in ("HTTP_REQUEST_WAIT_MS", "HTTP_IDLE_MS", "HTTP_SEND_WAIT_MS"):
-        monkeypatch.setattr(limits, name, 3_600_000)
+        monkeypatch.setattr(home_of(name), name, 3_600_000)
     # Larger than what the system takes at once: the last part is sent in pieces.
-    monkeypatch.setattr(limits, "HTTP_WRITE_BUFFER_BYTES", 16 * limits.MIB)
+    monkeypatch.setattr(http_limits, "HTTP_WRITE_BUFFER_BYTES", 16 * limits.MIB)
     async with served(Handlers().routes()) as running:
         slow, other = await running.peer(), await running.peer()
         slow.send(request("GET", f"/large/{32 * limits.MIB}"))
@@ -135,7 +137,7 @@ async def test_a_thousand_idle_connections_harm_nobody() -> None:
 
 @on_both_loops
 async def test_connections_over_the_limit_are_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "HTTP_CONNECTIONS", 3)
+    monkeypatch.setattr(http_limits, "HTTP_CONNECTIONS", 3)
     async with served(Handlers().routes()) as running:
         peers = [await running.peer() for _ in range(3)]
         await until(lambda: running.door.connection_count == 3)
@@ -151,7 +153,7 @@ async def test_connections_over_the_limit_are_told_so(monkeypatch: pytest.Monkey
 
 @on_both_loops
 async def test_all_large_bodies_together_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "HTTP_RECEIVE_BYTES", 1_000_000)
+    monkeypatch.setattr(http_limits, "HTTP_RECEIVE_BYTES", 1_000_000)
     handlers = Handlers()
     async with served(handlers.routes()) as running:
         first, second = await running.peer(), await running.peer()
@@ -171,7 +173,7 @@ async def test_all_large_bodies_together_have_a_bound(monkeypatch: pytest.Monkey
 
 @on_both_loops
 async def test_bodies_sent_ahead_count_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "HTTP_RECEIVE_BYTES", 10_000)
+    monkeypatch.setattr(http_limits, "HTTP_RECEIVE_BYTES", 10_000)
     handlers = Handlers()
     async with served(handlers.routes()) as running:
         peer = await running.peer()

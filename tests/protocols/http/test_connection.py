@@ -11,6 +11,7 @@ import pytest
 
 from quackmq import limits
 from quackmq.errors import TopicFull
+from quackmq.protocols.http import limits as http_limits
 from quackmq.protocols.http.router import Route
 from tests.protocols.http.handlers import Handlers
 from tests.protocols.http.peers import request, served
@@ -23,7 +24,7 @@ async def test_requests_that_are_sent_ahead_are_answered_in_their_order() -> Non
     handlers = Handlers()
     async with served(handlers.routes()) as running:
         peer = await running.peer()
-        count = 3 * limits.HTTP_REQUESTS_AHEAD
+        count = 3 * http_limits.HTTP_REQUESTS_AHEAD
         peer.send(request("GET", "/wait?number=first"))
         for number in range(count):
             peer.send(request("POST", "/echo", str(number).encode()))
@@ -271,7 +272,7 @@ async def test_who_hangs_up_does_not_hear_of_a_change() -> None:
 @on_both_loops
 async def test_a_door_that_cannot_wait_for_a_change_says_that_it_closes() -> None:
     handlers = Handlers()
-    with mock.patch.object(limits, "HTTP_DRAIN_MS", 20):
+    with mock.patch.object(http_limits, "HTTP_DRAIN_MS", 20):
         async with served(handlers.routes()) as running:
             peer = await running.peer()
             peer.send(request("GET", "/change"))
@@ -321,7 +322,7 @@ async def test_a_stream_does_not_get_ahead_of_its_peer() -> None:
         peer = await running.peer()
         peer.send(request("GET", "/ticks"))
         await peer.receive_head()
-        await until(lambda: running.door.unsent_bytes > limits.HTTP_WRITE_BUFFER_BYTES)
+        await until(lambda: running.door.unsent_bytes > http_limits.HTTP_WRITE_BUFFER_BYTES)
         await let_others_run(1_000)
         begun = handlers.begun
         assert begun * 50_000 < 32 * limits.MIB, "what sockets hold, and not much more"
@@ -397,7 +398,7 @@ async def test_a_door_that_closes_ends_waits_and_streams() -> None:
 async def test_a_door_that_closes_does_not_wait_for_ever(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(limits, "HTTP_DRAIN_MS", 100)
+    monkeypatch.setattr(http_limits, "HTTP_DRAIN_MS", 100)
     handlers = Handlers()
     async with served(handlers.routes()) as running:
         peer, slow = await running.peer(), await running.peer()

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from quackmq import limits
+from quackmq.protocols.http import limits as http_limits
 from quackmq.protocols.http.errors import STATUSES
 from tests.protocols.http.peers import served
 from tests.protocols.kafka.client import DEADLINE_SECONDS
@@ -83,12 +84,12 @@ def test_the_statuses_of_the_document_are_those_of_the_code() -> None:
 def test_the_bounds_of_the_document_are_those_of_the_code() -> None:
     words = DOCUMENT.read_text()
     for said in (
-        f"{limits.HTTP_CONNECTIONS:,} connections",
-        f"{limits.HTTP_HEAD_BYTES // limits.KIB} KiB for a",
-        f"{limits.HTTP_BODY_BYTES // limits.MIB} MiB for a body",
-        f"({limits.HTTP_QUEUE_BODY_BYTES // limits.MIB} for `produce`",
-        f"{limits.HTTP_REQUEST_WAIT_MS // 1000} s for a\nrequest",
-        f"{limits.HTTP_SEND_WAIT_MS // 1000} s for a client",
-        f"{limits.HTTP_IDLE_MS // 1000} s without a request",
+        f"{http_limits.HTTP_CONNECTIONS:,} connections",
+        f"{http_limits.HTTP_HEAD_BYTES // limits.KIB} KiB for a",
+        f"{http_limits.HTTP_BODY_BYTES // limits.MIB} MiB for a body",
+        f"({http_limits.HTTP_QUEUE_BODY_BYTES // limits.MIB} for `produce`",
+        f"{http_limits.HTTP_REQUEST_WAIT_MS // 1000} s for a\nrequest",
+        f"{http_limits.HTTP_SEND_WAIT_MS // 1000} s for a client",
+        f"{http_limits.HTTP_IDLE_MS // 1000} s without a request",
     ):
         assert said in words

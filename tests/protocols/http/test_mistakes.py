@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from quackmq import limits
 from quackmq.errors import InvalidRequest
+from quackmq.protocols.http import limits as http_limits
 from quackmq.protocols.http.types import decoded
 from quackmq.protocols.http.v1.messages import OneMessage
 from quackmq.protocols.http.v1.subscriptions import NewSubscription
@@ -60,5 +60,5 @@ def test_null_is_named_only_where_it_means_no_bound() -> None:
 
 
 def test_a_very_long_name_gets_no_hint() -> None:
-    said = refusal(NewSubscription, f'{{"{"s" * limits.HTTP_EXPLAINED_CHARS}": 1}}')
+    said = refusal(NewSubscription, f'{{"{"s" * http_limits.HTTP_EXPLAINED_CHARS}": 1}}')
     assert said.endswith("s`")

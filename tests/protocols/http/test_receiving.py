@@ -7,8 +7,8 @@ from typing import NamedTuple
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quackmq import limits
 from quackmq.broker import Broker, Caller
+from quackmq.protocols.http import limits as http_limits
 from quackmq.protocols.http.parser import Asked, Receiver
 from quackmq.protocols.http.server import HttpDoor
 from quackmq.stores.memory import MemoryStore
@@ -164,12 +164,13 @@ def test_what_a_loopback_asks_is_not_known_from_elsewhere() -> None:
 
 def test_no_more_heads_are_known_than_there_is_room_for() -> None:
     door = new_door()
-    for number in range(limits.HTTP_KNOWN_HEADS + 10):
+    for number in range(http_limits.HTTP_KNOWN_HEADS + 10):
         received(request("GET", f"/echo?n={number}"), [], door)
-    assert known(door) == limits.HTTP_KNOWN_HEADS
-    received(request("GET", "/echo?n=" + "9" * limits.HTTP_KNOWN_HEAD_BYTES), [], door)
+    assert known(door) == http_limits.HTTP_KNOWN_HEADS
+    received(request("GET", "/echo?n=" + "9" * http_limits.HTTP_KNOWN_HEAD_BYTES), [], door)
     assert all(
-        len(head) <= limits.HTTP_KNOWN_HEAD_BYTES for head in door.known_heads.of(is_loopback=True)
+        len(head) <= http_limits.HTTP_KNOWN_HEAD_BYTES
+        for head in door.known_heads.of(is_loopback=True)
     )
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from quackmq import limits
 from quackmq.model.topic import PartitionKey
+from quackmq.protocols.kafka import limits as kafka_limits
 from tests.protocols.kafka.admin import DELETE_RECORDS
 from tests.protocols.kafka.client import (
     API_VERSIONS,
@@ -113,9 +114,9 @@ async def test_a_request_over_the_limit_is_disconnected_before_it_has_come() -> 
     async with served_at_once() as running:
         told = await (await running.client()).ask(API_VERSIONS, 0)
         for api in told.api_keys:
-            most = limits.KAFKA_REQUEST_BYTES
+            most = kafka_limits.KAFKA_REQUEST_BYTES
             if api.api_key == PRODUCE:
-                most = limits.KAFKA_PRODUCE_BYTES
+                most = kafka_limits.KAFKA_PRODUCE_BYTES
             client = await running.client()
             client.writer.write(struct.pack(">i", most + 1) + header(api.api_key, api.max_version))
             assert await client.is_disconnected()

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from kio.schema.errors import ErrorCode
 
-from quackmq import limits
 from quackmq.broker import BrokerSettings
+from quackmq.protocols.kafka import limits as kafka_limits
 from tests.loop_cpu import measured_callbacks
 from tests.protocols.kafka.admin import DESCRIBE_CLUSTER
 from tests.protocols.kafka.client import FIND_COORDINATOR, METADATA, TESTER, Client, served
@@ -258,9 +258,9 @@ async def test_no_more_forms_of_the_answer_are_kept_than_the_bound_says() -> Non
     async with served() as running:
         client = await running.client()
         await running.broker.create_topic(TESTER, "first")
-        for version in range(1, limits.METADATA_FORMS + 3):
+        for version in range(1, kafka_limits.METADATA_FORMS + 3):
             assert await described(client, version) == {"first": 1}
-        assert len(running.door.described._forms) == limits.METADATA_FORMS
+        assert len(running.door.described._forms) == kafka_limits.METADATA_FORMS
         assert await described(client, 1) == {"first": 1}
 
 
@@ -268,12 +268,12 @@ async def test_no_more_forms_of_the_answer_are_kept_than_the_bound_says() -> Non
 async def test_topics_that_are_gone_are_not_kept() -> None:
     async with served() as running:
         client, broker = await running.client(), running.broker
-        for number in range(limits.METADATA_SLICE + 10):
+        for number in range(kafka_limits.METADATA_SLICE + 10):
             await broker.create_topic(TESTER, f"t{number}")
             await metadata(client, NEWEST, [f"t{number}"])
             await broker.delete_topic(TESTER, f"t{number}")
         (form,) = running.door.described._forms.values()
-        assert len(form.kept) <= limits.METADATA_SLICE + 3
+        assert len(form.kept) <= kafka_limits.METADATA_SLICE + 3
 
 
 @pytest.mark.asyncio

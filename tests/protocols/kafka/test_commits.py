@@ -11,6 +11,7 @@ from kio.schema.errors import ErrorCode
 from quackmq import limits
 from quackmq.errors import BrokerClosing, QuackError, StoreReadOnly
 from quackmq.model.topic import Topic
+from quackmq.protocols.kafka import limits as kafka_limits
 from tests.protocols.kafka.client import TESTER, Client, Served
 from tests.protocols.kafka.membership import (
     OFFSET_COMMIT,
@@ -358,7 +359,7 @@ async def test_a_name_that_no_group_can_have_has_no_offsets(version: int) -> Non
 async def test_an_answer_has_a_bound_however_often_the_same_is_asked_for(
     monkeypatch: pytest.MonkeyPatch, version: int
 ) -> None:
-    monkeypatch.setattr(limits, "KAFKA_GROUPS_ANSWER_BYTES", 100_000)
+    monkeypatch.setattr(kafka_limits, "KAFKA_GROUPS_ANSWER_BYTES", 100_000)
     async with served_at_once() as running:
         topic = await news(running)
         client = await running.client()

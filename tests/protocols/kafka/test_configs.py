@@ -12,6 +12,7 @@ from quackmq import limits
 from quackmq.broker import BrokerSettings
 from quackmq.model.partitioning import Partitioner
 from quackmq.model.policy import Policy, WhenFull
+from quackmq.protocols.kafka import limits as kafka_limits
 from tests.protocols.kafka.admin import (
     ALTER_CONFIGS,
     APPEND,
@@ -143,7 +144,7 @@ async def test_an_answer_holds_a_bounded_number_of_configs(monkeypatch: Any) -> 
     async with served() as running:
         await with_topic(running)
         client = await running.client()
-        monkeypatch.setattr(limits, "KAFKA_CONFIGS_ANSWER", 50)
+        monkeypatch.setattr(kafka_limits, "KAFKA_CONFIGS_ANSWER", 50)
         resource = {"resource_type": TOPIC, "resource_name": "news", "configuration_keys": None}
         answer = await client.ask(DESCRIBE_CONFIGS, 4, resources=[resource] * 10)
         codes = [result.error_code for result in answer.results]

@@ -13,6 +13,7 @@ from kio.schema.errors import ErrorCode
 from quackmq import limits
 from quackmq.broker import Broker, Caller
 from quackmq.model.topic import Appended, Read, Slice, Topic
+from quackmq.protocols.kafka import limits as kafka_limits
 from quackmq.records.batch import Batch
 from tests.protocols.kafka.client import (
     FETCH,
@@ -176,7 +177,7 @@ async def test_requests_may_come_byte_by_byte() -> None:
 
 @on_both_loops
 async def test_a_connection_has_a_bounded_number_of_requests_in_flight() -> None:
-    most = limits.KAFKA_REQUESTS_IN_FLIGHT
+    most = kafka_limits.KAFKA_REQUESTS_IN_FLIGHT
     async with served(HeldBroker) as running:
         await running.broker.create_topic(TESTER, "news")
         client, other = await running.client(), await running.client()
@@ -257,17 +258,17 @@ async def test_answers_are_small_while_slow_peers_hold_much(
             await client.ask(PRODUCE, 9, **produce_fields(news(bytes(size))))
         plenty = only_partition(await client.ask(FETCH, 11, **fetch_fields()))
         assert len(plenty.records) > 10 * size
-        running.door.unsent(limits.KAFKA_SEND_BYTES)
+        running.door.unsent(kafka_limits.KAFKA_SEND_BYTES)
         scarce = only_partition(await client.ask(FETCH, 11, **fetch_fields()))
         assert size < len(scarce.records) < 2 * size
-        running.door.unsent(-limits.KAFKA_SEND_BYTES)
+        running.door.unsent(-kafka_limits.KAFKA_SEND_BYTES)
 
 
 @on_both_loops
 async def test_a_large_request_waits_for_memory_and_then_comes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(limits, "KAFKA_SCRATCH_BYTES", 64 * limits.KIB)
+    monkeypatch.setattr(kafka_limits, "KAFKA_SCRATCH_BYTES", 64 * limits.KIB)
     async with served() as running:
         await running.broker.create_topic(TESTER, "news")
         running.door.memory._unreserved_bytes = 1536 * limits.KIB
@@ -367,7 +368,7 @@ async def test_a_request_that_does_not_come_to_its_end_is_given_up(
         await until(lambda: any(c.begun_at is not None for c in running.door._connections))
         running.door._sweep_slow_requests()
         assert len(running.door._connections) == 2
-        monkeypatch.setattr(limits, "KAFKA_REQUEST_WAIT_MS", -1)
+        monkeypatch.setattr(kafka_limits, "KAFKA_REQUEST_WAIT_MS", -1)
         running.door._sweep_slow_requests()
         assert await client.is_disconnected()
         assert "was not whole" in caplog.text
@@ -376,7 +377,7 @@ async def test_a_request_that_does_not_come_to_its_end_is_given_up(
 
 @on_both_loops
 async def test_connections_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "KAFKA_CONNECTIONS", 2)
+    monkeypatch.setattr(kafka_limits, "KAFKA_CONNECTIONS", 2)
     async with served() as running:
         first, second = await running.client(), await running.client()
         await first.ask(METADATA, 1, topics=None)
@@ -440,7 +441,7 @@ async def test_a_door_that_closes_answers_a_waiting_fetch_at_once() -> None:
 async def test_a_door_that_closes_does_not_wait_for_ever_for_anybody(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(limits, "KAFKA_DRAIN_MS", 10)
+    monkeypatch.setattr(kafka_limits, "KAFKA_DRAIN_MS", 10)
     async with served(HeldBroker) as running:
         await running.broker.create_topic(TESTER, "news")
         client = await running.client()

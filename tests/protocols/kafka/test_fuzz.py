@@ -30,6 +30,7 @@ import uvloop
 from kio.schema.errors import ErrorCode
 
 from quackmq import limits
+from quackmq.protocols.kafka import limits as kafka_limits
 from quackmq.protocols.kafka.registry import APIS
 from tests import effort
 from tests.protocols.kafka.client import (
@@ -325,8 +326,8 @@ async def test_sizes_that_lie_cost_no_memory_and_hold_up_nobody() -> None:
         claims = [
             struct.pack(">ihh", size, key, 3) + bytes(1000)
             for key, size in (
-                (PRODUCE, limits.KAFKA_PRODUCE_BYTES),
-                (METADATA, limits.KAFKA_REQUEST_BYTES),
+                (PRODUCE, kafka_limits.KAFKA_PRODUCE_BYTES),
+                (METADATA, kafka_limits.KAFKA_REQUEST_BYTES),
             )
             for _ in range(100)
         ]
@@ -344,11 +345,11 @@ async def test_sizes_that_lie_cost_no_memory_and_hold_up_nobody() -> None:
 async def test_large_requests_that_stall_give_their_memory_to_others(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(limits, "KAFKA_PACE_MS", 10)
+    monkeypatch.setattr(kafka_limits, "KAFKA_PACE_MS", 10)
     async with others_at_work() as running:
-        claim = struct.pack(">ihh", limits.KAFKA_PRODUCE_BYTES, PRODUCE, 3)
-        some_bytes = limits.KAFKA_UNRESERVED_BYTES
-        running.door.memory._unreserved_bytes = SIZE_BYTES + limits.KAFKA_PRODUCE_BYTES
+        claim = struct.pack(">ihh", kafka_limits.KAFKA_PRODUCE_BYTES, PRODUCE, 3)
+        some_bytes = kafka_limits.KAFKA_UNRESERVED_BYTES
+        running.door.memory._unreserved_bytes = SIZE_BYTES + kafka_limits.KAFKA_PRODUCE_BYTES
         await begin(running, [claim + bytes(some_bytes)])
         assert await published(running, bytes(2 * limits.MIB))
         assert "too slowly" in caplog.text

@@ -11,6 +11,7 @@ from kio.schema.errors import ErrorCode
 from quackmq import limits
 from quackmq.broker import GroupState
 from quackmq.errors import BrokerClosing, NameInOtherMode, QuackError, StoreReadOnly
+from quackmq.protocols.kafka import limits as kafka_limits
 from tests.protocols.kafka.client import (
     FIND_COORDINATOR,
     METADATA,
@@ -459,7 +460,7 @@ async def test_a_group_asked_for_twice_is_described_once_and_large_ones_up_to_a_
         names = ["small", "large", "small", "large"]
         answer = await client.ask(DESCRIBE_GROUPS, 5, groups=names, **fields)
         assert [group.group_id for group in answer.groups] == ["small", "large"]
-        monkeypatch.setattr(limits, "KAFKA_GROUPS_ANSWER_BYTES", 5_000)
+        monkeypatch.setattr(kafka_limits, "KAFKA_GROUPS_ANSWER_BYTES", 5_000)
         answer = await client.ask(DESCRIBE_GROUPS, 6, groups=names, **fields)
         assert [group.error_code for group in answer.groups] == [
             ErrorCode.none,

@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 
 from quackmq import limits
+from quackmq.protocols.kafka import limits as kafka_limits
 from quackmq.protocols.kafka.codec.framing import Frames, ReceiveMemory
 from tests.protocols.kafka.client import (
     FETCH,
@@ -25,28 +26,28 @@ from tests.protocols.kafka.client import (
 async def test_answers_may_be_large_again_when_a_peer_that_took_none_has_hung_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(limits, "KAFKA_SEND_BYTES", 4 * limits.KAFKA_FETCH_BYTES)
+    monkeypatch.setattr(kafka_limits, "KAFKA_SEND_BYTES", 4 * kafka_limits.KAFKA_FETCH_BYTES)
     async with served() as running:
         await running.broker.create_topic(TESTER, "news")
         client = await running.client()
         for _ in range(3):
             await client.ask(PRODUCE, 9, **produce_fields(news(bytes(4 * limits.MIB))))
         for _ in range(3):
-            assert running.door.answer_bytes == limits.KAFKA_FETCH_BYTES
+            assert running.door.answer_bytes == kafka_limits.KAFKA_FETCH_BYTES
             slow = await running.client()
             slow.reader._transport.pause_reading()  # type: ignore[attr-defined]
             for _ in range(12):
                 slow.send_unanswered(FETCH, 11, **fetch_fields())
-            await until(lambda: running.door.answer_bytes < limits.KAFKA_FETCH_BYTES)
+            await until(lambda: running.door.answer_bytes < kafka_limits.KAFKA_FETCH_BYTES)
             slow.writer.transport.abort()
-            await until(lambda: running.door.answer_bytes == limits.KAFKA_FETCH_BYTES)
+            await until(lambda: running.door.answer_bytes == kafka_limits.KAFKA_FETCH_BYTES)
 
 
 @on_both_loops
 async def test_memory_for_a_large_request_is_given_back_when_its_peer_hangs_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(limits, "KAFKA_SCRATCH_BYTES", 64 * limits.KIB)
+    monkeypatch.setattr(kafka_limits, "KAFKA_SCRATCH_BYTES", 64 * limits.KIB)
     async with served() as running:
         await running.broker.create_topic(TESTER, "news")
         memory = running.door.memory
@@ -69,11 +70,11 @@ def test_buffers_that_came_back_are_used_again_and_only_so_many_are_kept() -> No
     memory = ReceiveMemory()
     size = 64 * limits.KIB
     for _ in range(3):
-        taken = [memory.take(size) for _ in range(2 * limits.KAFKA_POOLED_BYTES // size)]
-        kept = {id(buffer.obj) for buffer in taken[: limits.KAFKA_POOLED_BYTES // size]}
+        taken = [memory.take(size) for _ in range(2 * kafka_limits.KAFKA_POOLED_BYTES // size)]
+        kept = {id(buffer.obj) for buffer in taken[: kafka_limits.KAFKA_POOLED_BYTES // size]}
         for buffer in taken:
             memory.give_back(buffer)
-        assert memory._pooled_bytes == limits.KAFKA_POOLED_BYTES, "the rest is let go of"
+        assert memory._pooled_bytes == kafka_limits.KAFKA_POOLED_BYTES, "the rest is let go of"
         again = [memory.take(size) for _ in kept]
         assert {id(buffer.obj) for buffer in again} == kept
         assert memory._pooled_bytes == 0

@@ -12,7 +12,9 @@ import pytest
 from kio.schema.errors import ErrorCode
 
 from quackmq import limits
+from quackmq.broker import limits as broker_limits
 from quackmq.errors import BrokerClosing, ProducerFenced, StoreReadOnly
+from quackmq.protocols.kafka import limits as kafka_limits
 from quackmq.protocols.kafka.handlers.transactions import transaction_code_of
 from tests.protocols.kafka.client import (
     API_VERSIONS,
@@ -81,7 +83,7 @@ async def test_who_names_half_of_itself_is_refused(name: str | None) -> None:
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("timeout_ms", [0, -1, limits.TRANSACTION_MAX_MS + 1, 2**31 - 1])
+@pytest.mark.parametrize("timeout_ms", [0, -1, broker_limits.TRANSACTION_MAX_MS + 1, 2**31 - 1])
 async def test_a_timeout_that_is_none_is_refused(timeout_ms: int) -> None:
     async with served() as running:
         producer = Transactor(await running.client())
@@ -224,7 +226,7 @@ async def test_where_nothing_is_open_there_is_no_time_at_which_it_began() -> Non
 async def test_an_answer_describes_only_so_many_partitions(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(limits, "KAFKA_TRANSACTIONS_ANSWER", 5)
+    monkeypatch.setattr(kafka_limits, "KAFKA_TRANSACTIONS_ANSWER", 5)
     async with begun() as (_, producer):
         assert await producer.send(b"a") == NONE
         assert await producer.send(b"a", partition=1) == NONE

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quackmq import limits
 from quackmq.errors import InvalidSetting
+from quackmq.protocols.line import limits as line_limits
 from quackmq.protocols.line.records import End
 from quackmq.protocols.line.server import LineDoor
 from quackmq.protocols.line.settings import LineSettings
@@ -87,9 +87,9 @@ def test_any_messages_are_answered_and_end_well(
 async def test_so_many_bad_messages_in_a_row_end_the_connection() -> None:
     async with served() as running:
         peer = await running.peer()
-        peer.write(b"pub 7 connect\n" + b"quack\n" * (limits.LINE_REFUSALS + 1))
-        heard = [await peer.hears() for _ in range(limits.LINE_REFUSALS + 3)]
-        assert heard == ["accept", *["reject"] * limits.LINE_REFUSALS, "terminate", ""]
+        peer.write(b"pub 7 connect\n" + b"quack\n" * (line_limits.LINE_REFUSALS + 1))
+        heard = [await peer.hears() for _ in range(line_limits.LINE_REFUSALS + 3)]
+        assert heard == ["accept", *["reject"] * line_limits.LINE_REFUSALS, "terminate", ""]
         await assert_others_are_served(running)
 
 
@@ -97,7 +97,7 @@ async def test_so_many_bad_messages_in_a_row_end_the_connection() -> None:
 async def test_a_line_that_never_ends_takes_no_memory_and_is_hung_up_on() -> None:
     async with served() as running:
         peer = await running.peer()
-        peer.write(b"x" * 3 * limits.LINE_LEFT_OUT_BYTES)
+        peer.write(b"x" * 3 * line_limits.LINE_LEFT_OUT_BYTES)
         assert [await peer.hears() for _ in range(3)] == ["reject", "terminate", ""]
         await assert_others_are_served(running)
 
@@ -108,8 +108,8 @@ async def test_a_line_that_never_ends_takes_no_memory_and_is_hung_up_on() -> Non
 @on_both_loops
 async def test_half_a_line_then_silence_is_hung_up_on() -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(limits, "LINE_WAIT_MS", 20)
-        patch.setattr(limits, "LINE_SWEEP_MS", 5)
+        patch.setattr(line_limits, "LINE_WAIT_MS", 20)
+        patch.setattr(line_limits, "LINE_SWEEP_MS", 5)
         async with served() as running:
             silent = await running.publisher("silent", "1")
             fresh = await running.peer()
@@ -124,8 +124,8 @@ async def test_half_a_line_then_silence_is_hung_up_on() -> None:
 @on_both_loops
 async def test_who_does_not_say_what_it_wants_is_hung_up_on() -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(limits, "LINE_HANDSHAKE_MS", 20)
-        patch.setattr(limits, "LINE_SWEEP_MS", 5)
+        patch.setattr(line_limits, "LINE_HANDSHAKE_MS", 20)
+        patch.setattr(line_limits, "LINE_SWEEP_MS", 5)
         async with served() as running:
             mute = await running.peer()
             undecided = await running.peer()
@@ -136,9 +136,9 @@ async def test_who_does_not_say_what_it_wants_is_hung_up_on() -> None:
 @on_both_loops
 async def test_a_peer_that_never_reads_is_held_up_and_dropped() -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(limits, "LINE_SEND_WAIT_MS", 20)
-        patch.setattr(limits, "LINE_SWEEP_MS", 5)
-        patch.setattr(limits, "LINE_WRITE_BUFFER_BYTES", 1_000)
+        patch.setattr(line_limits, "LINE_SEND_WAIT_MS", 20)
+        patch.setattr(line_limits, "LINE_SWEEP_MS", 5)
+        patch.setattr(line_limits, "LINE_WRITE_BUFFER_BYTES", 1_000)
         async with served(where=None) as running:
             to_broker, from_broker = os.pipe(), os.pipe()
             fcntl.fcntl(from_broker[1], fcntl.F_SETPIPE_SZ, 4_096)
@@ -158,8 +158,8 @@ async def test_a_peer_that_never_reads_is_held_up_and_dropped() -> None:
 @on_both_loops
 async def test_a_subscriber_that_reads_late_is_brought_its_entries_then() -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(limits, "LINE_WRITE_BUFFER_BYTES", 1_000)
-        patch.setattr(limits, "LINE_REFUSALS", 10_000)
+        patch.setattr(line_limits, "LINE_WRITE_BUFFER_BYTES", 1_000)
+        patch.setattr(line_limits, "LINE_REFUSALS", 10_000)
         async with served(where=None) as running:
             to_broker, from_broker = os.pipe(), os.pipe()
             fcntl.fcntl(from_broker[1], fcntl.F_SETPIPE_SZ, 4_096)
@@ -181,7 +181,7 @@ async def test_a_subscriber_that_reads_late_is_brought_its_entries_then() -> Non
 @on_both_loops
 async def test_connections_beyond_the_limit_are_refused_until_one_goes() -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(limits, "LINE_CONNECTIONS", 2)
+        patch.setattr(line_limits, "LINE_CONNECTIONS", 2)
         async with served() as running:
             first = await running.publisher("first", "1")
             second = await running.publisher("second", "1")
@@ -208,7 +208,7 @@ async def test_what_is_sent_before_its_turn_waits_in_the_channel() -> None:
         await until(lambda: store.appends == 1)
         for _ in range(50):
             await asyncio.sleep(0)
-        assert connection.unread_bytes <= limits.LINE_SCRATCH_BYTES
+        assert connection.unread_bytes <= line_limits.LINE_SCRATCH_BYTES
         store.released.set()
         for _ in range(2_000):
             assert await peer.hears() == "successful"

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from quackmq import limits
 from quackmq.broker import BrokerSettings
+from quackmq.protocols.line import limits as line_limits
 from quackmq.protocols.line.codec import Role
 from quackmq.protocols.line.records import ConnectionRecord, End
 from quackmq.protocols.line.settings import LineSettings
@@ -251,7 +251,7 @@ async def test_q11_a_closing_broker_says_terminate_to_everybody() -> None:
 @on_both_loops
 async def test_a_closing_broker_waits_for_the_answer_to_an_entry_that_is_out() -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(limits, "LINE_DRAIN_MS", 60_000)  # machines can be busy
+        patch.setattr(line_limits, "LINE_DRAIN_MS", 60_000)  # machines can be busy
         async with served() as running:
             daisy = await running.subscriber("daisy", "1")
             await running.put("1", b"a", b"b")

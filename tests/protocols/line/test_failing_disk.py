@@ -12,9 +12,11 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from quackmq import limits
+from quackmq.broker import limits as broker_limits
 from quackmq.errors import DamagedData, StorageError
 from quackmq.model.policy import Policy
 from quackmq.model.topic import OffsetTime, PartitionKey, Read, Slice, TimeKind
+from quackmq.protocols.line import limits as line_limits
 from quackmq.protocols.line.settings import LineSettings
 from quackmq.protocols.line.subscriber import Subscriber
 from quackmq.stores.memory import MemoryStore
@@ -78,7 +80,7 @@ async def test_a_subscriber_goes_on_by_itself_when_the_disk_is_well_again(
     reading: str, error: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing is published meanwhile that would wake it."""
-    monkeypatch.setattr(limits, "CHANNEL_RETRY_MS", 10)
+    monkeypatch.setattr(broker_limits, "CHANNEL_RETRY_MS", 10)
     store = FailingStore()
     settings = LineSettings(reading="every" if reading == "every" else "live")
     async with served(settings, store=store) as running:
@@ -94,7 +96,7 @@ async def test_a_subscriber_goes_on_by_itself_when_the_disk_is_well_again(
 async def test_what_stays_damaged_is_told_once_and_keeps_no_other_topic_waiting(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(limits, "CHANNEL_RETRY_MS", 1)
+    monkeypatch.setattr(broker_limits, "CHANNEL_RETRY_MS", 1)
     caplog.set_level(logging.WARNING)
     store = FailingStore()
     async with served(LineSettings(reading="every"), store=store) as running:
@@ -111,7 +113,7 @@ async def test_what_stays_damaged_is_told_once_and_keeps_no_other_topic_waiting(
 async def test_who_hangs_up_meanwhile_is_served_when_it_is_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(limits, "CHANNEL_RETRY_MS", 1)
+    monkeypatch.setattr(broker_limits, "CHANNEL_RETRY_MS", 1)
     store = FailingStore()
     async with served(LineSettings(reading="every"), store=store) as running:
         await is_behind(running)
@@ -148,8 +150,8 @@ async def test_an_entry_that_was_read_for_a_peer_that_takes_nothing_comes_first_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It is given back at once, and does not wait for its lease behind newer entries."""
-    monkeypatch.setattr(limits, "LINE_WRITE_BUFFER_BYTES", 1_000)
-    monkeypatch.setattr(limits, "LINE_REFUSALS", 10_000)
+    monkeypatch.setattr(line_limits, "LINE_WRITE_BUFFER_BYTES", 1_000)
+    monkeypatch.setattr(line_limits, "LINE_REFUSALS", 10_000)
     store = SlowReads()
     settings = LineSettings(reading="every", answer_ms=limits.LINE_LONGEST_ANSWER_MS)
     async with served(settings, store=store) as running:

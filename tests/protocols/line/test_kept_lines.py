@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from quackmq import limits
 from quackmq.broker import Delivery
 from quackmq.errors import RecordTooLarge
+from quackmq.protocols.line import limits as line_limits
 from quackmq.protocols.line.subscriber import KeptLines
 from quackmq.records.batch import Record
 
@@ -20,14 +20,14 @@ def test_an_entry_is_encoded_once_and_forgotten_when_there_are_enough_newer_ones
     first = lines.of("1", delivery(0))
     assert first[1] == b"topic 1 [quack]\n"
     assert lines.of("1", delivery(0)) is first
-    for offset in range(1, limits.LINE_KEPT_LINES):
+    for offset in range(1, line_limits.LINE_KEPT_LINES):
         lines.of("1", delivery(offset))
     assert lines.of("1", delivery(0)) is first, "there was room for it"
-    lines.of("1", delivery(limits.LINE_KEPT_LINES))
+    lines.of("1", delivery(line_limits.LINE_KEPT_LINES))
     assert lines.of("1", delivery(0)) is not first, "it was the oldest"
-    for offset in range(10 * limits.LINE_KEPT_LINES):
+    for offset in range(10 * line_limits.LINE_KEPT_LINES):
         lines.of("1", delivery(offset))
-    assert len(lines._lines) == limits.LINE_KEPT_LINES
+    assert len(lines._lines) == line_limits.LINE_KEPT_LINES
 
 
 def test_an_entry_that_is_too_long_is_not_kept() -> None:

@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from quackmq import limits
 from quackmq.broker import QueueEntry, TopicQueue
 from quackmq.model.policy import Policy, WhenFull
+from quackmq.protocols.line import limits as line_limits
 from quackmq.protocols.line.records import End
 from tests.protocols.kafka.client import on_both_loops
 from tests.protocols.line.peers import TESTER, SlowStore, served, soon, until
@@ -106,7 +106,7 @@ async def test_many_connections_may_publish_under_one_id() -> None:
 async def test_a_closing_broker_answers_the_entry_that_is_on_its_way() -> None:
     store = SlowStore()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(limits, "LINE_DRAIN_MS", 60_000)  # machines can be busy
+        patch.setattr(line_limits, "LINE_DRAIN_MS", 60_000)  # machines can be busy
         async with served(store=store) as running:
             donald = await running.publisher("donald", "1")
             donald.say("topic 1 [a]", "topic 1 [b]")

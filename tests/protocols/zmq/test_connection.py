@@ -8,8 +8,8 @@ import random
 import pytest
 import zmq
 
-from quackmq import limits
 from quackmq.errors import RecordTooLarge
+from quackmq.protocols.zmq import limits as zmq_limits
 from tests.protocols.codecs.zmtp_frames import (
     HELLO,
     MORE,
@@ -114,7 +114,7 @@ async def test_messages_that_are_no_requests_are_answered_with_errors_in_their_t
 async def test_a_request_over_the_limit_is_refused_and_the_next_one_served() -> None:
     async with served() as running:
         raw = await (await running.raw()).hello()
-        raw.writer.write(request(b"PUT d ducks " + bytes(limits.ZMQ_REQUEST_BYTES)))
+        raw.writer.write(request(b"PUT d ducks " + bytes(zmq_limits.ZMQ_REQUEST_BYTES)))
         assert (await raw.receive())[1].startswith(f"ERR {RecordTooLarge.code} ".encode())
         assert await raw.ask(SUB) == SUB
 
@@ -123,7 +123,7 @@ async def test_a_request_over_the_limit_is_refused_and_the_next_one_served() -> 
 async def test_a_content_that_is_too_much_for_a_batch_is_refused() -> None:
     async with served() as running:
         raw = await (await running.raw()).hello()
-        largest = limits.ZMQ_REQUEST_BYTES - len(b"PUT d ducks ")
+        largest = zmq_limits.ZMQ_REQUEST_BYTES - len(b"PUT d ducks ")
         answer = await raw.ask(b"PUT d ducks " + b"x" * largest)
         assert answer.startswith(f"ERR {RecordTooLarge.code} ".encode())
 
@@ -148,12 +148,12 @@ async def test_a_peer_that_does_not_await_answers_is_held_up_and_loses_nothing()
     async with served(store=store) as running:
         await running.broker.create_topic(TESTER, "ducks")
         raw = await (await running.raw()).hello()
-        count = limits.ZMQ_REQUESTS_IN_FLIGHT * 4
+        count = zmq_limits.ZMQ_REQUESTS_IN_FLIGHT * 4
         for number in range(count):
             raw.writer.write(message(b"%d" % number, b"", b"PUT d ducks x"))
-        await until(lambda: store.appends == limits.ZMQ_REQUESTS_IN_FLIGHT)
+        await until(lambda: store.appends == zmq_limits.ZMQ_REQUESTS_IN_FLIGHT)
         await let_others_run(50)
-        assert store.appends == limits.ZMQ_REQUESTS_IN_FLIGHT
+        assert store.appends == zmq_limits.ZMQ_REQUESTS_IN_FLIGHT
         store.released.set()
         answers = {(await raw.receive())[0] for _ in range(count)}
         assert answers == {b"%d" % number for number in range(count)}
@@ -174,7 +174,7 @@ async def test_very_many_bad_frames_at_once_are_all_answered_in_order() -> None:
 @on_both_loops
 async def test_each_peer_has_a_request_whatever_the_others_have() -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(limits, "ZMQ_REQUESTS", 10)
+        patch.setattr(zmq_limits, "ZMQ_REQUESTS", 10)
         store = SlowStore()
         async with served(store=store) as running:
             await running.broker.create_topic(TESTER, "ducks")
@@ -191,7 +191,7 @@ async def test_each_peer_has_a_request_whatever_the_others_have() -> None:
 @on_both_loops
 async def test_connections_beyond_the_limit_are_refused_until_one_goes() -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(limits, "ZMQ_CONNECTIONS", 2)
+        patch.setattr(zmq_limits, "ZMQ_CONNECTIONS", 2)
         async with served() as running:
             first = await (await running.raw()).hello()
             second = await (await running.raw()).hello()
@@ -205,7 +205,7 @@ async def test_connections_beyond_the_limit_are_refused_until_one_goes() -> None
 @on_both_loops
 async def test_large_requests_wait_for_memory_and_small_ones_do_not() -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(limits, "ZMQ_RECEIVE_BYTES", 1_000_000)
+        patch.setattr(zmq_limits, "ZMQ_RECEIVE_BYTES", 1_000_000)
         async with served() as running:
             content = b"PUT d ducks " + b"x" * 700_000
             first, second = [await (await running.raw()).hello() for _ in range(2)]
@@ -222,10 +222,10 @@ async def test_large_requests_wait_for_memory_and_small_ones_do_not() -> None:
 @on_both_loops
 async def test_who_holds_memory_and_sends_nothing_makes_way_for_others() -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(limits, "ZMQ_RECEIVE_BYTES", 1_000_000)
-        patch.setattr(limits, "ZMQ_PACE_MS", 0)
-        patch.setattr(limits, "ZMQ_REQUEST_WAIT_MS", 1_000)
-        patch.setattr(limits, "ZMQ_SWEEP_MS", 5)
+        patch.setattr(zmq_limits, "ZMQ_RECEIVE_BYTES", 1_000_000)
+        patch.setattr(zmq_limits, "ZMQ_PACE_MS", 0)
+        patch.setattr(zmq_limits, "ZMQ_REQUEST_WAIT_MS", 1_000)
+        patch.setattr(zmq_limits, "ZMQ_SWEEP_MS", 5)
         async with served() as running:
             content = b"PUT d ducks " + b"x" * 700_000
             idle = await (await running.raw()).hello()
@@ -242,8 +242,8 @@ async def test_who_holds_memory_and_sends_nothing_makes_way_for_others() -> None
 @on_both_loops
 async def test_who_does_not_introduce_itself_is_disconnected() -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(limits, "ZMQ_HANDSHAKE_MS", 20)
-        patch.setattr(limits, "ZMQ_SWEEP_MS", 5)
+        patch.setattr(zmq_limits, "ZMQ_HANDSHAKE_MS", 20)
+        patch.setattr(zmq_limits, "ZMQ_SWEEP_MS", 5)
         async with served() as running:
             for said in (b"", greeting()[:20], greeting()):
                 raw = await running.raw()
@@ -254,10 +254,10 @@ async def test_who_does_not_introduce_itself_is_disconnected() -> None:
 @on_both_loops
 async def test_a_request_that_never_becomes_whole_is_given_up_and_idle_peers_are_not() -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(limits, "ZMQ_SWEEP_MS", 5)
+        patch.setattr(zmq_limits, "ZMQ_SWEEP_MS", 5)
         async with served() as running:
             idle, *others = [await (await running.raw()).hello() for _ in range(4)]
-            patch.setattr(limits, "ZMQ_REQUEST_WAIT_MS", 20)  # which a handshake may take
+            patch.setattr(zmq_limits, "ZMQ_REQUEST_WAIT_MS", 20)  # which a handshake may take
             halves = (request(SUB)[:-1], frame(b"", MORE), frame(b"", MORE) + frame(b"", MORE))
             for raw, begun in zip(others, halves, strict=True):
                 raw.writer.write(begun)
@@ -268,8 +268,8 @@ async def test_a_request_that_never_becomes_whole_is_given_up_and_idle_peers_are
 @on_both_loops
 async def test_who_does_not_take_its_answers_is_disconnected() -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(limits, "ZMQ_SEND_WAIT_MS", 20)
-        patch.setattr(limits, "ZMQ_SWEEP_MS", 5)
+        patch.setattr(zmq_limits, "ZMQ_SEND_WAIT_MS", 20)
+        patch.setattr(zmq_limits, "ZMQ_SWEEP_MS", 5)
         async with served(WatchedBroker) as running:
             await subscribed(running, b"x" * 15_000_000)
             raw = await running.raw()
@@ -285,7 +285,7 @@ async def test_who_does_not_take_its_answers_is_disconnected() -> None:
 @on_both_loops
 async def test_large_answers_wait_while_slow_peers_hold_too_much_and_small_ones_do_not() -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(limits, "ZMQ_SEND_BYTES", 1)
+        patch.setattr(zmq_limits, "ZMQ_SEND_BYTES", 1)
         async with served(WatchedBroker) as running:
             await subscribed(running, b"x" * 15_000_000)
             slow, other = [await (await running.raw()).hello() for _ in range(2)]
@@ -303,7 +303,7 @@ async def test_large_answers_wait_while_slow_peers_hold_too_much_and_small_ones_
 @on_both_loops
 async def test_a_peer_that_says_when_it_will_be_heard_is_held_to_it() -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(limits, "ZMQ_SWEEP_MS", 5)
+        patch.setattr(zmq_limits, "ZMQ_SWEEP_MS", 5)
         async with served() as running:
             raw = await (await running.raw()).hello()
             raw.writer.write(command(b"PING", b"\0\x01"))
@@ -372,7 +372,7 @@ async def test_closing_answers_what_was_asked_and_ends_waits() -> None:
 @on_both_loops
 async def test_closing_does_not_wait_for_ever_for_a_peer_that_takes_nothing() -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(limits, "ZMQ_DRAIN_MS", 50)
+        patch.setattr(zmq_limits, "ZMQ_DRAIN_MS", 50)
         async with served(WatchedBroker) as running:
             await subscribed(running, b"x" * 15_000_000)
             raw = await (await running.raw()).hello()

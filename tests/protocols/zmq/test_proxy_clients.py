@@ -11,6 +11,7 @@ import zmq.asyncio
 
 from quackmq import limits
 from quackmq.broker import Caller, Place, message_id
+from quackmq.protocols.zmq import limits as zmq_limits
 from quackmq.protocols.zmq.proxy.clients import ProxySettings
 from quackmq.stores.memory import MemoryStore
 from tests.protocols.zmq.peers import DEADLINE_S, TESTER, soon, until
@@ -22,7 +23,7 @@ pytestmark = pytest.mark.asyncio
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Machines can be busy: nobody is given up for it, but where that is the point."""
-    monkeypatch.setattr(limits, "PROXY_ANSWER_MS", 60_000)
+    monkeypatch.setattr(zmq_limits, "PROXY_ANSWER_MS", 60_000)
     monkeypatch.setattr(limits, "PROXY_CONNECT_MS", 60_000)
 
 
@@ -263,7 +264,7 @@ async def test_an_unreachable_client_is_tried_again_and_harms_nobody(
 async def test_a_client_that_never_answers_is_given_up_for_a_while_and_harms_nobody(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(limits, "PROXY_ANSWER_MS", 20)
+    monkeypatch.setattr(zmq_limits, "PROXY_ANSWER_MS", 20)
     caplog.set_level(logging.WARNING)
     async with proxied() as running:
         silent, well = Client(running, "silent"), Client(running, "well")
@@ -272,7 +273,7 @@ async def test_a_client_that_never_answers_is_given_up_for_a_while_and_harms_nob
         await running.put("ducks", b"one")
         assert await well.take() == b"one"
         await until(lambda: "did not answer in 20 ms" in caplog.text)
-        monkeypatch.setattr(limits, "PROXY_ANSWER_MS", 60_000)
+        monkeypatch.setattr(zmq_limits, "PROXY_ANSWER_MS", 60_000)
         # It is asked again, over a new connection, and may then answer.
         async with asyncio.timeout(DEADLINE_S):
             while await silent.lag():
@@ -460,7 +461,7 @@ async def test_large_messages_are_sent_again_whole() -> None:
 
 
 async def test_too_many_clients_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "PROXY_CLIENTS", 1)
+    monkeypatch.setattr(zmq_limits, "PROXY_CLIENTS", 1)
     async with proxied() as running:
         assert (await Client(running, "one").hello()).startswith("ack_welcome")
         assert (await Client(running, "two").hello()).startswith("ERR limit_reached")

@@ -13,10 +13,10 @@ from unittest.mock import Mock
 import pytest
 import zmq
 
-from quackmq import limits
 from quackmq.broker import BrokerSettings, Caller, Page
 from quackmq.errors import DamagedData, OffsetOutOfRange
 from quackmq.model.policy import Policy, WhenFull
+from quackmq.protocols.zmq import limits as zmq_limits
 from quackmq.protocols.zmq.proxy.xsub import Publisher
 from tests.protocols.codecs import zmtp_frames
 from tests.protocols.codecs.zmtp_frames import command, frame
@@ -178,8 +178,8 @@ async def test_a_subscriber_that_never_reads_misses_messages_and_harms_nobody() 
         await running.put("ducks", b"last")
         assert (await receive(well))[1] == b"last"
         held = [each.unsent_bytes for each in running.subscribers()]
-        assert max(held) <= limits.PROXY_UNSENT_BYTES
-        assert sent * len(body) > limits.PROXY_UNSENT_BYTES, "a slow one has some room"
+        assert max(held) <= zmq_limits.PROXY_UNSENT_BYTES
+        assert sent * len(body) > zmq_limits.PROXY_UNSENT_BYTES, "a slow one has some room"
 
 
 class Deaf(asyncio.Transport):
@@ -242,7 +242,7 @@ async def test_who_hangs_up_as_the_door_closes_keeps_it_from_nothing() -> None:
 async def test_a_broker_that_closes_does_not_wait_for_a_full_topic(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(limits, "ZMQ_DRAIN_MS", 50)
+    monkeypatch.setattr(zmq_limits, "ZMQ_DRAIN_MS", 50)
     settings = BrokerSettings(
         default_policy=Policy(live_entries=1, when_full=WhenFull.WAIT),
         full_topic_wait_ms=600_000,
@@ -264,16 +264,16 @@ async def test_a_publisher_is_not_read_from_while_too_much_waits() -> None:
         await running.broker.create_topic(TESTER, "ducks")
         store.released.clear()
         publisher = await running.publisher()
-        for number in range(limits.PROXY_PUBLISHER_MESSAGES * 2):
+        for number in range(zmq_limits.PROXY_PUBLISHER_MESSAGES * 2):
             await publisher.send_multipart([b"ducks", b"%d" % number])
         (peer,) = running.xsub.connections
         assert isinstance(peer, Publisher)
-        await until(lambda: peer.unpublished == limits.PROXY_PUBLISHER_MESSAGES)
+        await until(lambda: peer.unpublished == zmq_limits.PROXY_PUBLISHER_MESSAGES)
         assert not peer.reads
         store.released.set()
         await until(lambda: not peer.unpublished)
         await running.published(
-            "ducks", *(b"%d" % number for number in range(limits.PROXY_PUBLISHER_MESSAGES * 2))
+            "ducks", *(b"%d" % number for number in range(zmq_limits.PROXY_PUBLISHER_MESSAGES * 2))
         )
     await store.close()
 
@@ -295,7 +295,7 @@ async def test_a_socket_at_the_wrong_door_is_told_so(door: str, kind: bytes, say
 async def test_too_many_subscriptions_end_a_subscriber_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(limits, "PROXY_SUBSCRIPTIONS", 3)
+    monkeypatch.setattr(zmq_limits, "PROXY_SUBSCRIPTIONS", 3)
     async with proxied() as running:
         well = await running.subscriber(b"ducks")
         greedy = await running.raw("xpub", b"SUB")
@@ -309,7 +309,7 @@ async def test_too_many_subscriptions_end_a_subscriber_alone(
 async def test_a_topic_that_could_not_be_read_is_read_on(
     error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "PROXY_RETRY_MS", 1)
+    monkeypatch.setattr(zmq_limits, "PROXY_RETRY_MS", 1)
     async with proxied() as running:
         await running.put("ducks", b"before")
         read = running.broker.messages.read

@@ -13,7 +13,9 @@ import pytest
 
 from quackmq import limits
 from quackmq.errors import Unreachable
+from quackmq.protocols.http import limits as http_limits
 from quackmq.protocols.http.server import HttpDoor
+from quackmq.protocols.zmq import limits as zmq_limits
 from quackmq.protocols.zmq.proxy import callback_connection as outgoing
 from quackmq.protocols.zmq.proxy.host_limiter import Turns
 from tests.protocols.codecs.zmtp_frames import command, greeting, ready, request
@@ -30,7 +32,7 @@ PIECE_BYTES = 256 * 1024
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Machines can be busy: nobody is given up for it, but where that is the point."""
-    monkeypatch.setattr(limits, "PROXY_ANSWER_MS", 60_000)
+    monkeypatch.setattr(zmq_limits, "PROXY_ANSWER_MS", 60_000)
     monkeypatch.setattr(limits, "PROXY_CONNECT_MS", 60_000)
 
 
@@ -129,13 +131,13 @@ async def test_x3_a_large_message_arrives_however_long_it_takes_if_bytes_keep_le
     looks = asyncio.Semaphore(0)
     on_look(monkeypatch, looks.release)
     async with introduced() as (running, client):
-        monkeypatch.setattr(limits, "PROXY_ANSWER_MS", 800)
-        monkeypatch.setattr(limits, "PROXY_IDLE_MS", 100)
+        monkeypatch.setattr(zmq_limits, "PROXY_ANSWER_MS", 800)
+        monkeypatch.setattr(zmq_limits, "PROXY_IDLE_MS", 100)
         await running.put("ducks", LARGE)
         for _ in range(2 * outgoing._LOOKS):
             await soon(looks.acquire())
             await client.take_piece()
-        monkeypatch.setattr(limits, "PROXY_ANSWER_MS", 60_000)
+        monkeypatch.setattr(zmq_limits, "PROXY_ANSWER_MS", 60_000)
         await client.take_all(LARGE)
         await acknowledged(running)
         assert len(client.connections) == 1, "it was not begun anew"
@@ -147,10 +149,10 @@ async def test_x3_a_client_that_takes_nothing_of_a_large_message_is_given_up_for
 ) -> None:
     caplog.set_level(logging.WARNING)
     async with introduced() as (running, client):
-        monkeypatch.setattr(limits, "PROXY_ANSWER_MS", 20)
+        monkeypatch.setattr(zmq_limits, "PROXY_ANSWER_MS", 20)
         await running.put("ducks", LARGE)
         await until(lambda: "did not answer in 20 ms, nor take any of " in caplog.text)
-        monkeypatch.setattr(limits, "PROXY_ANSWER_MS", 60_000)
+        monkeypatch.setattr(zmq_limits, "PROXY_ANSWER_MS", 60_000)
         async with asyncio.timeout(DEADLINE_S):
             while True:
                 try:
@@ -169,8 +171,8 @@ async def test_x3_a_client_that_takes_its_bytes_far_too_slowly_is_given_up_for_a
     looks = asyncio.Semaphore(0)
     on_look(monkeypatch, looks.release)
     async with introduced() as (running, client):
-        monkeypatch.setattr(limits, "PROXY_ANSWER_MS", 800)
-        monkeypatch.setattr(limits, "PROXY_SLOWEST_BYTES", 2**50)
+        monkeypatch.setattr(zmq_limits, "PROXY_ANSWER_MS", 800)
+        monkeypatch.setattr(zmq_limits, "PROXY_SLOWEST_BYTES", 2**50)
         await running.put("ducks", LARGE)
         try:
             for _ in range(2 * outgoing._LOOKS - 1):
@@ -256,7 +258,7 @@ async def test_looking_up_a_name_counts_among_the_time_for_hello(
 async def test_no_more_addresses_are_tried_at_once_than_there_is_a_bound_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(limits, "PROXY_HELLOS_OF_HOST", 2)
+    monkeypatch.setattr(zmq_limits, "PROXY_HELLOS_OF_HOST", 2)
     is_open = 0
     most = 0
 
@@ -291,7 +293,7 @@ async def test_no_more_addresses_are_tried_at_once_than_there_is_a_bound_for(
 async def test_who_waits_for_a_turn_to_be_tried_is_answered_in_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(limits, "PROXY_HELLOS", 1)
+    monkeypatch.setattr(zmq_limits, "PROXY_HELLOS", 1)
     monkeypatch.setattr(limits, "PROXY_CONNECT_MS", 100)
     with socket.socket() as silent:
         silent.bind((HOST, 0))
@@ -413,7 +415,7 @@ async def test_health_forgets_a_client_that_got_by_other_ways_what_could_not_be_
 
 
 async def test_health_names_only_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "PUSH_TOLD", 2)
+    monkeypatch.setattr(http_limits, "PUSH_TOLD", 2)
     async with proxied() as running, health(running) as ask_health:
         for number in range(5):
             running.broker.pushing.unreached[f"client{number}", "ducks"] = "nobody there"

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import pytest
 
-from quackmq import limits
 from quackmq.broker import Place, message_id
+from quackmq.protocols.zmq import limits as zmq_limits
 from quackmq.protocols.zmq.proxy.xsub import Publisher
 from tests.protocols.codecs.zmtp_frames import frame
 from tests.protocols.zmq.peers import TESTER, SlowStore, until
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.asyncio
 async def test_partitions_that_nobody_follows_any_more_leave_room_for_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(limits, "PROXY_FEEDS", 2)
+    monkeypatch.setattr(zmq_limits, "PROXY_FEEDS", 2)
     async with proxied() as running:
         for topic in ("ducks", "geese", "swans"):
             await running.broker.create_topic(TESTER, topic)
@@ -41,7 +41,7 @@ async def test_partitions_that_nobody_follows_any_more_leave_room_for_others(
 
 
 async def test_who_cancels_a_subscription_may_have_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "PROXY_SUBSCRIPTIONS", 2)
+    monkeypatch.setattr(zmq_limits, "PROXY_SUBSCRIPTIONS", 2)
     async with proxied() as running:
         raw = await running.raw("xpub", b"SUB")
         raw.writer.write(frame(b"\x01a") + frame(b"\x01b"))
@@ -56,7 +56,7 @@ async def test_who_cancels_a_subscription_may_have_another(monkeypatch: pytest.M
 async def test_who_says_goodbye_makes_room_for_another_client(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(limits, "PROXY_CLIENTS", 1)
+    monkeypatch.setattr(zmq_limits, "PROXY_CLIENTS", 1)
     async with proxied() as running:
         for number in range(3):
             client = Client(running, f"client{number}")
@@ -71,12 +71,12 @@ async def test_a_publisher_is_read_from_again_when_its_bytes_are_published(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """By its bytes: they reach their bound before its messages do."""
-    monkeypatch.setattr(limits, "ZMQ_REQUESTS", 20)
+    monkeypatch.setattr(zmq_limits, "ZMQ_REQUESTS", 20)
     store = SlowStore()
     async with proxied(store=store) as running:
         store.released.set()
         await running.broker.create_topic(TESTER, "ducks")
-        body = b"x" * (limits.PROXY_PUBLISHER_BYTES // 4)
+        body = b"x" * (zmq_limits.PROXY_PUBLISHER_BYTES // 4)
         publisher = await running.publisher()
         (peer,) = running.xsub.connections
         assert isinstance(peer, Publisher)
@@ -97,7 +97,7 @@ async def test_early_acknowledgements_beyond_the_bound_cost_a_repeat_and_nothing
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The oldest is forgotten, and its message sent again."""
-    monkeypatch.setattr(limits, "PROXY_EARLY", 1)
+    monkeypatch.setattr(zmq_limits, "PROXY_EARLY", 1)
     async with proxied(SHORT_LEASE) as running:
         client = Client(running)
         await client.hello()

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from quackmq import limits
+from quackmq.protocols.zmq import limits as zmq_limits
 from tests.protocols.codecs.zmtp_frames import message, request
 from tests.protocols.kafka.client import on_both_loops
 from tests.protocols.zmq.peers import (
@@ -31,7 +31,7 @@ async def put_large(running: Served, size: int) -> None:
 @on_both_loops
 async def test_what_a_peer_had_not_taken_when_it_hung_up_holds_up_no_large_answer() -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(limits, "ZMQ_SEND_BYTES", 1)
+        patch.setattr(zmq_limits, "ZMQ_SEND_BYTES", 1)
         async with served(WatchedBroker) as running:
             await put_large(running, 15_000_000)
             for number in range(1, 4):
@@ -52,7 +52,7 @@ async def test_what_a_peer_had_not_taken_when_it_hung_up_holds_up_no_large_answe
 async def test_requests_of_peers_that_hung_up_leave_room_for_others(envelopes: str) -> None:
     """Those under way, and those that waited behind them."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(limits, "ZMQ_REQUESTS", 10)
+        patch.setattr(zmq_limits, "ZMQ_REQUESTS", 10)
         store = SlowStore()
         async with served(store=store) as running:
             await running.broker.create_topic(TESTER, "ducks")
@@ -81,7 +81,7 @@ async def test_requests_of_peers_that_hung_up_leave_room_for_others(envelopes: s
 @on_both_loops
 async def test_memory_for_large_requests_is_given_back_however_they_end() -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(limits, "ZMQ_RECEIVE_BYTES", 1_000_000)
+        patch.setattr(zmq_limits, "ZMQ_RECEIVE_BYTES", 1_000_000)
         async with served() as running:
             content = b"PUT d ducks " + b"x" * 700_000
             for _ in range(3):

@@ -8,10 +8,10 @@ from collections.abc import Awaitable
 import pytest
 import zmq
 
-from quackmq import limits
 from quackmq.broker import Broker, BrokerSettings, Caller
 from quackmq.model.policy import Policy
 from quackmq.model.topic import Appended, Topic
+from quackmq.protocols.zmq import limits as zmq_limits
 from quackmq.records.batch import Batch, Record
 from tests.broker.flock import Member
 from tests.protocols.codecs.zmtp_frames import command
@@ -273,7 +273,7 @@ async def test_a_get_waits_for_a_message_to_come() -> None:
 
 
 async def test_a_get_that_waits_for_nothing_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "ZMQ_GET_WAIT_MS", 1)
+    monkeypatch.setattr(zmq_limits, "ZMQ_GET_WAIT_MS", 1)
     async with served() as running:
         socket = running.socket()
         await socket.ask(b"SUB donald ducks")

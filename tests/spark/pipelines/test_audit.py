@@ -14,13 +14,13 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from quackmq import limits
 from quackmq.broker import Commit, MemberRef
 from quackmq.broker.push.push_subscription import PushedSubscription
 from quackmq.errors import DamagedData, NotFound, QuackTimeout, UnknownTopic
 from quackmq.model.leases import Wanted
 from quackmq.model.offset_notes import RECEIPTS_TOPIC
 from quackmq.model.topic import PartitionKey
+from quackmq.spark import limits as spark_limits
 from quackmq.spark import table
 from quackmq.spark.broker.archive import Plan
 from quackmq.spark.broker.http import Http
@@ -244,7 +244,7 @@ def test_after_a_failure_a_broker_is_waited_for_once_and_the_failure_is_told(
     with pytest.raises(DamagedData, match="what went wrong"), pipeline._plans(survey) as plans:
         plans += [Plan({}, ("one",)), Plan({}, ("another",))]
         raise DamagedData("what went wrong")
-    assert waited == [limits.SPARK_STOP_MS]
+    assert waited == [spark_limits.SPARK_STOP_MS]
 
 
 # --- with Spark ----------------------------------------------------------------------------------
@@ -320,7 +320,7 @@ def test_what_is_whole_is_proved_whole_and_its_holes_are_explained_s5(
 def test_latencies_of_entries_that_were_archived_before_they_were_taken_come_from_the_archive_s5(
     broker: Broker, spark: SparkSession, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "AUDIT_STRETCH", 7)
+    monkeypatch.setattr(spark_limits, "AUDIT_STRETCH", 7)
     broker.create(topic)
     broker.publish(topic, [f"{at}" for at in range(20)])
     broker.archive(topic)

@@ -24,9 +24,9 @@ import duckdb
 import pytest
 from confluent_kafka import Producer
 
-from quackmq import limits
 from quackmq.cli import pipeline as command
 from quackmq.cli.main import main
+from quackmq.spark import limits as spark_limits
 from quackmq.spark.broker import http as connection
 from quackmq.spark.pipelines import closed_windows as trends
 from quackmq.spark.pipelines import compact, replay
@@ -50,7 +50,7 @@ RETRY_MS = 2_000
 #: `quackmq`, whose broker merges no files by itself: it would be faster than what is tested.
 SERVE = [
     *(sys.executable, "-c"),
-    "import sys; from quackmq import limits; limits.MERGE_INTERVAL_MS = 3_600_000; "
+    "import sys; from quackmq import limits; broker_limits.MERGE_INTERVAL_MS = 3_600_000; "
     "from quackmq.cli.main import main; sys.exit(main(sys.argv[1:]))",
 ]
 _numbers = count(1)
@@ -150,7 +150,7 @@ def run(pond: Pond, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Run
             return {**super().broker, **short}
 
     def find(bootstrap: str, *_: Any) -> connection.Access:
-        patience_ms = limits.SPARK_RETRY_MS if pond.is_there else RETRY_MS
+        patience_ms = spark_limits.SPARK_RETRY_MS if pond.is_there else RETRY_MS
         return replace(found(bootstrap, retry_ms=patience_ms), retry_ms=RETRY_MS)
 
     found = connection.find
@@ -309,7 +309,7 @@ def test_workers_are_ended_and_who_started_them_says_once_why(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     """Each of them would wait for every message; what they say is the process's own stderr."""
-    monkeypatch.setattr(limits, "PIPELINE_AWAY_MS", RETRY_MS)
+    monkeypatch.setattr(spark_limits, "PIPELINE_AWAY_MS", RETRY_MS)
     tell, strike = Job.tell, once(pond.kill)
     started: list[subprocess.Popen[bytes]] = []
     start = workers.Workers._started

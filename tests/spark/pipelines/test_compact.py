@@ -18,7 +18,9 @@ import pytest
 
 from quackmq import limits
 from quackmq.archive.merging import planner as merging
+from quackmq.broker import limits as broker_limits
 from quackmq.errors import InvalidRequest, StorageError, UnknownTopic
+from quackmq.spark import limits as spark_limits
 from quackmq.spark.broker.http import find
 from quackmq.spark.pipelines import compact as pipeline
 from quackmq.spark.pipelines.compact import Options, compact
@@ -48,9 +50,9 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     """In the place of the one without an archive. It merges when a test tells it to: by itself it
     would, every ten seconds, and be faster than what is tested here, or not."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(limits, "MERGE_INTERVAL_MS", 3_600_000)
+        patch.setattr(broker_limits, "MERGE_INTERVAL_MS", 3_600_000)
         # And no plan of ours is over because a machine was too busy to renew it.
-        patch.setattr(limits, "COMPACT_PLAN_MS", 3_600_000)
+        patch.setattr(spark_limits, "COMPACT_PLAN_MS", 3_600_000)
         with serving(directory=tmp_path_factory.mktemp("pond")) as running:
             yield running
 

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pytest
 from pyspark.sql import SparkSession
 
-from quackmq import limits
 from quackmq.errors import QuackError, QuackTimeout
+from quackmq.spark import limits as spark_limits
 from quackmq.spark.broker import http as connection
 from quackmq.spark.pipelines import simulate
 from quackmq.spark.pipelines.job import Job
@@ -94,7 +94,7 @@ def test_the_simulation_agrees_with_theory() -> None:
 
 def test_a_worker_that_dies_again_and_again_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is started with an argument that it cannot read."""
-    monkeypatch.setattr("quackmq.limits.PIPELINE_RESTARTS", 2)
+    monkeypatch.setattr("quackmq.spark.limits.PIPELINE_RESTARTS", 2)
     with Workers("simulation", [{"nothing": "of use"}]) as workers:
 
         def tended() -> bool:
@@ -115,7 +115,7 @@ def test_a_broker_is_away_from_when_it_was_first_missed(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(workers, "time", SimpleNamespace(monotonic=lambda: now_s))
     monkeypatch.setattr(connection, "find", lambda address: SimpleNamespace(http="127.0.0.1:1"))
-    away_s = limits.PIPELINE_AWAY_MS / 1000
+    away_s = spark_limits.PIPELINE_AWAY_MS / 1000
     with Watch("127.0.0.1:1") as watch:
         monkeypatch.setattr(watch._broker, "get", answered)
         now_s = 10 * away_s

@@ -10,12 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from quackmq import limits
 from quackmq.disk.linux_aio import Synced
 from quackmq.disk.real import File, Lane, RealDisk, RealFile
 from quackmq.model.policy import Policy
 from quackmq.model.topic import Append, PartitionKey
 from quackmq.records.batch import Buffer
+from quackmq.stores import limits as stores_limits
 from quackmq.stores.contract import Store
 from quackmq.stores.local import LocalOptions, LocalStore
 from tests.support import Clock, batch_of
@@ -34,7 +34,7 @@ SMALL = LocalOptions(
     packed_bytes=0,
 )
 #: The same, but all that a frame carries goes to packs.
-SMALL_PACKED = replace(SMALL, packed_bytes=limits.PACKED_BYTES)
+SMALL_PACKED = replace(SMALL, packed_bytes=stores_limits.PACKED_BYTES)
 #: Two kinds of batches: those that a frame of SMALL carries, and those that it refers to.
 INLINE, REFERENCED = b"quack", b"quack " * 50
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from quackmq import limits
 from quackmq.errors import DamagedData, UnusableDirectory
 from quackmq.model.log_transactions import ABORTED_BYTES, Marker, marker_batch
 from quackmq.model.policy import Policy
 from quackmq.model.topic import Aborted, PartitionKey, Read, Slice
 from quackmq.records.batch import Batch
+from quackmq.stores import limits as stores_limits
 from quackmq.stores.contract import Store
 from quackmq.stores.local import LocalStore
 from quackmq.stores.local.inspect.findings import Finding, Kind
@@ -169,7 +169,7 @@ async def test_what_the_journal_tells_of_is_found_after_a_crash(tmp_path: Path) 
 async def test_what_was_read_of_the_files_is_kept_within_a_bound(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "CACHED_ABORTED_BYTES", 4 * ABORTED_BYTES)
+    monkeypatch.setattr(stores_limits, "CACHED_ABORTED_BYTES", 4 * ABORTED_BYTES)
     store = await open_store(tmp_path / "data")
     key = await deals(store)
     await store.close()

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from quackmq import limits
 from quackmq.model.policy import Policy
 from quackmq.model.topic import Append, PartitionKey
+from quackmq.stores import limits as stores_limits
 from quackmq.stores.local import LocalOptions, LocalStore
 from quackmq.stores.local.commit.checkpoint_capture import Capture
 from quackmq.stores.local.files import checkpoint, extents
@@ -94,7 +94,7 @@ async def test_nothing_later_is_written_back_while_the_state_is_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a power cut the journal may have lost it, and offsets and places are given again."""
-    monkeypatch.setattr(limits, "WRITE_BACK_BYTES", 4_000)
+    monkeypatch.setattr(stores_limits, "WRITE_BACK_BYTES", 4_000)
     store = await LocalStore.open(tmp_path, LocalOptions(sync="os"))
     keys = await new_partitions(store, 2)
     for key in keys:

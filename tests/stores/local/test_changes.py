@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from quackmq import limits
 from quackmq.errors import LimitReached
 from quackmq.model.policy import Policy
 from quackmq.model.topic import Append, PartitionKey, State, StatePut
+from quackmq.stores import limits as stores_limits
 from quackmq.stores.contract import Store
 from tests.stores.calls import cursor, soon
 from tests.stores.local.directories import open_store
@@ -28,7 +28,7 @@ async def new_key(store: Store) -> PartitionKey:
 async def test_more_than_fits_in_a_frame_is_refused_as_a_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "CHANGE_BYTES", BOUND)
+    monkeypatch.setattr(stores_limits, "CHANGE_BYTES", BOUND)
     store = await open_store(tmp_path / "data")
     key = await new_key(store)
     with pytest.raises(LimitReached):
@@ -43,7 +43,7 @@ async def test_more_than_fits_in_a_frame_is_refused_as_a_whole(
 async def test_too_many_cursors_for_a_frame_are_refused_as_a_whole_and_fewer_are_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "CHANGE_BYTES", BOUND)
+    monkeypatch.setattr(stores_limits, "CHANGE_BYTES", BOUND)
     store = await open_store(tmp_path / "data")
     key = await new_key(store)
     with pytest.raises(LimitReached, match="use several calls"):
@@ -57,7 +57,7 @@ async def test_too_many_cursors_for_a_frame_are_refused_as_a_whole_and_fewer_are
 async def test_callers_wait_for_room_while_much_is_on_its_way_and_go_on_behind_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "CHANGE_BYTES", 10 * BOUND)
+    monkeypatch.setattr(stores_limits, "CHANGE_BYTES", 10 * BOUND)
     store, disk = await open_held(tmp_path)
     key = await new_key(store)
     first = store.append([Append(key, batch_of(b"first"))])

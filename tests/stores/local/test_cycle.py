@@ -6,8 +6,8 @@ import uuid
 
 import pytest
 
-from quackmq import limits
 from quackmq.model.topic import PartitionKey
+from quackmq.stores import limits as stores_limits
 from quackmq.stores.local.commit.cycle import Cycle
 from quackmq.stores.local.commit.pending import Gathered, Gathering
 from quackmq.stores.local.options import LocalOptions
@@ -55,7 +55,7 @@ async def test_a_frame_with_much_of_many_partitions_takes_no_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It could not carry it, and would have to refer to a file of each partition."""
-    monkeypatch.setattr(limits, "REFERENCED_SHARES", 2)
+    monkeypatch.setattr(stores_limits, "REFERENCED_SHARES", 2)
     gathering = Gathering(1_000_000, 1_000)
     for number in range(3):
         gathering.fit(100)
@@ -66,7 +66,7 @@ async def test_a_frame_with_much_of_many_partitions_takes_no_more(
 
 
 async def test_a_frame_with_much_of_few_partitions_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "REFERENCED_SHARES", 2)
+    monkeypatch.setattr(stores_limits, "REFERENCED_SHARES", 2)
     gathering = Gathering(1_000_000, 1_000)
     log = log_with(0, 10)
     for _ in range(10):

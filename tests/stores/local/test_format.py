@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quackmq import limits
 from quackmq.errors import DamagedStore
 from quackmq.model.log_transactions import Marker, Step
 from quackmq.model.producer_state import Remembered
 from quackmq.model.topic import PartitionKey
 from quackmq.records.batch import Buffer
+from quackmq.stores import limits as stores_limits
 from quackmq.stores.local.files import format
 from quackmq.stores.local.files.format import (
     AppendEntry,
@@ -85,7 +85,7 @@ def test_a_frame_is_read_back_as_it_was_written() -> None:
 def test_a_frame_ends_on_a_boundary_and_its_size_is_known_beforehand(payload: int) -> None:
     data = frame(bytes(payload))
     assert len(data) == format.frame_bytes(payload)
-    assert len(data) % limits.JOURNAL_ALIGNMENT == 0
+    assert len(data) % stores_limits.JOURNAL_ALIGNMENT == 0
 
 
 def test_a_frame_is_found_at_its_position_and_nowhere_else() -> None:

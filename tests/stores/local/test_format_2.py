@@ -15,10 +15,10 @@ from typing import Any
 import orjson
 import pytest
 
-from quackmq import limits
 from quackmq.disk.real import RealDisk
 from quackmq.errors import QuackError
 from quackmq.model.topic import Append, PartitionKey, Read
+from quackmq.stores import limits as stores_limits
 from quackmq.stores.contract import Store
 from quackmq.stores.local import LocalStore
 from quackmq.stores.local.inspect.directory import Inspection
@@ -104,7 +104,7 @@ async def test_an_opening_that_is_killed_anywhere_leaves_a_directory_that_opens(
 async def test_what_is_appended_to_an_old_directory_follows_what_was_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "MOVED_BYTES", 500)
+    monkeypatch.setattr(stores_limits, "MOVED_BYTES", 500)
     directory = unpacked("crashed", tmp_path / "old")
     store = await open_store(directory, SMALL_PACKED)
     key = PartitionKey((await store.topics())["geese"].id, 0)

@@ -20,6 +20,7 @@ from quackmq.errors import InternalError, LimitReached, StoreReadOnly
 from quackmq.model.policy import Policy
 from quackmq.model.topic import Append, Cursor, CursorKey, PartitionKey, StatePut
 from quackmq.records.batch import batches
+from quackmq.stores import limits as stores_limits
 from quackmq.stores.local import LocalOptions, LocalStore
 from quackmq.stores.local.files.format import AppendEntry, Frame, Sync, encode_frame, entries
 from quackmq.stores.local.files.journal import Journal, Place, Scan
@@ -98,7 +99,7 @@ async def test_a_frame_takes_no_more_batches_than_the_loop_shows_in_one_step(
     first = store.append([Append(keys[0], batch_of(b"first"))])
     await disk.is_held()
     calls = [first]
-    for number in range(2 * limits.FRAME_BATCHES + 10):
+    for number in range(2 * stores_limits.FRAME_BATCHES + 10):
         calls.append(store.append([Append(keys[number % 20], batch_of(b"quack"))]))
     # One call is in one frame, however many batches it brings.
     calls.append(store.append([Append(key, batch_of(b"all")) for key in keys]))
@@ -113,7 +114,7 @@ async def test_a_frame_takes_no_more_batches_than_the_loop_shows_in_one_step(
         )
         for frame in frames_of(copy)
     ]
-    most = limits.FRAME_BATCHES
+    most = stores_limits.FRAME_BATCHES
     assert [count for count in counts if count] == [1, most, most, 30]
     await store.close()
 
@@ -227,7 +228,7 @@ async def test_a_frame_that_recovery_would_not_believe_is_never_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last line of defence, should the accounting above it be wrong."""
-    monkeypatch.setattr(limits, "JOURNAL_FRAME_BYTES", 1000)
+    monkeypatch.setattr(stores_limits, "JOURNAL_FRAME_BYTES", 1000)
     with pytest.raises(InternalError, match="recovery would refuse it"):
         encode_frame(Sync.ALWAYS, 1, 1, 0, [bytes(1001)], 0)
     journal = Journal(
@@ -298,7 +299,7 @@ async def test_changes_on_their_way_count_no_less_than_the_memory_that_they_use(
 async def test_publishers_wait_for_room_and_each_takes_only_what_there_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one = limits.PENDING_BATCH_OVERHEAD + batch_of(b"").size
+    one = stores_limits.PENDING_BATCH_OVERHEAD + batch_of(b"").size
     monkeypatch.setattr(limits, "PENDING_BYTES", 10 * one)
     store, disk = await open_held(tmp_path)
     key = await new_partition(store)
@@ -328,7 +329,7 @@ async def test_a_sync_that_fails_lets_waiting_publishers_go_and_hear_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "PENDING_BYTES", 0)
-    monkeypatch.setattr(limits, "CHANGE_BYTES", 1_000)
+    monkeypatch.setattr(stores_limits, "CHANGE_BYTES", 1_000)
     store, disk = await open_held(tmp_path)
     key = await new_partition(store)
     first = asyncio.ensure_future(append_values(store, key, b"a"))

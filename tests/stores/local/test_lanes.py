@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from quackmq import limits
+from quackmq.disk import limits as disk_limits
 from quackmq.disk.real import Lane, RealDisk
 
 pytestmark = pytest.mark.asyncio
@@ -53,6 +53,6 @@ async def test_the_thread_of_the_archive_steps_back_and_no_other_does(tmp_path: 
         disk.close()
     here = niceness()
     # Elsewhere a thread has no priority of its own.
-    step = limits.ARCHIVE_NICENESS if sys.platform == "linux" else 0
+    step = disk_limits.ARCHIVE_NICENESS if sys.platform == "linux" else 0
     assert found.pop("archive") == min(19, here + step)
     assert set(found.values()) == {here}

@@ -13,9 +13,11 @@ from typing import TypeVar
 import pytest
 
 from quackmq import limits
+from quackmq.disk import limits as disk_limits
 from quackmq.disk import real as disks
 from quackmq.disk.real import Lane, RealDisk, RealFile
 from quackmq.errors import StoreReadOnly
+from quackmq.stores import limits as stores_limits
 from quackmq.stores.local import LocalOptions, LocalStore
 from tests.stores.calls import (
     DEADLINE_S,
@@ -87,7 +89,8 @@ def is_at_limit(store: LocalStore) -> bool:
     """Whether there is no place for another frame of that size, or too much is unwritten."""
     engine = store._engine
     return (
-        engine._journal.reserve(1_536) is None or engine._waiting.bytes >= limits.WRITE_BACK_BYTES
+        engine._journal.reserve(1_536) is None
+        or engine._waiting.bytes >= stores_limits.WRITE_BACK_BYTES
     )
 
 
@@ -100,7 +103,7 @@ MUCH_UNWRITTEN = LocalOptions()
 def options(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> LocalOptions:
     if request.param == "a full journal":
         return FULL_JOURNAL
-    monkeypatch.setattr(limits, "WRITE_BACK_BYTES", 10_000)
+    monkeypatch.setattr(stores_limits, "WRITE_BACK_BYTES", 10_000)
     return MUCH_UNWRITTEN
 
 
@@ -143,7 +146,7 @@ async def test_appends_that_wait_for_the_checkpoint_lane_hear_that_it_has_failed
 async def test_files_of_a_second_trim_are_removed_like_those_of_the_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "GARBAGE_INTERVAL_MS", 10)
+    monkeypatch.setattr(stores_limits, "GARBAGE_INTERVAL_MS", 10)
     options = LocalOptions(segment_bytes=1, journal_inline_bytes=0)
     store = await LocalStore.open_on(RealDisk(tmp_path), options=options)
     key = await new_partition(store)
@@ -191,7 +194,7 @@ async def test_with_sync_interval_each_rest_is_followed_by_a_sync(tmp_path: Path
 async def test_a_sync_is_forced_when_many_offsets_are_not_synced_and_then_they_are_few_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "UNSYNCED_OFFSETS", 10)
+    monkeypatch.setattr(stores_limits, "UNSYNCED_OFFSETS", 10)
     disk = CountedSyncs(tmp_path)
     store = await LocalStore.open_on(disk, options=LocalOptions(sync="os"))
     key = await new_partition(store)  # which is synced in every mode
@@ -208,7 +211,7 @@ async def test_a_sync_is_forced_when_many_offsets_are_not_synced_and_then_they_a
 async def test_indexes_that_are_no_longer_held_in_memory_are_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "CACHED_INDEXES", 2)
+    monkeypatch.setattr(stores_limits, "CACHED_INDEXES", 2)
     options = LocalOptions(segment_bytes=1, tail_bytes=0, journal_inline_bytes=0, region_bytes=1)
     store = await LocalStore.open_on(RealDisk(tmp_path), options=options)
     key = await new_partition(store)
@@ -235,11 +238,11 @@ async def test_a_system_that_held_one_write_up_is_trusted_again_after_a_while(
         now_s += takes_ms / 1000
 
     disk = RealDisk(tmp_path)
-    disk.run_here(lambda: write(limits.LOOP_WRITE_MS / 2))
+    disk.run_here(lambda: write(disk_limits.LOOP_WRITE_MS / 2))
     assert disk.is_prompt
-    disk.run_here(lambda: write(2 * limits.LOOP_WRITE_MS))
+    disk.run_here(lambda: write(2 * disk_limits.LOOP_WRITE_MS))
     assert not disk.is_prompt
-    now_s += limits.LOOP_WRITE_PAUSE_MS / 1000 - 1
+    now_s += disk_limits.LOOP_WRITE_PAUSE_MS / 1000 - 1
     assert not disk.is_prompt
     now_s += 1
     assert disk.is_prompt
@@ -279,7 +282,7 @@ async def test_memory_has_one_limit_and_publishers_wait_there_and_are_not_refuse
 ) -> None:
     """A small batch of a quiet partition that is not written back keeps all that came after it."""
     tail_bytes = 200_000
-    monkeypatch.setattr(limits, "WRITE_BACK_BYTES", 300_000)
+    monkeypatch.setattr(stores_limits, "WRITE_BACK_BYTES", 300_000)
     monkeypatch.setattr(limits, "PENDING_BYTES", 100_000)
     disk = SlowCheckpointsOnly(tmp_path)
     options = LocalOptions(tail_bytes=tail_bytes, journal_inline_bytes=1_000)
@@ -289,7 +292,7 @@ async def test_memory_has_one_limit_and_publishers_wait_there_and_are_not_refuse
     await append_values(store, quiet, b"said once")
     disk.free.clear()
     engine = store._engine
-    most = tail_bytes + limits.WRITE_BACK_BYTES + 2 * limits.PENDING_BYTES
+    most = tail_bytes + stores_limits.WRITE_BACK_BYTES + 2 * limits.PENDING_BYTES
     highest = 0
 
     async def publish(number: int) -> None:
@@ -300,12 +303,12 @@ async def test_memory_has_one_limit_and_publishers_wait_there_and_are_not_refuse
 
     calls = [asyncio.ensure_future(publish(number % 10)) for number in range(200)]
     await until(lambda: disk.waiting > 0 and not engine.gathering.batches._free.is_set())
-    await until(lambda: engine._tail.excess_bytes >= limits.WRITE_BACK_BYTES)
+    await until(lambda: engine._tail.excess_bytes >= stores_limits.WRITE_BACK_BYTES)
     await let_others_run(2_000)
     assert 10 < sum(call.done() for call in calls) < 40
     disk.free.set()
     async with asyncio.timeout(DEADLINE_S):
         await asyncio.gather(*calls)
-    assert tail_bytes + limits.WRITE_BACK_BYTES < highest < most + 50_000
+    assert tail_bytes + stores_limits.WRITE_BACK_BYTES < highest < most + 50_000
     assert len(await read_all(store, busy)) == 200
     await store.close()

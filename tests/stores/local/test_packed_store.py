@@ -8,12 +8,13 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from tests.limits import home_of
 
-from quackmq import limits
 from quackmq.disk.real import RealDisk, RealFile
 from quackmq.errors import DamagedData, QuackError
 from quackmq.model.policy import Policy
 from quackmq.model.topic import Append, PartitionKey
+from quackmq.stores import limits as stores_limits
 from quackmq.stores.contract import Store
 from quackmq.stores.local import LocalOptions, LocalStore
 from quackmq.stores.local.inspect.directory import Inspection
@@ -115,7 +116,7 @@ async def test_damage_in_a_pack_is_named_with_its_place(tmp_path: Path) -> None:
 async def test_a_missing_pack_costs_what_lay_in_it_and_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "PACK_BYTES", 1)
+    monkeypatch.setattr(stores_limits, "PACK_BYTES", 1)
     directory = tmp_path / "data"
     for name in ("first", "second"):
         store = await open_store(directory, SMALL_PACKED)
@@ -150,7 +151,7 @@ def tiny_packs(monkeypatch: pytest.MonkeyPatch) -> None:
         "WRITE_BACK_BYTES": 2_000,
         "WRITE_BACK_LOGS": 2,
     }.items():
-        monkeypatch.setattr(limits, name, value)
+        monkeypatch.setattr(home_of(name), name, value)
 
 
 async def work(store: Store, told: dict[PartitionKey, Records], gone: set[PartitionKey]) -> None:

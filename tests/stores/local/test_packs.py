@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from quackmq import limits
 from quackmq.disk.interface import read_all
 from quackmq.disk.real import RealDisk, RealFile
 from quackmq.errors import InternalError
+from quackmq.stores import limits as stores_limits
 from quackmq.stores.local.files import extents
 from quackmq.stores.local.files.extents import Extent
 from quackmq.stores.local.files.open_files import OpenFiles
@@ -147,7 +147,7 @@ def test_people_are_told_where_packed_bytes_lie(packs: Packs) -> None:
 def test_a_pack_that_is_full_is_closed(
     packs: Packs, disk: FlakyDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "PACK_BYTES", 20)
+    monkeypatch.setattr(stores_limits, "PACK_BYTES", 20)
     for number in range(10):
         write(packs, A, number * 10, b"%010d" % number)
     assert listed(disk) == [1, 2, 3, 4]
@@ -170,7 +170,7 @@ def test_a_later_run_of_the_broker_begins_a_pack_of_its_own(
 def test_a_path_with_many_extents_has_them_joined(
     packs: Packs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "PATH_EXTENTS", 3)
+    monkeypatch.setattr(stores_limits, "PATH_EXTENTS", 3)
     for number in range(5):
         write(packs, A, number * 2, b"%02d" % number)
     assert extents.count(packs.rows(A)) == 1
@@ -179,8 +179,8 @@ def test_a_path_with_many_extents_has_them_joined(
 
 
 def test_few_paths_are_joined_in_one_write(packs: Packs, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "PATH_EXTENTS", 0)
-    monkeypatch.setattr(limits, "PACK_JOINS", 0)
+    monkeypatch.setattr(stores_limits, "PATH_EXTENTS", 0)
+    monkeypatch.setattr(stores_limits, "PACK_JOINS", 0)
     paths = [f"log/topic/{number}.log" for number in range(3)]
     packs.write([run(path, 0, b"a") for path in paths], SMALL)
     packs.write([run(path, 1, b"b") for path in paths], SMALL)
@@ -191,7 +191,7 @@ def test_few_paths_are_joined_in_one_write(packs: Packs, monkeypatch: pytest.Mon
 def test_extents_that_cannot_be_read_stay_where_they_are(
     packs: Packs, disk: FlakyDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "PATH_EXTENTS", 0)
+    monkeypatch.setattr(stores_limits, "PATH_EXTENTS", 0)
     write(packs, A, 0, b"one")
     disk.is_unreadable = True
     write(packs, A, 3, b"two")
@@ -203,7 +203,7 @@ def test_extents_that_cannot_be_read_stay_where_they_are(
 def test_a_pack_that_was_cut_off_shifts_no_bytes(
     tmp_path: Path, packs: Packs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "PATH_EXTENTS", 0)
+    monkeypatch.setattr(stores_limits, "PATH_EXTENTS", 0)
     write(packs, A, 0, b"one")
     (tmp_path / pack_path(1)).write_bytes(b"o")
     write(packs, A, 3, b"two")
@@ -218,8 +218,8 @@ def test_a_pack_that_was_cut_off_shifts_no_bytes(
 def test_paths_with_most_in_packs_move_first_and_few_at_a_time(
     packs: Packs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "MOVED_BYTES", 10)
-    monkeypatch.setattr(limits, "MOVED_PATHS", 2)
+    monkeypatch.setattr(stores_limits, "MOVED_BYTES", 10)
+    monkeypatch.setattr(stores_limits, "MOVED_PATHS", 2)
     for number, size in enumerate((5, 20, 30, 11)):
         write(packs, f"log/topic/{number}.log", 0, bytes(size))
     assert packs.movable() == ["log/topic/2.log", "log/topic/1.log"]
@@ -228,7 +228,7 @@ def test_paths_with_most_in_packs_move_first_and_few_at_a_time(
 def test_a_path_with_extents_that_cannot_be_joined_moves(
     packs: Packs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "PATH_EXTENTS", 2)
+    monkeypatch.setattr(stores_limits, "PATH_EXTENTS", 2)
     for number in range(5):
         write(packs, A, number * 10, b"quack")
     assert packs.movable() == [A]
@@ -250,7 +250,7 @@ def test_moved_bytes_are_in_the_file_durably_before_they_are_let_go_of(
 def test_a_path_that_cannot_be_read_does_not_move_and_keeps_no_other_waiting(
     tmp_path: Path, packs: Packs, disk: FlakyDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "MOVED_BYTES", 3)
+    monkeypatch.setattr(stores_limits, "MOVED_BYTES", 3)
     write(packs, A, 0, b"quack")
     assert packs.movable() == [A]
     disk.is_unreadable = True
@@ -297,7 +297,7 @@ def test_a_checkpoint_names_all_extents_but_those_of_paths_that_are_gone(packs: 
 def test_a_pack_goes_when_a_checkpoint_does_not_name_it(
     packs: Packs, disk: FlakyDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "PACK_BYTES", 1)
+    monkeypatch.setattr(stores_limits, "PACK_BYTES", 1)
     write(packs, A, 0, b"one")
     write(packs, B, 0, b"two")
     assert packs.unnamed(packs.captured(without=())) == []
@@ -323,9 +323,9 @@ def test_a_pack_in_use_is_not_removed(packs: Packs, disk: FlakyDisk) -> None:
 def test_packs_that_are_mostly_dead_are_written_again(
     packs: Packs, disk: FlakyDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "PACK_BYTES", 50)
-    monkeypatch.setattr(limits, "PACK_WASTE_BYTES", 60)
-    monkeypatch.setattr(limits, "REWRITTEN_BYTES", 8)
+    monkeypatch.setattr(stores_limits, "PACK_BYTES", 50)
+    monkeypatch.setattr(stores_limits, "PACK_WASTE_BYTES", 60)
+    monkeypatch.setattr(stores_limits, "REWRITTEN_BYTES", 8)
     for number in range(4):
         packs.write([run(A, number * 5, b"alive"), run(B, number * 50, bytes(50))], SMALL)
     packs.rewrite()
@@ -340,7 +340,7 @@ def test_packs_that_are_mostly_dead_are_written_again(
 
 
 def test_little_that_is_dead_is_left_alone(packs: Packs, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "PACK_BYTES", 1)
+    monkeypatch.setattr(stores_limits, "PACK_BYTES", 1)
     write(packs, A, 0, b"a")
     write(packs, B, 0, bytes(50))
     packs.forget(B)
@@ -352,8 +352,8 @@ def test_little_that_is_dead_is_left_alone(packs: Packs, monkeypatch: pytest.Mon
 def test_a_pack_that_cannot_be_read_is_not_tried_again(
     packs: Packs, disk: FlakyDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "PACK_BYTES", 1)
-    monkeypatch.setattr(limits, "PACK_WASTE_BYTES", 1)
+    monkeypatch.setattr(stores_limits, "PACK_BYTES", 1)
+    monkeypatch.setattr(stores_limits, "PACK_WASTE_BYTES", 1)
     packs.write([run(A, 0, b"a"), run(B, 0, bytes(50))], SMALL)
     packs.write([run("log/topic/c.log", 0, b"c")], SMALL)
     packs.forget(B)

@@ -10,9 +10,9 @@ from typing import TypeVar
 
 import pytest
 
-from quackmq import limits
 from quackmq.disk.real import Lane, RealDisk
 from quackmq.errors import StoreReadOnly
+from quackmq.stores import limits as stores_limits
 from quackmq.stores.local import LocalOptions, LocalStore
 from tests.stores.calls import append_values, new_partition, read_all, soon
 from tests.stores.local.held import open_held
@@ -148,8 +148,8 @@ async def test_large_frames_and_what_is_only_named_in_them_go_to_the_thread(
 ) -> None:
     store, disk = await open_held(tmp_path)
     key = await new_partition(store)
-    await soon(append_values(store, key, bytes(limits.JOURNAL_LOOP_BYTES)))
-    await soon(append_values(store, key, bytes(limits.JOURNAL_INLINE_BYTES)))
+    await soon(append_values(store, key, bytes(stores_limits.JOURNAL_LOOP_BYTES)))
+    await soon(append_values(store, key, bytes(stores_limits.JOURNAL_INLINE_BYTES)))
     assert disk.held.empty()
     await store.close()
 

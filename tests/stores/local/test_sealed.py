@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from quackmq import limits
 from quackmq.disk.real import RealDisk
 from quackmq.model.topic import OffsetTime, PartitionKey
+from quackmq.stores import limits as stores_limits
 from quackmq.stores.local import LocalOptions, LocalStore
 from quackmq.stores.local.files import format
 from quackmq.stores.local.files.segment import Segment
@@ -60,7 +61,7 @@ def bytes_by_walking(log: PartitionLog, first: int, next: int) -> int:
 async def test_times_and_sizes_are_those_of_the_batches_whatever_was_trimmed(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "FEW_SEGMENTS", 3)
+    monkeypatch.setattr(stores_limits, "FEW_SEGMENTS", 3)
     by = random.Random(seed)
     clock = Clock()
     store = await LocalStore.open_on(RealDisk(tmp_path), options=SMALL, now_ms=clock)
@@ -140,7 +141,7 @@ async def test_a_lookup_by_time_takes_as_many_steps_in_a_log_ten_times_as_long(
             appended = await store.offset_for_time(key, START_MS + end - 150, "append")
             assert appended is not None and appended.offset == end - 150
             counted.append(len(steps))
-    assert len(log_of(store, key).segments) > 2 * limits.FEW_SEGMENTS
+    assert len(log_of(store, key).segments) > 2 * stores_limits.FEW_SEGMENTS
     assert counted[1] <= counted[0] + 8
     await store.close()
 

@@ -12,6 +12,7 @@ import pytest
 from quackmq import limits
 from quackmq.model.topic import Append, PartitionKey
 from quackmq.records.batch import Batch
+from quackmq.stores import limits as stores_limits
 from quackmq.stores.local import LocalOptions, LocalStore
 from tests.stores.calls import DEADLINE_S, append_values, new_partition
 from tests.support import batch_of
@@ -60,7 +61,7 @@ async def test_a_small_batch_that_only_the_journal_holds_does_not_keep_all_that_
     busy = await new_partition(store, "busy")
     await append_values(store, quiet, b"said once")
     handed_over = HandedOver()
-    most = (TAIL_BYTES + limits.WRITE_BACK_BYTES) // limits.MIB
+    most = (TAIL_BYTES + stores_limits.WRITE_BACK_BYTES) // limits.MIB
     async with asyncio.timeout(DEADLINE_S):
         for _ in range(3 * most):
             await append_large(store, busy, handed_over)

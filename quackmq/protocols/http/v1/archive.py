@@ -16,7 +16,7 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta, Struct
 
-from quackmq import limits
+from quackmq import limits as shared_limits
 from quackmq.broker import Archives, PartitionArchive, Plan, TopicArchive
 from quackmq.errors import (
     DamagedData,
@@ -30,6 +30,7 @@ from quackmq.errors import (
     UnknownPlan,
     UnknownTopic,
 )
+from quackmq.protocols.http import limits
 from quackmq.protocols.http.errors import HttpFailure
 from quackmq.protocols.http.types import Request, Response, Stream
 from quackmq.protocols.http.v1.operations import (
@@ -51,12 +52,12 @@ _RANGE: Final = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
 
 # --- shapes ---------------------------------------------------------------------------------------
 
-NameField = Annotated[str, Meta(min_length=1, max_length=limits.NAME_BYTES)]
+NameField = Annotated[str, Meta(min_length=1, max_length=shared_limits.NAME_BYTES)]
 NamesField = Annotated[
-    list[NameField], Meta(min_length=1, max_length=limits.ARCHIVE_REPLACED_FILES)
+    list[NameField], Meta(min_length=1, max_length=shared_limits.ARCHIVE_REPLACED_FILES)
 ]
-PartitionField = Annotated[int, Meta(ge=0, lt=limits.PARTITIONS_PER_TOPIC)]
-LeaseField = Annotated[int, Meta(ge=1, le=limits.ARCHIVE_PLAN_MS)]
+PartitionField = Annotated[int, Meta(ge=0, lt=shared_limits.PARTITIONS_PER_TOPIC)]
+LeaseField = Annotated[int, Meta(ge=1, le=shared_limits.ARCHIVE_PLAN_MS)]
 
 
 class ArchivedFile(Struct, frozen=True):
@@ -125,7 +126,7 @@ class NewPlan(Struct, frozen=True, forbid_unknown_fields=True):
 
     for_ms: LeaseField
     partitions: (
-        Annotated[list[PartitionField], Meta(max_length=limits.PARTITIONS_PER_TOPIC)] | None
+        Annotated[list[PartitionField], Meta(max_length=shared_limits.PARTITIONS_PER_TOPIC)] | None
     ) = None
     offers: bool = False
 
@@ -195,7 +196,7 @@ class MergedNow(Struct, frozen=True):
 
 FROM_PARTITION: Final = Number(
     name="from_partition",
-    most=limits.PARTITIONS_PER_TOPIC - 1,
+    most=shared_limits.PARTITIONS_PER_TOPIC - 1,
     default=0,
     about="The first partition to list.",
 )

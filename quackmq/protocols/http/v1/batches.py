@@ -14,7 +14,7 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta, Struct
 
-from quackmq import limits
+from quackmq import limits as shared_limits
 from quackmq.broker.log.committed import is_committed
 from quackmq.errors import (
     DamagedData,
@@ -24,6 +24,7 @@ from quackmq.errors import (
     UnknownTopic,
 )
 from quackmq.model.topic import Aborted, OffsetTime, PartitionKey, Read, Topic
+from quackmq.protocols.http import limits
 from quackmq.protocols.http.errors import HttpFailure, status_of
 from quackmq.protocols.http.types import Request, Response
 from quackmq.protocols.http.v1.operations import (
@@ -62,7 +63,7 @@ class Beyond(Struct, frozen=True, forbid_unknown_fields=True):
     """A place that the asker has read up to."""
 
     topic: TopicName
-    partition: Annotated[int, Meta(ge=0, lt=limits.PARTITIONS_PER_TOPIC)]
+    partition: Annotated[int, Meta(ge=0, lt=shared_limits.PARTITIONS_PER_TOPIC)]
     offset: OffsetField
 
 
@@ -70,8 +71,8 @@ class OffsetsAsked(Struct, frozen=True, forbid_unknown_fields=True):
     """Whose offsets are wanted. With `wait_ms` the answer waits until something lies beyond one of
     the places in `beyond`, unless something does already."""
 
-    topics: Annotated[list[TopicName], Meta(max_length=limits.HTTP_OFFSETS_TOPICS)]
-    beyond: Annotated[list[Beyond], Meta(max_length=limits.HTTP_OFFSETS_PARTITIONS)] = []
+    topics: Annotated[list[TopicName], Meta(max_length=shared_limits.HTTP_OFFSETS_TOPICS)]
+    beyond: Annotated[list[Beyond], Meta(max_length=shared_limits.HTTP_OFFSETS_PARTITIONS)] = []
     wait_ms: WaitField = 0
 
 
@@ -98,7 +99,8 @@ class PublishersAsked(Struct, frozen=True, forbid_unknown_fields=True):
     """Producer ids as they stand in batches."""
 
     producer_ids: Annotated[
-        list[Annotated[int, Meta(ge=0, le=GREATEST)]], Meta(max_length=limits.HTTP_PAGE_ITEMS)
+        list[Annotated[int, Meta(ge=0, le=GREATEST)]],
+        Meta(max_length=shared_limits.HTTP_PAGE_ITEMS),
     ]
 
 
@@ -226,9 +228,10 @@ async def _offsets_of(request: Request, names: Iterable[str]) -> _Found:
         try:
             topic = broker.topic(name)
             count += topic.partitions
-            if count > limits.HTTP_OFFSETS_PARTITIONS:
+            if count > shared_limits.HTTP_OFFSETS_PARTITIONS:
                 raise LimitReached(
-                    f"{limits.HTTP_OFFSETS_PARTITIONS} partitions are the most in one answer: ask "
+                    f"{shared_limits.HTTP_OFFSETS_PARTITIONS} partitions are the most "
+                    "in one answer: ask "
                     "for fewer topics at a time"
                 )
             partitions = []

@@ -7,8 +7,8 @@ from typing import Final
 
 from msgspec import Struct
 
-from quackmq import limits
 from quackmq.broker import Connected
+from quackmq.protocols.http import limits
 from quackmq.protocols.http.types import Request, Response
 from quackmq.protocols.http.v1.operations import Answer, Operation, Text, answered
 from quackmq.protocols.http.v1.parameters import LIMIT

@@ -21,10 +21,10 @@ import uuid
 from collections.abc import Sequence
 from typing import Final
 
-from quackmq import limits
 from quackmq.broker import parse_message_id
 from quackmq.errors import InvalidMessageId
 from quackmq.model.topic import Topic
+from quackmq.protocols.http import limits
 
 _HEAD: Final = struct.Struct(">B16s")
 _OFFSET_BYTES: Final = 8

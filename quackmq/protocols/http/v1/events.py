@@ -17,7 +17,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from quackmq import limits
+from quackmq import limits as shared_limits
 from quackmq.broker import Broker, Caller, Losses
 from quackmq.errors import (
     InvalidMessageId,
@@ -29,6 +29,7 @@ from quackmq.errors import (
     UnknownTopic,
 )
 from quackmq.model.topic import PartitionKey, Read, Slice, Topic
+from quackmq.protocols.http import limits
 from quackmq.protocols.http.types import Request, Stream
 from quackmq.protocols.http.v1.event_ids import next_offsets, place_token
 from quackmq.protocols.http.v1.messages import stored
@@ -46,7 +47,7 @@ _HEADERS: Final = (
 
 PARTITION: Final = Number(
     name="partition",
-    most=limits.PARTITIONS_PER_TOPIC - 1,
+    most=shared_limits.PARTITIONS_PER_TOPIC - 1,
     about="The partition to follow; without it, all of them.",
 )
 START: Final = Text(

@@ -13,9 +13,10 @@ from typing import Final, Literal
 
 from msgspec import Struct
 
-from quackmq import __version__, limits
+from quackmq import __version__
 from quackmq.errors import BrokerClosing, StoreReadOnly
 from quackmq.loop_clock import loop_clock
+from quackmq.protocols.http import limits
 from quackmq.protocols.http.types import Request, Response
 from quackmq.protocols.http.v1.clock import ClockState, state_of
 from quackmq.protocols.http.v1.operations import Answer, Operation, answered

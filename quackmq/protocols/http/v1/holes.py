@@ -13,10 +13,10 @@ from typing import Final, Literal
 
 from msgspec import Struct
 
-from quackmq import limits
 from quackmq.broker.log.committed import left_out
 from quackmq.errors import DamagedData, OffsetOutOfRange, UnknownPartition, UnknownTopic
 from quackmq.model.topic import PartitionKey, Read
+from quackmq.protocols.http import limits
 from quackmq.protocols.http.types import Request, Response
 from quackmq.protocols.http.v1.batches import NEXT_OFFSET, OFFSET, TOPIC_ID, check_id, damaged
 from quackmq.protocols.http.v1.operations import Answer, Operation, answered

@@ -22,9 +22,10 @@ from typing import Annotated, ClassVar, Final
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
-from quackmq import limits
+from quackmq import limits as shared_limits
 from quackmq.broker import Losses, Message
 from quackmq.errors import InvalidRequest
+from quackmq.protocols.http import limits
 from quackmq.protocols.http.types import Request, decoded
 from quackmq.protocols.http.v1.operations import (
     BYTES,
@@ -95,14 +96,14 @@ class NewMessage(Struct, frozen=True, forbid_unknown_fields=True):
 class OneMessage(NewMessage, frozen=True, forbid_unknown_fields=True):
     """One message, and the partition that it is for."""
 
-    partition: Annotated[int, Meta(ge=0, lt=limits.PARTITIONS_PER_TOPIC)] | None = None
+    partition: Annotated[int, Meta(ge=0, lt=shared_limits.PARTITIONS_PER_TOPIC)] | None = None
 
 
 class ManyMessages(Struct, frozen=True, forbid_unknown_fields=True):
     """Messages that are published together: all of them or none."""
 
     messages: Annotated[list[NewMessage], Meta(min_length=1, max_length=limits.HTTP_MESSAGES)]
-    partition: Annotated[int, Meta(ge=0, lt=limits.PARTITIONS_PER_TOPIC)] | None = None
+    partition: Annotated[int, Meta(ge=0, lt=shared_limits.PARTITIONS_PER_TOPIC)] | None = None
 
 
 class _OneOrMany(OneMessage, frozen=True, forbid_unknown_fields=True):
@@ -288,7 +289,7 @@ class StoredMessage(Struct, frozen=True):
         list[Range] | UnsetType,
         Meta(
             description="Where messages are lost: the offsets of those that are gone, "
-            f"{limits.LOST_RANGES} ranges of them at the most."
+            f"{shared_limits.LOST_RANGES} ranges of them at the most."
         ),
     ] = UNSET
     consumers_left: Annotated[
@@ -317,7 +318,7 @@ def stored(message: Message, losses: Losses | None = None) -> StoredMessage:
         [Header(name, *_shown(each)) for name, each in headers],
         *_shown(key),
         *_shown(value),
-        [Range(*each) for each in ranges[: limits.LOST_RANGES]] if ranges else UNSET,
+        [Range(*each) for each in ranges[: shared_limits.LOST_RANGES]] if ranges else UNSET,
         UNSET if left is None else left,
     )
 

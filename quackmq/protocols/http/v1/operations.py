@@ -14,8 +14,8 @@ from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 import msgspec
 
-from quackmq import limits
 from quackmq.errors import InvalidRequest, QuackError
+from quackmq.protocols.http import limits
 from quackmq.protocols.http.errors import HttpFailure
 from quackmq.protocols.http.router import Route
 from quackmq.protocols.http.types import Begun, Handler, Request, Response, Stream, decoded

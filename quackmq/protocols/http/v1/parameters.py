@@ -6,9 +6,10 @@ from typing import Annotated, ClassVar, Final, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from quackmq import limits
+from quackmq import limits as shared_limits
 from quackmq.broker import Offset, Start, Time
 from quackmq.errors import InvalidRequest
+from quackmq.protocols.http import limits
 from quackmq.protocols.http.v1.operations import Number, Schema, Text, one_of
 
 GREATEST: Final = 2**63 - 1
@@ -18,19 +19,19 @@ TOPIC: Final = Text(
     where="path",
     required=True,
     about="A topic's name.",
-    pattern=f"[A-Za-z0-9._-]{{1,{limits.TOPIC_NAME_CHARS}}}",
+    pattern=f"[A-Za-z0-9._-]{{1,{shared_limits.TOPIC_NAME_CHARS}}}",
 )
 PARTITION: Final = Number(
     name="partition",
     where="path",
     required=True,
-    most=limits.PARTITIONS_PER_TOPIC - 1,
+    most=shared_limits.PARTITIONS_PER_TOPIC - 1,
     about="A partition of the topic, counted from 0.",
 )
 LIMIT: Final = Number(
     name="limit",
     least=1,
-    most=limits.HTTP_PAGE_ITEMS,
+    most=shared_limits.HTTP_PAGE_ITEMS,
     default=100,
     about="How many to answer at the most.",
 )

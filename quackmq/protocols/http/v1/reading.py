@@ -7,9 +7,9 @@ from typing import Final
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from quackmq import limits
 from quackmq.errors import DamagedData, OffsetOutOfRange, UnknownPartition, UnknownTopic
 from quackmq.model.topic import PartitionKey
+from quackmq.protocols.http import limits
 from quackmq.protocols.http.types import Request, Response
 from quackmq.protocols.http.v1.messages import Range, StoredMessage, stored
 from quackmq.protocols.http.v1.operations import Answer, Number, Operation, answered

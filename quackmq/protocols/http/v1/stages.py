@@ -22,7 +22,7 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta, Struct
 
-from quackmq import limits
+from quackmq import limits as shared_limits
 from quackmq.broker import CommittedStage, Receipt, StagedBatch, StageDescription, Turn
 from quackmq.errors import (
     CorruptBatch,
@@ -40,6 +40,7 @@ from quackmq.errors import (
     UnsupportedBatch,
 )
 from quackmq.model.topic import PartitionKey
+from quackmq.protocols.http import limits
 from quackmq.protocols.http.types import Request, Response, decoded
 from quackmq.protocols.http.v1.messages import NewMessage, record_of
 from quackmq.protocols.http.v1.operations import (
@@ -86,9 +87,11 @@ class Committing(Struct, frozen=True, forbid_unknown_fields=True):
     of a `series` is committed once, whatever its key and contents; a turn before the last one that
     was committed is refused."""
 
-    receipts: Annotated[list[ReceiptShape], Meta(max_length=limits.STAGE_PARTS)] | None = None
-    contents: Annotated[str, Meta(max_length=limits.NAME_BYTES)] = ""
-    series: Annotated[str, Meta(min_length=1, max_length=limits.NAME_BYTES)] | None = None
+    receipts: Annotated[list[ReceiptShape], Meta(max_length=shared_limits.STAGE_PARTS)] | None = (
+        None
+    )
+    contents: Annotated[str, Meta(max_length=shared_limits.NAME_BYTES)] = ""
+    series: Annotated[str, Meta(min_length=1, max_length=shared_limits.NAME_BYTES)] | None = None
     turn: Annotated[int, Meta(ge=0, le=GREATEST)] | None = None
 
 
@@ -151,14 +154,14 @@ class SeriesPage(Struct, frozen=True):
 # --- parameters and bodies ------------------------------------------------------------------------
 
 KEY: Final = Text(
-    name="key", where="path", required=True, about="A stage's key.", most=limits.NAME_BYTES
+    name="key", where="path", required=True, about="A stage's key.", most=shared_limits.NAME_BYTES
 )
 PART: Final = Text(
     name="part",
     where="path",
     required=True,
     about="The name under which one writer stages.",
-    most=limits.NAME_BYTES,
+    most=shared_limits.NAME_BYTES,
 )
 CALL: Final = Number(
     name="number",
@@ -168,24 +171,31 @@ CALL: Final = Number(
     about="Which of the part's calls this is, counted from 0.",
 )
 TOPIC: Final = Text(
-    name="topic", required=True, about="The topic that it is for.", most=limits.TOPIC_NAME_CHARS
+    name="topic",
+    required=True,
+    about="The topic that it is for.",
+    most=shared_limits.TOPIC_NAME_CHARS,
 )
 PARTITION: Final = Number(
     name="partition",
-    most=limits.PARTITIONS_PER_TOPIC - 1,
+    most=shared_limits.PARTITIONS_PER_TOPIC - 1,
     about="The partition that it is for. Without it each batch of the body has its own before it, "
     "in 4 bytes, the most significant first.",
 )
 SERIES: Final = Text(
     name="series",
     about="The series that the stage is a turn of, if it is of one.",
-    most=limits.NAME_BYTES,
+    most=shared_limits.NAME_BYTES,
 )
 TURN: Final = Number(
     name="turn", most=GREATEST, about="Which turn of the series it is; later ones are greater."
 )
 NAME: Final = Text(
-    name="series", where="path", required=True, about="A series' name.", most=limits.NAME_BYTES
+    name="series",
+    where="path",
+    required=True,
+    about="A series' name.",
+    most=shared_limits.NAME_BYTES,
 )
 AFTER_SERIES: Final = Text(name="after", about="Only series whose names come after this one.")
 TIMESTAMP_MS: Final = Number(
@@ -199,7 +209,7 @@ AFTER_PART: Final = Text(name="after", about="Only parts whose names come after 
 STAGED: Final = Body(
     "Record batches of Kafka's format (magic 2) one after the other, or messages as JSON.",
     {BYTES: bytes, JSON: StagedMessages},
-    bytes=limits.STAGE_CALL_BYTES,
+    bytes=shared_limits.STAGE_CALL_BYTES,
 )
 COMMITTING: Final = Body("What is committed.", {JSON: Committing}, required=False)
 

@@ -17,11 +17,12 @@ from collections import deque
 from functools import cache
 from typing import Any, Final
 
-from quackmq import limits
+from quackmq import limits as shared_limits
+from quackmq.protocols.kafka import limits
 
 #: Sizes are multiples of this, so that memory that comes back fits the next one and is not much
 #: larger than what it holds.
-_STEP_BYTES: Final = 16 * limits.KIB
+_STEP_BYTES: Final = 16 * shared_limits.KIB
 
 
 class Lending:

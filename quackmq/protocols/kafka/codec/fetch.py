@@ -27,7 +27,7 @@ from collections.abc import Callable, Sequence
 from functools import cache, lru_cache
 from typing import Final, NamedTuple
 
-from quackmq import limits
+from quackmq.protocols.kafka import limits
 from quackmq.protocols.kafka.codec.by_topic import ByTopic, read_topics, topics_length
 from quackmq.protocols.kafka.codec.primitives import (
     ENDS_EARLY,

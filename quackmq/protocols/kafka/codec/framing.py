@@ -23,8 +23,10 @@ import struct
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from quackmq import limits
+from quackmq import limits as shared_limits
 from quackmq.errors import ProtocolError
+from quackmq.protocols import limits as protocols_limits
+from quackmq.protocols.kafka import limits
 from quackmq.protocols.kafka.codec.buffer_pool import Lending
 from quackmq.protocols.kafka.codec.primitives import ENDS_EARLY, CompactCursor, malformed
 
@@ -37,8 +39,8 @@ _RESPONSE_HEAD: Final = struct.Struct(">ii")
 _FLEXIBLE_RESPONSE_HEAD: Final = struct.Struct(">iix")
 #: Buffers between these sizes are powers of two and kept for the next that is wanted; larger ones,
 #: which are rare, are as large as they must be and go.
-_SMALLEST_BUFFER_BYTES: Final = 4 * limits.KIB
-_LARGEST_POOLED_BYTES: Final = 2 * limits.MIB
+_SMALLEST_BUFFER_BYTES: Final = 4 * shared_limits.KIB
+_LARGEST_POOLED_BYTES: Final = 2 * shared_limits.MIB
 _new_tuple: Final = tuple.__new__
 
 
@@ -212,7 +214,9 @@ class Frames:
     @property
     def opening(self) -> bytes:
         """The first of the bytes that have not been given as a frame."""
-        return bytes(self._view[self._start : min(self._end, self._start + limits.OPENING_BYTES)])
+        return bytes(
+            self._view[self._start : min(self._end, self._start + protocols_limits.OPENING_BYTES)]
+        )
 
     @property
     def begun(self) -> bool:
@@ -249,7 +253,7 @@ class Frames:
         wanted = max(left, min(self._claim, ahead))
         if self._owns and self._start == 0 and wanted <= len(self._view):
             return
-        is_whole = wanted == self._claim >= limits.KEPT_BATCH_BYTES
+        is_whole = wanted == self._claim >= shared_limits.KEPT_BATCH_BYTES
         view = self._memory.lend(wanted) if is_whole else self._memory.take(wanted)
         view[:left] = self._view[self._start : self._end]
         self._leave()

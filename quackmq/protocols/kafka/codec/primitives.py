@@ -20,8 +20,8 @@ import struct
 import uuid
 from typing import Final
 
-from quackmq import limits
 from quackmq.errors import ProtocolError
+from quackmq.protocols.kafka import limits
 
 INT8: Final = struct.Struct(">b")
 INT16: Final = struct.Struct(">h")

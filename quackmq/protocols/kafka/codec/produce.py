@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-from quackmq import limits
+from quackmq.protocols.kafka import limits
 from quackmq.protocols.kafka.codec.by_topic import ByTopic, read_topics
 from quackmq.protocols.kafka.codec.primitives import (
     ENDS_EARLY,

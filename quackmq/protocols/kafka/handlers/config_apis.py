@@ -16,11 +16,11 @@ from typing import Any, Final, NamedTuple
 
 from kio.schema.errors import ErrorCode
 
-from quackmq import limits
 from quackmq.broker import GroupSettings
 from quackmq.errors import InvalidRequest, LimitReached, QuackError, UnknownTopic
 from quackmq.model.policy import Policy
 from quackmq.model.topic import check_topic_name
+from quackmq.protocols.kafka import limits
 from quackmq.protocols.kafka.api import Call, schema_api, together, unhurried
 from quackmq.protocols.kafka.codec.writer import Fields
 from quackmq.protocols.kafka.errors import code_of

@@ -17,10 +17,11 @@ from collections.abc import Iterable, Iterator
 from enum import IntEnum
 from typing import Final, NamedTuple
 
-from quackmq import limits
+from quackmq import limits as shared_limits
 from quackmq.broker import BrokerSettings, GroupSettings
 from quackmq.errors import InvalidPolicy
 from quackmq.model.policy import CONFIG_ALIASES, CONFIG_PREFIX, POLICY_DOCUMENTATION, Policy
+from quackmq.protocols.kafka import limits
 from quackmq.protocols.kafka.api import Node
 from quackmq.protocols.kafka.codec.writer import Fields
 
@@ -124,7 +125,7 @@ FIXED: Final = {
         "1", Kind.INT, "There is one node, and it is in sync with itself.", "min.insync.replicas"
     ),
     "segment.bytes": Fixed(
-        str(limits.SEGMENT_BYTES),
+        str(shared_limits.SEGMENT_BYTES),
         Kind.INT,
         "A segment's file is closed at this size. Readers and retention do not notice.",
         "log.segment.bytes",
@@ -147,7 +148,9 @@ BROKER_FACTS: Final = {
         0, Kind.INT, "Fetches name all their partitions each time."
     ),
     "offset.metadata.max.bytes": Fact(
-        limits.CURSOR_METADATA_BYTES, Kind.INT, "What a client may note beside a committed offset."
+        shared_limits.CURSOR_METADATA_BYTES,
+        Kind.INT,
+        "What a client may note beside a committed offset.",
     ),
     "group.coordinator.rebalance.protocols": Fact(
         "classic,consumer", Kind.LIST, "How groups work here."
@@ -159,16 +162,22 @@ BROKER_FACTS: Final = {
         "disabled", Kind.STRING, "The members of a group all speak one protocol."
     ),
     "group.consumer.session.timeout.ms": Fact(
-        limits.CONSUMER_SESSION_MS, Kind.INT, "A session in the newer group protocol."
+        shared_limits.CONSUMER_SESSION_MS, Kind.INT, "A session in the newer group protocol."
     ),
     "group.consumer.heartbeat.interval.ms": Fact(
-        limits.CONSUMER_HEARTBEAT_MS, Kind.INT, "How often members are heard in that protocol."
+        shared_limits.CONSUMER_HEARTBEAT_MS,
+        Kind.INT,
+        "How often members are heard in that protocol.",
     ),
-    "group.min.session.timeout.ms": Fact(limits.SESSION_MIN_MS, Kind.INT, "The shortest session."),
-    "group.max.session.timeout.ms": Fact(limits.SESSION_MAX_MS, Kind.INT, "The longest session."),
-    "group.max.size": Fact(limits.GROUP_MEMBERS, Kind.INT, "Members of a group."),
+    "group.min.session.timeout.ms": Fact(
+        shared_limits.SESSION_MIN_MS, Kind.INT, "The shortest session."
+    ),
+    "group.max.session.timeout.ms": Fact(
+        shared_limits.SESSION_MAX_MS, Kind.INT, "The longest session."
+    ),
+    "group.max.size": Fact(shared_limits.GROUP_MEMBERS, Kind.INT, "Members of a group."),
     "offsets.retention.minutes": Fact(
-        limits.GROUP_EXPIRY_MS // 60_000,
+        shared_limits.GROUP_EXPIRY_MS // 60_000,
         Kind.INT,
         "A group without members and commits for so long is forgotten.",
     ),
@@ -308,7 +317,7 @@ def _policy_configs(policy: Policy, default: Policy) -> Iterator[Config]:
 
 def _shown(name: str, value: str) -> str:
     """Kafka has no word for a message without a bound, and there is one."""
-    return str(limits.BATCH_BYTES) if (name, value) == ("max.message.bytes", "-1") else value
+    return str(shared_limits.BATCH_BYTES) if (name, value) == ("max.message.bytes", "-1") else value
 
 
 def _kind_of(default: object) -> Kind:

@@ -12,9 +12,9 @@ from typing import Any, Final, NamedTuple
 
 from kio.schema.errors import ErrorCode
 
-from quackmq import limits
 from quackmq.errors import QuackError
 from quackmq.model.topic import PartitionKey, Topic
+from quackmq.protocols.kafka import limits
 from quackmq.protocols.kafka.api import Call, portions, unhurried
 from quackmq.protocols.kafka.codec.writer import EncodedArray, Fields, Write, element_writer
 from quackmq.protocols.kafka.errors import code_of

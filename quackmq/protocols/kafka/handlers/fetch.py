@@ -16,9 +16,10 @@ from typing import Final
 
 from kio.schema.errors import ErrorCode
 
-from quackmq import limits
+from quackmq import limits as shared_limits
 from quackmq.errors import QuackError
 from quackmq.model.topic import PartitionKey, Read, Slice, Topic
+from quackmq.protocols.kafka import limits
 from quackmq.protocols.kafka.api import Api, Call, Reply, Watch, find_topic
 from quackmq.protocols.kafka.codec.fetch import (
     API_KEY,
@@ -129,7 +130,7 @@ class _LiveFetch:
         if part is None:
             return None
         missing = self._enough - part.size
-        wait_ms = min(self._request.max_wait_ms, limits.READ_WAIT_MS)
+        wait_ms = min(self._request.max_wait_ms, shared_limits.READ_WAIT_MS)
         if missing <= 0 or wait_ms <= 0 or not self._call.peer.may_wait:
             return self._body(part)
         if part.size:
@@ -193,7 +194,7 @@ async def _plan(
 async def _read(
     call: Call, request: FetchRequest, reads: Sequence[Read], may_wait: bool
 ) -> Sequence[Slice]:
-    wait_ms = min(max(request.max_wait_ms, 0), limits.READ_WAIT_MS) if may_wait else 0
+    wait_ms = min(max(request.max_wait_ms, 0), shared_limits.READ_WAIT_MS) if may_wait else 0
     answer_bytes = call.peer.answer_bytes
     try:
         return await call.broker.read(

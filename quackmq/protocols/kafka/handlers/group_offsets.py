@@ -20,10 +20,10 @@ from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
-from quackmq import limits
 from quackmq.broker import Commit, MemberRef
 from quackmq.errors import LimitReached, QuackError, UnknownGroup, UnknownTopic
 from quackmq.model.topic import NO_LEADER_EPOCH, Cursor, PartitionKey, Topic
+from quackmq.protocols.kafka import limits
 from quackmq.protocols.kafka.api import Call, find_topic, schema_api, unhurried
 from quackmq.protocols.kafka.codec.writer import Fields
 from quackmq.protocols.kafka.handlers.groups import group_code_of

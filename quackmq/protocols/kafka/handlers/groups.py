@@ -17,7 +17,7 @@ from typing import Any, Final, TypeVar
 
 from kio.schema.errors import ErrorCode
 
-from quackmq import limits
+from quackmq import limits as shared_limits
 from quackmq.broker import (
     ConsumerGroupDescription,
     GroupDescription,
@@ -38,6 +38,7 @@ from quackmq.errors import (
     StorageError,
     UnknownGroup,
 )
+from quackmq.protocols.kafka import limits
 from quackmq.protocols.kafka.api import Call, portions, schema_api, together, unhurried
 from quackmq.protocols.kafka.codec.writer import Fields
 from quackmq.protocols.kafka.errors import code_of
@@ -261,7 +262,7 @@ def _join(call: Call, request: Any) -> Join:
     return Join(
         member_id=request.member_id,
         instance_id=getattr(request, "group_instance_id", None),
-        client_id=call.caller.client[: limits.NAME_BYTES],
+        client_id=call.caller.client[: shared_limits.NAME_BYTES],
         client_host=host_of(call),
         protocol_type=request.protocol_type,
         protocols=tuple((protocol.name, protocol.metadata) for protocol in request.protocols),

@@ -14,10 +14,10 @@ from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
-from quackmq import limits
 from quackmq.broker import Producer, ProducerEpoch
 from quackmq.errors import InvalidRequest, LimitReached, QuackError
 from quackmq.model.topic import PartitionKey, check_topic_name
+from quackmq.protocols.kafka import limits
 from quackmq.protocols.kafka.api import Call, schema_api, unhurried
 from quackmq.protocols.kafka.codec.writer import Fields
 from quackmq.protocols.kafka.errors import code_of

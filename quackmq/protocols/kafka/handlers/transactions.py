@@ -20,7 +20,6 @@ from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
-from quackmq import limits
 from quackmq.broker import Commit, MemberRef, ProducerRef, TransactionDescription, TransactionState
 from quackmq.errors import (
     InvalidTransactionState,
@@ -31,6 +30,7 @@ from quackmq.errors import (
     UnknownTransactionalId,
 )
 from quackmq.model.topic import PartitionKey, Topic
+from quackmq.protocols.kafka import limits
 from quackmq.protocols.kafka.api import Call, by_topic, find_topic, schema_api, unhurried
 from quackmq.protocols.kafka.codec.writer import Fields
 from quackmq.protocols.kafka.handlers.group_offsets import (

@@ -19,8 +19,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from quackmq import limits
+from quackmq import limits as shared_limits
 from quackmq.errors import IllegalTopicName, ProtocolError, QuackError, RecordTooLarge
+from quackmq.protocols.zmq import limits
 from quackmq.protocols.zmq.codec.zmtp import (
     MORE,
     Cancel,
@@ -73,7 +74,7 @@ class PublisherDecoder(FrameDecoder):
     def _on_frame_begin(self, size: int) -> bool:
         if len(self._frames) >= limits.PROXY_FRAMES:
             self._refuse(ProtocolError("a message is two frames: its topic and its body"))
-        elif not self._frames and size > limits.TOPIC_NAME_CHARS:
+        elif not self._frames and size > shared_limits.TOPIC_NAME_CHARS:
             self._refuse(IllegalTopicName(f"a first frame of {size} bytes is no topic's name"))
         elif self._kept_bytes + size > limits.PROXY_MESSAGE_BYTES:
             self._refuse(

@@ -40,8 +40,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection
 from typing import Final, NamedTuple
 
-from quackmq import limits
 from quackmq.errors import ProtocolError, QuackError, RecordTooLarge
+from quackmq.protocols import limits as protocols_limits
+from quackmq.protocols.zmq import limits
 
 Envelope = tuple[bytes, ...]
 
@@ -217,7 +218,7 @@ class FrameDecoder(ABC):
     @property
     def opening(self) -> bytes:
         """The first bytes of a peer that has not sent a greeting."""
-        return b"" if self._greeted else self._buffer[: limits.OPENING_BYTES]
+        return b"" if self._greeted else self._buffer[: protocols_limits.OPENING_BYTES]
 
     @property
     def is_amid(self) -> bool:

@@ -22,9 +22,10 @@ import struct
 import termios
 from typing import Final, NamedTuple, cast
 
-from quackmq import limits
+from quackmq import limits as shared_limits
 from quackmq.errors import ProtocolError, Unreachable
 from quackmq.loop_clock import loop_clock
+from quackmq.protocols.zmq import limits
 from quackmq.protocols.zmq.codec import zmtp
 
 #: How often it is looked, within the time for an answer, whether bytes still leave.
@@ -91,7 +92,7 @@ class Outgoing:
         loop = asyncio.get_running_loop()
         exchange: _Exchange | None = None
         try:
-            async with loop_clock().timeout(limits.PROXY_CONNECT_MS / 1000):
+            async with loop_clock().timeout(shared_limits.PROXY_CONNECT_MS / 1000):
                 _, exchange = await loop.create_connection(_Exchange, *self.target)
                 await exchange.ready
                 if self._is_closed:
@@ -102,7 +103,7 @@ class Outgoing:
                 exchange.abort()
             if isinstance(error, TimeoutError):
                 raise Unreachable(
-                    f"nobody at {self.target} in {limits.PROXY_CONNECT_MS} ms"
+                    f"nobody at {self.target} in {shared_limits.PROXY_CONNECT_MS} ms"
                 ) from None
             if isinstance(error, OSError):
                 raise Unreachable(f"nobody at {self.target}: {error.strerror or error}") from None

@@ -21,7 +21,7 @@ import socket
 from dataclasses import dataclass
 from typing import Final
 
-from quackmq import limits
+from quackmq import limits as shared_limits
 from quackmq.broker import Broker, Caller, Terms
 from quackmq.broker.lifecycle import NamedLocks
 from quackmq.errors import (
@@ -35,6 +35,7 @@ from quackmq.errors import (
 )
 from quackmq.loop_clock import loop_clock
 from quackmq.model.topic import check_topic_name
+from quackmq.protocols.zmq import limits
 from quackmq.protocols.zmq.proxy.callback_connection import Outgoing, Target
 from quackmq.protocols.zmq.proxy.host_limiter import Turns
 from quackmq.protocols.zmq.proxy.retransmission import Multicast, Retransmission
@@ -51,7 +52,7 @@ _ANY_HOST: Final = "*"
 class ProxySettings:
     """How clients are served. With `any_address` they may name addresses of other hosts."""
 
-    lease_ms: int = limits.LEASE_MS
+    lease_ms: int = shared_limits.LEASE_MS
     any_address: bool = False
 
 
@@ -201,13 +202,15 @@ class Clients:
     async def _reached(self, caller: Caller, address: str) -> Outgoing:
         """A connection to where the client says that it listens. NotAllowed, Unreachable."""
         try:
-            async with loop_clock().timeout(limits.PROXY_CONNECT_MS / 1000):
+            async with loop_clock().timeout(shared_limits.PROXY_CONNECT_MS / 1000):
                 async with self._turns.hold(_host_of(caller)):
                     outgoing = Outgoing(await self._checked(caller, address))
                     await outgoing.reach()
                     return outgoing
         except TimeoutError:
-            raise Unreachable(f"nobody at {address} in {limits.PROXY_CONNECT_MS} ms") from None
+            raise Unreachable(
+                f"nobody at {address} in {shared_limits.PROXY_CONNECT_MS} ms"
+            ) from None
 
     async def _checked(self, caller: Caller, address: str) -> Target:
         """Where the client says that it listens. NotAllowed if that is not its own host."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from quackmq import limits
+from quackmq.protocols.zmq import limits
 
 
 class Telling:

@@ -21,9 +21,9 @@ import logging
 from collections.abc import Callable
 from typing import Protocol
 
-from quackmq import limits
 from quackmq.broker import Broker, Caller, Channel, Delivery
 from quackmq.errors import BrokerClosing, NotFound, QuackError
+from quackmq.protocols.zmq import limits
 from quackmq.protocols.zmq.codec.proxy_language import Data, data_words, read_received
 from quackmq.protocols.zmq.proxy.callback_connection import Outgoing
 

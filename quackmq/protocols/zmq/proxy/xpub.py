@@ -17,10 +17,10 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from quackmq import limits
 from quackmq.broker import Broker
 from quackmq.errors import InvalidRequest, ProtocolError
 from quackmq.model.topic import Topic
+from quackmq.protocols.zmq import limits
 from quackmq.protocols.zmq.codec import zmtp
 from quackmq.protocols.zmq.codec.proxy_language import subscribing_client, topic_with_ids
 from quackmq.protocols.zmq.codec.pubsub import SubscriberDecoder

@@ -16,10 +16,11 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
-from quackmq import limits
+from quackmq import limits as shared_limits
 from quackmq.broker import Broker, Caller, Message
 from quackmq.errors import BrokerClosing, NotFound, OffsetOutOfRange, QuackError
 from quackmq.model.topic import PartitionKey, Topic
+from quackmq.protocols.zmq import limits
 from quackmq.protocols.zmq.codec.proxy_language import with_ids
 from quackmq.protocols.zmq.codec.zmtp import MORE, head
 
@@ -147,7 +148,7 @@ class Feed:
                 part.position,
                 max_records=limits.PROXY_PAGE_RECORDS,
                 max_bytes=limits.PROXY_PAGE_BYTES,
-                wait_ms=limits.READ_WAIT_MS,
+                wait_ms=shared_limits.READ_WAIT_MS,
             )
             # Another of this name must not be taken for it.
             self._broker.topic_by_id(self.topic.id)

@@ -18,9 +18,10 @@ import asyncio
 import logging
 from collections.abc import Iterator, Sequence
 
-from quackmq import limits
+from quackmq import limits as shared_limits
 from quackmq.broker import Broker
 from quackmq.errors import IllegalTopicName, QuackError, RecordTooLarge, TopicFull
+from quackmq.protocols.zmq import limits
 from quackmq.protocols.zmq.codec import zmtp
 from quackmq.protocols.zmq.codec.pubsub import PublisherDecoder, subscription
 from quackmq.protocols.zmq.connection import Peer, large_bytes
@@ -166,7 +167,7 @@ def _parts(bodies: list[bytes]) -> Iterator[list[bytes]]:
     part: list[bytes] = []
     size = 0
     for body in bodies:
-        if part and size + len(body) > limits.ENCODED_BATCH_BYTES:
+        if part and size + len(body) > shared_limits.ENCODED_BATCH_BYTES:
             yield part
             part, size = [], 0
         part.append(body)

@@ -29,7 +29,7 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql import functions as f
 
-from quackmq import limits
+from quackmq.spark import limits
 from quackmq.spark.pipelines.audit_checks.runs import Array, Covered
 
 if TYPE_CHECKING:

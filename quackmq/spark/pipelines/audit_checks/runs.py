@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from quackmq import limits
+from quackmq.spark import limits
 
 Array = npt.NDArray[np.int64]
 

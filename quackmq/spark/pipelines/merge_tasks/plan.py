@@ -15,10 +15,11 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
-from quackmq import limits
+from quackmq import limits as shared_limits
 from quackmq.archive.manifest import ArchiveFile, Manifest, Quarantined
 from quackmq.errors import NotFound, QuackError
 from quackmq.model.topic import PartitionKey
+from quackmq.spark import limits
 from quackmq.spark.broker.http import Access, Http, path_of
 
 
@@ -36,7 +37,7 @@ def all_topics(broker: Http) -> list[str]:
     names: list[str] = []
     after: dict[str, str] = {}
     while True:
-        page = broker.get("/v1/topics", limit=limits.HTTP_PAGE_ITEMS, **after).json
+        page = broker.get("/v1/topics", limit=shared_limits.HTTP_PAGE_ITEMS, **after).json
         names += [topic["name"] for topic in page["topics"]]
         if page["next"] is None:
             return names

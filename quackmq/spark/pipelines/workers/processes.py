@@ -20,8 +20,8 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
-from quackmq import limits
 from quackmq.errors import QuackError, QuackTimeout
+from quackmq.spark import limits
 from quackmq.spark.broker import http as connection
 
 

@@ -14,9 +14,9 @@ import sys
 import threading
 import time
 
-from quackmq import limits
 from quackmq.client import Client
 from quackmq.errors import QuackError
+from quackmq.spark import limits
 from quackmq.spark.pipelines.workers.processes import end_with_input
 
 

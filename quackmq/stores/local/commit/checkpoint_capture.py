@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 
-from quackmq import limits
+from quackmq.stores import limits
 from quackmq.stores.local.commit.write_back import Waiting, WriteBack
 from quackmq.stores.local.files.checkpoint import CapturedLog
 from quackmq.stores.local.files.segment import Entries

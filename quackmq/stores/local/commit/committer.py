@@ -21,12 +21,12 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TypeVar
 
-from quackmq import limits
 from quackmq.clock import Clock
 from quackmq.disk.real import Disk
 from quackmq.errors import BrokerClosing, LimitReached, QuackError, StoreReadOnly
 from quackmq.model.log_transactions import OpenTransactions
 from quackmq.model.topic import PartitionKey
+from quackmq.stores import limits
 from quackmq.stores.catalog import Catalog, Change, TopicDeleted, TopicPut, encode_change
 from quackmq.stores.local.commit.checkpoint_capture import Capture
 from quackmq.stores.local.commit.cycle import Cycle

@@ -13,9 +13,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
-from quackmq import limits
 from quackmq.disk.interface import read_all, replace_file, write_all
 from quackmq.disk.real import Disk
+from quackmq.stores import limits
 from quackmq.stores.catalog import CapturedCatalog
 from quackmq.stores.local.commit.checkpoint_capture import Capture
 from quackmq.stores.local.commit.write_back import Waiting, runs_of

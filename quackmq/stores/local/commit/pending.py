@@ -27,8 +27,9 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
-from quackmq import limits
+from quackmq import limits as shared_limits
 from quackmq.errors import LimitReached
+from quackmq.stores import limits
 from quackmq.stores.catalog import Change
 from quackmq.stores.local.files import format
 from quackmq.stores.local.partition_log import PartitionLog
@@ -98,7 +99,7 @@ class Gathering:
         #: What the entries of one frame may take.
         self.most_entry_bytes = format.payload_bytes(frame_bytes) - inline_bytes
         self._inline_bytes = inline_bytes
-        self.batches = Room(limits.PENDING_BYTES)
+        self.batches = Room(shared_limits.PENDING_BYTES)
         self.changes = Room(limits.CHANGE_BYTES)
         self._full: deque[Gathered] = deque()
         self._current = Gathered()

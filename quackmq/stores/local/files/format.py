@@ -52,12 +52,12 @@ from typing import Any, Final, NamedTuple
 import orjson
 from crc32c import crc32c
 
-from quackmq import limits
 from quackmq.errors import DamagedStore, InternalError
 from quackmq.model.log_transactions import Marker, Step
 from quackmq.model.producer_state import Remembered
 from quackmq.model.topic import PartitionKey
 from quackmq.records.batch import Buffer
+from quackmq.stores import limits
 
 #: The version of everything in the directory. A newer one is refused. Format 3 has packs; this
 #: program opens a directory of format 2 as one that has none.

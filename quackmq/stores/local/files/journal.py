@@ -16,11 +16,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from quackmq import limits
 from quackmq.disk.interface import read_all, write_all
 from quackmq.disk.linux_aio import Synced
 from quackmq.disk.real import Disk, File
 from quackmq.errors import InternalError
+from quackmq.stores import limits
 from quackmq.stores.local.files.format import FRAME_MAGIC, Frame, parse_frame
 
 DIRECTORY = "journal"

@@ -26,11 +26,11 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Final, NamedTuple
 
-from quackmq import limits
 from quackmq.disk.interface import read_all
 from quackmq.disk.real import Disk, File
 from quackmq.errors import InternalError
 from quackmq.records.batch import Buffer
+from quackmq.stores import limits
 from quackmq.stores.local.files import extents
 from quackmq.stores.local.files.extents import NO_EXTENTS, Extent
 from quackmq.stores.local.files.open_files import OpenFiles

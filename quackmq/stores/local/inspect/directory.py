@@ -14,11 +14,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from quackmq import limits
 from quackmq.disk.interface import read_all
 from quackmq.disk.real import Disk
 from quackmq.errors import DamagedStore, UnusableDirectory
 from quackmq.model.topic import PartitionKey
+from quackmq.stores import limits
 from quackmq.stores.catalog import Catalog
 from quackmq.stores.local.files import checkpoint
 from quackmq.stores.local.files.checkpoint import Standing

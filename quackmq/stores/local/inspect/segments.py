@@ -17,12 +17,13 @@ from typing import NamedTuple
 
 from crc32c import crc32c
 
-from quackmq import limits
+from quackmq import limits as shared_limits
 from quackmq.disk.interface import read_all
 from quackmq.disk.real import Disk
 from quackmq.errors import CorruptBatch, QuackError
 from quackmq.model.log_transactions import ABORTED_BYTES, damaged_aborted
 from quackmq.records.batch import Batch, Span, spans
+from quackmq.stores import limits
 from quackmq.stores.local.files.format import REGION_ENTRY_BYTES, Descriptor, Region, parse_region
 from quackmq.stores.local.files.open_files import OpenFiles
 from quackmq.stores.local.files.packs import NOTHING_PACKED, Packed, Packs
@@ -173,7 +174,7 @@ class Contents:
         behind the first that is not sound nothing says where the next one begins."""
         while start < end:
             # The largest batch fits, so that one is found unless it is damaged.
-            content, problem = self._read(path, start, min(limits.BATCH_BYTES, end - start))
+            content, problem = self._read(path, start, min(shared_limits.BATCH_BYTES, end - start))
             good = tuple(_sound_batches(content, expected, end_offset))
             if not good:
                 what = problem or _BAD_BATCHES

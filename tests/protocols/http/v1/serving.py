@@ -13,9 +13,9 @@ from typing import Any, NamedTuple, TypeVar
 
 import pytest
 
-from quackmq import limits
 from quackmq.archive.tiered_store import TieredStore
 from quackmq.broker import Broker, BrokerSettings, Caller
+from quackmq.broker import limits as broker_limits
 from quackmq.clock import Clock
 from quackmq.protocols.http.server import HttpDoor
 from quackmq.stores.contract import Store
@@ -121,7 +121,7 @@ class Serving:
         # It merges files when a test tells it to: by itself it would, every ten seconds, in the
         # midst of a test.
         self._patch = pytest.MonkeyPatch()
-        self._patch.setattr(limits, "MERGE_INTERVAL_MS", 3_600_000)
+        self._patch.setattr(broker_limits, "MERGE_INTERVAL_MS", 3_600_000)
         self.broker: Broker
         self.door: HttpDoor
         self.host, self.port = self.run(self._open())

@@ -17,6 +17,7 @@ import pytest
 from quackmq import limits
 from quackmq.archive.parquet.rows import RowsWriter
 from quackmq.model.topic import PartitionKey
+from quackmq.protocols.http import limits as http_limits
 from quackmq.protocols.http.errors import HttpFailure
 from quackmq.protocols.http.v1.archive import range_of
 from tests.protocols.http.v1.serving import CALLER, Answered, Client, Serving, serving
@@ -223,7 +224,7 @@ def test_ranges_are_taken_as_http_has_them(api: Client, archived: str) -> None:
 def test_a_large_file_comes_in_bounded_pieces(
     served: Serving, api: Client, archived: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "ARCHIVE_CHUNK_BYTES", 100)
+    monkeypatch.setattr(http_limits, "ARCHIVE_CHUNK_BYTES", 100)
     file = listed(api, archived)["files"][0]
     answer = api.get(file_path(archived, file["name"]))
     assert len(answer.body) == file["size"] == int(answer.headers["content-length"])
@@ -244,7 +245,7 @@ def test_a_file_that_is_missing_or_cut_short_is_told_as_damage(api: Client, arch
 def test_a_file_that_breaks_off_is_not_taken_for_whole(
     api: Client, archived: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "ARCHIVE_CHUNK_BYTES", 100)
+    monkeypatch.setattr(http_limits, "ARCHIVE_CHUNK_BYTES", 100)
     found = api.get(f"/v1/topics/{archived}/archive").json
     name = found["partitions"][0]["files"][0]["name"]
     path = Path(found["directory"]) / "0" / name

@@ -9,6 +9,7 @@ import pytest
 
 from quackmq import limits
 from quackmq.model.topic import Append, PartitionKey
+from quackmq.protocols.http import limits as http_limits
 from quackmq.records import codec
 from quackmq.records.batch import Batch, batches
 from tests.broker.transacting import Transactor
@@ -126,7 +127,7 @@ def test_an_answer_with_many_append_times_is_shorter(
     served: Serving, api: Client, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     append(served, topic, *([b"x"] for _ in range(10)))
-    monkeypatch.setattr(limits, "HTTP_APPEND_TIMES", 1)
+    monkeypatch.setattr(http_limits, "HTTP_APPEND_TIMES", 1)
     read: list[bytes | None] = []
     offset = 0
     while offset < 10:

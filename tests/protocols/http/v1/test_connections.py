@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 import pytest
 
-from quackmq import limits
+from quackmq.protocols.http import limits as http_limits
 from quackmq.protocols.http.server import HttpDoor
 from tests.protocols.http.v1.serving import Answered, Client
 from tests.protocols.line.peers import DEADLINE_S, Served, served, soon, until
@@ -125,7 +125,7 @@ async def test_connections_come_in_pages(tmp_path: Path) -> None:
 
 
 async def test_of_many_topics_some_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "CONNECTION_TOPICS_TOLD", 2)
+    monkeypatch.setattr(http_limits, "CONNECTION_TOPICS_TOLD", 2)
     async with listing() as listed:
         await listed.running.publisher("donald", "1", "2", "3")
         (only,) = (await listed.page())["connections"]

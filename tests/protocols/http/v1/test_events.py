@@ -11,6 +11,7 @@ import pytest
 from quackmq import limits
 from quackmq.broker.publish.messages import Page
 from quackmq.model.topic import PartitionKey
+from quackmq.protocols.http import limits as http_limits
 from tests.protocols.http.v1.serving import CALLER, DEADLINE_S, Client, Serving, serving
 from tests.protocols.http.v1.sse import Events
 
@@ -119,7 +120,7 @@ def test_what_is_dropped_just_before_it_is_read_does_not_end_a_stream(
 def test_a_silent_stream_says_that_it_lives(
     served: Serving, api: Client, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "HTTP_HEARTBEAT_MS", 20)
+    monkeypatch.setattr(http_limits, "HTTP_HEARTBEAT_MS", 20)
     api.publish(topic, "a")
     with Events(served, path_of(topic)) as events:
         events.until_comment()
@@ -192,10 +193,10 @@ def test_a_stream_that_cannot_begin_is_refused(
 def test_streams_are_bounded_in_number_and_in_partitions(
     served: Serving, api: Client, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    partitions = limits.HTTP_EVENT_PARTITIONS + 1
+    partitions = http_limits.HTTP_EVENT_PARTITIONS + 1
     api.post("/v1/topics", {"name": topic, "partitions": partitions})
     api.get(path_of(topic)).problem(429, "limit_reached")
-    monkeypatch.setattr(limits, "HTTP_EVENT_STREAMS", 1)
+    monkeypatch.setattr(http_limits, "HTTP_EVENT_STREAMS", 1)
     with Events(served, path_of(topic, "?partition=100")):
         assert api.get("/v1/health").json["streams"] == 1
         api.get(path_of(topic, "?partition=1")).problem(429, "limit_reached")

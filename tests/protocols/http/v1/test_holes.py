@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from quackmq import limits
 from quackmq.model.offset_notes import RECEIPTS_TOPIC
+from quackmq.protocols.http import limits as http_limits
 from tests.broker.transacting import Transactor
 from tests.protocols.http.v1.serving import Client, Serving, serving
 from tests.stores.local.directories import flip, packs_of
@@ -49,7 +49,7 @@ def test_a_stretch_is_bounded_and_its_reader_moves_on(
     transactor = Transactor(served.broker, f"till of {topic}")
     served.run(transactor.init())
     api.publish(topic, "first")
-    large = b"x" * (limits.HTTP_HOLES_BYTES // 2)
+    large = b"x" * (http_limits.HTTP_HOLES_BYTES // 2)
     for _ in range(4):
         served.run(transactor.send(large, topic=topic))
         served.run(transactor.abort())

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quackmq import limits
 from quackmq.broker import Caller, Message
 from quackmq.errors import InvalidMessageId, InvalidRequest
 from quackmq.model.policy import Policy
 from quackmq.model.subscription import Place, message_id
 from quackmq.model.topic import Topic
+from quackmq.protocols.http import limits as http_limits
 from quackmq.protocols.http.errors import HttpFailure
 from quackmq.protocols.http.types import Request
 from quackmq.protocols.http.v1.event_ids import next_offsets, place_token
@@ -75,7 +75,7 @@ def test_any_content_type_is_known_or_refused(content_type: str) -> None:
         assert refused.status == 415
 
 
-@given(st.lists(OFFSETS, min_size=2, max_size=limits.HTTP_EVENT_PARTITIONS), st.integers(0, 3))
+@given(st.lists(OFFSETS, min_size=2, max_size=http_limits.HTTP_EVENT_PARTITIONS), st.integers(0, 3))
 def test_an_events_id_tells_where_to_go_on_in_every_partition(offsets: list[int], new: int) -> None:
     topic = topic_of(len(offsets) + new)
     token = place_token(topic.id, offsets)

@@ -11,6 +11,7 @@ import pytest
 
 from quackmq import limits
 from quackmq.model.partitioning import Partitioner, partition_of
+from quackmq.protocols.http import limits as http_limits
 from quackmq.protocols.http.types import Request
 from quackmq.protocols.http.v1.publishing import publish
 from tests.protocols.http.v1.serving import CALLER, Answered, Client, Serving
@@ -305,9 +306,9 @@ def test_lines_are_refused_by_their_number(api: Client, topic: str) -> None:
 
 def test_more_messages_than_a_request_may_have_are_refused(api: Client, topic: str) -> None:
     path = f"/v1/topics/{topic}/messages"
-    lines = b'{"value":1}\n' * (limits.HTTP_MESSAGES + 1)
+    lines = b'{"value":1}\n' * (http_limits.HTTP_MESSAGES + 1)
     post_raw(api, path, lines, **NDJSON).problem(400, "invalid_request")
-    many = {"messages": [{"value": 1}] * (limits.HTTP_MESSAGES + 1)}
+    many = {"messages": [{"value": 1}] * (http_limits.HTTP_MESSAGES + 1)}
     api.post(path, many).problem(400, "invalid_request")
     assert api.get(f"/v1/topics/{topic}").status == 404
 
@@ -323,7 +324,7 @@ def test_a_body_of_another_kind_is_refused_by_its_kind(
 
 
 def test_a_body_larger_than_the_limit_is_refused_and_others_go_on(api: Client, topic: str) -> None:
-    body = b"x" * (limits.HTTP_BODY_BYTES + 1)
+    body = b"x" * (http_limits.HTTP_BODY_BYTES + 1)
     post_raw(api, f"/v1/topics/{topic}/messages", body, **RAW).problem(413, "record_too_large")
     assert post_raw(api, f"/v1/topics/{topic}/messages", b"small", **RAW).status == 201
 
@@ -342,7 +343,7 @@ def test_a_topics_policy_says_no_with_its_reason(api: Client, topic: str) -> Non
 def test_lines_without_a_message_do_not_come_without_end(api: Client, topic: str) -> None:
     """Each costs the loop that all connections share a little time."""
     path = f"/v1/topics/{topic}/messages"
-    body = b'{"value": 1}' + b"\n" * (2 * limits.HTTP_MESSAGES + 1)
+    body = b'{"value": 1}' + b"\n" * (2 * http_limits.HTTP_MESSAGES + 1)
     assert "lines" in post_raw(api, path, body, **NDJSON).problem(400, "invalid_request")
     assert post_raw(api, path, body[:-1], **NDJSON).status == 201
 

@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from quackmq import limits
 from quackmq.model.topic import PartitionKey
+from quackmq.protocols.http import limits as http_limits
 from tests.broker.transacting import Transactor
 from tests.protocols.http.v1.serving import CALLER, DEADLINE_S, Client, Serving
 from tests.protocols.http.v1.sse import Events
@@ -66,7 +66,7 @@ def test_a_wait_that_was_in_vain_is_answered_with_nothing(api: Client, topic: st
 
 
 def test_a_page_is_bounded_in_bytes_and_always_moves_on(api: Client, topic: str) -> None:
-    large = "x" * (limits.HTTP_PAGE_BYTES // 2 + 1)
+    large = "x" * (http_limits.HTTP_PAGE_BYTES // 2 + 1)
     for _ in range(3):
         api.publish(topic, large)
     page = api.get(path_of(topic)).json

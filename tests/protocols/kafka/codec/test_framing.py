@@ -15,6 +15,7 @@ from kio.schema.response_header.v1.header import ResponseHeader as ResponseV1
 
 from quackmq import limits
 from quackmq.errors import ProtocolError
+from quackmq.protocols.kafka import limits as kafka_limits
 from quackmq.protocols.kafka.codec.framing import (
     Frames,
     ReceiveMemory,
@@ -82,7 +83,9 @@ def test_frames_come_out_of_a_stream_cut_anywhere(sizes: list[int], cuts: list[i
     assert fed(Frames(ReceiveMemory()), *pieces) == payloads
 
 
-@pytest.mark.parametrize("size", [limits.KAFKA_SCRATCH_BYTES - 4, limits.KAFKA_SCRATCH_BYTES + 1])
+@pytest.mark.parametrize(
+    "size", [kafka_limits.KAFKA_SCRATCH_BYTES - 4, kafka_limits.KAFKA_SCRATCH_BYTES + 1]
+)
 def test_a_frame_about_as_large_as_the_shared_buffer_comes_whole(size: int) -> None:
     payload = payload_of(size)
     assert fed(Frames(ReceiveMemory()), framed(payload) * 2) == [payload, payload]
@@ -125,14 +128,15 @@ def test_a_size_that_no_request_has_is_a_protocol_error(size: int) -> None:
         fed(Frames(ReceiveMemory()), struct.pack(">i", size) + bytes(20))
 
 
-@pytest.mark.parametrize("size", [-1, 0, 9, limits.KAFKA_PRODUCE_BYTES + 1])
+@pytest.mark.parametrize("size", [-1, 0, 9, kafka_limits.KAFKA_PRODUCE_BYTES + 1])
 def test_a_size_that_no_request_has_is_told_by_itself(size: int) -> None:
     with pytest.raises(ProtocolError):
         fed(Frames(ReceiveMemory()), struct.pack(">i", size))
 
 
 @pytest.mark.parametrize(
-    ("api_key", "most"), [(0, limits.KAFKA_PRODUCE_BYTES), (3, limits.KAFKA_REQUEST_BYTES)]
+    ("api_key", "most"),
+    [(0, kafka_limits.KAFKA_PRODUCE_BYTES), (3, kafka_limits.KAFKA_REQUEST_BYTES)],
 )
 def test_a_request_above_the_limit_of_its_kind_is_a_protocol_error(api_key: int, most: int) -> None:
     assert fed(Frames(ReceiveMemory()), struct.pack(">ih", most, api_key)) == []
@@ -151,7 +155,7 @@ def test_a_peer_of_another_protocol_is_told_by_its_first_bytes(greeting: bytes) 
 
 def test_a_size_alone_takes_no_memory() -> None:
     frames = Frames(ReceiveMemory())
-    assert fed(frames, struct.pack(">ih", limits.KAFKA_PRODUCE_BYTES, 0)) == []
+    assert fed(frames, struct.pack(">ih", kafka_limits.KAFKA_PRODUCE_BYTES, 0)) == []
     assert len(frames.buffer()) <= 4 * limits.KIB
 
 
@@ -164,7 +168,7 @@ def test_memory_grows_with_what_has_come() -> None:
     while sent < len(stream) - 1:
         count = min(len(frames.buffer()), len(stream) - 1 - sent)
         # Twice, because buffers are powers of two.
-        assert sent + count <= max(4 * limits.KIB, 2 * limits.KAFKA_RECEIVE_GROWTH * sent)
+        assert sent + count <= max(4 * limits.KIB, 2 * kafka_limits.KAFKA_RECEIVE_GROWTH * sent)
         assert fed(frames, stream[sent : sent + count]) == []
         sent += count
     assert fed(frames, stream[-1:]) == [stream[4:]]
@@ -190,7 +194,7 @@ def test_who_claims_much_and_says_little_needs_no_memory_of_anybody() -> None:
     memory = ReceiveMemory(receive_bytes=0)
     frames = Frames(memory)
     stream = framed(payload_of(600 * limits.KIB))
-    most = limits.KAFKA_UNRESERVED_BYTES
+    most = kafka_limits.KAFKA_UNRESERVED_BYTES
     for sent in range(0, most - 1000, 1000):
         fed(frames, stream[sent : sent + 1000])
         assert frames.admitted
@@ -247,7 +251,7 @@ def test_a_large_frame_stays_good_and_a_small_one_is_not_to_be_kept() -> None:
 def test_small_requests_need_no_admission() -> None:
     memory = ReceiveMemory(receive_bytes=0)
     frames = Frames(memory)
-    fed(frames, framed(payload_of(limits.KAFKA_UNRESERVED_BYTES - 4))[:100])
+    fed(frames, framed(payload_of(kafka_limits.KAFKA_UNRESERVED_BYTES - 4))[:100])
     assert frames.admitted
 
 

@@ -7,6 +7,7 @@ import threading
 import pytest
 
 from quackmq import limits
+from quackmq.protocols.kafka import limits as kafka_limits
 from quackmq.protocols.kafka.codec.buffer_pool import Lending
 
 SIZE = 200_000
@@ -18,7 +19,7 @@ def filled(view: memoryview, byte: bytes) -> memoryview:
 
 
 def test_memory_is_at_least_as_large_as_asked_for_and_hardly_larger() -> None:
-    for size in (1, SIZE, limits.KAFKA_LENT_BYTES, limits.KAFKA_LENT_BYTES + 1):
+    for size in (1, SIZE, kafka_limits.KAFKA_LENT_BYTES, kafka_limits.KAFKA_LENT_BYTES + 1):
         assert size <= len(Lending().lend(size)) <= size + 16 * limits.KIB
 
 
@@ -53,11 +54,11 @@ def test_memory_of_another_size_is_not_in_the_way() -> None:
     assert lending.lend(5 * SIZE)[:1000] == b"b" * 1000
 
 
-@pytest.mark.parametrize("size", [SIZE, limits.KAFKA_LENT_BYTES + 1])
+@pytest.mark.parametrize("size", [SIZE, kafka_limits.KAFKA_LENT_BYTES + 1])
 def test_a_bounded_number_of_them_waits_for_the_next(size: int) -> None:
     lending = Lending()
-    views = [filled(lending.lend(size), b"a") for _ in range(limits.KAFKA_IDLE_LENT + 5)]
+    views = [filled(lending.lend(size), b"a") for _ in range(kafka_limits.KAFKA_IDLE_LENT + 5)]
     views.clear()
-    again = [lending.lend(size) for _ in range(limits.KAFKA_IDLE_LENT + 5)]
+    again = [lending.lend(size) for _ in range(kafka_limits.KAFKA_IDLE_LENT + 5)]
     used = sum(view[0] == ord("a") for view in again)
-    assert used == (limits.KAFKA_IDLE_LENT if size == SIZE else 0)
+    assert used == (kafka_limits.KAFKA_IDLE_LENT if size == SIZE else 0)

@@ -19,8 +19,8 @@ from kio.schema.metadata.v1.request import MetadataRequest as MetadataV1
 from kio.schema.metadata.v12.request import MetadataRequest as MetadataV12
 from kio.static.protocol import Entity
 
-from quackmq import limits
 from quackmq.errors import ProtocolError
+from quackmq.protocols.kafka import limits as kafka_limits
 from quackmq.protocols.kafka.codec.reader import compiled, read_entity
 from quackmq.protocols.kafka.codec.writer import write_entity
 from tests import effort
@@ -150,13 +150,13 @@ def test_null_is_refused_where_something_must_be() -> None:
 
 
 def test_more_elements_than_the_bound_are_refused_before_they_are_made() -> None:
-    length = limits.KAFKA_REQUEST_ELEMENTS + 1
+    length = kafka_limits.KAFKA_REQUEST_ELEMENTS + 1
     with pytest.raises(ProtocolError, match="elements in a request"):
         read(MetadataV1, struct.pack(">i", length) + bytes(2 * length))
 
 
 def test_the_bound_of_elements_is_one_for_all_arrays_of_a_request() -> None:
-    most = limits.KAFKA_REQUEST_ELEMENTS
+    most = kafka_limits.KAFKA_REQUEST_ELEMENTS
     topics = [{"topic_id": None, "name": None}] * most
     fields = {"topics": topics, "include_topic_authorized_operations": False}
     data = bytes(write_entity(MetadataV12, fields))
@@ -172,7 +172,7 @@ def test_a_string_that_is_not_utf8_is_a_protocol_error() -> None:
 
 
 def test_a_string_beyond_its_bound_is_a_protocol_error() -> None:
-    size = limits.KAFKA_STRING_BYTES + 1
+    size = kafka_limits.KAFKA_STRING_BYTES + 1
     with pytest.raises(ProtocolError, match=f"a string of {size} bytes"):
         read(ApiVersionsRequest, uvarint(size + 1) + bytes(size) + b"\x02a\x00")
 
