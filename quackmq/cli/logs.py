@@ -87,7 +87,7 @@ class TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         moment = datetime.fromtimestamp(record.created).strftime("%H:%M:%S.%f")[:-3]
         level = f"{record.levelname.lower():7}"
-        where = record.name.removeprefix("quackmq.").removeprefix("doors.")
+        where = record.name.removeprefix("quackmq.").removeprefix("protocols.")
         message = _CONTROL.sub(_escaped, record.getMessage())
         extras = "".join(f" {name}={_value(value)}" for name, value in _extras(record).items())
         if self._colours:
