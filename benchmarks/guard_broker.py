@@ -91,13 +91,13 @@ def fix_what_depends_on_time() -> None:
     _replace(broker_limits, "PUSHED_FLUSH_EACH_MS", 0)
     from quackmq.cli.broker import process
     from quackmq.clock import Clock, wall_clock_ms
-    from quackmq.disk.loop_sync import Patience
+    from quackmq.disk.loop_sync import LoopSyncPolicy
 
     began_ms = wall_clock_ms()
     _replace(Clock, "of_system", lambda: Clock.of(lambda: began_ms))
-    ask, prepare = Patience.may_wait, process.prepare
+    ask, prepare = LoopSyncPolicy.may_wait, process.prepare
 
-    def may_wait(self: Patience, now_s: float) -> bool:
+    def may_wait(self: LoopSyncPolicy, now_s: float) -> bool:
         ask(self, now_s)
         return True
 
@@ -105,7 +105,7 @@ def fix_what_depends_on_time() -> None:
         prepare()
         gc.disable()
 
-    _replace(Patience, "may_wait", may_wait)
+    _replace(LoopSyncPolicy, "may_wait", may_wait)
     _replace(process, "prepare", prepare_without_collector)
 
 

@@ -32,7 +32,7 @@ import uvloop
 
 from quackmq.broker import Broker
 from quackmq.protocols.http.router import Route
-from quackmq.protocols.http.server import HttpDoor
+from quackmq.protocols.http.server import HttpServer
 from quackmq.protocols.http.types import Request, Response, json_response
 from quackmq.stores.memory import MemoryStore
 
@@ -175,7 +175,7 @@ async def the_door(port: int) -> None:
 
     broker = Broker(MemoryStore())
     await broker.open()
-    door = HttpDoor(broker, HOST, port, routes=[Route("POST", PATH, produce)])
+    door = HttpServer(broker, HOST, port, routes=[Route("POST", PATH, produce)])
     await door.start()
     await asyncio.Event().wait()
 

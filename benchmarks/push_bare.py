@@ -25,7 +25,7 @@ from benchmarks.processes import HOST
 from quackmq.broker import Broker, Caller
 from quackmq.cli.broker.process import loop_factory, prepare
 from quackmq.model.topic import Append, PartitionKey
-from quackmq.protocols.line.server import LineDoor
+from quackmq.protocols.line.server import LineServer
 from quackmq.protocols.line.settings import LineSettings
 from quackmq.records import codec
 from quackmq.records.batch import Batch, Record
@@ -132,7 +132,7 @@ async def serve_backlog(directory: str, entries: int, readers: int) -> None:
         await broker.pushing.subscribe(_CALLER, f"reader-{number}", TOPIC, every.terms, "beginning")
     ports = {}
     for name, settings in (("live", LineSettings()), ("every", every)):
-        where = await LineDoor(broker, (HOST, 0), settings).start()
+        where = await LineServer(broker, (HOST, 0), settings).start()
         assert isinstance(where, tuple)
         ports[name] = where[1]
     _say(**ports)

@@ -36,7 +36,7 @@ BROKER = """
 import asyncio, sys, tempfile
 from pathlib import Path
 from quackmq.archive.tiered_store import TieredStore
-from quackmq.archive.archiving.worker_process import WorkerWorkshop
+from quackmq.archive.archiving.worker_process import WorkerProcess
 from quackmq.broker import Broker
 import quackmq.cli.broker.runner
 from quackmq.stores.local import LocalOptions, LocalStore
@@ -45,7 +45,7 @@ async def main():
     with tempfile.TemporaryDirectory() as directory:
         log = await LocalStore.open(Path(directory), LocalOptions())
         store = await TieredStore.open(log, log.disk)
-        broker = Broker(store, archive=store, workshop=WorkerWorkshop())
+        broker = Broker(store, archive=store, workshop=WorkerProcess())
         await broker.open()
         await broker.close()
         await store.close()

@@ -70,7 +70,7 @@ class Disk(disks.Disk, Protocol):
         """Where a path lies for other programs of this machine."""
 
 
-class Partitions:
+class ManifestRegistry:
     def __init__(self, disk: Disk, log_store: Store) -> None:
         self.disk = disk
         self._reader: ArchiveReader | None = None

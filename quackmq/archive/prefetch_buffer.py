@@ -25,7 +25,7 @@ _ENTRY_BYTES: Final = 512
 _Key = tuple[PartitionKey, int]
 
 
-class Ahead:
+class PrefetchBuffer:
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes
         self._lock = threading.Lock()

@@ -19,7 +19,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from quackmq.archive.manifest import Manifest
-from quackmq.archive.manifest_registry import Partitions
+from quackmq.archive.manifest_registry import ManifestRegistry
 from quackmq.errors import BrokerClosing, LimitReached, NotFound
 from quackmq.model.topic import PartitionKey
 
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-class Following:
-    def __init__(self, partitions: Partitions) -> None:
+class Prefetcher:
+    def __init__(self, partitions: ManifestRegistry) -> None:
         self._partitions = partitions
         #: What is made at present, and where it begins.
         self._making: asyncio.Task[None] | None = None

@@ -20,8 +20,8 @@ from typing import Final
 from quackmq import limits as shared_limits
 from quackmq.archive import limits
 from quackmq.archive.manifest import Manifest
-from quackmq.archive.manifest_registry import Partitions
-from quackmq.archive.prefetcher import Following
+from quackmq.archive.manifest_registry import ManifestRegistry
+from quackmq.archive.prefetcher import Prefetcher
 from quackmq.errors import DamagedData, LimitReached, NotFound, OffsetOutOfRange, StorageError
 from quackmq.model.topic import PartitionKey, Read, Slice
 from quackmq.stores.contract import Store
@@ -30,10 +30,10 @@ _NOTHING: Final = Slice(PartitionKey(uuid.UUID(int=0), 0), (), 0, -1, -1)
 
 
 class TieredReader:
-    def __init__(self, log: Store, partitions: Partitions) -> None:
+    def __init__(self, log: Store, partitions: ManifestRegistry) -> None:
         self._log = log
         self._partitions = partitions
-        self._following = Following(partitions)
+        self._following = Prefetcher(partitions)
         #: The last slice of `read_at_once` as the log gave it, and as readers of both see it.
         self._last_seen: tuple[Slice | None, Slice] = (None, _NOTHING)
 

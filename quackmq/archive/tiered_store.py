@@ -27,7 +27,7 @@ from functools import partial
 from quackmq import limits
 from quackmq.archive import manifest as manifests
 from quackmq.archive.manifest import Manifest
-from quackmq.archive.manifest_registry import Disk, Partitions
+from quackmq.archive.manifest_registry import Disk, ManifestRegistry
 from quackmq.archive.tiered_read import TieredReader, beginning
 from quackmq.clock import wall_clock_ms
 from quackmq.errors import DamagedData, OffsetOutOfRange, QuackError
@@ -57,7 +57,7 @@ class TieredStore(Store):
     """Who may call: the loop that opened it."""
 
     def __init__(
-        self, inner: Store, partitions: Partitions, now_ms: Callable[[], int] = wall_clock_ms
+        self, inner: Store, partitions: ManifestRegistry, now_ms: Callable[[], int] = wall_clock_ms
     ) -> None:
         self.inner = inner
         self.partitions = partitions
@@ -74,7 +74,7 @@ class TieredStore(Store):
     ) -> TieredStore:
         """Over a log's store that was just opened, and the disk that it stands on, which it closes.
         What a crash left is brought into order. A damaged archive is named, and its log served."""
-        partitions = Partitions(disk, inner)
+        partitions = ManifestRegistry(disk, inner)
         await partitions.load(await inner.topics())
         return cls(inner, partitions, now_ms)
 

@@ -13,7 +13,7 @@ from quackmq.broker.groups.service import Commit, Groups
 from quackmq.broker.groups.state import GroupSettings
 from quackmq.broker.log.page import Page
 from quackmq.broker.publish.messages import BegunPut, Messages, Put
-from quackmq.broker.push.service import Channel, Delivery, PushedStanding, Pushing
+from quackmq.broker.push.service import Channel, LeasedEntry, PushedStanding, PushService
 from quackmq.broker.queue_registrations import Registrations
 from quackmq.broker.settings import BrokerSettings, Caller
 from quackmq.broker.staging.series import CommittedTurn, Turn
@@ -49,9 +49,9 @@ from quackmq.model.subscription import (
     Offset,
     Place,
     Reading,
-    Standing,
     Start,
     Subscription,
+    SubscriptionLag,
     Terms,
     Time,
     message_id,
@@ -75,7 +75,7 @@ __all__ = [
     "ConsumerGroupDescription",
     "ConsumerMemberDescription",
     "Counts",
-    "Delivery",
+    "LeasedEntry",
     "GroupDescription",
     "GroupKind",
     "GroupSettings",
@@ -101,7 +101,7 @@ __all__ = [
     "ProducerEpoch",
     "ProducerRef",
     "PushedStanding",
-    "Pushing",
+    "PushService",
     "Put",
     "Reading",
     "QueueEntry",
@@ -110,7 +110,7 @@ __all__ = [
     "StageDescription",
     "StagedBatch",
     "Staging",
-    "Standing",
+    "SubscriptionLag",
     "Start",
     "Subscription",
     "Sync",

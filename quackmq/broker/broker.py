@@ -1,11 +1,8 @@
-"""What doors see: topics, batches, offsets, subscriptions. Every call names its caller.
+"""What protocols see: topics, batches, offsets, subscriptions. Every call names its caller.
 
-A topic is a partitioned, append-only log of record batches. Doors that speak in batches publish and
-read them whole; for doors of single messages there are `broker.messages` and subscriptions. The
-broker keeps nothing durable itself: that is the store's. Beside it stand `Retention`, which carries
-out topic policies, `Delivery`, which carries out subscriptions, and what doors find as
-`broker.messages`, `broker.registrations`, `broker.groups`, `broker.transactions` and
-`broker.staging`.
+A topic is a partitioned, append-only log of record batches. Protocols that speak in batches publish
+and read them whole; for single messages there are `broker.messages` and subscriptions. The broker
+keeps nothing durable itself: the store does. The parts are built in `Broker.__init__`.
 
 Promised: what a call has answered is durable, as the store promises it; a topic whose policy counts
 nothing costs a publish nothing; nobody waits by asking again and again. A change that has begun is
@@ -43,8 +40,8 @@ from quackmq.broker.publish.admission import check_takes
 from quackmq.broker.publish.messages import Messages
 from quackmq.broker.publish.producer_ids import ProducerIds
 from quackmq.broker.push.live_tail import Feeds
-from quackmq.broker.push.push_registry import Pushed
-from quackmq.broker.push.service import Pushing
+from quackmq.broker.push.push_registry import PushRegistry
+from quackmq.broker.push.service import PushService
 from quackmq.broker.queue_registrations import Registrations
 from quackmq.broker.retention.hold_leases import HoldLeases
 from quackmq.broker.retention.holds import Holds
@@ -53,9 +50,9 @@ from quackmq.broker.settings import BrokerSettings, Caller
 from quackmq.broker.staging.service import Staging
 from quackmq.broker.subscriptions.cursors import Cursors
 from quackmq.broker.subscriptions.name_modes import Modes
-from quackmq.broker.subscriptions.pull import Delivery
+from quackmq.broker.subscriptions.pull import PullService
 from quackmq.broker.subscriptions.receipts import Receipts
-from quackmq.broker.subscriptions.service import Subscribing, check_subscriber
+from quackmq.broker.subscriptions.service import SubscriptionService, check_subscriber
 from quackmq.broker.timekeeping import Timekeeping
 from quackmq.broker.topics import Topics
 from quackmq.broker.transactions.service import Transactions
@@ -64,7 +61,7 @@ from quackmq.errors import BrokerClosing, DamagedData, UnknownTopic, Unsupported
 from quackmq.model.log_transactions import TRANSACTION_FLAGS
 from quackmq.model.policy import Policy
 from quackmq.model.producer_state import Producer
-from quackmq.model.subscription import Message, Standing, Start, Subscription
+from quackmq.model.subscription import Message, Start, Subscription, SubscriptionLag
 from quackmq.model.topic import (
     Append,
     Appended,
@@ -81,7 +78,7 @@ from quackmq.stores.contract import Store
 
 if TYPE_CHECKING:  # what loads pyarrow, which a broker without an archive does without
     from quackmq.archive.archiving.archiver import Archiver
-    from quackmq.archive.archiving.builder import Workshop
+    from quackmq.archive.archiving.builder import FileBuilder
     from quackmq.archive.tiered_store import TieredStore
 
 log = logging.getLogger(__name__)
@@ -94,7 +91,7 @@ class Broker:
         settings: BrokerSettings = BrokerSettings(),  # noqa: B008  (frozen)
         clock: Callable[[], int] | None = None,
         archive: TieredStore | None = None,
-        workshop: Workshop | None = None,
+        workshop: FileBuilder | None = None,
     ) -> None:
         """`clock` is the store's, or by default the system's. `archive` is the store once more,
         where it has one; its files are made in `workshop`, or in a thread of this process."""
@@ -110,8 +107,8 @@ class Broker:
         )
         self._modes = Modes(self._coordinator.holder)
         receipts = Receipts(store, self._topics, now_ms, lambda *put: self._retention.note(*put))
-        self._pushed = Pushed(store, self._topics, receipts, self._on_cursor_moved)
-        self._delivery = Delivery(
+        self._pushed = PushRegistry(store, self._topics, receipts, self._on_cursor_moved)
+        self._delivery = PullService(
             store,
             self._decoded,
             now_ms,
@@ -124,12 +121,14 @@ class Broker:
             self._pushed.check_free,
             self._pushed.room,
         )
-        self._subscribing = Subscribing(
+        self._subscribing = SubscriptionService(
             self._topics, self._delivery, self._pushed, self._cursors, self._modes, settings, now_ms
         )
         self._changes = Changes()
         feeds = Feeds(store, self._read, clock, self._decoded)
-        self.pushing = Pushing(self._topics, self._pushed, self._subscribing, feeds, self._changes)
+        self.pushing = PushService(
+            self._topics, self._pushed, self._subscribing, feeds, self._changes
+        )
         self.groups = Groups(
             self._coordinator,
             self._cursors,
@@ -508,7 +507,7 @@ class Broker:
         """How many records are still to come, the outstanding one included."""
         return (await self.standing(caller, name, topic_name)).lag
 
-    async def standing(self, caller: Caller, name: str, topic_name: str) -> Standing:
+    async def standing(self, caller: Caller, name: str, topic_name: str) -> SubscriptionLag:
         """The lag, and how many records the subscription has lost."""
         self._check_open()
         return await self._subscribing.standing(self.topic(topic_name), name)
@@ -584,7 +583,7 @@ class Broker:
         await self.pushing.forget(topic)
         await self.registrations.forget(topic.id)
 
-    def _make_archiver(self, archive: TieredStore, workshop: Workshop | None) -> Archiver:
+    def _make_archiver(self, archive: TieredStore, workshop: FileBuilder | None) -> Archiver:
         from quackmq.archive.archiving.archiver import Archiver
 
         name_of = self.transactions.name_of

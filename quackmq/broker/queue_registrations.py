@@ -30,7 +30,7 @@ from quackmq.broker import limits
 from quackmq.broker.lifecycle import Changes
 from quackmq.broker.settings import Caller
 from quackmq.broker.subscriptions.cursors import Cursors
-from quackmq.broker.subscriptions.pull import Delivery
+from quackmq.broker.subscriptions.pull import PullService
 from quackmq.broker.topics import Topics
 from quackmq.errors import (
     AlreadyRegistered,
@@ -72,7 +72,7 @@ class Registrations:
         broker: Subscriber,
         store: Store,
         topics: Topics,
-        delivery: Delivery,
+        delivery: PullService,
         cursors: Cursors,
     ) -> None:
         self._broker = broker

@@ -22,7 +22,7 @@ import time
 from quackmq.disk import limits
 
 
-class Patience:
+class LoopSyncPolicy:
     __slots__ = ("_asked_s", "_has_seen", "_used_s", "_waits_from")
 
     def __init__(self) -> None:

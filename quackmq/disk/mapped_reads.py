@@ -34,7 +34,7 @@ class _Window(NamedTuple):
     view: memoryview
 
 
-class Windows:
+class MappedFiles:
     """Any thread may call `forget`; call everything else from the event loop."""
 
     #: Elsewhere the system's number means something else, or nothing.

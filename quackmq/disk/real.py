@@ -24,8 +24,8 @@ from typing import Any, Final, Literal, Protocol, TypeVar
 from quackmq.disk import interface as disk
 from quackmq.disk import limits
 from quackmq.disk.linux_aio import KernelSync, Synced
-from quackmq.disk.loop_sync import Patience
-from quackmq.disk.mapped_reads import Windows
+from quackmq.disk.loop_sync import LoopSyncPolicy
+from quackmq.disk.mapped_reads import MappedFiles
 from quackmq.disk.syncing import sync_data, sync_names
 from quackmq.errors import InternalError, StoreLocked
 from quackmq.records.batch import Buffer
@@ -84,7 +84,7 @@ class Disk(disk.Disk, Protocol):
 class RealFile:
     __slots__ = ("_probe", "_windows", "descriptor")
 
-    def __init__(self, descriptor: int, windows: Windows | None = None) -> None:
+    def __init__(self, descriptor: int, windows: MappedFiles | None = None) -> None:
         self.descriptor = descriptor
         self._probe = bytearray(1)
         self._windows = windows
@@ -137,8 +137,8 @@ class RealDisk:
         self._lanes: dict[Lane, _Worker] = {}
         #: When the loop may write again after the system has held a write up.
         self._prompt_from = 0.0
-        self._windows = Windows()
-        self._patience = Patience()
+        self._windows = MappedFiles()
+        self._patience = LoopSyncPolicy()
         self._kernel: KernelSync | None = None
         self._asked_kernel = False
         self._locks: list[int] = []

@@ -56,7 +56,7 @@ __all__ = [
     "Marker",
     "OpenTransactions",
     "PartitionTransactions",
-    "Step",
+    "TransactionBoundary",
     "check_room",
     "damaged_aborted",
     "encode_aborted",
@@ -95,7 +95,7 @@ class Marker(IntEnum):
     COMMIT = 1
 
 
-class Step(NamedTuple):
+class TransactionBoundary(NamedTuple):
     """What one batch does to the transactions of its partition: with a marker it ends its
     producer's, without one it begins it. `offset` is the batch's own."""
 
@@ -121,7 +121,7 @@ class PartitionTransactions:
             return first_offset
         return next_offset
 
-    def note(self, step: Step) -> bytes:
+    def note(self, step: TransactionBoundary) -> bytes:
         """A batch was appended that begins or ends a transaction. Where it was aborted, the entry
         for the index of aborted transactions; else nothing."""
         if step.marker is None:
@@ -192,7 +192,7 @@ class OpenTransactions:
         self._by_producer: dict[int, dict[PartitionKey, int]] = {}
         self._by_partition: dict[PartitionKey, dict[int, int]] = {}
 
-    def note(self, key: PartitionKey, step: Step) -> None:
+    def note(self, key: PartitionKey, step: TransactionBoundary) -> None:
         if step.marker is None:
             self.add(key, step.producer_id, step.offset)
         elif step.producer_id in self._by_partition.get(key, ()):
@@ -230,11 +230,13 @@ def check_room(key: PartitionKey, open_: int) -> None:
 # --- batches ---------------------------------------------------------------------------------
 
 
-def step_of(batch: Batch, base_offset: int, append_time_ms: int) -> Step:
+def step_of(batch: Batch, base_offset: int, append_time_ms: int) -> TransactionBoundary:
     """The step of a batch that begins a transaction, or of a marker. CorruptBatch,
     UnsupportedBatch for a control batch that is no marker."""
     marker = read_marker(batch) if batch.attributes & CONTROL_FLAG else None
-    return Step(batch.producer_id, batch.producer_epoch, base_offset, append_time_ms, marker)
+    return TransactionBoundary(
+        batch.producer_id, batch.producer_epoch, base_offset, append_time_ms, marker
+    )
 
 
 def marker_batch(producer_id: int, epoch: int, marker: Marker, timestamp_ms: int) -> bytes:

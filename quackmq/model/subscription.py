@@ -115,7 +115,7 @@ class Subscription:
     terms: Terms | None = None
 
 
-class Standing(NamedTuple):
+class SubscriptionLag(NamedTuple):
     """How far a subscription is behind, in records still to come; and how many it has lost since it
     began: they were let go of, or could not be read, before it came to them."""
 
@@ -313,7 +313,7 @@ def _no_message_id(token: str) -> InvalidMessageId:
 STATE_PREFIX: Final = "subscription/"
 
 
-class Kept(NamedTuple):
+class StoredSubscription(NamedTuple):
     """What the store holds of a subscription beside its cursors."""
 
     mode: Mode
@@ -337,7 +337,7 @@ def parse_state_key(key: str) -> tuple[uuid.UUID, str]:
         raise DamagedStore(f"the store holds a subscription under {key!r}") from None
 
 
-def encode_kept(kept: Kept) -> bytes:
+def encode_kept(kept: StoredSubscription) -> bytes:
     start = encode_start(kept.start)
     fields = {"mode": kept.mode, "start": start, "created_ms": kept.created_ms, "lost": kept.lost}
     if kept.receipts:
@@ -345,7 +345,7 @@ def encode_kept(kept: Kept) -> bytes:
     return json.dumps(fields).encode()
 
 
-def decode_kept(value: bytes) -> Kept:
+def decode_kept(value: bytes) -> StoredSubscription:
     """DamagedStore for what `encode_kept` did not make."""
     try:
         fields = json.loads(value)
@@ -356,7 +356,9 @@ def decode_kept(value: bytes) -> Kept:
             lost = fields.get("lost", 0)  # the first versions did not count
             receipts = fields.get("receipts", False)
             if type(lost) is int and lost >= 0 and type(receipts) is bool:
-                return Kept("last_id", decode_start(start), created_ms, lost, receipts)
+                return StoredSubscription(
+                    "last_id", decode_start(start), created_ms, lost, receipts
+                )
     raise DamagedStore(f"a subscription in the store makes no sense: {str(fields)[:200]}")
 
 

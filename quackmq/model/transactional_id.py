@@ -55,7 +55,7 @@ class ProducerRef(NamedTuple):
     epoch: int
 
 
-class Standing(NamedTuple):
+class TransactionalIdState(NamedTuple):
     """What is kept of a transactional id: its producer, how its last transaction ended, and the
     producer id and epoch before, by which a repeat is known."""
 
@@ -148,7 +148,11 @@ def is_exhausted(epoch: int) -> bool:
 
 
 def begins(
-    standing: Standing, state: TransactionState, producer_id: int, epoch: int, transactional_id: str
+    standing: TransactionalIdState,
+    state: TransactionState,
+    producer_id: int,
+    epoch: int,
+    transactional_id: str,
 ) -> bool:
     """Whether a producer takes the next epoch, or is answered with the present one, as before. It
     may name the id and epoch that it has (NO_PRODUCER and NO_EPOCH if none). ProducerFenced."""
@@ -166,18 +170,23 @@ def begins(
     return verdict is Verdict.DO
 
 
-def first_standing(producer_id: int, timeout_ms: int, now_ms: int) -> Standing:
+def first_standing(producer_id: int, timeout_ms: int, now_ms: int) -> TransactionalIdState:
     """Of a transactional id that is new."""
-    return Standing(producer_id, 0, TransactionState.EMPTY, timeout_ms, now_ms)
+    return TransactionalIdState(producer_id, 0, TransactionState.EMPTY, timeout_ms, now_ms)
 
 
 def begun(
-    standing: Standing, timeout_ms: int, now_ms: int, *, named: bool, new_producer_id: int | None
-) -> Standing:
+    standing: TransactionalIdState,
+    timeout_ms: int,
+    now_ms: int,
+    *,
+    named: bool,
+    new_producer_id: int | None,
+) -> TransactionalIdState:
     """The standing of a producer that begins. `named` is one that named its present epoch, and may
     have to ask again. The new producer id is for an exhausted one."""
     _check_new_id(standing.is_exhausted, new_producer_id)
-    return Standing(
+    return TransactionalIdState(
         producer_id=standing.producer_id if new_producer_id is None else new_producer_id,
         epoch=standing.epoch + 1 if new_producer_id is None else 0,
         state=TransactionState.EMPTY,
@@ -188,7 +197,7 @@ def begun(
     )
 
 
-def _is_former(standing: Standing, producer_id: int, epoch: int) -> bool:
+def _is_former(standing: TransactionalIdState, producer_id: int, epoch: int) -> bool:
     if epoch == NO_EPOCH or epoch != standing.previous_epoch:
         return False
     is_of_before = producer_id == standing.previous_producer_id and is_exhausted(epoch)
@@ -198,7 +207,7 @@ def _is_former(standing: Standing, producer_id: int, epoch: int) -> bool:
 # --- going on ------------------------------------------------------------------------------
 
 
-def check_current(standing: Standing | None, ref: ProducerRef) -> Standing:
+def check_current(standing: TransactionalIdState | None, ref: ProducerRef) -> TransactionalIdState:
     """Whether a producer may take part in a transaction of this id: it must be the current one.
     InvalidProducerIdMapping, ProducerFenced."""
     if standing is None or standing.producer_id != ref.producer_id:
@@ -212,7 +221,7 @@ def check_current(standing: Standing | None, ref: ProducerRef) -> Standing:
 
 
 def ends(
-    standing: Standing | None,
+    standing: TransactionalIdState | None,
     state: TransactionState,
     ref: ProducerRef,
     *,
@@ -259,11 +268,16 @@ class Ended(NamedTuple):
     """The epoch of the markers, and what is kept with them."""
 
     marker_epoch: int
-    standing: Standing
+    standing: TransactionalIdState
 
 
 def ended(
-    standing: Standing, now_ms: int, *, commit: bool, bump: bool, new_producer_id: int | None
+    standing: TransactionalIdState,
+    now_ms: int,
+    *,
+    commit: bool,
+    bump: bool,
+    new_producer_id: int | None,
 ) -> Ended:
     """How a client's end leaves a transactional id. A new producer id is for one that bumps an
     exhausted epoch."""
@@ -281,7 +295,7 @@ def ended(
     return Ended(standing.epoch + 1, kept)
 
 
-def fenced(standing: Standing, now_ms: int) -> Ended:
+def fenced(standing: TransactionalIdState, now_ms: int) -> Ended:
     """How an abort of the broker's own leaves a transactional id: its producer is fenced."""
     kept = standing._replace(
         epoch=standing.epoch + 1,
@@ -293,7 +307,7 @@ def fenced(standing: Standing, now_ms: int) -> Ended:
     return Ended(kept.epoch, kept)
 
 
-def _is_from_before_the_new_id(standing: Standing, ref: ProducerRef) -> bool:
+def _is_from_before_the_new_id(standing: TransactionalIdState, ref: ProducerRef) -> bool:
     """Whether a producer may not have heard that its id was exhausted by its last end."""
     is_of_before = ref.producer_id == standing.previous_producer_id
     return is_of_before and ref.epoch == LAST_EPOCH - 1 and standing.epoch == 0
@@ -306,7 +320,7 @@ def _not_mapped(ref: ProducerRef) -> InvalidProducerIdMapping:
     )
 
 
-def _fenced(standing: Standing, ref: ProducerRef) -> ProducerFenced:
+def _fenced(standing: TransactionalIdState, ref: ProducerRef) -> ProducerFenced:
     return ProducerFenced(
         f"the transactional id {ref.transactional_id} is at epoch {standing.epoch} of producer "
         f"{standing.producer_id}: another one took over from epoch {ref.epoch} of producer "

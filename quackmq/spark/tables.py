@@ -25,7 +25,7 @@ from quackmq.records.batch import batches
 from quackmq.spark import limits
 from quackmq.spark.broker.archive import Files, Plan, plan, release
 from quackmq.spark.broker.http import Http, path_of
-from quackmq.spark.broker.metadata import Survey, TopicFacts
+from quackmq.spark.broker.metadata import BrokerMetadata, TopicFacts
 from quackmq.spark.registration import register
 from quackmq.spark.source import columns
 from quackmq.spark.source.options import Options, Subscribe
@@ -87,7 +87,7 @@ def planned_table(
     be released, since a broker has only so many."""
     bootstrap = bootstrap_servers or spark.conf.get(BOOTSTRAP_PROPERTY, None) or DEFAULT_BOOTSTRAP
     options = Options(bootstrap, Subscribe((topic,)), "earliest")
-    survey = Survey(options)
+    survey = BrokerMetadata(options)
     try:
         facts = survey.look()
         planned = Plan({})

@@ -34,7 +34,7 @@ from quackmq.model.log_transactions import (
     TRANSACTION_FLAGS,
     OpenTransactions,
     PartitionTransactions,
-    Step,
+    TransactionBoundary,
     check_room,
     find_aborted,
     step_of,
@@ -491,7 +491,7 @@ class _Plan:
         self._next_offset = partition.next_offset
         self._held: list[_Held] = []
         self._producers: dict[int, Producer] = {}
-        self._steps: list[Step] = []
+        self._steps: list[TransactionBoundary] = []
 
     def add(self, batch: Batch, now_ms: int) -> Appended:
         base_offset = self._next_offset

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from quackmq.archive import layout as files
-from quackmq.archive.manifest_registry import Partitions
+from quackmq.archive.manifest_registry import ManifestRegistry
 from quackmq.archive.tiered_store import TieredStore
 from quackmq.disk.real import RealDisk
 from quackmq.model.policy import Policy
@@ -69,7 +69,7 @@ class Home:
         return await self.open()
 
     @property
-    def partitions(self) -> Partitions:
+    def partitions(self) -> ManifestRegistry:
         return self.store.partitions
 
     def names(self, topic: str = "ducks", partition: int = 0) -> list[str]:

@@ -8,7 +8,7 @@ from typing import cast
 
 from quackmq.archive import manifest as manifests
 from quackmq.archive.manifest import Manifest
-from quackmq.archive.manifest_registry import Disk, Partitions
+from quackmq.archive.manifest_registry import Disk, ManifestRegistry
 from quackmq.archive.parquet.from_batches import FileWriter
 from quackmq.model.policy import Policy
 from quackmq.model.topic import Offsets, PartitionKey, Topic
@@ -31,15 +31,15 @@ class StillLog:
         return before
 
 
-async def opened(disk: Disk, key: PartitionKey = KEY) -> Partitions:
-    partitions = Partitions(disk, cast(Store, StillLog()))
+async def opened(disk: Disk, key: PartitionKey = KEY) -> ManifestRegistry:
+    partitions = ManifestRegistry(disk, cast(Store, StillLog()))
     await partitions.load({TOPIC: DUCKS})
     await partitions.open_partition(DUCKS, key, 0)
     return partitions
 
 
 async def archive(
-    partitions: Partitions, count: int, key: PartitionKey = KEY, size: int = 10
+    partitions: ManifestRegistry, count: int, key: PartitionKey = KEY, size: int = 10
 ) -> Manifest:
     """One more file, of so many records and one offset more that has none in front of them."""
     listed = partitions.manifest(key)
@@ -53,13 +53,13 @@ async def archive(
     )
 
 
-async def settled(partitions: Partitions) -> None:
+async def settled(partitions: ManifestRegistry) -> None:
     """Returns when what was begun is done."""
     while partitions._tasks:
         await asyncio.wait(partitions._tasks)
 
 
-def listed(partitions: Partitions, key: PartitionKey = KEY) -> Manifest:
+def listed(partitions: ManifestRegistry, key: PartitionKey = KEY) -> Manifest:
     found = partitions.manifest(key)
     assert found is not None
     return found

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from quackmq.archive.archiving.archiver import Archiver
-from quackmq.archive.archiving.builder import Workshop
+from quackmq.archive.archiving.builder import FileBuilder
 from quackmq.archive.manifest import Manifest
 from quackmq.archive.tiered_store import TieredStore
 from quackmq.clock import Clock as BrokerClock
@@ -56,7 +56,7 @@ class FailingDisk(RealDisk):
 
 class Pond:
     def __init__(
-        self, store: TieredStore, disk: FailingDisk, clock: Clock, workshop: Workshop | None
+        self, store: TieredStore, disk: FailingDisk, clock: Clock, workshop: FileBuilder | None
     ) -> None:
         self.store = store
         self.disk = disk
@@ -148,7 +148,7 @@ async def pond(
     directory: Path,
     *,
     clock: Clock | None = None,
-    workshop: Workshop | None = None,
+    workshop: FileBuilder | None = None,
     options: LocalOptions | None = None,
     disk: Callable[[Path], FailingDisk] = FailingDisk,
 ) -> AsyncIterator[Pond]:

@@ -11,7 +11,7 @@ from quackmq.archive.parquet import reader as reader_module
 from quackmq.archive.parquet.from_batches import Committed
 from quackmq.archive.parquet.reader import ArchiveReader
 from quackmq.archive.parquet.to_batches import encode
-from quackmq.archive.prefetch_buffer import Ahead
+from quackmq.archive.prefetch_buffer import PrefetchBuffer
 from quackmq.model.topic import PartitionKey
 from quackmq.records.codec import decode
 from tests.archive.support import KEY, Archive, opened, plain, read_all, records_of
@@ -21,7 +21,7 @@ OTHER = PartitionKey(uuid.UUID(int=8), 0)
 
 
 def test_what_waits_is_taken_once_and_only_where_it_begins() -> None:
-    ahead = Ahead(10_000)
+    ahead = PrefetchBuffer(10_000)
     ahead.put(KEY, 5, [b"five", b"six"])
     assert ahead.first_size(KEY, 5) == 4
     assert ahead.take(KEY, 4) is None
@@ -31,21 +31,21 @@ def test_what_waits_is_taken_once_and_only_where_it_begins() -> None:
 
 
 def test_that_somebody_has_read_up_to_an_offset_is_known_without_any_batches() -> None:
-    ahead = Ahead(10_000)
+    ahead = PrefetchBuffer(10_000)
     ahead.put(KEY, 5, [])
     assert ahead.first_size(KEY, 5) == 0
     assert ahead.take(KEY, 5) == ()
 
 
 def test_those_that_waited_longest_go_first() -> None:
-    ahead = Ahead(3_000)
+    ahead = PrefetchBuffer(3_000)
     for offset in range(5):
         ahead.put(KEY, offset, [bytes(500)])
     assert [ahead.take(KEY, offset) is None for offset in range(5)] == [True] * 3 + [False] * 2
 
 
 def test_one_that_is_larger_than_all_that_may_wait_does_not_stay() -> None:
-    ahead = Ahead(1_000)
+    ahead = PrefetchBuffer(1_000)
     ahead.put(KEY, 0, [bytes(2_000)])
     assert ahead.take(KEY, 0) is None
     ahead.put(KEY, 1, [b"small"])
@@ -54,7 +54,7 @@ def test_one_that_is_larger_than_all_that_may_wait_does_not_stay() -> None:
 
 def test_more_is_wanted_behind_what_waits_until_it_is_enough_or_there_is_no_room() -> None:
     first, second, third = (bytes(plain(begin, 10, size=50).batch.view) for begin in (0, 10, 20))
-    ahead = Ahead(10_000)
+    ahead = PrefetchBuffer(10_000)
     assert ahead.run_end(KEY, 0, 5_000) is None, "nobody reads there"
     ahead.put(KEY, 0, [first, second])
     assert ahead.run_end(KEY, 0, 5_000) == 20

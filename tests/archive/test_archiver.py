@@ -14,8 +14,8 @@ import pytest
 from quackmq import limits
 from quackmq.archive import limits as archive_limits
 from quackmq.archive.archiving.buffers import Buffers, Filled
-from quackmq.archive.archiving.builder import LocalWorkshop
-from quackmq.archive.archiving.pieces import Piece, Progress, Unnamed
+from quackmq.archive.archiving.builder import LocalFileBuilder
+from quackmq.archive.archiving.pieces import Piece, Progress, UnknownProducers
 from quackmq.errors import UnknownTopic
 from quackmq.model.log_transactions import Marker
 from quackmq.model.policy import Policy
@@ -236,7 +236,7 @@ async def test_topics_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(archive_limits, "ARCHIVER_READ_BYTES", 500)
     begun: list[str] = []
 
-    class Watched(LocalWorkshop):
+    class Watched(LocalFileBuilder):
         def begin(self, key: PartitionKey, topic: str, first_offset: int) -> None:
             begun.append(topic)
             super().begin(key, topic, first_offset)
@@ -307,10 +307,12 @@ async def test_one_buffer_is_filled_while_the_other_becomes_rows(
             changed.notify_all()
         return got
 
-    class Waiting(LocalWorkshop):
+    class Waiting(LocalFileBuilder):
         pieces = 0
 
-        def add(self, piece: Piece, publishers: Mapping[int, str | None]) -> Progress | Unnamed:
+        def add(
+            self, piece: Piece, publishers: Mapping[int, str | None]
+        ) -> Progress | UnknownProducers:
             self.pieces += 1
             with changed:
                 assert changed.wait_for(
@@ -335,8 +337,10 @@ async def test_all_buffers_together_are_two_however_many_topics_there_are(
     monkeypatch.setattr(archive_limits, "ARCHIVER_READ_BYTES", 300)
     seen: set[int] = set()
 
-    class Watched(LocalWorkshop):
-        def add(self, piece: Piece, publishers: Mapping[int, str | None]) -> Progress | Unnamed:
+    class Watched(LocalFileBuilder):
+        def add(
+            self, piece: Piece, publishers: Mapping[int, str | None]
+        ) -> Progress | UnknownProducers:
             assert isinstance(piece.data, memoryview)
             seen.add(id(piece.data.obj))
             return super().add(piece, publishers)

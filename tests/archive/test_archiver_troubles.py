@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from quackmq.archive import limits as archive_limits
-from quackmq.archive.archiving.builder import LocalWorkshop, WorkshopGone
-from quackmq.archive.archiving.pieces import Made, Piece, Progress, Unnamed
+from quackmq.archive.archiving.builder import LocalFileBuilder, WorkerDied
+from quackmq.archive.archiving.pieces import BuiltFile, Piece, Progress, UnknownProducers
 from quackmq.errors import BrokerClosing, DamagedData, StorageError
 from quackmq.model.policy import Policy
 from quackmq.model.topic import PartitionKey, Read, Slice
@@ -79,14 +79,16 @@ async def test_much_poison_ends_a_file(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 async def test_a_batch_that_ends_whoever_opens_it_is_found_and_kept_aside(tmp_path: Path) -> None:
-    class Mortal(LocalWorkshop):
+    class Mortal(LocalFileBuilder):
         deaths = 0
 
-        def add(self, piece: Piece, publishers: Mapping[int, str | None]) -> Progress | Unnamed:
+        def add(
+            self, piece: Piece, publishers: Mapping[int, str | None]
+        ) -> Progress | UnknownProducers:
             if b"deadly" in bytes(piece.data) and piece.poison is None:
                 self.deaths += 1
                 self.rest()
-                raise WorkshopGone("it has ended")
+                raise WorkerDied("it has ended")
             return super().add(piece, publishers)
 
     workshop = Mortal()
@@ -247,10 +249,10 @@ async def test_a_log_that_gives_nothing_is_named_and_not_asked_again_and_again(
 
 
 async def test_a_failing_workshop_is_named_and_tried_again(tmp_path: Path) -> None:
-    class Failing(LocalWorkshop):
+    class Failing(LocalFileBuilder):
         fails = True
 
-        def finish(self, version: int) -> Made:
+        def finish(self, version: int) -> BuiltFile:
             if self.fails:
                 raise MemoryError("too much")
             return super().finish(version)
@@ -271,7 +273,7 @@ async def test_a_failing_workshop_is_named_and_tried_again(tmp_path: Path) -> No
 # --- what happens meanwhile ----------------------------------------------------------------------
 
 
-class Held(LocalWorkshop):
+class Held(LocalFileBuilder):
     """Waits with a file's end until it is let go."""
 
     def __init__(self) -> None:
@@ -279,7 +281,7 @@ class Held(LocalWorkshop):
         self.is_waiting = threading.Event()
         self.may_go = threading.Event()
 
-    def finish(self, version: int) -> Made:
+    def finish(self, version: int) -> BuiltFile:
         self.is_waiting.set()
         assert self.may_go.wait(timeout=30)
         return super().finish(version)
@@ -355,9 +357,9 @@ async def test_poison_that_retention_trims_while_a_file_is_made_is_not_brought(
 
 async def test_a_topic_deleted_while_its_file_fails_does_not_fail_for_ever(tmp_path: Path) -> None:
     class Gone(Held):
-        def finish(self, version: int) -> Made:
+        def finish(self, version: int) -> BuiltFile:
             super().finish(version)
-            raise WorkshopGone("killed")
+            raise WorkerDied("killed")
 
     workshop = Gone()
     async with pond(tmp_path / "data", workshop=workshop) as home:

@@ -6,7 +6,7 @@ import errno
 import uuid
 
 from quackmq.archive import limits as archive_limits
-from quackmq.archive.archiving.schedule import Failures, Ready, is_no_room, wait_ms
+from quackmq.archive.archiving.schedule import ArchiveBacklog, Failures, is_no_room, wait_ms
 from quackmq.clock import Clock
 from quackmq.errors import DamagedData, StorageError
 from quackmq.model.policy import Policy
@@ -36,20 +36,20 @@ def test_a_partition_is_due_by_bytes_or_by_age_and_never_without_either(
     after_ms: int | None, size: int | None, bytes_ready: int, age_ms: int, is_due: bool
 ) -> None:
     policy = Policy(archive_after_ms=after_ms, archive_bytes=size)
-    ready = Ready(5, 9, bytes_ready, NOW_MS - age_ms)
+    ready = ArchiveBacklog(5, 9, bytes_ready, NOW_MS - age_ms)
     assert ready.is_due(policy, CLOCK) is is_due
 
 
 def test_nothing_is_never_due() -> None:
     policy = Policy(archive_after_ms=0, archive_bytes=1)
-    assert not Ready(5, 5, 0, None).is_due(policy, CLOCK)
-    assert not Ready(5, 5, 10, 0).is_due(policy, CLOCK)
+    assert not ArchiveBacklog(5, 5, 0, None).is_due(policy, CLOCK)
+    assert not ArchiveBacklog(5, 5, 10, 0).is_due(policy, CLOCK)
 
 
 def test_by_default_topics_are_archived_after_an_hour_or_a_gibibyte() -> None:
-    assert not Ready(0, 9, 2**30 - 1, NOW_MS - 3_599_999).is_due(Policy(), CLOCK)
-    assert Ready(0, 9, 2**30, NOW_MS).is_due(Policy(), CLOCK)
-    assert Ready(0, 9, 1, NOW_MS - 3_600_000).is_due(Policy(), CLOCK)
+    assert not ArchiveBacklog(0, 9, 2**30 - 1, NOW_MS - 3_599_999).is_due(Policy(), CLOCK)
+    assert ArchiveBacklog(0, 9, 2**30, NOW_MS).is_due(Policy(), CLOCK)
+    assert ArchiveBacklog(0, 9, 1, NOW_MS - 3_600_000).is_due(Policy(), CLOCK)
 
 
 def test_the_wait_doubles_up_to_its_bound() -> None:

@@ -9,9 +9,9 @@ import pytest
 
 from quackmq import limits
 from quackmq.archive import limits as archive_limits
-from quackmq.archive.archiving.builder import LocalWorkshop
+from quackmq.archive.archiving.builder import LocalFileBuilder
 from quackmq.archive.manifest import add, replace, trim
-from quackmq.archive.prefetch_buffer import Ahead
+from quackmq.archive.prefetch_buffer import PrefetchBuffer
 from quackmq.errors import LimitReached
 from quackmq.model.policy import Policy
 from tests.archive.pond import pond, put_some
@@ -74,7 +74,7 @@ async def test_a_partition_with_too_many_files_keeps_its_log_and_is_archived_whe
         assert list(await home.values(key)) == list(range(5, 15))
 
 
-class Counted(LocalWorkshop):
+class Counted(LocalFileBuilder):
     def __init__(self) -> None:
         super().__init__()
         self.rests = 0
@@ -109,7 +109,7 @@ async def test_an_archiver_lets_go_of_its_process_each_time_that_it_is_idle_and_
 def test_more_is_made_ahead_when_what_waits_was_taken() -> None:
     batch = bytes(plain(0, 10, size=50).batch.view)
     following = bytes(plain(10, 10, size=50).batch.view)
-    ahead = Ahead(4_000)
+    ahead = PrefetchBuffer(4_000)
     ahead.put(KEY, 0, [batch])
     ahead.put(KEY, 10, [following])
     for _ in range(3):

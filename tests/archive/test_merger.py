@@ -15,7 +15,7 @@ from quackmq import limits
 from quackmq.archive import limits as archive_limits
 from quackmq.archive import manifest as manifests
 from quackmq.archive.manifest import Manifest
-from quackmq.archive.manifest_registry import Partitions
+from quackmq.archive.manifest_registry import ManifestRegistry
 from quackmq.archive.merging.merger import Merged, Merger
 from quackmq.archive.merging.planner import MergeSettings
 from quackmq.archive.parquet.reader import ArchiveReader
@@ -47,7 +47,7 @@ def names_in(path: Path) -> list[str]:
     return sorted(found.name for found in path.iterdir())
 
 
-def offsets_of(partitions: Partitions, held: Manifest) -> list[int]:
+def offsets_of(partitions: ManifestRegistry, held: Manifest) -> list[int]:
     return [record.offset for record in read_all(partitions.reader, held)]
 
 
@@ -332,7 +332,7 @@ async def live_and_merge(disk: SimulatedDisk, seen: list[Manifest]) -> None:
     await partitions.close()
 
 
-def check(partitions: Partitions, seen: list[Manifest]) -> None:
+def check(partitions: ManifestRegistry, seen: list[Manifest]) -> None:
     found = listed(partitions)
     last = seen[-1] if seen else None
     assert last is None or found.version >= last.version

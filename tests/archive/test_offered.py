@@ -15,7 +15,7 @@ from quackmq.archive import layout as files
 from quackmq.archive import limits as archive_limits
 from quackmq.archive.layout import partition_path
 from quackmq.archive.manifest import offered_name
-from quackmq.archive.merging.replacement import Offered, compare, examine
+from quackmq.archive.merging.replacement import ReplacementFile, compare, examine
 from quackmq.archive.parquet import rows as rows_module
 from quackmq.archive.parquet.from_batches import Committed
 from quackmq.archive.parquet.reader import ArchiveReader
@@ -72,7 +72,7 @@ def offer(
     put(archive, sink.getvalue())
 
 
-def checked(archive: Archive) -> Offered:
+def checked(archive: Archive) -> ReplacementFile:
     """All that is done before a file is taken."""
     offered = examine(archive.disk, archive.manifest, NAME)
     reader = ArchiveReader(archive.disk)

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from quackmq.archive.parquet.checked_range import Window, parquet_of
+from quackmq.archive.parquet.checked_range import CheckedRange, parquet_of
 
 
 def written(rows: int) -> bytes:
@@ -18,7 +18,7 @@ def written(rows: int) -> bytes:
     return file.getvalue()
 
 
-class Watched(Window):
+class Watched(CheckedRange):
     """Which threads read it."""
 
     def __init__(self, size: int, start: int, data: bytes) -> None:
@@ -40,7 +40,7 @@ def test_no_thread_of_arrow_ever_holds_a_window() -> None:
 
 
 def test_what_was_not_checked_is_not_read() -> None:
-    window = Window(100, 40, b"quack")
+    window = CheckedRange(100, 40, b"quack")
     window.seek(40)
     assert window.read(5) == b"quack"
     for begin in (39, 41):

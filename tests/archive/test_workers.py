@@ -15,10 +15,10 @@ import pytest
 
 from quackmq.archive import limits as archive_limits
 from quackmq.archive.archiving import worker_process as workers
-from quackmq.archive.archiving.builder import LocalWorkshop, Workshop
-from quackmq.archive.archiving.pieces import Made, Piece, Progress, Unnamed
+from quackmq.archive.archiving.builder import FileBuilder, LocalFileBuilder
+from quackmq.archive.archiving.pieces import BuiltFile, Piece, Progress, UnknownProducers
 from quackmq.archive.archiving.worker_main import Channel
-from quackmq.archive.archiving.worker_process import WorkerWorkshop
+from quackmq.archive.archiving.worker_process import WorkerProcess
 from quackmq.errors import BrokerClosing, StorageError
 from quackmq.model.policy import Policy
 from quackmq.model.topic import OffsetTime
@@ -35,8 +35,8 @@ TIMES = (OffsetTime(0, NOON_MS),)
 
 
 @pytest.fixture
-def workshop() -> Iterator[WorkerWorkshop]:
-    made = WorkerWorkshop()
+def workshop() -> Iterator[WorkerProcess]:
+    made = WorkerProcess()
     yield made
     made.close()
 
@@ -49,7 +49,7 @@ def some(first: int, count: int) -> bytes:
     return bytes(plain(first, count).batch.view)
 
 
-def make(workshop: Workshop) -> Made:
+def make(workshop: FileBuilder) -> BuiltFile:
     workshop.begin(KEY, TOPIC, 0)
     poison = sealed(b"\x01no", base_offset=300)
     progress = workshop.add(piece(some(0, 100), some(100, 200), poison), {})
@@ -57,26 +57,26 @@ def make(workshop: Workshop) -> Made:
     return workshop.finish(1)
 
 
-def test_a_process_makes_the_same_file_as_a_thread(workshop: WorkerWorkshop) -> None:
-    here, there = make(LocalWorkshop()), make(workshop)
+def test_a_process_makes_the_same_file_as_a_thread(workshop: WorkerProcess) -> None:
+    here, there = make(LocalFileBuilder()), make(workshop)
     assert there.file == here.file
     assert bytes(there.data) == bytes(here.data)
     assert there.aside == here.aside and len(there.aside) == 1
     assert bytes(make(workshop).data) == bytes(here.data), "the next file is not made of the last"
 
 
-def test_names_are_asked_for(workshop: WorkerWorkshop) -> None:
+def test_names_are_asked_for(workshop: WorkerProcess) -> None:
     workshop.begin(KEY, TOPIC, 0)
     records = [Record(0, NOON_MS, None, b"quack")]
     entry = committed(records, 0, producer_id=5, producer_epoch=0, transactional=True)
     batch = bytes(entry.batch.view)
-    assert workshop.add(piece(batch), {}) == Unnamed(frozenset({5}))
+    assert workshop.add(piece(batch), {}) == UnknownProducers(frozenset({5}))
     assert workshop.add(piece(batch), {5: "mill"}) == Progress(1, 1, False)
     assert workshop.finish(1).file.records == 1
 
 
 def test_a_process_that_is_killed_is_named_and_the_next_file_has_another(
-    workshop: WorkerWorkshop,
+    workshop: WorkerProcess,
 ) -> None:
     workshop.begin(KEY, TOPIC, 0)
     first = workshop.pid
@@ -89,7 +89,7 @@ def test_a_process_that_is_killed_is_named_and_the_next_file_has_another(
 
 
 def test_a_process_that_does_not_answer_in_time_is_ended(
-    workshop: WorkerWorkshop, monkeypatch: pytest.MonkeyPatch
+    workshop: WorkerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make(workshop)
     pid = workshop.pid
@@ -103,7 +103,7 @@ def test_a_process_that_does_not_answer_in_time_is_ended(
 
 
 def test_a_process_that_cannot_be_started_is_a_failure_that_passes(
-    workshop: WorkerWorkshop, monkeypatch: pytest.MonkeyPatch
+    workshop: WorkerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched:
         patched.setattr(sys, "executable", "/nowhere/python")
@@ -113,7 +113,7 @@ def test_a_process_that_cannot_be_started_is_a_failure_that_passes(
 
 
 def test_a_process_that_cannot_load_its_modules_is_a_failure_that_passes(
-    workshop: WorkerWorkshop, monkeypatch: pytest.MonkeyPatch
+    workshop: WorkerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched:
         patched.setattr(workers, "_PROGRAM", "raise SystemExit(3)")
@@ -123,7 +123,7 @@ def test_a_process_that_cannot_load_its_modules_is_a_failure_that_passes(
 
 
 def test_what_goes_wrong_there_is_told_here_and_the_process_serves_on(
-    workshop: WorkerWorkshop,
+    workshop: WorkerProcess,
 ) -> None:
     workshop.begin(KEY, TOPIC, 10)
     pid = workshop.pid
@@ -133,7 +133,7 @@ def test_what_goes_wrong_there_is_told_here_and_the_process_serves_on(
     assert workshop.pid == pid
 
 
-def test_at_rest_there_is_no_process(workshop: WorkerWorkshop) -> None:
+def test_at_rest_there_is_no_process(workshop: WorkerProcess) -> None:
     make(workshop)
     pid = workshop.pid
     workshop.rest()
@@ -143,7 +143,7 @@ def test_at_rest_there_is_no_process(workshop: WorkerWorkshop) -> None:
 
 
 def test_closing_ends_whatever_goes_on() -> None:
-    workshop = WorkerWorkshop()
+    workshop = WorkerProcess()
     make(workshop)
     pid = workshop.pid
     assert pid is not None
@@ -191,7 +191,7 @@ def test_a_process_ends_with_the_broker_that_started_it() -> None:
 async def test_an_archiver_whose_process_is_killed_again_and_again_loses_nothing(
     tmp_path: Path,
 ) -> None:
-    workshop = WorkerWorkshop()
+    workshop = WorkerProcess()
     async with pond(tmp_path / "data", workshop=workshop) as home:
         key = await home.create("ducks", Policy(archive_bytes=1))
         put = {}

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
-from quackmq.broker import Broker, Channel, Delivery, Start, Terms
+from quackmq.broker import Broker, Channel, LeasedEntry, Start, Terms
 from tests.broker.support import CALLER, NAME, TOPIC
 
 #: Longer than any test takes.
@@ -34,21 +34,21 @@ class Peer:
         self.tellings += 1
         self.told.set()
 
-    async def take(self, most: int = 100) -> list[Delivery]:
+    async def take(self, most: int = 100) -> list[LeasedEntry]:
         """One look at what there is now."""
         self.told.clear()
         return await self.channel.take(most)
 
-    async def take_all(self) -> list[Delivery]:
+    async def take_all(self) -> list[LeasedEntry]:
         """All that there is now."""
-        found: list[Delivery] = []
+        found: list[LeasedEntry] = []
         while some := await self.take():
             found += some
         return found
 
-    async def wait(self, count: int = 1) -> list[Delivery]:
+    async def wait(self, count: int = 1) -> list[LeasedEntry]:
         """As many deliveries as that, when they come."""
-        found: list[Delivery] = []
+        found: list[LeasedEntry] = []
         async with asyncio.timeout(PATIENCE_S):
             while True:
                 some = await self.take(count - len(found))
@@ -58,7 +58,7 @@ class Peer:
                 if not some:
                     await self.told.wait()
 
-    def ack(self, deliveries: Sequence[Delivery]) -> None:
+    def ack(self, deliveries: Sequence[LeasedEntry]) -> None:
         for each in deliveries:
             assert self.channel.ack(each.partition, each.offset)
 
@@ -88,10 +88,10 @@ async def pushed(
     assert await broker.pushing.subscribe(CALLER, name, topic, terms, start)
 
 
-def values(deliveries: Sequence[Delivery]) -> list[bytes | None]:
+def values(deliveries: Sequence[LeasedEntry]) -> list[bytes | None]:
     return [each.record.value for each in deliveries]
 
 
-def lent(deliveries: Sequence[Delivery]) -> list[tuple[bytes | None, int]]:
+def lent(deliveries: Sequence[LeasedEntry]) -> list[tuple[bytes | None, int]]:
     """Each value, and for which time it is lent."""
     return [(each.record.value, each.deliveries) for each in deliveries]

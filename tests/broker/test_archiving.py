@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from quackmq.archive import limits as archive_limits
-from quackmq.archive.archiving.builder import LocalWorkshop
-from quackmq.archive.archiving.pieces import Piece, Progress, Unnamed
+from quackmq.archive.archiving.builder import LocalFileBuilder
+from quackmq.archive.archiving.pieces import Piece, Progress, UnknownProducers
 from quackmq.archive.tiered_store import TieredStore
 from quackmq.broker import Broker
 from quackmq.model.policy import Policy
@@ -65,8 +65,10 @@ async def test_a_broker_closes_at_once_while_a_file_is_made(
     begun = threading.Event()
     ended = threading.Event()
 
-    class Endless(LocalWorkshop):
-        def add(self, piece: Piece, publishers: Mapping[int, str | None]) -> Progress | Unnamed:
+    class Endless(LocalFileBuilder):
+        def add(
+            self, piece: Piece, publishers: Mapping[int, str | None]
+        ) -> Progress | UnknownProducers:
             begun.set()
             assert ended.wait(timeout=30)
             return super().add(piece, publishers)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from quackmq.broker import Broker
-from quackmq.broker.retention.facts import Survey
+from quackmq.broker.retention.facts import RetentionFacts
 from quackmq.broker.retention.partition import Partition
 from quackmq.errors import StorageError
 from quackmq.model.policy import Policy
@@ -29,13 +29,13 @@ async def topics_at_rest(broker: Broker) -> None:
 
 def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     looks: list[str] = []
-    real = Survey.look
+    real = RetentionFacts.look
 
-    async def noted(survey: Survey, partition: Partition) -> bool:
+    async def noted(survey: RetentionFacts, partition: Partition) -> bool:
         looks.append(partition.topic.name)
         return await real(survey, partition)
 
-    monkeypatch.setattr(Survey, "look", noted)
+    monkeypatch.setattr(RetentionFacts, "look", noted)
     return looks
 
 
@@ -91,15 +91,15 @@ async def test_a_partition_that_could_not_be_made_ready_is_tried_again(
 ) -> None:
     async with open_broker() as broker:
         await broker.create_topic(CALLER, "ducks", policy=KEPT)
-        real = Survey.begin
+        real = RetentionFacts.begin
         with monkeypatch.context() as failing:
 
-            async def fail(survey: Survey, partition: Partition) -> None:
+            async def fail(survey: RetentionFacts, partition: Partition) -> None:
                 raise StorageError("not now")
 
-            failing.setattr(Survey, "begin", fail)
+            failing.setattr(RetentionFacts, "begin", fail)
             await broker.clean()
         assert broker.retention_failures()
-        assert Survey.begin is real
+        assert RetentionFacts.begin is real
         await broker.clean()
         assert not broker.retention_failures()

@@ -9,7 +9,7 @@ import pytest
 from quackmq.broker import Broker, Commit, GroupSettings, MemberRef
 from quackmq.errors import EntriesLost, OffsetOutOfRange
 from quackmq.model.policy import Policy, WhenFull
-from quackmq.model.subscription import Losses, OffsetRange, Standing
+from quackmq.model.subscription import Losses, OffsetRange, SubscriptionLag
 from quackmq.model.topic import Read
 from quackmq.stores.memory import MemoryStore
 from tests.broker.support import (
@@ -32,7 +32,7 @@ from tests.support import Clock, batch_of
 CONSUMED = Policy(keep_until_consumed=True)
 
 
-async def standing(broker: Broker, name: str = NAME) -> Standing:
+async def standing(broker: Broker, name: str = NAME) -> SubscriptionLag:
     return await broker.standing(CALLER, name, TOPIC)
 
 
@@ -73,8 +73,8 @@ async def test_who_is_in_time_loses_nothing_to_another_who_is_not() -> None:
         clock.advance(1)
         await broker.clean()
         assert await values_in(broker) == [b"c"], "it is held for the other one"
-        assert await standing(broker) == Standing(lag=1, lost=2)
-        assert await standing(broker, "quick") == Standing(lag=0, lost=0)
+        assert await standing(broker) == SubscriptionLag(lag=1, lost=2)
+        assert await standing(broker, "quick") == SubscriptionLag(lag=0, lost=0)
 
 
 @pytest.mark.asyncio
@@ -160,17 +160,17 @@ async def test_a_loss_is_told_until_the_message_behind_it_is_named_and_counted_o
         clock.advance(1000)
         await publish_each(broker, b"c", b"d")
         await broker.clean()
-        assert await standing(broker) == Standing(lag=2, lost=2)
+        assert await standing(broker) == SubscriptionLag(lag=2, lost=2)
         message = await get(broker)
         assert (message.lost, message.lost_ranges) == (2, (OffsetRange(0, 2),))
     async with open_broker(store, clock) as broker:
         assert await get(broker) == message
-        assert await standing(broker) == Standing(lag=2, lost=2)
+        assert await standing(broker) == SubscriptionLag(lag=2, lost=2)
         after = await get(broker, message)
         assert (after.record.value, after.lost, after.lost_ranges) == (b"d", 0, ())
-        assert await standing(broker) == Standing(lag=1, lost=2)
+        assert await standing(broker) == SubscriptionLag(lag=1, lost=2)
     async with open_broker(store, clock) as broker:
-        assert await standing(broker) == Standing(lag=1, lost=2)
+        assert await standing(broker) == SubscriptionLag(lag=1, lost=2)
 
 
 @pytest.mark.asyncio
@@ -183,7 +183,7 @@ async def test_what_is_lost_is_counted_also_when_the_restart_comes_before_it_is_
         message = await get(broker)
     async with open_broker(store) as broker:
         await get(broker, message)
-        assert await standing(broker) == Standing(lag=1, lost=2)
+        assert await standing(broker) == SubscriptionLag(lag=1, lost=2)
 
 
 @pytest.mark.asyncio
@@ -194,9 +194,9 @@ async def test_who_commits_what_it_got_has_its_losses_counted_too() -> None:
         await broker.trim(CALLER, key_of(broker.topic(TOPIC)), 1)
         message = await get(broker)
         await broker.commit(CALLER, NAME, TOPIC, message.id)
-        assert await standing(broker) == Standing(lag=2, lost=1)
+        assert await standing(broker) == SubscriptionLag(lag=2, lost=1)
         await broker.commit(CALLER, NAME, TOPIC, message.id)
-        assert await standing(broker) == Standing(lag=2, lost=1)
+        assert await standing(broker) == SubscriptionLag(lag=2, lost=1)
 
 
 @pytest.mark.asyncio

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from quackmq.archive.manifest import ArchiveFile, Manifest, Quarantined
 from quackmq.broker import limits as broker_limits
-from quackmq.broker.retention.marks import AgeMarks, SizeMarks, Stretch, Walk
+from quackmq.broker.retention.marks import AppendAgeIndex, LogSizeIndex, Stretch, Walk
 from quackmq.model.topic import OffsetTime, PartitionKey
 
 APPENDS = st.lists(st.tuples(st.integers(0, 50), st.integers(1, 5)), min_size=1, max_size=60)
@@ -22,7 +22,7 @@ APPENDS = st.lists(st.tuples(st.integers(0, 50), st.integers(1, 5)), min_size=1,
 def test_what_marks_call_old_is_old_and_with_time_all_becomes_so(
     appends: list[tuple[int, int]], age_ms: int, later_ms: int
 ) -> None:
-    marks = AgeMarks(age_ms, history_end=0)
+    marks = AppendAgeIndex(age_ms, history_end=0)
     now_ms, offset = 1000, 0
     times: list[int] = []
     for wait_ms, entries in appends:
@@ -40,7 +40,7 @@ def test_what_marks_call_old_is_old_and_with_time_all_becomes_so(
 
 def test_marks_are_few_and_nearly_exact_however_many_appends_there_are() -> None:
     age_ms = 1_000_000
-    marks = AgeMarks(age_ms, history_end=0)
+    marks = AppendAgeIndex(age_ms, history_end=0)
     for number in range(100_000):
         marks.add(number + 1, number * 10)
     now_ms = 1_000_000 + age_ms // 2
@@ -50,7 +50,7 @@ def test_marks_are_few_and_nearly_exact_however_many_appends_there_are() -> None
 
 
 def test_the_number_of_marks_has_a_bound_also_when_time_leaps() -> None:
-    marks = AgeMarks(10, history_end=0)
+    marks = AppendAgeIndex(10, history_end=0)
     for number in range(3 * broker_limits.LIVE_MARKS):
         marks.add(number + 1, number * 1000)
         assert len(marks) <= broker_limits.LIVE_MARKS
@@ -58,7 +58,7 @@ def test_the_number_of_marks_has_a_bound_also_when_time_leaps() -> None:
 
 
 def test_a_clock_set_back_makes_nothing_last_for_ever() -> None:
-    marks = AgeMarks(100, history_end=0)
+    marks = AppendAgeIndex(100, history_end=0)
     marks.add(1, 1_000_000)
     marks.add(2, 1_000)
     assert marks.advance(1_099) == 0
@@ -66,14 +66,14 @@ def test_a_clock_set_back_makes_nothing_last_for_ever() -> None:
 
 
 def test_an_append_that_is_told_late_changes_nothing() -> None:
-    marks = AgeMarks(100, history_end=0)
+    marks = AppendAgeIndex(100, history_end=0)
     marks.add(5, 1_000)
     marks.add(3, 999)
     assert marks.advance(1_100) == 5
 
 
 def test_history_is_asked_for_when_it_can_have_become_old() -> None:
-    marks = AgeMarks(100, history_end=10)
+    marks = AppendAgeIndex(100, history_end=10)
     assert marks.asks(1_000) == 901, "older than that is old"
     marks.learn(OffsetTime(4, 950), 1_000)
     assert (marks.before, marks.due_ms(1_000)) == (4, 1_050)
@@ -85,7 +85,7 @@ def test_history_is_asked_for_when_it_can_have_become_old() -> None:
 
 
 def test_new_appends_at_the_end_of_history_are_not_taken_for_it() -> None:
-    marks = AgeMarks(100, history_end=10)
+    marks = AppendAgeIndex(100, history_end=10)
     marks.learn(OffsetTime(4, 950), 1_000)
     marks.add(12, 1_010)
     marks.learn(OffsetTime(10, 1_010), 1_060)
@@ -95,7 +95,7 @@ def test_new_appends_at_the_end_of_history_are_not_taken_for_it() -> None:
 
 
 def test_what_was_appended_unseen_is_taken_to_be_new() -> None:
-    marks = AgeMarks(100, history_end=10)
+    marks = AppendAgeIndex(100, history_end=10)
     marks.learn(None, 1_000)
     marks.cover(10, 1_000)
     marks.cover(15, 1_000)
@@ -112,7 +112,7 @@ def test_what_was_appended_unseen_is_taken_to_be_new() -> None:
 def test_without_the_surplus_enough_is_left(
     appends: list[tuple[int, int]], keep_bytes: int
 ) -> None:
-    marks = SizeMarks(keep_bytes, 0, 0)
+    marks = LogSizeIndex(keep_bytes, 0, 0)
     sizes: list[int] = []
     for size, _ in appends:
         sizes.append(size + 1)
@@ -129,21 +129,21 @@ def test_without_the_surplus_enough_is_left(
 
 
 def test_the_number_of_size_marks_has_a_bound() -> None:
-    marks = SizeMarks(100_000_000, 0, 0)
+    marks = LogSizeIndex(100_000_000, 0, 0)
     for number in range(50_000):
         marks.add(number + 1, 10_000)
     assert len(marks) <= broker_limits.LIVE_MARKS
     assert 39_900 <= marks.surplus_before() <= 40_000
 
 
-def with_history(keep_bytes: int, first: int, next: int, size: int) -> SizeMarks:
-    marks = SizeMarks(keep_bytes, first, next)
+def with_history(keep_bytes: int, first: int, next: int, size: int) -> LogSizeIndex:
+    marks = LogSizeIndex(keep_bytes, first, next)
     marks.measured(Stretch(first, next), size)
     return marks
 
 
 def test_history_counts_when_it_is_measured() -> None:
-    marks = SizeMarks(100, 5, 25)
+    marks = LogSizeIndex(100, 5, 25)
     assert (marks.surplus_bytes, marks.asks(), marks.unmeasured()) == (0, None, Stretch(5, 25))
     marks.add(26, 100)
     assert marks.surplus_before() == 25, "without it there is enough, whatever it is"
@@ -196,7 +196,7 @@ def test_history_that_was_cut_is_measured_again() -> None:
 
 
 def test_a_cut_between_marks_leaves_what_lies_behind_it() -> None:
-    marks = SizeMarks(0, 0, 0)
+    marks = LogSizeIndex(0, 0, 0)
     marks.add(10, 100)
     marks.add(20, 100)
     marks.trimmed(5)
@@ -230,7 +230,7 @@ def archive(version: int, first: int, *files: tuple[int, int], quarantined: int 
 
 
 def test_whole_files_go_the_oldest_first_while_enough_is_left() -> None:
-    marks = SizeMarks(250, 0, 0)
+    marks = LogSizeIndex(250, 0, 0)
     for offset in range(1, 41):
         marks.add(offset, 10)
     marks.follow(archive(1, 0, (10, 100), (20, 100), (30, 100)))
@@ -243,7 +243,7 @@ def test_whole_files_go_the_oldest_first_while_enough_is_left() -> None:
 
 
 def test_what_shrinks_by_being_archived_makes_room_and_what_grows_takes_it() -> None:
-    marks = SizeMarks(250, 0, 0)
+    marks = LogSizeIndex(250, 0, 0)
     for offset in range(1, 31):
         marks.add(offset, 10)
     assert marks.surplus_before() == 5
@@ -254,20 +254,20 @@ def test_what_shrinks_by_being_archived_makes_room_and_what_grows_takes_it() -> 
 
 
 def test_a_quarantined_batch_goes_and_counts_with_the_file_of_its_range() -> None:
-    marks = SizeMarks(100, 0, 0)
+    marks = LogSizeIndex(100, 0, 0)
     marks.follow(archive(1, 0, (10, 60), (20, 100), quarantined=40))
     assert (marks.surplus_bytes, marks.surplus_before()) == (100, 10)
 
 
 def test_what_was_cut_from_a_file_does_not_keep_the_file_or_take_another() -> None:
-    marks = SizeMarks(100, 0, 0)
+    marks = LogSizeIndex(100, 0, 0)
     files = archive(1, 0, (10, 60), (20, 100)).files
     marks.follow(Manifest(KEY, "ducks", 2, 9, 20, files))
     assert marks.surplus_before() == 10
 
 
 def test_with_the_whole_archive_a_surplus_the_log_follows() -> None:
-    marks = SizeMarks(50, 0, 0)
+    marks = LogSizeIndex(50, 0, 0)
     for offset in range(1, 31):
         marks.add(offset, 10)
     marks.follow(archive(1, 0, (10, 90), (20, 90)))
@@ -295,7 +295,7 @@ def test_history_is_walked_over_only_where_the_archive_is_gone() -> None:
 def test_sizes_never_drift_whatever_is_archived_merged_and_trimmed(
     steps: list[tuple[int, str]], keep_bytes: int
 ) -> None:
-    marks = SizeMarks(keep_bytes, 0, 0)
+    marks = LogSizeIndex(keep_bytes, 0, 0)
     log: dict[int, int] = {}  # by offset, entries that are in the log
     files: list[tuple[int, int]] = []
     version = first = 0

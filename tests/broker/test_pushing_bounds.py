@@ -6,9 +6,8 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 import pytest
-from tests.limits import home_of
 
-from quackmq.broker import Counts, Delivery, Terms
+from quackmq.broker import Counts, LeasedEntry, Terms
 from quackmq.broker import limits as broker_limits
 from quackmq.errors import StorageError
 from quackmq.model.leases import Leases
@@ -29,6 +28,7 @@ from tests.broker.support import (
     until,
 )
 from tests.broker.transacting import Transactor
+from tests.limits import home_of
 from tests.support import Clock
 
 # --- what takes no time ---------------------------------------------------------------------------
@@ -212,7 +212,7 @@ def _until_due_s(peer: Peer) -> float:
     return due_ms / 1000 + 0.0005 - asyncio.get_running_loop().time()
 
 
-async def _told(peer: Peer) -> list[Delivery]:
+async def _told(peer: Peer) -> list[LeasedEntry]:
     await peer.until_told()
     return await peer.take()
 

@@ -32,7 +32,7 @@ from quackmq.broker.transactions.state import (
 )
 from quackmq.errors import DamagedStore
 from quackmq.model.topic import PartitionKey, check_topic_name
-from quackmq.model.transactional_id import Standing, TransactionState
+from quackmq.model.transactional_id import TransactionalIdState, TransactionState
 from quackmq.records import codec
 from quackmq.records.batch import Batch, Record
 from tests.support import START_MS, batch_of
@@ -114,7 +114,7 @@ def test_a_record_that_makes_no_sense_is_damage(value: bytes) -> None:
 
 def test_a_standing_comes_back_as_it_was() -> None:
     for state in TransactionState:
-        standing = Standing(1, 2, state, 3, 4, 5, 6)
+        standing = TransactionalIdState(1, 2, state, 3, 4, 5, 6)
         if state is TransactionState.ONGOING:
             with pytest.raises(DamagedStore):  # never kept
                 decode_standing(encode_standing(standing))

@@ -20,7 +20,7 @@ from quackmq.errors import (
 )
 from quackmq.model.log_transactions import Marker, read_marker
 from quackmq.model.topic import PartitionKey, Read
-from quackmq.model.transactional_id import LAST_EPOCH, Standing
+from quackmq.model.transactional_id import LAST_EPOCH, TransactionalIdState
 from quackmq.records.batch import Batch
 from tests.broker.flock import Pond
 from tests.broker.support import (
@@ -328,7 +328,7 @@ async def test_a_producer_whose_epochs_are_used_up_gets_another_id(
 ) -> None:
     async with pond.open() as broker:
         await topics(broker)
-    standing = Standing(41, LAST_EPOCH - 2, TransactionState.EMPTY, TIMEOUT_MS, 0)
+    standing = TransactionalIdState(41, LAST_EPOCH - 2, TransactionState.EMPTY, TIMEOUT_MS, 0)
     async with pond.open_store() as store:
         await store.put_state(state_key(ID), encode_standing(standing), 0)
     async with pond.open() as broker:
@@ -351,7 +351,7 @@ async def test_a_producer_whose_epochs_are_used_up_gets_another_id(
 
 @pytest.mark.asyncio
 async def test_the_last_epoch_still_can_be_fenced(pond: Pond) -> None:
-    standing = Standing(41, LAST_EPOCH - 1, TransactionState.EMPTY, TIMEOUT_MS, 0)
+    standing = TransactionalIdState(41, LAST_EPOCH - 1, TransactionState.EMPTY, TIMEOUT_MS, 0)
     async with pond.open_store() as store:
         await store.put_state(state_key(ID), encode_standing(standing), 0)
     async with pond.open() as broker:

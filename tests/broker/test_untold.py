@@ -8,8 +8,8 @@ import uuid
 import pytest
 
 from quackmq.broker import limits as broker_limits
-from quackmq.broker.push.receipt_ranges import Untold
-from quackmq.broker.subscriptions.receipts import Step
+from quackmq.broker.push.receipt_ranges import PendingReceipts
+from quackmq.broker.subscriptions.receipts import ReceiptEvent
 from quackmq.model.leases import Leases, Wanted
 from quackmq.model.policy import Policy
 from quackmq.model.subscription import Terms
@@ -24,10 +24,10 @@ class Followed:
 
     def __init__(self, terms: Terms, chance: random.Random) -> None:
         self.leases = Leases(terms, 0)
-        self.untold = Untold(self.leases, has_begun=False)
+        self.untold = PendingReceipts(self.leases, has_begun=False)
         self.chance = chance
         self.now_ms = 0
-        self.steps: list[Step] = []
+        self.steps: list[ReceiptEvent] = []
         self.acked: set[int] = set()
 
     def lend(self) -> None:
@@ -110,7 +110,7 @@ def test_beyond_its_bound_what_lies_between_counts_as_acknowledged_and_nothing_t
 ) -> None:
     monkeypatch.setattr(broker_limits, "UNTOLD_RANGES", 4)
     leases = Leases(Terms(), 0)
-    untold = Untold(leases, has_begun=True)
+    untold = PendingReceipts(leases, has_begun=True)
     leases.lend(Wanted(0, 40), range(1, 40, 2), 40, 0)
     held = [lease.offset for lease in leases.leases() if lease.offset not in (9, 21)]
     for offset in held:

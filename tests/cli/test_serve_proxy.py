@@ -10,7 +10,7 @@ from quackmq.cli.broker.runner import DOOR_MAKERS
 from quackmq.cli.broker.settings import load
 from quackmq.cli.serve import closed_doors, plan_doors
 from quackmq.errors import InvalidSetting
-from quackmq.protocols.http.server import HttpDoor
+from quackmq.protocols.http.server import HttpServer
 from quackmq.stores.memory import MemoryStore
 from tests.cli.process import Server
 
@@ -84,7 +84,7 @@ async def test_the_http_door_goes_by_the_names_that_the_settings_have() -> None:
     store = MemoryStore()
     broker = Broker(store, BrokerSettings())
     door = DOOR_MAKERS["http"](broker, Address("door.example", 0), load(options, {}).settings)
-    assert isinstance(door, HttpDoor)
+    assert isinstance(door, HttpServer)
     for name in (b"queue.example", b"adv.example", b"door.example:8002"):
         assert door.names.serves(name, is_loopback=True), name
     assert not door.names.serves(b"evil.example", is_loopback=True)

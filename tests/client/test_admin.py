@@ -13,7 +13,7 @@ import pytest
 import quackmq
 from quackmq import Client
 from quackmq.client.kafka.admin import Admin
-from quackmq.client.kafka.config import Connection
+from quackmq.client.kafka.config import KafkaConfig
 from quackmq.errors import ClientClosed
 from tests.cli.process import DEADLINE_S
 
@@ -36,7 +36,7 @@ def test_a_client_that_librdkafka_never_lets_go_of_is_closed_all_the_same() -> N
             go_on.wait(DEADLINE_S)
             ended.set()
 
-    admin = Admin(Connection("127.0.0.1:1").shared)
+    admin = Admin(KafkaConfig("127.0.0.1:1").shared)
     admin.close(0)  # nor does this test wait for what librdkafka has made
     stuck: Any = [Stuck()]
     admin._held, stuck = stuck, None

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quackmq.client.consuming.progress import Mode, Progress
-from quackmq.client.consuming.start import Standing
+from quackmq.client.consuming.start import PartitionPosition
 
 BUSY_S = 300.0
 
@@ -52,7 +52,7 @@ def begun(
     progress = Progress(mode, busy_s)
     files: list[Any] = [FakeFile(0) for _ in range(partitions)]
     for partition, file in enumerate(files):
-        standing = Standing(0, file)
+        standing = PartitionPosition(0, file)
         standing.is_claimed = True
         progress.begin(partition, standing)
     return progress, files

@@ -12,7 +12,7 @@ import pytest
 
 from quackmq.disk import limits as disk_limits
 from quackmq.disk.linux_aio import Synced
-from quackmq.disk.loop_sync import Patience
+from quackmq.disk.loop_sync import LoopSyncPolicy
 from quackmq.disk.real import File, RealDisk, RealFile
 from quackmq.errors import StoreReadOnly
 from quackmq.stores.local import LocalOptions, LocalStore
@@ -33,11 +33,11 @@ def used_s() -> Iterator[mock.Mock]:
 
 
 def test_the_loop_waits_for_no_disk_of_which_nothing_was_seen(used_s: mock.Mock) -> None:
-    assert not Patience().may_wait(10.0)
+    assert not LoopSyncPolicy().may_wait(10.0)
 
 
 def test_an_idle_loop_waits_for_a_quick_disk(used_s: mock.Mock) -> None:
-    patience = Patience()
+    patience = LoopSyncPolicy()
     patience.took(QUICK_S, 10.0)
     assert patience.may_wait(11.0)
     used_s.return_value = 0.4
@@ -45,7 +45,7 @@ def test_an_idle_loop_waits_for_a_quick_disk(used_s: mock.Mock) -> None:
 
 
 def test_a_loop_that_others_need_does_not_wait(used_s: mock.Mock) -> None:
-    patience = Patience()
+    patience = LoopSyncPolicy()
     patience.took(QUICK_S, 10.0)
     assert patience.may_wait(11.0)
     used_s.return_value = 0.6
@@ -54,7 +54,7 @@ def test_a_loop_that_others_need_does_not_wait(used_s: mock.Mock) -> None:
 
 
 def test_behind_a_slow_sync_the_loop_waits_for_none_for_a_while(used_s: mock.Mock) -> None:
-    patience = Patience()
+    patience = LoopSyncPolicy()
     patience.took(SLOW_S, 10.0)
     patience.took(QUICK_S, 10.0)
     assert not patience.may_wait(10.0 + PAUSE_S * 0.9)

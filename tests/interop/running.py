@@ -14,7 +14,7 @@ import uvloop
 
 from quackmq.broker import Broker, BrokerSettings, Caller
 from quackmq.model.topic import PartitionKey, Read, Slice
-from quackmq.protocols.kafka.server import KafkaDoor
+from quackmq.protocols.kafka.server import KafkaServer
 from quackmq.records.batch import Batch
 from quackmq.records.codec import decode
 from quackmq.stores.memory import MemoryStore
@@ -108,7 +108,7 @@ class RunningBroker:
         store = MemoryStore()
         self.broker = WatchedBroker(store, self._settings)
         await self.broker.open()
-        door = KafkaDoor(self.broker, "127.0.0.1", 0, advertise=self._advertise)
+        door = KafkaServer(self.broker, "127.0.0.1", 0, advertise=self._advertise)
         host, port = await door.start()
         self.address = f"{host}:{port}"
         self._started.set_result(asyncio.get_running_loop())

@@ -19,7 +19,7 @@ from quackmq.model.log_transactions import (
     Marker,
     OpenTransactions,
     PartitionTransactions,
-    Step,
+    TransactionBoundary,
     check_room,
     damaged_aborted,
     find_aborted,
@@ -38,12 +38,12 @@ from tests.support import START_MS, batch_of
 NEWS, SPORT = (PartitionKey(uuid.UUID(int=1), partition) for partition in (0, 1))
 
 
-def begin(producer_id: int, offset: int) -> Step:
-    return Step(producer_id, 0, offset, START_MS, None)
+def begin(producer_id: int, offset: int) -> TransactionBoundary:
+    return TransactionBoundary(producer_id, 0, offset, START_MS, None)
 
 
-def end(producer_id: int, offset: int, marker: Marker) -> Step:
-    return Step(producer_id, 0, offset, START_MS, marker)
+def end(producer_id: int, offset: int, marker: Marker) -> TransactionBoundary:
+    return TransactionBoundary(producer_id, 0, offset, START_MS, marker)
 
 
 class Log:
@@ -53,7 +53,7 @@ class Log:
         self.transactions = PartitionTransactions()
         self.entries = bytearray()
 
-    def note(self, step: Step) -> None:
+    def note(self, step: TransactionBoundary) -> None:
         self.entries += self.transactions.note(step)
 
     @property
@@ -72,7 +72,7 @@ class Log:
         return self.aborted_in(0, 2**62)
 
 
-def after(*steps: Step) -> Log:
+def after(*steps: TransactionBoundary) -> Log:
     log = Log()
     for step in steps:
         log.note(step)
@@ -294,9 +294,9 @@ def test_a_marker_is_what_the_codec_would_write() -> None:
 
 def test_the_step_of_a_marker_says_how_it_ends_and_that_of_a_batch_that_it_begins() -> None:
     marker = Batch.parse(marker_batch(7, 2, Marker.ABORT, START_MS))
-    assert step_of(marker, 30, 99) == Step(7, 2, 30, 99, Marker.ABORT)
+    assert step_of(marker, 30, 99) == TransactionBoundary(7, 2, 30, 99, Marker.ABORT)
     batch = batch_of(b"", producer_id=7, producer_epoch=2, base_sequence=0, transactional=True)
-    assert step_of(batch, 30, 99) == Step(7, 2, 30, 99, None)
+    assert step_of(batch, 30, 99) == TransactionBoundary(7, 2, 30, 99, None)
 
 
 def test_a_batch_that_is_no_marker_is_not_read_as_one() -> None:

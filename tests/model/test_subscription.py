@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from quackmq import limits
 from quackmq.errors import DamagedStore, InvalidMessageId, InvalidRequest
 from quackmq.model.subscription import (
-    Kept,
     Losses,
     Offset,
     OffsetRange,
     Place,
     Progress,
     Start,
+    StoredSubscription,
     Time,
     check_name,
     committed,
@@ -193,7 +193,7 @@ def test_other_names_are_refused(name: str) -> None:
 
 @pytest.mark.parametrize("start", ["beginning", "end", Offset(7), Time(1_700_000_000_000)])
 def test_what_is_kept_comes_back(start: Start) -> None:
-    kept = Kept("last_id", start, 42)
+    kept = StoredSubscription("last_id", start, 42)
     assert decode_kept(encode_kept(kept)) == kept
 
 

@@ -23,7 +23,7 @@ from quackmq.model.transactional_id import (
     NO_EPOCH,
     NO_PRODUCER,
     ProducerRef,
-    Standing,
+    TransactionalIdState,
     TransactionState,
     begins,
     begun,
@@ -52,8 +52,8 @@ Cell = bool | type[QuackError]
 
 def standing(
     epoch: int = 5, *, previous_epoch: int = NO_EPOCH, state: TransactionState = EMPTY
-) -> Standing:
-    return Standing(7, epoch, state, 60_000, 1, 7, previous_epoch)
+) -> TransactionalIdState:
+    return TransactionalIdState(7, epoch, state, 60_000, 1, 7, previous_epoch)
 
 
 def ref(epoch: int = 5, producer_id: int = 7) -> ProducerRef:
@@ -145,14 +145,14 @@ def test_the_older_way_of_ending_keeps_the_epoch(commit: bool) -> None:
         standing(5, previous_epoch=4), 9, commit=commit, bump=False, new_producer_id=None
     )
     assert marker_epoch == 5
-    assert after == Standing(7, 5, COMMITTED if commit else ABORTED, 60_000, 9, 7, 4)
+    assert after == TransactionalIdState(7, 5, COMMITTED if commit else ABORTED, 60_000, 9, 7, 4)
 
 
 @pytest.mark.parametrize("commit", [False, True])
 def test_the_newer_way_of_ending_takes_the_next_epoch(commit: bool) -> None:
     marker_epoch, after = ended(standing(5), 9, commit=commit, bump=True, new_producer_id=None)
     assert marker_epoch == 6
-    assert after == Standing(7, 6, COMMITTED if commit else ABORTED, 60_000, 9, 7, 5)
+    assert after == TransactionalIdState(7, 6, COMMITTED if commit else ABORTED, 60_000, 9, 7, 5)
     assert not ends(after, after.state, ref(5), commit=commit, bump=True), "a repeat"
 
 
@@ -178,7 +178,7 @@ def test_an_end_that_took_a_new_id_can_be_repeated_by_the_old_one(commit: bool) 
 def test_an_abort_of_the_brokers_own_fences_the_producer() -> None:
     marker_epoch, after = fenced(standing(5, previous_epoch=4), 9)
     assert marker_epoch == 6
-    assert after == Standing(7, 6, ABORTED, 60_000, 9, 7, NO_EPOCH)
+    assert after == TransactionalIdState(7, 6, ABORTED, 60_000, 9, 7, NO_EPOCH)
     with pytest.raises(ProducerFenced):
         check_current(after, ref(5))
     with pytest.raises(ProducerFenced):
@@ -242,7 +242,7 @@ def test_a_beginning_that_names_an_epoch_of_the_past_or_the_future_is_fenced(
 
 def test_who_begins_unnamed_leaves_nothing_to_repeat() -> None:
     after = begun(standing(5, previous_epoch=4), 1_000, 9, named=False, new_producer_id=None)
-    assert after == Standing(7, 6, EMPTY, 1_000, 9, 7, NO_EPOCH)
+    assert after == TransactionalIdState(7, 6, EMPTY, 1_000, 9, 7, NO_EPOCH)
     with pytest.raises(ProducerFenced):
         begins(after, EMPTY, 7, 5, ID)
 
@@ -254,14 +254,14 @@ def test_who_names_its_epoch_may_ask_again() -> None:
 
 
 def test_the_first_has_epoch_0() -> None:
-    assert first_standing(7, 1_000, 9) == Standing(7, 0, EMPTY, 1_000, 9)
+    assert first_standing(7, 1_000, 9) == TransactionalIdState(7, 0, EMPTY, 1_000, 9)
 
 
 @pytest.mark.parametrize("epoch", [LAST_GIVEN, LAST_EPOCH])
 def test_behind_the_last_epoch_comes_a_new_id_that_may_be_asked_for_again(epoch: int) -> None:
     assert is_exhausted(epoch)
     after = begun(standing(epoch), 1_000, 9, named=True, new_producer_id=8)
-    assert after == Standing(8, 0, EMPTY, 1_000, 9, 7, epoch)
+    assert after == TransactionalIdState(8, 0, EMPTY, 1_000, 9, 7, epoch)
     assert not begins(after, EMPTY, 7, epoch, ID)
     with pytest.raises(ProducerFenced):
         begins(after, EMPTY, 6, epoch, ID)

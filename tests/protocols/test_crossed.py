@@ -14,13 +14,13 @@ from typing import Any, Final
 import pytest
 
 from quackmq.broker import Broker, BrokerSettings
-from quackmq.protocols.http.server import HttpDoor
-from quackmq.protocols.kafka.server import KafkaDoor
-from quackmq.protocols.line.server import LineDoor
-from quackmq.protocols.zmq.proxy.proxy_server import ProxyDoor
-from quackmq.protocols.zmq.proxy.xpub import XpubDoor
-from quackmq.protocols.zmq.proxy.xsub import XsubDoor
-from quackmq.protocols.zmq.server import ZmqDoor
+from quackmq.protocols.http.server import HttpServer
+from quackmq.protocols.kafka.server import KafkaServer
+from quackmq.protocols.line.server import LineServer
+from quackmq.protocols.zmq.proxy.proxy_server import ProxyServer
+from quackmq.protocols.zmq.proxy.xpub import XpubServer
+from quackmq.protocols.zmq.proxy.xsub import XsubServer
+from quackmq.protocols.zmq.server import ZmqServer
 from quackmq.stores.memory import MemoryStore
 from tests.protocols.codecs.zmtp_frames import HELLO, command, greeting, message, ready, request
 from tests.protocols.kafka.client import API_VERSIONS, CREATE_TOPICS
@@ -157,15 +157,15 @@ async def opened() -> AsyncIterator[Opened]:
         broker = Broker(store, BrokerSettings())
         await broker.open()
         stack.push_async_callback(broker.close)
-        xpub = XpubDoor(broker, HOST, 0)
+        xpub = XpubServer(broker, HOST, 0)
         doors = {
-            "kafka": KafkaDoor(broker, HOST, 0),
-            "http": HttpDoor(broker, HOST, 0),
-            "zmq": ZmqDoor(broker, HOST, 0),
-            "xsub": XsubDoor(broker, HOST, 0),
+            "kafka": KafkaServer(broker, HOST, 0),
+            "http": HttpServer(broker, HOST, 0),
+            "zmq": ZmqServer(broker, HOST, 0),
+            "xsub": XsubServer(broker, HOST, 0),
             "xpub": xpub,
-            "proxy": ProxyDoor(broker, HOST, 0, xpub),
-            "line": LineDoor(broker, (HOST, 0)),
+            "proxy": ProxyServer(broker, HOST, 0, xpub),
+            "line": LineServer(broker, (HOST, 0)),
         }
         for name, door in doors.items():
             where = await door.start()

@@ -15,20 +15,22 @@ from itertools import count
 
 from quackmq.broker.publish import messages
 from quackmq.broker.subscriptions import pull as delivery
-from quackmq.broker.subscriptions.pull_subscription import Held
+from quackmq.broker.subscriptions.pull_subscription import PullSubscription
 from quackmq.model.offset_notes import number_of_offset
 from quackmq.model.subscription import named
 from tests.real import small
 
 
 def without_last_id() -> None:
-    async def acknowledge(self: delivery.Delivery, held: Held, place: object) -> None:
+    async def acknowledge(
+        self: delivery.PullService, held: PullSubscription, place: object
+    ) -> None:
         outstanding = held.progress.outstanding
         if outstanding is not None:
             await self._move(held, outstanding, 0)
             held.progress = named(held.progress, outstanding)
 
-    delivery.Delivery._acknowledge = acknowledge  # type: ignore[assignment,method-assign]
+    delivery.PullService._acknowledge = acknowledge  # type: ignore[assignment,method-assign]
 
 
 def without_sequence() -> None:

@@ -6,7 +6,7 @@ on the disk, as long as anybody holds a view of it. Where the file was cut off t
 show: the system ends a process that looks there. `SimulatedDisk.misuses` has what a program did
 that would come to this.
 
-`SimulatedWindows` is the store's own `Windows` over such mappings, with sizes that small files
+`SimulatedWindows` is the store's own `MappedFiles` over such mappings, with sizes that small files
 reach. The sizes come from the seed.
 """
 
@@ -19,7 +19,7 @@ from collections.abc import Callable
 from collections.abc import Mapping as ByDescriptor
 from typing import Protocol, cast
 
-from quackmq.disk.mapped_reads import Windows
+from quackmq.disk.mapped_reads import MappedFiles
 
 
 class MappedFile(Protocol):
@@ -65,7 +65,7 @@ class Mapping(bytearray):
             self._end = max(size, self.start)
 
 
-class SimulatedWindows(Windows):
+class SimulatedWindows(MappedFiles):
     def __init__(self, source: random.Random, files: ByDescriptor[int, MappedFile]) -> None:
         """`files` has the open ones by their descriptors."""
         super().__init__()

@@ -28,7 +28,7 @@ import sys
 from dataclasses import dataclass, field
 from typing import Final
 
-from quackmq.broker import Broker, BrokerSettings, Channel, Delivery, Terms
+from quackmq.broker import Broker, BrokerSettings, Channel, LeasedEntry, Terms
 from quackmq.clock import Clock as BrokerClock
 from quackmq.errors import BrokerClosing, LimitReached, StorageError, StoreReadOnly
 from quackmq.model.offset_notes import RECEIPTS_TOPIC
@@ -331,8 +331,8 @@ class Peer:
     def __init__(self, name: str, life: Life) -> None:
         self.name = name
         self.channel: Channel | None = None
-        self.holds: dict[Place, Delivery] = {}
-        self.found: list[Delivery] = []
+        self.holds: dict[Place, LeasedEntry] = {}
+        self.found: list[LeasedEntry] = []
         self._life = life
         self._told = asyncio.Event()
 
@@ -382,7 +382,7 @@ class Peer:
         for each in self.found:
             self._got(each)
 
-    def _got(self, delivery: Delivery) -> None:
+    def _got(self, delivery: LeasedEntry) -> None:
         ledger, place = self._life.ledger, (delivery.partition, delivery.offset)
         known = ledger.entries.setdefault(place, delivery.record.value or b"")
         if known != delivery.record.value:

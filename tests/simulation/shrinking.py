@@ -12,12 +12,11 @@ from contextlib import ExitStack, contextmanager
 from typing import Final
 from unittest import mock
 
-from tests.limits import home_of
-
 from quackmq.stores import limits as stores_limits
-from quackmq.stores.local.commit.committer import Engine
+from quackmq.stores.local.commit.committer import Committer
 from quackmq.stores.local.commit.cycle import Cycle
 from quackmq.stores.local.commit.pending import Gathering
+from tests.limits import home_of
 from tests.simulation.platter import Counts
 
 #: What a limit may be; half of the seeds leave it alone.
@@ -39,14 +38,14 @@ _SMALL: Final = {
 @contextmanager
 def small_frames(seed: int, counts: Counts) -> Iterator[None]:
     source = random.Random(f"{seed}/frames")
-    fit, must_sync = Gathering.fit, Engine._must_sync
+    fit, must_sync = Gathering.fit, Committer._must_sync
 
     def counted_fit(gathering: Gathering, entry_bytes: int) -> None:
         before = len(gathering._full)
         fit(gathering, entry_bytes)
         counts["frames that were full"] += len(gathering._full) > before
 
-    def counted_must_sync(engine: Engine, cycle: Cycle) -> bool:
+    def counted_must_sync(engine: Committer, cycle: Cycle) -> bool:
         offsets = engine._unsynced_offsets + cycle.offsets
         counts["syncs for many offsets"] += offsets >= stores_limits.UNSYNCED_OFFSETS
         return must_sync(engine, cycle)
@@ -56,5 +55,5 @@ def small_frames(seed: int, counts: Counts) -> Iterator[None]:
             if source.random() < 0.5:
                 patches.enter_context(mock.patch.object(home_of(name), name, source.choice(values)))
         patches.enter_context(mock.patch.object(Gathering, "fit", counted_fit))
-        patches.enter_context(mock.patch.object(Engine, "_must_sync", counted_must_sync))
+        patches.enter_context(mock.patch.object(Committer, "_must_sync", counted_must_sync))
         yield

@@ -12,11 +12,11 @@ import pytest
 from quackmq.broker import Broker, Messages, ProducerEpoch
 from quackmq.broker.log import next_message as heads
 from quackmq.broker.staging.committer import StageCopier
-from quackmq.broker.transactions.entry import Known
+from quackmq.broker.transactions.entry import TransactionalIdEntry
 from quackmq.broker.transactions.registry import TransactionRecords
 from quackmq.broker.transactions.service import Transactions
 from quackmq.model.topic import Aborted, Append, Appended, Cursor, StatePut
-from quackmq.model.transactional_id import ProducerRef, Standing
+from quackmq.model.transactional_id import ProducerRef, TransactionalIdState
 from quackmq.records.batch import Batch
 from quackmq.stores.local import LocalStore
 from tests.simulation.flow import LIMITS, flow
@@ -205,7 +205,7 @@ def test_aborted_records_that_are_shown_are_caught() -> None:
 
 
 def test_a_producer_that_is_not_fenced_is_caught() -> None:
-    def let_pass(standing: Standing | None, ref: ProducerRef) -> None:
+    def let_pass(standing: TransactionalIdState | None, ref: ProducerRef) -> None:
         """Whoever it is, may write."""
 
     with mock.patch("quackmq.broker.transactions.service.check_current", let_pass):
@@ -226,7 +226,11 @@ def test_an_end_that_is_acknowledged_before_it_is_durable_is_caught() -> None:
     on_their_way: set[asyncio.Task[ProducerEpoch]] = set()
 
     async def end_later(
-        transactions: Transactions, known: Known, ref: ProducerRef, commit: bool, bump: bool
+        transactions: Transactions,
+        known: TransactionalIdEntry,
+        ref: ProducerRef,
+        commit: bool,
+        bump: bool,
     ) -> ProducerEpoch:
         on_their_way.add(asyncio.create_task(end(transactions, known, ref, commit, bump)))
         await asyncio.sleep(0)

@@ -10,8 +10,8 @@ from unittest import mock
 import pytest
 
 from quackmq.disk.linux_aio import Synced
-from quackmq.disk.mapped_reads import Windows
-from quackmq.stores.local.commit.committer import Engine
+from quackmq.disk.mapped_reads import MappedFiles
+from quackmq.stores.local.commit.committer import Committer
 from quackmq.stores.local.commit.cycle import Cycle
 from quackmq.stores.local.files.journal import Journal, Place
 from quackmq.stores.local.files.open_files import OpenFiles
@@ -71,10 +71,10 @@ LOST = ("lost: ", "the topic is lost", "held acknowledged data")
 
 
 def test_an_acknowledgement_when_the_sync_begins_is_caught() -> None:
-    begin = Engine._begin_cycle
+    begin = Committer._begin_cycle
     sync_soon = Journal.sync_soon
 
-    def begin_cycle(engine: Engine) -> None:
+    def begin_cycle(engine: Committer) -> None:
         gathered = engine.gathering.take()
 
         def begin_and_answer(journal: Journal, done: Synced, alone: bool) -> None:
@@ -89,17 +89,17 @@ def test_an_acknowledgement_when_the_sync_begins_is_caught() -> None:
         ):
             begin(engine)
 
-    with mock.patch.object(Engine, "_begin_cycle", begin_cycle):
+    with mock.patch.object(Committer, "_begin_cycle", begin_cycle):
         assert_caught(*LOST)
 
 
 def test_an_error_of_a_kernel_sync_that_is_ignored_is_caught() -> None:
-    end_quick = Engine._end_quick
+    end_quick = Committer._end_quick
 
-    def ignore(engine: Engine, cycle: Cycle, place: Place, error: OSError | None) -> None:
+    def ignore(engine: Committer, cycle: Cycle, place: Place, error: OSError | None) -> None:
         end_quick(engine, cycle, place, None)
 
-    with mock.patch.object(Engine, "_end_quick", ignore):
+    with mock.patch.object(Committer, "_end_quick", ignore):
         assert_caught(*LOST)
 
 
@@ -107,15 +107,15 @@ class Hasty:
     """Writes small frames while the kernel syncs, and takes them for covered by that sync."""
 
     def __init__(self) -> None:
-        self._cycles: dict[Engine, list[Cycle]] = {}
-        self._begin = Engine._begin_cycle
+        self._cycles: dict[Committer, list[Cycle]] = {}
+        self._begin = Committer._begin_cycle
 
-    def begin_cycle(self, engine: Engine) -> None:
+    def begin_cycle(self, engine: Committer) -> None:
         gathered = engine.gathering.take()
         cycle = Cycle(gathered, engine.options.journal_inline_bytes, engine._frame_inline_bytes)
         self._write(engine, cycle)
 
-    def _write(self, engine: Engine, cycle: Cycle) -> None:
+    def _write(self, engine: Committer, cycle: Cycle) -> None:
         place = engine._journal.reserve(cycle.frame_bytes)
         if place is None or not engine._is_quick(cycle, place):
             if engine in self._cycles:  # in order, at least
@@ -133,7 +133,7 @@ class Hasty:
             engine._journal.sync_soon(lambda error: self._end(engine, error), False)
         engine._go_on()
 
-    def _end(self, engine: Engine, error: OSError | None) -> None:
+    def _end(self, engine: Committer, error: OSError | None) -> None:
         for cycle in self._cycles.pop(engine):
             if error is not None:
                 engine._give_up(cycle.gathered, error)
@@ -144,18 +144,18 @@ class Hasty:
 def test_a_frame_written_during_a_kernel_sync_and_counted_as_covered_is_caught() -> None:
     hasty = Hasty()
 
-    def begin_cycle(engine: Engine) -> None:
+    def begin_cycle(engine: Committer) -> None:
         hasty.begin_cycle(engine)
 
-    with mock.patch.object(Engine, "_begin_cycle", begin_cycle):
+    with mock.patch.object(Committer, "_begin_cycle", begin_cycle):
         assert_caught(*LOST)
 
 
 def test_a_window_that_outlives_its_removed_file_is_caught() -> None:
-    def keep(windows: Windows, file: object) -> None:
+    def keep(windows: MappedFiles, file: object) -> None:
         """The window goes when others need its place, and not before."""
 
-    with mock.patch.object(Windows, "forget", keep):
+    with mock.patch.object(MappedFiles, "forget", keep):
         assert_caught("its room on the disk is still held")
 
 

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from quackmq.broker.push.receipt_ranges import Untold
+from quackmq.broker.push.receipt_ranges import PendingReceipts
 from quackmq.model.leases import Leases
 from tests.simulation.platter import Counts
 from tests.simulation.pushes import LIMITS, push
@@ -60,7 +60,7 @@ def test_a_state_that_forgets_what_is_outstanding_is_noticed(
 
 
 def test_s5_receipts_that_are_left_twice_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Untold, "was_told", lambda self, told: None)
+    monkeypatch.setattr(PendingReceipts, "was_told", lambda self, told: None)
     fails_within(_SEEDS)
 
 

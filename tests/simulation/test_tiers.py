@@ -12,7 +12,7 @@ import pytest
 
 from quackmq.archive import layout as files
 from quackmq.archive.manifest import Manifest
-from quackmq.archive.manifest_registry import Partitions, _Partition
+from quackmq.archive.manifest_registry import ManifestRegistry, _Partition
 from quackmq.archive.parquet import reader
 from quackmq.archive.tiered_store import TieredStore
 from quackmq.disk.interface import Disk, write_durable
@@ -85,7 +85,7 @@ def _manifest_never_synced(disk: Disk, directory: str, name: str, data: bytes) -
     disk.rename(f"{directory}/{files._NEW}{name}", f"{directory}/{name}")
 
 
-async def _overlap_left(self: Partitions, partition: _Partition, found: Manifest) -> None:
+async def _overlap_left(self: ManifestRegistry, partition: _Partition, found: Manifest) -> None:
     """What a crash left is not brought into step."""
     partition.take(found)
 
@@ -95,7 +95,7 @@ def _nothing_in_use(self: _Partition) -> set[str]:
     return set()
 
 
-def _lock_of_its_own(self: Partitions, key: PartitionKey) -> asyncio.Lock:
+def _lock_of_its_own(self: ManifestRegistry, key: PartitionKey) -> asyncio.Lock:
     """A trim and the opening of a partition do not know of each other."""
     return asyncio.Lock()
 
@@ -136,9 +136,9 @@ async def _old_too_early(
     ("where", "name", "bug", "first"),
     [
         (files, "_replace", _manifest_never_synced, 0),
-        pytest.param(Partitions, "_adopt", _overlap_left, 0, marks=pytest.mark.sweep),
+        pytest.param(ManifestRegistry, "_adopt", _overlap_left, 0, marks=pytest.mark.sweep),
         pytest.param(_Partition, "names_in_use", _nothing_in_use, 5, marks=pytest.mark.sweep),
-        (Partitions, "_lock", _lock_of_its_own, 0),
+        (ManifestRegistry, "_lock", _lock_of_its_own, 0),
         pytest.param(reader, "crc32c", _right, 76, marks=pytest.mark.sweep),
         pytest.param(TieredStore, "trim", _trim_log_first, 2, marks=pytest.mark.sweep),
         (TieredStore, "offset_for_time", _old_too_early, 1),

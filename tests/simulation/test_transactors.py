@@ -7,7 +7,7 @@ from unittest import mock
 
 import pytest
 
-from quackmq.model.log_transactions import Marker, Step
+from quackmq.model.log_transactions import Marker, TransactionBoundary
 from quackmq.model.producer_state import NO_TRANSACTION, Producer
 from quackmq.records.batch import Batch
 from quackmq.stores.local import committed_reads as committed
@@ -94,7 +94,7 @@ def test_an_open_transaction_that_recovery_forgets_is_caught() -> None:
 def test_a_marker_that_is_not_replayed_is_caught() -> None:
     follow = PartitionLog._follow
 
-    def follow_beginnings(log: PartitionLog, step: Step, segment: Segment) -> None:
+    def follow_beginnings(log: PartitionLog, step: TransactionBoundary, segment: Segment) -> None:
         if step.marker is not Marker.COMMIT:
             follow(log, step, segment)
 

@@ -15,7 +15,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from quackmq.model.policy import Policy
 from quackmq.model.topic import PartitionKey
-from quackmq.protocols.kafka.server import KafkaDoor
+from quackmq.protocols.kafka.server import KafkaServer
 from quackmq.spark.source.source import QuackSource
 from quackmq.stores.contract import Store
 from tests.protocols.http.v1.serving import CALLER, DEADLINE_S, Serving
@@ -24,7 +24,7 @@ from tests.protocols.http.v1.serving import CALLER, DEADLINE_S, Serving
 class Broker(Serving):
     def __init__(self, store: Store | None = None, directory: Path | None = None) -> None:
         super().__init__(store, directory)
-        self.kafka_door = KafkaDoor(self.broker, "127.0.0.1", 0)
+        self.kafka_door = KafkaServer(self.broker, "127.0.0.1", 0)
         host, port = self.run(self.kafka_door.start())
         self.address = f"{host}:{port}"
         self.broker.doors["http"] = (self.host, self.port)

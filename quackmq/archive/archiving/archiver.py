@@ -35,9 +35,9 @@ from typing import Any, TypeVar
 from quackmq import limits as shared_limits
 from quackmq.archive import limits
 from quackmq.archive.archiving.buffers import Buffers
-from quackmq.archive.archiving.builder import LocalWorkshop, Workshop
-from quackmq.archive.archiving.run import Archived, Suspects, Turn, take_turn
-from quackmq.archive.archiving.schedule import Agenda, Failure, Failures, Ready
+from quackmq.archive.archiving.builder import FileBuilder, LocalFileBuilder
+from quackmq.archive.archiving.run import Archived, ArchiveRun, SuspectRange, take_turn
+from quackmq.archive.archiving.schedule import Agenda, ArchiveBacklog, Failure, Failures
 from quackmq.archive.tiered_store import TieredStore
 from quackmq.clock import Clock
 from quackmq.errors import BrokerClosing, NotFound, QuackError, UnknownTopic
@@ -69,7 +69,7 @@ class Archiver:
         topics: Callable[[], Mapping[str, Topic]],
         clock: Clock,
         publisher_of: Callable[[int], str | None],
-        workshop: Workshop | None = None,
+        workshop: FileBuilder | None = None,
     ) -> None:
         """`topics` are those to be archived, by name; `publisher_of` tells the durable name of a
         producer that writes in transactions, by its id."""
@@ -78,7 +78,7 @@ class Archiver:
         self._clock = clock
         self._now_ms = clock.now_ms
         self._publisher_of = publisher_of
-        self._workshop = LocalWorkshop() if workshop is None else workshop
+        self._workshop = LocalFileBuilder() if workshop is None else workshop
         self._buffers = Buffers(store.inner)
         #: Held by whoever makes a file.
         self._making = asyncio.Lock()
@@ -252,7 +252,7 @@ class Archiver:
             # It may be time and not due: the clock was set back.
             self._agenda.put(key, at_ms if at_ms > now_ms else now_ms + limits.ARCHIVE_RETRY_MS)
 
-    async def _ready(self, key: PartitionKey) -> Ready:
+    async def _ready(self, key: PartitionKey) -> ArchiveBacklog:
         log_store = self._store.inner
         offsets = await log_store.offsets(key)
         present = self._store.partitions.manifest(key)
@@ -265,7 +265,7 @@ class Archiver:
         if first >= offsets.stable:
             if standing is not None:
                 self._note_backlog(standing, 0)
-            return Ready(first, first, 0, None)
+            return ArchiveBacklog(first, first, 0, None)
         if standing is None:
             standing = self._standings[key] = _Standing()
         ready_bytes = await log_store.bytes_between(key, first, offsets.stable)
@@ -273,7 +273,9 @@ class Archiver:
         if standing.oldest is None or standing.oldest.offset != first:
             times = await log_store.append_times(key, first, first + 1)
             standing.oldest = OffsetTime(first, times[0].timestamp_ms if times else self._now_ms())
-        return Ready(first, offsets.stable, standing.ready_bytes, standing.oldest.timestamp_ms)
+        return ArchiveBacklog(
+            first, offsets.stable, standing.ready_bytes, standing.oldest.timestamp_ms
+        )
 
     def _note_backlog(self, standing: _Standing, ready_bytes: int) -> None:
         self._backlog_bytes += ready_bytes - standing.ready_bytes
@@ -337,7 +339,7 @@ class Archiver:
             if topic is None or topic.id != key.topic_id:
                 raise UnknownTopic(f"topic {name} was deleted")
             standing = self._standings.setdefault(key, _Standing())
-            turn = Turn(topic, key, standing.passed, end, standing.suspects)
+            turn = ArchiveRun(topic, key, standing.passed, end, standing.suspects)
             try:
                 await take_turn(
                     turn, self._store, self._buffers, self._workshop, self._publisher_of
@@ -421,7 +423,7 @@ class _Standing:
         #: When what is to be archived first was appended.
         self.oldest: OffsetTime | None = None
         #: What a workshop ended over.
-        self.suspects: Suspects | None = None
+        self.suspects: SuspectRange | None = None
 
 
 def _closing() -> BrokerClosing:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol
 
-from quackmq.archive.archiving.pieces import Made, Piece, Progress, Unnamed
+from quackmq.archive.archiving.pieces import BuiltFile, Piece, Progress, UnknownProducers
 from quackmq.errors import StorageError
 from quackmq.model.topic import PartitionKey
 
@@ -21,21 +21,23 @@ if TYPE_CHECKING:
     from quackmq.archive.archiving.file_maker import FileMaker
 
 
-class WorkshopGone(StorageError):
+class WorkerDied(StorageError):
     """Whoever did the work ended over it, or never came to an end: perhaps by what it was given.
     It stays between the archive and its workshops: no door tells it from other StorageErrors."""
 
 
-class Workshop(Protocol):
+class FileBuilder(Protocol):
     """StorageError where the work cannot be done at present, WorkshopGone among them. After any
     error the file that was in the making is gone, and another one may be begun."""
 
     def begin(self, key: PartitionKey, topic: str, first_offset: int) -> None:
         """A new file; one that was in the making is given up."""
 
-    def add(self, piece: Piece, publishers: Mapping[int, str | None]) -> Progress | Unnamed: ...
+    def add(
+        self, piece: Piece, publishers: Mapping[int, str | None]
+    ) -> Progress | UnknownProducers: ...
 
-    def finish(self, version: int) -> Made: ...
+    def finish(self, version: int) -> BuiltFile: ...
 
     def rest(self) -> None:
         """There is nothing to do for a while: memory is let go of."""
@@ -44,7 +46,7 @@ class Workshop(Protocol):
         """From the loop, at any moment: whatever goes on ends, and whoever waits is told."""
 
 
-class LocalWorkshop:
+class LocalFileBuilder:
     """In the thread that calls."""
 
     def __init__(self) -> None:
@@ -55,11 +57,13 @@ class LocalWorkshop:
 
         self._maker = FileMaker(key, topic, first_offset)
 
-    def add(self, piece: Piece, publishers: Mapping[int, str | None]) -> Progress | Unnamed:
+    def add(
+        self, piece: Piece, publishers: Mapping[int, str | None]
+    ) -> Progress | UnknownProducers:
         assert self._maker is not None, "a file is begun first"
         return self._maker.add(piece, publishers)
 
-    def finish(self, version: int) -> Made:
+    def finish(self, version: int) -> BuiltFile:
         assert self._maker is not None, "a file is begun first"
         maker, self._maker = self._maker, None
         return maker.finish(version)

@@ -25,7 +25,13 @@ from itertools import pairwise
 
 from quackmq.archive import limits
 from quackmq.archive import manifest as manifests
-from quackmq.archive.archiving.pieces import Aside, Made, Piece, Progress, Unnamed
+from quackmq.archive.archiving.pieces import (
+    BuiltFile,
+    Piece,
+    Progress,
+    QuarantinedBatch,
+    UnknownProducers,
+)
 from quackmq.archive.parquet.from_batches import Committed, FileWriter, PoisonBatch
 from quackmq.errors import InternalError
 from quackmq.model.topic import Aborted, OffsetTime, PartitionKey
@@ -41,14 +47,16 @@ class FileMaker:
         self._aside: list[tuple[bytes, str]] = []
         self._aside_bytes = 0
 
-    def add(self, piece: Piece, publishers: Mapping[int, str | None]) -> Progress | Unnamed:
+    def add(
+        self, piece: Piece, publishers: Mapping[int, str | None]
+    ) -> Progress | UnknownProducers:
         """Take a piece, or its beginning, until the file is full. `publishers` are the durable
         names of producers by id; if one is missing, nothing is taken and it is said which."""
         found = [batch for batch in batches(piece.data) if batch.next_offset > piece.offset]
         kept = _committed(found, piece.aborted)
         unnamed = {batch.producer_id for batch in kept if batch.is_transactional}
         if missing := unnamed - publishers.keys():
-            return Unnamed(frozenset(missing))
+            return UnknownProducers(frozenset(missing))
         entries = _entries(kept, piece.times, publishers)
         taken = 0
         while taken < len(entries) and not self._is_full:
@@ -61,7 +69,7 @@ class FileMaker:
             self._position = found[-1].next_offset
         return Progress(self._position, self._end, self._is_full)
 
-    def finish(self, version: int) -> Made:
+    def finish(self, version: int) -> BuiltFile:
         """The file, as it comes with a manifest's version. There is something to put into it."""
         file, data = self._writer.finish(self._end, version)
         aside = []
@@ -70,8 +78,8 @@ class FileMaker:
             if line.first_offset < self._first_offset:  # what is before that was trimmed
                 name = manifests.quarantine_name(self._first_offset, version)
                 line = dataclasses.replace(line, name=name, first_offset=self._first_offset)
-            aside.append(Aside(line, raw))
-        return Made(file, data, tuple(aside))
+            aside.append(QuarantinedBatch(line, raw))
+        return BuiltFile(file, data, tuple(aside))
 
     @property
     def _is_full(self) -> bool:

@@ -25,7 +25,7 @@ class Piece(NamedTuple):
     poison: str | None = None
 
 
-class Unnamed(NamedTuple):
+class UnknownProducers(NamedTuple):
     """Nothing was taken of a piece: the names of these producers are needed first."""
 
     producer_ids: frozenset[int]
@@ -40,14 +40,14 @@ class Progress(NamedTuple):
     is_full: bool
 
 
-class Aside(NamedTuple):
+class QuarantinedBatch(NamedTuple):
     """A batch that nobody can open: its line in the manifest, and its bytes."""
 
     line: Quarantined
     data: bytes
 
 
-class Made(NamedTuple):
+class BuiltFile(NamedTuple):
     file: ArchiveFile
     data: Buffer
-    aside: tuple[Aside, ...]
+    aside: tuple[QuarantinedBatch, ...]

@@ -23,8 +23,8 @@ from typing import NamedTuple
 from quackmq.archive import limits
 from quackmq.archive import manifest as manifests
 from quackmq.archive.archiving.buffers import Buffers, Filled
-from quackmq.archive.archiving.builder import Workshop, WorkshopGone
-from quackmq.archive.archiving.pieces import Made, Piece, Progress, Unnamed
+from quackmq.archive.archiving.builder import FileBuilder, WorkerDied
+from quackmq.archive.archiving.pieces import BuiltFile, Piece, Progress, UnknownProducers
 from quackmq.archive.manifest import Manifest
 from quackmq.archive.tiered_store import TieredStore
 from quackmq.errors import StorageError
@@ -46,7 +46,7 @@ class Archived(NamedTuple):
         return Archived(*(left + right for left, right in zip(self, other, strict=True)))
 
 
-class Suspects(NamedTuple):
+class SuspectRange(NamedTuple):
     """Offsets over which a workshop ended: they are taken a batch at a time, to see which of them
     it is; when it is known, that batch is kept aside unopened."""
 
@@ -56,7 +56,7 @@ class Suspects(NamedTuple):
     reason: str
 
 
-class Turn:
+class ArchiveRun:
     """What a partition is to archive: up to `end`, from where the archive ends. Nothing before
     `passed` is left to do; the turn moves it on, and says in `done` what came of it."""
 
@@ -68,7 +68,7 @@ class Turn:
         key: PartitionKey,
         passed: int,
         end: int,
-        suspects: Suspects | None = None,
+        suspects: SuspectRange | None = None,
     ) -> None:
         self.topic = topic
         self.key = key
@@ -79,10 +79,10 @@ class Turn:
 
 
 async def take_turn(
-    turn: Turn,
+    turn: ArchiveRun,
     store: TieredStore,
     buffers: Buffers,
-    workshop: Workshop,
+    workshop: FileBuilder,
     publisher_of: Callable[[int], str | None],
 ) -> None:
     """StorageError where something cannot be read or written, DamagedData among them: what could
@@ -109,7 +109,7 @@ async def take_turn(
         raise stopped_by
 
 
-def _was_trimmed(turn: Turn, store: TieredStore, present: Manifest) -> bool:
+def _was_trimmed(turn: ArchiveRun, store: TieredStore, present: Manifest) -> bool:
     """Whether retention has let go of what was to be archived: then there is less to do, and
     nothing is wrong."""
     now = store.partitions.manifest(turn.key)
@@ -122,11 +122,11 @@ class _Making:
 
     def __init__(
         self,
-        turn: Turn,
+        turn: ArchiveRun,
         present: Manifest,
         store: TieredStore,
         buffers: Buffers,
-        workshop: Workshop,
+        workshop: FileBuilder,
         publisher_of: Callable[[int], str | None],
     ) -> None:
         self._turn = turn
@@ -167,7 +167,7 @@ class _Making:
             if filling is not None:
                 await self._stop(filling)
 
-    async def finish(self) -> Made:
+    async def finish(self) -> BuiltFile:
         version = self._present.version + 1
         return await self._disk.run(lambda: self._workshop.finish(version), "archive")
 
@@ -205,18 +205,18 @@ class _Making:
             piece = piece._replace(poison=suspects.reason)
         try:
             result = await self._disk.run(lambda: self._add(piece), "archive")
-            while isinstance(result, Unnamed):
+            while isinstance(result, UnknownProducers):
                 for producer_id in result.producer_ids:
                     self._publishers[producer_id] = self._publisher_of(producer_id)
                 result = await self._disk.run(lambda: self._add(piece), "archive")
-        except WorkshopGone as error:
-            self._turn.suspects = Suspects(
+        except WorkerDied as error:
+            self._turn.suspects = SuspectRange(
                 piece.offset, filled.next_offset, is_suspect, f"nobody could open it: {error}"
             )
             raise
         self.position, self.end, self._is_full = result
 
-    def _add(self, piece: Piece) -> Progress | Unnamed:
+    def _add(self, piece: Piece) -> Progress | UnknownProducers:
         """In the archive lane."""
         if not self._is_begun:
             first_offset = self._present.next_offset
@@ -242,7 +242,7 @@ class _Pause:
             await asyncio.sleep(min(pause, limits.ARCHIVE_PAUSE_MS / 1000))
 
 
-async def _commit(turn: Turn, store: TieredStore, made: Made) -> None:
+async def _commit(turn: ArchiveRun, store: TieredStore, made: BuiltFile) -> None:
     file, data, aside = made
     files = [(file.name, data), *((one.line.name, one.data) for one in aside)]
 
@@ -273,7 +273,7 @@ async def _commit(turn: Turn, store: TieredStore, made: Made) -> None:
     )
 
 
-def _with(present: Manifest, made: Made) -> Manifest:
+def _with(present: Manifest, made: BuiltFile) -> Manifest:
     """The manifest with a new file behind the others. Retention may have let go of a part of what
     is in it meanwhile, or of all."""
     file = made.file

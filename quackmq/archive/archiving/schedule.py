@@ -23,7 +23,7 @@ from quackmq.model.topic import PartitionKey
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
-class Ready(NamedTuple):
+class ArchiveBacklog(NamedTuple):
     """What a partition has to archive: its offsets, about its bytes, when its oldest came."""
 
     first: int

@@ -1,8 +1,8 @@
 """The process that makes files of the archive for a broker, and how the two talk.
 
 It has one connection, to the broker that started it, and ends with it: also when the broker is
-killed, since then the system closes the other end. It is told a step at a time (`Workshop`), does
-it while all others go before it, and answers. It opens no files.
+killed, since then the system closes the other end. It is told a step at a time (`FileBuilder`),
+does it while all others go before it, and answers. It opens no files.
 
     | bytes of the message  u32 | bytes of data  u64 | the message, pickled | data |
 
@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from quackmq.archive import limits
-from quackmq.archive.archiving.builder import LocalWorkshop
+from quackmq.archive.archiving.builder import LocalFileBuilder
 from quackmq.records.batch import Buffer
 
 _LENGTHS: Final = struct.Struct(">IQ")
@@ -64,7 +64,7 @@ def main(descriptor: int) -> None:
 
     os.nice(limits.ARCHIVE_WORKER_NICENESS)
     channel = Channel(socket.socket(fileno=descriptor))
-    workshop = LocalWorkshop()
+    workshop = LocalFileBuilder()
     try:
         channel.send("ready")  # to a broker that may have been killed meanwhile
         while True:
@@ -75,7 +75,7 @@ def main(descriptor: int) -> None:
 
 
 def _carry_out(
-    workshop: LocalWorkshop, request: Any, data: memoryview
+    workshop: LocalFileBuilder, request: Any, data: memoryview
 ) -> tuple[tuple[str, object], list[Buffer]]:
     """The answer to a request, with its data."""
     step, *arguments = request

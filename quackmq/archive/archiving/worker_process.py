@@ -16,8 +16,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from quackmq.archive import limits
-from quackmq.archive.archiving.builder import WorkshopGone
-from quackmq.archive.archiving.pieces import Aside, Made, Piece, Progress, Unnamed
+from quackmq.archive.archiving.builder import WorkerDied
+from quackmq.archive.archiving.pieces import (
+    BuiltFile,
+    Piece,
+    Progress,
+    QuarantinedBatch,
+    UnknownProducers,
+)
 from quackmq.archive.archiving.worker_main import Channel
 from quackmq.errors import BrokerClosing, StorageError
 from quackmq.model.topic import PartitionKey
@@ -36,7 +42,7 @@ class _Worker(NamedTuple):
     channel: Channel
 
 
-class WorkerWorkshop:
+class WorkerProcess:
     """Who may call: the disk's lane "archive"; `close` is the loop's."""
 
     def __init__(self) -> None:
@@ -48,21 +54,23 @@ class WorkerWorkshop:
     def begin(self, key: PartitionKey, topic: str, first_offset: int) -> None:
         self._ask(("begin", key, topic, first_offset))
 
-    def add(self, piece: Piece, publishers: Mapping[int, str | None]) -> Progress | Unnamed:
+    def add(
+        self, piece: Piece, publishers: Mapping[int, str | None]
+    ) -> Progress | UnknownProducers:
         request = ("add", piece._replace(data=b""), dict(publishers))
         progress, _ = self._ask(request, [piece.data])
-        if not isinstance(progress, Progress | Unnamed):
+        if not isinstance(progress, Progress | UnknownProducers):
             raise StorageError(f"the process that makes files answered {progress!r:.100}")
         return progress
 
-    def finish(self, version: int) -> Made:
+    def finish(self, version: int) -> BuiltFile:
         (file, lines), data = self._ask(("finish", version))
         content, rest = data[: file.size], data[file.size :]
         aside = []
         for line in lines:
-            aside.append(Aside(line, bytes(rest[: line.size])))
+            aside.append(QuarantinedBatch(line, bytes(rest[: line.size])))
             rest = rest[line.size :]
-        return Made(file, content, tuple(aside))
+        return BuiltFile(file, content, tuple(aside))
 
     def rest(self) -> None:
         self._end()
@@ -89,7 +97,7 @@ class WorkerWorkshop:
             code = self._end()
             if self._is_closed:
                 raise BrokerClosing("the broker is closing: no file is made any more") from error
-            raise WorkshopGone(
+            raise WorkerDied(
                 "the process that makes files of the archive cannot be started, or has ended"
                 f"{'' if code is None else f' (exit code {code})'}: {error}"
             ) from error

@@ -27,7 +27,7 @@ from quackmq.archive import limits
 from quackmq.archive import manifest as manifests
 from quackmq.archive.archiving.schedule import is_no_room
 from quackmq.archive.manifest import ArchiveFile, Manifest
-from quackmq.archive.manifest_registry import Partitions
+from quackmq.archive.manifest_registry import ManifestRegistry
 from quackmq.archive.merging.planner import Merge, MergeSettings, Unreadable, plan
 from quackmq.errors import (
     NotFound,
@@ -62,7 +62,7 @@ class Merged(NamedTuple):
 class Merger:
     def __init__(
         self,
-        partitions: Partitions,
+        partitions: ManifestRegistry,
         settings: MergeSettings = MergeSettings(),  # noqa: B008  (frozen)
     ) -> None:
         self.settings = settings

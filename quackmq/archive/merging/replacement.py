@@ -49,14 +49,14 @@ _MAGIC: Final = b"PAR1"
 _END_BYTES: Final = 8
 
 
-class Offered(NamedTuple):
+class ReplacementFile(NamedTuple):
     """A file as it lies there, under the name that it is offered by."""
 
     file: ArchiveFile
     groups: tuple[RowGroup, ...]
 
 
-def examine(disk: Disk, manifest: Manifest, name: str) -> Offered:
+def examine(disk: Disk, manifest: Manifest, name: str) -> ReplacementFile:
     """What a file that is offered for a partition says of itself. InvalidRequest if it is not
     there, or could not be one of this partition's."""
     if plan_of_offered(name) is None:
@@ -78,7 +78,7 @@ def compare(
     reader: ArchiveReader,
     manifest: Manifest,
     old: Sequence[ArchiveFile],
-    new: Sequence[Offered],
+    new: Sequence[ReplacementFile],
 ) -> Iterator[None]:
     """Whether new files hold what the old ones do, from where the first of the new ones begins.
     Reads a row group of each between two yields. InvalidRequest where they do not; DamagedData
@@ -112,7 +112,7 @@ def compare(
 # --- footers -------------------------------------------------------------------------------------
 
 
-def _examine(file: File, manifest: Manifest, name: str) -> Offered:
+def _examine(file: File, manifest: Manifest, name: str) -> ReplacementFile:
     size = file.size()
     if not len(_MAGIC) + _END_BYTES < size <= shared_limits.ARCHIVE_OFFERED_BYTES:
         raise InvalidRequest(
@@ -133,7 +133,7 @@ def _examine(file: File, manifest: Manifest, name: str) -> Offered:
     tail = read_all(file, size - position, position)
     if len(tail) > limits.ARCHIVE_TAIL_BYTES:
         raise InvalidRequest(f"{len(tail)} bytes stand behind the rows of {name}: too many")
-    return Offered(
+    return ReplacementFile(
         ArchiveFile(
             name=name,
             first_offset=int(said[FIRST_OFFSET_KEY.encode()]),
@@ -191,7 +191,7 @@ def _check_groups(groups: Sequence[RowGroup], metadata: pq.FileMetaData, name: s
 
 
 def _rows_of_offered(
-    reader: ArchiveReader, manifest: Manifest, new: Sequence[Offered]
+    reader: ArchiveReader, manifest: Manifest, new: Sequence[ReplacementFile]
 ) -> Iterator[pa.RecordBatch]:
     for file, groups in new:
         next_offset = file.first_offset

@@ -10,14 +10,14 @@ import io
 import pyarrow.parquet as pq
 
 
-def parquet_of(window: Window, metadata: pq.FileMetaData) -> pq.ParquetFile:
+def parquet_of(window: CheckedRange, metadata: pq.FileMetaData) -> pq.ParquetFile:
     """The file around `window`, read by whoever asks and by no other thread. By default Arrow would
     fetch ahead in one of its own: for nothing, since all is in memory, and if that one still holds
     our object when the interpreter ends, the process aborts."""
     return pq.ParquetFile(window, metadata=metadata, pre_buffer=False)
 
 
-class Window(io.RawIOBase):
+class CheckedRange(io.RawIOBase):
     """A file of which one stretch was read: all that Parquet's reader will ask for. ValueError for
     anything else, which only a footer asks for that was not written by us."""
 

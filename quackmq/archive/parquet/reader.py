@@ -29,7 +29,7 @@ from quackmq import limits as shared_limits
 from quackmq.archive import limits
 from quackmq.archive.layout import partition_path
 from quackmq.archive.manifest import ArchiveFile, Manifest, Quarantined
-from quackmq.archive.parquet.checked_range import Window, parquet_of
+from quackmq.archive.parquet.checked_range import CheckedRange, parquet_of
 from quackmq.archive.parquet.schema import (
     SCHEMA,
     SCHEMA_VERSION,
@@ -38,7 +38,7 @@ from quackmq.archive.parquet.schema import (
     schema_version,
 )
 from quackmq.archive.parquet.to_batches import append_times_ms, encode, timestamps_ms
-from quackmq.archive.prefetch_buffer import Ahead
+from quackmq.archive.prefetch_buffer import PrefetchBuffer
 from quackmq.disk.interface import Disk, read_all
 from quackmq.errors import DamagedData, NewerFormat, OffsetOutOfRange, StorageError
 from quackmq.model.topic import OffsetTime, TimeKind
@@ -81,7 +81,7 @@ class ArchiveReader:
         self._disk = disk
         self._rows: _Cache[pa.RecordBatch] = _Cache(limits.ARCHIVE_CACHE_BYTES)
         self._tails: _Cache[_Tail] = _Cache(limits.ARCHIVE_CACHED_TAIL_BYTES)
-        self._ahead = Ahead(limits.ARCHIVE_WAITING_BYTES)
+        self._ahead = PrefetchBuffer(limits.ARCHIVE_WAITING_BYTES)
 
     def read(self, manifest: Manifest, offset: int, max_bytes: int) -> Piece:
         """Records from `offset` on: at most `max_bytes`, but one batch at least, if there is one
@@ -323,7 +323,7 @@ class ArchiveReader:
         if crc32c(data) != group.crc32c:
             raise _damaged(path, what, f"the checksum of row group {index} is wrong")
         try:
-            source = parquet_of(Window(file.size, group.position, data), tail.metadata)
+            source = parquet_of(CheckedRange(file.size, group.position, data), tail.metadata)
             table = source.read_row_group(index, columns=columns, use_threads=False)
             rows = table.select(columns).combine_chunks().to_batches()
         except (pa.ArrowException, ValueError, KeyError, OSError) as error:

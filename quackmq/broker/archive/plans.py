@@ -25,7 +25,7 @@ from quackmq.errors import InvalidRequest, LimitReached, UnknownPlan
 from quackmq.model.topic import PartitionKey, Topic
 
 if TYPE_CHECKING:  # what loads pyarrow, which a broker without an archive does without
-    from quackmq.archive.manifest_registry import Partitions
+    from quackmq.archive.manifest_registry import ManifestRegistry
     from quackmq.archive.pins import Pin
 
 log = logging.getLogger(__name__)
@@ -70,7 +70,7 @@ Describe = Callable[
 class Plans:
     def __init__(
         self,
-        partitions: Partitions,
+        partitions: ManifestRegistry,
         describe: Describe,
         now_ms: Callable[[], int],
         taking: asyncio.Lock,
@@ -180,7 +180,7 @@ class HeldPlan:
     def told(self) -> Plan:
         return Plan(self.id, self.topic, self.expires_ms, self.offers, tuple(self.partitions))
 
-    def hold(self, partitions: Partitions, key: PartitionKey) -> Manifest | None:
+    def hold(self, partitions: ManifestRegistry, key: PartitionKey) -> Manifest | None:
         """The present manifest of a partition, held from now on; None where there is none."""
         if partitions.manifest(key) is None:
             return None

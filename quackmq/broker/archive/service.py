@@ -48,9 +48,9 @@ from quackmq.model.topic import PartitionKey, Topic
 if TYPE_CHECKING:  # what loads pyarrow, which a broker without an archive does without
     from quackmq.archive.archiving.archiver import Archiver, ArchiverState
     from quackmq.archive.archiving.run import Archived
-    from quackmq.archive.manifest_registry import Partitions
+    from quackmq.archive.manifest_registry import ManifestRegistry
     from quackmq.archive.merging.merger import Merged, Merger
-    from quackmq.archive.merging.replacement import Offered
+    from quackmq.archive.merging.replacement import ReplacementFile
     from quackmq.archive.pins import Pin
     from quackmq.archive.tiered_store import TieredStore
 
@@ -342,7 +342,7 @@ class Archives:
 
     async def _compared(
         self, present: Manifest, old: Sequence[str], new: Sequence[str], version: int
-    ) -> list[Offered]:
+    ) -> list[ReplacementFile]:
         """What is offered, when all of it was read and is as it should be."""
         examine = partial(_examine, self._disk, present)
         offered = [await self._in_lane(partial(examine, name)) for name in new]
@@ -409,7 +409,7 @@ class FileBytes:
 
 
 def _replaced(
-    present: Manifest, *, old: Sequence[str], offered: Sequence[Offered], version: int
+    present: Manifest, *, old: Sequence[str], offered: Sequence[ReplacementFile], version: int
 ) -> Manifest:
     """With what is offered, under names of ours."""
     new = [
@@ -438,7 +438,7 @@ def _page_of(found: Iterable[PartitionArchive]) -> list[PartitionArchive]:
     return page
 
 
-def _examine(disk: Disk, present: Manifest, name: str) -> Offered:
+def _examine(disk: Disk, present: Manifest, name: str) -> ReplacementFile:
     """In a lane: it stands on what takes its time to load."""
     from quackmq.archive.merging.replacement import examine
 
@@ -446,10 +446,10 @@ def _examine(disk: Disk, present: Manifest, name: str) -> Offered:
 
 
 def _compare(
-    partitions: Partitions,
+    partitions: ManifestRegistry,
     present: Manifest,
     gone: Sequence[ArchiveFile],
-    offered: Sequence[Offered],
+    offered: Sequence[ReplacementFile],
 ) -> Iterator[None]:
     """In a lane, too."""
     from quackmq.archive.merging.replacement import compare

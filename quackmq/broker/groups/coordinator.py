@@ -33,12 +33,12 @@ from typing import TypeVar
 
 from quackmq import limits as shared_limits
 from quackmq.broker import limits
-from quackmq.broker.groups.group_entry import NOTHING_KEPT, KnownGroup, Waiter
+from quackmq.broker.groups.group_entry import NOTHING_KEPT, GroupEntry, Waiter
 from quackmq.broker.groups.member_codec import members_bytes
 from quackmq.broker.groups.state import (
     STATE_PREFIX,
     GroupSettings,
-    Kept,
+    StoredGroup,
     decode_kept,
     encode_kept,
     name_of,
@@ -96,7 +96,7 @@ class Coordinator:
         self._patterns = TopicPatterns(topics)
         self._now_ms = now_ms
         self._initial_delay_ms = initial_delay_ms
-        self._known: dict[str, KnownGroup] = {}
+        self._known: dict[str, GroupEntry] = {}
         self._waits = Waits()
         self._changes = Changes()
         self._held_bytes = 0
@@ -108,7 +108,7 @@ class Coordinator:
         """Take up what the store keeps."""
         for key, state in (await self._store.states(STATE_PREFIX)).items():
             if state.value is not None:
-                known = self._known[name_of(key)] = KnownGroup(name_of(key))
+                known = self._known[name_of(key)] = GroupEntry(name_of(key))
                 known.kept = decode_kept(state.value)
                 known.version = state.version
                 known.former = _former(known.kept)
@@ -130,7 +130,7 @@ class Coordinator:
     def names(self) -> list[str]:
         return list(self._known)
 
-    def kept(self, name: str) -> Kept | None:
+    def kept(self, name: str) -> StoredGroup | None:
         known = self._known.get(name)
         return None if known is None else known.kept
 
@@ -253,7 +253,7 @@ class Coordinator:
         known = self._known.get(name)
         if known is None and member.generation >= 0:
             raise IllegalGeneration(f"the group {name} is not known here: join it again")
-        known = known or KnownGroup(name)
+        known = known or GroupEntry(name)
         group = self._group(known)
         self._act(
             known,
@@ -295,7 +295,7 @@ class Coordinator:
             self._drop_group(known)
         self._tidy(known)
 
-    async def _put(self, known: KnownGroup, make: Callable[[], Kept | None]) -> None:
+    async def _put(self, known: GroupEntry, make: Callable[[], StoredGroup | None]) -> None:
         """Make durable what `make` says when it is this change's turn."""
         known.changes += 1
         try:
@@ -310,7 +310,7 @@ class Coordinator:
         finally:
             known.changes -= 1
 
-    async def _write(self, known: KnownGroup, kept: Kept | None) -> None:
+    async def _write(self, known: GroupEntry, kept: StoredGroup | None) -> None:
         before = known.kept_members_bytes
         # Counted at once, since other groups are written meanwhile.
         self._count_kept_members(known, 0 if kept is None else members_bytes(kept.members))
@@ -322,7 +322,7 @@ class Coordinator:
             raise
         known.kept, known.version = kept, state.version
 
-    def _facts(self, known: KnownGroup, settings: GroupSettings | None = None) -> Kept:
+    def _facts(self, known: GroupEntry, settings: GroupSettings | None = None) -> StoredGroup:
         """What is to be kept of a group as it is now."""
         kept, group = known.kept or NOTHING_KEPT, known.group
         if settings is not None:
@@ -342,7 +342,7 @@ class Coordinator:
             return kept._replace(empty_since_ms=self._now_ms())
         return kept
 
-    def _keepable(self, known: KnownGroup, members: KeptMembers | None) -> KeptMembers | None:
+    def _keepable(self, known: GroupEntry, members: KeptMembers | None) -> KeptMembers | None:
         """Return the members if there is room to keep them, else None."""
         size = members_bytes(members)
         total = self._kept_members_bytes - known.kept_members_bytes + size
@@ -350,35 +350,35 @@ class Coordinator:
             return None
         return members
 
-    def _count_kept_members(self, known: KnownGroup, size: int) -> None:
+    def _count_kept_members(self, known: GroupEntry, size: int) -> None:
         self._kept_members_bytes += size - known.kept_members_bytes
         known.kept_members_bytes = size
 
     # --- one group --------------------------------------------------------------------------
 
-    def _find(self, name: str) -> KnownGroup:
+    def _find(self, name: str) -> GroupEntry:
         known = self._known.get(name)
         if known is None:
             raise UnknownMember(f"the group {name} has no members: join it again")
         return known
 
-    def _find_consumer(self, name: str) -> KnownGroup:
+    def _find_consumer(self, name: str) -> GroupEntry:
         known = self._known.get(name)
         if known is None or known.kind is not GroupKind.CONSUMER:
             raise UnknownGroup(f"there is no group {name} of Kafka's consumer group protocol")
         return known
 
-    def _ensure(self, name: str) -> KnownGroup:
+    def _ensure(self, name: str) -> GroupEntry:
         known = self._known.get(name)
         if known is None:
             if len(self._known) >= limits.GROUPS:
                 raise LimitReached(f"there are {limits.GROUPS} groups: delete some")
             if name.startswith(PUBLISHER_PREFIX):
                 self._check_room_for_publisher()
-            known = self._known[name] = KnownGroup(name)
+            known = self._known[name] = GroupEntry(name)
         return known
 
-    def _act(self, known: KnownGroup, act: Callable[[int], list[Answer] | None]) -> None:
+    def _act(self, known: GroupEntry, act: Callable[[int], list[Answer] | None]) -> None:
         """One call of a group, which has been asked for, and all that follows from it."""
         group = self._group(known)
         answers = None
@@ -387,30 +387,30 @@ class Coordinator:
         finally:
             self._follow(known, group, answers or [])
 
-    def _group(self, known: KnownGroup) -> Group | ConsumerGroup:
+    def _group(self, known: GroupEntry) -> Group | ConsumerGroup:
         if known.group is None:
             self._make_group(known, known.kept or NOTHING_KEPT)
         assert known.group is not None
         return known.group
 
-    def _classic(self, known: KnownGroup) -> Group:
+    def _classic(self, known: GroupEntry) -> Group:
         """For a call of the classic protocol; who comes by that is no member of another group."""
         self._check_kind(known, GroupKind.CLASSIC)
         group = self._group(known)
         assert isinstance(group, Group)
         return group
 
-    def _consumer(self, known: KnownGroup) -> ConsumerGroup:
+    def _consumer(self, known: GroupEntry) -> ConsumerGroup:
         self._check_kind(known, GroupKind.CONSUMER)
         group = self._group(known)
         assert isinstance(group, ConsumerGroup)
         return group
 
-    def _check_kind(self, known: KnownGroup, kind: GroupKind) -> None:
+    def _check_kind(self, known: GroupEntry, kind: GroupKind) -> None:
         if known.kind is not kind:
             raise UnknownMember(f"group {known.name} goes by Kafka's {known.kind} group protocol")
 
-    def _become(self, known: KnownGroup, kind: GroupKind) -> None:
+    def _become(self, known: GroupEntry, kind: GroupKind) -> None:
         """Somebody joins by this protocol. OtherGroupProtocol if members speak another one."""
         if known.kind is kind:
             return
@@ -431,7 +431,7 @@ class Coordinator:
             self._drop_group(known)
         self._make_group(known, kept._replace(kind=kind))
 
-    def _make_group(self, known: KnownGroup, kept: Kept) -> None:
+    def _make_group(self, known: GroupEntry, kept: StoredGroup) -> None:
         if kept.kind is GroupKind.CONSUMER:
             known.group = ConsumerGroup(
                 known.name,
@@ -455,12 +455,12 @@ class Coordinator:
             )
         known.durable_changes = known.group.durable_changes
 
-    def _follow_settings(self, known: KnownGroup) -> None:
+    def _follow_settings(self, known: GroupEntry) -> None:
         if isinstance(known.group, ConsumerGroup) and known.kept is not None:
             known.group.timing = known.kept.settings.timing
 
     def _follow(
-        self, known: KnownGroup, group: Group | ConsumerGroup, answers: list[Answer]
+        self, known: GroupEntry, group: Group | ConsumerGroup, answers: list[Answer]
     ) -> None:
         """Answers are given in their order, when what they speak of is durable."""
         self._held_bytes += group.held_bytes - known.held_bytes
@@ -476,7 +476,7 @@ class Coordinator:
         known.give_answers(None)
         self._tidy(known)
 
-    async def _flush(self, known: KnownGroup) -> None:
+    async def _flush(self, known: GroupEntry) -> None:
         failure: QuackError | None = None
         while known.outbox or (failure is None and not known.is_durable()):
             waiting = len(known.outbox)
@@ -496,7 +496,7 @@ class Coordinator:
             self._schedule(known, known.group)
         self._tidy(known)
 
-    async def _wait(self, known: KnownGroup, waiter: Waiter, answer: type[_Outcome]) -> _Outcome:
+    async def _wait(self, known: GroupEntry, waiter: Waiter, answer: type[_Outcome]) -> _Outcome:
         try:
             outcome = await self._waits.wait(waiter)
         finally:
@@ -507,7 +507,7 @@ class Coordinator:
         assert isinstance(outcome, answer), f"{outcome} is no answer to that call"
         return outcome
 
-    def _schedule(self, known: KnownGroup, group: Group | ConsumerGroup) -> None:
+    def _schedule(self, known: GroupEntry, group: Group | ConsumerGroup) -> None:
         deadline_ms = group.next_deadline_ms
         if deadline_ms is None or self._is_closed:
             known.stop_timer()
@@ -518,14 +518,14 @@ class Coordinator:
             when = (deadline_ms + 1) / 1000
             known.timer = loop_clock().call_at(when, self._tick, known)
 
-    def _tick(self, known: KnownGroup) -> None:
+    def _tick(self, known: GroupEntry) -> None:
         known.timer = None
         group = known.group
         # Members that wait for what is being written do not time out; the flush sets a new timer.
         if group is not None and not self._is_closed and not known.is_flushing:
             self._act(known, group.tick)
 
-    def _tidy(self, known: KnownGroup) -> None:
+    def _tidy(self, known: GroupEntry) -> None:
         """Hold no more of a group than it needs."""
         if known.is_at_rest():
             self._drop_group(known)
@@ -533,7 +533,7 @@ class Coordinator:
             if self._known.get(known.name) is known:
                 del self._known[known.name]
 
-    def _drop_group(self, known: KnownGroup) -> None:
+    def _drop_group(self, known: GroupEntry) -> None:
         known.stop_timer()
         known.group = None
         self._held_bytes -= known.held_bytes
@@ -567,7 +567,7 @@ def _loop_ms() -> int:
     return loop_clock().ms()
 
 
-def _former(kept: Kept) -> FormerMembers | None:
+def _former(kept: StoredGroup) -> FormerMembers | None:
     if not kept.member_ids:
         return None
     until_ms = _loop_ms() + kept.settings.session_timeout_ms

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from quackmq.broker.groups.state import GroupSettings, Kept
+from quackmq.broker.groups.state import GroupSettings, StoredGroup
 from quackmq.errors import QuackError
 from quackmq.groups import (
     Answer,
@@ -27,10 +27,10 @@ from quackmq.loop_clock import LoopTimer
 Waiter = asyncio.Future[Joined | Synced | Left | HeartbeatAnswer | QuackError]
 
 #: What there is to know of a group that nobody has heard of.
-NOTHING_KEPT: Final = Kept(GroupKind.CLASSIC, 0, "", {}, (), GroupSettings(), None)
+NOTHING_KEPT: Final = StoredGroup(GroupKind.CLASSIC, 0, "", {}, (), GroupSettings(), None)
 
 
-class KnownGroup:
+class GroupEntry:
     """A group, of either kind, as far as it is in memory."""
 
     __slots__ = (
@@ -53,7 +53,7 @@ class KnownGroup:
     def __init__(self, name: str) -> None:
         self.name = name
         #: What the store has, None if nothing, and in which version.
-        self.kept: Kept | None = None
+        self.kept: StoredGroup | None = None
         self.version = 0
         #: What the members take of that.
         self.kept_members_bytes = 0

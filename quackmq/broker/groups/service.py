@@ -34,8 +34,8 @@ from quackmq.broker.lifecycle import Changes
 from quackmq.broker.settings import Caller
 from quackmq.broker.subscriptions.cursors import Cursors, partition_of, removal
 from quackmq.broker.subscriptions.name_modes import Modes
-from quackmq.broker.subscriptions.pull import Delivery
-from quackmq.broker.subscriptions.service import Subscribing, check_subscriber
+from quackmq.broker.subscriptions.pull import PullService
+from quackmq.broker.subscriptions.service import SubscriptionService, check_subscriber
 from quackmq.broker.topics import Topics
 from quackmq.clock import Clock
 from quackmq.errors import (
@@ -88,8 +88,8 @@ class Groups:
         self,
         coordinator: Coordinator,
         cursors: Cursors,
-        delivery: Delivery,
-        subscribing: Subscribing,
+        delivery: PullService,
+        subscribing: SubscriptionService,
         modes: Modes,
         topics: Topics,
         clock: Clock,

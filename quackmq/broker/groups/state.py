@@ -57,7 +57,7 @@ class GroupSettings(NamedTuple):
             )
 
 
-class Kept(NamedTuple):
+class StoredGroup(NamedTuple):
     """`empty_since_ms` is wall time; None while the group has members. `members` are those of a
     classic group, None if there are none, or too many to be kept."""
 
@@ -79,7 +79,7 @@ def name_of(key: str) -> str:
     return key.removeprefix(STATE_PREFIX)
 
 
-def encode_kept(kept: Kept) -> bytes:
+def encode_kept(kept: StoredGroup) -> bytes:
     fields: dict[str, object] = {
         "kind": kept.kind,
         "generation": kept.generation,
@@ -94,7 +94,7 @@ def encode_kept(kept: Kept) -> bytes:
     return json.dumps(fields, ensure_ascii=False).encode()
 
 
-def decode_kept(value: bytes) -> Kept:
+def decode_kept(value: bytes) -> StoredGroup:
     """DamagedStore for what `encode_kept` did not make."""
     try:
         fields = json.loads(value)
@@ -114,7 +114,7 @@ def decode_kept(value: bytes) -> Kept:
             },
             "empty_since_ms": int() | None as empty_since_ms,
         } if all(isinstance(each, str) for each in (*static_members.values(), *member_ids)):
-            return Kept(
+            return StoredGroup(
                 GroupKind(kind),
                 generation,
                 protocol_type,

@@ -25,7 +25,7 @@ from quackmq.records.batch import Batch, Record, batches
 from quackmq.stores.contract import Store
 
 
-class Head(NamedTuple):
+class NextMessage(NamedTuple):
     """The record at the front of a partition, and how many, and which, were lost on the way."""
 
     partition: int
@@ -40,7 +40,7 @@ class Head(NamedTuple):
 
 async def find_head(
     store: Store, decoded: DecodedBatches, topic: Topic, cursors: Mapping[int, int]
-) -> Head | list[Read]:
+) -> NextMessage | list[Read]:
     """The head of the first partition that has one, in the order of `cursors`; if none has, the
     reads with which to wait for one. DamagedData if there is nothing but damage."""
     for partition, cursor in cursors.items():
@@ -59,7 +59,7 @@ async def find_head(
 
 async def _find_decoded(
     store: Store, decoded: DecodedBatches, key: PartitionKey, cursor: int
-) -> Head | None:
+) -> NextMessage | None:
     """The head, if its batch was opened before."""
     batch = decoded.find(key, cursor)
     if batch is None:
@@ -68,14 +68,14 @@ async def _find_decoded(
     if not offsets.first <= cursor < offsets.stable:
         return None
     record = batch.from_offset(cursor)
-    return None if record is None else Head(key.partition, record)
+    return None if record is None else NextMessage(key.partition, record)
 
 
 class _Search:
     """How far a search has come in each partition."""
 
     def __init__(self, decoded: DecodedBatches, topic: Topic, cursors: Mapping[int, int]) -> None:
-        self.head: Head | None = None
+        self.head: NextMessage | None = None
         #: What stopped the search in a partition, which it then left out.
         self.error: Exception | None = None
         #: One batch is enough, which the store gives whole; where it is to be left out, more are.
@@ -145,7 +145,7 @@ class _Search:
             record = opened.from_offset(position)
             if record is not None:
                 losses = self._losses[partition]
-                self.head = Head(partition, record, losses.count, losses.ranges())
+                self.head = NextMessage(partition, record, losses.count, losses.ranges())
                 return True
             if opened.is_poison:
                 self._lose(partition, max(position, opened.base_offset), opened.next_offset)

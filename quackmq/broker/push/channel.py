@@ -25,10 +25,10 @@ from typing import Final
 from quackmq import limits as shared_limits
 from quackmq.broker import limits
 from quackmq.broker.log.decoded_batches import DecodedBatches
-from quackmq.broker.push.live_tail import Feed
-from quackmq.broker.push.push_registry import Pushed
+from quackmq.broker.push.live_tail import LiveTail
+from quackmq.broker.push.push_registry import PushRegistry
 from quackmq.broker.push.push_subscription import Part, PushedSubscription, loop_ms
-from quackmq.broker.push.window import Ahead, Cell, Delivery
+from quackmq.broker.push.window import CatchUpBuffer, LeasedEntry, WindowBatch
 from quackmq.errors import DamagedData, OffsetOutOfRange, QuackError, StorageError
 from quackmq.loop_clock import loop_clock
 from quackmq.model.leases import Counts, Wanted
@@ -45,7 +45,7 @@ class Channel:
     def __init__(
         self,
         held: PushedSubscription,
-        pushed: Pushed,
+        pushed: PushRegistry,
         log: LogReader,
         on_change: Callable[[], None],
         on_close: Callable[[Channel], None],
@@ -66,7 +66,7 @@ class Channel:
         #: Rings when what could not be read is to be tried again.
         self._again: asyncio.TimerHandle | None = None
         self._time = loop_clock().time
-        self.feed: Feed | None = None
+        self.feed: LiveTail | None = None
 
     @property
     def name(self) -> str:
@@ -78,7 +78,7 @@ class Channel:
 
     # --- entries ------------------------------------------------------------------------------
 
-    async def take(self, most: int = 1) -> list[Delivery]:
+    async def take(self, most: int = 1) -> list[LeasedEntry]:
         """What is due again or new, now, lent to this channel: up to `most`, as there is room for
         them, and fewer where more would have to be read. Nothing if there is nothing.
 
@@ -89,7 +89,7 @@ class Channel:
         while True:
             self._check_there()
             self._is_told = self._is_at_end = False
-            found: list[Delivery] = []
+            found: list[LeasedEntry] = []
             behind = self._lend(most, found, stuck)
             if found:
                 return found
@@ -102,7 +102,7 @@ class Channel:
                 return found
             await self._bring(*behind, stuck)
 
-    def take_now(self, most: int = 1) -> list[Delivery] | None:
+    def take_now(self, most: int = 1) -> list[LeasedEntry] | None:
         """The same without waiting, for who counts microseconds; None where something has to be
         read first: then `take`."""
         self._check_there()
@@ -111,7 +111,7 @@ class Channel:
         if newest is not None:
             return [newest]
         self._is_at_end = False
-        found: list[Delivery] = []
+        found: list[LeasedEntry] = []
         behind = self._lend(min(most, limits.TAKEN_ENTRIES), found, {})
         return found if found or behind is None else None
 
@@ -150,7 +150,7 @@ class Channel:
             held.tell()
         return True
 
-    def nack(self, delivery: Delivery, wait_ms: int = 0) -> bool:
+    def nack(self, delivery: LeasedEntry, wait_ms: int = 0) -> bool:
         """It was not taken: it is due again after so long. False if that delivery is not the one
         that is outstanding."""
         place = (delivery.partition, delivery.offset)
@@ -243,7 +243,7 @@ class Channel:
             raise self._held.gone.with_traceback(None)
 
     def _lend(
-        self, most: int, found: list[Delivery], stuck: dict[Part, QuackError | None]
+        self, most: int, found: list[LeasedEntry], stuck: dict[Part, QuackError | None]
     ) -> tuple[Part, Wanted] | None:
         """Lend what is in memory, partition by partition; what has to be read for more, if
         anything is wanted that is not."""
@@ -270,7 +270,7 @@ class Channel:
             self._set_timer()
         return behind
 
-    def _next_of_all(self) -> Delivery | None:
+    def _next_of_all(self) -> LeasedEntry | None:
         """What comes most, at a fraction of the cost: the next entry, of the only partition, of a
         subscription that has kept up. None where it is not so simple."""
         feed, held = self.feed, self._held
@@ -297,7 +297,7 @@ class Channel:
         return entry
 
     def _lend_of(
-        self, part: Part, feed: Feed, most: int, found: list[Delivery]
+        self, part: Part, feed: LiveTail, most: int, found: list[LeasedEntry]
     ) -> tuple[Part, Wanted] | None:
         partition, leases = part.key.partition, part.leases
         window = feed.windows[partition]
@@ -341,11 +341,11 @@ class Channel:
         self,
         part: Part,
         wanted: Wanted,
-        cell: Cell | None,
+        cell: WindowBatch | None,
         known_to: int,
         now_ms: int,
         most: int,
-        found: list[Delivery],
+        found: list[LeasedEntry],
     ) -> None:
         """Lend what one cell has of what is wanted; without one there is nothing there. However
         much of it holds no entries, that is one step."""
@@ -395,7 +395,7 @@ class Channel:
             except OSError as error:
                 stuck[part] = StorageError(f"partition {part.key.partition}: {error}")
 
-    def _cell_of(self, part: Part, offset: int) -> Cell | None:
+    def _cell_of(self, part: Part, offset: int) -> WindowBatch | None:
         """The cell that has what is wanted, in the window or read before."""
         assert self.feed is not None, "an open channel has a feed"
         window = self.feed.windows[part.key.partition]
@@ -403,7 +403,7 @@ class Channel:
             return window.cell_at(offset, self._log.decoded, self._held.topic.name)
         return self._ahead_at(part, offset)
 
-    def _ahead_at(self, part: Part, offset: int) -> Cell | None:
+    def _ahead_at(self, part: Part, offset: int) -> WindowBatch | None:
         if part.ahead is None:
             return None
         return part.ahead.cell_at(offset, self._log.decoded, part.key, self._held.topic.name)
@@ -479,7 +479,7 @@ class LogReader:
         self,
         part: Part,
         wanted: Wanted,
-        pushed: Pushed,
+        pushed: PushRegistry,
         stuck: dict[Part, QuackError | None],
     ) -> None:
         """Have what is wanted ahead in `part`, or count it as lost; if neither can be done, it is
@@ -500,7 +500,7 @@ class LogReader:
             stuck[part] = None
             return
         self.drop(part)
-        part.ahead = Ahead(found, wanted.first_offset)
+        part.ahead = CatchUpBuffer(found, wanted.first_offset)
         self._ahead[part] = found.size
         self._size += found.size
         while self._size > limits.AHEAD_BYTES and len(self._ahead) > 1:

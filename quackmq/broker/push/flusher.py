@@ -16,8 +16,8 @@ from functools import partial
 
 from quackmq.broker import limits
 from quackmq.broker.push.push_subscription import Part
-from quackmq.broker.push.receipt_ranges import Told, Untold
-from quackmq.broker.subscriptions.receipts import Receipts, Step
+from quackmq.broker.push.receipt_ranges import PendingReceipts, ReceiptBatch
+from quackmq.broker.subscriptions.receipts import ReceiptEvent, Receipts
 from quackmq.broker.topics import Topics
 from quackmq.errors import BrokerClosing, QuackError
 from quackmq.model.topic import StatePut
@@ -25,7 +25,7 @@ from quackmq.model.topic import StatePut
 log = logging.getLogger(__name__)
 
 
-class PushedWriter:
+class ProgressFlusher:
     def __init__(self, topics: Topics, receipts: Receipts, written: Callable[[Part], None]) -> None:
         """`written` is told of every part whose durable low-water mark has moved."""
         #: Held while something is on its way, by whoever must not meet that.
@@ -98,7 +98,7 @@ class PushedWriter:
         if any(part.untold is not None for part in parts):
             await self._receipts.ready()
         async with self.alone:
-            told, puts, lows, size = Tellings(()), [], [], 0
+            told, puts, lows, size = ReceiptWrite(()), [], [], 0
             while parts and size < limits.PUSHED_FLUSH_BYTES:
                 part = parts.pop()
                 part.is_dirty = False
@@ -136,12 +136,12 @@ class PushedWriter:
             self._arm()
 
 
-class Tellings:
+class ReceiptWrite:
     """The receipts of some parts, on their way."""
 
     def __init__(self, parts: Iterable[Part]) -> None:
-        self.steps: list[Step] = []
-        self._each: list[tuple[Untold, Told]] = []
+        self.steps: list[ReceiptEvent] = []
+        self._each: list[tuple[PendingReceipts, ReceiptBatch]] = []
         for part in parts:
             self.add(part)
 

@@ -24,7 +24,7 @@ from quackmq.broker import limits
 from quackmq.broker.lifecycle import Waits
 from quackmq.broker.log.decoded_batches import DecodedBatches
 from quackmq.broker.push.window import Window
-from quackmq.broker.retention.marks import AgeMarks
+from quackmq.broker.retention.marks import AppendAgeIndex
 from quackmq.broker.subscriptions.pull import Reader
 from quackmq.clock import Clock
 from quackmq.errors import BrokerClosing, NotFound, QuackError
@@ -51,13 +51,13 @@ class Feeds:
         self.decoded = decoded
         self._read = read
         self._clock = clock
-        self._feeds: dict[uuid.UUID, Feed] = {}
+        self._feeds: dict[uuid.UUID, LiveTail] = {}
 
-    async def listen(self, topic: Topic, listener: Listener) -> Feed:
+    async def listen(self, topic: Topic, listener: Listener) -> LiveTail:
         """The topic's feed, which knows where each partition ends now."""
         feed = self._feeds.get(topic.id)
         if feed is None:
-            feed = self._feeds[topic.id] = Feed(topic, self.store, self._read, self._clock)
+            feed = self._feeds[topic.id] = LiveTail(topic, self.store, self._read, self._clock)
             self._share()
         feed.listeners[listener] = None
         try:
@@ -67,7 +67,7 @@ class Feeds:
             raise
         return feed
 
-    def leave(self, feed: Feed, listener: Listener) -> None:
+    def leave(self, feed: LiveTail, listener: Listener) -> None:
         feed.listeners.pop(listener, None)
         if not feed.listeners and self._feeds.get(feed.topic.id) is feed:
             del self._feeds[feed.topic.id]
@@ -123,14 +123,14 @@ class Feeds:
             feed.max_bytes = max(limits.FEED_TOPIC_BYTES, share)
 
 
-class Feed:
+class LiveTail:
     def __init__(self, topic: Topic, store: Store, read: Reader, clock: Clock) -> None:
         self.topic = topic
         self.windows: list[Window] = []
         self.listeners: dict[Listener, None] = {}
         self.max_bytes = limits.FEED_BYTES
         self.task: asyncio.Task[None] | None = None
-        self._ages: list[AgeMarks | None] = []
+        self._ages: list[AppendAgeIndex | None] = []
         self._store = store
         self._read = read
         self._clock = clock
@@ -187,7 +187,7 @@ class Feed:
 
     # --- how it is done -----------------------------------------------------------------------
 
-    def _now_for(self, ages: AgeMarks) -> int:
+    def _now_for(self, ages: AppendAgeIndex) -> int:
         """Return the time by which these marks judge ages."""
         return self._clock.before(ages.age_ms) + ages.age_ms
 
@@ -198,9 +198,9 @@ class Feed:
             self._ages.append(self._new_ages(self.topic, offsets.stable))
             self.windows.append(Window(key, offsets.first, offsets.stable))
 
-    def _new_ages(self, topic: Topic, end: int) -> AgeMarks | None:
+    def _new_ages(self, topic: Topic, end: int) -> AppendAgeIndex | None:
         live_for_ms = topic.policy.live_for_ms
-        return None if live_for_ms is None else AgeMarks(live_for_ms, end)
+        return None if live_for_ms is None else AppendAgeIndex(live_for_ms, end)
 
     async def _run(self) -> None:
         while True:

@@ -7,7 +7,8 @@ acknowledged since are delivered again, and none is ever passed over. Retention 
 low-water marks that are in the store, never by those in memory. Receipts, where a subscription
 leaves any, are written in the same change (`untold.py`).
 
-Who may call: the broker's loop. Subscriptions come and go one at a time for a name (`Subscribing`).
+Who may call: the broker's loop. Subscriptions come and go one at a time for a name
+(`SubscriptionService`).
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from quackmq import limits as shared_limits
-from quackmq.broker.push.flusher import PushedWriter, Tellings
+from quackmq.broker.push.flusher import ProgressFlusher, ReceiptWrite
 from quackmq.broker.push.push_subscription import Part, PushedSubscription, loop_ms
 from quackmq.broker.push.state import (
     LEASES_PREFIX,
     PUSHED_PREFIX,
-    PushedKept,
+    StoredPushSubscription,
     decode_pushed,
     encode_pushed,
     parse_leases_key,
@@ -64,7 +65,7 @@ class PushedStanding(NamedTuple):
     outstanding: int
 
 
-class Pushed:
+class PushRegistry:
     def __init__(
         self,
         store: Store,
@@ -84,7 +85,7 @@ class Pushed:
         self._held, self._by_name = self._registry.by_topic, self._registry.by_name
         #: The durable low-water marks of partitions, in order, where somebody has asked.
         self._orders: dict[PartitionKey, HoldOrder] = {}
-        self._writer = PushedWriter(topics, receipts, self._written)
+        self._writer = ProgressFlusher(topics, receipts, self._written)
 
     async def load(self) -> None:
         """Take up what the store has. What is left of topics and of subscriptions that are gone is
@@ -219,7 +220,7 @@ class Pushed:
     # --- coming and going -------------------------------------------------------------------
 
     async def subscribe(
-        self, topic: Topic, name: str, kept: PushedKept, starts: tuple[int, ...]
+        self, topic: Topic, name: str, kept: StoredPushSubscription, starts: tuple[int, ...]
     ) -> None:
         """A new subscription. One of this name must not be there, nor on its way."""
         if kept.receipts:
@@ -236,7 +237,7 @@ class Pushed:
             part.version += 1
         # This last: with it the subscription is there, and what it has come to has to be.
         key = pushed_key(topic.id, name)
-        told = Tellings(held.parts)
+        told = ReceiptWrite(held.parts)
         await self._receipts.write(told.steps, (), [StatePut(key, encode_pushed(kept), 0)])
         held.version = 1
         told.succeeded()
@@ -277,7 +278,7 @@ class Pushed:
             put = StatePut(pushed_key(held.topic.id, held.name), encode_pushed(kept), held.version)
             if wanted:
                 held.begin_receipts()
-            told = Tellings(held.parts if wanted else [])
+            told = ReceiptWrite(held.parts if wanted else [])
             try:
                 await self._receipts.append(told.steps, (), [put])
             except BaseException:

@@ -9,8 +9,8 @@ import asyncio
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from quackmq.broker.push.receipt_ranges import Untold
-from quackmq.broker.push.state import PushedKept, leases_key
+from quackmq.broker.push.receipt_ranges import PendingReceipts
+from quackmq.broker.push.state import StoredPushSubscription, leases_key
 from quackmq.errors import BrokerClosing, QuackError
 from quackmq.loop_clock import LoopTimer, loop_clock
 from quackmq.model.leases import Counts, Leases
@@ -19,7 +19,7 @@ from quackmq.model.topic import PartitionKey, Topic
 
 if TYPE_CHECKING:
     from quackmq.broker.push.channel import Channel
-    from quackmq.broker.push.window import Ahead
+    from quackmq.broker.push.window import CatchUpBuffer
 
 
 class PushedSubscription:
@@ -43,7 +43,7 @@ class PushedSubscription:
         self,
         topic: Topic,
         name: str,
-        kept: PushedKept,
+        kept: StoredPushSubscription,
         version: int,
         starts: Iterable[int],
     ) -> None:
@@ -81,7 +81,7 @@ class PushedSubscription:
         """In every partition where they have not begun."""
         for part in self.parts:
             if part.untold is None:
-                part.untold = Untold(part.leases, has_begun=False)
+                part.untold = PendingReceipts(part.leases, has_begun=False)
 
     def end_receipts(self) -> None:
         for part in self.parts:
@@ -126,7 +126,7 @@ class PushedSubscription:
         key = PartitionKey(self.topic.id, len(self.parts))
         part = Part(self, key, Leases(self.kept.terms, start))
         if self.kept.receipts:
-            part.untold = Untold(part.leases, has_begun=False)
+            part.untold = PendingReceipts(part.leases, has_begun=False)
         self.parts.append(part)
 
 
@@ -154,9 +154,9 @@ class Part:
         #: The low-water mark that the store knows.
         self.durable = leases.low_water_mark
         self.is_dirty = False
-        self.ahead: Ahead | None = None
+        self.ahead: CatchUpBuffer | None = None
         #: What its receipts have yet to say, where it leaves any.
-        self.untold: Untold | None = None
+        self.untold: PendingReceipts | None = None
 
     @property
     def is_kept(self) -> bool:
@@ -169,7 +169,7 @@ class Part:
         self.durable = leases.low_water_mark
         self.version = version
         if self.held.kept.receipts:
-            self.untold = Untold(leases, has_begun=True)
+            self.untold = PendingReceipts(leases, has_begun=True)
 
 
 def loop_ms() -> int:

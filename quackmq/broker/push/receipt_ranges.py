@@ -27,22 +27,22 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from quackmq.broker import limits
-from quackmq.broker.subscriptions.receipts import Kind, Step
+from quackmq.broker.subscriptions.receipts import Kind, ReceiptEvent
 from quackmq.model.leases import Counts, Leases
 from quackmq.model.subscription import OffsetRange
 from quackmq.model.topic import Topic
 
 
-class Told(NamedTuple):
+class ReceiptBatch(NamedTuple):
     """What receipts say, and how it stands when they have said it."""
 
-    steps: list[Step]
+    steps: list[ReceiptEvent]
     acked: Sequence[OffsetRange]
     done: Sequence[OffsetRange]
     counts: Counts
 
 
-class Untold:
+class PendingReceipts:
     __slots__ = ("_acked", "_counts", "_done", "_has_begun", "_most")
 
     def __init__(self, leases: Leases, *, has_begun: bool) -> None:
@@ -60,10 +60,10 @@ class Untold:
             self._acked = _Ranges(_without(_done(leases), self._done))
             self._most = max(limits.UNTOLD_RANGES, 2 * len(self._acked))
 
-    def tell(self, name: str, topic: Topic, partition: int, leases: Leases) -> Told:
+    def tell(self, name: str, topic: Topic, partition: int, leases: Leases) -> ReceiptBatch:
         """What to write now. `was_told` or `was_not_told` has to follow, before this is asked
         again."""
-        teller = _Teller(name, topic, partition, leases.frontier)
+        teller = _ReceiptBuilder(name, topic, partition, leases.frontier)
         if not self._has_begun:
             teller.begin(self._done)
         acked, self._acked = self._acked.ranges(), _Ranges()
@@ -71,30 +71,30 @@ class Untold:
         before, now = self._counts, leases.counts
         over: Kind = "passed" if now.skipped > before.skipped else "acked"
         teller.go_on(_without(done, self._done), acked, over, now.lost - before.lost)
-        return Told(teller.steps, acked, done, now)
+        return ReceiptBatch(teller.steps, acked, done, now)
 
-    def was_told(self, told: Told) -> None:
+    def was_told(self, told: ReceiptBatch) -> None:
         self._has_begun = True
         self._done, self._counts = told.done, told.counts
         self._most = limits.UNTOLD_RANGES
 
-    def was_not_told(self, told: Told) -> None:
+    def was_not_told(self, told: ReceiptBatch) -> None:
         for first, end in told.acked:
             self._acked.add(first, end)
 
 
-class _Teller:
+class _ReceiptBuilder:
     """Makes receipts of stretches."""
 
     def __init__(self, name: str, topic: Topic, partition: int, lent_to: int) -> None:
         self._whose = (name, topic, partition)
         self._lent_to = lent_to
-        self.steps: list[Step] = []
+        self.steps: list[ReceiptEvent] = []
 
     def begin(self, done: Sequence[OffsetRange]) -> None:
         """From the low-water mark on, but for what is done above it."""
         low = done[0].next_offset
-        self.steps.append(Step(*self._whose, "begun", low, low, low))
+        self.steps.append(ReceiptEvent(*self._whose, "begun", low, low, low))
         for first, end in done[1:]:
             self._add("passed", first, first, end)
 
@@ -121,7 +121,7 @@ class _Teller:
         """How many are told as lost: no more than were gone over."""
         over = end - come_from if kind == "passed" else first - come_from
         lost = min(lost, over)
-        step = Step(*self._whose, kind, come_from, first, end, lost, self._lent_to)
+        step = ReceiptEvent(*self._whose, kind, come_from, first, end, lost, self._lent_to)
         self.steps.append(step)
         return lost
 

@@ -24,26 +24,26 @@ from quackmq.broker import limits
 from quackmq.broker.lifecycle import Changes
 from quackmq.broker.push.channel import Channel, LogReader
 from quackmq.broker.push.live_tail import Feeds
-from quackmq.broker.push.push_registry import Pushed, PushedStanding
-from quackmq.broker.push.window import Delivery
+from quackmq.broker.push.push_registry import PushedStanding, PushRegistry
+from quackmq.broker.push.window import LeasedEntry
 from quackmq.broker.settings import Caller
-from quackmq.broker.subscriptions.service import Subscribing, check_subscriber
+from quackmq.broker.subscriptions.service import SubscriptionService, check_subscriber
 from quackmq.broker.topics import Topics
 from quackmq.errors import BrokerClosing, LimitReached, QuackError
 from quackmq.model.subscription import Start, Terms
 from quackmq.model.topic import PartitionKey, Topic
 
-__all__ = ["Channel", "Delivery", "PushedStanding", "Pushing"]
+__all__ = ["Channel", "LeasedEntry", "PushedStanding", "PushService"]
 
 _DEFAULT_TERMS: Final = Terms()
 
 
-class Pushing:
+class PushService:
     def __init__(
         self,
         topics: Topics,
-        pushed: Pushed,
-        subscribing: Subscribing,
+        pushed: PushRegistry,
+        subscribing: SubscriptionService,
         feeds: Feeds,
         changes: Changes,
     ) -> None:

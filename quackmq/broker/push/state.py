@@ -23,7 +23,7 @@ PUSHED_PREFIX: Final = "pushed/"
 LEASES_PREFIX: Final = "leases/"
 
 
-class PushedKept(NamedTuple):
+class StoredPushSubscription(NamedTuple):
     terms: Terms
     start: Start
     created_ms: int
@@ -56,7 +56,7 @@ def parse_leases_key(key: str) -> tuple[PartitionKey, str]:
         raise _no_key(key) from None
 
 
-def encode_pushed(kept: PushedKept) -> bytes:
+def encode_pushed(kept: StoredPushSubscription) -> bytes:
     fields = {
         "terms": dataclasses.asdict(kept.terms),
         "start": encode_start(kept.start),
@@ -67,7 +67,7 @@ def encode_pushed(kept: PushedKept) -> bytes:
     return json.dumps(fields).encode()
 
 
-def decode_pushed(value: bytes) -> PushedKept:
+def decode_pushed(value: bytes) -> StoredPushSubscription:
     """DamagedStore for what `encode_pushed` did not make."""
     try:
         fields = json.loads(value)
@@ -77,7 +77,9 @@ def decode_pushed(value: bytes) -> PushedKept:
         case {"terms": dict(terms), "start": start, "created_ms": int(created_ms)}:
             receipts = fields.get("receipts", False)
             if type(receipts) is bool:
-                return PushedKept(_terms_of(terms), decode_start(start), created_ms, receipts)
+                return StoredPushSubscription(
+                    _terms_of(terms), decode_start(start), created_ms, receipts
+                )
     raise _no_sense(fields)
 
 

@@ -1,10 +1,10 @@
 """The newest entries of a partition, held for all of its pushed subscriptions together.
 
-A `Cell` is a batch, opened when the first subscriber wants it, once for all. A large batch has to
-be prepared before (see `decoded`); then it is replaced by a cell for each of its sections. A
+A `WindowBatch` is a batch, opened when the first subscriber wants it, once for all. A large batch
+has to be prepared before (see `decoded`); then it is replaced by a cell for each of its sections. A
 `Window` is a row of cells up to the end of the partition as readers of committed records see it.
-Subscriptions that want what lies before it have to read (`Ahead` is what such a read has brought, a
-cell at a time).
+Subscriptions that want what lies before it have to read (`CatchUpBuffer` is what such a read has
+brought, a cell at a time).
 
     partition's log      ...........|==========================|
                                     start                      end
@@ -38,7 +38,7 @@ _DELIVERY_BYTES: Final = 192
 
 
 @dataclass(frozen=True, slots=True)
-class Delivery:
+class LeasedEntry:
     """An entry, lent. `deliveries` is 1 the first time; `id` is its message id."""
 
     partition: int
@@ -48,7 +48,7 @@ class Delivery:
     record: Record
 
 
-class Cell:
+class WindowBatch:
     """A batch; without entries if it holds none for a subscriber, poison if it cannot be opened."""
 
     __slots__ = (
@@ -76,15 +76,17 @@ class Cell:
         self._key: PartitionKey | None = None
         self._records: list[Record] = []
         #: Of each record that was wanted, as it is lent the first time: the same for all.
-        self._entries: list[Delivery | None] = []
+        self._entries: list[LeasedEntry | None] = []
 
-    def split(self, decoded: DecodedBatches, key: PartitionKey) -> list[Cell]:
+    def split(self, decoded: DecodedBatches, key: PartitionKey) -> list[WindowBatch]:
         """A cell for each section of a large batch that was prepared; otherwise this one."""
         is_whole = self.base_offset == self.batch.base_offset
         if self.is_open or not is_whole or self.next_offset != self.batch.next_offset:
             return [self]
         sections = decoded.sections(key, self.batch)
-        return [Cell(self.batch, True, section) for section in sections] if sections else [self]
+        return (
+            [WindowBatch(self.batch, True, section) for section in sections] if sections else [self]
+        )
 
     def open(self, decoded: DecodedBatches, key: PartitionKey, topic_name: str) -> bool:
         """Whether it is open now; if not, its batch has to be prepared first."""
@@ -107,14 +109,14 @@ class Cell:
         self._records = []
         self._entries = []
 
-    def entry_at(self, offset: int) -> Delivery | None:
+    def entry_at(self, offset: int) -> LeasedEntry | None:
         """The same of one offset; None also where looking for it takes more than a step."""
         index = offset - self.base_offset
         if index < 0 or len(self._records) != self.next_offset - self.base_offset:
             return None
         return self._entry(index)
 
-    def between(self, first: int, next: int, most: int) -> tuple[list[Delivery], int]:
+    def between(self, first: int, next: int, most: int) -> tuple[list[LeasedEntry], int]:
         """The entries of one that is open, from an offset up to another, but no more than so many;
         and up to which offset there are no others."""
         records, known_to = self._records, self.next_offset
@@ -129,14 +131,14 @@ class Cell:
             known_to = records[end].offset
         return [self._entry(index) for index in range(begin, end)], known_to
 
-    def _entry(self, index: int) -> Delivery:
+    def _entry(self, index: int) -> LeasedEntry:
         entry = self._entries[index]
         if entry is None:
             assert self._key is not None, "it is open"
             topic_id, partition = self._key
             record = self._records[index]
             token = message_id(topic_id, Place(partition, record.offset))
-            entry = self._entries[index] = Delivery(partition, record.offset, 1, token, record)
+            entry = self._entries[index] = LeasedEntry(partition, record.offset, 1, token, record)
         return entry
 
 
@@ -162,11 +164,11 @@ class Window:
         self.start = end
         self.end = end
         self.size = 0
-        self._cells: list[Cell] = []
+        self._cells: list[WindowBatch] = []
         self._ends: list[int] = []
-        self._last: tuple[int, Delivery] | None = None
+        self._last: tuple[int, LeasedEntry] | None = None
         #: Cells that are open, in the order in which they were opened.
-        self._opened: dict[Cell, None] = {}
+        self._opened: dict[WindowBatch, None] = {}
         self._opened_size = 0
         self._max_bytes = 0
 
@@ -209,7 +211,7 @@ class Window:
             del self._cells[:gone]
             del self._ends[:gone]
 
-    def entry_at(self, offset: int, decoded: DecodedBatches, topic_name: str) -> Delivery | None:
+    def entry_at(self, offset: int, decoded: DecodedBatches, topic_name: str) -> LeasedEntry | None:
         """The entry at an offset within the window; None also where looking for it takes more than
         a step."""
         last = self._last
@@ -223,7 +225,7 @@ class Window:
             self._last = last = (offset, entry)  # which all the others want next
         return last[1]
 
-    def cell_at(self, offset: int, decoded: DecodedBatches, topic_name: str) -> Cell | None:
+    def cell_at(self, offset: int, decoded: DecodedBatches, topic_name: str) -> WindowBatch | None:
         """The first cell that ends behind an offset within the window, open unless its batch has
         to be prepared first; None if there is none up to the end."""
         index = bisect_right(self._ends, offset)
@@ -247,13 +249,13 @@ class Window:
                 other.close()
         return cell
 
-    def _replace(self, index: int, cells: list[Cell]) -> None:
+    def _replace(self, index: int, cells: list[WindowBatch]) -> None:
         self.size += sum(cell.size for cell in cells) - self._cells[index].size
         self._cells[index : index + 1] = cells
         self._ends[index : index + 1] = [cell.next_offset for cell in cells]
 
 
-class Ahead:
+class CatchUpBuffer:
     """What was read of a partition for one subscription, before the window."""
 
     __slots__ = ("_cell", "_cells", "offset", "size")
@@ -267,7 +269,7 @@ class Ahead:
 
     def cell_at(
         self, offset: int, decoded: DecodedBatches, key: PartitionKey, topic_name: str
-    ) -> Cell | None:
+    ) -> WindowBatch | None:
         """The first cell that ends behind an offset, open unless its batch has to be prepared
         first; None if that offset was not read, or is past."""
         if offset < self.offset:
@@ -287,10 +289,10 @@ class Ahead:
         return self._cell
 
 
-def cells_of(part: Slice) -> Iterator[Cell]:
+def cells_of(part: Slice) -> Iterator[WindowBatch]:
     for chunk in part.chunks:
         for batch in batches(chunk):
-            yield Cell(batch, is_committed(batch, part.aborted))
+            yield WindowBatch(batch, is_committed(batch, part.aborted))
 
 
 def _offset(record: Record) -> int:

@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 
 from quackmq.archive.manifest import Manifest
 from quackmq.broker import limits
-from quackmq.broker.retention.marks import SizeMarks, Walk
+from quackmq.broker.retention.marks import LogSizeIndex, Walk
 from quackmq.broker.retention.partition import Partition
 from quackmq.clock import Clock
 from quackmq.errors import DamagedData, OffsetOutOfRange
@@ -69,7 +69,7 @@ class Archive(Protocol):
     def partitions(self) -> Manifests: ...
 
 
-class Survey:
+class RetentionFacts:
     def __init__(self, store: Store, archive: Archive | None, holds: Holds, clock: Clock) -> None:
         """`archive` is the store itself, where it archives."""
         self._store = store
@@ -146,7 +146,7 @@ class Survey:
                 sizes.measured(stretch, size)
                 self.follow_archive(partition)
 
-    async def _walk(self, partition: Partition, sizes: SizeMarks) -> bool:
+    async def _walk(self, partition: Partition, sizes: LogSizeIndex) -> bool:
         """Find out which batches of the history are a surplus, as far as that matters now. Whether
         there is more to walk over."""
         walk = sizes.asks()
@@ -158,7 +158,7 @@ class Survey:
         _learn(sizes, walk, part)
         return sizes.asks() is not None
 
-    def _matters(self, partition: Partition, sizes: SizeMarks, walk: Walk) -> bool:
+    def _matters(self, partition: Partition, sizes: LogSizeIndex, walk: Walk) -> bool:
         """What is held may be a surplus, but stays; and where nobody holds, no hold has an end."""
         facts = self.facts(partition)
         if sizes is partition.hold_sizes:
@@ -166,7 +166,7 @@ class Survey:
         return facts.held_from is None or walk.offset < max(facts.held_from, facts.unheld_before)
 
 
-def _learn(sizes: SizeMarks, walk: Walk, part: Slice) -> None:
+def _learn(sizes: LogSizeIndex, walk: Walk, part: Slice) -> None:
     """Tell what was read of a stretch that had to be walked over."""
     if isinstance(part.error, OffsetOutOfRange):
         return  # it was let go of meanwhile, and the next look begins further on

@@ -20,7 +20,7 @@ from uuid import UUID
 from quackmq.broker import limits
 from quackmq.broker.lifecycle import Changes
 from quackmq.broker.subscriptions.cursors import Cursors
-from quackmq.broker.subscriptions.service import Subscribing
+from quackmq.broker.subscriptions.service import SubscriptionService
 from quackmq.broker.topics import Topics
 from quackmq.clock import Clock
 from quackmq.errors import NotFound
@@ -34,7 +34,7 @@ class HoldLeases:
         self,
         topics: Topics,
         cursors: Cursors,
-        subscribing: Subscribing,
+        subscribing: SubscriptionService,
         changes: Changes,
         clock: Clock,
     ) -> None:

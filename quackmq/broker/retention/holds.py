@@ -5,7 +5,7 @@ number of consumers that are left (D3) is the number of cursors that have not pa
 subscription holds from its durable low-water mark on, and has consumed what it has acknowledged.
 
 The cursors of a partition are kept in order once somebody has asked for them, so that no question
-walks over all subscriptions. `Cursors`, `Delivery` and `Groups` tell of every change.
+walks over all subscriptions. `Cursors`, `PullService` and `Groups` tell of every change.
 
 Who may call: the broker's loop.
 """
@@ -16,17 +16,17 @@ import uuid
 from collections.abc import Sequence
 
 from quackmq.broker.groups.service import Groups
-from quackmq.broker.push.push_registry import Pushed
+from quackmq.broker.push.push_registry import PushRegistry
 from quackmq.broker.retention.facts import Holders
 from quackmq.broker.retention.hold_order import HoldOrder
 from quackmq.broker.subscriptions.cursors import Cursors
-from quackmq.broker.subscriptions.pull import Delivery
+from quackmq.broker.subscriptions.pull import PullService
 from quackmq.model.topic import PartitionKey
 
 
 class Holds:
     def __init__(
-        self, delivery: Delivery, pushed: Pushed, groups: Groups, cursors: Cursors
+        self, delivery: PullService, pushed: PushRegistry, groups: Groups, cursors: Cursors
     ) -> None:
         self._delivery = delivery
         self._pushed = pushed

@@ -101,7 +101,7 @@ class _Marks:
         return Mark(self._offsets[index], self._values[index])
 
 
-class AgeMarks:
+class AppendAgeIndex:
     """Which entries are at least `age_ms` old, by the time of their append."""
 
     __slots__ = ("_history_end", "_look_ms", "_marks", "age_ms", "before")
@@ -181,7 +181,7 @@ class Stretch(NamedTuple):
     next: int
 
 
-class SizeMarks:
+class LogSizeIndex:
     """Which entries could go without the partition's size falling below `keep_bytes`.
 
     What is archived comes first, and goes a whole file at a time; its sizes are the manifest's. The

@@ -16,7 +16,7 @@ from typing import Any
 from quackmq import limits
 from quackmq.archive.manifest import Manifest
 from quackmq.broker.retention.due_times import DueTimes
-from quackmq.broker.retention.marks import AgeMarks, SizeMarks
+from quackmq.broker.retention.marks import AppendAgeIndex, LogSizeIndex
 from quackmq.clock import Clock
 from quackmq.model.policy import Facts
 from quackmq.model.topic import Appended, Offsets, PartitionKey, Topic
@@ -70,11 +70,11 @@ class Partition:
     def forget(self) -> None:
         """Know nothing, as at the beginning; what is in flight stays in flight."""
         self.is_ready = False
-        self.live: AgeMarks | None = None
-        self.old: AgeMarks | None = None
-        self.unheld: AgeMarks | None = None
-        self.sizes: SizeMarks | None = None
-        self.hold_sizes: SizeMarks | None = None
+        self.live: AppendAgeIndex | None = None
+        self.old: AppendAgeIndex | None = None
+        self.unheld: AppendAgeIndex | None = None
+        self.sizes: LogSizeIndex | None = None
+        self.hold_sizes: LogSizeIndex | None = None
         self._gather()
         self.due_ms = 0 if self.topic.policy.lets_go else math.inf
 
@@ -94,15 +94,15 @@ class Partition:
         policy = self.topic.policy
         self.first, self.next = offsets.first, max(self.next, offsets.next)
         if policy.live_for_ms is not None and policy.live_entries is not None:
-            self.live = AgeMarks(policy.live_for_ms, offsets.next)
+            self.live = AppendAgeIndex(policy.live_for_ms, offsets.next)
         if policy.keep_for_ms is not None:
-            self.old = AgeMarks(policy.keep_for_ms, offsets.next)
+            self.old = AppendAgeIndex(policy.keep_for_ms, offsets.next)
         if policy.keep_bytes is not None:
-            self.sizes = SizeMarks(policy.keep_bytes, log.first, log.next)
+            self.sizes = LogSizeIndex(policy.keep_bytes, log.first, log.next)
         if policy.lets_go and policy.hold_for_ms is not None:
-            self.unheld = AgeMarks(policy.hold_for_ms, offsets.next)
+            self.unheld = AppendAgeIndex(policy.hold_for_ms, offsets.next)
         if policy.lets_go and policy.hold_bytes is not None:
-            self.hold_sizes = SizeMarks(policy.hold_bytes, log.first, log.next)
+            self.hold_sizes = LogSizeIndex(policy.hold_bytes, log.first, log.next)
         self._gather()
         self.follow(offsets, now_ms)
         self.due_ms = 0
@@ -148,7 +148,7 @@ class Partition:
         expired_before = 0 if self.live is None else self.live.before
         return Facts(self.first, self.next, expired_before)
 
-    def now_for(self, ages: AgeMarks, clock: Clock) -> int:
+    def now_for(self, ages: AppendAgeIndex, clock: Clock) -> int:
         """Return the time by which these marks judge ages. What is live goes on while deletion is
         paused: otherwise a full topic would take nothing any more."""
         age_ms = ages.age_ms
@@ -169,7 +169,7 @@ class Partition:
             ),
         )
 
-    def _advance(self, ages: AgeMarks | None, clock: Clock) -> int:
+    def _advance(self, ages: AppendAgeIndex | None, clock: Clock) -> int:
         return 0 if ages is None else ages.advance(self.now_for(ages, clock))
 
     def _gather(self) -> None:

@@ -1,8 +1,8 @@
 """Topic policies carried out: who may publish now, who waits, and what the cleaner lets go of.
 
 Only topics whose policy counts entries are known here; publishing to any other does not come this
-way. The decisions are `quackmq.model.policy`'s, by facts that `Survey` gathers, a partition at a
-time. This module does what was decided:
+way. The decisions are `quackmq.model.policy`'s, by facts that `RetentionFacts` gathers, a partition
+at a time. This module does what was decided:
 
 - A publisher to a full topic waits in its partition's queue, first come, first served, and is
   admitted at the moment that makes room: a trim, a cursor that moves, entries that expire (noticed
@@ -40,7 +40,7 @@ from quackmq import limits as shared_limits
 from quackmq.broker import limits
 from quackmq.broker.retention.blockers import HeldBackBook
 from quackmq.broker.retention.due_times import DueTimes
-from quackmq.broker.retention.facts import Archive, Holds, Survey
+from quackmq.broker.retention.facts import Archive, Holds, RetentionFacts
 from quackmq.broker.retention.partition import Partition
 from quackmq.clock import Clock
 from quackmq.errors import BrokerClosing, QuackError, RecordTooLarge, TopicFull
@@ -78,7 +78,7 @@ class Retention:
         """`archive` is the store itself, where it archives. `on_trimmed` is told where a partition
         begins when something of it was let go of."""
         self._store = store
-        self._survey = Survey(store, archive, holds, clock)
+        self._survey = RetentionFacts(store, archive, holds, clock)
         self._clock = clock
         self._now_ms = clock.now_ms
         self._holds = holds

@@ -29,11 +29,11 @@ from quackmq import limits
 from quackmq.broker.groups.coordinator import Coordinator
 from quackmq.broker.lifecycle import to_the_end
 from quackmq.broker.log.decoded_batches import DecodedBatches
-from quackmq.broker.log.next_message import Head, find_head
+from quackmq.broker.log.next_message import NextMessage, find_head
 from quackmq.broker.log.time_lookup import first_at
 from quackmq.broker.subscriptions.cursors import Cursors, partition_of
-from quackmq.broker.subscriptions.pull_subscription import Held, Moved, taken_by_group
-from quackmq.broker.subscriptions.receipts import Receipts, Step, begun, check_topic
+from quackmq.broker.subscriptions.pull_subscription import Moved, PullSubscription, taken_by_group
+from quackmq.broker.subscriptions.receipts import ReceiptEvent, Receipts, begun, check_topic
 from quackmq.broker.subscriptions.registry import Registry, SubscriptionRoom
 from quackmq.errors import (
     InvalidMessageId,
@@ -48,14 +48,14 @@ from quackmq.errors import (
 from quackmq.model.offset_notes import RECEIPTS_TOPIC, UNSUBSCRIBED, note_of
 from quackmq.model.subscription import (
     STATE_PREFIX,
-    Kept,
     Message,
     Offset,
     Place,
     Progress,
-    Standing,
     Start,
+    StoredSubscription,
     Subscription,
+    SubscriptionLag,
     Time,
     check_name,
     committed,
@@ -95,7 +95,7 @@ class Reader(Protocol):
     ) -> Awaitable[list[Slice]]: ...
 
 
-class Delivery:
+class PullService:
     def __init__(
         self,
         store: Store,
@@ -125,7 +125,7 @@ class Delivery:
         self._check_free = check_free
         self._room = room
         self._receipts = receipts
-        self._registry: Registry[Held] = Registry(room)
+        self._registry: Registry[PullSubscription] = Registry(room)
         self._held, self._by_name = self._registry.by_topic, self._registry.by_name
         #: Told of each subscription that comes or goes, by name and topic.
         self.on_change: Callable[[str, uuid.UUID], None] = lambda name, topic_id: None
@@ -143,7 +143,7 @@ class Delivery:
             own = self._own_cursors(name, topic_id)
             offsets = tuple(own.get(partition, 0) for partition in range(topic.partitions))
             progress = Progress(offsets, remembers=False)
-            self._add(Held(topic, name, kept, state.version, progress))
+            self._add(PullSubscription(topic, name, kept, state.version, progress))
 
     async def _remove_remains(self, key: str, version: int) -> None:
         try:
@@ -232,9 +232,11 @@ class Delivery:
         self._room.check()
         async with self._cursors.changing(name):
             self._check_free(name)
-            await self._subscribe(topic, name, Kept("last_id", start, self._now_ms(), 0, receipts))
+            await self._subscribe(
+                topic, name, StoredSubscription("last_id", start, self._now_ms(), 0, receipts)
+            )
 
-    async def _subscribe(self, topic: Topic, name: str, kept: Kept) -> None:
+    async def _subscribe(self, topic: Topic, name: str, kept: StoredSubscription) -> None:
         start = kept.start
         offsets = dict(enumerate(await self.starts(topic, start)))
         of_group: dict[int, int] = {}
@@ -254,9 +256,11 @@ class Delivery:
             await self._store.put_state(key, None, state.version)
             raise UnknownTopic(f"topic {topic.name} was deleted")
         progress = grown(Progress(cursors), now.partitions)
-        self._add(Held(now, name, kept, state.version, progress))
+        self._add(PullSubscription(now, name, kept, state.version, progress))
 
-    async def _put_new(self, topic: Topic, name: str, kept: Kept, cursors: Sequence[int]) -> State:
+    async def _put_new(
+        self, topic: Topic, name: str, kept: StoredSubscription, cursors: Sequence[int]
+    ) -> State:
         put = StatePut(state_key(topic.id, name), encode_kept(kept), 0)
         if not kept.receipts:
             return await self._store.put_state(*put)
@@ -317,7 +321,7 @@ class Delivery:
             some = gone[start : start + limits.CHANGES_AT_ONCE]
             await asyncio.gather(*(self._remove_state(held) for held in some))
 
-    async def _remove_state(self, held: Held) -> None:
+    async def _remove_state(self, held: PullSubscription) -> None:
         try:
             async with held.lock:  # behind a change that is on its way
                 await self._store.put_state(state_key(held.topic.id, held.name), None, held.version)
@@ -348,7 +352,7 @@ class Delivery:
                     await to_the_end(self._acknowledge(held, last), is_needed)
                     last = None
                 found = await self._find(held, in_turn(held.progress))
-                if isinstance(found, Head):
+                if isinstance(found, NextMessage):
                     if raises and found.lost and not held.topic.policy.drops_oldest:
                         held.tell(found)
                     held.progress = sent(held.progress, found.place)
@@ -396,7 +400,7 @@ class Delivery:
         for partition in range(len(cursors)):
             self._cursor_moved(PartitionKey(topic.id, partition))
 
-    async def standing(self, topic: Topic, name: str) -> Standing:
+    async def standing(self, topic: Topic, name: str) -> SubscriptionLag:
         """How many records are still to come, as far as they are decided, and how many are lost,
         told or not; markers and what was aborted count."""
         held = self._find_held(topic, name)
@@ -405,9 +409,9 @@ class Delivery:
             offsets = await self._store.offsets(PartitionKey(topic.id, partition))
             lag += max(0, offsets.stable - max(offsets.first, cursor))
             lost += max(0, offsets.first - cursor)
-        return Standing(lag, lost)
+        return SubscriptionLag(lag, lost)
 
-    async def _acknowledge(self, held: Held, place: Place) -> None:
+    async def _acknowledge(self, held: PullSubscription, place: Place) -> None:
         """Move the cursor if the subscriber names the message that is its to name."""
         if not may_be_named(held.progress, place):
             return
@@ -420,7 +424,7 @@ class Delivery:
         held.progress = named(held.progress, place)
         self._cursor_moved(PartitionKey(held.topic.id, place.partition))
 
-    async def _lost_before_head(self, held: Held, place: Place) -> int | None:
+    async def _lost_before_head(self, held: PullSubscription, place: Place) -> int | None:
         """Whether a place not before the cursor is the head of its partition, or is gone: then it
         was the head, or nobody could name it, and nothing that is left is skipped. How many were
         lost before it; None if it is not the head."""
@@ -428,10 +432,10 @@ class Delivery:
         if place.offset < offsets.first:
             return place.offset - held.progress.cursors[place.partition]
         head = await self._find(held, [place.partition])
-        return head.lost if isinstance(head, Head) and head.place == place else None
+        return head.lost if isinstance(head, NextMessage) and head.place == place else None
 
     async def _move(
-        self, held: Held, place: Place, lost: int, first_offset: int | None = None
+        self, held: PullSubscription, place: Place, lost: int, first_offset: int | None = None
     ) -> None:
         """To behind a place, with so many records gone over that could not be had. What is taken
         is the place alone, or all from an offset on."""
@@ -442,7 +446,7 @@ class Delivery:
         key = CursorKey(held.name, held.topic.id, place.partition)
         cursor = Cursor(key, place.offset + 1, "", self._now_ms())
         put = StatePut(state_key(held.topic.id, held.name), encode_kept(kept), held.version)
-        steps: list[Step] = []
+        steps: list[ReceiptEvent] = []
         if held.kept.receipts:
             first_offset = place.offset if first_offset is None else first_offset
             steps.append(held.taken(place, first_offset, lost))
@@ -450,7 +454,7 @@ class Delivery:
         held.kept, held.version = kept, held.version + (1 if lost else 0)
         self._cursors.note([cursor])
 
-    async def _seek(self, held: Held, offsets: Sequence[int]) -> None:
+    async def _seek(self, held: PullSubscription, offsets: Sequence[int]) -> None:
         if not held.kept.receipts:
             await self._set_cursors(held.topic, held.name, dict(enumerate(offsets)))
             return
@@ -462,7 +466,9 @@ class Delivery:
         await self._receipts.write([held.moved(*each) for each in enumerate(offsets)], cursors)
         self._cursors.note(cursors)
 
-    async def _find(self, held: Held, partitions: Sequence[int]) -> Head | list[Read]:
+    async def _find(
+        self, held: PullSubscription, partitions: Sequence[int]
+    ) -> NextMessage | list[Read]:
         cursors = {each: held.progress.cursors[each] for each in partitions}
         return await find_head(self._store, self._decoded, held.topic, cursors)
 
@@ -551,26 +557,26 @@ class Delivery:
 
     # --- who is there -----------------------------------------------------------------------
 
-    def _find_held(self, topic: Topic, name: str) -> Held:
+    def _find_held(self, topic: Topic, name: str) -> PullSubscription:
         held = self._held.get(topic.id, {}).get(name)
         if held is None:
             who = repr(name[: limits.NAME_BYTES])
             raise UnknownSubscription(f"{who} has not subscribed to topic {topic.name}")
         return held
 
-    def _add(self, held: Held) -> None:
+    def _add(self, held: PullSubscription) -> None:
         self._registry.add(held)
         self.on_change(held.name, held.topic.id)
         self._moved_all(held)
 
-    def _remove(self, held: Held, reason: QuackError) -> None:
+    def _remove(self, held: PullSubscription, reason: QuackError) -> None:
         self._registry.remove(held)
         self.on_change(held.name, held.topic.id)
         held.gone = reason
         held.waits.end(reason)
         self._moved_all(held)
 
-    def _moved_all(self, held: Held) -> None:
+    def _moved_all(self, held: PullSubscription) -> None:
         for partition in range(len(held.progress.cursors)):
             self._cursor_moved(PartitionKey(held.topic.id, partition))
 

@@ -10,15 +10,15 @@ from collections.abc import Mapping, Sequence
 from uuid import UUID
 
 from quackmq.broker.lifecycle import Waits
-from quackmq.broker.log.next_message import Head
-from quackmq.broker.subscriptions.receipts import Step
+from quackmq.broker.log.next_message import NextMessage
+from quackmq.broker.subscriptions.receipts import ReceiptEvent
 from quackmq.errors import EntriesLost, QuackError
 from quackmq.model.offset_notes import SUBSCRIBED, note_of
 from quackmq.model.subscription import (
-    Kept,
     Message,
     Place,
     Progress,
+    StoredSubscription,
     Subscription,
     message_id,
     moved,
@@ -27,7 +27,7 @@ from quackmq.model.topic import Cursor, PartitionKey, Topic
 from quackmq.stores.contract import Store
 
 
-class Held:
+class PullSubscription:
     __slots__ = (
         "gone",
         "kept",
@@ -42,7 +42,7 @@ class Held:
     )
 
     def __init__(
-        self, topic: Topic, name: str, kept: Kept, version: int, progress: Progress
+        self, topic: Topic, name: str, kept: StoredSubscription, version: int, progress: Progress
     ) -> None:
         self.topic = topic
         self.name = name
@@ -52,7 +52,7 @@ class Held:
         #: How many were lost before the outstanding message.
         self.lost_before = 0
         #: The head that was last refused for what was lost before it.
-        self.told: Head | None = None
+        self.told: NextMessage | None = None
         self.lock = asyncio.Lock()
         self.waits = Waits()
         #: Why it is no longer there.
@@ -83,18 +83,18 @@ class Held:
             receipts=self.kept.receipts,
         )
 
-    def taken(self, place: Place, first_offset: int, lost: int) -> Step:
+    def taken(self, place: Place, first_offset: int, lost: int) -> ReceiptEvent:
         """The cursor goes on to behind a place: what lies from an offset on is taken."""
         partition, offset = place
         cursor = self.progress.cursors[partition]
         span = (cursor, first_offset, offset + 1)
-        return Step(self.name, self.topic, partition, "taken", *span, lost)
+        return ReceiptEvent(self.name, self.topic, partition, "taken", *span, lost)
 
-    def moved(self, partition: int, offset: int) -> Step:
+    def moved(self, partition: int, offset: int) -> ReceiptEvent:
         cursor = self.progress.cursors[partition]
-        return Step(self.name, self.topic, partition, "moved", cursor, offset, offset)
+        return ReceiptEvent(self.name, self.topic, partition, "moved", cursor, offset, offset)
 
-    def tell(self, head: Head) -> None:
+    def tell(self, head: NextMessage) -> None:
         """EntriesLost, unless it was raised for this very loss."""
         if self.told is not None and (self.told.place, self.told.lost) == (head.place, head.lost):
             return
@@ -105,7 +105,7 @@ class Held:
             f"before {self.name} has read them: offsets {ranges}; get again to go on behind them"
         )
 
-    def message(self, head: Head) -> Message:
+    def message(self, head: NextMessage) -> Message:
         token = message_id(self.topic.id, head.place)
         return Message(
             token, self.topic.name, head.partition, head.record, head.lost, head.lost_ranges
@@ -113,12 +113,12 @@ class Held:
 
 
 async def taken_by_group(
-    store: Store, moving: Mapping[tuple[str, UUID], Held], cursors: Sequence[Cursor]
-) -> list[Step]:
+    store: Store, moving: Mapping[tuple[str, UUID], PullSubscription], cursors: Sequence[Cursor]
+) -> list[ReceiptEvent]:
     """A group that commits further on has taken what lies in between; one that goes back is moved,
     and so is one that is put somewhere, which a client of ours notes. `moving` are subscriptions by
     name and topic."""
-    steps: list[Step] = []
+    steps: list[ReceiptEvent] = []
     for (name, topic_id, partition), offset, note, *_ in cursors:
         held = moving.get((name, topic_id))
         if held is None or not held.kept.receipts or offset is None:

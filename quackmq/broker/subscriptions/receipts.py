@@ -58,7 +58,7 @@ RECEIPTS_POLICY: Final = Policy(keep_for_ms=limits.RECEIPTS_KEEP_MS)
 Kind = Literal["begun", "taken", "acked", "passed", "moved"]
 
 
-class Step(NamedTuple):
+class ReceiptEvent(NamedTuple):
     """What happened to a subscription in a partition: see above."""
 
     name: str
@@ -87,7 +87,10 @@ class Receipts:
         self._appended = appended
 
     async def write(
-        self, steps: Sequence[Step], cursors: Sequence[Cursor] = (), states: Sequence[StatePut] = ()
+        self,
+        steps: Sequence[ReceiptEvent],
+        cursors: Sequence[Cursor] = (),
+        states: Sequence[StatePut] = (),
     ) -> None:
         """The receipts of steps, with the cursors and states that they are about, as one unit."""
 
@@ -109,14 +112,17 @@ class Receipts:
                 log.debug("somebody else was first to create %s", RECEIPTS_TOPIC)
 
     async def append(
-        self, steps: Sequence[Step], cursors: Sequence[Cursor] = (), states: Sequence[StatePut] = ()
+        self,
+        steps: Sequence[ReceiptEvent],
+        cursors: Sequence[Cursor] = (),
+        states: Sequence[StatePut] = (),
     ) -> None:
         """As `write`, after `ready`: NotFound if the topic of receipts went meanwhile."""
         appends = await self.batches(steps)
         await self._store.room()  # nothing comes between this and the append
         self.note(appends, await self._store.append(appends, cursors, states))
 
-    async def batches(self, steps: Sequence[Step]) -> list[Append]:
+    async def batches(self, steps: Sequence[ReceiptEvent]) -> list[Append]:
         """The receipts of steps, to be appended with their cursors by whoever sets those, who then
         calls `note`; after `ready`. NotFound, from this or from appending them, may mean that the
         topic of receipts went meanwhile."""
@@ -143,7 +149,7 @@ class Receipts:
         for append, answer in zip(appends, appended, strict=True):
             self._appended(append.key, answer, append.batch.size)
 
-    async def _append_times(self, step: Step) -> Sequence[OffsetTime]:
+    async def _append_times(self, step: ReceiptEvent) -> Sequence[OffsetTime]:
         if step.kind not in ("taken", "acked") or step.first_offset >= step.next_offset:
             return ()
         key = PartitionKey(step.topic.id, step.partition)
@@ -159,10 +165,10 @@ class Receipts:
         return times[::every]
 
 
-def begun(name: str, topic: Topic, cursors: Sequence[int]) -> list[Step]:
+def begun(name: str, topic: Topic, cursors: Sequence[int]) -> list[ReceiptEvent]:
     """From these cursors on a subscription leaves receipts."""
     return [
-        Step(name, topic, partition, "begun", cursor, cursor, cursor)
+        ReceiptEvent(name, topic, partition, "begun", cursor, cursor, cursor)
         for partition, cursor in enumerate(cursors)
     ]
 
@@ -178,7 +184,7 @@ def _portions(records: Sequence[Record]) -> Iterator[Sequence[Record]]:
         yield records[start : start + limits.RECEIPTS_PER_BATCH]
 
 
-def _encode(step: Step, now_ms: int, times: Sequence[OffsetTime]) -> bytes:
+def _encode(step: ReceiptEvent, now_ms: int, times: Sequence[OffsetTime]) -> bytes:
     fields: dict[str, object] = {
         "subscription": step.name,
         "topic": step.topic.name,

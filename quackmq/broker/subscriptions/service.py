@@ -12,16 +12,16 @@ from collections.abc import Callable
 from uuid import UUID
 
 from quackmq.broker.lifecycle import NamedLocks
-from quackmq.broker.push.push_registry import Pushed
-from quackmq.broker.push.state import PushedKept
+from quackmq.broker.push.push_registry import PushRegistry
+from quackmq.broker.push.state import StoredPushSubscription
 from quackmq.broker.settings import BrokerSettings
 from quackmq.broker.subscriptions.cursors import Cursors
 from quackmq.broker.subscriptions.name_modes import Modes
-from quackmq.broker.subscriptions.pull import Delivery
+from quackmq.broker.subscriptions.pull import PullService
 from quackmq.broker.topics import Topics
 from quackmq.errors import InvalidRequest, NameInOtherMode
 from quackmq.model.offset_notes import PUBLISHER_PREFIX
-from quackmq.model.subscription import Standing, Start, Subscription, Terms, check_name
+from quackmq.model.subscription import Start, Subscription, SubscriptionLag, Terms, check_name
 from quackmq.model.topic import Topic
 
 
@@ -35,12 +35,12 @@ def check_subscriber(name: str) -> None:
         )
 
 
-class Subscribing:
+class SubscriptionService:
     def __init__(
         self,
         topics: Topics,
-        delivery: Delivery,
-        pushed: Pushed,
+        delivery: PullService,
+        pushed: PushRegistry,
         cursors: Cursors,
         modes: Modes,
         settings: BrokerSettings,
@@ -66,7 +66,7 @@ class Subscribing:
         after: tuple[str, str],
         limit: int | None,
     ) -> list[Subscription]:
-        """By name and topic, as `Delivery.subscriptions`, of every mode."""
+        """By name and topic, as `PullService.subscriptions`, of every mode."""
         asked = (name, topic_id, after, limit)
         found = self._delivery.subscriptions(*asked) + self._pushed.subscriptions(*asked)
         return sorted(found, key=lambda each: (each.name, each.topic_name))[:limit]
@@ -77,12 +77,12 @@ class Subscribing:
             topic, name
         )
 
-    async def standing(self, topic: Topic, name: str) -> Standing:
+    async def standing(self, topic: Topic, name: str) -> SubscriptionLag:
         """UnknownSubscription."""
         held = self._pushed.find(topic, name)
         if held is not None:
             pushed = await self._pushed.standing(held)
-            return Standing(pushed.lag, pushed.counts.lost)
+            return SubscriptionLag(pushed.lag, pushed.counts.lost)
         return await self._delivery.standing(topic, name)
 
     async def subscribe(
@@ -139,7 +139,7 @@ class Subscribing:
                         "another name"
                     )
                 self._modes.check_no_group(name)
-                kept = PushedKept(terms, start, self._now_ms(), receipts or False)
+                kept = StoredPushSubscription(terms, start, self._now_ms(), receipts or False)
                 starts = await self._delivery.starts(topic, start)
                 await self._pushed.subscribe(topic, name, kept, starts)
                 return True

@@ -15,7 +15,7 @@ from quackmq.broker.transactions.state import PendingOffset, offsets_key, state_
 from quackmq.errors import LimitReached
 from quackmq.loop_clock import LoopTimer
 from quackmq.model.topic import Cursor, CursorKey, PartitionKey, StatePut
-from quackmq.model.transactional_id import Standing, TransactionState
+from quackmq.model.transactional_id import TransactionalIdState, TransactionState
 
 
 class ProducerEpoch(NamedTuple):
@@ -47,7 +47,7 @@ class Pending(NamedTuple):
     offsets: Mapping[PartitionKey, PendingOffset]
 
 
-class Known:
+class TransactionalIdEntry:
     __slots__ = (
         "groups",
         "is_ending",
@@ -68,7 +68,7 @@ class Known:
     def __init__(self, transactional_id: str) -> None:
         self.transactional_id = transactional_id
         #: What the store has, None if nothing, and in which version.
-        self.standing: Standing | None = None
+        self.standing: TransactionalIdState | None = None
         self.version = 0
         #: Held by whoever changes anything here; `users` hold it or want it.
         self.lock = asyncio.Lock()

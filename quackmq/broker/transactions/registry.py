@@ -16,7 +16,7 @@ from quackmq import limits as shared_limits
 from quackmq.broker import limits
 from quackmq.broker.groups.service import Groups
 from quackmq.broker.topics import Topics
-from quackmq.broker.transactions.entry import Known, Pending
+from quackmq.broker.transactions.entry import Pending, TransactionalIdEntry
 from quackmq.broker.transactions.state import (
     OFFSETS_PREFIX,
     STATE_PREFIX,
@@ -33,7 +33,7 @@ from quackmq.broker.transactions.state import (
 from quackmq.errors import DamagedStore, LimitReached, StoreReadOnly
 from quackmq.model.log_transactions import Marker, marker_batch
 from quackmq.model.topic import Append, Appended, PartitionKey
-from quackmq.model.transactional_id import Ended, Standing
+from quackmq.model.transactional_id import Ended, TransactionalIdState
 from quackmq.records.batch import Batch
 from quackmq.stores.contract import Store
 
@@ -55,17 +55,17 @@ class TransactionRecords:
         self._groups = groups
         self._now_ms = now_ms
         self._marked = marked
-        self._known: dict[str, Known] = {}
-        self._by_producer: dict[int, Known] = {}
+        self._known: dict[str, TransactionalIdEntry] = {}
+        self._by_producer: dict[int, TransactionalIdEntry] = {}
         #: Those whose open transactions commit offsets of a group.
-        self._by_group: dict[str, dict[str, Known]] = {}
+        self._by_group: dict[str, dict[str, TransactionalIdEntry]] = {}
 
     async def load(self) -> None:
         """Take up what the store has. What is open of producers that nobody knows is aborted: such
         as the commit of a stage that a crash cut short."""
         for key, state in (await self._store.states(STATE_PREFIX)).items():
             if state.value is not None:
-                known = self._known[id_of(key)] = Known(id_of(key))
+                known = self._known[id_of(key)] = TransactionalIdEntry(id_of(key))
                 known.is_recovered = True
                 self._stand(known, decode_standing(state.value), state.version)
         for key, state in (await self._store.states(OFFSETS_PREFIX)).items():
@@ -84,21 +84,21 @@ class TransactionRecords:
 
     # --- what is known ----------------------------------------------------------------------
 
-    def __iter__(self) -> Iterator[Known]:
+    def __iter__(self) -> Iterator[TransactionalIdEntry]:
         return iter([known for known in self._known.values() if known.standing is not None])
 
-    def get(self, transactional_id: str) -> Known | None:
+    def get(self, transactional_id: str) -> TransactionalIdEntry | None:
         return self._known.get(transactional_id)
 
-    def of_producer(self, producer_id: int) -> Known | None:
+    def of_producer(self, producer_id: int) -> TransactionalIdEntry | None:
         return self._by_producer.get(producer_id)
 
-    def ensure(self, transactional_id: str) -> Known:
+    def ensure(self, transactional_id: str) -> TransactionalIdEntry:
         known = self._known.get(transactional_id)
         if known is None:
             if len(self._known) >= limits.TRANSACTIONAL_IDS:
                 raise LimitReached(f"there are {limits.TRANSACTIONAL_IDS} transactional ids")
-            known = self._known[transactional_id] = Known(transactional_id)
+            known = self._known[transactional_id] = TransactionalIdEntry(transactional_id)
         return known
 
     def pending_offsets(self, group: str) -> frozenset[PartitionKey]:
@@ -109,7 +109,7 @@ class TransactionRecords:
     # --- changes ----------------------------------------------------------------------------
 
     @asynccontextmanager
-    async def alone(self, known: Known) -> AsyncIterator[Known]:
+    async def alone(self, known: TransactionalIdEntry) -> AsyncIterator[TransactionalIdEntry]:
         """Alone with a transactional id, which is kept in mind meanwhile."""
         known.users += 1
         try:
@@ -121,7 +121,7 @@ class TransactionRecords:
                 self._known.pop(known.transactional_id, None)
 
     async def put_pending(
-        self, known: Known, group: str, new: Mapping[PartitionKey, PendingOffset]
+        self, known: TransactionalIdEntry, group: str, new: Mapping[PartitionKey, PendingOffset]
     ) -> None:
         """Offsets that are committed if the open transaction is."""
         before = known.pending.get(group, Pending(0, {}))
@@ -136,7 +136,7 @@ class TransactionRecords:
         state = await self._store.put_state(key, value, before.version)
         self._add_pending(known, group, Pending(state.version, offsets))
 
-    async def finish(self, known: Known, marker: Marker, after: Ended) -> None:
+    async def finish(self, known: TransactionalIdEntry, marker: Marker, after: Ended) -> None:
         """The end of what is open, if anything is, and what is kept of the id from now on."""
         known.is_ending = True
         try:
@@ -144,12 +144,12 @@ class TransactionRecords:
         finally:
             known.is_ending = False
 
-    async def forget(self, known: Known) -> None:
+    async def forget(self, known: TransactionalIdEntry) -> None:
         """Nothing is kept of an id that has nothing open."""
         await self._store.put_state(state_key(known.transactional_id), None, known.version)
         self._stand(known, None, 0)
 
-    async def _append_end(self, known: Known, marker: Marker, after: Ended) -> None:
+    async def _append_end(self, known: TransactionalIdEntry, marker: Marker, after: Ended) -> None:
         await self._store.room()
         there, now_ms = self._topics.by_id, self._now_ms()
         cursors = known.cursors(there, now_ms) if marker is Marker.COMMIT else []
@@ -196,7 +196,9 @@ class TransactionRecords:
 
     # --- helpers ----------------------------------------------------------------------------
 
-    def _stand(self, known: Known, standing: Standing | None, version: int) -> None:
+    def _stand(
+        self, known: TransactionalIdEntry, standing: TransactionalIdState | None, version: int
+    ) -> None:
         """What the store has of an id is this, now."""
         if known.standing is not None:
             del self._by_producer[known.standing.producer_id]
@@ -204,11 +206,11 @@ class TransactionRecords:
             self._by_producer[standing.producer_id] = known
         known.standing, known.version = standing, version
 
-    def _add_pending(self, known: Known, group: str, pending: Pending) -> None:
+    def _add_pending(self, known: TransactionalIdEntry, group: str, pending: Pending) -> None:
         known.pending[group] = pending
         self._by_group.setdefault(group, {})[known.transactional_id] = known
 
-    def _forget_transaction(self, known: Known) -> None:
+    def _forget_transaction(self, known: TransactionalIdEntry) -> None:
         for group in known.pending:
             del self._by_group[group][known.transactional_id]
             if not self._by_group[group]:

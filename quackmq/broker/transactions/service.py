@@ -34,7 +34,11 @@ from quackmq.broker.lifecycle import Changes
 from quackmq.broker.publish.producer_ids import ProducerIds
 from quackmq.broker.settings import Caller
 from quackmq.broker.topics import Topics
-from quackmq.broker.transactions.entry import Known, ProducerEpoch, TransactionDescription
+from quackmq.broker.transactions.entry import (
+    ProducerEpoch,
+    TransactionalIdEntry,
+    TransactionDescription,
+)
 from quackmq.broker.transactions.registry import TransactionRecords
 from quackmq.broker.transactions.state import PendingOffset
 from quackmq.clock import Clock
@@ -58,7 +62,7 @@ from quackmq.model.transactional_id import (
     NO_PRODUCER,
     Ended,
     ProducerRef,
-    Standing,
+    TransactionalIdState,
     TransactionState,
     begins,
     begun,
@@ -319,7 +323,7 @@ class Transactions:
 
     async def _commit_offsets(
         self,
-        known: Known,
+        known: TransactionalIdEntry,
         ref: ProducerRef,
         group: str,
         member: MemberRef,
@@ -345,7 +349,9 @@ class Transactions:
                 await self._records.put_pending(known, group, new)
             return outcomes
 
-    async def _end(self, known: Known, ref: ProducerRef, commit: bool, bump: bool) -> ProducerEpoch:
+    async def _end(
+        self, known: TransactionalIdEntry, ref: ProducerRef, commit: bool, bump: bool
+    ) -> ProducerEpoch:
         async with self._records.alone(known):
             standing = known.standing
             state = TransactionState.EMPTY if standing is None else known.state
@@ -362,14 +368,14 @@ class Transactions:
                 await self._finish(known, Marker.COMMIT if commit else Marker.ABORT, after)
             return known.producer()
 
-    async def _finish(self, known: Known, marker: Marker, after: Ended) -> None:
+    async def _finish(self, known: TransactionalIdEntry, marker: Marker, after: Ended) -> None:
         await self._records.finish(known, marker, after)
         known.is_recovered = False
 
     async def _new_id(self, is_needed: bool) -> int | None:
         return await self._producer_ids.next() if is_needed else None
 
-    async def _expire(self, known: Known) -> None:
+    async def _expire(self, known: TransactionalIdEntry) -> None:
         async with self._records.alone(known):
             if _is_expired(known, self._clock):
                 log.info("the transactional id %s has expired", known.transactional_id)
@@ -377,7 +383,7 @@ class Transactions:
 
     # --- time -------------------------------------------------------------------------------
 
-    def _begin(self, known: Known) -> None:
+    def _begin(self, known: TransactionalIdEntry) -> None:
         """A transaction is open, from now on or already."""
         if known.is_ongoing:
             return
@@ -388,15 +394,15 @@ class Transactions:
         known.started_ms = self._now_ms()
         self._set_timer(known, known.standing.timeout_ms)
 
-    def _set_timer(self, known: Known, wait_ms: int) -> None:
+    def _set_timer(self, known: TransactionalIdEntry, wait_ms: int) -> None:
         if not self._is_closing:
             known.timer = loop_clock().call_later(wait_ms / 1000, self._time_is_up, known)
 
-    def _time_is_up(self, known: Known) -> None:
+    def _time_is_up(self, known: TransactionalIdEntry) -> None:
         known.timer = None
         self._changes.start(self._time_out(known))
 
-    async def _time_out(self, known: Known) -> None:
+    async def _time_out(self, known: TransactionalIdEntry) -> None:
         async with self._records.alone(known):
             standing = known.standing
             # It may have ended, and another one begun, while this waited for its turn.
@@ -416,7 +422,7 @@ class Transactions:
 
     # --- helpers ----------------------------------------------------------------------------
 
-    def _find(self, ref: ProducerRef) -> Known:
+    def _find(self, ref: ProducerRef) -> TransactionalIdEntry:
         self._check(ref.transactional_id)
         known = self._records.get(ref.transactional_id)
         if known is None:
@@ -448,14 +454,14 @@ class Transactions:
             raise BrokerClosing("the broker is closing: look for the coordinator when it is back")
 
 
-def _is_expired(known: Known, clock: Clock) -> bool:
-    standing: Standing | None = known.standing
+def _is_expired(known: TransactionalIdEntry, clock: Clock) -> bool:
+    standing: TransactionalIdState | None = known.standing
     if standing is None or known.is_ongoing:
         return False
     return standing.updated_ms <= clock.expired_before(limits.TRANSACTIONAL_ID_EXPIRY_MS)
 
 
-def _ending(known: Known) -> ConcurrentTransactions:
+def _ending(known: TransactionalIdEntry) -> ConcurrentTransactions:
     return ConcurrentTransactions(
         f"a transaction of {known.transactional_id} is just being ended: ask again"
     )

@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple
 
 from quackmq.errors import DamagedStore
 from quackmq.model.topic import NO_LEADER_EPOCH, PartitionKey
-from quackmq.model.transactional_id import Standing, TransactionState
+from quackmq.model.transactional_id import TransactionalIdState, TransactionState
 
 #: Keys of transactional ids in the store's small state begin so.
 STATE_PREFIX: Final = "transaction/"
@@ -58,11 +58,11 @@ def parse_offsets_key(key: str) -> tuple[str, str]:
     return names[:end], names[end + 1 :]
 
 
-def encode_standing(standing: Standing) -> bytes:
+def encode_standing(standing: TransactionalIdState) -> bytes:
     return json.dumps(standing._asdict()).encode()
 
 
-def decode_standing(value: bytes) -> Standing:
+def decode_standing(value: bytes) -> TransactionalIdState:
     """DamagedStore for what `encode_standing` did not make."""
     match _from_json(value):
         case {
@@ -74,7 +74,7 @@ def decode_standing(value: bytes) -> Standing:
             "previous_producer_id": int(previous_producer_id),
             "previous_epoch": int(previous_epoch),
         }:
-            return Standing(
+            return TransactionalIdState(
                 producer_id,
                 epoch,
                 TransactionState(state),

@@ -20,7 +20,7 @@ from functools import partial
 from typing import Any, Final, NoReturn, Protocol
 
 from quackmq import __version__
-from quackmq.archive.archiving.worker_process import WorkerWorkshop
+from quackmq.archive.archiving.worker_process import WorkerProcess
 from quackmq.archive.tiered_store import TieredStore
 from quackmq.broker import Broker, BrokerSettings
 from quackmq.cli import limits
@@ -29,15 +29,15 @@ from quackmq.cli.broker.address import Address, UnixPath
 from quackmq.cli.broker.settings import MEMORY_STORE, Settings
 from quackmq.cli.text import counted
 from quackmq.clock import Clock
-from quackmq.protocols.http.server import HttpDoor
-from quackmq.protocols.kafka.server import KafkaDoor
-from quackmq.protocols.line.server import LineDoor
+from quackmq.protocols.http.server import HttpServer
+from quackmq.protocols.kafka.server import KafkaServer
+from quackmq.protocols.line.server import LineServer
 from quackmq.protocols.line.settings import LineSettings
 from quackmq.protocols.zmq.proxy.clients import ProxySettings
-from quackmq.protocols.zmq.proxy.proxy_server import ProxyDoor
-from quackmq.protocols.zmq.proxy.xpub import XpubDoor
-from quackmq.protocols.zmq.proxy.xsub import XsubDoor
-from quackmq.protocols.zmq.server import ZmqDoor
+from quackmq.protocols.zmq.proxy.proxy_server import ProxyServer
+from quackmq.protocols.zmq.proxy.xpub import XpubServer
+from quackmq.protocols.zmq.proxy.xsub import XsubServer
+from quackmq.protocols.zmq.server import ZmqServer
 from quackmq.stores.contract import Store
 from quackmq.stores.local import LocalOptions, LocalStore
 from quackmq.stores.memory import MemoryStore
@@ -59,11 +59,11 @@ class Door(Protocol):
 
 
 def _kafka_door(broker: Broker, address: Address, settings: Settings) -> Door:
-    return KafkaDoor(broker, address.host, address.port, advertise=settings.advertise)
+    return KafkaServer(broker, address.host, address.port, advertise=settings.advertise)
 
 
 def _http_door(broker: Broker, address: Address, settings: Settings) -> Door:
-    return HttpDoor(
+    return HttpServer(
         broker,
         address.host,
         address.port,
@@ -73,20 +73,20 @@ def _http_door(broker: Broker, address: Address, settings: Settings) -> Door:
 
 
 def _zmq_door(broker: Broker, address: Address, settings: Settings) -> Door:
-    return ZmqDoor(broker, address.host, address.port)
+    return ZmqServer(broker, address.host, address.port)
 
 
 def _xsub_door(broker: Broker, address: Address, settings: Settings) -> Door:
-    return XsubDoor(broker, address.host, address.port)
+    return XsubServer(broker, address.host, address.port)
 
 
 def _xpub_door(broker: Broker, address: Address, settings: Settings) -> Door:
-    return XpubDoor(broker, address.host, address.port)
+    return XpubServer(broker, address.host, address.port)
 
 
 def _line_door(broker: Broker, address: Address | UnixPath, settings: Settings) -> Door:
     where = address.path if isinstance(address, UnixPath) else address
-    return LineDoor(
+    return LineServer(
         broker,
         where,
         LineSettings(
@@ -115,9 +115,9 @@ def _make_door(
     if name != "proxy":
         return DOOR_MAKERS[name](broker, address, settings)
     xpub = made["xpub"]
-    assert isinstance(xpub, XpubDoor), "it opens before"
+    assert isinstance(xpub, XpubServer), "it opens before"
     proxy = ProxySettings(lease_ms=settings.proxy_lease_ms, any_address=settings.proxy_any_address)
-    return ProxyDoor(broker, address.host, address.port, xpub, proxy)
+    return ProxyServer(broker, address.host, address.port, xpub, proxy)
 
 
 async def serve(settings: Settings, doors: Mapping[str, Address | UnixPath]) -> int:
@@ -138,7 +138,7 @@ async def serve(settings: Settings, doors: Mapping[str, Address | UnixPath]) -> 
             ),
             clock,
             archive=archive,
-            workshop=None if archive is None else WorkerWorkshop(),
+            workshop=None if archive is None else WorkerProcess(),
         )
         await broker.open()
         opened.push_async_callback(broker.close)

@@ -108,7 +108,7 @@ def run(args: argparse.Namespace) -> int:
         if (number := getattr(args, option)) is not None and number < 1:
             raise InvalidRequest(f"--{option}: {number} is not a number from 1 on")
     seed = random.randrange(_SEEDS) if args.seed is None else args.seed
-    orders = chaos_run.Orders(
+    orders = chaos_run.ChaosOptions(
         door=args.door,
         address=_address(args.door, _told_address(args)),
         name=args.name,

@@ -40,7 +40,7 @@ _KAFKA: Final = "kafka"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Orders:
+class ChaosOptions:
     door: str
     address: str
     name: str
@@ -65,7 +65,7 @@ class Taken(NamedTuple):
     content: bytes
 
 
-class Bad(Protocol):
+class FaultyClient(Protocol):
     """A client of one door, as bad as it is asked to be. Calls raise QuackError for what the broker
     refuses, QuackTimeout where it does not answer, OSError where it is not there."""
 
@@ -95,7 +95,7 @@ class Bad(Protocol):
 class Summary:
     """What it did, and what was answered."""
 
-    orders: Orders
+    orders: ChaosOptions
     acts: Counter[str] = field(default_factory=Counter)
     #: By the error's code.
     refused: Counter[str] = field(default_factory=Counter)
@@ -135,7 +135,7 @@ class Summary:
         return "\n".join(lines) + "\n"
 
 
-def run(orders: Orders) -> Summary:
+def run(orders: ChaosOptions) -> Summary:
     """Until the time is over, the acts are done, or SIGTERM or SIGINT. InvalidRequest for names
     that cannot be, OSError if the broker was never there."""
     check_name(orders.name)
@@ -146,7 +146,7 @@ def run(orders: Orders) -> Summary:
 
 
 class _Run:
-    def __init__(self, orders: Orders, bad: Bad, stopping: threading.Event) -> None:
+    def __init__(self, orders: ChaosOptions, bad: FaultyClient, stopping: threading.Event) -> None:
         self._orders = orders
         self._bad = bad
         self._stopping = stopping
@@ -331,7 +331,7 @@ class _Seen:
         return True
 
 
-def _made(orders: Orders) -> Bad:
+def _made(orders: ChaosOptions) -> FaultyClient:
     """Loads that door's client and no other."""
     if orders.door == "line":
         from quackmq.cli.chaos.line import BadLineClient

@@ -41,7 +41,7 @@ from quackmq.cli.experiment.report import (
 from quackmq.errors import QuackTimeout
 from quackmq.model.topic import PartitionKey
 from quackmq.protocols.line.codec import Role
-from quackmq.protocols.line.server import LineDoor
+from quackmq.protocols.line.server import LineServer
 from quackmq.protocols.line.settings import LineSettings
 from quackmq.stores.local import LocalOptions, LocalStore
 
@@ -88,7 +88,7 @@ async def run(
         opened.push_async_callback(broker.close)
         for name in experiment.topic_names:
             await broker.create_topic(_CALLER, name, partitions=1, policy=experiment.policy)
-        door = LineDoor(broker, None, LineSettings(answer_ms=experiment.answer_ms))
+        door = LineServer(broker, None, LineSettings(answer_ms=experiment.answer_ms))
         await door.start()
         opened.push_async_callback(door.close)
         running = _Running(experiment, broker, door, observer, stopping or asyncio.Event())
@@ -116,7 +116,7 @@ class _Running:
         self,
         experiment: Experiment,
         broker: Broker,
-        door: LineDoor,
+        door: LineServer,
         observer: Observer,
         stopping: asyncio.Event,
     ) -> None:

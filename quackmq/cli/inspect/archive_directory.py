@@ -32,7 +32,7 @@ _TOPIC: Final = "_topic.json"
 _FILE: Final = re.compile(r"(\d{20})-")
 
 
-class Place(NamedTuple):
+class ArchivedPartition(NamedTuple):
     """A partition of a topic, by the names of its directories."""
 
     topic: str
@@ -66,7 +66,7 @@ class Archived:
     def __exit__(self, *error: object) -> None:
         self.disk.close()
 
-    def places(self, wanted: str | None = None) -> list[Place]:
+    def places(self, wanted: str | None = None) -> list[ArchivedPartition]:
         """Every partition that has an archive, or those of TOPIC[:PARTITION]. UnknownTopic,
         UnknownPartition."""
         if wanted is None:
@@ -86,7 +86,7 @@ class Archived:
             raise UnknownPartition(f"of topic {topic} the archive has {known}, and no {number!r}")
         return chosen
 
-    def manifest(self, place: Place) -> Manifest | None:
+    def manifest(self, place: ArchivedPartition) -> Manifest | None:
         """As it is now; None where nothing is archived yet. DamagedData for one that is damaged, or
         of another place than where it lies; NewerFormat."""
         path = f"{place.path}/{_MANIFEST}"
@@ -95,7 +95,7 @@ class Archived:
         except FileNotFoundError:
             return None
         manifest = manifests.decode(data, path)
-        told = Place(manifest.topic, manifest.key.partition)
+        told = ArchivedPartition(manifest.topic, manifest.key.partition)
         if told != place:
             raise DamagedData(f"{path}: it is of {told}, and lies where {place} should")
         owner = self.owner(place.topic)
@@ -115,12 +115,12 @@ class Archived:
         except (ValueError, KeyError, TypeError) as error:
             raise DamagedData(f"{path}: it does not say whose it is: {error!r}") from error
 
-    def first_file(self, place: Place) -> int | None:
+    def first_file(self, place: ArchivedPartition) -> int | None:
         """Where the files begin that lie there, listed or not."""
         found = [_FILE.match(name) for name in self.disk.list(place.path)]
         return min((int(name[1]) for name in found if name is not None), default=None)
 
-    def strangers(self, place: Place, manifest: Manifest | None) -> Iterator[Finding]:
+    def strangers(self, place: ArchivedPartition, manifest: Manifest | None) -> Iterator[Finding]:
         """What lies there and is in no manifest. A broker that runs may still need it."""
         listed = set(manifests.names_of(manifest)) if manifest is not None else set()
         for name in self.disk.list(place.path):
@@ -135,7 +135,7 @@ class Archived:
     def _topics(self) -> list[str]:
         return [name for name in self.disk.list(files.ARCHIVE) if not name.startswith("~")]
 
-    def _partitions(self, topic: str) -> list[Place]:
+    def _partitions(self, topic: str) -> list[ArchivedPartition]:
         path = files.topic_path(topic)
         numbers = [int(name) for name in self.disk.list(path) if name.isdecimal()]
-        return [Place(topic, number) for number in sorted(numbers)]
+        return [ArchivedPartition(topic, number) for number in sorted(numbers)]

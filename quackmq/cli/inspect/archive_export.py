@@ -33,7 +33,7 @@ from quackmq.archive.manifest import ArchiveFile, Manifest
 from quackmq.archive.parquet.schema import SCHEMA
 from quackmq.archive.parquet.to_batches import timestamps_ms
 from quackmq.cli import limits
-from quackmq.cli.inspect.archive_directory import Archived, Place
+from quackmq.cli.inspect.archive_directory import Archived, ArchivedPartition
 from quackmq.cli.text import counted, progress_on_stderr
 from quackmq.client.files.durable import sync_directory
 from quackmq.errors import DamagedData, InvalidRequest, UnusableDirectory
@@ -157,7 +157,7 @@ class Exporter:
         self._tell = progress_on_stderr()
         self._done = self._total = 0
 
-    def export(self, places: list[Place]) -> None:
+    def export(self, places: list[ArchivedPartition]) -> None:
         """DamagedData where it is not to be skipped."""
         found = [(place, manifest) for place in places if (manifest := self._manifest(place))]
         if not found:
@@ -188,10 +188,10 @@ class Exporter:
             }
         )
 
-    def _manifest(self, place: Place) -> Manifest | None:
+    def _manifest(self, place: ArchivedPartition) -> Manifest | None:
         return self._archived.manifest(place)
 
-    def _export_partition(self, place: Place, manifest: Manifest) -> _Part:
+    def _export_partition(self, place: ArchivedPartition, manifest: Manifest) -> _Part:
         offset, end = self._bounds.of(manifest)
         part = _Part(place.partition, offset, max(offset, end))
         while offset < end:
@@ -243,7 +243,7 @@ class Exporter:
     ) -> Iterator[pa.RecordBatch]:
         for rows in self._archived.reader.scan(manifest, file):
             if isinstance(rows, DamagedData):
-                now = self._manifest(Place(manifest.topic, manifest.key.partition))
+                now = self._manifest(ArchivedPartition(manifest.topic, manifest.key.partition))
                 if not self._skips_damaged or _is_newer(now, manifest):
                     raise rows
                 self.damaged += 1

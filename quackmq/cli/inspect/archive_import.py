@@ -28,7 +28,7 @@ from quackmq.cli import limits
 from quackmq.cli.inspect.parquet_source import Row, Source
 from quackmq.cli.text import progress_on_stderr
 from quackmq.client.kafka.cluster import Cluster
-from quackmq.client.kafka.config import Connection
+from quackmq.client.kafka.config import KafkaConfig
 from quackmq.client.kafka.errors import Deadline
 from quackmq.client.kafka.types import TopicInfo
 from quackmq.errors import InvalidRequest, QuackError, UnknownTopic
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
 def _topic(address: str, name: str, source: Source, *, by_key: bool) -> TopicInfo:
     """The topic, made with as many partitions as the records name. InvalidRequest where it has
     fewer."""
-    cluster = Cluster(Connection(address))
+    cluster = Cluster(KafkaConfig(address))
     wanted = 0 if by_key else source.partitions
     deadline = Deadline(limits.IMPORT_WAIT_MS / 1000)
     try:
@@ -85,7 +85,7 @@ class Import:
         self._group = group
         self._by_key = by_key
         deadline = Deadline(limits.IMPORT_WAIT_MS / 1000)
-        self._partitioner = Cluster(Connection(address)).placing(topic.name, deadline).partitioner
+        self._partitioner = Cluster(KafkaConfig(address)).placing(topic.name, deadline).partitioner
 
     async def put(self, source: Source, tell: Tell) -> int:
         """All that is not there yet; how many were. QuackError says how many are there now."""
@@ -130,7 +130,7 @@ class Import:
     def _held(self) -> int:
         """How many of the records the topic has."""
         deadline = Deadline(limits.IMPORT_WAIT_MS / 1000)
-        told = Cluster(Connection(self._address)).committed(self._group, self._topic, deadline)
+        told = Cluster(KafkaConfig(self._address)).committed(self._group, self._topic, deadline)
         number = told.get(NUMBER_PARTITION)
         return 0 if number is None else number.offset
 

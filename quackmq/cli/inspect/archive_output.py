@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from quackmq.archive.manifest import ArchiveFile, Manifest, Quarantined
-from quackmq.cli.inspect.archive_directory import Archived, Place
+from quackmq.cli.inspect.archive_directory import Archived, ArchivedPartition
 from quackmq.cli.text import counted, moment, progress_on_stderr, table
 from quackmq.disk.real import RealDisk
 from quackmq.errors import DamagedData, StorageError, StoreLocked, UnusableDirectory
@@ -44,7 +44,7 @@ _NUMBERS: Final = range(1, 7)
 def list_partitions(
     archived: Archived, wanted: str | None, *, with_files: bool, as_json: bool
 ) -> bool:
-    found: list[tuple[Place, Manifest]] = []
+    found: list[tuple[ArchivedPartition, Manifest]] = []
     findings: list[Finding] = []
     for place in archived.places(wanted):
         try:
@@ -68,7 +68,9 @@ def list_partitions(
     return bool(findings)
 
 
-def _rows(place: Place, manifest: Manifest, *, with_files: bool) -> Iterator[Sequence[str]]:
+def _rows(
+    place: ArchivedPartition, manifest: Manifest, *, with_files: bool
+) -> Iterator[Sequence[str]]:
     yield (
         place.topic,
         str(place.partition),
@@ -103,7 +105,7 @@ def _times(listed: Sequence[ArchiveFile]) -> tuple[str, str]:
 
 
 def _as_json(
-    found: Sequence[tuple[Place, Manifest]], findings: Sequence[Finding]
+    found: Sequence[tuple[ArchivedPartition, Manifest]], findings: Sequence[Finding]
 ) -> dict[str, Any]:
     return {
         "partitions": [
@@ -127,7 +129,7 @@ def _as_json(
 
 
 def _quarantined(manifest: Manifest, one: Quarantined) -> Finding:
-    path = f"{Place(manifest.topic, manifest.key.partition).path}/{one.name}"
+    path = f"{ArchivedPartition(manifest.topic, manifest.key.partition).path}/{one.name}"
     return Finding(
         Kind.POISON,
         path,
@@ -189,7 +191,7 @@ def _findings(
 
 
 def _meeting(
-    archived: Archived, place: Place, manifest: Manifest | None, seams: Seams
+    archived: Archived, place: ArchivedPartition, manifest: Manifest | None, seams: Seams
 ) -> Iterator[Finding]:
     """That archive and log meet, and what lies there beside the archive."""
     if manifest is not None:
@@ -229,7 +231,7 @@ def _seams(directory: Path) -> Seams | None:
         disk.close()
 
 
-def _known(archived: Archived, place: Place) -> Manifest | None:
+def _known(archived: Archived, place: ArchivedPartition) -> Manifest | None:
     """DamagedData is told where its turn comes."""
     try:
         return archived.manifest(place)
@@ -241,7 +243,7 @@ class _Partition:
     """One partition: its files are checked one by one, by a manifest that may change meanwhile."""
 
     def __init__(
-        self, archived: Archived, place: Place, tally: _Tally, tell: Callable[[], None]
+        self, archived: Archived, place: ArchivedPartition, tally: _Tally, tell: Callable[[], None]
     ) -> None:
         self.manifest: Manifest | None = None
         #: There is a manifest, or something in its place, and it cannot be believed.
@@ -320,7 +322,9 @@ class _Changed(Exception):
     """The manifest is another one by now."""
 
 
-def _wrong_rows(rows: pa.RecordBatch, file: ArchiveFile, offset: int, place: Place) -> str | None:
+def _wrong_rows(
+    rows: pa.RecordBatch, file: ArchiveFile, offset: int, place: ArchivedPartition
+) -> str | None:
     """What in a row group's rows is not as the archive has it; None if all is. Its checksum is
     right: whoever wrote it wrote it so."""
     offsets = rows.column("offset")

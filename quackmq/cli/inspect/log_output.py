@@ -22,7 +22,7 @@ from quackmq.errors import (
     UnknownPartition,
     UnknownTopic,
 )
-from quackmq.model.log_transactions import Step, read_marker
+from quackmq.model.log_transactions import TransactionBoundary, read_marker
 from quackmq.model.policy import Policy
 from quackmq.model.topic import PartitionKey, Topic
 from quackmq.records import codec
@@ -312,7 +312,7 @@ def _entry_line(inspection: Inspection, entry: Entry) -> str:
             )
 
 
-def _step_text(step: Step) -> str:
+def _step_text(step: TransactionBoundary) -> str:
     what = "begins" if step.marker is None else f"{step.marker.name.lower()}s"
     return f", {step.offset} {what} a transaction of producer {step.producer_id}"
 

@@ -32,14 +32,14 @@ from quackmq.client.consuming.directory import Directory
 from quackmq.client.consuming.position_file import Taken
 from quackmq.client.consuming.progress import Mode, Progress
 from quackmq.client.consuming.start import (
-    Standing,
+    PartitionPosition,
     is_note,
     is_subscribed,
     not_subscribed,
     position_by,
 )
 from quackmq.client.kafka.cluster import Cluster, Committed
-from quackmq.client.kafka.config import Connection
+from quackmq.client.kafka.config import KafkaConfig
 from quackmq.client.kafka.diagnostics import OUT_OF_RANGE, Watch
 from quackmq.client.kafka.errors import Deadline, translating
 from quackmq.client.kafka.types import TopicInfo
@@ -57,7 +57,7 @@ _PROGRAM: Final = "the program"
 class Reader:
     def __init__(
         self,
-        connection: Connection,
+        connection: KafkaConfig,
         cluster: Cluster,
         topic: TopicInfo,
         name: str,
@@ -278,7 +278,7 @@ class Reader:
                 self._progress.name(partition, wanted)
         self._commit_sometimes()
 
-    def _position(self, partition: int, state: Standing) -> int:
+    def _position(self, partition: int, state: PartitionPosition) -> int:
         first = self._progress.first(partition)
         return state.end if first is None else first.offset() or 0
 
@@ -391,7 +391,7 @@ class Reader:
             except QuackTimeout:
                 file.close()
                 raise
-        state = Standing(start, file)
+        state = PartitionPosition(start, file)
         state.committed = cursor.offset
         state.is_claimed = is_note(cursor.note, self._note)
         self._progress.begin(partition, state)
@@ -423,7 +423,7 @@ class Reader:
             # An error that ends the consumer has taken them away before: `poll` tells of that one.
             log.debug("there was nothing to let go of: %s", exception)
 
-    def _let_go(self, told: list[TopicPartition]) -> dict[int, Standing]:
+    def _let_go(self, told: list[TopicPartition]) -> dict[int, PartitionPosition]:
         going = {each.partition: self._progress.end(each.partition) for each in told}
         return {each: state for each, state in going.items() if state is not None}
 

@@ -29,7 +29,7 @@ from typing import NamedTuple
 
 from confluent_kafka import Message as Record
 
-from quackmq.client.consuming.start import Standing
+from quackmq.client.consuming.start import PartitionPosition
 
 
 class Mode(Enum):
@@ -44,7 +44,7 @@ class _Waiting(NamedTuple):
     record: Record
     partition: int
     offset: int
-    standing: Standing
+    standing: PartitionPosition
 
 
 class Progress:
@@ -53,7 +53,7 @@ class Progress:
         self._busy_s = busy_s
         self._lock = threading.Lock()
         self._waiting: deque[_Waiting] = deque()
-        self._partitions: dict[int, Standing] = {}
+        self._partitions: dict[int, PartitionPosition] = {}
         #: The message that each holder has in hand, and since when.
         self._held: dict[object, tuple[_Waiting, float]] = {}
         #: Loops that were left, by the thread or task that left them.
@@ -66,19 +66,19 @@ class Progress:
     # --- partitions -------------------------------------------------------------------------
 
     @property
-    def partitions(self) -> dict[int, Standing]:
+    def partitions(self) -> dict[int, PartitionPosition]:
         """As they are at the moment."""
         with self._lock:
             return dict(self._partitions)
 
-    def standing(self, partition: int) -> Standing | None:
+    def standing(self, partition: int) -> PartitionPosition | None:
         return self._partitions.get(partition)
 
-    def begin(self, partition: int, standing: Standing) -> None:
+    def begin(self, partition: int, standing: PartitionPosition) -> None:
         with self._lock:
             self._partitions[partition] = standing
 
-    def end(self, partition: int) -> Standing | None:
+    def end(self, partition: int) -> PartitionPosition | None:
         """Let go of a partition, its messages and its file."""
         with self._lock:
             self._drop(partition)
@@ -208,7 +208,7 @@ class Progress:
         is_alone = not self._held and not standing.again
         self._note(standing, standing.given if is_alone else self._position(standing))
 
-    def _position(self, standing: Standing) -> int:
+    def _position(self, standing: PartitionPosition) -> int:
         """Up to where all is done."""
         open_ones = [*standing.again, standing.given]
         if self.mode is Mode.REPEAT:
@@ -217,7 +217,7 @@ class Progress:
             ]
         return min(open_ones)
 
-    def _note(self, standing: Standing, position: int) -> None:
+    def _note(self, standing: PartitionPosition, position: int) -> None:
         standing.done = position
         if standing.file is not None:
             standing.file.note(position)

@@ -10,7 +10,7 @@ from quackmq.errors import UnknownSubscription
 from quackmq.model.offset_notes import UNSUBSCRIBED, note_of
 
 
-class Standing:
+class PartitionPosition:
     """One partition that the group has given us. Offsets are always the next ones wanted."""
 
     __slots__ = ("again", "committed", "done", "end", "file", "given", "is_claimed")

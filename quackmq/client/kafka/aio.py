@@ -26,7 +26,7 @@ from quackmq.client.consuming.consumer import Reader
 from quackmq.client.kafka.client import IN_FILE, After, Client
 from quackmq.client.kafka.cluster import BY_LIBRDKAFKA, Placing
 from quackmq.client.kafka.errors import Deadline
-from quackmq.client.kafka.producer import Parcel
+from quackmq.client.kafka.producer import SerializedMessage
 from quackmq.client.kafka.types import Headers, Message, StartLike, origin_of
 from quackmq.errors import Refused
 
@@ -263,7 +263,9 @@ class AsyncClient:
             await self._run(session.reach, deadline)
         return deadline
 
-    async def _sent(self, topic: str, parcel: Parcel, deadline: Deadline) -> Callable[[], str]:
+    async def _sent(
+        self, topic: str, parcel: SerializedMessage, deadline: Deadline
+    ) -> Callable[[], str]:
         """Until it is known what became of a message, or the time is up: what tells it."""
         loop = asyncio.get_running_loop()
         done = loop.create_future()
@@ -305,7 +307,7 @@ class AsyncClient:
     async def _begun(
         self,
         topic: str,
-        parcel: Parcel,
+        parcel: SerializedMessage,
         partition: int,
         reported: Callable[[], None],
         deadline: Deadline,

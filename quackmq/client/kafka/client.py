@@ -27,11 +27,11 @@ from typing import Any, Final, Literal, Self, overload
 from quackmq.client import limits
 from quackmq.client.consuming.consumer import OnCrash, Reader
 from quackmq.client.consuming.start import is_subscribed
-from quackmq.client.kafka.config import Connection
+from quackmq.client.kafka.config import KafkaConfig
 from quackmq.client.kafka.errors import Deadline
-from quackmq.client.kafka.producer import Parcel
+from quackmq.client.kafka.producer import SerializedMessage
 from quackmq.client.kafka.reachable import check_addresses
-from quackmq.client.kafka.session import Habits, Session
+from quackmq.client.kafka.session import ReadOptions, Session
 from quackmq.client.kafka.types import (
     Headers,
     Message,
@@ -118,10 +118,10 @@ class Client:
         self.serialiser = serialiser_of(serialiser)
         #: For `AsyncClient`, which shares it.
         self.session = Session(
-            Connection(address, name, dict(settings or {})),
+            KafkaConfig(address, name, dict(settings or {})),
             name,
             None if directory is None else Path(directory),
-            Habits(on_crash, timeout, int(session_timeout * 1000), int(busy_timeout * 1000)),
+            ReadOptions(on_crash, timeout, int(session_timeout * 1000), int(busy_timeout * 1000)),
         )
 
     def __enter__(self) -> Self:
@@ -446,7 +446,9 @@ class Client:
 
         return self.session.take(topic, deadline, take, by_id=tokens is not None)
 
-    def parcel(self, message: Any, key: str | bytes | None, headers: Headers | None) -> Parcel:
+    def parcel(
+        self, message: Any, key: str | bytes | None, headers: Headers | None
+    ) -> SerializedMessage:
         """A message as it is sent."""
         return self.serialiser.dumps(message), key_bytes(key), header_pairs(headers)
 

@@ -32,7 +32,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 
 from quackmq.client import limits
 from quackmq.client.kafka.admin import NEVER_S, Admin
-from quackmq.client.kafka.config import Connection
+from quackmq.client.kafka.config import KafkaConfig
 from quackmq.client.kafka.errors import Deadline, in_other_mode, kafka_error, translated
 from quackmq.client.kafka.types import TopicInfo
 from quackmq.errors import (
@@ -90,7 +90,7 @@ BY_LIBRDKAFKA: Final = Placing(Partitioner.MURMUR2)
 
 
 class Cluster:
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: KafkaConfig) -> None:
         self._connection = connection
         self._admin = Admin(connection.shared)
         self._lock = threading.Lock()

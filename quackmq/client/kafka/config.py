@@ -20,7 +20,7 @@ _PARTITIONER: Final = "partitioner"
 
 
 @dataclass(frozen=True, slots=True)
-class Connection:
+class KafkaConfig:
     """Where the broker is, and how clients of it are set up."""
 
     address: str

@@ -15,7 +15,7 @@ from confluent_kafka import Message as Record
 
 from quackmq import limits
 from quackmq.client.kafka.cluster import Cluster
-from quackmq.client.kafka.config import Connection
+from quackmq.client.kafka.config import KafkaConfig
 from quackmq.client.kafka.errors import Deadline, in_other_mode, translated
 from quackmq.client.kafka.types import TopicInfo
 from quackmq.errors import (
@@ -63,7 +63,7 @@ class Watch:
         cluster: Cluster,
         topic: TopicInfo,
         name: str,
-        connection: Connection,
+        connection: KafkaConfig,
         directory: Path,
         session_s: float,
     ) -> None:

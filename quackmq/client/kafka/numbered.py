@@ -21,9 +21,9 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, Topi
 
 from quackmq import limits
 from quackmq.client.kafka.cluster import Cluster
-from quackmq.client.kafka.config import Connection
+from quackmq.client.kafka.config import KafkaConfig
 from quackmq.client.kafka.errors import Deadline, kafka_error, translated
-from quackmq.client.kafka.producer import Parcel, Sending
+from quackmq.client.kafka.producer import PendingDeliveries, SerializedMessage
 from quackmq.client.locks import held
 from quackmq.errors import (
     InvalidRequest,
@@ -49,7 +49,7 @@ class Last(NamedTuple):
 
 
 class Numbered:
-    def __init__(self, connection: Connection, name: str, cluster: Cluster) -> None:
+    def __init__(self, connection: KafkaConfig, name: str, cluster: Cluster) -> None:
         """InvalidRequest for a name that leaves no room for what is put before it."""
         self._connection = connection
         self._name = name
@@ -65,7 +65,7 @@ class Numbered:
         self._last: dict[str, Last | None] = {}
 
     def put(
-        self, topic: str, parcels: Sequence[Parcel], sequence: int, deadline: Deadline
+        self, topic: str, parcels: Sequence[SerializedMessage], sequence: int, deadline: Deadline
     ) -> list[str | None]:
         """The ids of messages numbered from `sequence` on. What the broker has already is dropped,
         and has an id only where that is known. ProducerFenced, QuackTimeout."""
@@ -132,11 +132,11 @@ class Numbered:
         self,
         producer: Producer,
         topic: str,
-        parcels: Sequence[Parcel],
+        parcels: Sequence[SerializedMessage],
         number: int,
         deadline: Deadline,
     ) -> list[str | None]:
-        sending = Sending(len(parcels))
+        sending = PendingDeliveries(len(parcels))
         placing = self._cluster.placing(topic, deadline)
         try:
             producer.begin_transaction()

@@ -20,7 +20,7 @@ from confluent_kafka import Message as Record
 
 from quackmq import limits as shared_limits
 from quackmq.client import limits
-from quackmq.client.kafka.config import Connection
+from quackmq.client.kafka.config import KafkaConfig
 from quackmq.client.kafka.errors import Deadline, kafka_error, no_topic_name, translated
 from quackmq.errors import ClientClosed, QuackError, RecordTooLarge
 from quackmq.model.subscription import Place
@@ -31,10 +31,10 @@ log = logging.getLogger(__name__)
 _OWN_TIMER_MS: Final = 500
 
 #: Value, key and headers of a message, serialised.
-Parcel = tuple[bytes | None, bytes | None, list[tuple[str, bytes | None]] | None]
+SerializedMessage = tuple[bytes | None, bytes | None, list[tuple[str, bytes | None]] | None]
 
 
-class Sending:
+class PendingDeliveries:
     """Messages of one call, until each was acknowledged or given up."""
 
     __slots__ = ("_awake", "_left", "error", "is_done", "on_done", "places")
@@ -81,19 +81,24 @@ class Sending:
 class Publisher:
     """A producer for calls of one timeout. Any thread may call."""
 
-    def __init__(self, connection: Connection, timeout_ms: int) -> None:
+    def __init__(self, connection: KafkaConfig, timeout_ms: int) -> None:
         self._address = connection.address
         self._trouble = connection.trouble
         self._producer = Producer(connection.producer(timeout_ms))
         self._polling = threading.Lock()
-        self._waiting: dict[Sending, None] = {}
+        self._waiting: dict[PendingDeliveries, None] = {}
         self._poller: threading.Thread | None = None
         self._is_closed = False
         #: Whether librdkafka was helped to send the first message.
         self._has_begun = False
 
     def send(
-        self, topic: str, parcel: Parcel, sending: Sending, index: int, partition: int
+        self,
+        topic: str,
+        parcel: SerializedMessage,
+        sending: PendingDeliveries,
+        index: int,
+        partition: int,
     ) -> None:
         """Begin to send a message to a partition (-1: librdkafka chooses). The result is told to
         `sending`. BufferError if too much waits."""
@@ -108,7 +113,7 @@ class Publisher:
         except KafkaException as exception:
             raise self._refusal(topic, parcel, exception) from exception
 
-    def wait(self, sending: Sending, deadline: Deadline) -> None:
+    def wait(self, sending: PendingDeliveries, deadline: Deadline) -> None:
         """Until all is known, or the time is up."""
         if self._poller is None and self._polling.acquire(blocking=False):
             try:
@@ -186,7 +191,7 @@ class Publisher:
             f"{self._trouble.words()}"
         )
 
-    def _poll_for(self, sending: Sending, deadline: Deadline) -> None:
+    def _poll_for(self, sending: PendingDeliveries, deadline: Deadline) -> None:
         poll = self._producer.poll
         while not sending.is_done and not deadline.passed():
             poll(deadline.slice())
@@ -203,7 +208,9 @@ class Publisher:
                 each.wake()
                 return
 
-    def _refusal(self, topic: str, parcel: Parcel, exception: KafkaException) -> QuackError:
+    def _refusal(
+        self, topic: str, parcel: SerializedMessage, exception: KafkaException
+    ) -> QuackError:
         error = kafka_error(exception)
         if error is None:
             return QuackError(f"a message for topic {topic}: {exception}")

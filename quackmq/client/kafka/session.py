@@ -26,10 +26,10 @@ from quackmq.client.consuming.consumer import OnCrash, Reader
 from quackmq.client.consuming.directory import Directory, default_directory
 from quackmq.client.consuming.start import is_subscribed, not_subscribed, position_by
 from quackmq.client.kafka.cluster import BY_LIBRDKAFKA, Cluster
-from quackmq.client.kafka.config import Connection, Settings
+from quackmq.client.kafka.config import KafkaConfig, Settings
 from quackmq.client.kafka.errors import Deadline
 from quackmq.client.kafka.numbered import Numbered
-from quackmq.client.kafka.producer import Parcel, Publisher, Sending
+from quackmq.client.kafka.producer import PendingDeliveries, Publisher, SerializedMessage
 from quackmq.client.kafka.reachable import reach
 from quackmq.client.kafka.types import TopicInfo
 from quackmq.client.locks import held
@@ -52,7 +52,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Habits:
+class ReadOptions:
     """How a client reads: see `Client`."""
 
     on_crash: OnCrash = "repeat"
@@ -63,7 +63,7 @@ class Habits:
 
 class Session:
     def __init__(
-        self, connection: Connection, name: str | None, directory: Path | None, habits: Habits
+        self, connection: KafkaConfig, name: str | None, directory: Path | None, habits: ReadOptions
     ) -> None:
         self.connection = connection
         self._name = name
@@ -187,9 +187,11 @@ class Session:
 
     # --- putting ----------------------------------------------------------------------------
 
-    def put(self, topic: str, parcels: Sequence[Parcel], deadline: Deadline) -> list[str]:
+    def put(
+        self, topic: str, parcels: Sequence[SerializedMessage], deadline: Deadline
+    ) -> list[str]:
         publisher = self.publisher(deadline)
-        sending = Sending(len(parcels))
+        sending = PendingDeliveries(len(parcels))
         has_keys = any(key is not None for _, key, _ in parcels)
         placing = self.cluster.placing(topic, deadline) if has_keys else BY_LIBRDKAFKA
         for index, parcel in enumerate(parcels):
@@ -203,7 +205,7 @@ class Session:
             raise self.refusal(topic, refused) from None
 
     def put_numbered(
-        self, topic: str, parcels: Sequence[Parcel], sequence: int, deadline: Deadline
+        self, topic: str, parcels: Sequence[SerializedMessage], sequence: int, deadline: Deadline
     ) -> list[str | None]:
         try:
             return self.numbered.put(topic, parcels, sequence, deadline)
@@ -226,7 +228,7 @@ class Session:
     def begin_put(
         self,
         topic: str,
-        parcel: Parcel,
+        parcel: SerializedMessage,
         partition: int,
         on_done: Callable[[], None],
         deadline: Deadline,
@@ -235,7 +237,7 @@ class Session:
         some thread when the result is known; then the function that is returned here returns the
         message's id, or raises. BufferError if too much is on its way."""
         publisher = self.publisher(deadline)
-        sending = Sending(1, on_done)
+        sending = PendingDeliveries(1, on_done)
         publisher.send(topic, parcel, sending, 0, partition)
         publisher.poll_always(topic)
         return lambda: self._ids(publisher, topic, sending, deadline)[0]
@@ -244,8 +246,8 @@ class Session:
         self,
         publisher: Publisher,
         topic: str,
-        parcel: Parcel,
-        sending: Sending,
+        parcel: SerializedMessage,
+        sending: PendingDeliveries,
         index: int,
         partition: int,
         deadline: Deadline,
@@ -260,7 +262,7 @@ class Session:
                 publisher.make_room(deadline)
 
     def _ids(
-        self, publisher: Publisher, topic: str, sending: Sending, deadline: Deadline
+        self, publisher: Publisher, topic: str, sending: PendingDeliveries, deadline: Deadline
     ) -> list[str]:
         if sending.error is not None:
             raise publisher.failure(topic, sending.error, deadline)

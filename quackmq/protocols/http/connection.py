@@ -21,7 +21,7 @@ from quackmq.loop_clock import loop_clock
 from quackmq.protocols.http import limits
 from quackmq.protocols.http.browser_guards import is_loopback
 from quackmq.protocols.http.errors import HttpFailure, failure, failure_of
-from quackmq.protocols.http.parser import Asked, Place, Receiver
+from quackmq.protocols.http.parser import PendingRequest, Receiver, ServerContext
 from quackmq.protocols.http.response_writer import (
     CONTINUE,
     LAST_CHUNK,
@@ -30,14 +30,14 @@ from quackmq.protocols.http.response_writer import (
     response_bytes,
     stream_head,
 )
-from quackmq.protocols.http.types import Begun, Response, Stream
+from quackmq.protocols.http.types import DeferredResponse, Response, Stream
 
 log = logging.getLogger(__name__)
 
 _NOTHING: Final = memoryview(b"")
 
 
-class Door(Place, Protocol):
+class Door(ServerContext, Protocol):
     """What connections share, and whom they tell."""
 
     date: Date
@@ -68,11 +68,11 @@ class Connection(asyncio.Protocol):
         self._receiver: Receiver | None = None
         self._address = ""
         #: Behind the one that is being answered.
-        self._waiting: deque[Asked] = deque()
+        self._waiting: deque[PendingRequest] = deque()
         #: Received while too many wait, and the memory that is reserved for it.
         self._unparsed = _NOTHING
         self._reserved_bytes = 0
-        self._current: Asked | None = None
+        self._current: PendingRequest | None = None
         #: What it waits for: a task, or a change.
         self._under_way: asyncio.Future[Any] | None = None
         self._is_streaming = False
@@ -191,7 +191,7 @@ class Connection(asyncio.Protocol):
 
     # --- requests are answered --------------------------------------------------------------
 
-    def _ask(self, asked: Asked) -> None:
+    def _ask(self, asked: PendingRequest) -> None:
         """A request has come: answer it, or let it wait for those before it."""
         if self._current is None and not self._waiting and not self._peer_is_slow:
             self._begin(asked)
@@ -202,7 +202,7 @@ class Connection(asyncio.Protocol):
             asked.request.body = b""
             asked.refusal = failure(503, "limit_reached", "too many requests wait", asked.path)
 
-    def _begin(self, asked: Asked) -> None:
+    def _begin(self, asked: PendingRequest) -> None:
         self._current = asked
         self._idle_since = None
         if asked.refusal is None and not self._door.may_answer:
@@ -217,14 +217,17 @@ class Connection(asyncio.Protocol):
             self._answer(asked, self._failure(asked, error))
             return
         answer: Callable[[Any], Response | Stream]
-        if isinstance(begun, Begun):
+        if isinstance(begun, DeferredResponse):
             self._under_way, answer = begun
         else:
             self._under_way, answer = asyncio.ensure_future(begun), _as_it_is
         self._under_way.add_done_callback(partial(self._on_done, asked, answer))
 
     def _on_done(
-        self, asked: Asked, answer: Callable[[Any], Response | Stream], done: asyncio.Future[Any]
+        self,
+        asked: PendingRequest,
+        answer: Callable[[Any], Response | Stream],
+        done: asyncio.Future[Any],
     ) -> None:
         try:
             answered = answer(done.result())
@@ -237,13 +240,13 @@ class Connection(asyncio.Protocol):
         elif self._transport is not None:
             self._answer(asked, answered)
 
-    def _failure(self, asked: Asked, error: Exception) -> Response:
+    def _failure(self, asked: PendingRequest, error: Exception) -> Response:
         if isinstance(error, QuackError | HttpFailure):
             return failure_of(error, asked.path)
         log.error("a request for %s failed", asked.path, exc_info=error)
         return failure(500, "error", "the broker has failed at this: see its log", asked.path)
 
-    def _answer(self, asked: Asked, response: Response) -> None:
+    def _answer(self, asked: PendingRequest, response: Response) -> None:
         if self._transport is not None:
             if self._draining and not self._waiting:
                 asked.closes = True
@@ -253,7 +256,7 @@ class Connection(asyncio.Protocol):
             )
         self._done(asked)
 
-    def _done(self, asked: Asked) -> None:
+    def _done(self, asked: PendingRequest) -> None:
         assert self._receiver is not None
         if asked.reserved_bytes:
             self._receiver.release(asked)
@@ -312,7 +315,7 @@ class Connection(asyncio.Protocol):
 
     # --- streams ----------------------------------------------------------------------------
 
-    async def _send_stream(self, asked: Asked, stream: Stream) -> None:
+    async def _send_stream(self, asked: PendingRequest, stream: Stream) -> None:
         """Pieces as they come, no faster than they are taken. That it breaks off cannot be told by
         a status any more: then the connection breaks off too."""
         chunked = not asked.is_old and stream.length is None

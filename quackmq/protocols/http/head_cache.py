@@ -34,7 +34,7 @@ class KnownHead(NamedTuple):
     body_bytes: int
 
 
-class KnownHeads:
+class RequestHeadCache:
     """Of one door. Who came to an address of this machine alone is asked by which name, so heads
     that were good enough for others are not for those."""
 

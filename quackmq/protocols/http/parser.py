@@ -29,7 +29,7 @@ from quackmq.protocols.http.browser_guards import (
     is_made_by_another_page,
 )
 from quackmq.protocols.http.errors import HttpFailure, failure, failure_of
-from quackmq.protocols.http.head_cache import KnownHead, KnownHeads
+from quackmq.protocols.http.head_cache import KnownHead, RequestHeadCache
 from quackmq.protocols.http.router import Found, Route, Router
 from quackmq.protocols.http.types import DoorFacts, Request, Response
 
@@ -44,12 +44,12 @@ _SHOWN_BYTES: Final = 100
 _FRAMING: Final = 6
 
 
-class Place(DoorFacts, Protocol):
+class ServerContext(DoorFacts, Protocol):
     """What receivers share: the door."""
 
     broker: Broker
     router: Router
-    known_heads: KnownHeads
+    known_heads: RequestHeadCache
     names: OwnNames
     mistaken: MistakenPeers
 
@@ -57,7 +57,7 @@ class Place(DoorFacts, Protocol):
         """Memory for so much of a body, if there is any; fewer than 0 give it back."""
 
 
-class Asked:
+class PendingRequest:
     """A request that has come, for a route; or one that has its answer already, the `refusal`."""
 
     __slots__ = (
@@ -88,7 +88,11 @@ class Receiver:
     """`deliver` is given each request, from within `feed`."""
 
     def __init__(
-        self, place: Place, caller: Caller, is_loopback: bool, deliver: Callable[[Asked], None]
+        self,
+        place: ServerContext,
+        caller: Caller,
+        is_loopback: bool,
+        deliver: Callable[[PendingRequest], None],
     ) -> None:
         self._place = place
         self._caller = caller
@@ -118,7 +122,7 @@ class Receiver:
         self._body: bytes | bytearray = b""
         self._body_bytes = 0
         self._body_limit = 0
-        self._asked: Asked | None = None
+        self._asked: PendingRequest | None = None
 
     def feed(self, data: bytes | memoryview) -> None:
         if not self.takes_requests:
@@ -137,13 +141,13 @@ class Receiver:
         path = "/" if self._asked is None else self._asked.path
         self._refuse(failure(status, code, message, path))
 
-    def release(self, asked: Asked | None) -> None:
+    def release(self, asked: PendingRequest | None) -> None:
         """A request is done with: its body's memory is somebody else's."""
         if asked is not None and asked.reserved_bytes:
             self._place.reserve(-asked.reserved_bytes)
             asked.reserved_bytes = 0
 
-    def reserve(self, asked: Asked, body_bytes: int) -> bool:
+    def reserve(self, asked: PendingRequest, body_bytes: int) -> bool:
         """Count so much of a request's body against the memory for bodies, if there is any."""
         more_bytes = body_bytes - asked.reserved_bytes
         if not self._place.reserve(more_bytes):
@@ -165,7 +169,7 @@ class Receiver:
         known = self._known.get(head)
         if known is not None and len(data) - head_bytes == known.body_bytes:
             route, method, path, parts, raw_query, headers, _ = known
-            asked = Asked(path, method == "HEAD", is_old=False, closes=False)
+            asked = PendingRequest(path, method == "HEAD", is_old=False, closes=False)
             place, body = self._place, data[head_bytes:]
             asked.request = Request(
                 *(place.broker, self._caller, method, path, parts, raw_query, (), body, place),
@@ -219,7 +223,7 @@ class Receiver:
         raw_path, _, raw_query = self._target().partition(b"?")
         path = raw_path.decode("latin-1")
         closes = not parser.should_keep_alive() or method == "CONNECT"
-        self._asked = asked = Asked(path, method == "HEAD", version != "1.1", closes)
+        self._asked = asked = PendingRequest(path, method == "HEAD", version != "1.1", closes)
         self._body_limit = limits.HTTP_BODY_BYTES
         parts = _NO_PARTS
         try:
@@ -386,7 +390,7 @@ class Receiver:
     def _refuse(self, response: Response) -> None:
         if not self.takes_requests:
             return
-        asked = self._asked or Asked("/", is_head=False, is_old=False, closes=True)
+        asked = self._asked or PendingRequest("/", is_head=False, is_old=False, closes=True)
         self.release(asked)
         self._asked = None
         self._body = b""

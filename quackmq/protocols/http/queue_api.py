@@ -30,7 +30,7 @@ from quackmq.protocols.http import limits
 from quackmq.protocols.http.errors import HttpFailure
 from quackmq.protocols.http.router import Route
 from quackmq.protocols.http.types import (
-    Begun,
+    DeferredResponse,
     Request,
     Response,
     decoded,
@@ -110,7 +110,7 @@ class Queue:
         )
         return _success(consumer_id=consumer_id)
 
-    def produce(self, request: Request) -> Begun | Awaitable[Response]:
+    def produce(self, request: Request) -> DeferredResponse | Awaitable[Response]:
         given = parameters(request)
         topic, producer_id = _text(given, "topic"), _text(given, "producer_id")
         value = _text(given, "message").encode()
@@ -119,7 +119,9 @@ class Queue:
         if sequence is None:
             put = request.broker.messages.begin_put(request.caller, topic, value)
             if put is not None:
-                return Begun(put.appended, lambda where: _success(message_id=put.id_at(where)))
+                return DeferredResponse(
+                    put.appended, lambda where: _success(message_id=put.id_at(where))
+                )
         return self._produce(request, topic, value, producer_id, sequence)
 
     async def _produce(

@@ -26,14 +26,14 @@ from quackmq.protocols.http import limits, v1
 from quackmq.protocols.http import queue_api as queue
 from quackmq.protocols.http.browser_guards import OwnNames, machine_names
 from quackmq.protocols.http.connection import Connection
-from quackmq.protocols.http.head_cache import KnownHeads
+from quackmq.protocols.http.head_cache import RequestHeadCache
 from quackmq.protocols.http.response_writer import Date
 from quackmq.protocols.http.router import Route, Router
 
 log = logging.getLogger(__name__)
 
 
-class HttpDoor:
+class HttpServer:
     """`names` are further names by which browsers and programs may call this door (see `guards`),
     and `advertised_host` is the one that Kafka clients are told. `routes` are in the place of all
     those that there are."""
@@ -53,7 +53,7 @@ class HttpDoor:
         self.names = OwnNames(names, known)
         self._host = host
         self.router = Router((*queue.routes(), *v1.ROUTES) if routes is None else routes)
-        self.known_heads = KnownHeads()
+        self.known_heads = RequestHeadCache()
         self.date = Date()
         self.mistaken = MistakenPeers("http", broker.doors)
         self._port = port

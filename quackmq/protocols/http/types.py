@@ -112,7 +112,7 @@ class Stream(NamedTuple):
     length: int | None = None
 
 
-class Begun(NamedTuple):
+class DeferredResponse(NamedTuple):
     """A change that is on its way, and the answer that is made of what it comes to: for handlers
     that are asked so often that a task for each would cost more than what it does."""
 
@@ -121,7 +121,7 @@ class Begun(NamedTuple):
 
 
 #: Most handlers are coroutines. One that is none may raise at once, or say how it goes on.
-Handler = Callable[[Request], Awaitable[Response | Stream] | Begun]
+Handler = Callable[[Request], Awaitable[Response | Stream] | DeferredResponse]
 
 
 def json_response(

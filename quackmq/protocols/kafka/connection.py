@@ -79,7 +79,7 @@ class Door(Protocol):
         """So many more, or fewer, bytes lie here that peers have not taken."""
 
 
-class Place:
+class PendingResponse:
     """The place of one answer among those of its connection; see `api.Reply`."""
 
     __slots__ = ("_connection", "_correlation_id", "_flexible", "buffers", "done")
@@ -117,7 +117,7 @@ class Waiting(NamedTuple):
     api: Api
     header: RequestHeader
     request: Any
-    reply: Place
+    reply: PendingResponse
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -129,7 +129,7 @@ class Connection(asyncio.BufferedProtocol):
         self._broker = door.broker
         self._frames = Frames(door.memory)
         self._transport: asyncio.Transport | None = None
-        self._replies: deque[Place] = deque()
+        self._replies: deque[PendingResponse] = deque()
         self._queue: deque[Waiting] = deque()
         self._worker: asyncio.Task[None] | None = None
         self._current: Waiting | None = None
@@ -338,7 +338,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         flexible = header.version >= api.flexible_from
         request = api.read(header.version, body(frame, header, flexible))
-        reply = Place(self, header.correlation_id, flexible and api.flexible_response)
+        reply = PendingResponse(self, header.correlation_id, flexible and api.flexible_response)
         self._replies.append(reply)
         if api.submit is not None:
             api.submit(self._call(header), request, reply, self._frames.hands_over)
@@ -360,7 +360,7 @@ class Connection(asyncio.BufferedProtocol):
     def _refuse_version(self, header: RequestHeader) -> None:
         if header.api_key != API_VERSIONS:
             raise ProtocolError(f"version {header.version} of API {header.api_key} is not spoken")
-        reply = Place(self, header.correlation_id, flexible=False)
+        reply = PendingResponse(self, header.correlation_id, flexible=False)
         self._replies.append(reply)
         reply.send([unsupported_api_versions(API_VERSIONS_API)])
 

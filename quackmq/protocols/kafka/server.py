@@ -28,7 +28,7 @@ _SHARE: Final = 4
 _SWEEP_SECONDS: Final = limits.KAFKA_REQUEST_WAIT_MS / 4_000
 
 
-class KafkaDoor:
+class KafkaServer:
     """`advertise` is where clients are told to find this broker; without it, at the address at
     which they came."""
 

@@ -31,7 +31,7 @@ from quackmq.protocols.line.unix_socket import SocketFile
 log = logging.getLogger(__name__)
 
 
-class LineDoor:
+class LineServer:
     def __init__(
         self,
         broker: Broker,

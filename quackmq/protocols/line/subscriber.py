@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, Protocol
 
-from quackmq.broker import Broker, Caller, Channel, Delivery, Start
+from quackmq.broker import Broker, Caller, Channel, LeasedEntry, Start
 from quackmq.errors import BrokerClosing, NotFound, RecordTooLarge, StorageError
 from quackmq.protocols.line import limits
 from quackmq.protocols.line.codec import Entry, check_size, encode
@@ -43,7 +43,7 @@ class KeptLines:
         self._entry_bytes = entry_bytes
         self._lines: dict[str, tuple[Entry, bytes]] = {}
 
-    def of(self, topic_name: str, delivery: Delivery) -> tuple[Entry, bytes]:
+    def of(self, topic_name: str, delivery: LeasedEntry) -> tuple[Entry, bytes]:
         """RecordTooLarge, and then nothing is encoded or kept."""
         kept = self._lines.get(delivery.id)
         if kept is None:
@@ -100,7 +100,7 @@ class Subscriber:
         #: Those that may have something for us, the one whose turn it is first.
         self._hopeful: dict[str, None] = {}
         #: What was sent and not answered.
-        self._held: tuple[_Topic, Delivery] | None = None
+        self._held: tuple[_Topic, LeasedEntry] | None = None
         self._reading: asyncio.Task[None] | None = None
         #: Those that are gone, to be closed with the others.
         self._dropped: list[_Topic] = []
@@ -236,7 +236,7 @@ class Subscriber:
         else:
             self.look()
 
-    def _send(self, topic: _Topic, delivery: Delivery) -> None:
+    def _send(self, topic: _Topic, delivery: LeasedEntry) -> None:
         if not topic.channel.is_idle:
             self._hopeful[topic.name] = None  # all others come before it
         self._held = topic, delivery

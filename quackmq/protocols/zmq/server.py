@@ -155,7 +155,7 @@ class Listener(ABC):
             await self._all_closed.wait()
 
 
-class ZmqDoor(Listener):
+class ZmqServer(Listener):
     """For requests: in the language of `quackmq.protocols.zmq.codec.queue_language`, unless another
     is given."""
 

@@ -31,7 +31,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 )
 
 from quackmq import errors
-from quackmq.client.kafka.config import Connection
+from quackmq.client.kafka.config import KafkaConfig
 from quackmq.client.kafka.errors import Deadline, kafka_error
 from quackmq.errors import DamagedData, InvalidRequest, QuackError, QuackTimeout
 from quackmq.spark import limits
@@ -237,7 +237,7 @@ def _failure(answer: Answer) -> QuackError:
 
 def _ask_for_address(bootstrap: str, extra: Mapping[str, str], deadline: Deadline) -> str:
     try:
-        admin = AdminClient(Connection(bootstrap, "quackmq-spark", extra).shared())
+        admin = AdminClient(KafkaConfig(bootstrap, "quackmq-spark", extra).shared())
         node = _node_of(admin, bootstrap, deadline)
         resource = ConfigResource(ResourceType.BROKER, str(node))
         asked = admin.describe_configs([resource], request_timeout=max(deadline.left(), 0.1))

@@ -15,7 +15,7 @@ from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 
 from quackmq import limits
 from quackmq.client.kafka.cluster import Cluster
-from quackmq.client.kafka.config import Connection
+from quackmq.client.kafka.config import KafkaConfig
 from quackmq.client.kafka.errors import Deadline
 from quackmq.client.kafka.types import TopicInfo
 from quackmq.errors import (
@@ -58,7 +58,7 @@ class TopicFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class TopicOffsets:
     """Of the partitions that a query reads."""
 
     cluster: str
@@ -75,7 +75,7 @@ class Facts:
         }
 
 
-class Survey:
+class BrokerMetadata:
     def __init__(self, options: Options) -> None:
         self.options = options
         self._access: Access | None = None
@@ -104,17 +104,17 @@ class Survey:
 
     # --- offsets ----------------------------------------------------------------------------
 
-    def look(self, beyond: Position | None = None, wait_ms: int = 0) -> Facts:
+    def look(self, beyond: Position | None = None, wait_ms: int = 0) -> TopicOffsets:
         """What there is of what is to be read. With a position, and where nothing lies beyond it
         yet, it is waited so long. UnknownTopic for one that is named and not there."""
         selection = self.options.selection
         names = self._names(selection)
         facts = self._ask(names, beyond, wait_ms)
         if isinstance(selection, Assign):
-            facts = Facts(facts.cluster, _assigned(facts, selection))
+            facts = TopicOffsets(facts.cluster, _assigned(facts, selection))
         return facts
 
-    def offsets_at(self, place: Place, facts: Facts) -> dict[str, TopicPosition]:
+    def offsets_at(self, place: Place, facts: TopicOffsets) -> dict[str, TopicPosition]:
         """The offset in each partition that a place stands for. InvalidRequest quotes the option
         that does not fit."""
         if isinstance(place, Times):
@@ -133,7 +133,7 @@ class Survey:
             found[name] = TopicPosition(topic.id, offsets)
         return found
 
-    def first_at(self, timestamp_ms: int, facts: Facts) -> dict[tuple[str, int], int]:
+    def first_at(self, timestamp_ms: int, facts: TopicOffsets) -> dict[tuple[str, int], int]:
         """The first record at or after a time in each partition that has one."""
         found: dict[tuple[str, int], int] = {}
         for name, topic in facts.topics.items():
@@ -162,7 +162,7 @@ class Survey:
                 return names
             after = page["next"]
 
-    def _ask(self, names: Sequence[str], beyond: Position | None, wait_ms: int) -> Facts:
+    def _ask(self, names: Sequence[str], beyond: Position | None, wait_ms: int) -> TopicOffsets:
         cluster = ""
         topics: dict[str, TopicFacts] = {}
         some = limits.HTTP_OFFSETS_TOPICS
@@ -178,7 +178,7 @@ class Survey:
                 if name not in topics and (beyond is None or self.options.fail_on_data_loss):
                     option = "assign" if isinstance(self.options.selection, Assign) else "subscribe"
                     raise UnknownTopic(f"{option}: there is no topic {name}")
-        return Facts(cluster, topics)
+        return TopicOffsets(cluster, topics)
 
     def _answers(self, names: Sequence[str], beyond: Position | None, wait_ms: int) -> list[Any]:
         """One, or several where these topics have more partitions than an answer may."""
@@ -223,7 +223,7 @@ class Survey:
             )
         return min(max(at, of.first), of.stable)
 
-    def _at_times(self, place: Times, facts: Facts) -> dict[str, TopicPosition]:
+    def _at_times(self, place: Times, facts: TopicOffsets) -> dict[str, TopicPosition]:
         if place.all_ms is None:
             _check_complete(place.option, place.by_partition, facts)
         found: dict[str, TopicPosition] = {}
@@ -248,7 +248,7 @@ class Survey:
         """By partition, -1 where there is nothing so late."""
         if self._cluster is None:
             access = self.access
-            self._cluster = Cluster(Connection(access.bootstrap, "quackmq-spark", access.kafka))
+            self._cluster = Cluster(KafkaConfig(access.bootstrap, "quackmq-spark", access.kafka))
         count = max(topic.partitions, default=-1) + 1
         if not count:
             return {}
@@ -270,7 +270,7 @@ def _facts(topic: Any) -> TopicFacts:
     return TopicFacts(topic["id"], partitions)
 
 
-def _assigned(facts: Facts, selection: Assign) -> dict[str, TopicFacts]:
+def _assigned(facts: TopicOffsets, selection: Assign) -> dict[str, TopicFacts]:
     found: dict[str, TopicFacts] = {}
     for name, topic in facts.topics.items():
         for partition in selection.partitions[name]:
@@ -284,7 +284,7 @@ def _assigned(facts: Facts, selection: Assign) -> dict[str, TopicFacts]:
     return found
 
 
-def _check_complete(option: str, numbers: ByPartition, facts: Facts) -> None:
+def _check_complete(option: str, numbers: ByPartition, facts: TopicOffsets) -> None:
     """Each partition has a number, and no other has, as Spark's Kafka source wants it."""
     for name, topic in facts.topics.items():
         given, there = set(numbers.get(name, {})), set(topic.partitions)

@@ -26,7 +26,7 @@ from confluent_kafka.admin import AdminClient
 from quackmq import limits as shared_limits
 from quackmq.client.kafka.admin import NEVER_S, Admin, GroupRequest
 from quackmq.client.kafka.cluster import note_beside
-from quackmq.client.kafka.config import Connection
+from quackmq.client.kafka.config import KafkaConfig
 from quackmq.client.kafka.errors import Deadline, kafka_error, translated
 from quackmq.errors import InvalidRequest, NameInOtherMode, QuackError, QuackTimeout
 from quackmq.model.offset_notes import SUBSCRIBED, leased
@@ -159,7 +159,7 @@ class Progress:
     @property
     def _admin(self) -> Admin:
         if self._made is None:
-            settings = Connection(self._access.bootstrap, "quackmq-spark", self._access.kafka)
+            settings = KafkaConfig(self._access.bootstrap, "quackmq-spark", self._access.kafka)
             self._made = Admin(settings.shared)
         return self._made
 

@@ -39,7 +39,7 @@ from quackmq.model.offset_notes import RECEIPTS_TOPIC
 from quackmq.spark import limits
 from quackmq.spark.broker.archive import Plan, release
 from quackmq.spark.broker.http import Http, path_of
-from quackmq.spark.broker.metadata import Facts, Survey
+from quackmq.spark.broker.metadata import BrokerMetadata, TopicOffsets
 from quackmq.spark.pipelines.audit_checks.holes import Explained, Partition, Span, Spans, explain
 from quackmq.spark.pipelines.audit_checks.receipts import (
     PERCENTILES,
@@ -131,7 +131,7 @@ def _with_topic(schema: pa.Schema) -> Any:
 
 
 def run(job: Job, options: Options) -> Report:
-    survey = Survey(SourceOptions(job.address, Subscribe(options.topics), "earliest"))
+    survey = BrokerMetadata(SourceOptions(job.address, Subscribe(options.topics), "earliest"))
     try:
         return _Audit(job, options, survey).report()
     finally:
@@ -163,7 +163,7 @@ class _Line:
 
 
 class _Audit:
-    def __init__(self, job: Job, options: Options, survey: Survey) -> None:
+    def __init__(self, job: Job, options: Options, survey: BrokerMetadata) -> None:
         self._job = job
         self._options = options
         self._survey = survey
@@ -242,8 +242,10 @@ class _Audit:
         plans.append(plan)
         return frame
 
-    def _look(self, names: Sequence[str]) -> Facts:
-        survey = Survey(SourceOptions(self._job.address, Subscribe(tuple(names)), "earliest"))
+    def _look(self, names: Sequence[str]) -> TopicOffsets:
+        survey = BrokerMetadata(
+            SourceOptions(self._job.address, Subscribe(tuple(names)), "earliest")
+        )
         try:
             return survey.look()
         except UnknownTopic as error:
@@ -281,7 +283,7 @@ class _Audit:
 
     def _subscribed(self, names: Sequence[str]) -> tuple[Cursors, dict[str, str]]:
         """The cursors of subscriptions that leave receipts, and their topics' names by id."""
-        facts = self._look(names) if names else Facts("", {})
+        facts = self._look(names) if names else TopicOffsets("", {})
         ids = {topic.id: name for name, topic in facts.topics.items()}
         by_name = {name: topic_id for topic_id, name in ids.items()}
         cursors: dict[tuple[str, str, int], int] = {}
@@ -422,7 +424,7 @@ class _Audit:
 
 
 @contextmanager
-def _plans(survey: Survey) -> Iterator[list[Plan]]:
+def _plans(survey: BrokerMetadata) -> Iterator[list[Plan]]:
     """Plans that are put there are released when it is left."""
     made: list[Plan] = []
     try:

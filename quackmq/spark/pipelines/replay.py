@@ -45,7 +45,7 @@ from quackmq.errors import InvalidRequest, OffsetOutOfRange, QuackError, Unknown
 from quackmq.spark import limits
 from quackmq.spark.broker.archive import plan, release
 from quackmq.spark.broker.http import Http, path_of
-from quackmq.spark.broker.metadata import Survey, TopicFacts
+from quackmq.spark.broker.metadata import BrokerMetadata, TopicFacts
 from quackmq.spark.pipelines.errors import in_short
 from quackmq.spark.pipelines.options import moment, option
 from quackmq.spark.pipelines.output_directory import claim, facts_of
@@ -206,8 +206,8 @@ def run(job: Job, options: Options) -> Report:
     return _report(options, settled, done, before)
 
 
-def _survey(job: Job, options: Options) -> Survey:
-    return Survey(SourceOptions(job.address, Subscribe((options.topic,)), "earliest"))
+def _survey(job: Job, options: Options) -> BrokerMetadata:
+    return BrokerMetadata(SourceOptions(job.address, Subscribe((options.topic,)), "earliest"))
 
 
 def _settle(job: Job, options: Options) -> tuple[_Settled, _Sharing]:
@@ -234,7 +234,7 @@ def _settle(job: Job, options: Options) -> tuple[_Settled, _Sharing]:
     return _agreed(job.checkpoint, options, told, topic.id, target["id"]), sharing
 
 
-def _look(survey: Survey, name: str) -> TopicFacts:
+def _look(survey: BrokerMetadata, name: str) -> TopicFacts:
     try:
         return survey.look().topics[name]
     except UnknownTopic as error:
@@ -242,7 +242,7 @@ def _look(survey: Survey, name: str) -> TopicFacts:
 
 
 def _settled_now(
-    survey: Survey, job: Job, options: Options, topic: TopicFacts, target_id: str
+    survey: BrokerMetadata, job: Job, options: Options, topic: TopicFacts, target_id: str
 ) -> _Settled:
     begin = _offsets(survey, options, options.from_, topic, is_end=False)
     end = _offsets(survey, options, options.to, topic, is_end=True)
@@ -289,7 +289,12 @@ def _agreed(
 
 
 def _offsets(
-    survey: Survey, options: Options, where: Position | None, topic: TopicFacts, *, is_end: bool
+    survey: BrokerMetadata,
+    options: Options,
+    where: Position | None,
+    topic: TopicFacts,
+    *,
+    is_end: bool,
 ) -> dict[int, int]:
     """The offset of each partition that a position stands for."""
     ranges = topic.partitions
@@ -314,7 +319,9 @@ def _offsets(
 
 
 @contextmanager
-def _files_kept(survey: Survey, options: Options, settled: _Settled) -> Iterator[str | None]:
+def _files_kept(
+    survey: BrokerMetadata, options: Options, settled: _Settled
+) -> Iterator[str | None]:
     """Archived files stay where they are until a portion is published, by a plan of this id; None
     where there is none. Plans that a reader makes by itself would stay for an hour each."""
     made = plan(survey.http, {options.topic: settled.topic_id})

@@ -34,7 +34,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from quackmq.errors import InvalidRequest
 from quackmq.model.producer_state import FIRST_KEY_ID
-from quackmq.spark.broker.metadata import Survey
+from quackmq.spark.broker.metadata import BrokerMetadata
 from quackmq.spark.pipelines.closed_windows import Trends, draw
 from quackmq.spark.pipelines.job import Job
 from quackmq.spark.pipelines.options import option, spelt
@@ -214,7 +214,7 @@ def _begun(job: Job, options: Options, kept: ExitStack) -> _Place:
 
 def _ends(given: Mapping[str, str]) -> dict[str, dict[str, int]]:
     """Where each partition of these topics ends now. UnknownTopic, QuackTimeout."""
-    survey = Survey(batch_options(given))
+    survey = BrokerMetadata(batch_options(given))
     try:
         ends = survey.look().ends()
     finally:

@@ -43,7 +43,7 @@ from quackmq.errors import DamagedData, InvalidRequest, OffsetOutOfRange, QuackE
 from quackmq.spark import limits
 from quackmq.spark.broker.archive import Plan, held, plan, release
 from quackmq.spark.broker.http import Access
-from quackmq.spark.broker.metadata import Facts, PartitionFacts, Survey
+from quackmq.spark.broker.metadata import BrokerMetadata, PartitionFacts, TopicOffsets
 from quackmq.spark.broker.progress import Progress
 from quackmq.spark.source import columns
 from quackmq.spark.source import offsets as positions
@@ -117,7 +117,7 @@ class BatchReader(DataSourceReader):
         self._bounds = Bounds()
 
     def partitions(self) -> Sequence[InputPartition]:
-        survey = Survey(self._options)
+        survey = BrokerMetadata(self._options)
         try:
             facts = survey.look()
             starts = survey.offsets_at(self._options.starting, facts)
@@ -139,7 +139,9 @@ class BatchReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read(partition, self._schema, self._options)
 
-    def _narrowed(self, survey: Survey, facts: Facts, ranges: Iterable[Range]) -> list[Range]:
+    def _narrowed(
+        self, survey: BrokerMetadata, facts: TopicOffsets, ranges: Iterable[Range]
+    ) -> list[Range]:
         bounds = self._bounds
         at_time: Mapping[tuple[str, int], int] | None = None
         if bounds.least_ms is not None:
@@ -177,11 +179,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         columns.check(schema)
         self._options = options
         self._schema = columns.arrow_schema(schema)
-        self._survey = Survey(options)
+        self._survey = BrokerMetadata(options)
         self._progress: Progress | None = None
         #: Spark asks again until it has a batch, and must be told the same each time.
         self._initial: Position | None = None
-        self._facts: Facts | None = None
+        self._facts: TopicOffsets | None = None
         #: Where a query that is to end ends.
         self._target: Topics | None = None
         self._reached: Position | None = None
@@ -306,7 +308,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._reached = here
         self._told_progress().tell(here)
 
-    def _look(self, here: Position) -> Facts:
+    def _look(self, here: Position) -> TopicOffsets:
         """What there is, after a wait for more if there is nothing; for a query that is to end,
         what there was when it began."""
         wait_ms = limits.SPARK_IDLE_MS if self._target is None else 0
@@ -314,7 +316,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._check_broker(here, facts)
         return facts
 
-    def _sizes(self, here: Position, facts: Facts) -> dict[tuple[str, int], Range]:
+    def _sizes(self, here: Position, facts: TopicOffsets) -> dict[tuple[str, int], Range]:
         """By topic and partition, what lies ahead."""
         found: dict[tuple[str, int], Range] = {}
         for name, topic in facts.topics.items():
@@ -331,7 +333,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 )
         return found
 
-    def _ranges(self, first: Position, last: Position, facts: Facts) -> list[Range]:
+    def _ranges(self, first: Position, last: Position, facts: TopicOffsets) -> list[Range]:
         ranges: list[Range] = []
         for name, topic in last.topics.items():
             for partition, end in topic.offsets.items():
@@ -386,7 +388,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return of.stable
         return at
 
-    def _check_broker(self, here: Position, facts: Facts) -> None:
+    def _check_broker(self, here: Position, facts: TopicOffsets) -> None:
         if here.cluster != facts.cluster:
             self._lose(
                 InvalidRequest(
@@ -430,7 +432,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 # --- shared by both ------------------------------------------------------------------------------
 
 
-def ranges_between(starts: Topics, ends: Topics, facts: Facts) -> list[Range]:
+def ranges_between(starts: Topics, ends: Topics, facts: TopicOffsets) -> list[Range]:
     ranges: list[Range] = []
     for name, topic in starts.items():
         for partition, first in topic.offsets.items():
@@ -463,7 +465,9 @@ def read(
     return Reading(partition.access, schema, options.fail_on_data_loss).read(partition.pieces)
 
 
-def _is_elsewhere(here: Position, facts: Facts, ahead: Mapping[tuple[str, int], Range]) -> bool:
+def _is_elsewhere(
+    here: Position, facts: TopicOffsets, ahead: Mapping[tuple[str, int], Range]
+) -> bool:
     """Whether reading goes on somewhere else than where it ended, since something is lost. That is
     to be written down also if nothing lies ahead: what comes then is new."""
     for name, topic in here.topics.items():

@@ -23,9 +23,9 @@ from quackmq.errors import DamagedStore, UnusableDirectory
 from quackmq.stores import limits
 from quackmq.stores.catalog import Catalog
 from quackmq.stores.local import recovery
-from quackmq.stores.local.commit.committer import Engine
+from quackmq.stores.local.commit.committer import Committer
 from quackmq.stores.local.files import checkpoint, packs
-from quackmq.stores.local.files.checkpoint import Standing
+from quackmq.stores.local.files.checkpoint import CheckpointHeader
 from quackmq.stores.local.files.format import FORMAT_VERSION
 from quackmq.stores.local.files.journal import DIRECTORY as JOURNAL_DIRECTORY
 from quackmq.stores.local.files.journal import Place, slot_path
@@ -51,7 +51,7 @@ _BEGINNINGS: Final = {
 
 async def open_engine(
     disk: Disk, options: LocalOptions, now_ms: Callable[[], int]
-) -> tuple[Engine, Meta]:
+) -> tuple[Committer, Meta]:
     if recovery.read_meta(disk) is None:
         _check_new(disk)
     disk.lock(LOCK_PATH)
@@ -73,7 +73,7 @@ async def open_engine(
     # With a number that no pack has, whether a checkpoint names it or not.
     numbers = (*packs.listed(disk), *recovered.packed.sizes)
     recovered.first_pack = max(numbers, default=0) + 1
-    engine = Engine(disk, options, now_ms, recovered)
+    engine = Committer(disk, options, now_ms, recovered)
     engine.housekeeping.write_recovered(recovered)
     engine.index_all()
     await engine.start()
@@ -116,7 +116,7 @@ def _make(disk: Disk, options: LocalOptions) -> None:
     # The slot that a checkpoint names is always there, so that one that is missing is noticed.
     disk.open(slot_path(start.slot), create=True).close()
     disk.sync_directory(JOURNAL_DIRECTORY)
-    standing = Standing(0, 0, True, options.sync, disk.boot_id(), 1, start)
+    standing = CheckpointHeader(0, 0, True, options.sync, disk.boot_id(), 1, start)
     replace_file(disk, checkpoint.PATH, checkpoint.encode(standing, Catalog().capture()))
     meta = Meta(
         str(uuid.uuid4()),

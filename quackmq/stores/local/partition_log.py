@@ -17,7 +17,7 @@ from typing import Final
 from quackmq import limits as shared_limits
 from quackmq.clock import NEVER_MS
 from quackmq.model import producer_state as producers
-from quackmq.model.log_transactions import PartitionTransactions, Step
+from quackmq.model.log_transactions import PartitionTransactions, TransactionBoundary
 from quackmq.model.producer_state import Producer, Remembered
 from quackmq.model.topic import Appended, PartitionKey
 from quackmq.records.batch import Batch, stamp
@@ -125,7 +125,7 @@ class PartitionLog:
         now_ms: int,
         producer: Producer | None,
         owned: bool,
-        step: Step | None = None,
+        step: TransactionBoundary | None = None,
     ) -> Appended:
         """Give a batch its offset and copy it, or keep it as it is if it is large and its buffer
         was handed over. It must have been checked."""
@@ -262,7 +262,7 @@ class PartitionLog:
         ):
             del self.submitted[state.producer_id]  # nothing more is on its way
 
-    def _follow(self, step: Step, segment: Segment) -> None:
+    def _follow(self, step: TransactionBoundary, segment: Segment) -> None:
         if self.transactions is _NO_TRANSACTIONS:
             self.transactions = PartitionTransactions()
         aborted = self.transactions.note(step)

@@ -26,7 +26,7 @@ from quackmq.errors import DamagedStore, NewerFormat, UnusableDirectory
 from quackmq.model.topic import PartitionKey
 from quackmq.stores.catalog import Catalog, TopicDeleted, TopicPut, decode_change
 from quackmq.stores.local.files import checkpoint
-from quackmq.stores.local.files.checkpoint import Decoded, Standing
+from quackmq.stores.local.files.checkpoint import CheckpointHeader, Decoded
 from quackmq.stores.local.files.format import (
     CONTINUES,
     FORMAT_VERSION,
@@ -92,7 +92,7 @@ class Reference(NamedTuple):
 class Recovered:
     meta: Meta
     #: As the last checkpoint says, but for the journal's end.
-    standing: Standing
+    standing: CheckpointHeader
     catalog: Catalog
     logs: dict[PartitionKey, PartitionLog]
     packed: Packed = NOTHING_PACKED
@@ -209,7 +209,7 @@ def replay(disk: Disk, options: LocalOptions, recovered: Recovered) -> Damage | 
         if doubtful:
             recovered.doubtful += _references(frame)
         recovered.frames += 1
-    recovered.standing = Standing(
+    recovered.standing = CheckpointHeader(
         standing.run, standing.epoch, False, standing.sync, standing.boot_id, number, end
     )
     return scan.damage

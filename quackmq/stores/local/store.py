@@ -37,7 +37,12 @@ from quackmq.errors import (
     UnknownTopic,
     UnusableDirectory,
 )
-from quackmq.model.log_transactions import TRANSACTION_FLAGS, Step, check_room, step_of
+from quackmq.model.log_transactions import (
+    TRANSACTION_FLAGS,
+    TransactionBoundary,
+    check_room,
+    step_of,
+)
 from quackmq.model.policy import Policy
 from quackmq.model.producer_state import Producer, Remembered
 from quackmq.model.topic import (
@@ -60,7 +65,7 @@ from quackmq.records.batch import NO_PRODUCER_ID, Batch
 from quackmq.stores import limits
 from quackmq.stores.catalog import Change
 from quackmq.stores.contract import Store, Watch, changes_of_time
-from quackmq.stores.local.commit.committer import Engine, entry_bytes
+from quackmq.stores.local.commit.committer import Committer, entry_bytes
 from quackmq.stores.local.files.format import BATCH_ENTRY_BYTES
 from quackmq.stores.local.open import open_engine
 from quackmq.stores.local.options import LocalOptions
@@ -72,7 +77,7 @@ _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class LocalStore(Store):
-    def __init__(self, engine: Engine, cluster_id: str) -> None:
+    def __init__(self, engine: Committer, cluster_id: str) -> None:
         self._engine = engine
         self.cluster_id = cluster_id
         #: Of the last append that was plain.
@@ -237,9 +242,11 @@ class LocalStore(Store):
 
     def _check_appends(
         self, appends: Sequence[Append], now_ms: int
-    ) -> list[tuple[PartitionLog, Producer | Remembered | None, Step | None]]:
+    ) -> list[tuple[PartitionLog, Producer | Remembered | None, TransactionBoundary | None]]:
         """What is to become of each batch; raises before anything is taken."""
-        checked: list[tuple[PartitionLog, Producer | Remembered | None, Step | None]] = []
+        checked: list[
+            tuple[PartitionLog, Producer | Remembered | None, TransactionBoundary | None]
+        ] = []
         ends: dict[PartitionKey, int] = {}
         ahead: dict[PartitionKey, dict[int, Producer]] = {}
         opened: dict[PartitionKey, int] = {}
@@ -251,7 +258,7 @@ class LocalStore(Store):
             if isinstance(verdict, Remembered):
                 checked.append((log, verdict, None))
                 continue
-            step: Step | None = None
+            step: TransactionBoundary | None = None
             if batch.attributes & TRANSACTION_FLAGS and _is_step(batch, verdict, base_offset):
                 step = step_of(batch, base_offset, now_ms)
                 if step.marker is None:

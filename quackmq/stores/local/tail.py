@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
-from quackmq.model.log_transactions import Step
+from quackmq.model.log_transactions import TransactionBoundary
 from quackmq.model.producer_state import Producer
 from quackmq.stores.local.files.format import ProducerBatch
 from quackmq.stores.local.files.segment import Segment, cut
@@ -57,7 +57,7 @@ class Chunk:
         self.producers: dict[int, Producer] | None = None
         self.producer_batches: tuple[ProducerBatch, ...] = ()
         #: Where its batches begin and end transactions.
-        self.steps: list[Step] | None = None
+        self.steps: list[TransactionBoundary] | None = None
         # The place, given when the flush cycle takes the chunk.
         self.segment: Segment
         self.position = 0

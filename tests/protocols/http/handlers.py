@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 
 from quackmq.protocols.http.router import Route
-from quackmq.protocols.http.types import Begun, Request, Response, Stream, json_response
+from quackmq.protocols.http.types import DeferredResponse, Request, Response, Stream, json_response
 
 
 class Handlers:
@@ -55,9 +55,9 @@ class Handlers:
             raise
         return json_response(200, request.query.get("number"))
 
-    def change(self, request: Request) -> Begun:
+    def change(self, request: Request) -> DeferredResponse:
         self.changes.append(asyncio.get_running_loop().create_future())
-        return Begun(self.changes[-1], lambda came_to: json_response(200, 6 // came_to))
+        return DeferredResponse(self.changes[-1], lambda came_to: json_response(200, 6 // came_to))
 
     async def bug(self, request: Request) -> Response:
         raise ZeroDivisionError("a bug of ours")

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from quackmq.broker import Broker, BrokerSettings, Caller
 from quackmq.protocols.http.router import Route
-from quackmq.protocols.http.server import HttpDoor
+from quackmq.protocols.http.server import HttpServer
 from quackmq.stores.contract import Store
 from quackmq.stores.memory import MemoryStore
 from tests.protocols.kafka.client import soon
@@ -113,7 +113,7 @@ class Peer:
 
 
 class Served:
-    def __init__(self, broker: Broker, door: HttpDoor, address: tuple[str, int]) -> None:
+    def __init__(self, broker: Broker, door: HttpServer, address: tuple[str, int]) -> None:
         self.broker = broker
         self.door = door
         self.address = address
@@ -142,7 +142,7 @@ async def served(
     store = store or MemoryStore()
     broker = Broker(store, settings or BrokerSettings())
     await broker.open()
-    door = HttpDoor(
+    door = HttpServer(
         broker, "127.0.0.1", 0, names=names, advertised_host=advertised_host, routes=routes
     )
     running = Served(broker, door, await door.start())

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from quackmq.broker import Broker, Caller
 from quackmq.protocols.http import limits as http_limits
-from quackmq.protocols.http.parser import Asked, Receiver
-from quackmq.protocols.http.server import HttpDoor
+from quackmq.protocols.http.parser import PendingRequest, Receiver
+from quackmq.protocols.http.server import HttpServer
 from quackmq.stores.memory import MemoryStore
 from tests.protocols.http.handlers import Handlers
 from tests.protocols.http.peers import request
@@ -41,15 +41,15 @@ class Got(NamedTuple):
     is_old: bool
 
 
-def new_door() -> HttpDoor:
-    return HttpDoor(Broker(MemoryStore()), "127.0.0.1", 0, routes=Handlers().routes())
+def new_door() -> HttpServer:
+    return HttpServer(Broker(MemoryStore()), "127.0.0.1", 0, routes=Handlers().routes())
 
 
-def received(data: bytes, cuts: list[int], door: HttpDoor | None = None) -> list[Got]:
+def received(data: bytes, cuts: list[int], door: HttpServer | None = None) -> list[Got]:
     """What comes of bytes that are cut at these places."""
     got: list[Got] = []
 
-    def deliver(asked: Asked) -> None:
+    def deliver(asked: PendingRequest) -> None:
         request = asked.request
         got.append(
             Got(
@@ -118,7 +118,7 @@ def test_a_spoilt_request_is_a_request_or_refused_once(
     assert len([one for one in got if one.closes]) <= 1
 
 
-def known(door: HttpDoor) -> int:
+def known(door: HttpServer) -> int:
     return len(door.known_heads.of(is_loopback=True))
 
 

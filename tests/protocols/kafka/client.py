@@ -23,7 +23,7 @@ from kio.serial import entity_reader, entity_writer
 
 from quackmq.broker import Broker, BrokerSettings, Caller
 from quackmq.protocols.kafka.codec.writer import write_entity
-from quackmq.protocols.kafka.server import KafkaDoor
+from quackmq.protocols.kafka.server import KafkaServer
 from quackmq.stores.contract import Store
 from quackmq.stores.memory import MemoryStore
 from tests.support import batch_of
@@ -109,7 +109,7 @@ class Client:
 class Served:
     """A broker with a door, on a store in memory unless another is given."""
 
-    def __init__(self, broker: Broker, door: KafkaDoor, address: tuple[str, int]) -> None:
+    def __init__(self, broker: Broker, door: KafkaServer, address: tuple[str, int]) -> None:
         self.broker = broker
         self.door = door
         self.address = address
@@ -135,7 +135,7 @@ async def served(
     store = store or MemoryStore()
     broker = broker_type(store, settings or BrokerSettings())
     await broker.open()
-    door = KafkaDoor(broker, "127.0.0.1", 0, advertise=advertise)
+    door = KafkaServer(broker, "127.0.0.1", 0, advertise=advertise)
     running = Served(broker, door, await door.start())
     try:
         yield running

@@ -12,7 +12,7 @@ from quackmq.broker import Broker, BrokerSettings, Caller
 from quackmq.clock import wall_clock_ms
 from quackmq.model.policy import Policy
 from quackmq.model.topic import Append, Appended, Cursor, StatePut
-from quackmq.protocols.line.server import LineDoor
+from quackmq.protocols.line.server import LineServer
 from quackmq.protocols.line.settings import LineSettings
 from quackmq.stores.contract import Store
 from quackmq.stores.memory import MemoryStore
@@ -117,7 +117,9 @@ class Peer:
 class Served:
     """A broker with a door, on a store in memory unless another is given."""
 
-    def __init__(self, broker: Broker, door: LineDoor, where: tuple[str, int] | str | None) -> None:
+    def __init__(
+        self, broker: Broker, door: LineServer, where: tuple[str, int] | str | None
+    ) -> None:
         self.broker = broker
         self.door = door
         self.where = where
@@ -178,7 +180,7 @@ async def served(
     store = store or MemoryStore(now_ms)
     broker = Broker(store, broker_settings or BrokerSettings(), now_ms)
     await broker.open()
-    door = LineDoor(broker, where, settings or LineSettings())
+    door = LineServer(broker, where, settings or LineSettings())
     running = Served(broker, door, await door.start())
     try:
         yield running

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from quackmq.errors import InvalidSetting
 from quackmq.protocols.line import limits as line_limits
 from quackmq.protocols.line.records import End
-from quackmq.protocols.line.server import LineDoor
+from quackmq.protocols.line.server import LineServer
 from quackmq.protocols.line.settings import LineSettings
 from tests import effort
 from tests.protocols.kafka.client import on_both_loops
@@ -250,9 +250,9 @@ async def test_a_file_that_is_in_use_or_is_none_of_ours_is_left_alone(tmp_path: 
     other.write_text("precious")
     async with served(where=str(path)) as running:
         with pytest.raises(OSError, match="in use"):
-            await LineDoor(running.broker, str(path)).start()
+            await LineServer(running.broker, str(path)).start()
         with pytest.raises(OSError, match="no socket"):
-            await LineDoor(running.broker, str(other)).start()
+            await LineServer(running.broker, str(other)).start()
         await running.publisher("donald", "1")
     assert other.read_text() == "precious"
 

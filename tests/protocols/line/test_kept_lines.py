@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from quackmq.broker import Delivery
+from quackmq.broker import LeasedEntry
 from quackmq.errors import RecordTooLarge
 from quackmq.protocols.line import limits as line_limits
 from quackmq.protocols.line.subscriber import KeptLines
 from quackmq.records.batch import Record
 
 
-def delivery(offset: int, value: bytes = b"quack") -> Delivery:
-    return Delivery(0, offset, 1, f"id-{offset}", Record(offset, 0, None, value))
+def delivery(offset: int, value: bytes = b"quack") -> LeasedEntry:
+    return LeasedEntry(0, offset, 1, f"id-{offset}", Record(offset, 0, None, value))
 
 
 def test_an_entry_is_encoded_once_and_forgotten_when_there_are_enough_newer_ones() -> None:

@@ -13,7 +13,7 @@ import zmq.asyncio
 
 from quackmq.broker import Broker, BrokerSettings, Caller, Message
 from quackmq.model.topic import Append, Appended, Cursor, StatePut
-from quackmq.protocols.zmq.server import ZmqDoor
+from quackmq.protocols.zmq.server import ZmqServer
 from quackmq.stores.contract import Store
 from quackmq.stores.memory import MemoryStore
 from tests.protocols.codecs.zmtp_frames import HELLO, request
@@ -148,7 +148,7 @@ class Raw:
 class Served:
     """A broker with a door, on a store in memory unless another is given."""
 
-    def __init__(self, broker: Broker, door: ZmqDoor, address: tuple[str, int]) -> None:
+    def __init__(self, broker: Broker, door: ZmqServer, address: tuple[str, int]) -> None:
         self.broker = broker
         self.door = door
         self.address = address
@@ -171,7 +171,7 @@ class Served:
 
     async def reopen(self) -> None:
         """The door has been closed: another one, at the same place."""
-        self.door = ZmqDoor(self.broker, *self.address)
+        self.door = ZmqServer(self.broker, *self.address)
         await self.door.start()
 
     async def close_peers(self) -> None:
@@ -190,7 +190,7 @@ async def served(
     store = store or MemoryStore()
     broker = broker_type(store, settings or BrokerSettings())
     await broker.open()
-    door = ZmqDoor(broker, host, 0)
+    door = ZmqServer(broker, host, 0)
     running = Served(broker, door, await door.start())
     try:
         yield running

@@ -12,9 +12,9 @@ import zmq.asyncio
 
 from quackmq.broker import Broker, BrokerSettings
 from quackmq.protocols.zmq.proxy.clients import ProxySettings
-from quackmq.protocols.zmq.proxy.proxy_server import ProxyDoor
-from quackmq.protocols.zmq.proxy.xpub import Subscriber, XpubDoor
-from quackmq.protocols.zmq.proxy.xsub import XsubDoor
+from quackmq.protocols.zmq.proxy.proxy_server import ProxyServer
+from quackmq.protocols.zmq.proxy.xpub import Subscriber, XpubServer
+from quackmq.protocols.zmq.proxy.xsub import XsubServer
 from quackmq.records.batch import NO_TIMESTAMP, Record
 from quackmq.stores.contract import Store
 from quackmq.stores.memory import MemoryStore
@@ -30,9 +30,9 @@ SHORT_LEASE = ProxySettings(lease_ms=50)
 class Proxied:
     def __init__(self, broker: Broker, settings: ProxySettings) -> None:
         self.broker = broker
-        self.xsub = XsubDoor(broker, HOST, 0)
-        self.xpub = XpubDoor(broker, HOST, 0)
-        self.proxy = ProxyDoor(broker, HOST, 0, self.xpub, settings)
+        self.xsub = XsubServer(broker, HOST, 0)
+        self.xpub = XpubServer(broker, HOST, 0)
+        self.proxy = ProxyServer(broker, HOST, 0, self.xpub, settings)
         self._context = zmq.asyncio.Context()
         self._sockets: list[zmq.asyncio.Socket] = []
         self._raws: list[Raw] = []

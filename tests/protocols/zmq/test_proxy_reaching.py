@@ -14,10 +14,10 @@ import pytest
 from quackmq import limits
 from quackmq.errors import Unreachable
 from quackmq.protocols.http import limits as http_limits
-from quackmq.protocols.http.server import HttpDoor
+from quackmq.protocols.http.server import HttpServer
 from quackmq.protocols.zmq import limits as zmq_limits
 from quackmq.protocols.zmq.proxy import callback_connection as outgoing
-from quackmq.protocols.zmq.proxy.host_limiter import Turns
+from quackmq.protocols.zmq.proxy.host_limiter import PerHostLimiter
 from tests.protocols.codecs.zmtp_frames import command, greeting, ready, request
 from tests.protocols.http.v1.serving import Client as HttpClient
 from tests.protocols.zmq.peers import DEADLINE_S, TESTER, soon, until
@@ -313,7 +313,7 @@ async def test_who_waits_for_a_turn_to_be_tried_is_answered_in_time(
 
 
 async def test_a_host_that_has_all_its_turns_leaves_some_for_others() -> None:
-    turns = Turns(at_once=3, of_host=2)
+    turns = PerHostLimiter(at_once=3, of_host=2)
     holding: list[str] = []
     done = asyncio.Event()
 
@@ -342,7 +342,7 @@ async def test_a_host_that_has_all_its_turns_leaves_some_for_others() -> None:
 @asynccontextmanager
 async def health(running: Proxied) -> AsyncIterator[Callable[[], asyncio.Future[list[str]]]]:
     """Asks, over HTTP, who cannot be reached."""
-    door = HttpDoor(running.broker, HOST, 0)
+    door = HttpServer(running.broker, HOST, 0)
     client = HttpClient(*await door.start())
 
     def ask_health() -> asyncio.Future[list[str]]:

@@ -9,7 +9,7 @@ import pytest
 from quackmq.model.topic import PartitionKey
 from quackmq.stores import limits as stores_limits
 from quackmq.stores.local.commit.cycle import Cycle
-from quackmq.stores.local.commit.pending import Gathered, Gathering
+from quackmq.stores.local.commit.pending import Gathering, PendingCommit
 from quackmq.stores.local.options import LocalOptions
 from quackmq.stores.local.partition_log import PartitionLog
 from tests.support import batch_of
@@ -28,7 +28,7 @@ def log_with(number: int, size: int) -> PartitionLog:
 
 def carried(sizes: list[int], inline_bytes: int, room: int) -> list[int]:
     """Which of the partitions are carried by the frame."""
-    gathered = Gathered()
+    gathered = PendingCommit()
     gathered.logs = dict.fromkeys(log_with(number, size) for number, size in enumerate(sizes))
     gathered.seal()
     gathered.append_bytes = sum(len(chunk.data) for _, some in gathered.chunks for chunk in some)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quackmq.errors import DamagedStore
-from quackmq.model.log_transactions import Marker, Step
+from quackmq.model.log_transactions import Marker, TransactionBoundary
 from quackmq.model.producer_state import Remembered
 from quackmq.model.topic import PartitionKey
 from quackmq.records.batch import Buffer
@@ -32,7 +32,9 @@ KEY = PartitionKey(uuid.UUID(int=7), 3)
 REGION = Region(10, 20, 512, 100, 77, 1_000, 2_000, 3_000, 5)
 
 
-def descriptor(length: int = 5, producers: int = 0, steps: tuple[Step, ...] = ()) -> Descriptor:
+def descriptor(
+    length: int = 5, producers: int = 0, steps: tuple[TransactionBoundary, ...] = ()
+) -> Descriptor:
     batches = tuple(
         ProducerBatch(number, 1, Remembered(0, 4, 10, 15, 1_000)) for number in range(producers)
     )
@@ -42,9 +44,9 @@ def descriptor(length: int = 5, producers: int = 0, steps: tuple[Step, ...] = ()
 
 
 STEPS = (
-    Step(2**62, 32_767, 10, 1_000, None),
-    Step(7, 0, 11, 1_000, Marker.ABORT),
-    Step(8, 1, 12, 1_000, Marker.COMMIT),
+    TransactionBoundary(2**62, 32_767, 10, 1_000, None),
+    TransactionBoundary(7, 0, 11, 1_000, Marker.ABORT),
+    TransactionBoundary(8, 1, 12, 1_000, Marker.COMMIT),
 )
 
 

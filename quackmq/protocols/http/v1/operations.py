@@ -18,7 +18,14 @@ from quackmq.errors import InvalidRequest, QuackError
 from quackmq.protocols.http import limits
 from quackmq.protocols.http.errors import HttpFailure
 from quackmq.protocols.http.router import Route
-from quackmq.protocols.http.types import Begun, Handler, Request, Response, Stream, decoded
+from quackmq.protocols.http.types import (
+    DeferredResponse,
+    Handler,
+    Request,
+    Response,
+    Stream,
+    decoded,
+)
 
 JSON: Final = "application/json"
 NDJSON: Final = "application/x-ndjson"
@@ -200,7 +207,7 @@ def _route(operation: Operation) -> Route:
     known = frozenset(each.name for each in operation.parameters if each.where == "query")
     handler = operation.handler
 
-    def handle(request: Request) -> Awaitable[Response | Stream] | Begun:
+    def handle(request: Request) -> Awaitable[Response | Stream] | DeferredResponse:
         unknown = request.query.keys() - known
         if unknown:
             raise InvalidRequest(

@@ -30,7 +30,7 @@ from quackmq.errors import (
 )
 from quackmq.model.offset_notes import GREATEST_NUMBER, PUBLISHER_PREFIX
 from quackmq.model.topic import Appended
-from quackmq.protocols.http.types import Begun, Request, Response
+from quackmq.protocols.http.types import DeferredResponse, Request, Response
 from quackmq.protocols.http.v1.messages import KEY, KEY_BASE64, MESSAGES, published
 from quackmq.protocols.http.v1.operations import Answer, Number, Operation, Text, answered
 from quackmq.protocols.http.v1.parameters import TOPIC
@@ -99,7 +99,7 @@ PUBLISHER_PART: Final = Text(
 )
 
 
-def publish(request: Request) -> Begun | Awaitable[Response]:
+def publish(request: Request) -> DeferredResponse | Awaitable[Response]:
     records, partition = published(request, PARTITION)
     key = IDEMPOTENCY_KEY.given(request)
     if len(records) == 1 and key is None and partition is None and not request.query:
@@ -108,7 +108,7 @@ def publish(request: Request) -> Begun | Awaitable[Response]:
             request.caller, topic, record.value, record.key, record.headers
         )
         if put is not None:
-            return Begun(put.appended, partial(_published, put))
+            return DeferredResponse(put.appended, partial(_published, put))
     return _publish(request, records, partition, key)
 
 

@@ -25,7 +25,7 @@ from quackmq.protocols.kafka import limits
 _STEP_BYTES: Final = 16 * shared_limits.KIB
 
 
-class Lending:
+class BufferPool:
     __slots__ = ("_idle",)
 
     def __init__(self) -> None:

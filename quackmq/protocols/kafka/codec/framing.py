@@ -27,7 +27,7 @@ from quackmq import limits as shared_limits
 from quackmq.errors import ProtocolError
 from quackmq.protocols import limits as protocols_limits
 from quackmq.protocols.kafka import limits
-from quackmq.protocols.kafka.codec.buffer_pool import Lending
+from quackmq.protocols.kafka.codec.buffer_pool import BufferPool
 from quackmq.protocols.kafka.codec.primitives import ENDS_EARLY, CompactCursor, malformed
 
 PRODUCE_KEY: Final = 0
@@ -105,7 +105,7 @@ class ReceiveMemory:
         self.scratch = memoryview(bytearray(limits.KAFKA_SCRATCH_BYTES))
         self._on_release = on_release
         self._unreserved_bytes = receive_bytes
-        self.lend = Lending().lend
+        self.lend = BufferPool().lend
         self._pool: dict[int, list[memoryview]] = {}
         self._pooled_bytes = 0
 

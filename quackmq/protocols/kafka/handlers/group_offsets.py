@@ -61,13 +61,13 @@ async def offset_commit(call: Call, request: Any) -> Fields:
     topics = [
         (topic, await _wishes(call, topic)) async for topic in unhurried(request.topics, every=100)
     ]
-    return await commit_wishes(topics, partial(_commit, call, request))
+    return await commit_partitions(topics, partial(_commit, call, request))
 
 
 OFFSET_COMMIT_API: Final = schema_api(OFFSET_COMMIT, 2, 10, 8, offset_commit)
 
 
-async def commit_wishes(
+async def commit_partitions(
     topics: Sequence[tuple[Any, Sequence[Wish]]],
     commit: Callable[[list[Commit]], Awaitable[list[ErrorCode]]],
 ) -> Fields:

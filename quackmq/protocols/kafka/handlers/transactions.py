@@ -35,7 +35,7 @@ from quackmq.protocols.kafka.api import Call, by_topic, find_topic, schema_api, 
 from quackmq.protocols.kafka.codec.writer import Fields
 from quackmq.protocols.kafka.handlers.group_offsets import (
     Wish,
-    commit_wishes,
+    commit_partitions,
     committed_leader_epoch,
     outcome_code,
 )
@@ -175,7 +175,7 @@ async def txn_offset_commit(call: Call, request: Any) -> Fields:
         (topic, [_wish(known, partition) for partition in topic.partitions])
         for topic, known in found
     ]
-    return await commit_wishes(topics, partial(_commit, call, request))
+    return await commit_partitions(topics, partial(_commit, call, request))
 
 
 TXN_OFFSET_COMMIT_API: Final = schema_api(TXN_OFFSET_COMMIT, 0, 5, 3, txn_offset_commit)

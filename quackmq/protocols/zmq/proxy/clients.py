@@ -37,7 +37,7 @@ from quackmq.loop_clock import loop_clock
 from quackmq.model.topic import check_topic_name
 from quackmq.protocols.zmq import limits
 from quackmq.protocols.zmq.proxy.callback_connection import Outgoing, Target
-from quackmq.protocols.zmq.proxy.host_limiter import Turns
+from quackmq.protocols.zmq.proxy.host_limiter import PerHostLimiter
 from quackmq.protocols.zmq.proxy.retransmission import Multicast, Retransmission
 
 log = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ class Clients:
         #: Held by whoever changes what a client has.
         self._locks = NamedLocks()
         self._large = asyncio.Semaphore(limits.PROXY_LARGE_EXCHANGES)
-        self._turns = Turns(limits.PROXY_HELLOS, limits.PROXY_HELLOS_OF_HOST)
+        self._turns = PerHostLimiter(limits.PROXY_HELLOS, limits.PROXY_HELLOS_OF_HOST)
         self._ending: set[asyncio.Task[None]] = set()
         self._is_closing = False
 
@@ -91,8 +91,8 @@ class Clients:
     # --- what clients ask ---------------------------------------------------------------------
 
     async def hello(self, caller: Caller, topic: str, address: str) -> bool:
-        """Whether the subscription is new. NotAllowed, Unreachable, and what `Pushing.subscribe`
-        raises."""
+        """Whether the subscription is new. NotAllowed, Unreachable, and what
+        `PushService.subscribe` raises."""
         client = caller.client
         check_topic_name(topic)
         if self._count >= limits.PROXY_CLIENTS and self._find(client, topic) is None:

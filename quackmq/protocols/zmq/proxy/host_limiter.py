@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 
-class Turns:
+class PerHostLimiter:
     def __init__(self, at_once: int, of_host: int) -> None:
         self._all = asyncio.Semaphore(at_once)
         self._of_host = of_host

@@ -28,11 +28,11 @@ from quackmq.protocols.zmq.codec.proxy_language import (
 from quackmq.protocols.zmq.proxy.clients import Clients, ProxySettings
 from quackmq.protocols.zmq.proxy.retransmission import Multicast
 from quackmq.protocols.zmq.queue_handlers import Answer, Asker, Begun, refusal
-from quackmq.protocols.zmq.server import ZmqDoor
+from quackmq.protocols.zmq.server import ZmqServer
 from quackmq.records.batch import NO_TIMESTAMP, Record
 
 
-class ProxyDoor(ZmqDoor):
+class ProxyServer(ZmqServer):
     name = "proxy"
 
     def __init__(

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from quackmq.protocols.zmq import limits
 
 
-class Telling:
+class RateLimitedLog:
     """Who may call: the loop, whose clock is `time`."""
 
     def __init__(self, log: logging.Logger, what: str, time: Callable[[], float]) -> None:

@@ -21,7 +21,7 @@ import logging
 from collections.abc import Callable
 from typing import Protocol
 
-from quackmq.broker import Broker, Caller, Channel, Delivery
+from quackmq.broker import Broker, Caller, Channel, LeasedEntry
 from quackmq.errors import BrokerClosing, NotFound, QuackError
 from quackmq.protocols.zmq import limits
 from quackmq.protocols.zmq.codec.proxy_language import Data, data_words, read_received
@@ -140,7 +140,7 @@ class Retransmission:
             self._look_whether_well(channel)
             await self._changed.wait()
 
-    async def _deliver(self, channel: Channel, taken: list[Delivery]) -> None:
+    async def _deliver(self, channel: Channel, taken: list[LeasedEntry]) -> None:
         """What is not otherwise on its way, in order; if one cannot be sent, the others wait."""
         for index, delivery in enumerate(taken):
             if self._is_acknowledged(channel, delivery) or self._is_on_its_way(delivery):
@@ -159,7 +159,7 @@ class Retransmission:
             elif not self._is_acknowledged(channel, delivery):
                 channel.nack(delivery, self._later_ms(delivery))
 
-    def _is_acknowledged(self, channel: Channel, delivery: Delivery) -> bool:
+    def _is_acknowledged(self, channel: Channel, delivery: LeasedEntry) -> bool:
         place = (delivery.partition, delivery.offset)
         if place not in self._early:
             return channel.is_done(*place)
@@ -167,12 +167,12 @@ class Retransmission:
         channel.ack(*place)
         return True
 
-    def _is_on_its_way(self, delivery: Delivery) -> bool:
+    def _is_on_its_way(self, delivery: LeasedEntry) -> bool:
         return delivery.deliveries == 1 and self._multicast.covers(
             self.client, self.topic, delivery.partition, delivery.offset
         )
 
-    async def _send(self, delivery: Delivery) -> bool:
+    async def _send(self, delivery: LeasedEntry) -> bool:
         """Whether it is done with. Unreachable, or another error of the client's."""
         content = delivery.record.value or b""
         data = Data(self.client, self.topic, delivery.id, content)
@@ -217,7 +217,7 @@ class Retransmission:
         self._failures = 0
         self._broker.pushing.unreached.pop((self.client, self.topic), None)
 
-    def _later_ms(self, delivery: Delivery) -> int:
+    def _later_ms(self, delivery: LeasedEntry) -> int:
         return min(
             self._lease_ms << min(delivery.deliveries - 1, 16), limits.PROXY_LONGEST_BACKOFF_MS
         )

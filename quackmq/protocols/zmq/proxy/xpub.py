@@ -25,20 +25,22 @@ from quackmq.protocols.zmq.codec import zmtp
 from quackmq.protocols.zmq.codec.proxy_language import subscribing_client, topic_with_ids
 from quackmq.protocols.zmq.codec.pubsub import SubscriberDecoder
 from quackmq.protocols.zmq.connection import Peer
-from quackmq.protocols.zmq.proxy.rate_limited_log import Telling
+from quackmq.protocols.zmq.proxy.rate_limited_log import RateLimitedLog
 from quackmq.protocols.zmq.proxy.xpub_feed import Feed
 from quackmq.protocols.zmq.server import Listener
 
 log = logging.getLogger(__name__)
 
 
-class XpubDoor(Listener):
+class XpubServer(Listener):
     name = "xpub"
 
     def __init__(self, broker: Broker, host: str, port: int) -> None:
         super().__init__(broker, host, port)
         time = asyncio.get_running_loop().time
-        self.dropped = Telling(log, "%d messages dropped for slow subscribers, the last %s", time)
+        self.dropped = RateLimitedLog(
+            log, "%d messages dropped for slow subscribers, the last %s", time
+        )
         self._feeds: dict[str, Feed] = {}
         self._clients: dict[str, Subscriber] = {}
         self._parts = 0
@@ -153,7 +155,7 @@ class XpubDoor(Listener):
 class Subscriber(Peer):
     may_be_slow = True
 
-    def __init__(self, door: XpubDoor) -> None:
+    def __init__(self, door: XpubServer) -> None:
         super().__init__(door, SubscriberDecoder())
         self._xpub = door
         #: As they came; and the topics whose messages it wants with their ids.

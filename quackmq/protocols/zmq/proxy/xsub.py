@@ -25,20 +25,20 @@ from quackmq.protocols.zmq import limits
 from quackmq.protocols.zmq.codec import zmtp
 from quackmq.protocols.zmq.codec.pubsub import PublisherDecoder, subscription
 from quackmq.protocols.zmq.connection import Peer, large_bytes
-from quackmq.protocols.zmq.proxy.rate_limited_log import Telling
+from quackmq.protocols.zmq.proxy.rate_limited_log import RateLimitedLog
 from quackmq.protocols.zmq.server import Listener
 from quackmq.records.batch import NO_TIMESTAMP, Record
 
 log = logging.getLogger(__name__)
 
 
-class XsubDoor(Listener):
+class XsubServer(Listener):
     name = "xsub"
 
     def __init__(self, broker: Broker, host: str, port: int) -> None:
         super().__init__(broker, host, port)
         time = asyncio.get_running_loop().time
-        self.refused = Telling(
+        self.refused = RateLimitedLog(
             log, "%d messages of PUB sockets were not published, the last: %s", time
         )
         self._publishing: set[asyncio.Task[None]] = set()
@@ -64,7 +64,7 @@ class XsubDoor(Listener):
 class Publisher(Peer):
     events_at_once = limits.PROXY_PUBLISHER_MESSAGES
 
-    def __init__(self, door: XsubDoor) -> None:
+    def __init__(self, door: XsubServer) -> None:
         super().__init__(door, PublisherDecoder())
         self._xsub = door
         self._pending: list[tuple[bytes, bytes]] = []

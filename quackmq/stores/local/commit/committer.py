@@ -31,10 +31,10 @@ from quackmq.stores.catalog import Catalog, Change, TopicDeleted, TopicPut, enco
 from quackmq.stores.local.commit.checkpoint_capture import Capture
 from quackmq.stores.local.commit.cycle import Cycle
 from quackmq.stores.local.commit.housekeeping import Housekeeping, Removal
-from quackmq.stores.local.commit.pending import Gathered, Gathering
+from quackmq.stores.local.commit.pending import Gathering, PendingCommit
 from quackmq.stores.local.commit.write_back import WriteBack
 from quackmq.stores.local.committed_reads import CommittedReader
-from quackmq.stores.local.files.checkpoint import Standing
+from quackmq.stores.local.files.checkpoint import CheckpointHeader
 from quackmq.stores.local.files.format import TRIM_BYTES, Sync, change_bytes
 from quackmq.stores.local.files.journal import Journal, Place
 from quackmq.stores.local.files.open_files import OpenFiles
@@ -54,7 +54,7 @@ _T = TypeVar("_T")
 _SYNC = {"always": Sync.ALWAYS, "interval": Sync.INTERVAL, "os": Sync.OS}
 
 
-class Engine:
+class Committer:
     def __init__(
         self, disk: Disk, options: LocalOptions, now_ms: Callable[[], int], recovered: Recovered
     ) -> None:
@@ -245,7 +245,7 @@ class Engine:
         else:
             self._end_cycle(cycle)
 
-    def _is_alone(self, gathered: Gathered) -> bool:
+    def _is_alone(self, gathered: PendingCommit) -> bool:
         """Whether somebody publishes one thing at a time, and nobody else does: nobody gains then
         by a sync that goes on beside the loop. Nor does anything of ours keep the disk busy."""
         units_before, self._units_before = self._units_before, len(gathered.units)
@@ -325,7 +325,7 @@ class Engine:
         waiting = self._waiting.bytes
         return waiting >= enough or (waiting > 0 and self._tail.excess_bytes >= enough)
 
-    def _give_up(self, gathered: Gathered, error: Exception) -> None:
+    def _give_up(self, gathered: PendingCommit, error: Exception) -> None:
         self._answer(gathered, self._fail(error))
         self._go_on()
 
@@ -516,7 +516,7 @@ class Engine:
                 self._answer(gathered, self.failure)
         return self.failure
 
-    def _answer(self, gathered: Gathered, error: QuackError) -> None:
+    def _answer(self, gathered: PendingCommit, error: QuackError) -> None:
         self.gathering.ended(gathered)
         for future, _ in gathered.units:
             if not future.done():
@@ -564,7 +564,7 @@ class Engine:
         """Write the state behind the frame that was committed last (capturing.py)."""
         place, boot_id, sync = self._journal.place, self.disk.boot_id(), self.options.sync
         run, epoch, frame = self.run, self.epoch, self._journal.number
-        standing = Standing(run, epoch, clean, sync, boot_id, frame, place)
+        standing = CheckpointHeader(run, epoch, clean, sync, boot_id, frame, place)
         catalog = self.durable.capture()
         removal = Removal(self._garbage, self._deleted_topics)
         self._garbage, self._deleted_topics = [], []

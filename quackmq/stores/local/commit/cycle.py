@@ -17,7 +17,7 @@ from quackmq import limits
 from quackmq.errors import InternalError
 from quackmq.records.batch import CRC_POSITION, CRC_START, Buffer, spans
 from quackmq.records.crc_join import joined
-from quackmq.stores.local.commit.pending import Gathered
+from quackmq.stores.local.commit.pending import PendingCommit
 from quackmq.stores.local.commit.write_back import write_chunks
 from quackmq.stores.local.files import format
 from quackmq.stores.local.files.format import Descriptor
@@ -40,7 +40,7 @@ class Share(NamedTuple):
 
 
 class Cycle:
-    def __init__(self, gathered: Gathered, inline_bytes: int, frame_inline_bytes: int) -> None:
+    def __init__(self, gathered: PendingCommit, inline_bytes: int, frame_inline_bytes: int) -> None:
         self.gathered = gathered
         self.shares: list[Share] = []
         self.offsets = 0
@@ -125,7 +125,7 @@ class Cycle:
             yield from format.encode_trim(log.key, first_offset)
 
 
-def _most_inline(gathered: Gathered, most: int, room: int) -> int:
+def _most_inline(gathered: PendingCommit, most: int, room: int) -> int:
     """Return the size up to which shares are carried by the frame, of those up to `most` that may
     be. The smallest come first: what is left takes a sync of a file for each share."""
     total = 0

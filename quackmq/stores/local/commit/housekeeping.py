@@ -20,7 +20,7 @@ from quackmq.stores.catalog import CapturedCatalog
 from quackmq.stores.local.commit.checkpoint_capture import Capture
 from quackmq.stores.local.commit.write_back import Waiting, runs_of
 from quackmq.stores.local.files import checkpoint
-from quackmq.stores.local.files.checkpoint import Standing
+from quackmq.stores.local.files.checkpoint import CheckpointHeader
 from quackmq.stores.local.files.open_files import OpenFiles
 from quackmq.stores.local.files.packs import Packs, Run
 from quackmq.stores.local.files.segment import Entries, Segment
@@ -55,7 +55,7 @@ class Housekeeping:
 
     def write_checkpoint(
         self,
-        standing: Standing,
+        standing: CheckpointHeader,
         catalog: CapturedCatalog,
         capture: Capture,
         removal: Removal,

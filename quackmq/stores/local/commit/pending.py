@@ -70,7 +70,7 @@ class Room:
             await self._free.wait()
 
 
-class Gathered:
+class PendingCommit:
     """What one frame will commit."""
 
     def __init__(self) -> None:
@@ -101,8 +101,8 @@ class Gathering:
         self._inline_bytes = inline_bytes
         self.batches = Room(shared_limits.PENDING_BYTES)
         self.changes = Room(limits.CHANGE_BYTES)
-        self._full: deque[Gathered] = deque()
-        self._current = Gathered()
+        self._full: deque[PendingCommit] = deque()
+        self._current = PendingCommit()
 
     def fit(self, entry_bytes: int) -> None:
         """Call before the first part of a unit, with a bound of all its entries: the unit goes to
@@ -120,7 +120,7 @@ class Gathering:
                 )
             current.seal()
             self._full.append(current)
-            current = self._current = Gathered()
+            current = self._current = PendingCommit()
         current.entry_bytes += entry_bytes
 
     def add_batch(self, log: PartitionLog, size: int, overhead: int) -> None:
@@ -149,19 +149,19 @@ class Gathering:
     def is_empty(self) -> bool:
         return not self._full and not self._current.units
 
-    def take(self) -> Gathered:
+    def take(self) -> PendingCommit:
         """Return what the next frame commits."""
         if self._full:
             return self._full.popleft()
-        gathered, self._current = self._current, Gathered()
+        gathered, self._current = self._current, PendingCommit()
         gathered.seal()
         return gathered
 
-    def take_all(self) -> Iterator[Gathered]:
+    def take_all(self) -> Iterator[PendingCommit]:
         while not self.is_empty:
             yield self.take()
 
-    def ended(self, gathered: Gathered) -> None:
+    def ended(self, gathered: PendingCommit) -> None:
         """It is durable, or it failed: it takes no room any more."""
         self.batches.release(gathered.batch_cost)
         self.changes.release(gathered.change_cost)

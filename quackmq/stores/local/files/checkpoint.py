@@ -54,7 +54,7 @@ PATH: Final = "checkpoint"
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class CheckpointHeader:
     """Where a store stands: everything in a checkpoint but topics and partitions."""
 
     run: int
@@ -109,7 +109,7 @@ class PartitionRows:
 
 
 def encode(
-    standing: Standing,
+    standing: CheckpointHeader,
     catalog: CapturedCatalog,
     partitions: Iterable[bytes] = (),
     packed: Packed = NOTHING_PACKED,
@@ -138,7 +138,7 @@ def encode(
 
 
 class Decoded(NamedTuple):
-    standing: Standing
+    standing: CheckpointHeader
     catalog: Catalog
     logs: dict[PartitionKey, PartitionLog]
     packed: Packed
@@ -148,7 +148,7 @@ def decode(data: bytes, options: LocalOptions) -> Decoded:
     """DamagedStore if any of it makes no sense."""
     content = decode_checkpoint(data)
     try:
-        standing = Standing(
+        standing = CheckpointHeader(
             content["run"],
             content["epoch"],
             content["clean"],

@@ -53,7 +53,7 @@ import orjson
 from crc32c import crc32c
 
 from quackmq.errors import DamagedStore, InternalError
-from quackmq.model.log_transactions import Marker, Step
+from quackmq.model.log_transactions import Marker, TransactionBoundary
 from quackmq.model.producer_state import Remembered
 from quackmq.model.topic import PartitionKey
 from quackmq.records.batch import Buffer
@@ -124,7 +124,7 @@ class Descriptor(NamedTuple):
     region_crc: int
     epoch: int
     producers: tuple[ProducerBatch, ...]
-    steps: tuple[Step, ...] = ()
+    steps: tuple[TransactionBoundary, ...] = ()
 
 
 class AppendEntry(NamedTuple):
@@ -311,7 +311,7 @@ def _parse_entry(kind: int, body: memoryview) -> Entry:
     for _ in range(step_count):
         producer_id, epoch, what, offset, append_time_ms = _STEP.unpack_from(body, position)
         marker = None if what == _BEGINS else Marker(what)
-        steps.append(Step(producer_id, epoch, offset, append_time_ms, marker))
+        steps.append(TransactionBoundary(producer_id, epoch, offset, append_time_ms, marker))
         position += _STEP.size
     key = PartitionKey(uuid.UUID(bytes=topic_id), partition)
     descriptor = Descriptor._make((key, flags, *fields, tuple(producers), tuple(steps)))

@@ -21,7 +21,7 @@ from quackmq.model.topic import PartitionKey
 from quackmq.stores import limits
 from quackmq.stores.catalog import Catalog
 from quackmq.stores.local.files import checkpoint
-from quackmq.stores.local.files.checkpoint import Standing
+from quackmq.stores.local.files.checkpoint import CheckpointHeader
 from quackmq.stores.local.files.format import (
     FRAME_HEADER_BYTES,
     FRAME_MAGIC,
@@ -41,7 +41,7 @@ from quackmq.stores.local.files.journal import (
 )
 from quackmq.stores.local.files.packs import NOTHING_PACKED
 from quackmq.stores.local.inspect.findings import Finding, Kind
-from quackmq.stores.local.inspect.segments import Contents
+from quackmq.stores.local.inspect.segments import OfflineSegments
 from quackmq.stores.local.open import LOCK_PATH, holds_data
 from quackmq.stores.local.options import LocalOptions
 from quackmq.stores.local.partition_log import PartitionLog
@@ -72,7 +72,7 @@ class Inspection:
         self.findings: list[Finding] = []
         #: None where the file is damaged.
         self.meta: Meta | None = None
-        self.checkpoint: Standing | None = None
+        self.checkpoint: CheckpointHeader | None = None
         self.catalog = Catalog()
         self.logs: dict[PartitionKey, PartitionLog] = {}
         #: Frames that recovery would replay.
@@ -80,7 +80,7 @@ class Inspection:
         #: From frames behind damage: where batches lie in segments.
         self.stranded: list[Descriptor] = []
         self.packed = NOTHING_PACKED
-        self.contents = Contents(disk)
+        self.contents = OfflineSegments(disk)
         disk.lock(LOCK_PATH)
         self._look()
 
@@ -103,7 +103,7 @@ class Inspection:
             decoded = read_checkpoint(self.disk, options)
             self.checkpoint, self.catalog, self.logs, self.packed = decoded
             self.contents.close()
-            self.contents = Contents(self.disk, self.packed)
+            self.contents = OfflineSegments(self.disk, self.packed)
         except DamagedStore as error:
             self._damage(checkpoint.PATH, str(error))
             return
@@ -140,7 +140,7 @@ class Inspection:
 
     # --- the journal --------------------------------------------------------------------------
 
-    def _replay(self, standing: Standing, options: LocalOptions) -> None:
+    def _replay(self, standing: CheckpointHeader, options: LocalOptions) -> None:
         path, position = slot_path(standing.place.slot), standing.place.position
         if self.meta is None:
             what = f"which frames are there cannot be told without {META_PATH}"

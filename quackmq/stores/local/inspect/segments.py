@@ -38,7 +38,7 @@ _BROKEN_DEVICE = (errno.EIO, errno.EBADMSG, errno.EUCLEAN)
 _BAD_BATCHES = "what lies there fails its checksum"
 
 
-class Stretch(NamedTuple):
+class ScannedRange(NamedTuple):
     """A part of a segment that was read at one go: the batches in it that are proved, by their
     place in `content`, and what is wrong with the rest."""
 
@@ -57,7 +57,7 @@ class Held(NamedTuple):
     batch: Batch
 
 
-class Contents:
+class OfflineSegments:
     """Who may call: one thread."""
 
     def __init__(self, disk: Disk, packed: Packed = NOTHING_PACKED) -> None:
@@ -95,7 +95,7 @@ class Contents:
                     yield Held(path, position + span.position, batch)
             yield from lost
 
-    def stretches(self, log: PartitionLog, offset: int = 0) -> Iterator[Stretch]:
+    def stretches(self, log: PartitionLog, offset: int = 0) -> Iterator[ScannedRange]:
         """All that a partition's segments hold from the region with `offset` on."""
         for segment, end_offset in zip(log.segments, _end_offsets(log), strict=False):
             if segment.size and end_offset > offset:
@@ -103,20 +103,22 @@ class Contents:
 
     # --- one segment --------------------------------------------------------------------------
 
-    def of_segment(self, segment: Segment, end_offset: int, offset: int = 0) -> Iterator[Stretch]:
+    def of_segment(
+        self, segment: Segment, end_offset: int, offset: int = 0
+    ) -> Iterator[ScannedRange]:
         """Region by region; batch by batch where no index entry tells of a region."""
         path, position, expected = segment.path, 0, segment.base_offset
         entry_missing = False
         for region in self._regions(segment):
             if isinstance(region, Finding):
-                yield Stretch(path, position, _NOTHING, (), (region,))
+                yield ScannedRange(path, position, _NOTHING, (), (region,))
                 entry_missing = True
                 continue
             gap = region.position > position
             if region.position < position or region.base_offset < expected:
-                yield Stretch(path, position, _NOTHING, (), (_astray(segment, region),))
+                yield ScannedRange(path, position, _NOTHING, (), (_astray(segment, region),))
             elif gap and not entry_missing:
-                yield Stretch(path, position, _NOTHING, (), (_astray(segment, region),))
+                yield ScannedRange(path, position, _NOTHING, (), (_astray(segment, region),))
             if gap:
                 yield from self._unindexed(
                     path, position, region.position, expected, region.base_offset
@@ -153,12 +155,12 @@ class Contents:
             start, end = number * ABORTED_BYTES, (number + 1) * ABORTED_BYTES
             yield Finding(Kind.DAMAGE, path, what, start, end)
 
-    def _of_region(self, path: str, region: Region) -> Stretch:
+    def _of_region(self, path: str, region: Region) -> ScannedRange:
         content, problem = self._read(path, region.position, region.length)
         if crc32c(content) == region.data_crc:
             good = _whole_run(content, region)
             if good is not None:
-                return Stretch(path, region.position, content, good)
+                return ScannedRange(path, region.position, content, good)
             problem = "the bytes are as they were written, but offsets do not follow each other"
         stretch = _taken_apart(path, region, content, problem)
         if stretch.bad:
@@ -169,7 +171,7 @@ class Contents:
 
     def _unindexed(
         self, path: str, start: int, end: int, expected: int, end_offset: int
-    ) -> Iterator[Stretch]:
+    ) -> Iterator[ScannedRange]:
         """Bytes of which only the batches themselves tell. They are believed one after the other;
         behind the first that is not sound nothing says where the next one begins."""
         while start < end:
@@ -179,13 +181,13 @@ class Contents:
             if not good:
                 what = problem or _BAD_BATCHES
                 lost = Finding(Kind.DAMAGE, path, what, start, end, expected, end_offset)
-                yield Stretch(path, start, _NOTHING, (), (lost,))
+                yield ScannedRange(path, start, _NOTHING, (), (lost,))
                 return
-            yield Stretch(path, start, content, good)
+            yield ScannedRange(path, start, content, good)
             start += good[-1].position + good[-1].size
             expected = good[-1].next_offset
 
-    def of_chunk(self, chunk: Descriptor) -> Stretch:
+    def of_chunk(self, chunk: Descriptor) -> ScannedRange:
         """Batches that a frame refers to, where the region that they belong to is not known."""
         region = Region(
             chunk.base_offset,
@@ -234,7 +236,7 @@ def _lay_over(content: bytearray, start: int, writes: list[SegmentWrite]) -> Non
             content[low - start : high - start] = data[low - position : high - position]
 
 
-def _taken_apart(path: str, region: Region, content: memoryview, problem: str) -> Stretch:
+def _taken_apart(path: str, region: Region, content: memoryview, problem: str) -> ScannedRange:
     good, lost = inspect(region, content)
     bad = (
         Finding(
@@ -248,7 +250,7 @@ def _taken_apart(path: str, region: Region, content: memoryview, problem: str) -
         )
         for each in lost
     )
-    return Stretch(path, region.position, content, tuple(good), tuple(bad))
+    return ScannedRange(path, region.position, content, tuple(good), tuple(bad))
 
 
 def _whole_run(content: memoryview, region: Region) -> tuple[Span, ...] | None:

@@ -31,7 +31,7 @@ from quackmq.stores.local.files.segment import DIRECTORY as LOG_DIRECTORY
 from quackmq.stores.local.files.segment import Segment
 from quackmq.stores.local.inspect.directory import Inspection
 from quackmq.stores.local.inspect.findings import Finding, Kind, merged
-from quackmq.stores.local.inspect.segments import Stretch
+from quackmq.stores.local.inspect.segments import ScannedRange
 from quackmq.stores.local.open import LOCK_PATH
 from quackmq.stores.local.recovery import META_PATH
 
@@ -110,7 +110,7 @@ class Verification:
         elif not inspection.damaged:
             yield from self._orphans()
 
-    def _of_stretch(self, stretch: Stretch) -> Iterator[Finding]:
+    def _of_stretch(self, stretch: ScannedRange) -> Iterator[Finding]:
         self.tally.batches += len(stretch.good)
         self.tally.bytes += len(stretch.content)
         self._progress(self.tally.bytes, self._total)
@@ -158,7 +158,7 @@ class Verification:
                     yield Finding(Kind.NOTE, path, _ORPHAN)
 
 
-def _poison(stretch: Stretch) -> Iterator[Finding]:
+def _poison(stretch: ScannedRange) -> Iterator[Finding]:
     for span in stretch.good:
         start, end = stretch.position + span.position, stretch.position + span.position + span.size
         batch = Batch.peek(stretch.content[span.position : span.position + span.size])

@@ -17,7 +17,7 @@ from quackmq.archive.tiered_store import TieredStore
 from quackmq.broker import Broker, BrokerSettings, Caller
 from quackmq.broker import limits as broker_limits
 from quackmq.clock import Clock
-from quackmq.protocols.http.server import HttpDoor
+from quackmq.protocols.http.server import HttpServer
 from quackmq.stores.contract import Store
 from quackmq.stores.local import LocalOptions, LocalStore
 from quackmq.stores.memory import MemoryStore
@@ -123,7 +123,7 @@ class Serving:
         self._patch = pytest.MonkeyPatch()
         self._patch.setattr(broker_limits, "MERGE_INTERVAL_MS", 3_600_000)
         self.broker: Broker
-        self.door: HttpDoor
+        self.door: HttpServer
         self.host, self.port = self.run(self._open())
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
@@ -157,7 +157,7 @@ class Serving:
         self._store = self._store or MemoryStore()
         self.broker = Broker(self._store, self._settings, self._clock, archive)
         await self.broker.open()
-        self.door = HttpDoor(self.broker, "127.0.0.1", 0)
+        self.door = HttpServer(self.broker, "127.0.0.1", 0)
         return await self.door.start()
 
     async def _close(self) -> None:

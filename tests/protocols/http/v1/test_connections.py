@@ -12,7 +12,7 @@ from urllib.parse import quote
 import pytest
 
 from quackmq.protocols.http import limits as http_limits
-from quackmq.protocols.http.server import HttpDoor
+from quackmq.protocols.http.server import HttpServer
 from tests.protocols.http.v1.serving import Answered, Client
 from tests.protocols.line.peers import DEADLINE_S, Served, served, soon, until
 
@@ -45,7 +45,7 @@ class Listing:
 @asynccontextmanager
 async def listing(where: tuple[str, int] | str = ("127.0.0.1", 0)) -> AsyncIterator[Listing]:
     async with served(where=where) as running:
-        door = HttpDoor(running.broker, "127.0.0.1", 0)
+        door = HttpServer(running.broker, "127.0.0.1", 0)
         client = Client(*await door.start())
         try:
             yield Listing(running, client)

@@ -8,7 +8,7 @@ import pytest
 
 from quackmq import limits
 from quackmq.protocols.kafka import limits as kafka_limits
-from quackmq.protocols.kafka.codec.buffer_pool import Lending
+from quackmq.protocols.kafka.codec.buffer_pool import BufferPool
 
 SIZE = 200_000
 
@@ -20,11 +20,11 @@ def filled(view: memoryview, byte: bytes) -> memoryview:
 
 def test_memory_is_at_least_as_large_as_asked_for_and_hardly_larger() -> None:
     for size in (1, SIZE, kafka_limits.KAFKA_LENT_BYTES, kafka_limits.KAFKA_LENT_BYTES + 1):
-        assert size <= len(Lending().lend(size)) <= size + 16 * limits.KIB
+        assert size <= len(BufferPool().lend(size)) <= size + 16 * limits.KIB
 
 
 def test_memory_that_somebody_still_sees_is_not_lent_again() -> None:
-    lending = Lending()
+    lending = BufferPool()
     seen = filled(lending.lend(SIZE), b"a")[1000:2000].toreadonly()
     for byte in (b"b", b"c"):
         filled(lending.lend(SIZE), byte)
@@ -32,13 +32,13 @@ def test_memory_that_somebody_still_sees_is_not_lent_again() -> None:
 
 
 def test_memory_that_nobody_sees_is_lent_again() -> None:
-    lending = Lending()
+    lending = BufferPool()
     filled(lending.lend(SIZE), b"a")
     assert lending.lend(SIZE - 1)[:1000] == b"a" * 1000
 
 
 def test_the_last_view_may_go_in_another_thread() -> None:
-    lending = Lending()
+    lending = BufferPool()
     views = [filled(lending.lend(SIZE), b"a")]
     thread = threading.Thread(target=views.clear)
     thread.start()
@@ -47,7 +47,7 @@ def test_the_last_view_may_go_in_another_thread() -> None:
 
 
 def test_memory_of_another_size_is_not_in_the_way() -> None:
-    lending = Lending()
+    lending = BufferPool()
     filled(lending.lend(SIZE), b"a")
     filled(lending.lend(5 * SIZE), b"b")
     assert lending.lend(SIZE)[:1000] == b"a" * 1000
@@ -56,7 +56,7 @@ def test_memory_of_another_size_is_not_in_the_way() -> None:
 
 @pytest.mark.parametrize("size", [SIZE, kafka_limits.KAFKA_LENT_BYTES + 1])
 def test_a_bounded_number_of_them_waits_for_the_next(size: int) -> None:
-    lending = Lending()
+    lending = BufferPool()
     views = [filled(lending.lend(size), b"a") for _ in range(kafka_limits.KAFKA_IDLE_LENT + 5)]
     views.clear()
     again = [lending.lend(size) for _ in range(kafka_limits.KAFKA_IDLE_LENT + 5)]
