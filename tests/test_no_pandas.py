@@ -64,10 +64,12 @@ def test_a_broker_that_reads_no_archive_does_not_load_pyarrow() -> None:
 
 
 SPARK = """
-import sys import quackmq.spark.source.task, quackmq.spark.sink.sink, quackmq.spark.source.source,
-quackmq.spark.sink.encode from quackmq.records.columns import constant assert constant(-7,
-__import__("pyarrow").int32()).as_py() == -7 print("pyarrow" in sys.modules, "pandas" in
-sys.modules)
+import sys
+import quackmq.spark.source.task, quackmq.spark.sink.sink
+import quackmq.spark.source.source, quackmq.spark.sink.encode
+from quackmq.records.columns import constant
+assert constant(-7, __import__("pyarrow").int32()).as_py() == -7
+print("pyarrow" in sys.modules, "pandas" in sys.modules)
 """
 
 
