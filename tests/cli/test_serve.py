@@ -219,7 +219,8 @@ def test_the_log_can_be_read_by_programs(tmp_path: Path) -> None:
 STUCK_DOOR = """
 import asyncio, sys
 from quackmq.cli import limits as cli_limits
-from quackmq.cli import main, server
+from quackmq.cli import main
+from quackmq.cli.broker import runner
 
 class StuckDoor:
     async def start(self):
@@ -230,7 +231,7 @@ class StuckDoor:
         await asyncio.Event().wait()
 
 cli_limits.DRAIN_MS = int(sys.argv[1])
-server.DOOR_MAKERS = {"kafka": lambda *_: StuckDoor()}
+runner.DOOR_MAKERS = {"kafka": lambda *_: StuckDoor()}
 sys.exit(main.main(["serve", "--store", "memory:", "--kafka", "127.0.0.1:1"]))
 """
 
