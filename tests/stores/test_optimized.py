@@ -28,7 +28,7 @@ def test_asserts_are_executed_here_and_in_helpers_and_nowhere_else() -> None:
 #: The engine, what it writes and how it is recovered; of the contract, the store with small limits.
 FILES = [
     *("test_gathering.py", "test_changes.py", "test_journal.py", "test_format.py"),
-    *("test_recovery.py", "test_quick_cycles.py", "test_kernel_sync.py", "test_tail.py"),
+    *("test_recovery.py", "test_quick_cycles.py", "test_tail.py"),
 ]
 CONTRACT = ["test_contract_append.py", "test_contract_restart.py"]
 SEEDS = 15
@@ -56,6 +56,7 @@ def test_the_tests_of_the_engine_pass_without_the_asserts_of_the_product(tmp_pat
         # That asserts outside of tests are not executed is why this test is here.
         *("-W", "ignore:assertions not in test modules:pytest.PytestConfigWarning"),
         *("-k", "not contract or (small and not reopened)", str(canary)),
+        str(ROOT / "tests" / "disk" / "test_linux_aio.py"),
         *(str(stores / "local" / name) for name in FILES),
         *(str(stores / name) for name in CONTRACT),
     )

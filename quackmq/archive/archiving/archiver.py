@@ -1,10 +1,10 @@
 """What is decided in the logs goes to the archive, and only then out of the logs (Q7, Q8).
 
     log ── reads on the loop ──▶ two buffers ──▶ rows ──▶ file ──▶ manifest ──▶ the log is trimmed
-             buffers.py            turn about      workshop.py       partitions.py    tiered.py
+             buffers.py            turn about      builder.py       partitions.py    tiered_store.py
 
 A partition is looked at when it has changed, or when its time comes; beside these, all in turns,
-slowly. Those that are due (`due.py`) take turns, a file each. One
+slowly. Those that are due (`schedule.py`) take turns, a file each. One
 file is made at a time, so that memory is that of two buffers and one file, whatever the backlog and
 however many topics wait. `archive` does the same at once, whatever is due.
 

@@ -1,7 +1,7 @@
 """New entries of topics whose subscriptions are pushed: one reader a topic, for all of them.
 
 A feed waits for what is appended to a topic and holds the newest batches in a window for each
-partition (`windows.py`); then it tells everybody who listens, once for all that came together. So a
+partition (`window.py`); then it tells everybody who listens, once for all that came together. So a
 hundred subscribers of a topic cost one read and one decoding of each batch. A feed is there for as
 long as somebody listens.
 

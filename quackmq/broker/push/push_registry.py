@@ -5,7 +5,7 @@ subscriptions together and at most every `limits.PUSHED_FLUSH_MS`, so that an ac
 no write of its own. What is in the store is therefore a little behind: after a crash, entries
 acknowledged since are delivered again, and none is ever passed over. Retention is held by the
 low-water marks that are in the store, never by those in memory. Receipts, where a subscription
-leaves any, are written in the same change (`untold.py`).
+leaves any, are written in the same change (`receipt_ranges.py`).
 
 Who may call: the broker's loop. Subscriptions come and go one at a time for a name
 (`SubscriptionService`).

@@ -1,7 +1,7 @@
 """Subscriptions that the broker pushes: each entry lent, acknowledged by itself, lent again if not.
 
 This is what doors find as `broker.pushing`. A subscription is durable and lasts until
-`unsubscribe`; `open` gives a channel by which its entries are taken (`channels.py`). It reads every
+`unsubscribe`; `open` gives a channel by which its entries are taken (`channel.py`). It reads every
 entry of its topic, or what is live of it (`Terms.reading`): then what is older than the topic's δ
 is skipped and counted, and the newest window comes first.
 
@@ -88,7 +88,7 @@ class PushService:
         self, caller: Caller, name: str, topic_name: str, on_change: Callable[[], None]
     ) -> Channel:
         """A channel to a subscription that is there. UnknownTopic, UnknownSubscription,
-        LimitReached. `on_change` is called on the loop, see `channels.py`; first by what happens
+        LimitReached. `on_change` is called on the loop, see `channel.py`; first by what happens
         after this has returned, so take once then."""
         self._check_open()
         topic = self._topics.named(topic_name)

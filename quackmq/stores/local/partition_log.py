@@ -76,7 +76,7 @@ class PartitionLog:
         self.tail = PartitionTail()
         #: Chunks that have a place and are not committed yet.
         self.flying: list[Chunk] = []
-        #: Committed chunks that are not in their segments yet (writeback.py).
+        #: Committed chunks that are not in their segments yet (write_back.py).
         self.unwritten: list[Chunk] = []
         #: Producers by id, the longest silent first: of what is durable, and of what is ahead.
         self.producers: dict[int, Producer] = {}

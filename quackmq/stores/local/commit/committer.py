@@ -561,7 +561,7 @@ class Committer:
             self._fail(error)
 
     async def _checkpoint(self, *, clean: bool) -> None:
-        """Write the state behind the frame that was committed last (capturing.py)."""
+        """Write the state behind the frame that was committed last (checkpoint_capture.py)."""
         place, boot_id, sync = self._journal.place, self.disk.boot_id(), self.options.sync
         run, epoch, frame = self.run, self.epoch, self._journal.number
         standing = CheckpointHeader(run, epoch, clean, sync, boot_id, frame, place)

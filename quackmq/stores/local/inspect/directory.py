@@ -1,7 +1,7 @@
 """Looking into a data directory as it lies there, without a broker and without changing a byte.
 
 An `Inspection` sees what recovery would see: the checkpoint, the journal behind it up to its end or
-up to damage in it, and segments as they would be after recovery (contents.py). Damage does not end
+up to damage in it, and segments as they would be after recovery (segments.py). Damage does not end
 it: what cannot be believed becomes a finding, and the rest is looked at all the same.
 
 Promised: nothing is written. StoreLocked, NewerFormat, UnusableDirectory and OSError say that the
