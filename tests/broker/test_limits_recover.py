@@ -9,7 +9,6 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from tests.limits import home_of
 
 from quackmq import limits
 from quackmq.broker import Broker
@@ -37,6 +36,7 @@ from tests.broker.support import (
     until,
 )
 from tests.broker.transacting import Transactor
+from tests.limits import home_of
 from tests.support import Clock, batch_of, let_others_run
 
 pytestmark = pytest.mark.asyncio

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 
 import pytest
-from tests.limits import home_of
 
 from quackmq import limits
 from quackmq.broker import limits as broker_limits
@@ -29,6 +28,7 @@ from tests.broker.support import (
     publish_each,
     values_in,
 )
+from tests.limits import home_of
 from tests.support import Clock
 
 pytestmark = pytest.mark.asyncio

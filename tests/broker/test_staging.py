@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 from crc32c import crc32c
-from tests.limits import home_of
 
 from quackmq.broker import Broker, CommittedStage, StagedBatch, StageDescription
 from quackmq.broker import limits as broker_limits
@@ -40,6 +39,7 @@ from tests.broker.support import (
     values_of,
 )
 from tests.broker.transacting import committed_values
+from tests.limits import home_of
 from tests.support import START_MS, Clock, batch_of
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from tests.limits import home_of
 
 from quackmq import limits
 from quackmq.broker import StagedBatch
@@ -39,6 +38,7 @@ from tests.broker.support import (
     open_broker,
     values_of,
 )
+from tests.limits import home_of
 from tests.support import Clock, batch_of, let_others_run
 
 # --- what is refused -------------------------------------------------------------------------

@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
-from tests.limits import home_of
 
+from tests.limits import home_of
 from tests.protocols.kafka.client import on_both_loops
 from tests.protocols.test_crossed import DOORS, PROTOCOLS, Opened, opened
 from tests.protocols.zmq.peers import soon, until

@@ -12,9 +12,8 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, Final
 from unittest import mock
 
-from tests.limits import home_of
-
 from quackmq.stores.local.files.packs import Packs, Run
+from tests.limits import home_of
 from tests.simulation.platter import Counts
 
 _SMALL: Final = {

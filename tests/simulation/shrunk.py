@@ -14,7 +14,6 @@ from contextlib import ExitStack, contextmanager
 from unittest import mock
 
 from tests.limits import home_of
-
 from tests.simulation.platter import Counts
 
 _SHRUNK = 0.3

@@ -9,13 +9,13 @@ import tracemalloc
 from typing import Any, cast
 
 import pytest
-from tests.limits import home_of
 
 from quackmq import limits
 from quackmq.errors import InvalidRequest
 from quackmq.protocols.http import limits as http_limits
 from quackmq.protocols.http.queue_api import parameters
 from quackmq.protocols.http.types import Request
+from tests.limits import home_of
 from tests.protocols.http.handlers import Handlers
 from tests.protocols.http.peers import request, served, served_meanwhile
 from tests.protocols.kafka.client import on_both_loops, soon, until

@@ -8,7 +8,6 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from tests.limits import home_of
 
 from quackmq.disk.real import RealDisk, RealFile
 from quackmq.errors import DamagedData, QuackError
@@ -20,6 +19,7 @@ from quackmq.stores.local import LocalOptions, LocalStore
 from quackmq.stores.local.inspect.directory import Inspection
 from quackmq.stores.local.inspect.findings import Kind
 from quackmq.stores.local.inspect.verify import Verification
+from tests.limits import home_of
 from tests.stores.calls import append_values, new_partitions, read_all, read_one
 from tests.stores.local.directories import (
     SMALL_PACKED,
