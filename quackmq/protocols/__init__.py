@@ -2,5 +2,5 @@
 
 A package holds the codec (bytes to values, no I/O), the server (who may connect, what connections
 share), the connection (one peer) and the handlers. Packages do not import each other. Open the
-`server` of a protocol first. `first_bytes` recognises a peer that speaks another protocol.
+`server` of a protocol first. What servers and connections share is in `quackmq.serving`.
 """

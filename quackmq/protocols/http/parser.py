@@ -19,8 +19,6 @@ import httptools
 
 from quackmq.broker import Broker, Caller
 from quackmq.errors import InvalidRequest
-from quackmq.protocols import limits as protocols_limits
-from quackmq.protocols.first_bytes import MistakenPeers, WireProtocol, protocol_of
 from quackmq.protocols.http import limits
 from quackmq.protocols.http.browser_guards import (
     OwnNames,
@@ -32,6 +30,8 @@ from quackmq.protocols.http.errors import HttpFailure, failure, failure_of
 from quackmq.protocols.http.head_cache import KnownHead, RequestHeadCache
 from quackmq.protocols.http.router import Found, Route, Router
 from quackmq.protocols.http.types import DoorFacts, Request, Response
+from quackmq.serving import limits as serving_limits
+from quackmq.serving.first_bytes import MistakenPeers, WireProtocol, protocol_of
 
 log = logging.getLogger(__name__)
 
@@ -308,7 +308,7 @@ class Receiver:
         self, data: bytes | memoryview, status: int, code: str, message: str
     ) -> None:
         """Refuse what the parser refuses, and log which protocol it is if it is another one."""
-        protocol = protocol_of(bytes(data[: protocols_limits.OPENING_BYTES]))
+        protocol = protocol_of(bytes(data[: serving_limits.OPENING_BYTES]))
         if protocol is not None and protocol is not WireProtocol.HTTP and self.takes_requests:
             mistaken = self._place.mistaken
             reason = mistaken.report(self._caller.address, protocol, time.monotonic())

@@ -21,7 +21,6 @@ from collections.abc import Iterable
 
 from quackmq.broker import Broker
 from quackmq.loop_clock import loop_clock
-from quackmq.protocols.first_bytes import MistakenPeers
 from quackmq.protocols.http import limits, v1
 from quackmq.protocols.http import queue_api as queue
 from quackmq.protocols.http.browser_guards import OwnNames, machine_names
@@ -29,6 +28,7 @@ from quackmq.protocols.http.connection import Connection
 from quackmq.protocols.http.head_cache import RequestHeadCache
 from quackmq.protocols.http.response_writer import Date
 from quackmq.protocols.http.router import Route, Router
+from quackmq.serving.first_bytes import MistakenPeers
 
 log = logging.getLogger(__name__)
 

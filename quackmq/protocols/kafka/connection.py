@@ -29,7 +29,6 @@ from quackmq import limits as shared_limits
 from quackmq.broker import Broker, Caller
 from quackmq.errors import ProtocolError
 from quackmq.loop_clock import loop_clock
-from quackmq.protocols.first_bytes import MistakenPeers, WireProtocol, protocol_of
 from quackmq.protocols.kafka import limits
 from quackmq.protocols.kafka.api import Api, Call, LastAnswer, Node, Watch
 from quackmq.protocols.kafka.codec.framing import (
@@ -44,6 +43,7 @@ from quackmq.protocols.kafka.handlers.cluster import API_VERSIONS, unsupported_a
 from quackmq.protocols.kafka.handlers.encoded_topics import DescribedTopics
 from quackmq.protocols.kafka.registry import API_VERSIONS_API, APIS
 from quackmq.records.batch import Buffer
+from quackmq.serving.first_bytes import MistakenPeers, WireProtocol, protocol_of
 
 log = logging.getLogger(__name__)
 

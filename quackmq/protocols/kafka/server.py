@@ -12,12 +12,12 @@ from typing import Final
 
 from quackmq.broker import Broker
 from quackmq.loop_clock import loop_clock
-from quackmq.protocols.first_bytes import MistakenPeers
 from quackmq.protocols.kafka import limits
 from quackmq.protocols.kafka.api import LastAnswer, Node
 from quackmq.protocols.kafka.codec.framing import ReceiveMemory
 from quackmq.protocols.kafka.connection import Connection
 from quackmq.protocols.kafka.handlers.encoded_topics import DescribedTopics
+from quackmq.serving.first_bytes import MistakenPeers
 
 log = logging.getLogger(__name__)
 

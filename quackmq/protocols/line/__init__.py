@@ -2,5 +2,5 @@
 
 Open `codec` first: it draws the states of a peer. Then `server` (who may connect, what peers
 share), `connection` (one peer and its deadlines), `publisher` and `subscriber` (what is done for
-each), `records` (the connection records), `pipes` and `unix_socket` (two of the transports).
+each) and `records` (the connection records).
 """

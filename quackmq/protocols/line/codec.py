@@ -67,8 +67,8 @@ from typing import Final, NamedTuple
 
 from quackmq import limits as shared_limits
 from quackmq.errors import InvalidRequest, ProtocolError, QuackError, RecordTooLarge
-from quackmq.protocols import limits as protocols_limits
 from quackmq.protocols.line import limits
+from quackmq.serving import limits as serving_limits
 
 
 class Role(StrEnum):
@@ -355,8 +355,8 @@ class Conversation:
         """What comes after the end is dropped."""
         if self._state is State.OVER:
             return
-        if self._state is State.NEW and len(self._opening) < protocols_limits.OPENING_BYTES:
-            self._opening = (self._opening + data)[: protocols_limits.OPENING_BYTES]
+        if self._state is State.NEW and len(self._opening) < serving_limits.OPENING_BYTES:
+            self._opening = (self._opening + data)[: serving_limits.OPENING_BYTES]
         self._lines.receive(data)
 
     def receive_successful(self, data: bytes) -> bool:

@@ -23,7 +23,6 @@ from typing import Any, Final, Protocol
 from quackmq.broker import Broker, Caller
 from quackmq.errors import BrokerClosing, ProtocolError, QuackError
 from quackmq.loop_clock import loop_clock
-from quackmq.protocols.first_bytes import MistakenPeers, WireProtocol, protocol_of
 from quackmq.protocols.line import limits
 from quackmq.protocols.line.codec import (
     Choose,
@@ -42,6 +41,7 @@ from quackmq.protocols.line.publisher import Publisher
 from quackmq.protocols.line.records import ConnectionRecord, End
 from quackmq.protocols.line.settings import LineSettings
 from quackmq.protocols.line.subscriber import KeptLines, Subscriber
+from quackmq.serving.first_bytes import MistakenPeers, WireProtocol, protocol_of
 
 log = logging.getLogger(__name__)
 

@@ -18,15 +18,15 @@ from typing import Any
 
 from quackmq.broker import Broker, Connected
 from quackmq.loop_clock import loop_clock
-from quackmq.protocols.first_bytes import MistakenPeers
 from quackmq.protocols.line import limits
 from quackmq.protocols.line.connection import Connection
 from quackmq.protocols.line.joint_writes import Outgoing
-from quackmq.protocols.line.pipes import Pipes
 from quackmq.protocols.line.records import ConnectionRecord, End, EndedConnection
 from quackmq.protocols.line.settings import LineSettings
 from quackmq.protocols.line.subscriber import KeptLines
-from quackmq.protocols.line.unix_socket import SocketFile
+from quackmq.serving.first_bytes import MistakenPeers
+from quackmq.serving.pipes import Pipes
+from quackmq.serving.unix_socket import SocketFile
 
 log = logging.getLogger(__name__)
 

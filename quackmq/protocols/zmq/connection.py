@@ -19,9 +19,9 @@ from typing import Protocol, cast
 from quackmq.broker import Broker, Caller
 from quackmq.errors import ProtocolError
 from quackmq.loop_clock import loop_clock
-from quackmq.protocols.first_bytes import MistakenPeers, WireProtocol, protocol_of
 from quackmq.protocols.zmq import limits
 from quackmq.protocols.zmq.codec import zmtp
+from quackmq.serving.first_bytes import MistakenPeers, WireProtocol, protocol_of
 
 log = logging.getLogger(__name__)
 

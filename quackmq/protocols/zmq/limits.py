@@ -81,8 +81,6 @@ PROXY_SUBSCRIPTIONS: Final = 1_000
 PROXY_UNSENT_BYTES: Final = 8 * MIB
 #: Following a topic that cannot be read is tried again after this time.
 PROXY_RETRY_MS: Final = 1_000
-#: What goes wrong again and again is in the log so often.
-PROXY_TELL_MS: Final = 10_000
 #: Clients of the proxy, each counted once for each topic that it has said hello to: a task each.
 PROXY_CLIENTS: Final = 10_000
 #: Entries that the proxy lends to a client at once; each takes an exchange if it was missed.

@@ -19,11 +19,11 @@ from abc import ABC, abstractmethod
 
 from quackmq.broker import Broker
 from quackmq.loop_clock import loop_clock
-from quackmq.protocols.first_bytes import MistakenPeers
 from quackmq.protocols.zmq import limits
 from quackmq.protocols.zmq.connection import Peer
 from quackmq.protocols.zmq.queue_handlers import begin
 from quackmq.protocols.zmq.rep_connection import Begin, Connection
+from quackmq.serving.first_bytes import MistakenPeers
 
 log = logging.getLogger(__name__)
 

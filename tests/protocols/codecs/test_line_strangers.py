@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from quackmq.errors import ProtocolError
-from quackmq.protocols import limits as protocols_limits
 from quackmq.protocols.line.codec import Connect, Conversation, Role, State, encode
+from quackmq.serving import limits as serving_limits
 from tests.tables import each
 
 CONVERSATION = b"pub 7 connect\nend\npub 7 topic 1\nend\ntopic 1 [Ducks win]\n"
@@ -34,7 +34,7 @@ def test_nothing_behind_a_strangers_first_bad_message_is_looked_at(stranger: byt
     assert conversation.state is State.OVER
     conversation.receive(CONVERSATION)
     assert conversation.next_event() is None and conversation.unread_bytes == 0
-    assert conversation.opening == stranger[: protocols_limits.OPENING_BYTES]
+    assert conversation.opening == stranger[: serving_limits.OPENING_BYTES]
 
 
 def test_a_stranger_may_type_slowly_and_have_any_name_of_text() -> None:

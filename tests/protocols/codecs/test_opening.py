@@ -10,16 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quackmq.protocols import limits as protocols_limits
-from quackmq.protocols.first_bytes import (
+from quackmq.protocols.zmq.codec.pubsub import PUBLISHING, SUBSCRIBING
+from quackmq.protocols.zmq.codec.zmtp import ASKING, GREETING
+from quackmq.serving import limits as serving_limits
+from quackmq.serving.first_bytes import (
     SERVED_BY,
     SOCKETS_SERVED_BY,
     MistakenPeers,
     WireProtocol,
     protocol_of,
 )
-from quackmq.protocols.zmq.codec.pubsub import PUBLISHING, SUBSCRIBING
-from quackmq.protocols.zmq.codec.zmtp import ASKING, GREETING
 from tests.tables import each
 
 DOORS = {
@@ -81,10 +81,10 @@ def kafka(size: int = 40, api_key: int = 18, version: int = 4) -> bytes:
 def test_a_protocol_is_known_by_its_first_bytes(
     opening: bytes, protocol: WireProtocol | None
 ) -> None:
-    assert protocol_of(opening[: protocols_limits.OPENING_BYTES]) is protocol
+    assert protocol_of(opening[: serving_limits.OPENING_BYTES]) is protocol
 
 
-@given(st.binary(max_size=protocols_limits.OPENING_BYTES))
+@given(st.binary(max_size=serving_limits.OPENING_BYTES))
 def test_any_first_bytes_are_of_one_protocol_or_of_none(opening: bytes) -> None:
     assert protocol_of(opening) in {None, *WireProtocol}
 
@@ -131,7 +131,7 @@ def test_one_line_a_minute_is_logged_for_each_protocol_and_the_others_are_counte
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     mistaken = MistakenPeers("kafka", DOORS)
-    minute = protocols_limits.MISTAKEN_LOG_MS / 1000
+    minute = serving_limits.MISTAKEN_LOG_MS / 1000
 
     def logged(now: float, protocol: WireProtocol = WireProtocol.HTTP) -> list[str]:
         caplog.clear()

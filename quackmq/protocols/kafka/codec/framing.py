@@ -25,10 +25,10 @@ from typing import Final, NamedTuple
 
 from quackmq import limits as shared_limits
 from quackmq.errors import ProtocolError
-from quackmq.protocols import limits as protocols_limits
 from quackmq.protocols.kafka import limits
 from quackmq.protocols.kafka.codec.buffer_pool import BufferPool
 from quackmq.protocols.kafka.codec.primitives import ENDS_EARLY, CompactCursor, malformed
+from quackmq.serving import limits as serving_limits
 
 PRODUCE_KEY: Final = 0
 
@@ -215,7 +215,7 @@ class Frames:
     def opening(self) -> bytes:
         """The first of the bytes that have not been given as a frame."""
         return bytes(
-            self._view[self._start : min(self._end, self._start + protocols_limits.OPENING_BYTES)]
+            self._view[self._start : min(self._end, self._start + serving_limits.OPENING_BYTES)]
         )
 
     @property

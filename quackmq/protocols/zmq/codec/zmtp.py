@@ -41,8 +41,8 @@ from collections.abc import Collection
 from typing import Final, NamedTuple
 
 from quackmq.errors import ProtocolError, QuackError, RecordTooLarge
-from quackmq.protocols import limits as protocols_limits
 from quackmq.protocols.zmq import limits
+from quackmq.serving import limits as serving_limits
 
 Envelope = tuple[bytes, ...]
 
@@ -218,7 +218,7 @@ class FrameDecoder(ABC):
     @property
     def opening(self) -> bytes:
         """The first bytes of a peer that has not sent a greeting."""
-        return b"" if self._greeted else self._buffer[: protocols_limits.OPENING_BYTES]
+        return b"" if self._greeted else self._buffer[: serving_limits.OPENING_BYTES]
 
     @property
     def is_amid(self) -> bool:

@@ -25,9 +25,9 @@ from quackmq.protocols.zmq.codec import zmtp
 from quackmq.protocols.zmq.codec.proxy_language import subscribing_client, topic_with_ids
 from quackmq.protocols.zmq.codec.pubsub import SubscriberDecoder
 from quackmq.protocols.zmq.connection import Peer
-from quackmq.protocols.zmq.proxy.rate_limited_log import RateLimitedLog
 from quackmq.protocols.zmq.proxy.xpub_feed import Feed
 from quackmq.protocols.zmq.server import Listener
+from quackmq.serving.rate_limited_log import RateLimitedLog
 
 log = logging.getLogger(__name__)
 

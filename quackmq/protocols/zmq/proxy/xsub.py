@@ -25,9 +25,9 @@ from quackmq.protocols.zmq import limits
 from quackmq.protocols.zmq.codec import zmtp
 from quackmq.protocols.zmq.codec.pubsub import PublisherDecoder, subscription
 from quackmq.protocols.zmq.connection import Peer, large_bytes
-from quackmq.protocols.zmq.proxy.rate_limited_log import RateLimitedLog
 from quackmq.protocols.zmq.server import Listener
 from quackmq.records.batch import NO_TIMESTAMP, Record
+from quackmq.serving.rate_limited_log import RateLimitedLog
 
 log = logging.getLogger(__name__)
 

@@ -26,7 +26,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Final
 
-from quackmq.protocols import limits
+from quackmq.serving import limits
 
 log = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from quackmq.protocols.zmq import limits
+from quackmq.serving import limits
 
 
 class RateLimitedLog:
@@ -24,6 +24,6 @@ class RateLimitedLog:
         """The first is told at once, those that follow soon after it with the next one."""
         self.count += count
         now = self._time()
-        if self._told_at is None or (now - self._told_at) * 1000 >= limits.PROXY_TELL_MS:
+        if self._told_at is None or (now - self._told_at) * 1000 >= limits.REPEATED_LOG_MS:
             self._log.warning(self._what, self.count - self._told, last)
             self._told, self._told_at = self.count, now
