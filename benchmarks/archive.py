@@ -37,7 +37,7 @@ from quackmq.archive.archiving.archiver import Archiver
 from quackmq.archive.parquet.reader import ArchiveReader
 from quackmq.archive.tiered_store import TieredStore
 from quackmq.cli.inspect.archive_directory import Archived, ArchivedPartition
-from quackmq.clock import wall_clock_ms
+from quackmq.clock import Clock
 from quackmq.model.policy import Policy
 from quackmq.model.topic import Append, PartitionKey
 from quackmq.records.batch import Batch, Record
@@ -322,7 +322,7 @@ async def look_up(directory: Path, count: int) -> tuple[int, float]:
     store = await LocalStore.open(directory, LocalOptions())
     tiered = await TieredStore.open(store, store.disk)
     (topic,) = (await tiered.topics()).values()
-    archiver = Archiver(tiered, lambda: {topic.name: topic}, wall_clock_ms, lambda _: None)
+    archiver = Archiver(tiered, lambda: {topic.name: topic}, Clock(), lambda _: None)
     await archiver.archive()
     await archiver.close()
     manifest = tiered.partitions.manifest(PartitionKey(topic.id, 0))

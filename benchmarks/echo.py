@@ -36,11 +36,11 @@ class Router:
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.bind(f"tcp://{address}")
-        asyncio.get_running_loop().add_reader(self._socket.getsockopt(zmq.FD), self._take_all)
+        asyncio.get_running_loop().add_reader(self._socket.fileno(), self._take_all)
 
     def _take_all(self) -> None:
         socket = self._socket
-        while socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+        while int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             socket.send_multipart(socket.recv_multipart(zmq.NOBLOCK), zmq.NOBLOCK)
 
 

@@ -47,7 +47,7 @@ from benchmarks.peers.kafka import Kafka
 
 RECORDED: Final = Path(__file__).with_name("growth.json")
 PICTURES: Final = Path(__file__).parent.parent / "docs" / "pictures"
-ROWS: Final[Mapping[str, Row]] = {row.name: row for row in (*TOPIC_ROWS, *OTHER_ROWS)}
+ROWS: Final[Mapping[str, Row[Any]]] = {row.name: row for row in (*TOPIC_ROWS, *OTHER_ROWS)}
 SYSTEMS: Final = {"quackmq": OURS, "kafka": KAFKA}
 #: The file of each picture, and the rows in it.
 DRAWN: Final = {
@@ -62,7 +62,7 @@ class Run:
     def __init__(
         self,
         root: Path,
-        rows: Sequence[Row],
+        rows: Sequence[Row[Any]],
         is_quick: bool,
         systems: Sequence[str],
         sizes: Sequence[int] = (),
@@ -106,7 +106,7 @@ class Run:
         finally:
             shutil.rmtree(directory, ignore_errors=True)
 
-    def _measure_row(self, row: Row, stage: Stage, name: str) -> None:
+    def _measure_row(self, row: Row[Any], stage: Stage, name: str) -> None:
         found = row.value(stage)
         curve = self.curves[row.name]
         curve.systems.setdefault(name, {})[stage.size] = found.value

@@ -40,7 +40,7 @@ def _listen_to_pauses() -> None:
         finally:
             clock.on_pause = told
 
-    LoopClock._note = note_and_hear  # type: ignore[method-assign]
+    LoopClock._note = note_and_hear  # type: ignore[assignment, method-assign]
 
 
 if __name__ == "__main__":

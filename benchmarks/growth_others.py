@@ -13,7 +13,7 @@ import time
 from contextlib import closing
 from functools import cached_property, partial
 from statistics import median
-from typing import Final
+from typing import Any, Final
 
 from benchmarks import archive
 from benchmarks.doors import ask
@@ -296,7 +296,7 @@ def cpu_of_a_wake_up(stage: WaitingConsumers) -> float:
     return (median(cpu for _, cpu in stage.rounds) - alone) / stage.size * 1e6
 
 
-OTHER_ROWS: Final[tuple[Row, ...]] = (
+OTHER_ROWS: Final[tuple[Row[Any], ...]] = (
     Row(
         "get",
         "A get under keep_until_consumed",

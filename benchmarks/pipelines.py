@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from datetime import timedelta
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any, Final
@@ -136,8 +137,8 @@ def compaction(bench: Bench) -> list[Row]:
         topic = bench.topic(COMPACTED_PARTITIONS)
         bench.fill(topic, COMPACTED_PARTITIONS, files, per_file)
         there = bench.files(topic)
-        bare.append(_seconds(lambda there=there: _rewrite(bench, there)))
-        ours.append(_seconds(lambda topic=topic: _compact(bench, topic)))
+        bare.append(_seconds(partial(_rewrite, bench, there)))
+        ours.append(_seconds(partial(_compact, bench, topic)))
     records = files * per_file
     name = f"compact {files} files of {per_file:,} records / read, sort, write by Spark"
     return [_row(name, records / min(ours), records / min(bare), "records/s", 0.5)]

@@ -194,8 +194,8 @@ def plain(bench: Bench) -> list[Row]:
             consumed = best(*(_consuming(bench, queue) for queue in sides))
     what = f"{CROWD} clients, HTTP"
     return [
-        row(f"{what}: produce / FastAPI and SQLite", *produced, "request/s", 3),
-        row(f"{what}: consume / FastAPI and SQLite", *consumed, "request/s", 3),
+        row(f"{what}: produce / FastAPI and SQLite", produced[0], produced[1], "request/s", 3),
+        row(f"{what}: consume / FastAPI and SQLite", consumed[0], consumed[1], "request/s", 3),
     ]
 
 

@@ -138,7 +138,7 @@ class SubSwarm:
 
     def _receive(self, due: int) -> None:
         while due > 0:
-            ready = self._poller.poll(PATIENCE_SECONDS * 1000)
+            ready = self._poller.poll(round(PATIENCE_SECONDS * 1000))
             if not ready:
                 raise Late(f"{due} did not come")
             for peer, _ in ready:
@@ -258,7 +258,7 @@ class ProxySwarm:
 
     def _handle(self, seconds: float) -> bool:
         """Whether anything came."""
-        ready = self._poller.poll(seconds * 1000)
+        ready = self._poller.poll(round(seconds * 1000))
         for each, _ in ready:
             self._handlers[each]()
         return bool(ready)

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from kio.index import load_request_schema
 from kio.serial import entity_writer
+from kio.static.primitive import i16, i32
 
 from quackmq.protocols.kafka.codec.writer import write_entity
 from quackmq.records.batch import Record
@@ -67,7 +68,8 @@ def message(value: bytes, timestamp_ms: int = 1_700_000_000_000) -> bytes:
 def kafka_put_errors(answer: bytes) -> list[int]:
     """Return the error code of each partition in the answer to `kafka_puts`, without its length."""
     (count,) = struct.unpack_from(">i", answer, _AFTER_CORRELATION_ID)
-    errors, position = [], _AFTER_CORRELATION_ID + 4
+    errors: list[int] = []
+    position = _AFTER_CORRELATION_ID + 4
     for _ in range(count):
         (name_bytes,) = struct.unpack_from(">h", answer, position)
         position += 2 + name_bytes + 4 + 4
@@ -100,9 +102,9 @@ def kafka_request(api_key: int, version: int, **fields: Any) -> bytes:
     """Return a framed request of any API, made of plain fields by the schema of its version."""
     schema = load_request_schema(api_key, version)
     header = schema.__header_schema__(
-        request_api_key=api_key,
-        request_api_version=version,
-        correlation_id=_CORRELATION_ID,
+        request_api_key=i16(api_key),
+        request_api_version=i16(version),
+        correlation_id=i32(_CORRELATION_ID),
         client_id="bench",
     )
     out = io.BytesIO()

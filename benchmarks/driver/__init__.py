@@ -126,7 +126,9 @@ def _build(program: Path, sources: Sequence[str], flags: Sequence[str]) -> None:
 
 def _said_by(command: list[str], timeout: float | None = None, **options: Any) -> str:
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, **options)
+        done: subprocess.CompletedProcess[str] = subprocess.run(
+            command, capture_output=True, text=True, timeout=timeout, check=False, **options
+        )
     except subprocess.TimeoutExpired:
         raise LoadFailed(f"not done in {timeout:.0f} s") from None
     if done.returncode != 0:
