@@ -1,39 +1,42 @@
-"""Individually acknowledged subscriptions: what is sent next, what again, what is done. Pure.
+"""Leases of individually acknowledged entries: what to send next, what to send again. Pure.
 
-Push, retransmission and work queues want each entry acknowledged by itself, in any order. This is
-the state of one subscription in one partition. An offset is in one of three conditions, and only
-ever goes on to the next:
+Push, retransmission and work queues acknowledge each entry by itself, in any order. This module is
+the state of one subscription in one partition. An offset is in one of three conditions and only
+moves forward:
 
     fresh  --lend-->  outstanding  --ack----------------------->  done
       |                |  |    ^
-      |                |  +----+  its time runs out, or nack: lent again, one delivery more
+      |                |  +----+  its lease expires, or nack: lent again, one delivery more
       |                +--it is too old to be lent again (live), or it is gone ------>  done
-      +--skipped (live), lost, or no entry at all (a marker, an aborted record) ----->  done
+      +--skipped (live), lost, or not an entry (a marker, an aborted record) ------->  done
 
-Before the low-water mark all is done; it is what holds retention, and it only grows. Above it lie
-done ranges, outstanding entries and fresh ones. Only the last two are kept, the rest follows:
+Every offset before the low-water mark is done. Retention must keep everything from this mark on;
+the mark only grows. Above it lie done ranges, outstanding entries and fresh ranges. Only the last
+two are stored; the done ranges follow from them:
 
         low-water mark                frontier
              |                           |
     done     | outstanding  done  gap    | fresh, up to the end of the log and beyond
     ---------+---------------------------+-----------------------------------------------
-                                   ^-- fresh, and left behind by a `live` reading
+                                   ^-- fresh, postponed by a `live` reading
 
-An `every` reading serves what is due again, then the oldest fresh entries. A `live` one skips what
-is older than the topic's δ, and serves the newest window of what has come since, then what is due
-again, then the newest gap: new news has faster access than old news. A window is read in order.
+An `every` reading serves entries that are due again, then the oldest fresh entries. A `live`
+reading skips entries older than the topic's δ. It serves the newest window of entries that came
+since, then entries that are due again, then the newest gap: new entries come before old ones. A
+window is read in order.
 
-Promised: what was acked is not lent again; what was not is lent until it is acked, skipped or
-gone; `acked + skipped + lost + absent + outstanding` are all offsets that are no longer fresh.
-Outstanding entries and gaps are bounded, hence so are the done ranges between them and the encoded
-state; an ack is never refused for want of room. With gaps at their bound a live reading goes on at
-the end of an older window, until it has caught up with one.
+Promised: an acked entry is not lent again. Any other entry is lent until it is acked, skipped or
+gone. `acked + skipped + lost + absent + outstanding` is the number of offsets that are not fresh
+any more. Outstanding entries and gaps are bounded; hence the done ranges between them and the
+encoded state are bounded too. An ack never fails for lack of room. When the number of gaps is at
+its bound, a live reading continues at the end of an older window until it reaches the next one.
 
-Not promised: that leases outlive a crash. The state says what was outstanding when it was encoded;
-that is lent again, with its delivery count; what was lent later is fresh again. An ack of such an
-entry changes nothing until it was lent again, so who is sent one twice must know it by its offset.
+Not promised: that leases survive a crash. The encoded state contains the entries that were
+outstanding when it was encoded. These are lent again, with their delivery count. Entries lent after
+that are fresh again. Acking such an entry changes nothing until it is lent again, so a subscriber
+must recognise an entry that it receives twice by its offset.
 
-Each step is a bisection and a move of a few kilobytes within a list. Not for several threads.
+Each step is a bisection and a move of a few kilobytes within a list. Not thread-safe.
 
     0         1          5
     +---------+----------+------------------------------------------------------------------+
@@ -60,23 +63,23 @@ from quackmq.model.subscription import OffsetRange, Terms, check_lease
 
 _HEAD: Final = struct.Struct(">BI")
 _VERSION: Final = 1
-#: Every number that is kept is less: the last fresh range ends here, where no log ever does.
+#: Every stored number is less. The last fresh range ends here, beyond any log.
 _NO_END: Final = 2**63 - 1
 _VARINT_BYTES: Final = 9
 _COUNTERS: Final = 8
-#: No state takes more bytes than this, whatever happens.
+#: Upper bound of the size of an encoded state.
 LONGEST_STATE_BYTES: Final = _HEAD.size + _VARINT_BYTES * (
     _COUNTERS + 2 * limits.LEASE_GAPS + 2 * limits.LEASES
 )
-#: Entries of the heap that nobody needs any more, beyond one for each that is needed.
+#: How many stale entries the heap may hold beyond one for each lease.
 _SPARE_DUES: Final = 64
 
-#: Makes named tuples of fields that are known to be right, at a third of the time.
+#: Constructs named tuples of known-good fields in a third of the time.
 _new_tuple: Final = tuple.__new__
 
 
 class Wanted(NamedTuple):
-    """Offsets to be read now and lent; `is_again` if it is one that was lent before."""
+    """Offsets to read and lend now; `is_again` if this is one entry that was lent before."""
 
     first_offset: int
     next_offset: int
@@ -84,8 +87,8 @@ class Wanted(NamedTuple):
 
 
 class Lease(NamedTuple):
-    """An outstanding entry: how often it was lent, the last time included, and when it is due to be
-    lent again. Offset and deliveries together name one delivery."""
+    """An outstanding entry: how often it was lent, including the last time, and when it becomes due
+    again. Offset and delivery count together identify one delivery."""
 
     offset: int
     deliveries: int
@@ -93,9 +96,9 @@ class Lease(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """What became of the offsets that are done. `skipped` were too old for a live reading and stay
-    in the history; `lost` were let go of, or could not be read, before they were acked; `absent`
-    were no entries."""
+    """How many offsets are done, by reason. `skipped` entries were too old for a live reading and
+    stay in the history. `lost` entries were deleted or unreadable before they were acked. `absent`
+    offsets hold no entry."""
 
     acked: int = 0
     skipped: int = 0
@@ -104,33 +107,33 @@ class Counts(NamedTuple):
 
 
 class Leases:
-    """One subscription in one partition. Owned by the broker's loop."""
+    """The leases of a subscription in one partition. Not thread-safe: call from the loop."""
 
     __slots__ = ("terms", "counts", "_fresh", "_held", "_offsets", "_dues")
 
     def __init__(self, terms: Terms, start_offset: int) -> None:
         if not 0 <= start_offset < _NO_END:
-            raise InvalidRequest(f"there is no offset {start_offset}")
+            raise InvalidRequest(f"invalid offset {start_offset}: offsets start at 0")
         self.terms = terms
         self.counts = Counts()
         self._fresh = _Fresh([start_offset], [_NO_END])
         self._held: dict[int, Lease] = {}
         #: The keys of `_held` in order.
         self._offsets: list[int] = []
-        #: (due_ms, offset) of every lease, and of some that are no more.
+        #: (due_ms, offset) of every lease, and of some that ended.
         self._dues: list[tuple[int, int]] = []
 
-    # --- how it stands ---
+    # --- state ---
 
     @property
     def low_water_mark(self) -> int:
-        """Everything before it is done."""
+        """The offset before which every entry is done."""
         oldest = self._fresh.starts[0]
         return min(oldest, self._offsets[0]) if self._offsets else oldest
 
     @property
     def frontier(self) -> int:
-        """Everything from here on is fresh."""
+        """The offset from which on every entry is fresh."""
         return self._fresh.starts[-1]
 
     @property
@@ -143,7 +146,7 @@ class Leases:
 
     @property
     def next_due_ms(self) -> int | None:
-        """When the next outstanding entry is to be lent again: for a timer."""
+        """The time at which the next outstanding entry is due again, or None. For a timer."""
         self._forget_old_dues()
         return self._dues[0][0] if self._dues else None
 
@@ -151,12 +154,12 @@ class Leases:
         return [self._held[offset] for offset in self._offsets]
 
     def gaps(self) -> list[OffsetRange]:
-        """What is fresh before the frontier."""
+        """Return the fresh ranges before the frontier."""
         ranges = zip(self._fresh.starts[:-1], self._fresh.ends[:-1], strict=True)
         return [OffsetRange(*each) for each in ranges]
 
     def done_ranges(self) -> list[OffsetRange]:
-        """What is done above the low-water mark, merged."""
+        """Return the done ranges above the low-water mark, merged."""
         left = [OffsetRange(offset, offset + 1) for offset in self._offsets]
         ranges, begin = [], self.low_water_mark
         for first, end in sorted([*left, *self.gaps(), OffsetRange(self.frontier, _NO_END)]):
@@ -166,23 +169,24 @@ class Leases:
         return ranges
 
     def left(self, first_offset: int, end_offset: int) -> int:
-        """How many offsets of a log that begins and ends there are not done: fresh or lent."""
+        """Count the offsets in [first, end) that are not done: fresh or outstanding."""
         return self._fresh.count(first_offset, end_offset) + len(self._held)
 
     def is_done(self, offset: int) -> bool:
         return offset not in self._held and not self._fresh.has(offset)
 
     def is_lent(self, offset: int, deliveries: int) -> bool:
-        """Whether that delivery is the one that is outstanding."""
+        """Return whether this delivery is the outstanding one."""
         lease = self._held.get(offset)
         return lease is not None and lease.deliveries == deliveries
 
-    # --- what is next ---
+    # --- what to lend next ---
 
     def wanted(self, now_ms: int, end_offset: int, live_from: int = 0) -> Wanted | None:
-        """What to read and lend next of a log that ends at `end_offset`; None if there is nothing,
-        or no room. It may reach further than there is room for: what holds nothing takes none.
-        Entries before `live_from` are older than δ: a live reading skips them here."""
+        """Return the offsets to read and lend next from a log that ends at `end_offset`; None if
+        there are none, or no room. The range may hold more entries than there is room for, because
+        offsets without an entry need no room. Entries before `live_from` are older than δ: a live
+        reading skips them here."""
         if self.terms.reading == "every":
             return self._due(now_ms) or self._oldest(end_offset)
         self.skip(now_ms, min(live_from, end_offset))
@@ -192,16 +196,17 @@ class Leases:
         return self._due(now_ms) or newest
 
     def has_nothing(self, now_ms: int, end_offset: int) -> bool:
-        """Whether nothing is fresh or due again in a log that ends there."""
+        """Return whether no entry before `end_offset` is fresh or due again."""
         return self._fresh.starts[0] >= end_offset and self._due(now_ms) is None
 
     def lend(
         self, wanted: Wanted, entries: Sequence[int], read_to: int, now_ms: int
     ) -> list[Lease]:
-        """Lend what was found. `entries` are the offsets of all entries from the first wanted one
-        up to, not including, `read_to`, in order; what lies between them holds nothing for a
-        subscriber. Those for which there is no room stay fresh; so does everything if something
-        else became of the wanted offsets meanwhile."""
+        """Lend the entries that were read; return their leases.
+
+        `entries` are the offsets of all entries from the first wanted offset up to, not including,
+        `read_to`, in order. Offsets between them are counted as absent. Entries without room stay
+        fresh. Lend nothing if the condition of the wanted offsets has changed since `wanted`."""
         read_to = min(read_to, wanted.next_offset)
         if read_to <= wanted.first_offset:
             return []
@@ -221,9 +226,9 @@ class Leases:
         return [self._hold(Lease(offset, 1, now_ms + self.terms.lease_ms)) for offset in lent]
 
     def lend_next(self, now_ms: int, end_offset: int) -> bool:
-        """`wanted` and `lend` in one step, for what comes most: there is an entry at the frontier,
-        live if that matters, and nothing else comes before it. False, and no change, where
-        something may."""
+        """Do `wanted` and `lend` in one step for the common case: one entry is at the frontier, it
+        is live if that matters, and nothing comes before it. Return False, and change nothing, if
+        the case may be another."""
         starts, held, dues, terms = self._fresh.starts, self._held, self._dues, self.terms
         offset = starts[0]
         if len(starts) > 1 or len(held) >= terms.outstanding:
@@ -241,11 +246,12 @@ class Leases:
             self._renew_dues()
         return True
 
-    # --- what a subscriber says ---
+    # --- answers of a subscriber ---
 
     def ack(self, offset: int) -> bool:
-        """It is done. False, and no change, if it is not outstanding: it was acked before, say. Any
-        delivery of it counts, also one whose time has run out."""
+        """Mark an outstanding entry as done; any of its deliveries may be acked, even an expired
+        one. Return False, and change nothing, if it is not outstanding (for example acked before).
+        """
         if offset not in self._held:
             return False
         self._drop(offset)
@@ -254,23 +260,25 @@ class Leases:
         return True
 
     def nack(self, offset: int, deliveries: int, now_ms: int, wait_ms: int = 0) -> bool:
-        """It was not taken: it is due again after `wait_ms`. False, and no change, if that delivery
-        is not the one that is outstanding."""
+        """Make a delivery due again after `wait_ms`. Return False, and change nothing, if it is not
+        the outstanding delivery of this entry."""
         if wait_ms:
             check_lease(wait_ms)
         return self._set_due(offset, deliveries, now_ms + wait_ms)
 
     def extend(self, offset: int, deliveries: int, now_ms: int, lease_ms: int) -> bool:
-        """It is still worked on, for so long from now. False as with `nack`."""
+        """Extend a lease to `lease_ms` from now. Return False as `nack` does."""
         check_lease(lease_ms)
         return self._set_due(offset, deliveries, now_ms + lease_ms)
 
-    # --- what the log says ---
+    # --- changes of the log ---
 
     def lose(self, first_offset: int, next_offset: int) -> int:
-        """It cannot be had: what was fresh there is lost, and counted. What is outstanding may
-        still be acked, and is lost when it is to be lent again. Nothing where that would leave too
-        many gaps, which is so only if something else became of the wanted offsets meanwhile."""
+        """Count the fresh offsets in this unreadable range as lost; return how many.
+
+        Outstanding entries may still be acked; they are lost when they become due again. Do nothing
+        if this would make too many gaps, which can only happen if the condition of the wanted
+        offsets has changed since `wanted`."""
         if self._fresh.splits_too_much(first_offset, next_offset):
             return 0
         taken = self._fresh.take(first_offset, next_offset)
@@ -279,12 +287,12 @@ class Leases:
         return taken
 
     def lose_before(self, offset: int) -> int:
-        """The log begins here now."""
+        """Apply that the log now begins at `offset`; return how many entries are lost."""
         return self.lose(0, offset)
 
     def skip(self, now_ms: int, live_from: int) -> int:
-        """A live reading goes over what is older than this offset: what is fresh, and what is due
-        to be lent again; who works on an old entry may still ack it. How many those were."""
+        """Skip entries before `live_from` for a live reading: those that are fresh or due again.
+        Return how many. A subscriber that still works on an old entry may ack it."""
         skipped = self._fresh.take(0, live_from)
         while (due := self._due(now_ms)) is not None and due.first_offset < live_from:
             self._drop(due.first_offset)
@@ -293,7 +301,7 @@ class Leases:
             self.counts = self.counts._replace(skipped=self.counts.skipped + skipped)
         return skipped
 
-    # --- how it is kept ---
+    # --- encoding ---
 
     def encode(self) -> bytes:
         low = self.low_water_mark
@@ -312,27 +320,28 @@ class Leases:
 
     @classmethod
     def decode(cls, value: bytes, terms: Terms, due_ms: int) -> Self:
-        """As it was encoded; what was outstanding is due again at `due_ms`. DamagedStore for what
-        `encode` did not make."""
+        """Decode a state; outstanding entries are due again at `due_ms`. Raises DamagedStore for
+        bytes that `encode` did not write, and NewerFormat."""
         if value and value[0] > _VERSION:
             raise NewerFormat(
-                f"the state of a subscription has version {value[0]}; this program knows {_VERSION}"
+                f"the state of a subscription has version {value[0]}; this program knows version "
+                f"{_VERSION}: use a newer program"
             )
         if not _HEAD.size < len(value) <= LONGEST_STATE_BYTES:
-            raise _damaged(f"it takes {len(value)} bytes")
+            raise _damaged(f"it has {len(value)} bytes")
         version, checksum = _HEAD.unpack_from(value)
         if version != _VERSION:
-            raise _damaged(f"there is no version {version}")
+            raise _damaged(f"version {version} does not exist")
         if crc32c(value[_HEAD.size :]) != checksum:
-            raise _damaged("its checksum is wrong")
+            raise _damaged("the checksum is wrong")
         leases = cls._of_numbers(_varints(value, _HEAD.size), terms, due_ms)
         if leases.encode() != value:
-            raise _damaged("it says the same in another way, or contradicts itself")
+            raise _damaged("it is not in canonical form")
         return leases
 
     @classmethod
     def _of_numbers(cls, numbers: Iterator[int], terms: Terms, due_ms: int) -> Self:
-        """What the numbers say; only re-encoding tells whether they make sense as a whole."""
+        """Build the state from its numbers; only encoding it again checks it as a whole."""
         low = next(numbers)
         frontier = low + next(numbers)
         if frontier >= _NO_END:
@@ -372,7 +381,7 @@ class Leases:
         if index < 0 or not self._room:
             return None
         first, end = self._fresh.starts[index], min(self._fresh.ends[index], end_offset)
-        # A window in the middle of a range makes two ranges of it.
+        # Taking a window from the middle of a range splits it into two.
         if len(self._fresh.starts) <= limits.LEASE_GAPS:
             first = max(first, end - self.terms.window)
         return Wanted(first, end)
@@ -420,7 +429,7 @@ class Leases:
 
 
 class _Fresh:
-    """Ranges of offsets, in order, apart from each other; the last has no end. Only ever less."""
+    """The fresh offsets: separate ranges in order, the last one open-ended. They only shrink."""
 
     __slots__ = ("starts", "ends")
 
@@ -430,14 +439,14 @@ class _Fresh:
 
     @classmethod
     def of_gaps(cls, pairs: Iterator[tuple[int, int]], low: int, frontier: int) -> Self:
-        """Of each gap's distance from the one before, and its length."""
+        """Build it from each gap's distance to the previous gap, and its length."""
         fresh = cls([], [])
         end = low
         for distance, length in pairs:
             start = end + distance
             touches = bool(fresh.ends) and not distance
             if touches or not length or start + length >= frontier:
-                raise _damaged(f"there cannot be a gap of {length} at {start}")
+                raise _damaged(f"a gap of {length} offsets at {start} is impossible")
             end = start + length
             fresh.starts.append(start)
             fresh.ends.append(end)
@@ -448,28 +457,28 @@ class _Fresh:
         return index >= 0 and offset < self.ends[index]
 
     def count(self, first: int, end: int) -> int:
-        """How many offsets there are from `first` up to `end`."""
+        """Count the fresh offsets from `first` up to `end`."""
         clipped = zip(self.starts, self.ends, strict=True)
         return sum(max(0, min(stop, end) - max(start, first)) for start, stop in clipped)
 
     def may_take(self, first: int, end: int) -> bool:
-        """Whether all of it lies in one range, and what is left are not too many ranges."""
+        """Return whether [first, end) lies in one range and taking it leaves few enough ranges."""
         index = bisect_right(self.starts, first) - 1
         if first >= end or index < 0 or end > self.ends[index]:
             return False
         return not self.splits_too_much(first, end)
 
     def splits_too_much(self, first: int, end: int) -> bool:
-        """Whether to take that out would make two ranges of one, and one more than there may be."""
+        """Return whether taking [first, end) would split a range and exceed the bound."""
         if len(self.starts) <= limits.LEASE_GAPS:
             return False
         index = bisect_right(self.starts, first) - 1
         return index >= 0 and self.starts[index] < first and end < self.ends[index]
 
     def take(self, first: int, end: int) -> int:
-        """Take out what there is from `first` up to `end`; how many offsets that were."""
+        """Remove the offsets from `first` up to `end`; return how many were fresh."""
         if end >= _NO_END:
-            raise InternalError(f"a log does not end at offset {end}")
+            raise InternalError(f"offset {end} is beyond the end of any log")
         low = bisect_right(self.ends, first)
         high = bisect_left(self.starts, end)
         if low >= high:
@@ -484,7 +493,7 @@ class _Fresh:
 
 def _encoded(numbers: Sequence[int]) -> bytes:
     if not 0 <= min(numbers) <= max(numbers) <= _NO_END:
-        raise InternalError(f"{numbers} cannot be stored: they are counts and offsets")
+        raise InternalError(f"{numbers} cannot be stored: counts and offsets are 0 or more")
     encoded = bytearray()
     for number in numbers:
         while number > 0x7F:
@@ -495,7 +504,7 @@ def _encoded(numbers: Sequence[int]) -> bytes:
 
 
 def _varints(value: bytes, position: int) -> Iterator[int]:
-    """One number after the other; behind the last there is no other."""
+    """Yield the numbers one by one; raise DamagedStore when asked for one more than there are."""
     number = shift = 0
     for byte in memoryview(value)[position:]:
         number |= (byte & 0x7F) << shift
@@ -504,18 +513,18 @@ def _varints(value: bytes, position: int) -> Iterator[int]:
             yield number
             number = shift = 0
         elif shift >= 7 * _VARINT_BYTES:
-            raise _damaged("a number in it is too large")
+            raise _damaged("it contains a number that is too large")
     raise _damaged("it ends too early")
 
 
 def _pairs(numbers: Iterator[int], most: int) -> Iterator[tuple[int, int]]:
-    """As many pairs as the first number says."""
+    """Yield pairs; the first number is their count."""
     count = next(numbers)
     if count > most:
-        raise _damaged(f"it has {count} of what there are {most} at the most")
+        raise _damaged(f"it has {count} items where at most {most} are allowed")
     for _ in range(count):
         yield next(numbers), next(numbers)
 
 
 def _damaged(reason: str) -> DamagedStore:
-    return DamagedStore(f"the state of a subscription in the store makes no sense: {reason}")
+    return DamagedStore(f"a stored subscription state is invalid: {reason}")

@@ -10,32 +10,33 @@ from quackmq.limits import MIB
 
 #: Kafka's clients keep five requests in flight, so a repeat is among the last five batches.
 REMEMBERED_BATCHES: Final = 5
-#: Producer states kept a partition; beyond it the one longest silent goes.
+#: Producer states kept per partition. Above it, the producer that was silent longest is forgotten.
 PRODUCERS_PER_PARTITION: Final = 10_000
-#: So many of them may be silent for longer than the producers that are made of idempotency keys,
-#: and yet stay while those go: looking further would cost every append too much.
+#: How many of the producers silent longest one append examines to find those made of idempotency
+#: keys, which are forgotten first. Examining more would cost every append too much.
 SILENT_PRODUCERS: Final = 1_000
-#: Expired producers that one append forgets at the most: it takes some 2 µs each, on the loop.
+#: Most expired producers that one append forgets: each takes about 2 µs on the event loop.
 FORGOTTEN_PRODUCERS: Final = 1_000
-#: Open transactions a partition: their producers are never forgotten, so they must leave room for
-#: others among PRODUCERS_PER_PARTITION.
+#: Open transactions per partition. Their producers are never forgotten, so they must leave room for
+#: other producers within PRODUCERS_PER_PARTITION.
 OPEN_TRANSACTIONS: Final = 5_000
 
 # --- the archive ---------------------------------------------------------------------------
 
-#: What goes from a log to the archive, unless a topic's policy says otherwise: what is so old, or
-#: when there is so much of it. Much at a time makes files that are worth reading; what waits longer
-#: is not read by those who look at the archive alone.
+#: Default policy: records move from the log to the archive at this age, or when this many bytes are
+#: ready. Large amounts make Parquet files that are worth reading. A longer wait hides recent
+#: records from programs that read only the archive.
 ARCHIVE_AFTER_MS: Final = 3_600_000
 ARCHIVE_READY_BYTES: Final = 1024 * MIB
 
 # --- the broker ----------------------------------------------------------------------------
 
-#: Entries of a partition that a subscription may have been lent and not acknowledged; one costs
-#: about 250 bytes of memory, and all of them together must fit into a value of small state.
+#: Unacknowledged entries that a subscription may have per partition. Each takes about 250 bytes of
+#: memory, and all of them together must fit into one value of small state.
 LEASES: Final = 10_000
-#: Stretches that a live subscription has left behind for newer ones, of a partition; kept likewise.
+#: Ranges per partition that a live subscription postponed in favour of newer entries. They are
+#: stored in the same value.
 LEASE_GAPS: Final = 1_000
-#: So many of the newest entries are served in order to a live subscription that is behind; newer
-#: ones wait for these at the most.
+#: How many of the newest entries a live subscription that is behind receives in order. Entries
+#: appended later wait for no more than these.
 LIVE_WINDOW: Final = 100

@@ -1,25 +1,25 @@
-"""Transactions as a partition's log knows them: what is open, aborted and stable. Pure.
+"""Transactions in a partition's log: open ones, aborted ones, and the stable offset. Pure.
 
 A transaction in one partition begins with its producer's first transactional batch and ends with a
-marker: a control batch that says commit or abort. So the log itself tells what is open; nothing
-else has to be written when a transaction begins, or when it reaches another partition. Whether a
-batch may be appended at all is decided by `quackmq.model.producer_state`.
+marker: a control batch that says commit or abort. So the log itself shows what is open. Nothing
+else has to be written when a transaction begins, or when it reaches another partition.
+`quackmq.model.producer_state` decides whether a batch may be appended at all.
 
     offsets     10   11   12   13   14   15   16   17
     batches     a    b    -    a    A!   b    -    B      a, b: transactional, of producers 1 and 2;
                                                           -: plain; A!: abort of 1; B: commit of 2
-    stable      10   10   10   10   11   11   11   18     when the log ends behind that batch
+    stable      10   10   10   10   11   11   11   18     when the log ends after that batch
     aborted     after 14: Aborted(producer 1, first offset 10, last offset 14)
 
-Readers of committed records see what lies below the stable offset, and leave out the records of the
-aborted transactions: those of that producer from the first offset to the marker.
+Readers of committed records see the log below the stable offset, without the records of aborted
+transactions: those of the producer from the first offset to the marker.
 
-What is open is in memory, bounded a partition. What was aborted is kept for as long as the log, in
-a row of fixed entries that a store may write to disk.
+Open transactions are in memory, bounded per partition. Aborted ones are kept as long as the log, as
+a sequence of fixed-size entries that a store may write to disk.
 
-Promised: what is open and what was aborted follows from the steps alone, in their order. Not
-promised: anything about the markers of other partitions; that a transaction ends everywhere at once
-is seen to by appending all its markers in one unit.
+Promised: the open and the aborted transactions follow from the boundaries alone, in their order.
+Not promised: anything about markers in other partitions. A transaction ends in all partitions at
+once because all its markers are appended as one unit.
 """
 
 from __future__ import annotations
@@ -67,10 +67,10 @@ __all__ = [
     "trim_aborted",
 ]
 
-#: A batch with neither bit has nothing to do with transactions.
+#: A batch with neither bit does not concern transactions.
 TRANSACTION_FLAGS: Final = TRANSACTIONAL_FLAG | CONTROL_FLAG
 _CRC: Final = struct.Struct(">I")
-#: The one record of a marker, in Kafka's format: 17 bytes, of which the key and the value vary.
+#: The only record of a marker, in Kafka's format: 17 bytes, of which key and value vary.
 #:
 #:     length 16, attributes, timestamp and offset delta 0, key length 4 | version i16 | type i16
 #:     | value length 6 | version i16 | coordinator epoch i32 | headers 0
@@ -78,7 +78,7 @@ _MARKER: Final = struct.Struct(">5shhBhiB")
 _MARKER_HEAD: Final = bytes((0x20, 0, 0, 0, 0x08))
 _MARKER_VALUE_LENGTH: Final = 0x0C
 _MARKER_VERSION: Final = 0
-#: An entry of the index of aborted transactions, in the order of their markers.
+#: An entry in the index of aborted transactions, which is ordered by their markers.
 #:
 #:     producer id i64 | first offset u64 | last offset u64 | stable offset u64 | crc u32
 _ABORTED: Final = struct.Struct("<qQQQ")
@@ -96,8 +96,8 @@ class Marker(IntEnum):
 
 
 class TransactionBoundary(NamedTuple):
-    """What one batch does to the transactions of its partition: with a marker it ends its
-    producer's, without one it begins it. `offset` is the batch's own."""
+    """The effect of one batch on its partition's transactions: a batch with a marker ends its
+    producer's transaction, one without begins it. `offset` is the batch's own."""
 
     producer_id: int
     epoch: int
@@ -107,7 +107,8 @@ class TransactionBoundary(NamedTuple):
 
 
 class PartitionTransactions:
-    """What is open in one partition. Who may call: whoever owns its log, in the log's order."""
+    """The open transactions of one partition. Not thread-safe: call it as the owner of the log, in
+    the log's order."""
 
     __slots__ = ("open",)
 
@@ -116,14 +117,15 @@ class PartitionTransactions:
         self.open = dict(sorted((open_ or {}).items(), key=itemgetter(1)))
 
     def stable(self, next_offset: int) -> int:
-        """Everything before this offset is decided, in a log that ends at `next_offset`."""
+        """Return the stable offset of a log that ends at `next_offset`: every transaction before it
+        is decided."""
         for first_offset in self.open.values():
             return first_offset
         return next_offset
 
     def note(self, step: TransactionBoundary) -> bytes:
-        """A batch was appended that begins or ends a transaction. Where it was aborted, the entry
-        for the index of aborted transactions; else nothing."""
+        """Apply a batch that begins or ends a transaction. Return the entry for the index of
+        aborted transactions, or no bytes if the transaction was not aborted."""
         if step.marker is None:
             self.open.setdefault(step.producer_id, step.offset)
             return b""
@@ -138,15 +140,15 @@ class PartitionTransactions:
 
 
 def encode_aborted(aborted: Aborted, stable_offset: int) -> bytes:
-    """`stable_offset` is what the log was stable up to, behind the marker. No transaction that ends
-    later began before it, so it tells a search where to stop."""
+    """Encode an index entry. `stable_offset` is the stable offset right after the marker: every
+    transaction that ends later began there or later, so a search knows where to stop."""
     head = _ABORTED.pack(*aborted, stable_offset)
     return head + _ABORTED_CRC.pack(crc32c(head))
 
 
 def find_aborted(entries: Buffer, first: int, last: int) -> tuple[list[Aborted], bool]:
-    """Those in a row of entries with an offset from `first` to `last`, both included; and whether
-    entries behind these can have none any more. The entries must be whole."""
+    """Return the aborted transactions that overlap [first, last], and whether no later entry can
+    overlap it. `entries` must be whole, undamaged entries."""
     count = len(entries) // ABORTED_BYTES
     begin = bisect_left(range(count), first, key=lambda number: _entry(entries, number)[2])
     found: list[Aborted] = []
@@ -160,14 +162,14 @@ def find_aborted(entries: Buffer, first: int, last: int) -> tuple[list[Aborted],
 
 
 def trim_aborted(entries: bytearray, before: int) -> None:
-    """Let go of those that lie before an offset as a whole."""
+    """Remove the entries that lie wholly before an offset."""
     count = len(entries) // ABORTED_BYTES
     gone = bisect_left(range(count), before, key=lambda number: _entry(entries, number)[2])
     del entries[: gone * ABORTED_BYTES]
 
 
 def damaged_aborted(entries: Buffer) -> Iterator[int]:
-    """The numbers of entries that are not as they were written."""
+    """Yield the positions of entries with a wrong checksum."""
     view = memoryview(entries)
     for number in range(len(view) // ABORTED_BYTES):
         start = number * ABORTED_BYTES
@@ -185,8 +187,8 @@ def _entry(entries: Buffer, number: int) -> tuple[int, int, int, int]:
 
 
 class OpenTransactions:
-    """What is open over all partitions, by producer and by partition, with what is still on its way
-    to disk. Who may call: the store, in the order in which it takes batches."""
+    """The open transactions of all partitions, by producer and by partition, including batches that
+    are not yet on disk. Not thread-safe: the store calls it in the order of its appends."""
 
     def __init__(self) -> None:
         self._by_producer: dict[int, dict[PartitionKey, int]] = {}
@@ -204,7 +206,7 @@ class OpenTransactions:
         self._by_producer.setdefault(producer_id, {})[key] = first_offset
 
     def forget(self, key: PartitionKey) -> None:
-        """The partition is gone."""
+        """Remove a deleted partition."""
         for producer_id in self._by_partition.pop(key, {}):
             _remove(self._by_producer, producer_id, key)
 
@@ -219,7 +221,7 @@ class OpenTransactions:
 
 
 def check_room(key: PartitionKey, open_: int) -> None:
-    """Whether one more transaction may begin in a partition that has so many: LimitReached."""
+    """Check that a partition with `open_` open transactions may have one more. LimitReached."""
     if open_ >= limits.OPEN_TRANSACTIONS:
         raise LimitReached(
             f"partition {key.partition} of topic {key.topic_id} has {open_} open transactions: "
@@ -231,8 +233,8 @@ def check_room(key: PartitionKey, open_: int) -> None:
 
 
 def step_of(batch: Batch, base_offset: int, append_time_ms: int) -> TransactionBoundary:
-    """The step of a batch that begins a transaction, or of a marker. CorruptBatch,
-    UnsupportedBatch for a control batch that is no marker."""
+    """Return the boundary that a batch makes: one that begins a transaction, or a marker. Raises
+    CorruptBatch, and UnsupportedBatch for a control batch that is not a marker."""
     marker = read_marker(batch) if batch.attributes & CONTROL_FLAG else None
     return TransactionBoundary(
         batch.producer_id, batch.producer_epoch, base_offset, append_time_ms, marker
@@ -240,7 +242,7 @@ def step_of(batch: Batch, base_offset: int, append_time_ms: int) -> TransactionB
 
 
 def marker_batch(producer_id: int, epoch: int, marker: Marker, timestamp_ms: int) -> bytes:
-    """The control batch that ends a producer's transaction; the coordinator's epoch is 0."""
+    """Return the control batch that ends a producer's transaction; coordinator epoch 0."""
     record = _MARKER.pack(
         *(_MARKER_HEAD, _MARKER_VERSION, marker),
         *(_MARKER_VALUE_LENGTH, _MARKER_VERSION, 0, 0),
@@ -256,24 +258,24 @@ def marker_batch(producer_id: int, epoch: int, marker: Marker, timestamp_ms: int
 
 
 def read_marker(batch: Batch) -> Marker:
-    """How a control batch ends its producer's transaction. CorruptBatch if it holds no control
-    record as brokers write them, UnsupportedBatch if that is of another kind."""
+    """Return how a control batch ends its producer's transaction. Raises CorruptBatch if it is not
+    a control record as brokers write them, UnsupportedBatch if it is one of another kind."""
     if batch.attributes & TRANSACTION_FLAGS != TRANSACTION_FLAGS:
-        raise UnsupportedBatch("the batch is no marker of a transaction")
+        raise UnsupportedBatch("the batch is not a transaction marker")
     try:
         fields = _MARKER.unpack(batch.view[HEADER_BYTES:])
     except struct.error as error:
-        raise CorruptBatch("a marker of a transaction is one record of 17 bytes") from error
+        raise CorruptBatch("a transaction marker must be one record of 17 bytes") from error
     head, _, kind, value_length, _, _, headers = fields
     if (head, value_length, headers) != (_MARKER_HEAD, _MARKER_VALUE_LENGTH, 0):
-        raise CorruptBatch("a marker of a transaction has a key of 4 bytes and a value of 6")
+        raise CorruptBatch("a transaction marker must have a key of 4 and a value of 6 bytes")
     if kind not in (Marker.ABORT, Marker.COMMIT):
-        raise UnsupportedBatch(f"a control record of kind {kind} ends no transaction")
+        raise UnsupportedBatch(f"a control record of kind {kind} does not end a transaction")
     return Marker(kind)
 
 
 def _remove(index: dict[_Outer, dict[_Inner, int]], outer: _Outer, inner: _Inner) -> None:
-    """Nothing empty is kept, or ids would pile up for ever."""
+    """Remove an item; remove its inner index too when empty, or ids would pile up."""
     found = index[outer]
     del found[inner]
     if not found:

@@ -1,22 +1,22 @@
-"""What the Python client and the broker agree on beyond the Kafka protocol, inside its own fields.
+"""Notes that the Python client puts beside committed offsets: conventions on top of plain Kafka.
 
-The client speaks plain Kafka, so that the same program runs against any cluster. Four things that
-Kafka has no request for are said with what it has, and mean no more than a note to a cluster that
-does not know them:
+The client speaks plain Kafka, so that the same program runs against any cluster. Four things for
+which Kafka has no request are expressed in existing fields. A cluster that does not know these
+conventions just stores them:
 
-- **A subscription.** Who commits an offset with the note SUBSCRIBED subscribes the group's name to
-  that topic: from then on the subscription is the broker's own, seen by every door, and holds what
-  it has not read. UNSUBSCRIBED ends it. Where it is ended by another door while the group has
-  members, their offsets get that note from the broker; a member that goes on reading commits over
-  it. SUBSCRIBED_WITH_RECEIPTS makes one that leaves receipts, if it is new. Behind either stands
-  where it begins (`subscriptions.subscribed_note`), to be listed. On another cluster the note just
-  stays beside the offset, where the client finds it again.
-- **A lease.** A note of ours that ends in `:for=MILLISECONDS` says for how long after this commit
-  the subscription is to last if nothing more is committed; see `leased`.
-- **A publisher's numbers.** A publisher with a durable name commits the number of what it publishes
-  as the offset of a group of its own, in partition 0 of the topic, in one transaction with the
-  records. The offset is the number plus one, as everywhere the next one wanted.
-- **A message id** is made of what every cluster tells: see `quackmq.model.subscription`.
+- **A subscription.** Committing an offset with the note SUBSCRIBED subscribes the group's name to
+  that topic. From then on the broker has this subscription; every protocol shows it, and retention
+  waits for it. UNSUBSCRIBED ends it. If another protocol ends it while the group has members, the
+  broker sets that note beside their offsets; a member that continues to read commits over it.
+  SUBSCRIBED_WITH_RECEIPTS creates a subscription that writes receipts. The start position follows
+  either note (`subscription.subscribed_note`), so that it can be listed. On another cluster the
+  note stays beside the offset, where the client finds it again.
+- **A lease.** A note that ends in `:for=MILLISECONDS` limits how long the subscription lasts after
+  this commit if no other commit follows; see `leased`.
+- **A publisher's sequence numbers.** A publisher with a durable name has a group of its own. It
+  commits its sequence number as this group's offset in partition 0 of the topic, in one transaction
+  with the records. As everywhere, the offset is the next one wanted: the number plus one.
+- **A message id** consists of facts that every cluster provides: see `quackmq.model.subscription`.
 """
 
 from __future__ import annotations
@@ -27,56 +27,57 @@ from typing import Final
 from quackmq.errors import InvalidRequest
 
 SUBSCRIBED: Final = "quackmq:subscribed"
-#: Begins as the other, and is no more than that to whoever does not know it.
+#: Begins with SUBSCRIBED, so that older brokers still subscribe.
 SUBSCRIBED_WITH_RECEIPTS: Final = f"{SUBSCRIBED}:receipts"
 UNSUBSCRIBED: Final = "quackmq:unsubscribed"
 
-#: No more digits than fit into 64 bits; what follows may be a byte 0.
+#: At most 15 digits, which fit into 64 bits. A zero byte may follow (see `note_of`).
 _LEASE: Final = re.compile(r"quackmq:[a-z ]+:for=([0-9]{1,15})(?![0-9])")
 
-#: Where subscriptions that leave receipts leave them: what each took, and when.
+#: The topic to which subscriptions write receipts: what each consumed, and when.
 RECEIPTS_TOPIC: Final = "quackmq.receipts"
 
-#: Begins the names of the groups that hold publishers' numbers.
+#: Prefix of the groups that hold publishers' sequence numbers.
 PUBLISHER_PREFIX: Final = "publisher:"
-#: Where in a topic they are held.
+#: The partition in which they are committed.
 NUMBER_PARTITION: Final = 0
 GREATEST_NUMBER: Final = 2**63 - 2
 
 
 def note_of(metadata: str) -> str | None:
-    """SUBSCRIBED or UNSUBSCRIBED, if that is what is noted beside an offset. confluent-kafka sends
-    the byte 0 that ends a string in C along with it, and may read beyond the end of one."""
+    """Return SUBSCRIBED or UNSUBSCRIBED if an offset's metadata begins so, else None. The metadata
+    may have a tail: confluent-kafka sends the zero byte that ends a C string, and may read beyond.
+    """
     return next((each for each in (SUBSCRIBED, UNSUBSCRIBED) if metadata.startswith(each)), None)
 
 
 def wants_receipts(metadata: str) -> bool:
-    """Whether what is noted beside an offset is SUBSCRIBED_WITH_RECEIPTS."""
+    """Return whether an offset's metadata is SUBSCRIBED_WITH_RECEIPTS."""
     return metadata.startswith(SUBSCRIBED_WITH_RECEIPTS)
 
 
 def leased(note: str, lease_ms: int) -> str:
-    """Return the note with a lease: the subscription lasts for so long after its last commit."""
+    """Return the note with a lease: the subscription ends `lease_ms` after its last commit."""
     return f"{note}:for={lease_ms}"
 
 
 def lease_ms_of(metadata: str) -> int | None:
-    """Return the lease that is noted beside an offset, if there is one."""
+    """Return the lease in an offset's metadata, or None."""
     found = _LEASE.match(metadata)
     return None if found is None else int(found[1])
 
 
 def publisher_group(publisher: str) -> str:
-    """The name under which a publisher's numbers are kept."""
+    """Return the name of the group that holds a publisher's sequence numbers."""
     return f"{PUBLISHER_PREFIX}{publisher}"
 
 
 def offset_of_number(number: int) -> int:
     if not 0 <= number <= GREATEST_NUMBER:
-        raise InvalidRequest(f"{number} is no sequence: they go from 0 to {GREATEST_NUMBER}")
+        raise InvalidRequest(f"invalid sequence {number}: use 0 to {GREATEST_NUMBER}")
     return number + 1
 
 
 def number_of_offset(offset: int) -> int | None:
-    """None before the first."""
+    """Return the last sequence number, or None before the first."""
     return offset - 1 if offset > 0 else None

@@ -1,14 +1,14 @@
-"""The partition of a key: one function for every door, client and job. Pure.
+"""The partition of a key: one function for every protocol, client and job. Pure.
 
 Messages with the same key must reach the same partition, whichever program publishes them. So every
-part of QuackMQ that chooses a partition asks this module, and a topic says how to choose, by its
-policy `partitioner`:
+part of QuackMQ that chooses a partition calls this module. A topic's policy `partitioner` says how
+to choose:
 
     murmur2   the hash of the Java client, kafka-python, aiokafka, kafkajs and Spark's connector;
               the default of new topics
     crc32     the hash of librdkafka's own default, `consistent_random`
     legacy    the rule before topics had this setting: CRC32, but murmur2 in Spark's sink; topics of
-              that time keep it, so that no key moves because of an upgrade
+              that time keep it, so that an upgrade moves no key
 
 Spark's sink hashes whole columns; its form of `murmur2` is `quackmq.spark.sink.partitioner`, and a
 test compares the two.

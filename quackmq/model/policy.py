@@ -1,21 +1,21 @@
 """Topic policies: what a topic keeps, for how long, and what it does when it is full. Pure.
 
-One spelling everywhere. As Kafka topic configs the names carry the prefix `quackmq.`; three of them
-have a name of Kafka's as well: `keep_for_ms` is `retention.ms`, `keep_bytes` is `retention.bytes`,
-and `batch_bytes`, the largest batch that is taken, is `max.message.bytes`.
+The names are the same everywhere. As Kafka topic configs they have the prefix `quackmq.`. Three of
+them also have Kafka's name: `keep_for_ms` is `retention.ms`, `keep_bytes` is `retention.bytes`, and
+`batch_bytes`, the largest batch that is accepted, is `max.message.bytes`.
 None means "for ever" or "without bound"; as a config that is -1.
 
-A `Policy` that exists is a sound one: whatever makes one raises InvalidPolicy otherwise. What a
-policy means is said by the functions at the end, each a function of facts about one partition:
+Every `Policy` object is valid: constructing an invalid one raises InvalidPolicy. The functions at
+the end apply a policy to facts about one partition:
 
     first          old_before, surplus_before      expired_before              next
       |------------------|------------------------------|-----------------------|
       | may be trimmed   | kept, no longer live         | live                  |
 
-Nothing but age by `keep_for_ms`, size by `keep_bytes`, consumption by `keep_until_consumed` and
-`drop_oldest` ever lets go of an entry, in whichever tier it lies. The first three stop at
-`held_from`, the least cursor of the topic's subscriptions; `drop_oldest` does not. A hold has its
-bounds, `hold_for_ms` and `hold_bytes`: what lies before `unheld_before` waits for no subscription.
+Only four settings ever delete an entry, in whichever tier it lies: age (`keep_for_ms`), size
+(`keep_bytes`), consumption (`keep_until_consumed`) and `drop_oldest`. The first three stop at
+`held_from`, the lowest cursor of the topic's subscriptions; `drop_oldest` does not. A hold has its
+bounds, `hold_for_ms` and `hold_bytes`: entries before `unheld_before` wait for no subscription.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from quackmq.model import limits
 from quackmq.model.partitioning import Partitioner
 
 CONFIG_PREFIX: Final = "quackmq."
-#: Kafka's names for some of ours.
+#: Kafka's names for some of our settings.
 CONFIG_ALIASES: Final = {
     "retention.ms": "keep_for_ms",
     "retention.bytes": "keep_bytes",
     "max.message.bytes": "batch_bytes",
 }
-#: How a Kafka config says "for ever" or "without bound".
+#: The value of a Kafka config that means "for ever" or "without bound".
 _UNBOUNDED: Final = "-1"
-#: The least that each number may be; 0 ms or 0 bytes kept means: gone at the next cleaning.
+#: The smallest value of each number; keeping 0 ms or 0 bytes means: deleted at the next cleaning.
 _LEAST: Final = {
     "live_for_ms": 1,
     "live_entries": 1,
@@ -52,39 +52,40 @@ _LEAST: Final = {
     "archive_bytes": 1,
     "batch_bytes": 1,
 }
-#: What 64 bits with a sign hold: numbers go through Kafka's protocol and into files.
+#: The largest signed 64-bit number: values go through Kafka's protocol and into files.
 _MOST: Final = 2**63 - 1
-#: No topic takes more than the broker does.
+#: No topic accepts larger batches than the broker.
 _MOST_OF: Final = {"batch_bytes": shared_limits.BATCH_BYTES}
 _BOOLEANS: Final = {"true": True, "false": False}
 
-#: What each of a policy's names means, for people.
+#: The description of each setting, for users.
 POLICY_DOCUMENTATION: Final = {
-    "live_for_ms": "An entry is live for so long after its append.",
-    "live_entries": "So many entries of a partition are live at the most.",
-    "when_full": "What happens to a publisher that meets live_entries live entries: the oldest "
-    "leave the live tail (archive), it waits (wait), it is refused (refuse), or the oldest are "
-    "let go of (drop_oldest).",
-    "keep_for_ms": "Entries are let go of at this age, counted from their append.",
-    "keep_bytes": "The oldest entries of a partition are let go of when its log and its archive "
+    "live_for_ms": "How long an entry is live after its append.",
+    "live_entries": "The most entries of a partition that are live.",
+    "when_full": "What happens to a publisher when live_entries entries are live: the oldest "
+    "leave the live tail (archive), the publisher waits (wait), its publish is refused (refuse), "
+    "or the oldest are deleted (drop_oldest).",
+    "keep_for_ms": "Entries are deleted at this age, counted from their append.",
+    "keep_bytes": "The oldest entries of a partition are deleted when its log and its archive "
     "together are larger than this.",
-    "keep_until_consumed": "Entries are let go of when every subscription has consumed them.",
-    "hold_for_ms": "For so long after its append an entry is held for subscriptions that have not "
-    "consumed it; then they keep it no longer, and one that comes later is told what is gone.",
-    "hold_bytes": "So many bytes of a partition, the newest, are held for subscriptions at most.",
-    "archive_after_ms": "Entries go from the log to the archive at this age, counted from their "
-    "append; with neither this nor archive_bytes they never do.",
-    "archive_bytes": "Entries go to the archive when so many bytes of a partition's log are ready.",
-    "needs_subscriber": "Nothing is taken while nobody subscribes to the topic.",
-    "ephemeral": "The topic comes with its first subscription and goes with its last.",
-    "batch_bytes": "The largest batch that is taken.",
+    "keep_until_consumed": "Entries are deleted when every subscription has consumed them.",
+    "hold_for_ms": "How long after its append an entry is held for subscriptions that have not "
+    "consumed it. Later it may be deleted, and such a subscription is told what it lost.",
+    "hold_bytes": "The most bytes of a partition, the newest, that are held for subscriptions.",
+    "archive_after_ms": "Entries move from the log to the archive at this age, counted from their "
+    "append. Without this and archive_bytes they never do.",
+    "archive_bytes": "Entries move to the archive when this many bytes of a partition's log are "
+    "ready.",
+    "needs_subscriber": "Publishing is refused while the topic has no subscription.",
+    "ephemeral": "The topic is created with its first subscription and deleted with its last.",
+    "batch_bytes": "The largest batch that is accepted.",
     "partitioner": "How a key chooses its partition: by the hash of the Java client (murmur2), by "
     "librdkafka's default (crc32), or as QuackMQ did before topics had this setting (legacy).",
 }
 
 
 class WhenFull(StrEnum):
-    """What happens to a publisher that meets `live_entries` live entries."""
+    """What happens to a publisher when `live_entries` entries are live."""
 
     ARCHIVE = "archive"  # the oldest leave the live tail and stay in the history
     WAIT = "wait"
@@ -115,9 +116,9 @@ class Policy:
 
     @classmethod
     def from_configs(cls, configs: Mapping[str, str | None], base: Policy | None = None) -> Policy:
-        """`base` (the default policy, unless given) with these configs set; a value of None sets
-        one back to its default. InvalidPolicy for a name or a value that is none, and for two
-        names of one thing that disagree."""
+        """Return `base` (the default policy, unless given) with these configs set. A value of None
+        resets a config to its default. Raises InvalidPolicy for an unknown name, an invalid value,
+        and two names of one setting with different values."""
         changes: dict[str, Any] = {}
         for name, text in configs.items():
             field = _field_of(name)
@@ -125,12 +126,12 @@ class Policy:
             _check(field, value, name)
             if changes.setdefault(field.name, value) != value:
                 raise InvalidPolicy(
-                    f"{name} is given twice, by two names with different values: give one of them"
+                    f"{name} is given under two names with different values: give one of them"
                 )
         return dataclasses.replace(base if base is not None else cls(), **changes)
 
     def to_configs(self) -> dict[str, str]:
-        """Every config that there is, with its value; Kafka's names beside our own."""
+        """Return every config with its value, under our names and under Kafka's."""
         configs = {
             CONFIG_PREFIX + field.name: _text(getattr(self, field.name))
             for field in dataclasses.fields(self)
@@ -139,11 +140,11 @@ class Policy:
             configs[alias] = _text(getattr(self, name))
         return configs
 
-    # --- what has to be watched ----------------------------------------------------------------
+    # --- what the broker has to watch ----------------------------------------------------------
 
     @property
     def refuses_or_waits(self) -> bool:
-        """Whether a publish has to be asked in for room before it is done."""
+        """Whether a publish must be checked for room first."""
         return self.live_entries is not None and self.when_full in (WhenFull.WAIT, WhenFull.REFUSE)
 
     @property
@@ -152,7 +153,7 @@ class Policy:
 
     @property
     def lets_go(self) -> bool:
-        """Whether anything of the topic ever goes by itself."""
+        """Whether any entry of the topic is ever deleted automatically."""
         return (
             self.keep_for_ms is not None
             or self.keep_bytes is not None
@@ -162,12 +163,12 @@ class Policy:
 
     @property
     def counts_entries(self) -> bool:
-        """Whether what is published has to be counted; if not, publishing costs nothing extra."""
+        """Whether published entries must be counted; if not, publishing costs nothing extra."""
         return self.refuses_or_waits or self.lets_go
 
 
 class Facts(NamedTuple):
-    """What a policy decides by: the state of one partition at one moment."""
+    """The facts by which a policy decides: the state of one partition at one moment."""
 
     first: int
     next: int
@@ -175,16 +176,16 @@ class Facts(NamedTuple):
     expired_before: int = 0
     #: Entries before it are at least `keep_for_ms` old.
     old_before: int = 0
-    #: Without the entries before it there are still `keep_bytes`.
+    #: The entries from it on still have `keep_bytes`.
     surplus_before: int = 0
-    #: The least cursor of the topic's subscriptions; None while there is none.
+    #: The lowest cursor of the topic's subscriptions; None without subscriptions.
     held_from: int | None = None
-    #: Entries before it are held for nobody: at least `hold_for_ms` old, or too far behind.
+    #: Entries before it are held for no subscription: they exceed `hold_for_ms` or `hold_bytes`.
     unheld_before: int = 0
 
 
 def trim_before(policy: Policy, facts: Facts) -> int:
-    """The offset up to which entries may be let go of; `facts.first` if nothing may go."""
+    """Return the offset before which entries may be deleted; `facts.first` if none may."""
     before = max(
         facts.old_before if policy.keep_for_ms is not None else 0,
         facts.surplus_before if policy.keep_bytes is not None else 0,
@@ -196,8 +197,8 @@ def trim_before(policy: Policy, facts: Facts) -> int:
 
 
 def live_entries(policy: Policy, facts: Facts) -> int:
-    """How many entries are live, as far as being full is concerned: young enough, and not such
-    as may be let go of at any moment."""
+    """Count the entries that make a topic full: those that are young enough to be live and may not
+    be deleted yet."""
     start = trim_before(policy, facts)
     if policy.live_for_ms is not None:
         start = max(start, facts.expired_before)
@@ -205,15 +206,15 @@ def live_entries(policy: Policy, facts: Facts) -> int:
 
 
 def has_room(policy: Policy, facts: Facts, entries: int) -> bool:
-    """Whether so many more entries can be live."""
+    """Return whether `entries` more entries can be live."""
     if policy.live_entries is None:
         return True
     return live_entries(policy, facts) + entries <= policy.live_entries
 
 
 def _drop_before(policy: Policy, facts: Facts) -> int:
-    """Where the log has to begin so that no more than `live_entries` are live. Entries that are
-    no longer live by age do not make a topic full, and stay."""
+    """Return where the log must begin so that at most `live_entries` are live. Entries too old to
+    be live do not make a topic full; they stay."""
     if not policy.drops_oldest or policy.live_entries is None:
         return 0
     start = facts.next - policy.live_entries
@@ -223,28 +224,28 @@ def _drop_before(policy: Policy, facts: Facts) -> int:
 
 
 def number_bounds(name: str) -> tuple[int, int]:
-    """The least and the most that a policy's number may be, where it is not None."""
+    """Return the smallest and the largest value of a number in a policy."""
     return _LEAST[name], _MOST_OF.get(name, _MOST)
 
 
-# --- values and their text -----------------------------------------------------------------------
+# --- values and their text form ------------------------------------------------------------------
 
 
 def _check(field: dataclasses.Field[Any], value: object, name: str) -> None:
-    """InvalidPolicy, under the name that was used, for a value that a field cannot have."""
+    """Check a value of a field. Raises InvalidPolicy, which names the setting as the caller did."""
     default = field.default
     if isinstance(default, StrEnum):
         words = type(default)
         if not isinstance(value, words):
-            raise InvalidPolicy(f"{name} cannot be {value!r}: it is one of {', '.join(words)}")
+            raise InvalidPolicy(f"{name} cannot be {value!r}: use one of {', '.join(words)}")
     elif isinstance(default, bool):
         if not isinstance(value, bool):
-            raise InvalidPolicy(f"{name} cannot be {value!r}: it is true or false")
+            raise InvalidPolicy(f"{name} cannot be {value!r}: use true or false")
     elif value is not None:
         least, most = number_bounds(field.name)
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
             raise InvalidPolicy(
-                f"{name} cannot be {value!r}: it is a whole number from {least} to {most}, "
+                f"{name} cannot be {value!r}: use a whole number from {least} to {most}, "
                 f"or nothing (as a config: {_UNBOUNDED}) for no bound"
             )
 
@@ -256,27 +257,27 @@ def _field_of(config: str) -> dataclasses.Field[Any]:
         name = config.removeprefix(CONFIG_PREFIX)
     if name is None or name not in fields:
         known = [*(CONFIG_PREFIX + name for name in fields), *CONFIG_ALIASES]
-        raise InvalidPolicy(f"there is no config {config[:100]!r}; there are {', '.join(known)}")
+        raise InvalidPolicy(f"unknown config {config[:100]!r}: use one of {', '.join(known)}")
     return fields[name]
 
 
 def _parse(name: str, default: object, text: str) -> object:
-    """The value that a config's text stands for; `_check` says whether it is within its bounds."""
+    """Parse a config's text; `_check` checks its bounds."""
     if isinstance(default, StrEnum):
         words = type(default)
         if text not in list(words):
-            raise InvalidPolicy(f"{name} cannot be {text[:100]!r}: it is one of {', '.join(words)}")
+            raise InvalidPolicy(f"{name} cannot be {text[:100]!r}: use one of {', '.join(words)}")
         return words(text)
     if isinstance(default, bool):
         if text.lower() not in _BOOLEANS:
-            raise InvalidPolicy(f"{name} cannot be {text[:100]!r}: it is true or false")
+            raise InvalidPolicy(f"{name} cannot be {text[:100]!r}: use true or false")
         return _BOOLEANS[text.lower()]
     if text == _UNBOUNDED:
         return None
-    # 20 digits are more than 64 bits hold, and int() of many more takes its time.
+    # 20 digits exceed 64 bits, and int() of very many digits is slow.
     if not (text.isascii() and text.isdigit() and len(text) < 20):
         raise InvalidPolicy(
-            f"{name} cannot be {text[:100]!r}: it is a whole number, or {_UNBOUNDED} for no bound"
+            f"{name} cannot be {text[:100]!r}: use a whole number, or {_UNBOUNDED} for no bound"
         )
     return int(text)
 

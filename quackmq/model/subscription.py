@@ -1,18 +1,18 @@
-"""Subscriptions: whose turn it is, when a cursor moves, what a message id says. Pure.
+"""Subscriptions: which partition is next, when a cursor moves, what a message id contains. Pure.
 
 A subscription is a name's durable interest in a topic. It has a cursor for each partition: the next
-offset that it wants. The message at a cursor is the head of that partition; one head at a time is
-outstanding, that is, sent and not yet named by the subscriber. The rules (R2):
+offset that it wants. The message at a cursor is the head of that partition. One head at a time is
+outstanding: sent, and not yet acknowledged. A subscriber acknowledges a message by sending its id
+back as that of the last message it received. The rules (R2):
 
-- The cursor of a partition moves when the subscriber names the outstanding message as the last that
-  it received, by one, and in no other case; until then the same message is sent again.
-- After a restart of the broker it is not known which head was outstanding. Then the subscriber may
-  name the head of any partition: it cannot have the id of a message that it was never sent.
-- A subscriber's idea of where it stands never beats the cursor: an id that names no outstanding
-  head changes nothing.
-- Partitions take turns; a new partition begins at its beginning.
+- A cursor moves only when the subscriber acknowledges the outstanding message. It moves past that
+  message. Until then the same message is sent again.
+- After a restart the broker does not know which head was outstanding. Then the subscriber may
+  acknowledge the head of any partition: it cannot have the id of a message that it was never sent.
+- The cursor always wins: an id that is not that of an outstanding head changes nothing.
+- Partitions take turns. A partition that is added later is read from its beginning.
 
-A message id is a token, to be given back and not to be understood:
+A message id is an opaque token:
 
      0         1                  17          21        29
      +---------+------------------+-----------+---------+
@@ -42,12 +42,12 @@ _MESSAGE_ID: Final = struct.Struct(">B16sIq")
 _MESSAGE_ID_VERSION: Final = 1
 _MESSAGE_ID_CHARS: Final = 39
 
-#: How a subscription's name is used: by the id of the last message, or pushed, each entry
-#: acknowledged by itself (`quackmq.model.leases`). One name, one mode at a time.
+#: How a subscription acknowledges: by the id of the last message, or pushed, each entry by itself
+#: (`quackmq.model.leases`). A name has one mode at a time.
 Mode = Literal["last_id", "pushed"]
 
 
-# --- what the broker and its doors say about subscriptions ----------------------------------------
+# --- values that the broker and its protocols exchange ------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,23 +64,23 @@ class Time:
     timestamp_ms: int
 
 
-#: Where a subscription begins or is moved to.
+#: Where a subscription begins, or where it is moved to.
 Start = Literal["beginning", "end"] | Offset | Time
 
-#: Where a subscription begins, in the note that makes it.
+#: The start position in the offset note that creates a subscription.
 _START: Final = re.compile(
     r";start=(?:(?P<word>beginning|end)|(?P<kind>offset|time):(?P<number>[0-9]{1,18}));"
 )
 
 
-#: A pushed subscription reads every entry, or what is live.
+#: A pushed subscription reads every entry, or only live ones.
 Reading = Literal["every", "live"]
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
     """How a pushed subscription is served. `outstanding` is how many entries of a partition may be
-    lent and not acked at once, `window` how many of the newest a live reading serves in order."""
+    unacknowledged at once; `window` is how many of the newest a live reading serves in order."""
 
     reading: Reading = "every"
     lease_ms: int = shared_limits.LEASE_MS
@@ -91,16 +91,16 @@ class Terms:
         check_lease(self.lease_ms)
         if not 1 <= self.outstanding <= limits.LEASES:
             raise InvalidRequest(
-                f"1 to {limits.LEASES} entries may be outstanding, not {self.outstanding}"
+                f"outstanding must be 1 to {limits.LEASES} entries, not {self.outstanding}"
             )
         if self.window < 1:
-            raise InvalidRequest(f"a window holds one entry or more, not {self.window}")
+            raise InvalidRequest(f"window must be 1 entry or more, not {self.window}")
 
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """A name's interest in a topic. `cursors` are the next offsets wanted, by partition; `receipts`
-    says whether each step of theirs is told to a topic
+    """A name's interest in a topic. `cursors` are the next wanted offsets by partition. With
+    `receipts`, each advance of a cursor is recorded in a topic
     (`quackmq.broker.subscriptions.receipts`)."""
 
     name: str
@@ -111,20 +111,20 @@ class Subscription:
     created_ms: int
     cursors: tuple[int, ...]
     receipts: bool = False
-    #: Of a pushed one, whose cursors are its low-water marks.
+    #: Of a pushed subscription, whose cursors are its low-water marks.
     terms: Terms | None = None
 
 
 class SubscriptionLag(NamedTuple):
-    """How far a subscription is behind, in records still to come; and how many it has lost since it
-    began: they were let go of, or could not be read, before it came to them."""
+    """How far a subscription is behind: `lag` records are still to come. `lost` records were
+    deleted or unreadable before it reached them, since it began."""
 
     lag: int
     lost: int
 
 
 class OffsetRange(NamedTuple):
-    """Offsets from the first up to, not including, the next."""
+    """Offsets from `first_offset` up to, not including, `next_offset`."""
 
     first_offset: int
     next_offset: int
@@ -132,10 +132,12 @@ class OffsetRange(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One record on its way to a subscriber. `lost` says how many records between the last message
-    of its partition and this one are gone for this subscriber: the topic let go of them, or they
-    cannot be read; `lost_ranges` are their offsets, the first few ranges of them. On a topic that
-    keeps entries until they are consumed, `consumers_left` is how many have yet to consume it."""
+    """One record for a subscriber.
+
+    `lost` counts the records between the partition's last message and this one that the subscriber
+    will never get: the topic deleted them, or they cannot be read. `lost_ranges` are their first
+    few ranges of offsets. On a topic that keeps entries until they are consumed, `consumers_left`
+    is how many subscriptions have yet to consume it."""
 
     id: str
     topic_name: str
@@ -147,7 +149,7 @@ class Message:
 
 
 class Losses:
-    """What a reader goes over because it cannot be had, in the order of its offsets."""
+    """Collects the records that a reader skips because they are unreadable, in offset order."""
 
     __slots__ = ("count", "_ranges")
 
@@ -173,16 +175,16 @@ class Losses:
 
 
 class Place(NamedTuple):
-    """A record of a topic."""
+    """The position of a record in its topic."""
 
     partition: int
     offset: int
 
 
 class Progress(NamedTuple):
-    """How far a subscription has come. `remembers` is False after a restart: until something is
-    sent, `outstanding` does not tell what was sent before. `turn` is the partition to look at next.
-    """
+    """How far a subscription has come. `remembers` is False after a restart: until a message is
+    sent, `outstanding` does not say which one was sent before. `turn` is the partition to look at
+    next."""
 
     cursors: tuple[int, ...]
     outstanding: Place | None = None
@@ -191,8 +193,8 @@ class Progress(NamedTuple):
 
 
 def may_be_named(progress: Progress, place: Place) -> bool:
-    """Whether naming `place` moves a cursor; after a restart only if it is, or was until it went,
-    the head of its partition (which need not lie at the cursor: what lies between may be gone)."""
+    """Return whether acknowledging `place` moves a cursor. After a restart, it must be at or behind
+    the cursor: the head need not lie exactly at the cursor, since records may have been deleted."""
     if not 0 <= place.partition < len(progress.cursors):
         return False
     if progress.outstanding is not None or progress.remembers:
@@ -205,14 +207,14 @@ def sent(progress: Progress, place: Place) -> Progress:
 
 
 def named(progress: Progress, place: Place) -> Progress:
-    """The outstanding message was received: it is behind, the next partition has its turn."""
+    """Apply the acknowledgement of the outstanding message: the next partition has its turn."""
     behind = committed(progress, place)
     return behind._replace(outstanding=None, remembers=True, turn=_next_turn(progress, place))
 
 
 def committed(progress: Progress, place: Place) -> Progress:
-    """Everything of a partition up to and including `place` is behind; with the outstanding message
-    among it, the next partition has its turn. Never moves back."""
+    """Move the cursor past `place`, never back. If the outstanding message is thereby consumed, the
+    next partition has its turn."""
     if place.offset < progress.cursors[place.partition]:
         return progress
     cursors = _with(progress.cursors, place.partition, place.offset + 1)
@@ -226,19 +228,19 @@ def committed(progress: Progress, place: Place) -> Progress:
 
 
 def moved(progress: Progress, cursors: tuple[int, ...]) -> Progress:
-    """Moved on purpose, back or forth: nothing that was sent before counts."""
+    """Set the cursors, forwards or backwards, and forget the outstanding message."""
     return Progress(cursors, turn=progress.turn % len(cursors))
 
 
 def grown(progress: Progress, partitions: int) -> Progress:
-    """The topic has more partitions: the new ones are wanted from their beginning."""
+    """Add new partitions of the topic, to be read from their beginning."""
     missing = partitions - len(progress.cursors)
     return progress._replace(cursors=progress.cursors + (0,) * missing) if missing > 0 else progress
 
 
 def in_turn(progress: Progress) -> list[int]:
-    """The partitions in the order in which to look for a head: that of the outstanding message
-    first, so that it is sent again."""
+    """Return the partitions in the order in which to look for a head. The outstanding message's
+    partition comes first, so that the message is sent again."""
     partitions = len(progress.cursors)
     begin = progress.turn if progress.outstanding is None else progress.outstanding.partition
     return [*range(begin, partitions), *range(begin)]
@@ -248,26 +250,26 @@ def in_turn(progress: Progress) -> list[int]:
 
 
 def check_name(name: str) -> None:
-    """A name goes through protocols of lines and of words, so it is one printable word."""
+    """Check that a name is one printable word, which line protocols need. Raises InvalidRequest."""
     try:
         size = len(name.encode())
     except UnicodeEncodeError:
-        raise InvalidRequest("a subscription's name is text that UTF-8 can hold") from None
+        raise InvalidRequest("a subscription name must be valid Unicode text") from None
     if not 1 <= size <= shared_limits.NAME_BYTES:
         raise InvalidRequest(
-            f"a subscription's name takes 1 to {shared_limits.NAME_BYTES} bytes as "
+            f"a subscription name must have 1 to {shared_limits.NAME_BYTES} bytes as "
             f"UTF-8, not {size}"
         )
     if not name.isprintable() or any(char.isspace() for char in name):
         raise InvalidRequest(
-            f"{name!r} is no subscription's name: spaces and control characters are not allowed"
+            f"{name!r} is not a subscription name: remove spaces and control characters"
         )
 
 
 def check_lease(lease_ms: int) -> None:
     if not 1 <= lease_ms <= shared_limits.LONGEST_LEASE_MS:
         raise InvalidRequest(
-            f"a lease lasts 1 to {shared_limits.LONGEST_LEASE_MS} milliseconds, not {lease_ms}"
+            f"a lease must last 1 to {shared_limits.LONGEST_LEASE_MS} milliseconds, not {lease_ms}"
         )
 
 
@@ -277,17 +279,17 @@ def message_id(topic_id: uuid.UUID, place: Place) -> str:
 
 
 def place_of(token: str, topic_id: uuid.UUID) -> Place:
-    """The record of this topic that an id names; InvalidMessageId for any other text."""
+    """Return the record of this topic that an id names. Raises InvalidMessageId."""
     named_id, place = parse_message_id(token)
     if named_id != topic_id:
         raise InvalidMessageId(
-            f"the message id {token} is of another topic, or of one of this name that was deleted"
+            f"the message id {token} is from another topic, or from a deleted topic of this name"
         )
     return place
 
 
 def parse_message_id(token: str) -> tuple[uuid.UUID, Place]:
-    """The topic and the record that an id names; InvalidMessageId for any other text."""
+    """Return the topic and the record that an id names. Raises InvalidMessageId."""
     try:
         if len(token) != _MESSAGE_ID_CHARS:
             raise ValueError("wrong length")
@@ -303,25 +305,25 @@ def parse_message_id(token: str) -> tuple[uuid.UUID, Place]:
 
 def _no_message_id(token: str) -> InvalidMessageId:
     return InvalidMessageId(
-        f"{token[:100]!r} is no message id: give back an id as it came with a message"
+        f"{token[:100]!r} is not a message id: send back an id exactly as it came with a message"
     )
 
 
-# --- how a subscription is kept -------------------------------------------------------------------
+# --- encoding in the store ------------------------------------------------------------------------
 
-#: Keys of subscriptions in the store's small state begin so.
+#: Prefix of the keys of subscriptions in the store's small state.
 STATE_PREFIX: Final = "subscription/"
 
 
 class StoredSubscription(NamedTuple):
-    """What the store holds of a subscription beside its cursors."""
+    """The stored form of a subscription, without its cursors."""
 
     mode: Mode
     start: Start
     created_ms: int
-    #: How many records it went over because they could not be had.
+    #: How many records it skipped because they were deleted or unreadable.
     lost: int = 0
-    #: Whether it leaves receipts.
+    #: Whether it writes receipts.
     receipts: bool = False
 
 
@@ -334,7 +336,7 @@ def parse_state_key(key: str) -> tuple[uuid.UUID, str]:
     try:
         return uuid.UUID(topic_id), name
     except ValueError:
-        raise DamagedStore(f"the store holds a subscription under {key!r}") from None
+        raise DamagedStore(f"invalid key of a stored subscription: {key!r}") from None
 
 
 def encode_kept(kept: StoredSubscription) -> bytes:
@@ -346,24 +348,24 @@ def encode_kept(kept: StoredSubscription) -> bytes:
 
 
 def decode_kept(value: bytes) -> StoredSubscription:
-    """DamagedStore for what `encode_kept` did not make."""
+    """Decode a stored subscription. Raises DamagedStore."""
     try:
         fields = json.loads(value)
     except ValueError as error:
-        raise DamagedStore(f"a subscription in the store is not JSON: {error}") from None
+        raise DamagedStore(f"a stored subscription is not JSON: {error}") from None
     match fields:
         case {"mode": "last_id", "start": start, "created_ms": int(created_ms)}:
-            lost = fields.get("lost", 0)  # the first versions did not count
+            lost = fields.get("lost", 0)  # early versions did not count losses
             receipts = fields.get("receipts", False)
             if type(lost) is int and lost >= 0 and type(receipts) is bool:
                 return StoredSubscription(
                     "last_id", decode_start(start), created_ms, lost, receipts
                 )
-    raise DamagedStore(f"a subscription in the store makes no sense: {str(fields)[:200]}")
+    raise DamagedStore(f"a stored subscription is invalid: {str(fields)[:200]}")
 
 
 def subscribed_note(start: Start, *, receipts: bool) -> str:
-    """Return the note that subscribes, such as "quackmq:subscribed;start=offset:7;"."""
+    """Return the offset note that subscribes, such as "quackmq:subscribed;start=offset:7;"."""
     note = SUBSCRIBED_WITH_RECEIPTS if receipts else SUBSCRIBED
     if isinstance(start, Offset):
         return f"{note};start=offset:{start.value};"
@@ -373,8 +375,7 @@ def subscribed_note(start: Start, *, receipts: bool) -> str:
 
 
 def start_in(metadata: str) -> Start:
-    """Return where a subscription begins by what is noted beside an offset; "end" if that is not
-    said, as by an older client."""
+    """Return the start position in an offset note; "end" if it has none, as from older clients."""
     found = _START.search(metadata)
     if found is None or found["word"] == "end":
         return "end"
@@ -385,7 +386,7 @@ def start_in(metadata: str) -> Start:
 
 
 def encode_start(start: Start) -> Any:
-    """As JSON has it."""
+    """Return the start position as a JSON value."""
     if isinstance(start, Offset):
         return {"offset": start.value}
     if isinstance(start, Time):
@@ -394,7 +395,7 @@ def encode_start(start: Start) -> Any:
 
 
 def decode_start(value: object) -> Start:
-    """DamagedStore for what `encode_start` did not make."""
+    """Return the start position of a JSON value. Raises DamagedStore for any other value."""
     match value:
         case "beginning" | "end":
             return value
@@ -402,7 +403,7 @@ def decode_start(value: object) -> Start:
             return Offset(offset)
         case {"timestamp_ms": int(timestamp_ms)}:
             return Time(timestamp_ms)
-    raise DamagedStore(f"a subscription in the store begins at {str(value)[:200]}")
+    raise DamagedStore(f"a stored subscription has the invalid start {str(value)[:200]}")
 
 
 def _next_turn(progress: Progress, place: Place) -> int:

@@ -1,8 +1,7 @@
-"""What the broker, its stores and its doors say to each other about topics: frozen values, and
-what a topic may be called.
+"""Frozen values about topics that the broker, its stores and its protocols exchange; topic names.
 
-A topic is known by name to people and by id to everything durable, so that a topic made anew
-under an old name inherits nothing.
+People know a topic by its name. Everything durable knows it by its id, so a topic that is created
+again under an old name inherits nothing.
 """
 
 from __future__ import annotations
@@ -35,8 +34,9 @@ class PartitionKey(NamedTuple):
 
 
 class Append(NamedTuple):
-    """One batch for one partition. Its bytes are copied before `append` returns control, unless the
-    buffer is handed over: `owned` says that nobody else will read or write there any more, and that
+    """One batch for one partition. The store copies its bytes before `append` returns control.
+
+    With `owned` the caller hands over the buffer: nobody else will read or write it any more, and
     it holds little beside the batch. The store may then stamp the batch in place and keep it."""
 
     key: PartitionKey
@@ -45,7 +45,8 @@ class Append(NamedTuple):
 
 
 class Appended(NamedTuple):
-    """Where a batch lies. A repeat is answered like the first, with `repeated` set."""
+    """The position of an appended batch. A repeat gets the position of the first append, with
+    `repeated` set."""
 
     base_offset: int
     next_offset: int
@@ -57,7 +58,7 @@ class Appended(NamedTuple):
 class Read(NamedTuple):
     """Batches of one partition from `offset` on, at most `max_bytes` of them.
 
-    The first batch is given whole even when it alone is larger, so that a reader always moves on.
+    The first batch is returned whole even if it alone is larger, so that a reader always advances.
     With `committed` the read ends where the first open transaction begins (`Offsets.stable`).
     """
 
@@ -68,8 +69,8 @@ class Read(NamedTuple):
 
 
 class Aborted(NamedTuple):
-    """A transaction of one producer in one partition that came to nothing: its records lie from
-    `first_offset` on, and its marker at `last_offset`. Others' records lie in between."""
+    """An aborted transaction of one producer in one partition. Its records lie from `first_offset`
+    on, its marker at `last_offset`; records of other producers may lie in between."""
 
     producer_id: int
     first_offset: int
@@ -77,15 +78,16 @@ class Aborted(NamedTuple):
 
 
 class Slice(NamedTuple):
-    """What a read found: whole batches in `chunks`, the first of which holds the offset asked for
-    (and may begin before it), or nothing yet. `next_offset` is the partition's end as readers see
-    it, `first_offset` its beginning. `error` stands for the bytes where they cannot be had.
+    """The result of a read: whole batches in `chunks`, or none if there is nothing yet.
+
+    The first batch contains the requested offset and may begin before it. `first_offset` and
+    `next_offset` are the partition's readable range. If the bytes cannot be read, `error` is set.
 
     `stable_offset` is where the first open transaction begins, else the end. A committed read also
-    gets, by first offset, the aborted transactions that touch the slice's offsets: its reader is to
-    leave out their records, and the markers, which are in the batches like any others.
+    returns the aborted transactions that overlap the slice, ordered by first offset. The reader
+    must drop their records and the markers, which are still in the batches.
 
-    The bytes in `chunks` never change: whoever holds them may send them as they are, whenever."""
+    The bytes in `chunks` never change: they may be sent as they are, at any time."""
 
     key: PartitionKey
     chunks: tuple[bytes | bytearray | memoryview, ...]
@@ -98,9 +100,9 @@ class Slice(NamedTuple):
 
 
 class Offsets(NamedTuple):
-    """A partition's readable range [first, next), its bytes at rest, the leader's epoch, and the
-    last stable offset: where the first open transaction begins, else `next`. A store always says
-    it; -1 is for values made elsewhere that are not about it."""
+    """A partition's readable range [first, next), its stored bytes, the leader's epoch, and the
+    last stable offset: where the first open transaction begins, else `next`. A store always sets
+    `stable`; it is -1 in values from elsewhere that say nothing about it."""
 
     first: int
     next: int
@@ -114,7 +116,7 @@ class OffsetTime(NamedTuple):
     timestamp_ms: int
 
 
-#: By the timestamp in the records, or by when the broker appended them.
+#: Search by the timestamps in the records, or by the time at which the broker appended them.
 TimeKind = Literal["timestamp", "append"]
 
 
@@ -124,15 +126,15 @@ class CursorKey(NamedTuple):
     partition: int
 
 
-#: Stands for a leader epoch that was not given.
+#: No leader epoch was given.
 NO_LEADER_EPOCH: Final = -1
 
 
 class Cursor(NamedTuple):
-    """The next offset that `name` wants of a partition. `offset` None removes the cursor.
+    """The next offset that `name` wants from a partition. `offset` None removes the cursor.
 
-    `leader_epoch` is the epoch of the last record that the client read before `offset`, as the
-    client says: it is kept for the client, and the broker does not act on it."""
+    `leader_epoch` is the epoch of the last record before `offset`, as the client reported it. The
+    store keeps it for the client; the broker does not act on it."""
 
     key: CursorKey
     offset: int | None
@@ -142,15 +144,15 @@ class Cursor(NamedTuple):
 
 
 class State(NamedTuple):
-    """A small durable value; `version` grows by one with each change, 0 means there is none."""
+    """A small durable value. `version` grows by one with each change; 0 means no value."""
 
     value: bytes | None
     version: int
 
 
 class StatePut(NamedTuple):
-    """A small value to be kept if `key` is at `expected_version` (0: there is none); it is at the
-    next one then. None removes the key."""
+    """Store a small value if `key` is at `expected_version` (0: no value); the key is then at the
+    next version. A value of None removes the key."""
 
     key: str
     value: bytes | None
@@ -158,9 +160,10 @@ class StatePut(NamedTuple):
 
 
 def check_topic_name(name: str) -> None:
-    """Kafka's rule. The two names that mean directories are refused, as Kafka does."""
+    """Check a name against Kafka's rule; like Kafka, refuse "." and "..". Raises
+    IllegalTopicName."""
     if _NAME.fullmatch(name) is None or name in (".", ".."):
         raise IllegalTopicName(
-            f"{name[: limits.TOPIC_NAME_CHARS]!r} is no topic name: take 1 to "
+            f"{name[: limits.TOPIC_NAME_CHARS]!r} is not a topic name: use 1 to "
             f"{limits.TOPIC_NAME_CHARS} of the characters A-Z a-z 0-9 . _ - (not '.' or '..')"
         )

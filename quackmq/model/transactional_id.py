@@ -1,22 +1,23 @@
-"""What becomes of a transactional id: Kafka's rules for beginning and ending, as tables. Pure.
+"""The life of a transactional id: Kafka's rules for beginning and ending, as tables. Pure.
 
-A transactional id stands for one producer at a time: a producer id and an epoch. Who begins takes a
-new epoch, and so fences whoever had the one before. There are two ways of ending:
+A transactional id stands for one producer at a time: a producer id and an epoch. A producer that
+begins takes a new epoch, and so fences the producer that had the previous one. There are two ways
+of ending a transaction:
 
-- the older, *explicit* one: the epoch stays as it is, partitions are added by a request of their
-  own, and a repeated end is known by the state alone;
-- the newer, *bumping* one (transaction version 2, KIP-890): every end takes the next epoch, so that
-  nothing that was sent before it can get into what comes after; a repeated end is known by naming
-  the epoch before.
+- *explicit*, the older one: the epoch stays the same, a separate request adds partitions, and a
+  repeated end is recognised by the state alone;
+- *bumping*, the newer one (transaction version 2, KIP-890): every end takes the next epoch, so no
+  batch sent before the end can get into the next transaction. A repeated end is recognised because
+  it names the previous epoch.
 
-Epochs go up to `LAST_EPOCH`, which no client is given, so that every client can be fenced. Behind
-the last one that is given comes a new producer id with epoch 0.
+Epochs go up to `LAST_EPOCH`, which no client receives, so that every client can be fenced. After
+the last epoch that clients receive comes a new producer id with epoch 0.
 
-The two steps that Kafka takes to end a transaction, deciding and then writing markers, are one here
-(see `broker.transactions`), so there are no states between them. Two answers differ, each where
-Kafka's own harms somebody: a beginning that names an epoch of the past does not abort what is open
-before it is refused; and after a restart, of which only what reached the log is left of an open
-transaction, an abort of one that had written nothing is taken (`ENDS_AFTER_RESTART`).
+Kafka ends a transaction in two steps, deciding and then writing markers. Here this is one step
+(see `broker.transactions`), so there are no states in between. Two answers differ from Kafka's,
+each where Kafka's answer does harm. An InitProducerId that names an old epoch is refused without
+first aborting the open transaction. After a restart, only transactions that reached the log are
+still open, so an abort of a transaction that had written nothing succeeds (`ENDS_AFTER_RESTART`).
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ from quackmq.errors import (
     ProducerFenced,
 )
 
-#: The greatest epoch that 16 bits hold; only markers have it.
+#: The greatest 16-bit epoch; only markers have it.
 LAST_EPOCH: Final = 2**15 - 1
 NO_PRODUCER: Final = -1
 NO_EPOCH: Final = -1
 
 
 class TransactionState(StrEnum):
-    """By Kafka's names. Ongoing is not kept: it follows from what the log holds."""
+    """Kafka's names. Ongoing is not stored: it follows from the log."""
 
     EMPTY = "Empty"
     ONGOING = "Ongoing"
@@ -48,7 +49,7 @@ class TransactionState(StrEnum):
 
 
 class ProducerRef(NamedTuple):
-    """Who a client says it is."""
+    """The identity that a client claims."""
 
     transactional_id: str
     producer_id: int
@@ -56,8 +57,8 @@ class ProducerRef(NamedTuple):
 
 
 class TransactionalIdState(NamedTuple):
-    """What is kept of a transactional id: its producer, how its last transaction ended, and the
-    producer id and epoch before, by which a repeat is known."""
+    """The stored state of a transactional id: its producer, how its last transaction ended, and the
+    previous producer id and epoch, which identify a repeated request."""
 
     producer_id: int
     epoch: int
@@ -69,23 +70,23 @@ class TransactionalIdState(NamedTuple):
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether the next producer needs another id."""
+        """Whether the next producer needs a new producer id."""
         return is_exhausted(self.epoch)
 
 
 class Verdict(Enum):
-    """What becomes of a request."""
+    """How a request is answered."""
 
     DO = auto()
-    #: It was done before: it is answered like the first.
+    #: It was done before: answer as the first time.
     AGAIN = auto()
     FENCED = auto()
     INVALID = auto()
 
 
 class Ends(NamedTuple):
-    """What a state makes of an end, by whether it is an abort or a commit, and whether it names the
-    epoch that is current or, as a repeat may, the one before."""
+    """The verdicts of one state on an end: an abort or a commit, which names the current epoch or,
+    as a repeat may, the previous one."""
 
     abort_repeat: Verdict
     abort: Verdict
@@ -102,17 +103,17 @@ EXPLICIT_ENDS: Final[Mapping[TransactionState, Ends]] = {
     TransactionState.COMPLETE_ABORT: Ends(_FENCED, _AGAIN, _FENCED, _INVALID),
 }
 
-#: The same for an id that has done nothing since a restart: it may have begun a transaction before
-#: that wrote nothing, of which nothing is left. To abort that one changes nothing.
+#: The same for an id that was not used since a restart: before it, it may have begun a transaction
+#: that wrote nothing and left no trace. Aborting that transaction changes nothing.
 ENDS_AFTER_RESTART: Final[Mapping[TransactionState, Ends]] = {
     **EXPLICIT_ENDS,
     TransactionState.EMPTY: Ends(_FENCED, _DO, _FENCED, _INVALID),
     TransactionState.COMPLETE_COMMIT: Ends(_FENCED, _DO, _FENCED, _AGAIN),
 }
 
-#: An abort where nothing is open takes a new epoch, too: a client does so to be rid of what it sent
-#: and never heard of. A commit that meets an abort of the broker's own, because time was up, was
-#: too late: its producer is fenced.
+#: An abort takes a new epoch even if nothing is open: a client does this to fence batches that were
+#: never answered. A commit after the broker's own abort (a timeout) is too late: its producer is
+#: fenced.
 BUMPING_ENDS: Final[Mapping[TransactionState, Ends]] = {
     TransactionState.EMPTY: Ends(_FENCED, _DO, _FENCED, _INVALID),
     TransactionState.ONGOING: Ends(_FENCED, _DO, _FENCED, _DO),
@@ -122,8 +123,8 @@ BUMPING_ENDS: Final[Mapping[TransactionState, Ends]] = {
 
 
 class Inits(NamedTuple):
-    """What a state makes of a producer that begins, by whom it says it is: nobody in particular,
-    the producer that is current, the one before (as a repeat may), or any other."""
+    """The verdicts of one state on a producer that begins. It names no producer, the current one,
+    the previous one (as a repeat may), or another."""
 
     unnamed: Verdict
     current: Verdict
@@ -131,7 +132,7 @@ class Inits(NamedTuple):
     other: Verdict
 
 
-#: Where one is open, it is aborted first. The repeat of a beginning that was used since is late.
+#: An open transaction is aborted first. A repeat is too late once its epoch has been used.
 INITS: Final[Mapping[TransactionState, Inits]] = {
     TransactionState.EMPTY: Inits(_DO, _DO, _AGAIN, _FENCED),
     TransactionState.ONGOING: Inits(_DO, _DO, _FENCED, _FENCED),
@@ -154,8 +155,9 @@ def begins(
     epoch: int,
     transactional_id: str,
 ) -> bool:
-    """Whether a producer takes the next epoch, or is answered with the present one, as before. It
-    may name the id and epoch that it has (NO_PRODUCER and NO_EPOCH if none). ProducerFenced."""
+    """Return whether a producer takes the next epoch; False if it repeats a request and gets the
+    current epoch again. A producer may name its id and epoch, else NO_PRODUCER and NO_EPOCH. Raises
+    ProducerFenced."""
     row = INITS[state]
     if producer_id == NO_PRODUCER:
         verdict = row.unnamed
@@ -171,7 +173,7 @@ def begins(
 
 
 def first_standing(producer_id: int, timeout_ms: int, now_ms: int) -> TransactionalIdState:
-    """Of a transactional id that is new."""
+    """Return the state of a new transactional id."""
     return TransactionalIdState(producer_id, 0, TransactionState.EMPTY, timeout_ms, now_ms)
 
 
@@ -183,8 +185,8 @@ def begun(
     named: bool,
     new_producer_id: int | None,
 ) -> TransactionalIdState:
-    """The standing of a producer that begins. `named` is one that named its present epoch, and may
-    have to ask again. The new producer id is for an exhausted one."""
+    """Return the state after a producer begins. `named`: it named its current epoch and may repeat
+    the request. An exhausted id needs `new_producer_id`."""
     _check_new_id(standing.is_exhausted, new_producer_id)
     return TransactionalIdState(
         producer_id=standing.producer_id if new_producer_id is None else new_producer_id,
@@ -204,12 +206,12 @@ def _is_former(standing: TransactionalIdState, producer_id: int, epoch: int) -> 
     return producer_id == standing.producer_id or is_of_before
 
 
-# --- going on ------------------------------------------------------------------------------
+# --- taking part ---------------------------------------------------------------------------
 
 
 def check_current(standing: TransactionalIdState | None, ref: ProducerRef) -> TransactionalIdState:
-    """Whether a producer may take part in a transaction of this id: it must be the current one.
-    InvalidProducerIdMapping, ProducerFenced."""
+    """Check that a producer is the current one of this id and may take part in a transaction.
+    Raises InvalidProducerIdMapping, ProducerFenced."""
     if standing is None or standing.producer_id != ref.producer_id:
         raise _not_mapped(ref)
     if standing.epoch != ref.epoch:
@@ -229,9 +231,9 @@ def ends(
     bump: bool,
     is_recovered: bool = False,
 ) -> bool:
-    """Whether a transaction is to be ended, or was, as is said once more. `bump` is the newer way;
-    `is_recovered` an id that has done nothing since a restart. InvalidProducerIdMapping,
-    ProducerFenced, InvalidTransactionState."""
+    """Return whether to end the transaction now; False if the request repeats an earlier end.
+    `bump` is the newer way. `is_recovered`: the id was not used since a restart. Raises
+    InvalidProducerIdMapping, ProducerFenced, InvalidTransactionState."""
     if standing is None:
         raise _not_mapped(ref)
     is_current = standing.epoch == ref.epoch
@@ -250,7 +252,7 @@ def ends(
     else:
         verdict = row.abort if is_current else row.abort_repeat
     if verdict is Verdict.FENCED and bump and state is TransactionState.COMPLETE_ABORT:
-        # It was not fenced if it was the producer itself that aborted.
+        # If the producer itself aborted, it was not fenced.
         if ref.epoch == standing.previous_epoch:
             verdict = Verdict.INVALID
     if verdict is Verdict.FENCED:
@@ -258,14 +260,14 @@ def ends(
     if verdict is Verdict.INVALID:
         wanted = "committed" if commit else "aborted"
         raise InvalidTransactionState(
-            f"the last transaction of {ref.transactional_id} is {state}: there is none that could "
+            f"the last transaction of {ref.transactional_id} is {state}: no open transaction can "
             f"be {wanted}"
         )
     return verdict is Verdict.DO
 
 
 class Ended(NamedTuple):
-    """The epoch of the markers, and what is kept with them."""
+    """The epoch of the markers, and the state to store with them."""
 
     marker_epoch: int
     standing: TransactionalIdState
@@ -279,8 +281,8 @@ def ended(
     bump: bool,
     new_producer_id: int | None,
 ) -> Ended:
-    """How a client's end leaves a transactional id. A new producer id is for one that bumps an
-    exhausted epoch."""
+    """Return the state after a client ends its transaction. Bumping an exhausted epoch needs
+    `new_producer_id`."""
     _check_new_id(bump and standing.is_exhausted, new_producer_id)
     state = TransactionState.COMPLETE_COMMIT if commit else TransactionState.COMPLETE_ABORT
     kept = standing._replace(state=state, updated_ms=now_ms)
@@ -296,7 +298,7 @@ def ended(
 
 
 def fenced(standing: TransactionalIdState, now_ms: int) -> Ended:
-    """How an abort of the broker's own leaves a transactional id: its producer is fenced."""
+    """Return the state after the broker aborts a transaction by itself: its producer is fenced."""
     kept = standing._replace(
         epoch=standing.epoch + 1,
         state=TransactionState.COMPLETE_ABORT,
@@ -308,27 +310,27 @@ def fenced(standing: TransactionalIdState, now_ms: int) -> Ended:
 
 
 def _is_from_before_the_new_id(standing: TransactionalIdState, ref: ProducerRef) -> bool:
-    """Whether a producer may not have heard that its id was exhausted by its last end."""
+    """Return whether the last end exhausted the producer id and the client may not know it yet."""
     is_of_before = ref.producer_id == standing.previous_producer_id
     return is_of_before and ref.epoch == LAST_EPOCH - 1 and standing.epoch == 0
 
 
 def _not_mapped(ref: ProducerRef) -> InvalidProducerIdMapping:
     return InvalidProducerIdMapping(
-        f"the transactional id {ref.transactional_id} is not that of producer {ref.producer_id}: "
-        "begin anew"
+        f"the transactional id {ref.transactional_id} does not belong to producer "
+        f"{ref.producer_id}: initialise the producer again"
     )
 
 
 def _fenced(standing: TransactionalIdState, ref: ProducerRef) -> ProducerFenced:
     return ProducerFenced(
         f"the transactional id {ref.transactional_id} is at epoch {standing.epoch} of producer "
-        f"{standing.producer_id}: another one took over from epoch {ref.epoch} of producer "
-        f"{ref.producer_id}, or its time was up"
+        f"{standing.producer_id}: epoch {ref.epoch} of producer {ref.producer_id} was replaced by "
+        f"another producer, or its transaction timed out"
     )
 
 
 def _check_new_id(is_needed: bool, new_producer_id: int | None) -> None:
-    """Without one where it is needed, epochs would be given twice."""
+    """Check this, since without a new id where it is needed, epochs would be assigned twice."""
     if is_needed is not (new_producer_id is not None):
-        raise InternalError("a new producer id comes exactly when the epochs of one are used up")
+        raise InternalError("a new producer id is needed exactly when the epochs are used up")

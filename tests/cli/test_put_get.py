@@ -281,7 +281,7 @@ def test_a_terminal_that_is_closed_ends_it_once_and_what_is_left_is_done_in_peac
 def test_a_name_that_is_empty_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     """Without a look at the broker: it would be a subscription that nobody can name."""
     assert main(["get", "ducks", "--name", "", "--broker", "127.0.0.1:1"]) == 2
-    assert "a subscription's name takes 1 to 255 bytes" in capsys.readouterr().err
+    assert "a subscription name must have 1 to 255 bytes" in capsys.readouterr().err
 
 
 @pytest.mark.processes
@@ -314,7 +314,7 @@ def test_a_name_that_no_topic_can_have_is_told_so(
 ) -> None:
     assert main(["put", "a pond", "one", "--broker", address, "--timeout", "30"]) == 2
     said = capsys.readouterr().err
-    assert said.startswith("quackmq: 'a pond' is no topic name: take 1 to 249 of the characters")
+    assert said.startswith("quackmq: 'a pond' is not a topic name: use 1 to 249 of the characters")
 
 
 def test_a_policy_that_refuses_a_message_is_told_as_one(

@@ -108,7 +108,7 @@ WRONG = [
     ({"groupId": "two words"}, "groupId cannot be 'two words': .* a name without spaces"),
     ({"holdRetentionFor": "long"}, "holdRetentionFor cannot be 'long': it is a time like"),
     ({"subscribe": " , "}, "subscribe cannot be ','"),
-    ({"subscribe": "no ducks"}, "subscribe: 'no ducks' is no topic name"),
+    ({"subscribe": "no ducks"}, "subscribe: 'no ducks' is not a topic name"),
     ({"assign": "{}"}, "given subscribe and assign"),
     ({"kafka.bootstrap.servers": ""}, "kafka.bootstrap.servers is missing"),
 ]
