@@ -14,6 +14,7 @@ from typing import Final
 from quackmq.protocols.kafka.api import Api
 from quackmq.protocols.kafka.handlers.cluster import (
     DESCRIBE_CLUSTER_API,
+    FIND_COORDINATOR_API,
     METADATA_API,
     api_versions_api,
 )
@@ -26,7 +27,6 @@ from quackmq.protocols.kafka.handlers.consumer_groups import (
     CONSUMER_GROUP_DESCRIBE_API,
     CONSUMER_GROUP_HEARTBEAT_API,
 )
-from quackmq.protocols.kafka.handlers.coordinators import FIND_COORDINATOR_API
 from quackmq.protocols.kafka.handlers.fetch import FETCH_API
 from quackmq.protocols.kafka.handlers.group_offsets import (
     OFFSET_COMMIT_API,
@@ -42,16 +42,19 @@ from quackmq.protocols.kafka.handlers.groups import (
     LIST_GROUPS_API,
     SYNC_GROUP_API,
 )
-from quackmq.protocols.kafka.handlers.leader_epochs import OFFSET_FOR_LEADER_EPOCH_API
-from quackmq.protocols.kafka.handlers.list_offsets import LIST_OFFSETS_API
-from quackmq.protocols.kafka.handlers.partitions import (
-    CREATE_PARTITIONS_API,
-    DELETE_RECORDS_API,
-    DESCRIBE_LOG_DIRS_API,
+from quackmq.protocols.kafka.handlers.list_offsets import (
+    LIST_OFFSETS_API,
+    OFFSET_FOR_LEADER_EPOCH_API,
 )
 from quackmq.protocols.kafka.handlers.produce import PRODUCE_API
 from quackmq.protocols.kafka.handlers.producers import DESCRIBE_PRODUCERS_API, INIT_PRODUCER_ID_API
-from quackmq.protocols.kafka.handlers.topics import CREATE_TOPICS_API, DELETE_TOPICS_API
+from quackmq.protocols.kafka.handlers.topics import (
+    CREATE_PARTITIONS_API,
+    CREATE_TOPICS_API,
+    DELETE_RECORDS_API,
+    DELETE_TOPICS_API,
+    DESCRIBE_LOG_DIRS_API,
+)
 from quackmq.protocols.kafka.handlers.transactions import (
     ADD_OFFSETS_TO_TXN_API,
     ADD_PARTITIONS_TO_TXN_API,

@@ -1,9 +1,9 @@
-"""The API under /v1. What it offers is told by its own document, at /v1/openapi.json.
+"""The HTTP API under /v1. Its own OpenAPI document is served at /v1/openapi.json.
 
-Read in this order: `operations` (what an operation is), `messages` (how messages are written), then
-any of the rest: `topics`, `publishing`, `reading`, `batches`, `holes`, `events`, `subscriptions`,
-`stages`, `archive`, `health`, `clock`, `connections`, each with its handlers and its `OPERATIONS`;
-`documents`, `openapi` and `page` tell of all of them.
+Open `operations` first: it defines what an operation is and the parameters that operations share.
+`messages` defines how a message is written in JSON. `topics`, `publishing`, `reading`, `batches`,
+`events`, `subscriptions`, `stages`, `archive` and `health` each hold handlers and their
+`OPERATIONS`. `openapi` and `docs_page` describe all of them.
 """
 
 from __future__ import annotations
@@ -14,18 +14,15 @@ from quackmq.protocols.http.router import Route
 from quackmq.protocols.http.v1 import (
     archive,
     batches,
-    clock,
-    connections,
+    docs_page,
     events,
     health,
-    holes,
     publishing,
     reading,
     stages,
     subscriptions,
     topics,
 )
-from quackmq.protocols.http.v1 import document_routes as documents
 from quackmq.protocols.http.v1.operations import Operation, routes_of
 
 _OFFERED: Final = (
@@ -33,15 +30,12 @@ _OFFERED: Final = (
     *publishing.OPERATIONS,
     *reading.OPERATIONS,
     *batches.OPERATIONS,
-    *holes.OPERATIONS,
     *events.OPERATIONS,
     *subscriptions.OPERATIONS,
     *stages.OPERATIONS,
     *archive.OPERATIONS,
     *health.OPERATIONS,
-    *clock.OPERATIONS,
-    *connections.OPERATIONS,
 )
-OPERATIONS: Final[tuple[Operation, ...]] = (*_OFFERED, *documents.operations(_OFFERED))
+OPERATIONS: Final[tuple[Operation, ...]] = (*_OFFERED, *docs_page.operations(_OFFERED))
 #: Every route below /v1.
 ROUTES: Final[tuple[Route, ...]] = routes_of(OPERATIONS)

@@ -35,8 +35,11 @@ from quackmq.protocols.http.errors import HttpFailure
 from quackmq.protocols.http.types import Request, Response, Stream
 from quackmq.protocols.http.v1.operations import (
     BYTES,
+    GREATEST,
     JSON,
     NOTHING,
+    PARTITION,
+    TOPIC,
     Answer,
     Body,
     Number,
@@ -45,7 +48,6 @@ from quackmq.protocols.http.v1.operations import (
     answered,
     json_body,
 )
-from quackmq.protocols.http.v1.parameters import GREATEST, PARTITION, TOPIC
 
 _TAG: Final = "archive"
 _RANGE: Final = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")

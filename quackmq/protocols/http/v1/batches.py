@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 import msgspec
 from msgspec import Meta, Struct
 
 from quackmq import limits as shared_limits
-from quackmq.broker.log.committed import is_committed
+from quackmq.broker.log.committed import is_committed, left_out
 from quackmq.errors import (
     DamagedData,
     LimitReached,
@@ -29,22 +29,20 @@ from quackmq.protocols.http.errors import HttpFailure, status_of
 from quackmq.protocols.http.types import Request, Response
 from quackmq.protocols.http.v1.operations import (
     BYTES,
-    JSON,
-    Answer,
-    Body,
-    Number,
-    Operation,
-    Text,
-    answered,
-    json_body,
-)
-from quackmq.protocols.http.v1.parameters import (
     GREATEST,
+    JSON,
     PARTITION,
     TOPIC,
     WAIT_MS,
+    Answer,
+    Body,
+    Number,
     OffsetField,
+    Operation,
+    Text,
     WaitField,
+    answered,
+    json_body,
 )
 from quackmq.protocols.http.v1.topics import PartitionOffsets, TopicName
 from quackmq.records.batch import Buffer, batches, spans
@@ -307,6 +305,58 @@ def _times(times: Sequence[OffsetTime]) -> str:
 
 # --- operations -----------------------------------------------------------------------------------
 
+
+# --- offsets that hold no record for readers ------------------------------------------------------
+#
+# Offsets have no gaps, but a reader of committed records sees gaps: transaction markers and the
+# records of aborted transactions. A program that has to prove that nothing is missing asks here
+# what each gap is. The answer covers the log only. An archive file holds only committed records;
+# its manifest has the number of records that it was made with.
+
+
+class Hole(Struct, frozen=True):
+    """From `first_offset` to before `next_offset` lies a batch of an aborted transaction, or a
+    marker that ended one. `first_sequence` is the producer's number of its first record, -1 for a
+    marker."""
+
+    first_offset: int
+    next_offset: int
+    reason: Literal["aborted", "marker"]
+    producer_id: int
+    producer_epoch: int
+    first_sequence: int
+
+
+class HolesFound(Struct, frozen=True):
+    """All up to `next_offset`, where to go on; nothing lies beyond `end_offset`, as far as it is
+    decided."""
+
+    holes: list[Hole]
+    next_offset: int
+    end_offset: int
+
+
+async def find_holes(request: Request) -> Response:
+    broker = request.broker
+    topic = check_id(broker.topic(TOPIC.of(request)), TOPIC_ID.given(request))
+    key, offset = PartitionKey(topic.id, PARTITION.of(request)), OFFSET.of(request)
+    most = limits.HTTP_HOLES_BYTES
+    reads = [Read(key, offset, most, committed=True)]
+    (found,) = await broker.read(request.caller, reads, max_bytes=most)
+    if isinstance(found.error, DamagedData):
+        raise damaged(found.error)
+    if found.error is not None:
+        raise found.error
+    holes = [Hole(*each) for each in left_out(found)]
+    next_offset = offset
+    for chunk in found.chunks[-1:]:
+        for batch in batches(chunk):
+            next_offset = batch.next_offset
+    return answered(200, HolesFound(holes, next_offset, found.stable_offset))
+
+
+# --- operations -----------------------------------------------------------------------------------
+
 OPERATIONS: Final = (
     Operation(
         name="readBatches",
@@ -347,5 +397,18 @@ OPERATIONS: Final = (
         about="Tell the durable names of producers.",
         body=PRODUCERS,
         answers={200: Answer("Their names, as far as they have any.", PublishersFound)},
+    ),
+    Operation(
+        name="findHoles",
+        tag="messages",
+        method="GET",
+        path="/v1/topics/{topic}/partitions/{partition}/holes",
+        handler=find_holes,
+        about="Tell which offsets hold nothing for readers, and why: of what is in the log, from "
+        "an offset on, a stretch at a time. What is damaged is refused, and the header "
+        f"`{NEXT_OFFSET}` tells where to go on.",
+        parameters=(TOPIC, PARTITION, OFFSET, TOPIC_ID),
+        answers={200: Answer("The holes of a stretch.", HolesFound)},
+        errors=(UnknownTopic, UnknownPartition, OffsetOutOfRange, DamagedData),
     ),
 )

@@ -1,25 +1,37 @@
-"""Whether the broker lives, and whether it can take what is published.
+"""The broker's own state: whether it lives and takes writes, its clock, who is connected.
 
-`/v1/health` is for whoever restarts a process that is stuck: it asks nothing of the disk.
-`/v1/ready` is for whoever sends traffic: a broker whose disk is full lives, and can be read, but
-should not be written to. An archive that is stuck is named by both, and keeps nobody from
-publishing: the log has all of it until it is archived.
+`/v1/health` is for a supervisor that restarts a stuck process: it does not touch the disk.
+`/v1/ready` is for a load balancer: a broker whose disk is full lives and can be read, but should
+not be written to. Both name an archive that is stuck, which keeps nobody from publishing: the log
+keeps all records until they are archived. `/v1/clock` shows the broker's clock beside the wall
+clock and lets an operator confirm the latter. `/v1/connections` lists the peers of the line door.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from itertools import islice
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
-from msgspec import Struct
+import msgspec
+from msgspec import Meta, Struct
 
 from quackmq import __version__
+from quackmq.broker import ClockStatus, Connected
 from quackmq.errors import BrokerClosing, StoreReadOnly
 from quackmq.loop_clock import loop_clock
 from quackmq.protocols.http import limits
 from quackmq.protocols.http.types import Request, Response
-from quackmq.protocols.http.v1.clock import ClockState, state_of
-from quackmq.protocols.http.v1.operations import Answer, Operation, answered
+from quackmq.protocols.http.v1.operations import (
+    JSON,
+    LIMIT,
+    Answer,
+    Body,
+    Operation,
+    Text,
+    answered,
+    json_body,
+)
 
 _TAG: Final = "health"
 
@@ -125,6 +137,115 @@ def _archive_health(request: Request) -> ArchiveHealth | None:
     )
 
 
+# --- the clock ------------------------------------------------------------------------------------
+
+
+class ClockState(Struct, frozen=True):
+    """The broker's clock, which stamps everything and by which everything expires, beside the wall
+    clock. `ahead_ms` is how far the wall clock is ahead. `status` is `steady` where they agree,
+    `adjusting` while the broker's clock approaches the wall clock, `jumped` where the wall clock
+    jumped while the machine ran, and `paused` where it is not known how much time has passed since
+    the last start: nothing is deleted or expired by age then. `jumped` and `paused` last until the
+    wall clock is set right, or is confirmed."""
+
+    status: Literal["steady", "adjusting", "jumped", "paused"]
+    time_ms: int
+    wall_ms: int
+    ahead_ms: int
+
+
+class Confirmation(Struct, frozen=True, forbid_unknown_fields=True):
+    """`passed` says whether the difference between the two clocks is time that passed. Where it is
+    null, that is decided by what the broker knows: while the machine ran the time did not pass;
+    after a start of the machine, ages follow the wall clock."""
+
+    passed: bool | None = None
+
+
+class Confirmed(Struct, frozen=True):
+    """`confirmed` is false where there was nothing to confirm."""
+
+    confirmed: Annotated[bool, Meta(description="Whether there was anything to confirm.")]
+    clock: ClockState
+
+
+CONFIRMATION: Final = Body(
+    "What is known of the time that passed.", {JSON: Confirmation}, required=False
+)
+_decoder: Final = msgspec.json.Decoder(Confirmation)
+
+
+def state_of(status: ClockStatus) -> ClockState:
+    return ClockState(*status)
+
+
+async def show_clock(request: Request) -> Response:
+    return answered(200, state_of(request.broker.timekeeping.status(request.caller)))
+
+
+async def confirm_clock(request: Request) -> Response:
+    timekeeping = request.broker.timekeeping
+    confirmation = json_body(request, CONFIRMATION, _decoder)
+    confirmed = await timekeeping.confirm(request.caller, confirmation.passed)
+    return answered(200, Confirmed(confirmed, state_of(timekeeping.status(request.caller))))
+
+
+# --- connections ----------------------------------------------------------------------------------
+
+
+class Connection(Struct, frozen=True):
+    """A peer. Through which `door` it came and in which `role`, `pub` or `sub`; the `id` that it
+    calls itself; the `channel`, its address for instance. `topics` are some of those that it has
+    chosen, `topic_count` is how many there are."""
+
+    door: str
+    role: str
+    id: str
+    channel: str
+    topics: list[str]
+    topic_count: int
+
+
+class ConnectionPage(Struct, frozen=True):
+    """Connections by door, role, id and channel. `next` goes into `after` to ask for more; null
+    where there are no more."""
+
+    connections: list[Connection]
+    next: str | None
+
+
+#: None of the first three has a space in it.
+AFTER: Final = Text(
+    name="after", about="It is the `next` of the page before.", pattern="[^ ]+ [^ ]+ [^ ]+ .+"
+)
+
+
+async def list_connections(request: Request) -> Response:
+    after, limit = AFTER.given(request), LIMIT.of(request)
+    found = request.broker.connections.all()
+    if after is not None:
+        found = found[bisect_right(found, tuple(after.split(" ", 3)), key=_place) :]
+    page = [
+        Connection(
+            each.door,
+            each.role,
+            each.id,
+            each.channel,
+            list(each.topics[: limits.CONNECTION_TOPICS_TOLD]),
+            len(each.topics),
+        )
+        for each in found[:limit]
+    ]
+    more = " ".join(_place(found[limit - 1])) if len(found) > limit else None
+    return answered(200, ConnectionPage(page, more))
+
+
+def _place(peer: Connected) -> tuple[str, ...]:
+    return peer.door, peer.role, peer.id, peer.channel
+
+
+# --- operations -----------------------------------------------------------------------------------
+
 OPERATIONS: Final = (
     Operation(
         name="health",
@@ -144,5 +265,36 @@ OPERATIONS: Final = (
         about="Whether the broker takes what is published; if not, why.",
         answers={200: Answer("It does.", Health)},
         errors=(StoreReadOnly, BrokerClosing),
+    ),
+    Operation(
+        name="show_clock",
+        tag=_TAG,
+        method="GET",
+        path="/v1/clock",
+        handler=show_clock,
+        about="Show the broker's clock beside the wall clock.",
+        answers={200: Answer("Both clocks.", ClockState)},
+    ),
+    Operation(
+        name="confirm_clock",
+        tag=_TAG,
+        method="POST",
+        path="/v1/clock/confirm",
+        handler=confirm_clock,
+        about="Confirm that the wall clock is right, after it jumped or the broker was off for "
+        "long. Deletion and expiry by age go on from then on.",
+        body=CONFIRMATION,
+        answers={200: Answer("The clocks from now on.", Confirmed)},
+        errors=(StoreReadOnly, BrokerClosing),
+    ),
+    Operation(
+        name="list_connections",
+        tag=_TAG,
+        method="GET",
+        path="/v1/connections",
+        handler=list_connections,
+        about="List who is connected at the line door.",
+        parameters=(AFTER, LIMIT),
+        answers={200: Answer("A page of connections.", ConnectionPage)},
     ),
 )

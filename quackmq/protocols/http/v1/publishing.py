@@ -32,8 +32,7 @@ from quackmq.model.offset_notes import GREATEST_NUMBER, PUBLISHER_PREFIX
 from quackmq.model.topic import Appended
 from quackmq.protocols.http.types import DeferredResponse, Request, Response
 from quackmq.protocols.http.v1.messages import KEY, KEY_BASE64, MESSAGES, published
-from quackmq.protocols.http.v1.operations import Answer, Number, Operation, Text, answered
-from quackmq.protocols.http.v1.parameters import TOPIC
+from quackmq.protocols.http.v1.operations import TOPIC, Answer, Number, Operation, Text, answered
 from quackmq.records.batch import Record
 
 _TAG: Final = "messages"

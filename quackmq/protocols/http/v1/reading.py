@@ -12,8 +12,17 @@ from quackmq.model.topic import PartitionKey
 from quackmq.protocols.http import limits
 from quackmq.protocols.http.types import Request, Response
 from quackmq.protocols.http.v1.messages import Range, StoredMessage, stored
-from quackmq.protocols.http.v1.operations import Answer, Number, Operation, answered
-from quackmq.protocols.http.v1.parameters import GREATEST, LIMIT, PARTITION, TOPIC, WAIT_MS
+from quackmq.protocols.http.v1.operations import (
+    GREATEST,
+    LIMIT,
+    PARTITION,
+    TOPIC,
+    WAIT_MS,
+    Answer,
+    Number,
+    Operation,
+    answered,
+)
 
 
 class MessagePage(Struct, frozen=True):

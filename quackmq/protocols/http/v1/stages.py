@@ -45,7 +45,9 @@ from quackmq.protocols.http.types import Request, Response, decoded
 from quackmq.protocols.http.v1.messages import NewMessage, record_of
 from quackmq.protocols.http.v1.operations import (
     BYTES,
+    GREATEST,
     JSON,
+    LIMIT,
     NOTHING,
     Answer,
     Body,
@@ -56,7 +58,6 @@ from quackmq.protocols.http.v1.operations import (
     content_type_of,
     json_body,
 )
-from quackmq.protocols.http.v1.parameters import GREATEST, LIMIT
 from quackmq.records import codec
 from quackmq.records.batch import Batch
 

@@ -28,19 +28,17 @@ from quackmq.protocols.http.types import Request, Response
 from quackmq.protocols.http.v1.messages import StoredMessage, stored
 from quackmq.protocols.http.v1.operations import (
     JSON,
+    LIMIT,
     NOTHING,
+    TOPIC,
     Answer,
     Body,
     Operation,
+    StartField,
     Text,
+    WaitField,
     answered,
     json_body,
-)
-from quackmq.protocols.http.v1.parameters import (
-    LIMIT,
-    TOPIC,
-    StartField,
-    WaitField,
     start_of,
     start_shown,
 )

@@ -28,7 +28,9 @@ from quackmq.model.topic import PartitionKey, Topic
 from quackmq.protocols.http.types import Request, Response
 from quackmq.protocols.http.v1.operations import (
     JSON,
+    LIMIT,
     NOTHING,
+    TOPIC,
     Answer,
     Body,
     Number,
@@ -37,7 +39,6 @@ from quackmq.protocols.http.v1.operations import (
     answered,
     json_body,
 )
-from quackmq.protocols.http.v1.parameters import LIMIT, TOPIC
 
 _TAG: Final = "topics"
 

@@ -1,6 +1,7 @@
-"""ApiVersions, Metadata, DescribeCluster: what this broker can do, who it is, which topics it has.
+"""ApiVersions, Metadata, DescribeCluster and FindCoordinator: what this broker can do, which node
+it is, which topics it has. The coordinator of every group and transactional id is this node.
 
-Where a client asks what it may do, it is told: everything. Nobody is refused anything here yet.
+A client that asks what it may do is told: everything. There is no access control yet.
 """
 
 from __future__ import annotations
@@ -192,3 +193,43 @@ def _by_id(call: Call, topic_id: uuid.UUID | None) -> Topic:
     if topic_id is None:
         raise UnknownTopic("neither a name nor an id of a topic")
     return call.broker.topic_by_id(topic_id)
+
+
+# --- the coordinator of a group or transactional id -----------------------------------------------
+
+
+FIND_COORDINATOR: Final = 10
+
+#: What a key names.
+_GROUP: Final = 0
+_TRANSACTION: Final = 1
+
+_FIRST_WITH_SEVERAL: Final = 4
+
+
+async def find_coordinator(call: Call, request: Any) -> Fields:
+    coordinator = _coordinator(call, getattr(request, "key_type", _GROUP))
+    if call.version < _FIRST_WITH_SEVERAL:
+        return coordinator
+    return {"coordinators": [{**coordinator, "key": key} for key in request.coordinator_keys]}
+
+
+FIND_COORDINATOR_API: Final = schema_api(FIND_COORDINATOR, 0, 6, 3, find_coordinator)
+
+
+def _coordinator(call: Call, key_type: int) -> Fields:
+    if key_type in (_GROUP, _TRANSACTION):
+        return {
+            "error_code": ErrorCode.none,
+            "error_message": None,
+            "node_id": call.node.id,
+            "host": call.node.host,
+            "port": call.node.port,
+        }
+    return {
+        "error_code": ErrorCode.invalid_request,
+        "error_message": f"nothing of the kind {key_type} is known here",
+        "node_id": -1,
+        "host": "",
+        "port": -1,
+    }

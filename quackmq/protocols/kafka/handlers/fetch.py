@@ -36,7 +36,7 @@ from quackmq.protocols.kafka.codec.fetch import (
     write_response,
 )
 from quackmq.protocols.kafka.errors import code_of
-from quackmq.protocols.kafka.handlers.leader_epochs import offsets_in_epoch
+from quackmq.protocols.kafka.handlers.list_offsets import offsets_in_epoch
 from quackmq.records.batch import Buffer
 
 #: Session epochs of a full fetch, whatever session the request names: with -1 the client wants no

@@ -1,6 +1,12 @@
 """ListOffsets: where a partition begins and ends, and which offset belongs to a time.
+OffsetForLeaderEpoch: where a leader epoch ended (KIP-320).
 
-For who reads committed records only, a partition ends where its first open transaction begins.
+A reader of committed records sees a partition end where its first open transaction begins.
+
+A client names the leader epoch that it knows. If that epoch is over, the client missed a restart
+in which the end of a log may have been cut. It then asks for metadata, asks here where the old
+epoch ended, and continues. It always can, because records that were readable are never cut
+(`quackmq.broker.log.epoch_lookup`). For the same reason a fetch never reports diverging epochs.
 """
 
 from __future__ import annotations
@@ -11,13 +17,13 @@ from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
-from quackmq.errors import QuackError
-from quackmq.model.topic import OffsetTime, PartitionKey
+from quackmq.broker import Broker, Caller
+from quackmq.errors import FencedLeaderEpoch, QuackError, UnknownLeaderEpoch
+from quackmq.model.topic import Offsets, OffsetTime, PartitionKey
 from quackmq.protocols.kafka.api import Call, schema_api, unhurried
 from quackmq.protocols.kafka.codec.fetch import NO_EPOCH, READ_COMMITTED
 from quackmq.protocols.kafka.codec.writer import Fields
 from quackmq.protocols.kafka.errors import code_of
-from quackmq.protocols.kafka.handlers.leader_epochs import offsets_in_epoch
 
 LIST_OFFSETS: Final = 2
 
@@ -119,3 +125,52 @@ async def _find(
 
 def _error(partition: int, code: ErrorCode) -> Fields:
     return {"partition_index": partition, "error_code": code}
+
+
+# --- leader epochs (KIP-320) ----------------------------------------------------------------------
+
+
+OFFSET_FOR_LEADER_EPOCH: Final = 23
+
+
+async def offsets_in_epoch(
+    broker: Broker, caller: Caller, key: PartitionKey, leader_epoch: int
+) -> Offsets:
+    """A partition's offsets, if the epoch that a client knows of is the present one.
+    FencedLeaderEpoch for an older one, UnknownLeaderEpoch for a newer one."""
+    offsets = await broker.offsets(caller, key)
+    if leader_epoch == NO_EPOCH or leader_epoch == offsets.epoch:
+        return offsets
+    error = FencedLeaderEpoch if leader_epoch < offsets.epoch else UnknownLeaderEpoch
+    raise error(f"leader epoch {leader_epoch} was named, {offsets.epoch} is the present one")
+
+
+async def offset_for_leader_epoch(call: Call, request: Any) -> Fields:
+    return {
+        "topics": [
+            {
+                "topic": topic.topic,
+                "partitions": [
+                    await _epoch_end(call, topic.topic, wanted)
+                    async for wanted in unhurried(topic.partitions, every=10)
+                ],
+            }
+            for topic in request.topics
+        ]
+    }
+
+
+OFFSET_FOR_LEADER_EPOCH_API: Final = schema_api(
+    OFFSET_FOR_LEADER_EPOCH, 2, 4, 4, offset_for_leader_epoch
+)
+
+
+async def _epoch_end(call: Call, name: str, wanted: Any) -> Fields:
+    try:
+        key = PartitionKey(call.broker.topic(name).id, wanted.partition)
+        await offsets_in_epoch(call.broker, call.caller, key, wanted.current_leader_epoch)
+        end = await call.broker.epoch_end(call.caller, key, wanted.leader_epoch)
+    except QuackError as error:
+        return {"partition": wanted.partition, "error_code": code_of(error)}
+    found = {} if end is None else {"leader_epoch": end.epoch, "end_offset": end.offset}
+    return {"partition": wanted.partition, "error_code": ErrorCode.none, **found}

@@ -18,7 +18,7 @@ from quackmq.model.topic import Topic
 from quackmq.protocols.http import limits as http_limits
 from quackmq.protocols.http.errors import HttpFailure
 from quackmq.protocols.http.types import Request
-from quackmq.protocols.http.v1.event_ids import next_offsets, place_token
+from quackmq.protocols.http.v1.events import next_offsets, place_token
 from quackmq.protocols.http.v1.messages import published, stored
 from quackmq.protocols.http.v1.operations import encoded
 from quackmq.protocols.http.v1.publishing import PARTITION
