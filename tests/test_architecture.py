@@ -1,7 +1,8 @@
 """The rules that keep the code base one piece, checked on its source.
 
-Layers: who may import whom. Style: docstrings, file sizes, no paths of somebody's machine. Prose
-that could rot: the drawn tree of errors, the reasons of the limits, the public names.
+Layers: who may import whom, and no cycles. Style: docstrings, sizes of files and packages, no paths
+of somebody's machine. Prose that could rot: the drawn tree of errors, the reasons of the limits,
+the public names, the files and functions that ARCHITECTURE.md names, the ids of requirements.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import inspect
 import re
 import sys
 import tomllib
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -18,6 +20,7 @@ from pathlib import Path
 import quackmq
 from quackmq import errors
 from quackmq.cli.limits_command import reasons
+from tests.source import cycles, is_in_the_source, requirements_named
 from tests.tables import each
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -105,6 +108,55 @@ WORLDLESS = VALUES | PURE | CODECS | SHARED
 #: Files above 600 lines, each with the reason why it is not two.
 LONG_FILES: dict[str, str] = {}
 LONG_FILE_LINES = 600
+
+#: Packages of more modules than a reader can keep in mind, each with the reason.
+LARGE_PACKAGES: dict[str, str] = {}
+PACKAGE_MODULES = 13
+
+#: A package's docstring: what it is for, what it promises, which module to open first. Longer ones
+#: hold an example, or a list of subpackages.
+PACKAGE_DOCSTRING_LINES = range(3, 16)
+
+#: Modules that import each other, if only for types or inside functions, each with the reason.
+KNOWN_CYCLES: dict[tuple[str, ...], str] = {
+    (
+        "quackmq.broker.push.channel",
+        "quackmq.broker.push.flusher",
+        "quackmq.broker.push.push_registry",
+        "quackmq.broker.push.push_subscription",
+    ): "types only: a push subscription names its channel, whose registry names subscriptions",
+    (
+        "quackmq.broker.retention.due_times",
+        "quackmq.broker.retention.partition",
+    ): "types only: each names the other in a signature",
+    (
+        "quackmq.stores.local.partition_log",
+        "quackmq.stores.local.tail",
+        "quackmq.stores.local.waiters",
+    ): "types only: a log has its tail and its waiters, which name the log",
+    (
+        "quackmq.protocols.kafka.api",
+        "quackmq.protocols.kafka.handlers.encoded_topics",
+    ): "types only: what a handler gets names the encoded topics",
+    (
+        "quackmq.cli.chaos.kafka",
+        "quackmq.cli.chaos.line",
+        "quackmq.cli.chaos.runner",
+        "quackmq.cli.chaos.xpub",
+        "quackmq.cli.chaos.zmq",
+    ): "a fault client is loaded when it is chosen, so that one does not load all libraries",
+    (
+        "quackmq.cli.entry",
+        "quackmq.cli.main",
+        "quackmq.cli.serve",
+    ): "a command is loaded when it is chosen, so that `quackmq --help` is fast",
+}
+
+#: Documents that name files as `path.py` and functions as `path.py::Class.function`. Paths begin at
+#: the root of the repository or at `quackmq/`.
+NAMING_CODE = [
+    *sorted((ROOT / "docs" / "decisions").glob("*.md")),
+]
 
 #: Packages that are imported by another name than they are installed by.
 IMPORTED_AS = {"google_re2": "re2", "pyzmq": "zmq"}
@@ -223,6 +275,97 @@ def test_long_files_are_named_with_their_reason() -> None:
         if len(path.read_text().splitlines()) > LONG_FILE_LINES
     }
     assert long == set(LONG_FILES)
+
+
+def test_a_package_has_no_more_modules_than_a_reader_can_keep_in_mind() -> None:
+    sizes = Counter(
+        path.parent.relative_to(ROOT).as_posix() for path in MODULES if path.name != "__init__.py"
+    )
+    assert {name for name, size in sizes.items() if size > PACKAGE_MODULES} == set(LARGE_PACKAGES)
+
+
+def test_a_package_says_in_a_few_lines_what_it_is_for() -> None:
+    wrong = {
+        str(path.relative_to(ROOT)): lines
+        for path in MODULES
+        if path.name == "__init__.py"
+        for lines in [len((ast.get_docstring(tree(path)) or "").splitlines())]
+        if lines not in PACKAGE_DOCSTRING_LINES
+    }
+    assert wrong == {}
+
+
+def test_no_modules_import_each_other() -> None:
+    graph = {
+        module_name(path): {*our_imports(path)} - {module_name(path)}
+        for path in MODULES
+        # A package's own file gathers names for others to import.
+        if path.name != "__init__.py"
+    }
+    found = {tuple(cycle) for cycle in cycles(graph)}
+    assert found == set(KNOWN_CYCLES), "break a new cycle; take a broken one out of KNOWN_CYCLES"
+
+
+def test_cycles_are_found() -> None:
+    graph = {"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": {"e"}, "e": set(), "f": {"d"}}
+    assert cycles(graph) == [["a", "b", "c"]]
+
+
+def test_the_files_and_functions_that_documents_name_exist() -> None:
+    wrong = [
+        f"{document.relative_to(ROOT)}: {path}" + (f"::{name}" if name else "")
+        for document in NAMING_CODE
+        for path, name in re.findall(
+            r"`([\w/.-]+(?:\.py|/))(?:::([\w.]+))?(?:\(\))?`", document.read_text()
+        )
+        if not is_in_the_source(path, name)
+    ]
+    assert wrong == [], "name what took their place"
+
+
+@each(
+    ("path", "name", "exists"),
+    [
+        ("quackmq/errors.py", "", True),
+        ("stores/local/", "", True),
+        ("stores/contract.py", "Store.append", True),
+        ("stores/contract.py", "Store", True),
+        ("errors.py", "QuackError.code", True),
+        ("limits.py", "MIB", True),
+        ("stores/contract.py", "Store.no_such_method", False),
+        ("stores/contract.py", "no_such_function", False),
+        ("stores/no_such_file.py", "", False),
+        ("stores/no_such_package/", "", False),
+    ],
+)
+def test_a_name_of_a_document_is_looked_up_in_the_source(
+    path: str, name: str, exists: bool
+) -> None:
+    assert is_in_the_source(path, name) is exists
+
+
+def test_every_requirement_that_is_named_is_in_the_specification() -> None:
+    specified = (ROOT / "docs" / "specification.md").read_text()
+    defined = re.findall(r"^\| ([A-Z]\d+) \|", specified, re.MULTILINE)
+    assert len(set(defined)) == len(defined), "an id is defined once"
+    named = {
+        found: path.relative_to(ROOT).as_posix()
+        for path in [*MODULES, *programs_in("tests", "benchmarks", "examples")]
+        if path != Path(__file__)
+        for found in requirements_named(path.read_text())
+    }
+    assert {name: path for name, path in named.items() if name not in defined} == {}
+
+
+def test_requirements_are_named_in_prose_and_in_the_names_of_tests() -> None:
+    source = '"""Exactly once (R2), D7."""\ndef test_x5_it_is_kept_q12() -> None: ...  # not S3_KEY'
+    assert set(requirements_named(source)) == {"R2", "D7", "X5", "Q12"}
+
+
+def test_the_glossary_defines_each_term_once_in_alphabetical_order() -> None:
+    text = (ROOT / "docs" / "glossary.md").read_text()
+    terms = re.findall(r"^\*\*(.+?)\*\*", text, re.MULTILINE)
+    assert terms == sorted(set(terms), key=str.lower)
 
 
 def test_nothing_durable_and_no_input_hangs_on_an_assert() -> None:

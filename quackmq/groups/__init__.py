@@ -1,5 +1,10 @@
-"""Consumer groups: members, generations, assignments. Pure. The rules are in `groups.group` for the
-classic protocol, and in `groups.consumer` for the newer one."""
+"""Consumer groups: members, generations, assignments. Pure: no clock, no disk, no network.
+
+Open `classic.group` for the classic protocol, in which members divide the partitions among
+themselves, and `consumer.group` for the newer one (KIP-848), in which the broker does. `states` are
+the states of both, `deadlines` the sessions that run out. `quackmq.broker.groups` carries out what
+these modules decide.
+"""
 
 from quackmq.groups.classic.group import Group
 from quackmq.groups.classic.messages import (

@@ -1,4 +1,5 @@
 """Processes that pipelines start beside Spark.
 
-`processes` starts, watches and stops them. `simulation` and `stress` are the programs they run.
+Open `processes` first: it starts, watches and stops them. `simulation` and `stress` are the
+programs that they run, for the pipelines `simulate` and `metrics`.
 """
