@@ -365,7 +365,8 @@ def decode(data: bytes, where: str) -> Manifest:
         fields = orjson.loads(data)
         if fields["format"] != FORMAT:
             raise NewerFormat(
-                f"{where}: format {fields['format']} of a manifest; this version knows {FORMAT}"
+                f"{where}: the manifest has format {fields['format']}, this program knows "
+                f"{FORMAT}: use a newer QuackMQ"
             )
         manifest = Manifest(
             PartitionKey(uuid.UUID(fields["topic_id"]), fields["partition"]),

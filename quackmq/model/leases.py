@@ -324,8 +324,8 @@ class Leases:
         bytes that `encode` did not write, and NewerFormat."""
         if value and value[0] > _VERSION:
             raise NewerFormat(
-                f"the state of a subscription has version {value[0]}; this program knows version "
-                f"{_VERSION}: use a newer program"
+                f"the state of a subscription has version {value[0]}, this program knows "
+                f"{_VERSION}: use a newer QuackMQ"
             )
         if not _HEAD.size < len(value) <= LONGEST_STATE_BYTES:
             raise _damaged(f"it has {len(value)} bytes")

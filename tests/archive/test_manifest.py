@@ -243,7 +243,9 @@ def test_bytes_with_a_good_checksum_that_are_no_manifest_are_damage() -> None:
     ):
         with pytest.raises(DamagedData, match="here"):
             decode(resealed({**sound, **changes}), "here")
-    with pytest.raises(NewerFormat):
+    with pytest.raises(
+        NewerFormat, match="has format 2, this program knows 1: use a newer QuackMQ"
+    ):
         decode(resealed({**sound, "format": 2}), "here")
 
 

@@ -215,7 +215,9 @@ def test_a_file_of_a_later_version_is_no_damage(
     archive: Archive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("quackmq.archive.parquet.reader.SCHEMA_VERSION", 0)
-    with pytest.raises(NewerFormat, match="has schema 1"):
+    with pytest.raises(
+        NewerFormat, match="has schema 1, this program knows 0: use a newer QuackMQ"
+    ):
         ArchiveReader(archive.disk).read(archive.manifest, 0, 1)
 
 

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -278,6 +279,18 @@ def test_a_damaged_export_is_named_before_anything_is_put(
     assert run(export, "swans", broker) == 1
     assert "00000000000000000200-00000002.parquet is not as the export's" in capsys.readouterr().err
     assert "swans" not in broker.broker.topics()
+
+
+def test_an_export_of_a_newer_format_is_refused_with_its_number(
+    export: Path, broker: RunningBroker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    manifest = export / "_manifest.json"
+    told = orjson.loads(manifest.read_bytes())
+    manifest.write_bytes(orjson.dumps({**told, "format": 2}))
+    assert run(export, "geese", broker) == 1
+    error = capsys.readouterr().err
+    assert "is an export of format 2, this program knows 1: use a newer QuackMQ" in error
+    assert error.count("\n") == 1
 
 
 @pytest.mark.parametrize(

@@ -427,7 +427,9 @@ def test_every_changed_bit_is_noticed() -> None:
 
 
 def test_a_state_of_a_later_version_is_named_as_such() -> None:
-    with pytest.raises(NewerFormat, match="version 2"):
+    with pytest.raises(
+        NewerFormat, match="has version 2, this program knows 1: use a newer QuackMQ"
+    ):
         Leases.decode(b"\x02" + example()[1:], LIVE, 0)
 
 

@@ -295,7 +295,8 @@ class ArchiveReader:
             version = schema_version(metadata.metadata or {})
             if version > SCHEMA_VERSION:
                 raise NewerFormat(
-                    f"{path} has schema {version}; this version knows up to {SCHEMA_VERSION}"
+                    f"{path} has schema {version}, this program knows {SCHEMA_VERSION}: "
+                    "use a newer QuackMQ"
                 )
             tail = _Tail(decode_row_groups(metadata.metadata or {}), metadata)
         except (pa.ArrowException, ValueError, OSError) as error:

@@ -136,7 +136,8 @@ def _listed_by_manifest(path: Path) -> list[_Listed]:
             )
         if told["format"] != FORMAT:
             raise NewerFormat(
-                f"{path} is an export of format {told['format']}; this version knows {FORMAT}"
+                f"{path} is an export of format {told['format']}, this program knows {FORMAT}: "
+                "use a newer QuackMQ"
             )
         return [
             _Listed(path / file["name"], (file["size"], file["crc32c"]))
