@@ -21,9 +21,7 @@ PEERS = 20
 
 def connections(running: Opened, door: str) -> Iterable[Any]:
     opened_door: Any = running.doors[door]
-    return list(
-        getattr(opened_door, "connections", None) or getattr(opened_door, "_connections", ())
-    )
+    return list(opened_door.connections)
 
 
 async def served_line_subscriber(running: Opened, number: int) -> None:

@@ -262,9 +262,18 @@ class Connection(asyncio.BufferedProtocol):
         self.abort()
 
     def abort(self) -> None:
-        """Without another word, also where the peer takes nothing."""
+        """Close at once, even if the peer takes nothing."""
         if self._transport is not None:
             self._transport.abort()
+
+    def cancel(self) -> None:
+        """Nothing that is under way gives another answer for being cancelled."""
+
+    def sweep(self, now: float) -> None:
+        """Disconnect a peer whose request began to come long ago and is still not whole."""
+        wait_ms = limits.KAFKA_REQUEST_WAIT_MS
+        if self.begun_at is not None and (now - self.begun_at) * 1000 > wait_ms:
+            self.disconnect(f"a request was not whole after {wait_ms} ms")
 
     def is_behind(self, now: float) -> bool:
         """Whether memory is held for a request that comes too slowly to be whole in time."""

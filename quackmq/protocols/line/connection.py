@@ -212,7 +212,7 @@ class Connection(asyncio.BufferedProtocol):
         self._draining = True
         self._end_if_done()
 
-    def look(self, now: float) -> None:
+    def sweep(self, now: float) -> None:
         """End it for a peer that has been silent, or slow, for too long."""
         if self._end is not None:
             return
@@ -248,8 +248,11 @@ class Connection(asyncio.BufferedProtocol):
             self._conversation.answer(Word.TERMINATE)
         self._part(says_so=end not in (End.GONE, End.MISTAKEN))
 
+    def cancel(self) -> None:
+        self.end(End.CLOSED)
+
     def abort(self) -> None:
-        """Without another word, also where the peer takes nothing."""
+        """Close at once, even if the peer takes nothing."""
         if self._transport is not None:
             self._transport.abort()
 

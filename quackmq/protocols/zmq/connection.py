@@ -57,6 +57,10 @@ class Door(Protocol):
     def wants_room(self, peer: Peer) -> None:
         """To be pumped when there is room, or memory."""
 
+    @property
+    def memory_is_scarce(self) -> bool:
+        """Whether somebody waits for memory."""
+
     def unsent(self, change_bytes: int) -> None:
         """So many more, or fewer, bytes lie here that peers have not taken."""
 
@@ -224,12 +228,15 @@ class Peer(asyncio.BufferedProtocol, ABC):
             else:
                 self._transport.abort()
 
+    def cancel(self) -> None:
+        """Nothing that is under way gives another answer for being cancelled."""
+
     def abort(self) -> None:
-        """Without another word, also where the peer takes nothing."""
+        """Close at once, even if the peer takes nothing."""
         if self._transport is not None:
             self._transport.abort()
 
-    def look(self, now: float, memory_is_scarce: bool) -> None:
+    def sweep(self, now: float) -> None:
         """Disconnect a peer that has been silent, or slow, for too long."""
         if self._has_ended:
             return
@@ -237,7 +244,7 @@ class Peer(asyncio.BufferedProtocol, ABC):
             self.disconnect(f"it had not introduced itself after {limits.ZMQ_HANDSHAKE_MS} ms")
         elif _passed_ms(self._begun_at, now) > limits.ZMQ_REQUEST_WAIT_MS:
             self.disconnect(f"a message was not whole after {limits.ZMQ_REQUEST_WAIT_MS} ms")
-        elif memory_is_scarce and self._is_behind(now):
+        elif self._door.memory_is_scarce and self._is_behind(now):
             self.disconnect("a large message comes too slowly, others wait for memory")
         elif not self.may_be_slow and _passed_ms(self._slow_since, now) > limits.ZMQ_SEND_WAIT_MS:
             self.disconnect(f"it took no answers for {limits.ZMQ_SEND_WAIT_MS} ms")

@@ -407,7 +407,7 @@ async def test_a_door_that_closes_does_not_wait_for_ever(
         await until(lambda: handlers.begun == 1 and running.door.unsent_bytes > 0)
         await soon(running.door.close())
         (await peer.receive()).failed(503, "closing")
-        assert "not answered in time" in caplog.text
+        assert "did not finish in time" in caplog.text
         assert running.door.unsent_bytes == 0
 
 

@@ -351,7 +351,7 @@ async def test_a_peer_that_goes_away_while_its_fetch_waits_leaves_nothing_behind
         client.send(PRODUCE, 9, **produce_fields(news()))
         await until(lambda: held(running).reads == 1 and len(held(running).held) == 1)
         client.writer.transport.abort()
-        await until(lambda: not running.door._connections)
+        await until(lambda: not running.door.connections)
         held(running).release(0)
         await let_others_run()
         tasks = [task for task in asyncio.all_tasks() if "_work" in repr(task.get_coro())]
@@ -365,11 +365,11 @@ async def test_a_request_that_does_not_come_to_its_end_is_given_up(
     async with served() as running:
         client, idle = await running.client(), await running.client()
         client.writer.write(client.frame(METADATA, 1, topics=None)[:-1])
-        await until(lambda: any(c.begun_at is not None for c in running.door._connections))
-        running.door._sweep_slow_requests()
-        assert len(running.door._connections) == 2
+        await until(lambda: any(c.begun_at is not None for c in running.door.connections))
+        running.door.sweep()
+        assert len(running.door.connections) == 2
         monkeypatch.setattr(kafka_limits, "KAFKA_REQUEST_WAIT_MS", -1)
-        running.door._sweep_slow_requests()
+        running.door.sweep()
         assert await client.is_disconnected()
         assert "was not whole" in caplog.text
         assert (await idle.ask(METADATA, 1, topics=None)).topics == ()
@@ -385,7 +385,7 @@ async def test_connections_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None
         third = await running.client()
         assert await third.is_disconnected()
         await first.close()
-        await until(lambda: len(running.door._connections) == 1)
+        await until(lambda: len(running.door.connections) == 1)
         fourth = await running.client()
         await fourth.ask(METADATA, 1, topics=None)
         await second.ask(METADATA, 1, topics=None)
@@ -426,7 +426,7 @@ async def test_a_door_that_closes_answers_a_waiting_fetch_at_once() -> None:
         client.send(FETCH, 11, **fetch_fields(wait_ms=60_000))
         client.send(PRODUCE, 9, **produce_fields(news(), topic="nowhere"))
         await until(
-            lambda: any(c._replies and c._replies[-1].done for c in running.door._connections)
+            lambda: any(c._replies and c._replies[-1].done for c in running.door.connections)
         )
         closing = asyncio.ensure_future(running.door.close())
         assert only_partition(await client.receive()).records == b""

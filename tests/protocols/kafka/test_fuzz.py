@@ -118,7 +118,7 @@ async def others_at_work() -> AsyncIterator[Served]:
             is_over.set()
             await soon(task)
         # The strangers have left nothing behind.
-        await until(lambda: len(running.door._connections) <= len(running._clients))
+        await until(lambda: len(running.door.connections) <= len(running._clients))
 
 
 def on_the_servers_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
@@ -363,7 +363,7 @@ async def begin(running: Served, parts: Sequence[bytes]) -> None:
 
 
 def begun(running: Served) -> int:
-    return sum(connection.begun_at is not None for connection in running.door._connections)
+    return sum(connection.begun_at is not None for connection in running.door.connections)
 
 
 async def published(running: Served, value: bytes) -> bool:

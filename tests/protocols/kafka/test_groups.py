@@ -315,7 +315,7 @@ async def waiting_in_sync(running: Served) -> Member:
     await leader.join()
     await waiting.receive_joined()
     waiting.send_sync()
-    await until(lambda: any(c._current is not None for c in running.door._connections))
+    await until(lambda: any(c._current is not None for c in running.door.connections))
     return waiting
 
 
@@ -346,7 +346,7 @@ async def test_who_waits_holds_up_nobody_else(wait: Any) -> None:
         await until(
             lambda: not any("_work" in repr(task.get_coro()) for task in asyncio.all_tasks())
         )
-        assert not any(c._current for c in running.door._connections)
+        assert not any(c._current for c in running.door.connections)
 
 
 class GoneGroups:

@@ -30,6 +30,7 @@ from quackmq.protocols.zmq.proxy.retransmission import Multicast
 from quackmq.protocols.zmq.queue_handlers import Answer, Asker, Begun, refusal
 from quackmq.protocols.zmq.server import ZmqServer
 from quackmq.records.batch import NO_TIMESTAMP, Record
+from quackmq.serving.server import Address
 
 
 class ProxyServer(ZmqServer):
@@ -46,7 +47,7 @@ class ProxyServer(ZmqServer):
         super().__init__(broker, host, port, self._begin_reply)
         self.clients = Clients(broker, multicast, settings)
 
-    async def start(self) -> tuple[str, int]:
+    async def start(self) -> Address:
         address = await super().start()
         await self.clients.load()
         return address

@@ -28,6 +28,7 @@ from quackmq.protocols.zmq.connection import Peer
 from quackmq.protocols.zmq.proxy.xpub_feed import Feed
 from quackmq.protocols.zmq.server import Listener
 from quackmq.serving.rate_limited_log import RateLimitedLog
+from quackmq.serving.server import Address
 
 log = logging.getLogger(__name__)
 
@@ -45,10 +46,10 @@ class XpubServer(Listener):
         self._clients: dict[str, Subscriber] = {}
         self._parts = 0
 
-    def make_peer(self) -> Subscriber:
+    def make_connection(self, channel: str = "") -> Subscriber:
         return Subscriber(self)
 
-    async def start(self) -> tuple[str, int]:
+    async def start(self) -> Address:
         self.broker.topic_watchers.add(self._on_topic)
         return await super().start()
 

@@ -43,7 +43,7 @@ class XsubServer(Listener):
         )
         self._publishing: set[asyncio.Task[None]] = set()
 
-    def make_peer(self) -> Publisher:
+    def make_connection(self, channel: str = "") -> Publisher:
         return Publisher(self)
 
     async def close(self) -> None:

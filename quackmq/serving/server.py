@@ -1,0 +1,192 @@
+"""Listen, admit connections, look at all of them regularly, and close them in order.
+
+A protocol's server is a subclass: it says how a connection is made and which bounds hold, and adds
+what its connections share. Peers come over TCP or a Unix socket, or are handed over as a pair of
+file descriptors (`attach`).
+
+Closing: stop accepting, ask every connection to finish (`drain`), wait until the deadline, cancel
+what is still under way, and abort the connections that are left. The regular look at connections
+goes on until then, so that the deadlines of slow peers hold while the server closes.
+
+Call it only from the loop that started it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from abc import ABC, abstractmethod
+from itertools import count
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+from quackmq.broker import Broker
+from quackmq.loop_clock import loop_clock
+from quackmq.serving.first_bytes import MistakenPeers
+from quackmq.serving.pipes import Pipes
+from quackmq.serving.unix_socket import SocketFile
+
+#: A host and a port, the path of a Unix socket, or None: descriptors alone.
+Address = tuple[str, int] | str | None
+
+
+class Bounds(NamedTuple):
+    """The bounds of one server. Limits are read each time that they are needed."""
+
+    connections: int
+    backlog: int
+    sweep_ms: float
+    #: A server that closes waits so long for its connections to finish.
+    drain_ms: float
+    #: What is cancelled then has so long to answer its peer.
+    cancel_ms: float = 0
+
+
+class Served(Protocol):
+    """What a server asks of a connection."""
+
+    def sweep(self, now: float) -> None:
+        """End what has lasted too long. `now` is seconds of the loop's clock."""
+
+    def drain(self) -> None:
+        """Take nothing more, finish what was taken, then close."""
+
+    def cancel(self) -> None:
+        """Give up what is still under way: the deadline for draining has passed."""
+
+    def abort(self) -> None:
+        """Close at once, even if the peer takes nothing."""
+
+
+ConnectionT = TypeVar("ConnectionT", bound=Served)
+
+
+class Server(ABC, Generic[ConnectionT]):
+    #: The setting that opens it.
+    name: str
+
+    def __init__(self, broker: Broker, address: Address) -> None:
+        self.broker = broker
+        self.mistaken = MistakenPeers(self.name, broker.doors)
+        self.connections: set[ConnectionT] = set()
+        self._log = logging.getLogger(type(self).__module__)
+        self._address = address
+        self._listening: asyncio.Server | None = None
+        self._socket_file: SocketFile | None = None
+        #: Peers of a Unix socket have no address of their own: they are numbered.
+        self._numbers = count(1)
+        self._sweep_timer: asyncio.TimerHandle | None = None
+        self._is_closing = False
+        self._all_closed = asyncio.Event()
+
+    # --- what a protocol says -----------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def bounds(self) -> Bounds: ...
+
+    @abstractmethod
+    def make_connection(self, channel: str = "") -> Any:
+        """Make the asyncio protocol for a new peer; `channel` names a peer without an address."""
+
+    # --- what its owner calls -----------------------------------------------------------------
+
+    async def start(self) -> Address:
+        """Listen, and return the address: with the real port, where port 0 was asked for. Raise
+        OSError if it cannot be bound."""
+        loop = asyncio.get_running_loop()
+        address = self._address
+        backlog = self.bounds.backlog
+        if isinstance(address, str):
+            self._socket_file = SocketFile(address)
+            self._listening = await loop.create_unix_server(
+                lambda: self.make_connection(f"unix:{address}#{next(self._numbers)}"),
+                sock=self._socket_file.socket,
+                backlog=backlog,
+            )
+        elif address is not None:
+            self._listening = await loop.create_server(
+                self.make_connection, *address, backlog=backlog
+            )
+            host, port, *_ = self._listening.sockets[0].getsockname()
+            address = (host, port)
+        self._sweep_later()
+        return address
+
+    async def attach(self, read_fd: int, write_fd: int, channel: str) -> None:
+        """Serve the peer at the other ends of two pipes, under the name `channel`. The server owns
+        both file descriptors from now on, whatever happens. ValueError if they are no pipes."""
+        await Pipes(self.make_connection(channel)).connect(read_fd, write_fd)
+
+    async def close(self) -> None:
+        """Stop accepting, let connections finish until the deadline, close all of them."""
+        self._is_closing = True
+        if self._listening is not None:
+            self._listening.close()
+        if self._socket_file is not None:
+            self._socket_file.remove()
+        for connection in list(self.connections):
+            connection.drain()
+        await self._end_connections()
+        if self._sweep_timer is not None:
+            self._sweep_timer.cancel()
+        if self._listening is not None:
+            await self._listening.wait_closed()
+            self._listening = None
+
+    def sweep(self) -> None:
+        """End what has lasted too long, on every connection; a timer calls this regularly."""
+        now = loop_clock().time()
+        for connection in list(self.connections):
+            connection.sweep(now)
+
+    @property
+    def is_closing(self) -> bool:
+        return self._is_closing
+
+    # --- what connections call ----------------------------------------------------------------
+
+    def opened(self, connection: ConnectionT) -> bool:
+        """Count a connection; return whether it may stay. One that may not closes itself."""
+        may_stay = len(self.connections) < self.bounds.connections and not self._is_closing
+        self.connections.add(connection)
+        return may_stay
+
+    def closed(self, connection: ConnectionT) -> None:
+        self.connections.discard(connection)
+        if not self.connections:
+            self._all_closed.set()
+
+    # --- inside -------------------------------------------------------------------------------
+
+    def _sweep_later(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._sweep_timer = loop.call_later(self.bounds.sweep_ms / 1000, self._on_sweep_timer)
+
+    def _on_sweep_timer(self) -> None:
+        self.sweep()
+        self._sweep_later()
+
+    async def _end_connections(self) -> None:
+        bounds = self.bounds
+        if await self._all_close_within(bounds.drain_ms):
+            return
+        self._log.warning("%d connections did not finish in time", len(self.connections))
+        for connection in list(self.connections):
+            connection.cancel()
+        if bounds.cancel_ms and await self._all_close_within(bounds.cancel_ms):
+            return
+        for connection in list(self.connections):
+            connection.abort()
+        if self.connections:
+            self._all_closed.clear()
+            await self._all_closed.wait()
+
+    async def _all_close_within(self, wait_ms: float) -> bool:
+        if not self.connections:
+            return True
+        self._all_closed.clear()
+        try:
+            await asyncio.wait_for(self._all_closed.wait(), wait_ms / 1000)
+        except TimeoutError:
+            return False
+        return True
