@@ -29,6 +29,7 @@ import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -216,7 +217,7 @@ class Catalog:
         if len(self._topics) >= limits.TOPICS:
             raise LimitReached(f"there are {limits.TOPICS} topics: delete one to make another")
         self._check_partitions(partitions, 0)
-        return TopicPut(Topic(topic_id, name, partitions, policy, created_ms))
+        return TopicPut(Topic(topic_id, name, partitions, _shared(policy), created_ms))
 
     def altered_topic(
         self, topic_id: uuid.UUID, partitions: int | None, policy: Policy | None
@@ -231,7 +232,7 @@ class Catalog:
                 f"it can get more, never fewer ({partitions} were asked for)"
             )
         self._check_partitions(partitions, topic.partitions)
-        policy = topic.policy if policy is None else policy
+        policy = topic.policy if policy is None else _shared(policy)
         return TopicPut(dataclasses.replace(topic, partitions=partitions, policy=policy))
 
     def deleted_topic(self, topic_id: uuid.UUID) -> TopicDeleted:
@@ -389,11 +390,17 @@ def _row_of_change(change: Change) -> list[Any]:
             return ["state", key, text, version]
 
 
+@lru_cache(limits.SHARED_POLICIES)
+def _shared(policy: Policy) -> Policy:
+    """Return the policy that was first seen with these values: many topics have the same."""
+    return policy
+
+
 def _change_of_row(row: object) -> Change:
     try:
         match row:
             case ["topic", str(id_), str(name), int(partitions), dict(fields), int(created_ms)]:
-                policy = _policy_of_dict(fields, partitions)
+                policy = _shared(_policy_of_dict(fields, partitions))
                 return TopicPut(Topic(uuid.UUID(id_), name, partitions, policy, created_ms))
             case ["topic-deleted", str(id_)]:
                 return TopicDeleted(uuid.UUID(id_))

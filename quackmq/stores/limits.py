@@ -10,8 +10,11 @@ from quackmq.limits import KIB, MIB, PENDING_BYTES
 
 #: The catalog is in memory and in every checkpoint.
 TOPICS: Final = 50_000
-#: Over all topics; a partition costs about 1 KiB of memory.
+#: Over all topics; a partition costs about 1 KiB of memory, and its topic as much.
 PARTITIONS: Final = 100_000
+#: Policies that topics with the same values share in memory. A use has a few kinds of topics; a
+#: topic of a further kind has a copy of its own, of 144 bytes.
+SHARED_POLICIES: Final = 256
 #: Number of keys kept by compare-and-set.
 STATE_KEYS: Final = 1_000_000
 #: Number of cursors over all names, topics and partitions.

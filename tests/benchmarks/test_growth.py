@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.growth import DRAWN, ROWS, Run, draw_all, load, record
+from benchmarks.growth import DRAWN, ROWS, Run, draw_all, load, names_of_rows, record
 from benchmarks.growth_curves import (
     KAFKA,
     OURS,
@@ -173,3 +173,12 @@ def test_a_broker_goes_through_all_rows_of_its_topics(
         row.name: {3} for row in rows
     }
     assert run.curves["exit-code"].ours == {3: 0}
+
+
+def test_rows_are_measured_in_the_order_of_the_table_however_they_are_named() -> None:
+    """The memory of idle topics is measured before a flood, which fills the broker's buffers."""
+    assert names_of_rows("peak-memory,slowest-produce,topic-memory") == [
+        "topic-memory",
+        "peak-memory",
+        "slowest-produce",
+    ]

@@ -42,7 +42,7 @@ from quackmq.archive.tiered_store import TieredStore
 from quackmq.clock import Clock
 from quackmq.errors import BrokerClosing, NotFound, QuackError, UnknownTopic
 from quackmq.model.policy import Policy
-from quackmq.model.topic import OffsetTime, PartitionKey, Topic
+from quackmq.model.topic import PartitionKey, Topic
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -245,10 +245,10 @@ class Archiver:
         standing, failure = self._standings.get(key), self._failures.by_key.get(key)
         if failure is not None:
             self._agenda.put(key, failure.retry_ms)
-        elif standing is None or not standing.ready_bytes or standing.oldest is None:
+        elif standing is None or not standing.ready_bytes or standing.oldest_offset < 0:
             self._agenda.drop(key)
         elif policy.archive_after_ms is not None:
-            now_ms, at_ms = self._now_ms(), standing.oldest.timestamp_ms + policy.archive_after_ms
+            now_ms, at_ms = self._now_ms(), standing.oldest_ms + policy.archive_after_ms
             # It may be time and not due: the clock was set back.
             self._agenda.put(key, at_ms if at_ms > now_ms else now_ms + limits.ARCHIVE_RETRY_MS)
 
@@ -270,12 +270,11 @@ class Archiver:
             standing = self._standings[key] = _Standing()
         ready_bytes = await log_store.bytes_between(key, first, offsets.stable)
         self._note_backlog(standing, ready_bytes)
-        if standing.oldest is None or standing.oldest.offset != first:
+        if standing.oldest_offset != first:
             times = await log_store.append_times(key, first, first + 1)
-            standing.oldest = OffsetTime(first, times[0].timestamp_ms if times else self._now_ms())
-        return ArchiveBacklog(
-            first, offsets.stable, standing.ready_bytes, standing.oldest.timestamp_ms
-        )
+            standing.oldest_ms = times[0].timestamp_ms if times else self._now_ms()
+            standing.oldest_offset = first
+        return ArchiveBacklog(first, offsets.stable, standing.ready_bytes, standing.oldest_ms)
 
     def _note_backlog(self, standing: _Standing, ready_bytes: int) -> None:
         self._backlog_bytes += ready_bytes - standing.ready_bytes
@@ -412,7 +411,7 @@ class Archiver:
 class _Standing:
     """What is known of a partition that has, or had, something to archive."""
 
-    __slots__ = ("oldest", "passed", "ready_bytes", "suspects", "target")
+    __slots__ = ("oldest_ms", "oldest_offset", "passed", "ready_bytes", "suspects", "target")
 
     def __init__(self) -> None:
         #: Between the archive's end and this lies nothing that could be archived.
@@ -420,8 +419,9 @@ class _Standing:
         #: It is due until all before this is archived.
         self.target = 0
         self.ready_bytes = 0
-        #: When what is to be archived first was appended.
-        self.oldest: OffsetTime | None = None
+        #: The offset that is to be archived first, and when it was appended; -1 until it is known.
+        self.oldest_offset = -1
+        self.oldest_ms = 0
         #: What a workshop ended over.
         self.suspects: SuspectRange | None = None
 

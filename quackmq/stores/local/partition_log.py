@@ -11,7 +11,7 @@ Who may call: the loop. No I/O happens here.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from quackmq import limits as shared_limits
@@ -30,8 +30,11 @@ from quackmq.stores.local.tail import Chunk, PartitionTail
 from quackmq.stores.local.waiters import Awaited, Waiter
 
 _new_tuple: Final = tuple.__new__
-#: Stands in every partition that never saw a transaction: most of them never do.
+#: Stand in every partition that never had any: most of them never do. A partition gets its own when
+#: something comes into it. So an idle partition takes less memory.
 _NO_TRANSACTIONS: Final = PartitionTransactions()
+_NO_PRODUCERS: Final[dict[int, Producer]] = {}
+_NO_WAITERS: Final[dict[Waiter, Awaited]] = {}
 
 
 class PartitionLog:
@@ -72,21 +75,23 @@ class PartitionLog:
         self.segments: list[Segment] = []
         #: Sums over the segments, where there are many.
         self._sealed: SealedSegments | None = None
-        self.pending: list[Chunk] = []
+        #: Chunks that wait for the next flush cycle; None if there are none.
+        self.pending: list[Chunk] | None = None
         self.tail = PartitionTail()
         #: Chunks that have a place and are not committed yet.
-        self.flying: list[Chunk] = []
-        #: Committed chunks that are not in their segments yet (write_back.py).
-        self.unwritten: list[Chunk] = []
+        self.flying: Sequence[Chunk] = ()
+        #: Committed chunks that are not in their segments yet (write_back.py); None if there are
+        #: none.
+        self.unwritten: list[Chunk] | None = None
         #: Producers by id, the longest silent first: of what is durable, and of what is ahead.
-        self.producers: dict[int, Producer] = {}
-        self.submitted: dict[int, Producer] = {}
+        self.producers = _NO_PRODUCERS
+        self.submitted = _NO_PRODUCERS
         #: Of what is durable.
         self.transactions = _NO_TRANSACTIONS
         #: The offset of the last marker that aborted something: behind it there is nothing to find.
         self.last_aborted = -1
         #: Readers that wait for more, and what each of them waits for.
-        self.waiters: dict[Waiter, Awaited] = {}
+        self.waiters = _NO_WAITERS
         self.deleted = False
         #: Its topic's deletion is on its way: nothing more is taken.
         self.doomed = False
@@ -130,11 +135,14 @@ class PartitionLog:
         """Give a batch its offset and copy it, or keep it as it is if it is large and its buffer
         was handed over. It must have been checked."""
         base_offset, size = self.end, batch.size
-        chunk = self.pending[-1] if self.pending else None
+        pending = self.pending
+        if pending is None:
+            pending = self.pending = []
+        chunk = pending[-1] if pending else None
         position = 0
         if owned and size >= shared_limits.KEPT_BATCH_BYTES and not batch.view.readonly:
             chunk = Chunk(batch.view, base_offset, now_ms)
-            self.pending.append(chunk)
+            pending.append(chunk)
         elif (
             chunk is None
             or len(chunk.data) + size > self._options.chunk_bytes
@@ -142,7 +150,7 @@ class PartitionLog:
             or isinstance(chunk.data, memoryview)
         ):
             chunk = Chunk(bytearray(batch.view), base_offset, now_ms)
-            self.pending.append(chunk)
+            pending.append(chunk)
         else:
             position = len(chunk.data)
             chunk.data += batch.view
@@ -153,6 +161,8 @@ class PartitionLog:
         if batch.max_timestamp > chunk.max_timestamp_ms:
             chunk.max_timestamp_ms = batch.max_timestamp
         if producer is not None:
+            if self.submitted is _NO_PRODUCERS:
+                self.submitted = {}
             self.submitted[producer.producer_id] = producer
             if chunk.producers is None:
                 chunk.producers = {}
@@ -168,8 +178,8 @@ class PartitionLog:
 
     def take_pending(self) -> list[Chunk]:
         """Return the chunks that wait; later batches begin others."""
-        taken, self.pending = self.pending, []
-        return taken
+        taken, self.pending = self.pending, None
+        return taken or []
 
     def plan(self, chunks: list[Chunk]) -> None:
         """Give each of these chunks its place. They will be committed in this order."""
@@ -252,6 +262,8 @@ class PartitionLog:
 
     def _remember(self, state: Producer) -> None:
         """As the one that was heard last."""
+        if self.producers is _NO_PRODUCERS:
+            self.producers = {}
         self.producers[state.producer_id] = state
         ahead = self.submitted.get(state.producer_id)
         if (
@@ -267,7 +279,7 @@ class PartitionLog:
             self.transactions = PartitionTransactions()
         aborted = self.transactions.note(step)
         if aborted:
-            segment.aborted_pending += aborted
+            segment.add_aborted(aborted)
             self.last_aborted = step.offset
         producer_id, epoch, offset, append_time_ms, marker = step
         transaction_offset = offset if marker is None else producers.NO_TRANSACTION
@@ -280,7 +292,7 @@ class PartitionLog:
 
     def restore(self, states: Iterable[Producer]) -> None:
         """What a checkpoint says of producers, and so of what they have open."""
-        self.producers = {state.producer_id: state for state in states}
+        self.producers = {state.producer_id: state for state in states} or _NO_PRODUCERS
         open_ = {
             state.producer_id: state.transaction_offset
             for state in self.producers.values()
@@ -374,6 +386,11 @@ class PartitionLog:
         if self.region_base is not None and self.region_base <= offset:
             self.region_base = None
         return True
+
+    def add_waiter(self, waiter: Waiter, awaited: Awaited) -> None:
+        if self.waiters is _NO_WAITERS:
+            self.waiters = {}
+        self.waiters[waiter] = awaited
 
     def wake_trimmed(self) -> None:
         """Wake the readers whose offset is no longer in the log."""

@@ -48,7 +48,7 @@ class Waiter:
         self._missing_bytes = missing_bytes
         self._on_wake = on_wake
         for log, awaited in logs.items():
-            log.waiters[self] = awaited
+            log.add_waiter(self, awaited)
         self._timer = readers.loop.call_later(wait_s, self.wake)
 
     def notify(self, appended_bytes: int) -> bool:

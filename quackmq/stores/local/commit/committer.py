@@ -442,7 +442,7 @@ class Committer:
             keep(log)
             for descriptor in descriptors:
                 log.commit(descriptor, forget_before_ms)
-            log.flying = []
+            log.flying = ()
             for chunk in chunks:
                 chunk.producer_batches, chunk.steps = (), None
             self._tail.add(log, chunks)

@@ -33,7 +33,10 @@ class WriteBack:
         self.bytes = 0
 
     def add(self, log: PartitionLog, chunks: Sequence[Chunk]) -> None:
-        log.unwritten += chunks
+        if log.unwritten is None:
+            log.unwritten = list(chunks)
+        else:
+            log.unwritten += chunks
         self._logs[log] = None
         for chunk in chunks:
             self.bytes += len(chunk.data) + CHUNK_OVERHEAD
@@ -45,7 +48,7 @@ class WriteBack:
 
     def waiting(self, most_logs: int | None = None) -> list[Waiting]:
         """All that waits, or that of the first few logs."""
-        return [Waiting(log, tuple(log.unwritten)) for log in islice(self._logs, most_logs)]
+        return [Waiting(log, tuple(log.unwritten or ())) for log in islice(self._logs, most_logs)]
 
     def done(self, written: Sequence[Waiting]) -> None:
         """These are in their segments. Two who wrote the same at the same time did no harm."""
@@ -54,13 +57,13 @@ class WriteBack:
                 if not chunk.written:
                     chunk.written = True
                     self.bytes -= len(chunk.data) + CHUNK_OVERHEAD
-            log.unwritten = [chunk for chunk in log.unwritten if not chunk.written]
-            if not log.unwritten:
+            log.unwritten = [chunk for chunk in log.unwritten or () if not chunk.written] or None
+            if log.unwritten is None:
                 self._logs.pop(log, None)
 
     def forget(self, log: PartitionLog, segments: Sequence[Segment]) -> None:
         """These segments are no longer part of a log: nothing need be written there."""
-        gone = tuple(chunk for chunk in log.unwritten if chunk.segment in segments)
+        gone = tuple(chunk for chunk in log.unwritten or () if chunk.segment in segments)
         if gone:
             self.done([Waiting(log, gone)])
 

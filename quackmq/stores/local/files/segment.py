@@ -40,6 +40,8 @@ from quackmq.stores.local.files.packs import Packs
 
 DIRECTORY = "log"
 _new_tuple: Final = tuple.__new__
+#: Stands in segments for which no entry waits: most of them. Never changed.
+_NO_ENTRIES: Final = bytearray()
 
 
 class Segment:
@@ -47,10 +49,8 @@ class Segment:
 
     __slots__ = (
         "aborted",
-        "aborted_path",
         "aborted_pending",
         "base_offset",
-        "index_path",
         "indexed",
         "last_append_ms",
         "max_timestamp_ms",
@@ -63,20 +63,25 @@ class Segment:
 
     def __init__(self, key: PartitionKey, base_offset: int) -> None:
         self.base_offset = base_offset
-        stem = segment_stem(key, base_offset)
-        self.path = f"{stem}.log"
-        self.index_path = f"{stem}.index"
-        self.aborted_path = f"{stem}.aborted"
+        self.path = f"{segment_stem(key, base_offset)}.log"
         #: Bytes that are committed, and bytes that have been given a place.
         self.size = 0
         self.planned = 0
         self.indexed = 0
-        self.pending = bytearray()
+        self.pending = _NO_ENTRIES
         self.aborted = 0
-        self.aborted_pending = bytearray()
+        self.aborted_pending = _NO_ENTRIES
         self.open: Region | None = None
         self.last_append_ms = 0
         self.max_timestamp_ms = -1
+
+    @property
+    def index_path(self) -> str:
+        return f"{self.path[:-4]}.index"
+
+    @property
+    def aborted_path(self) -> str:
+        return f"{self.path[:-4]}.aborted"
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -129,8 +134,15 @@ class Segment:
     def seal(self) -> None:
         """The region that was growing is at an end."""
         if self.open is not None:
+            if self.pending is _NO_ENTRIES:
+                self.pending = bytearray()
             self.pending += encode_region(self.open)
             self.open = None
+
+    def add_aborted(self, entries: bytes) -> None:
+        if self.aborted_pending is _NO_ENTRIES:
+            self.aborted_pending = bytearray()
+        self.aborted_pending += entries
 
     @property
     def pending_base(self) -> int | None:
@@ -204,9 +216,9 @@ class Entries(NamedTuple):
     def written(self) -> None:
         segment = self.segment
         segment.indexed += len(self.regions) // REGION_ENTRY_BYTES
-        del segment.pending[: len(self.regions)]
+        segment.pending = segment.pending[len(self.regions) :] or _NO_ENTRIES
         segment.aborted += len(self.aborted) // ABORTED_BYTES
-        del segment.aborted_pending[: len(self.aborted)]
+        segment.aborted_pending = segment.aborted_pending[len(self.aborted) :] or _NO_ENTRIES
 
 
 def segment_stem(key: PartitionKey, base_offset: int) -> str:
