@@ -155,6 +155,9 @@ KNOWN_CYCLES: dict[tuple[str, ...], str] = {
 #: Documents that name files as `path.py` and functions as `path.py::Class.function`. Paths begin at
 #: the root of the repository or at `quackmq/`.
 NAMING_CODE = [
+    ROOT / "ARCHITECTURE.md",
+    ROOT / "docs" / "glossary.md",
+    ROOT / "docs" / "where.md",
     *sorted((ROOT / "docs" / "decisions").glob("*.md")),
 ]
 
@@ -366,6 +369,27 @@ def test_the_glossary_defines_each_term_once_in_alphabetical_order() -> None:
     text = (ROOT / "docs" / "glossary.md").read_text()
     terms = re.findall(r"^\*\*(.+?)\*\*", text, re.MULTILINE)
     assert terms == sorted(set(terms), key=str.lower)
+
+
+def test_links_between_documents_lead_somewhere() -> None:
+    wrong = [
+        f"{document.relative_to(ROOT)}: {target}"
+        for document in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+        for target in re.findall(r"\]\(([^)\s#:]+)(?:#[\w-]*)?\)", document.read_text())
+        if not (document.parent / target).exists()
+    ]
+    assert wrong == []
+
+
+def test_every_decision_is_in_the_index() -> None:
+    decisions = ROOT / "docs" / "decisions"
+    index = re.findall(r"^- \[(.+)\]\((.+)\)$", (decisions / "README.md").read_text(), re.M)
+    titles = {
+        path.name: path.read_text().splitlines()[0].removeprefix("# ")
+        for path in decisions.glob("*.md")
+        if path.name != "README.md"
+    }
+    assert {name: title for title, name in index} == titles
 
 
 def test_nothing_durable_and_no_input_hangs_on_an_assert() -> None:
