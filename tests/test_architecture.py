@@ -323,7 +323,7 @@ def test_the_files_and_functions_that_documents_name_exist() -> None:
         )
         if not is_in_the_source(path, name)
     ]
-    assert wrong == [], "name what took their place"
+    assert not wrong, f"name what took the place of {wrong}"
 
 
 @each(
