@@ -18,7 +18,7 @@ from collections.abc import (
     Sequence,
 )
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from kio.schema.errors import ErrorCode
 
@@ -27,12 +27,9 @@ from quackmq.broker import Broker, Caller
 from quackmq.errors import UnknownTopic
 from quackmq.model.topic import PartitionKey, Slice, Topic
 from quackmq.protocols.kafka.codec.reader import read_request
-from quackmq.protocols.kafka.codec.writer import Fields, write_response
+from quackmq.protocols.kafka.codec.writer import EncodedArray, Fields, write_response
 from quackmq.protocols.kafka.errors import code_of
 from quackmq.records.batch import Buffer
-
-if TYPE_CHECKING:
-    from quackmq.protocols.kafka.handlers.encoded_topics import DescribedTopics
 
 T = TypeVar("T")
 
@@ -57,12 +54,25 @@ class Peer(Protocol):
         """An answer should not be much larger now."""
 
     @property
-    def described(self) -> DescribedTopics:
+    def described(self) -> TopicDescriptions:
         """What Metadata says of topics, kept for all connections."""
 
     @property
     def last_answer(self) -> LastAnswer:
         """The door's last answer to a fetch that others may send, too."""
+
+
+class TopicDescriptions(Protocol):
+    """Topics as Metadata describes them, encoded in the version of the call."""
+
+    async def every_topic(self, call: Call, with_operations: bool) -> EncodedArray: ...
+
+    async def topic(self, call: Call, topic: Topic, with_operations: bool) -> bytes: ...
+
+    def error(
+        self, call: Call, code: ErrorCode, name: str | None, topic_id: Any, with_operations: bool
+    ) -> bytes:
+        """Describe the error in the place of a topic that cannot be described."""
 
 
 class LastAnswer:
