@@ -32,14 +32,14 @@ from _pytest.runner import runtestprotocol
 from hypothesis import HealthCheck, settings
 
 # Helpers assert too. Rewritten, their asserts are executed under `python -O` as well, and say more.
-pytest.register_assert_rewrite("tests.stores", "tests.simulation", "tests.support")
+pytest.register_assert_rewrite("tests.stores", "tests.simulation", "tests.kit")
 
 # How long an example takes says how busy the machine is, and nothing else.
 settings.register_profile(
     "calm", settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("calm")
-# For `make check`; see tests/effort.py.
+# For `make check`; see tests/kit/effort.py.
 settings.register_profile("quick", settings.get_profile("calm"), max_examples=20)
 
 #: Who is not root needs to be it in a user namespace first.

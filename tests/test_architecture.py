@@ -20,8 +20,8 @@ from pathlib import Path
 import quackmq
 from quackmq import errors
 from quackmq.cli.limits_command import reasons
+from tests.kit.tables import each
 from tests.source import cycles, is_in_the_source, requirements_named
-from tests.tables import each
 
 ROOT = Path(__file__).resolve().parent.parent
 #: Directories of what tools fetch and build, wherever they are.

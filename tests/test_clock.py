@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from quackmq import limits
 from quackmq.clock import NEVER_MS, Clock, Gap, KeptTime
-from tests.machine_clock import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS, YEAR_MS, Machine
-from tests.support import START_MS
+from tests.kit.machine_clock import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS, YEAR_MS, Machine
+from tests.kit.support import START_MS
 
 WEEK_MS = 7 * DAY_MS
 

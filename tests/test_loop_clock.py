@@ -8,7 +8,7 @@ import pytest
 
 from quackmq import limits
 from quackmq.loop_clock import LoopClock, Pause, loop_clock
-from tests.slow_loop import block, on_a_slow_loop
+from tests.kit.slow_loop import block, on_a_slow_loop
 
 LATE_S = limits.LOOP_LATE_MS / 1000
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.readme import INDENTED, ROOT, Block, Tour, Wrong, blocks, commands, section, typed
+from tests.kit.readme import INDENTED, ROOT, Block, Tour, Wrong, blocks, commands, section, typed
 
 TITLE = "Five minutes"
 

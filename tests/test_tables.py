@@ -7,7 +7,7 @@ import inspect
 
 import pytest
 
-from tests.tables import each
+from tests.kit.tables import each
 
 
 def test_every_case_is_tried_with_the_fixtures_that_are_left() -> None:

@@ -15,8 +15,8 @@ from quackmq.disk.real import RealDisk
 from quackmq.model.policy import Policy
 from quackmq.model.topic import PartitionKey, Topic
 from quackmq.stores.local import LocalOptions, LocalStore
+from tests.kit.support import Clock
 from tests.stores.calls import append_values, read_all
-from tests.support import Clock
 
 VALUES = [b"%d" % n for n in range(10)]
 

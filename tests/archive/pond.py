@@ -24,7 +24,7 @@ from quackmq.model.topic import Append, PartitionKey, Read, Topic
 from quackmq.records.batch import Batch, Record, batches
 from quackmq.records.codec import decode, encode
 from quackmq.stores.local import LocalOptions, LocalStore
-from tests.support import START_MS, Clock
+from tests.kit.support import START_MS, Clock
 
 #: Archived only when told to.
 NEVER = Policy(archive_after_ms=None, archive_bytes=None)

@@ -21,7 +21,7 @@ from quackmq.model.log_transactions import Marker
 from quackmq.model.policy import Policy
 from quackmq.model.topic import PartitionKey
 from tests.archive.pond import pond, put_some
-from tests.support import START_MS
+from tests.kit.support import START_MS
 
 pytestmark = pytest.mark.asyncio
 

@@ -20,7 +20,7 @@ from quackmq.model.policy import Policy
 from quackmq.model.topic import PartitionKey, Read, Slice
 from quackmq.stores.local import LocalOptions
 from tests.archive.pond import NO_PERMISSION, NO_ROOM, pond, put_some
-from tests.batches import sealed
+from tests.kit.batches import sealed
 
 pytestmark = pytest.mark.asyncio
 

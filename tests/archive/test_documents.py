@@ -11,7 +11,7 @@ from quackmq.archive import limits as archive_limits
 from quackmq.archive.parquet.schema import SCHEMA
 from quackmq.broker import limits as broker_limits
 from quackmq.model.policy import Policy
-from tests.readme import ROOT, Block, Tour, blocks
+from tests.kit.readme import ROOT, Block, Tour, blocks
 
 TEXT = (ROOT / "docs" / "archive.md").read_text()
 SPARK = "pyspark"

@@ -11,7 +11,7 @@ from quackmq.clock import Clock
 from quackmq.errors import DamagedData, StorageError
 from quackmq.model.policy import Policy
 from quackmq.model.topic import PartitionKey
-from tests.tables import each
+from tests.kit.tables import each
 
 KEY = PartitionKey(uuid.UUID(int=1), 0)
 NOW_MS = 1_700_000_000_000

@@ -16,8 +16,8 @@ from quackmq.archive.parquet.reader import ArchiveReader
 from quackmq.disk.real import RealDisk
 from quackmq.errors import DamagedData
 from quackmq.model.topic import PartitionKey
-from tests import effort
 from tests.archive.support import KEY, TOPIC, Archive, plain, read_all, written
+from tests.kit import effort
 from tests.simulation.disk import Faults, Machine, SimulatedDisk
 from tests.simulation.loop import Clock, Crash, VirtualLoop, run
 

@@ -19,8 +19,9 @@ from quackmq.records.batch import batches
 from quackmq.records.codec import decode
 from tests.archive.archiving import archive
 from tests.archive.home import Home, flip
-from tests.stores.calls import DEADLINE_S, append_values, soon
-from tests.support import let_others_run
+from tests.kit.support import let_others_run
+from tests.kit.waiting import soon
+from tests.stores.calls import DEADLINE_S, append_values
 
 pytestmark = pytest.mark.asyncio
 

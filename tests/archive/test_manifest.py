@@ -32,9 +32,9 @@ from quackmq.archive.manifest import (
 )
 from quackmq.errors import DamagedData, InvalidRequest, LimitReached, NewerFormat, StateChanged
 from quackmq.model.topic import PartitionKey
-from tests import effort
 from tests.archive.support import KEY, TOPIC
-from tests.tables import each
+from tests.kit import effort
+from tests.kit.tables import each
 
 #: No test asserts a time: a busy machine is no bug.
 UNTIMED = settings(deadline=None)

@@ -14,8 +14,8 @@ from quackmq.archive.parquet.reader import Piece
 from quackmq.model.topic import PartitionKey, Read
 from tests.archive.archiving import archive
 from tests.archive.home import Home
+from tests.kit.support import batch_of
 from tests.stores.calls import PLENTY_BYTES, append_values
-from tests.support import batch_of
 
 pytestmark = pytest.mark.asyncio
 FEW = 3

@@ -22,9 +22,9 @@ from quackmq.archive.parquet.reader import ArchiveReader
 from quackmq.disk.real import RealDisk, RealFile
 from quackmq.errors import StorageError
 from quackmq.model.topic import PartitionKey
-from tests import effort
 from tests.archive.merging import DUCKS, archive, listed, opened, settled
 from tests.archive.support import KEY, read_all
+from tests.kit import effort
 from tests.simulation.disk import Faults, Machine, SimulatedDisk
 from tests.simulation.loop import Clock, Crash, VirtualLoop, run
 

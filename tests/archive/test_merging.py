@@ -16,8 +16,8 @@ from quackmq.archive import manifest as manifests
 from quackmq.archive.manifest import ArchiveFile, Manifest, add, empty, file_name, replace, trim
 from quackmq.archive.merging.planner import Merge, MergeSettings, plan
 from quackmq.errors import InvalidSetting
-from tests import effort
 from tests.archive.support import KEY, TOPIC
+from tests.kit import effort
 
 #: No test asserts a time: a busy machine is no bug.
 UNTIMED = settings(deadline=None, max_examples=effort.of(60))

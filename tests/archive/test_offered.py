@@ -23,10 +23,10 @@ from quackmq.archive.parquet.rows import RowsWriter, rows_from
 from quackmq.archive.parquet.schema import RowGroup, encode_row_groups
 from quackmq.errors import DamagedData, InvalidRequest
 from quackmq.model.topic import PartitionKey
-from tests import effort
 from tests.archive.support import KEY, TOPIC, Archive, MemoryDisk, plain
 from tests.archive.test_round_trip import entries
-from tests.tables import each
+from tests.kit import effort
+from tests.kit.tables import each
 
 NAME = offered_name("0" * 32, "1")
 UNTIMED = settings(

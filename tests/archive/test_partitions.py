@@ -32,8 +32,8 @@ from quackmq.errors import (
 from quackmq.model.topic import PartitionKey
 from tests.archive.archiving import archive, topic_of
 from tests.archive.home import VALUES, FailingDisk, Home, flip
+from tests.kit.support import let_others_run
 from tests.stores.calls import read_one
-from tests.support import let_others_run
 
 pytestmark = pytest.mark.asyncio
 

@@ -25,7 +25,7 @@ from tests.archive.support import (
     plain,
     read_all,
 )
-from tests.batches import sealed
+from tests.kit.batches import sealed
 
 ROWS = 100
 

@@ -14,9 +14,9 @@ from quackmq.archive.parquet.from_batches import Committed
 from quackmq.archive.parquet.reader import ArchiveReader
 from quackmq.records.batch import COMPRESSIONS, Batch, Record
 from quackmq.records.codec import BatchWriter, decode
-from tests import effort
 from tests.archive.support import NOON_MS, Archive, committed, opened, read_all, records_of
-from tests.batches import sealed
+from tests.kit import effort
+from tests.kit.batches import sealed
 
 UNTIMED = settings(
     deadline=None,

@@ -28,6 +28,8 @@ from quackmq.records.batch import Batch, batches
 from quackmq.records.codec import decode
 from tests.archive.archiving import archive
 from tests.archive.home import VALUES, Home, flip
+from tests.kit.support import START_MS, batch_of, batches_of, let_others_run, offsets_and_values
+from tests.kit.waiting import soon
 from tests.stores.calls import (
     DEADLINE_S,
     LONG_MS,
@@ -36,9 +38,7 @@ from tests.stores.calls import (
     append_values,
     read_all,
     read_one,
-    soon,
 )
-from tests.support import START_MS, batch_of, batches_of, let_others_run, offsets_and_values
 
 pytestmark = pytest.mark.asyncio
 

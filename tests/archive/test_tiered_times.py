@@ -17,8 +17,8 @@ from quackmq.model.topic import OffsetTime, PartitionKey, TimeKind
 from quackmq.records.batch import Batch
 from tests.archive.archiving import archive
 from tests.archive.home import Home
+from tests.kit.support import START_MS, batch_of
 from tests.stores.calls import PLENTY_BYTES, append, append_values, read_one
-from tests.support import START_MS, batch_of
 
 pytestmark = pytest.mark.asyncio
 

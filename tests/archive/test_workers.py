@@ -25,7 +25,7 @@ from quackmq.model.topic import OffsetTime
 from quackmq.records.batch import Record
 from tests.archive.pond import pond
 from tests.archive.support import KEY, NOON_MS, TOPIC, committed, plain
-from tests.batches import sealed
+from tests.kit.batches import sealed
 
 pytestmark = pytest.mark.processes
 

@@ -21,8 +21,8 @@ from quackmq.records.batch import Batch, Record
 from quackmq.records.codec import encode
 from quackmq.records.columns import to_arrow
 from tests.archive.support import KEY, NOON_MS, TOPIC, committed, plain, written
-from tests.batch_bombs import BOMBS, zstd_frame
-from tests.batches import sealed
+from tests.kit.batch_bombs import BOMBS, zstd_frame
+from tests.kit.batches import sealed
 
 
 def table(file: Written) -> pa.Table:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -14,6 +12,7 @@ import pytest
 from benchmarks.processes import Command, Server, free_ports, running, tree
 from benchmarks.table import BEGIN, END, Column, Comparison, goals, render, write
 from benchmarks.work import FIGURES, Measured
+from tests.kit.waiting import wait_until
 
 WAIT_SECONDS = 30
 
@@ -130,13 +129,6 @@ def verdicts(**figures: dict[str, float]) -> dict[str, bool]:
 def running_parent(directory: Path) -> AbstractContextManager[Server]:
     (port,) = free_ports(1)
     return running([Command((sys.executable, "-c", PARENT))], port, directory)
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come about"
-        time.sleep(0.01)
 
 
 def own_resident_bytes(pid: int) -> int:

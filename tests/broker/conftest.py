@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.broker.flock import Pond, StoreKind
-from tests.support import Clock
+from tests.kit.support import Clock
 
 
 @pytest.fixture(params=["memory", "local"])

@@ -19,9 +19,9 @@ from quackmq.stores.contract import Store
 from quackmq.stores.local import LocalStore
 from quackmq.stores.memory import MemoryStore
 from tests.broker.support import CALLER, TOPIC, key_of, open_broker
+from tests.kit.support import Clock
 from tests.simulation.loop import Clock as VirtualClock
 from tests.simulation.loop import VirtualLoop, run
-from tests.support import Clock
 
 GROUP = "flock"
 #: Who commits without being a member.

@@ -8,7 +8,7 @@ from tests.broker.support import (
     TOPIC,
     key_of,
 )
-from tests.support import batch_of
+from tests.kit.support import batch_of
 
 OTHER_TOPIC = "targets"
 KEY = "query/17"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager
 
 from crc32c import crc32c
@@ -23,7 +23,7 @@ from quackmq.model.topic import (
 from quackmq.records.batch import Batch
 from quackmq.stores.contract import Store
 from quackmq.stores.memory import MemoryStore
-from tests.support import START_MS, Clock, batch_of, offsets_and_values
+from tests.kit.support import START_MS, Clock, batch_of, offsets_and_values
 
 CALLER = Caller("tester")
 #: So long that the cleaner never comes by itself: a test calls `clean` when it is time.
@@ -122,13 +122,6 @@ async def get_all(
 
 def values_of(messages: Sequence[Message]) -> list[bytes | None]:
     return [message.record.value for message in messages]
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait for something that other tasks bring about."""
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0)
 
 
 def poison_batch(*values: bytes, timestamp_ms: int = START_MS) -> Batch:

@@ -31,7 +31,8 @@ from quackmq.model.topic import PartitionKey, Read
 from tests.archive.merging import settled
 from tests.broker.archives import BY_HAND, beside, names_in
 from tests.broker.support import CALLER, TOPIC, key_of, poison_batch, publish, values_in
-from tests.support import offsets_and_values
+from tests.kit.support import offsets_and_values
+from tests.kit.waiting import until
 
 HOUR_MS = 3_600_000
 FOUR = [[b"a", b"b"], [b"c", b"d"], [b"e", b"f"], [b"g", b"h"]]
@@ -525,11 +526,3 @@ async def test_a_broker_that_closed_answers_no_more(tmp_path: Path) -> None:
         assert here.archive.plans(CALLER) == []
         with pytest.raises(BrokerClosing):
             await here.archive.describe(CALLER, TOPIC)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async def wait() -> None:
-        while not condition():
-            await asyncio.sleep(0.001)
-
-    await asyncio.wait_for(wait(), 30)

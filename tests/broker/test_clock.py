@@ -29,8 +29,8 @@ from quackmq.stores.local import LocalOptions, LocalStore
 from quackmq.stores.memory import MemoryStore
 from tests.broker.stages import staged
 from tests.broker.support import CALLER, NEVER_MS, TOPIC, key_of, publish, values_in
-from tests.machine_clock import DAY_MS, HOUR_MS, YEAR_MS, Machine
-from tests.support import START_MS, batch_of
+from tests.kit.machine_clock import DAY_MS, HOUR_MS, YEAR_MS, Machine
+from tests.kit.support import START_MS, batch_of
 
 pytestmark = pytest.mark.asyncio
 

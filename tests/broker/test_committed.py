@@ -24,7 +24,7 @@ from tests.broker.support import (
     values_of,
 )
 from tests.broker.transacting import Transactor
-from tests.support import START_MS, batch_of, let_others_run
+from tests.kit.support import START_MS, batch_of, let_others_run
 
 
 def of(producer_id: int, base_offset: int, *, transactional: bool = True) -> Batch:

@@ -57,9 +57,9 @@ from tests.broker.support import (
     open_broker,
     publish_each,
     subscribed,
-    until,
 )
-from tests.support import let_others_run
+from tests.kit.support import let_others_run
+from tests.kit.waiting import until
 
 
 def described(broker: Broker, group: str = GROUP) -> ConsumerGroupDescription:

@@ -21,7 +21,6 @@ from quackmq.model.topic import Cursor
 from quackmq.records import codec
 from quackmq.records.batch import Batch, Record
 from quackmq.stores.memory import MemoryStore
-from tests import effort
 from tests.broker.support import (
     CALLER,
     LONG_MS,
@@ -36,7 +35,8 @@ from tests.broker.support import (
     subscribed,
     values_of,
 )
-from tests.support import Clock, batch_of, let_others_run
+from tests.kit import effort
+from tests.kit.support import Clock, batch_of, let_others_run
 
 # --- by the last id -----------------------------------------------------------------------------
 

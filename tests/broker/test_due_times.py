@@ -11,7 +11,7 @@ from quackmq.errors import StorageError
 from quackmq.model.policy import Policy
 from quackmq.model.topic import PartitionKey
 from tests.broker.support import CALLER, open_broker, publish, values_in
-from tests.support import Clock
+from tests.kit.support import Clock
 
 pytestmark = pytest.mark.asyncio
 TOPICS = 20

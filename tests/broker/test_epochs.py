@@ -21,8 +21,8 @@ from quackmq.stores.contract import Store
 from quackmq.stores.local import LocalOptions, LocalStore
 from quackmq.stores.memory import MemoryStore
 from tests.broker.support import CALLER, TOPIC, key_of, open_broker, publish
+from tests.kit.support import batch_of
 from tests.stores.local.directories import QuickDisk, fill, leave_crashed
-from tests.support import batch_of
 
 KEY = PartitionKey(uuid.UUID(int=1), 0)
 

@@ -20,7 +20,6 @@ from quackmq.errors import (
 from quackmq.model.policy import Policy, WhenFull
 from quackmq.model.topic import Appended, OffsetTime, PartitionKey, TimeKind
 from quackmq.stores.memory import MemoryStore
-from tests import effort
 from tests.broker.support import (
     CALLER,
     NAME,
@@ -33,11 +32,12 @@ from tests.broker.support import (
     open_broker,
     publish,
     publish_each,
-    until,
     values_in,
     values_of,
 )
-from tests.support import Clock, batch_of, let_others_run
+from tests.kit import effort
+from tests.kit.support import Clock, batch_of, let_others_run
+from tests.kit.waiting import until
 
 
 def three(when_full: WhenFull, **others: int | bool) -> Policy:

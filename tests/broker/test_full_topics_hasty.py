@@ -10,16 +10,9 @@ from quackmq.broker import Broker
 from quackmq.errors import TopicFull
 from quackmq.model.policy import Policy, WhenFull
 from quackmq.model.topic import Appended
-from tests.broker.support import (
-    CALLER,
-    TOPIC,
-    SlowStore,
-    open_broker,
-    publish,
-    until,
-    values_in,
-)
-from tests.support import Clock, batch_of
+from tests.broker.support import CALLER, TOPIC, SlowStore, open_broker, publish, values_in
+from tests.kit.support import Clock, batch_of
+from tests.kit.waiting import until
 
 WAITING = Policy(live_entries=2, live_for_ms=60_000, when_full=WhenFull.WAIT)
 

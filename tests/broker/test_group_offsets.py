@@ -45,10 +45,10 @@ from tests.broker.support import (
     open_broker,
     publish,
     publish_each,
-    until,
     values_in,
 )
-from tests.support import Clock, let_others_run
+from tests.kit.support import Clock, let_others_run
+from tests.kit.waiting import until
 
 
 class SlowCursors(MemoryStore):

@@ -36,8 +36,9 @@ from tests.broker.flock import (
     in_virtual_time,
     outcome_of,
 )
-from tests.broker.support import CALLER, NAME, TOPIC, key_of, open_broker, until
-from tests.support import Clock, let_others_run
+from tests.broker.support import CALLER, NAME, TOPIC, key_of, open_broker
+from tests.kit.support import Clock, let_others_run
+from tests.kit.waiting import until
 
 
 def state_of(broker: Broker, group: str = GROUP) -> GroupState:

@@ -26,8 +26,9 @@ from tests.broker.flock import (
     enter_together,
     in_virtual_time,
 )
-from tests.broker.support import CALLER, TOPIC, open_broker, until
-from tests.support import let_others_run
+from tests.broker.support import CALLER, TOPIC, open_broker
+from tests.kit.support import let_others_run
+from tests.kit.waiting import until
 
 #: Members that start together are of one generation.
 DELAY_MS = 50

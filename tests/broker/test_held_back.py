@@ -25,8 +25,8 @@ from tests.broker.support import (
     subscribed,
     values_in,
 )
-from tests.support import Clock
-from tests.tables import each
+from tests.kit.support import Clock
+from tests.kit.tables import each
 
 GROUP = "query"
 LEASE_MS = 1_000_000

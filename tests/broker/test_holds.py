@@ -27,7 +27,7 @@ from tests.broker.support import (
     subscribed,
     values_in,
 )
-from tests.support import Clock, batch_of
+from tests.kit.support import Clock, batch_of
 
 CONSUMED = Policy(keep_until_consumed=True)
 

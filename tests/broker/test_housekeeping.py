@@ -24,10 +24,10 @@ from quackmq.records.batch import Batch, Record
 from quackmq.stores import limits as stores_limits
 from quackmq.stores.local import LocalOptions, LocalStore
 from quackmq.stores.memory import MemoryStore
-from tests import effort
 from tests.broker.support import CALLER, NAME, NEVER_MS, TOPIC, key_of, open_broker, publish
-from tests.loop_cpu import measured_callbacks
-from tests.support import Clock
+from tests.kit import effort
+from tests.kit.loop_cpu import measured_callbacks
+from tests.kit.support import Clock
 
 TOPICS = effort.of(1_000)
 PRODUCERS = effort.of(10_000)

@@ -22,11 +22,11 @@ from quackmq.model.topic import PartitionKey
 from quackmq.records import codec
 from quackmq.records.batch import Batch, Record
 from quackmq.records.codec import Section
-from tests.batches import resealed
 from tests.broker.pushed_peer import peer_of, pushed
 from tests.broker.support import CALLER, NAME, TOPIC, get, key_of, open_broker, publish
-from tests.loop_cpu import measured_callbacks
-from tests.support import START_MS, let_others_run
+from tests.kit.batches import resealed
+from tests.kit.loop_cpu import measured_callbacks
+from tests.kit.support import START_MS, let_others_run
 
 #: To decode a batch of so many records at one go takes 55 to 200 ms, a section of it 1 to 2 ms.
 MANY = 100_000

@@ -33,11 +33,11 @@ from tests.broker.support import (
     key_of,
     open_broker,
     publish,
-    until,
 )
 from tests.broker.transacting import Transactor
-from tests.limits import home_of
-from tests.support import Clock, batch_of, let_others_run
+from tests.kit.limits import home_of
+from tests.kit.support import Clock, batch_of, let_others_run
+from tests.kit.waiting import until
 
 pytestmark = pytest.mark.asyncio
 

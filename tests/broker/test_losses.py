@@ -25,9 +25,9 @@ from tests.broker.support import (
     publish,
     publish_each,
     subscribed,
-    until,
 )
-from tests.support import Clock, let_others_run
+from tests.kit.support import Clock, let_others_run
+from tests.kit.waiting import until
 
 
 @pytest.mark.asyncio

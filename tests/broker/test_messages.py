@@ -33,7 +33,7 @@ from tests.broker.support import (
     open_broker,
     values_in,
 )
-from tests.support import START_MS, Clock
+from tests.kit.support import START_MS, Clock
 
 pytestmark = pytest.mark.asyncio
 

@@ -30,11 +30,11 @@ from tests.broker.support import (
     open_broker,
     publish_each,
     subscribed,
-    until,
     values_in,
     values_of,
 )
-from tests.support import Clock
+from tests.kit.support import Clock
+from tests.kit.waiting import until
 
 
 async def lease_over() -> None:

@@ -29,12 +29,12 @@ from tests.broker.support import (
     get_all,
     key_of,
     open_broker,
-    until,
     values_in,
 )
 from tests.broker.transacting import Transactor
-from tests.support import Clock
-from tests.tables import each
+from tests.kit.support import Clock
+from tests.kit.tables import each
+from tests.kit.waiting import until
 
 pytestmark = pytest.mark.asyncio
 

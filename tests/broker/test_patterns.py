@@ -11,7 +11,7 @@ from quackmq.broker import limits as broker_limits
 from quackmq.broker.groups.topic_patterns import TopicPatterns, matching
 from quackmq.errors import GroupLoading, InvalidPattern
 from tests.groups.consumer_stage import Topics
-from tests.tables import each
+from tests.kit.tables import each
 
 #: What keeps a backtracking matcher busy for ever.
 HOSTILE = [

@@ -25,8 +25,8 @@ from quackmq.stores.memory import MemoryStore
 from tests.broker.flock import Pond
 from tests.broker.putting import WAITS, keyed, numbered, places, record
 from tests.broker.support import CALLER, NAME, TOPIC, get_all, open_broker, values_in
-from tests.support import Clock
-from tests.tables import each
+from tests.kit.support import Clock
+from tests.kit.tables import each
 
 pytestmark = pytest.mark.asyncio
 

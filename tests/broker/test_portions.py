@@ -28,8 +28,8 @@ from tests.broker.support import (
     publish_each,
     values_in,
 )
-from tests.limits import home_of
-from tests.support import Clock
+from tests.kit.limits import home_of
+from tests.kit.support import Clock
 
 pytestmark = pytest.mark.asyncio
 

@@ -37,7 +37,7 @@ from tests.broker.support import (
     publish,
     values_in,
 )
-from tests.support import START_MS, Clock, batch_of
+from tests.kit.support import START_MS, Clock, batch_of
 
 
 @pytest.mark.asyncio

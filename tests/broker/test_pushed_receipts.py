@@ -36,11 +36,11 @@ from tests.broker.support import (
     open_broker,
     publish,
     publish_each,
-    until,
     values_in,
 )
 from tests.broker.transacting import Transactor
-from tests.support import START_MS, Clock
+from tests.kit.support import START_MS, Clock
+from tests.kit.waiting import until
 
 #: For what would wait for ever.
 DEADLINE_S = 60

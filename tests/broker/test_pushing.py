@@ -31,9 +31,9 @@ from tests.broker.support import (
     open_broker,
     publish,
     publish_each,
-    until,
 )
 from tests.broker.transacting import Transactor
+from tests.kit.waiting import until
 
 # --- entries --------------------------------------------------------------------------------------
 

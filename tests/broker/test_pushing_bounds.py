@@ -25,11 +25,11 @@ from tests.broker.support import (
     poison_batch,
     publish,
     publish_each,
-    until,
 )
 from tests.broker.transacting import Transactor
-from tests.limits import home_of
-from tests.support import Clock
+from tests.kit.limits import home_of
+from tests.kit.support import Clock
+from tests.kit.waiting import until
 
 # --- what takes no time ---------------------------------------------------------------------------
 

@@ -30,11 +30,11 @@ from tests.broker.support import (
     poison_batch,
     publish,
     publish_each,
-    until,
     values_in,
 )
-from tests.support import Clock
-from tests.tables import each
+from tests.kit.support import Clock
+from tests.kit.tables import each
+from tests.kit.waiting import until
 
 CONSUMED = Policy(keep_until_consumed=True)
 

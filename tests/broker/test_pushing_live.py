@@ -19,10 +19,10 @@ from tests.broker.support import (
     open_broker,
     publish,
     publish_each,
-    until,
     values_in,
 )
-from tests.support import Clock
+from tests.kit.support import Clock
+from tests.kit.waiting import until
 
 LIVE = Terms("live", lease_ms=LEASE_MS)
 #: What a live reading of everything gets: nothing is ever too old.

@@ -27,11 +27,11 @@ from tests.broker.support import (
     open_broker,
     publish,
     publish_each,
-    until,
     values_in,
 )
 from tests.broker.transacting import Transactor
-from tests.support import START_MS, Clock
+from tests.kit.support import START_MS, Clock
+from tests.kit.waiting import until
 
 
 async def followed(broker: Broker, partitions: int = 1, policy: Policy | None = None) -> None:

@@ -15,18 +15,9 @@ from quackmq.model.offset_notes import RECEIPTS_TOPIC
 from quackmq.model.topic import Offsets, OffsetTime, PartitionKey
 from quackmq.stores.memory import MemoryStore
 from tests.broker.flock import NOBODY
-from tests.broker.support import (
-    CALLER,
-    NAME,
-    TOPIC,
-    get,
-    key_of,
-    open_broker,
-    publish,
-    until,
-    values_in,
-)
+from tests.broker.support import CALLER, NAME, TOPIC, get, key_of, open_broker, publish, values_in
 from tests.broker.transacting import Transactor
+from tests.kit.waiting import until
 
 #: For what would wait for ever.
 DEADLINE_S = 60

@@ -28,11 +28,11 @@ from tests.broker.support import (
     get_all,
     open_broker,
     publish,
-    until,
     values_of,
 )
-from tests.support import Clock
-from tests.tables import each
+from tests.kit.support import Clock
+from tests.kit.tables import each
+from tests.kit.waiting import until
 
 pytestmark = pytest.mark.asyncio
 

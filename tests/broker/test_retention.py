@@ -26,7 +26,7 @@ from tests.broker.support import (
     publish_each,
     values_in,
 )
-from tests.support import Clock, batch_of
+from tests.kit.support import Clock, batch_of
 
 DAY_MS = 24 * 3600 * 1000
 

@@ -35,8 +35,8 @@ from quackmq.model.topic import PartitionKey, check_topic_name
 from quackmq.model.transactional_id import TransactionalIdState, TransactionState
 from quackmq.records import codec
 from quackmq.records.batch import Batch, Record
-from tests.support import START_MS, batch_of
-from tests.tables import each
+from tests.kit.support import START_MS, batch_of
+from tests.kit.tables import each
 
 KEY = PartitionKey(uuid.UUID(int=7), 3)
 

@@ -24,7 +24,7 @@ from tests.broker.flock import Pond
 from tests.broker.stages import OTHER_TOPIC, staged, topics
 from tests.broker.support import CALLER, TOPIC, open_broker
 from tests.broker.transacting import committed_values
-from tests.support import Clock
+from tests.kit.support import Clock
 
 SERIES = "query"
 

@@ -35,12 +35,12 @@ from tests.broker.support import (
     key_of,
     open_broker,
     publish,
-    until,
     values_of,
 )
 from tests.broker.transacting import committed_values
-from tests.limits import home_of
-from tests.support import START_MS, Clock, batch_of
+from tests.kit.limits import home_of
+from tests.kit.support import START_MS, Clock, batch_of
+from tests.kit.waiting import until
 
 
 async def stable(broker: Broker) -> int:

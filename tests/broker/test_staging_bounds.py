@@ -38,8 +38,8 @@ from tests.broker.support import (
     open_broker,
     values_of,
 )
-from tests.limits import home_of
-from tests.support import Clock, batch_of, let_others_run
+from tests.kit.limits import home_of
+from tests.kit.support import Clock, batch_of, let_others_run
 
 # --- what is refused -------------------------------------------------------------------------
 

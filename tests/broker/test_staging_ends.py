@@ -13,17 +13,10 @@ from quackmq.model.topic import Append, PartitionKey, Read, Slice
 from quackmq.stores.contract import Store
 from tests.broker.flock import Pond
 from tests.broker.stages import KEY, stage, topics
-from tests.broker.support import (
-    CALLER,
-    FailingStore,
-    SlowStore,
-    open_broker,
-    poison_batch,
-    publish,
-    until,
-)
+from tests.broker.support import CALLER, FailingStore, SlowStore, open_broker, poison_batch, publish
 from tests.broker.transacting import committed_values
-from tests.support import Clock, batch_of
+from tests.kit.support import Clock, batch_of
+from tests.kit.waiting import until
 
 OTHER_KEY = "query/18"
 

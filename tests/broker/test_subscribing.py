@@ -36,8 +36,8 @@ from tests.broker.support import (
     publish_each,
     values_of,
 )
-from tests.support import START_MS, Clock, let_others_run
-from tests.tables import each
+from tests.kit.support import START_MS, Clock, let_others_run
+from tests.kit.tables import each
 
 
 async def _publish_timed(broker: Broker, *timestamps: int, partition: int = 0) -> None:

@@ -41,7 +41,7 @@ from tests.broker.support import (
     values_in,
     values_of,
 )
-from tests.support import Clock
+from tests.kit.support import Clock
 
 pytestmark = pytest.mark.asyncio
 

@@ -18,7 +18,6 @@ from quackmq.broker import Broker
 from quackmq.broker import limits as broker_limits
 from quackmq.errors import QuackError
 from quackmq.model.policy import Policy, WhenFull
-from tests import effort
 from tests.broker.support import (
     CALLER,
     NAME,
@@ -32,8 +31,9 @@ from tests.broker.support import (
 )
 from tests.broker.tier_model import MANUAL, Run, Step, Steps, Truth, run_until_restart
 from tests.broker.tiers import Tiers
-from tests.stores.calls import soon
-from tests.support import batch_of, let_others_run
+from tests.kit import effort
+from tests.kit.support import batch_of, let_others_run
+from tests.kit.waiting import soon
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,7 @@ from quackmq.records import codec
 from quackmq.records.batch import Batch, Record
 from quackmq.stores.memory import MemoryStore
 from tests.broker.support import CALLER, TOPIC, key_of, open_broker, poison_batch
-from tests.support import Clock
+from tests.kit.support import Clock
 
 
 class AskedStore(MemoryStore):

@@ -17,10 +17,10 @@ from tests.broker.support import (
     open_broker,
     poison_batch,
     publish,
-    until,
     values_in,
 )
-from tests.support import START_MS, Clock
+from tests.kit.support import START_MS, Clock
+from tests.kit.waiting import until
 
 FULL_AT_3 = Policy(live_entries=3, live_for_ms=1_000, when_full=WhenFull.REFUSE)
 

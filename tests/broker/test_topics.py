@@ -24,7 +24,7 @@ from quackmq.model.topic import PartitionKey, Read, Topic
 from quackmq.records.batch import Record
 from quackmq.stores.memory import MemoryStore
 from tests.broker.support import CALLER, LONG_MS, NAME, TOPIC, get, key_of, open_broker, publish
-from tests.support import Clock, batch_of, let_others_run
+from tests.kit.support import Clock, batch_of, let_others_run
 
 
 @pytest.mark.asyncio

@@ -33,7 +33,6 @@ from tests.broker.support import (
     key_of,
     open_broker,
     publish,
-    until,
     values_in,
 )
 from tests.broker.transacting import (
@@ -46,7 +45,8 @@ from tests.broker.transacting import (
     state_of,
     topics,
 )
-from tests.support import Clock, batch_of, let_others_run
+from tests.kit.support import Clock, batch_of, let_others_run
+from tests.kit.waiting import until
 
 # --- restarts ------------------------------------------------------------------------------
 

@@ -44,12 +44,12 @@ from tests.broker.support import (
     key_of,
     open_broker,
     publish_each,
-    until,
     values_in,
     values_of,
 )
 from tests.broker.transacting import ID, Transactor, committed_values
-from tests.support import Clock, let_others_run
+from tests.kit.support import Clock, let_others_run
+from tests.kit.waiting import until
 
 TARGET = "targets"
 

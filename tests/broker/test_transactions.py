@@ -41,7 +41,7 @@ from tests.broker.transacting import (
     state_of,
     topics,
 )
-from tests.support import batch_of, batches_of
+from tests.kit.support import batch_of, batches_of
 
 # --- what becomes visible ------------------------------------------------------------------
 

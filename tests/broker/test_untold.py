@@ -14,7 +14,7 @@ from quackmq.model.leases import Leases, Wanted
 from quackmq.model.policy import Policy
 from quackmq.model.subscription import Terms
 from quackmq.model.topic import Topic
-from tests import effort
+from tests.kit import effort
 
 PLACE = ("puddles", Topic(uuid.UUID(int=1), "ducks", 1, Policy(), 0), 0)
 

@@ -11,7 +11,7 @@ import pytest
 
 from quackmq.broker.lifecycle import Changes, NamedLocks, Waits, only, to_the_end
 from quackmq.errors import StoreReadOnly
-from tests.support import let_others_run
+from tests.kit.support import let_others_run
 
 
 class Ended(Exception):

@@ -13,7 +13,7 @@ from quackmq.model.policy import Policy, WhenFull
 from quackmq.model.topic import PartitionKey
 from tests.broker.support import CALLER, TOPIC, publish, values_in
 from tests.broker.tiers import Tiers
-from tests.support import batch_of
+from tests.kit.support import batch_of
 
 #: Topics of these tests are archived when a test says so.
 MANUAL: dict[str, Any] = {"archive_after_ms": None, "archive_bytes": None}

@@ -22,8 +22,8 @@ from quackmq.stores.memory import MemoryStore
 from tests.archive.archiving import archive
 from tests.archive.support import MemoryDisk
 from tests.broker.support import NEVER_MS
+from tests.kit.support import Clock
 from tests.stores.local.directories import FailingDisk, QuickDisk
-from tests.support import Clock
 
 T = TypeVar("T")
 #: Segments and regions that a few batches fill.

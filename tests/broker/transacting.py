@@ -11,7 +11,7 @@ from quackmq.errors import QuackError
 from quackmq.model.topic import Appended, PartitionKey, Read, Slice
 from tests.broker.flock import GROUP, NOBODY
 from tests.broker.support import CALLER, TOPIC, key_of
-from tests.support import batch_of, batches_of
+from tests.kit.support import batch_of, batches_of
 
 ID = "duck"
 TIMEOUT_MS = 60_000

@@ -17,8 +17,8 @@ from quackmq.model.policy import Policy
 from quackmq.model.topic import Append, PartitionKey
 from quackmq.records.batch import Record
 from tests.archive.support import NOON_MS, committed
+from tests.kit.support import batch_of
 from tests.stores.local.directories import open_store
-from tests.support import batch_of
 
 
 def make_store(directory: Path, topic: str = "ducks", partitions: int = 2) -> uuid.UUID:

@@ -11,7 +11,7 @@ from quackmq.cli.broker.address import (
     parse_address_or_path,
     parse_advertised_address,
 )
-from tests.tables import each
+from tests.kit.tables import each
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from quackmq.cli.main import main
 from quackmq.model.topic import PartitionKey
 from tests.archive.support import NOON_MS
 from tests.cli.archives import add, change, make_store, numbered, trim_log
-from tests.cli.process import Server
+from tests.kit.server import Server
 from tests.stores.local.directories import content_of, flip
 from tests.stores.local.test_inspection import undecodable
 

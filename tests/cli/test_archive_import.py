@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -26,8 +25,9 @@ from quackmq.records.batch import Record
 from quackmq.records.codec import decode
 from tests.archive.support import NOON_MS, committed
 from tests.cli.archives import add, make_store, numbered
-from tests.cli.process import DEADLINE_S, SCRIPT
 from tests.interop.running import TESTER, RunningBroker
+from tests.kit.server import SCRIPT
+from tests.kit.waiting import wait_until
 from tests.stores.local.directories import flip
 
 NAME = "from the north"
@@ -158,13 +158,6 @@ def held(broker: RunningBroker, topic: str) -> int:
         return 0
     last = broker.call(broker.broker.messages.last_sequence(TESTER, topic, NAME))
     return 0 if last is None else last + 1
-
-
-def wait_until(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
 
 
 def breaking(step: str, after: int) -> type[Any]:

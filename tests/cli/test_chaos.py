@@ -18,7 +18,7 @@ from quackmq.cli.chaos.plan import FAULTS, PUTS, TAKES, Act, plan
 from quackmq.cli.chaos.runner import _stopping
 from quackmq.cli.main import main
 from quackmq.errors import InvalidRequest
-from tests.cli.process import DEADLINE_S, Server
+from tests.kit.server import DEADLINE_S, Server
 
 DOORS = ["line", "zmq", "xpub", "kafka"]
 #: Long enough for whatever comes again after a while, also where a dead member has to be missed.

@@ -9,9 +9,9 @@ import pytest
 from quackmq.cli.main import main
 from quackmq.clock import Clock
 from quackmq.stores.memory import MemoryStore
-from tests.machine_clock import YEAR_MS, Machine
+from tests.kit.machine_clock import YEAR_MS, Machine
+from tests.kit.support import START_MS
 from tests.protocols.http.v1.serving import serving
-from tests.support import START_MS
 
 
 def test_the_clock_is_shown_and_confirmed(capsys: pytest.CaptureFixture[str]) -> None:

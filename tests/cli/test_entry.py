@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.process import AS_ON_A_TERMINAL, DEADLINE_S, Server
+from tests.kit.server import AS_ON_A_TERMINAL, DEADLINE_S, Server
 
 pytestmark = pytest.mark.processes
 

@@ -24,7 +24,7 @@ from quackmq.cli.experiment.report import Outcome, as_table
 from quackmq.cli.experiment.temporary import temporary_directory
 from quackmq.cli.main import main
 from quackmq.protocols.line.records import End
-from tests.cli.process import DEADLINE_S, Server
+from tests.kit.server import DEADLINE_S, Server
 
 #: As many as are published, as fast as it goes, and nothing gets old; nobody is too slow to live.
 CALM = {

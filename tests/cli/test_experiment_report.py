@@ -33,7 +33,7 @@ from quackmq.cli.main import main
 from quackmq.errors import InvalidRequest
 from quackmq.model.policy import WhenFull
 from quackmq.protocols.line.codec import Entry
-from tests.tables import each
+from tests.kit.tables import each
 
 
 def publisher(entries: int = 10, **changes: Any) -> PublisherAccount:

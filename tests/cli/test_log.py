@@ -17,7 +17,8 @@ from quackmq.model.topic import PartitionKey
 from quackmq.records import codec
 from quackmq.records.batch import Batch, Record
 from quackmq.stores.contract import Store
-from tests.cli.process import DEADLINE_S, SCRIPT, Server
+from tests.kit.server import DEADLINE_S, SCRIPT, Server
+from tests.kit.support import START_MS, batch_of
 from tests.stores.calls import append
 from tests.stores.local.directories import (
     content_of,
@@ -27,7 +28,6 @@ from tests.stores.local.directories import (
     segments_of,
 )
 from tests.stores.local.test_inspection import undecodable
-from tests.support import START_MS, batch_of
 
 MOMENT = "2023-11-14T22:13:20.000Z"
 

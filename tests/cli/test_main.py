@@ -11,7 +11,7 @@ import pytest
 from quackmq import __version__
 from quackmq.cli.broker.settings import setting_fields, variable_name
 from quackmq.cli.main import COMMANDS, build_parser, main
-from tests.cli.process import SCRIPT
+from tests.kit.server import SCRIPT
 
 
 def answer(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:

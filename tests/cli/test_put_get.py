@@ -23,7 +23,7 @@ from quackmq.cli.main import main
 from quackmq.client import limits as client_limits
 from quackmq.client.consuming.browse import Browser
 from quackmq.errors import QuackTimeout, RecordTooLarge, UnknownTopic
-from tests.cli.process import AS_ON_A_TERMINAL, DEADLINE_S, SCRIPT, Server
+from tests.kit.server import AS_ON_A_TERMINAL, DEADLINE_S, SCRIPT, Server
 
 _numbers = count(1)
 

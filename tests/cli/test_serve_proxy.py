@@ -12,7 +12,7 @@ from quackmq.cli.serve import closed_doors, plan_doors
 from quackmq.errors import InvalidSetting
 from quackmq.protocols.http.server import HttpServer
 from quackmq.stores.memory import MemoryStore
-from tests.cli.process import Server
+from tests.kit.server import Server
 
 
 def planned(**options: str) -> dict[str, str]:

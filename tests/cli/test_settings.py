@@ -11,7 +11,7 @@ from quackmq.cli.broker.address import Address, UnixPath
 from quackmq.cli.broker.settings import Settings, load, option_name, setting_fields, variable_name
 from quackmq.cli.serve import DOORS
 from quackmq.errors import InvalidSetting
-from tests.tables import each
+from tests.kit.tables import each
 
 #: A value other than the default for every setting, as text and as it is in the end.
 EXAMPLES: dict[str, tuple[str, object]] = {

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from quackmq import Client
-from tests.cli.process import Server
+from tests.kit.server import Server
 
 _numbers = count(1)
 

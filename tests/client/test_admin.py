@@ -15,7 +15,7 @@ from quackmq import Client
 from quackmq.client.kafka.admin import Admin
 from quackmq.client.kafka.config import KafkaConfig
 from quackmq.errors import ClientClosed
-from tests.cli.process import DEADLINE_S
+from tests.kit.server import DEADLINE_S
 
 
 def test_a_closed_client_leaves_nothing_to_whoever_collects_garbage(client: Client) -> None:

@@ -11,8 +11,8 @@ import pytest
 from quackmq import Client, errors
 from quackmq.client.zmq import ZmqClient
 from quackmq.stores.memory import MemoryStore
-from tests.cli.process import DEADLINE_S, Server
 from tests.interop.running import RunningBroker
+from tests.kit.server import DEADLINE_S, Server
 
 
 @pytest.fixture(scope="module")

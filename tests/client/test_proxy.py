@@ -24,7 +24,7 @@ from quackmq.errors import (
     UnusableDirectory,
 )
 from quackmq.model.subscription import parse_message_id
-from tests.cli.process import DEADLINE_S, Server
+from tests.kit.server import DEADLINE_S, Server
 from tests.real.broker import Broker
 
 #: Short, where it is the point that nothing comes.

@@ -25,7 +25,7 @@ from quackmq.client.queue import (
     myProducerError,
 )
 from quackmq.errors import QuackError
-from tests.cli.process import DEADLINE_S, Server
+from tests.kit.server import DEADLINE_S, Server
 from tests.pubsub.network import UnreliableProxy, Weather, everything
 
 #: Short, where it is the point that nothing comes.

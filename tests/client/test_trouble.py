@@ -11,7 +11,7 @@ from confluent_kafka import KafkaError
 
 from quackmq import AsyncClient, Client, QuackTimeout
 from quackmq.client.kafka.connection_errors import Trouble
-from tests.cli.process import Server
+from tests.kit.server import Server
 
 
 class Said(NamedTuple):

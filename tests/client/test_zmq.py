@@ -30,7 +30,7 @@ from quackmq.errors import (
     UnknownSubscription,
     UnusableDirectory,
 )
-from tests.cli.process import DEADLINE_S, Server
+from tests.kit.server import DEADLINE_S, Server
 
 #: Short, where it is the point that nothing comes.
 IMPATIENT_S = 0.3

@@ -16,8 +16,9 @@ from quackmq.disk.loop_sync import LoopSyncPolicy
 from quackmq.disk.real import File, RealDisk, RealFile
 from quackmq.errors import StoreReadOnly
 from quackmq.stores.local import LocalOptions, LocalStore
-from tests.stores.calls import append_values, new_partition, read_all, soon
-from tests.support import Clock
+from tests.kit.support import Clock
+from tests.kit.waiting import soon
+from tests.stores.calls import append_values, new_partition, read_all
 
 QUICK_S = disk_limits.LOOP_SYNC_MS / 2000
 SLOW_S = disk_limits.LOOP_SYNC_MS / 500

@@ -12,9 +12,9 @@ from quackmq.disk import limits as disk_limits
 from quackmq.disk.real import RealDisk, RealFile
 from quackmq.errors import DamagedData
 from quackmq.stores.local import LocalOptions, LocalStore
+from tests.kit.support import offsets_and_values
 from tests.stores.calls import append_values, new_partition, read_all, read_one
 from tests.stores.local.directories import flip
-from tests.support import offsets_and_values
 
 STEP = disk_limits.VIEWED_BYTES
 SIZE = 3 * disk_limits.WINDOW_BYTES + 12_345

@@ -12,7 +12,7 @@ import subprocess
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from tests.cli.process import Server
+from tests.kit.server import Server
 
 #: Spark's first start on a busy machine is most of it.
 COMMAND_S = 300

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from quackmq.groups.consumer.assignors import ASSIGNORS, DEFAULT_ASSIGNOR, Pool, by_range, uniform
 from quackmq.model.topic import PartitionKey
-from tests import effort
+from tests.kit import effort
 
 NEWS, WEATHER = uuid.UUID(int=1), uuid.UUID(int=2)
 

@@ -29,8 +29,8 @@ from quackmq.errors import (
 )
 from quackmq.groups import GroupState, Joined, Leaving, MemberRef, Synced
 from quackmq.groups import limits as groups_limits
-from tests import effort
 from tests.groups.classic_stage import RANGE, REBALANCE_MS, SESSION_MS, Stage, subscription
+from tests.kit import effort
 
 REFUSALS = (IllegalGeneration, MemberFenced, RebalanceInProgress, UnknownMember)
 

@@ -17,7 +17,7 @@ from quackmq.errors import (
 from quackmq.groups import GroupState
 from quackmq.groups import limits as groups_limits
 from tests.groups.classic_stage import INITIAL_DELAY_MS, RANGE, Stage, subscription
-from tests.tables import each
+from tests.kit.tables import each
 
 EMPTY = GroupState.EMPTY
 PREPARING = GroupState.PREPARING_REBALANCE

@@ -21,7 +21,7 @@ from quackmq.errors import (
 from quackmq.groups import GroupState, Heartbeat, Leaving, Matched, MemberRef
 from quackmq.groups import limits as groups_limits
 from tests.groups.consumer_stage import REBALANCE_MS, TIMING, Client, Stage, Topics
-from tests.tables import each
+from tests.kit.tables import each
 
 SESSION_MS = TIMING.session_timeout_ms
 

@@ -21,8 +21,8 @@ from quackmq.errors import (
     UnknownMember,
 )
 from quackmq.groups import GroupState, Leaving, MemberRef
-from tests import effort
 from tests.groups.consumer_stage import REBALANCE_MS, TIMING, Client, Stage, Topics
+from tests.kit import effort
 
 NAMES = ["news", "weather", "sports"]
 TOPICS = st.sets(st.sampled_from(NAMES), min_size=1).map(lambda names: tuple(sorted(names)))

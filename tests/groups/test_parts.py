@@ -13,7 +13,7 @@ from quackmq.groups.classic.subscription_metadata import subscribed_topics
 from quackmq.groups.deadlines import Deadlines
 from quackmq.groups.states import FOLLOWERS, RULES, GroupState
 from tests.groups.classic_stage import subscription
-from tests.tables import each
+from tests.kit.tables import each
 
 KEYS = st.sampled_from("abcd")
 TIMES = st.integers(0, 50)

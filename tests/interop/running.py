@@ -18,7 +18,7 @@ from quackmq.protocols.kafka.server import KafkaServer
 from quackmq.records.batch import Batch
 from quackmq.records.codec import decode
 from quackmq.stores.memory import MemoryStore
-from tests.support import batches_of
+from tests.kit.support import batches_of
 
 T = TypeVar("T")
 

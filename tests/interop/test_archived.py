@@ -14,7 +14,6 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 from quackmq.cli.main import main
-from tests.cli.process import DEADLINE_S, Server
 from tests.interop.history import (
     READERS,
     Doors,
@@ -24,6 +23,7 @@ from tests.interop.history import (
     put,
     wait_for_archive,
 )
+from tests.kit.server import DEADLINE_S, Server
 
 pytestmark = [pytest.mark.needs("kcat"), pytest.mark.timeout(900)]
 

@@ -16,7 +16,7 @@ from quackmq.model import leases as module
 from quackmq.model import limits as model_limits
 from quackmq.model.leases import Counts, Lease, Leases, Wanted
 from quackmq.model.subscription import Reading, Terms
-from tests.tables import each
+from tests.kit.tables import each
 
 LEASE_MS = limits.LEASE_MS
 EVERY = Terms()

@@ -18,7 +18,7 @@ from quackmq.model import leases as module
 from quackmq.model import limits as model_limits
 from quackmq.model.leases import Counts, Leases, Wanted
 from quackmq.model.subscription import Terms
-from tests import effort
+from tests.kit import effort
 
 OUTSTANDING = 6
 GAPS = 3

@@ -31,9 +31,9 @@ from quackmq.model.log_transactions import (
 from quackmq.model.topic import PartitionKey
 from quackmq.records.batch import HEADER_BYTES, Batch, Record
 from quackmq.records.codec import encode
-from tests.batches import resealed
+from tests.kit.batches import resealed
+from tests.kit.support import START_MS, batch_of
 from tests.model.transaction_model import LogModel, Taken
-from tests.support import START_MS, batch_of
 
 NEWS, SPORT = (PartitionKey(uuid.UUID(int=1), partition) for partition in (0, 1))
 

@@ -21,7 +21,7 @@ from quackmq.model.policy import (
     live_entries,
     trim_before,
 )
-from tests.tables import each
+from tests.kit.tables import each
 
 NUMBERS = st.none() | st.integers(1, 2**63 - 1)
 POLICIES = st.builds(

@@ -33,7 +33,7 @@ from quackmq.model.producer_state import (
     sequence_after,
 )
 from quackmq.records.batch import TRANSACTIONAL_FLAG, Batch
-from tests.support import batch_of
+from tests.kit.support import batch_of
 
 PRODUCER_ID = 7
 #: One batch that every test may shape as it likes: `advance` sees the header only.

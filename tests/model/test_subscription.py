@@ -34,7 +34,7 @@ from quackmq.model.subscription import (
     sent,
     state_key,
 )
-from tests.tables import each
+from tests.kit.tables import each
 
 TOPIC_ID = uuid.UUID("12345678-1234-5678-1234-567812345678")
 PLACES = st.builds(Place, st.integers(0, 2**32 - 1), st.integers(0, 2**63 - 1))

@@ -34,7 +34,7 @@ from quackmq.model.transactional_id import (
     first_standing,
     is_exhausted,
 )
-from tests.tables import each
+from tests.kit.tables import each
 
 ID = "duck"
 #: The last epoch that a client is given.

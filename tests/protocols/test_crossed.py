@@ -22,11 +22,11 @@ from quackmq.protocols.zmq.proxy.xpub import XpubServer
 from quackmq.protocols.zmq.proxy.xsub import XsubServer
 from quackmq.protocols.zmq.server import ZmqServer
 from quackmq.stores.memory import MemoryStore
+from tests.kit.tables import each
+from tests.kit.waiting import soon, until
 from tests.protocols.codecs.zmtp_frames import HELLO, command, greeting, message, ready, request
 from tests.protocols.kafka.client import API_VERSIONS, CREATE_TOPICS
 from tests.protocols.kafka.client import Client as KafkaPeer
-from tests.protocols.zmq.peers import soon, until
-from tests.tables import each
 
 HOST: Final = "127.0.0.1"
 

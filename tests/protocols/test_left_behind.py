@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from tests.limits import home_of
+from tests.kit.limits import home_of
+from tests.kit.waiting import soon, until
 from tests.protocols.kafka.client import on_both_loops
 from tests.protocols.test_crossed import DOORS, PROTOCOLS, Opened, opened
-from tests.protocols.zmq.peers import soon, until
 
 PEERS = 20
 

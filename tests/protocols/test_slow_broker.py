@@ -16,13 +16,14 @@ from quackmq.stores.memory import MemoryStore
 from tests.broker.newer_flock import NewerMember
 from tests.broker.pushed_peer import peer_of, pushed
 from tests.broker.support import CALLER, TOPIC, open_broker, publish
+from tests.kit.slow_loop import block, on_a_slow_loop
+from tests.kit.support import batch_of
+from tests.kit.waiting import until
 from tests.protocols.http import peers as http
-from tests.protocols.kafka.client import PRODUCE, produce_fields, served, until
+from tests.protocols.kafka.client import PRODUCE, produce_fields, served
 from tests.protocols.kafka.membership import CONSUMER_GROUP_HEARTBEAT, OFFSET_COMMIT, Member
 from tests.protocols.kafka.transacting import END_TXN, Transactor
 from tests.protocols.line import peers as line
-from tests.slow_loop import block, on_a_slow_loop
-from tests.support import batch_of
 
 #: Longer than every time that a client is given here.
 AN_HOUR_S = 3_600

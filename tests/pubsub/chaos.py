@@ -36,7 +36,7 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError
 from confluent_kafka import TopicPartition as Partition
 
 from quackmq.model.subscription import Place, message_id, parse_message_id
-from tests.cli.process import Server
+from tests.kit.server import Server
 from tests.pubsub import proxy_cast
 from tests.pubsub.checker import Stored, Told, violations
 from tests.pubsub.results import Notes

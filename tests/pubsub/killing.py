@@ -16,7 +16,6 @@ from __future__ import annotations
 import json
 import random
 import sys
-import time
 import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -24,7 +23,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from tests.cli.process import DEADLINE_S, Server
+from tests.kit.server import DEADLINE_S, Server
+from tests.kit.waiting import wait_until
 from tests.pubsub.mortal import CONSUMERS, DONE, PUBLISHERS, READY, Mortals, Task
 from tests.pubsub.soaking import Plan, soak
 
@@ -101,13 +101,6 @@ class World(NamedTuple):
             offset = page[-1]["offset"] + 1
 
 
-def until(condition: Callable[[], object]) -> None:
-    end = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < end, "nothing happens"
-        time.sleep(0.0005)
-
-
 class Life:
     """One program after another with the same task, each killed."""
 
@@ -125,7 +118,7 @@ class Life:
     def live(self, is_over: Callable[[], bool] = lambda: False) -> None:
         """Let the program see some more, or all that there is."""
         enough = self._seen() + self._random.randrange(1, STRIDE)
-        until(lambda: self._seen() >= enough or is_over())
+        wait_until(lambda: self._seen() >= enough or is_over())
 
     def die(self) -> None:
         self.world.mortals.kill(self._pid)
@@ -191,7 +184,7 @@ def consumed(
     world.ask("POST", "/v1/topics", {"name": topic})
     life = Life(world, task, seed)
     life.begin()
-    until(lambda: READY in life.lines())
+    wait_until(lambda: READY in life.lines())
     name = task.name
     if role == "queue":
         name = json.loads((kept / "consumer.json").read_text())["consumer_id"]
@@ -209,7 +202,7 @@ def consumed(
             "a message is acknowledged that no program was given, or had worked on"
         )
         life.begin()
-    until(lambda: world.lag(name, topic) == 0)
+    wait_until(lambda: world.lag(name, topic) == 0)
     life.die()
     return life
 

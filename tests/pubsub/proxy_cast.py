@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from quackmq.client.proxy import ReliableSubscriber
 from quackmq.model.subscription import Place, parse_message_id
-from tests.cli.process import Server
+from tests.kit.server import Server
 from tests.pubsub.checker import Stored, Told, violations
 from tests.pubsub.proxy_program import lines
 from tests.real.broker import Broker

@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Callable
 
 from quackmq.model.subscription import Place, message_id
+from tests.kit.tables import each
 from tests.pubsub.checker import (
     END,
     Identity,
@@ -15,7 +16,6 @@ from tests.pubsub.checker import (
     pieces_of,
     violations,
 )
-from tests.tables import each
 
 TOPIC = uuid.UUID(int=7)
 Messages = list[Stored]

@@ -16,7 +16,7 @@ from quackmq import Client
 from quackmq.client.zmq import ZmqClient
 from quackmq.errors import UnknownSubscription, UnknownTopic
 from quackmq.protocols.http import limits as http_limits
-from tests.cli.process import DEADLINE_S, Server
+from tests.kit.server import DEADLINE_S, Server
 
 pytestmark = pytest.mark.processes
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.kit.waiting import wait_until
 from tests.pubsub.killing import (
     DOOR_OF,
     GIVEN_ONCE,
@@ -21,7 +22,6 @@ from tests.pubsub.killing import (
     at_most_once,
     consumed,
     published,
-    until,
     world,
 )
 from tests.pubsub.mortal import CONSUMERS, PUBLISHERS, READY, Task
@@ -71,7 +71,7 @@ def test_a_killed_consumer_of_the_queue_without_a_directory_leaves_its_messages_
     world.ask("POST", "/v1/topics", {"name": task.topic})
     life = Life(world, task)
     life.begin()
-    until(lambda: READY in life.lines())
+    wait_until(lambda: READY in life.lines())
     world.publish(task.topic)
     life.live()
     life.die()
@@ -81,9 +81,9 @@ def test_a_killed_consumer_of_the_queue_without_a_directory_leaves_its_messages_
     former = f"topic={task.topic}&consumer_id={found['name']}&last_id="
     assert int(world.ask("GET", f"/consumer/consume?{former}")["message"]) - run[-1] in (0, 1)
     life.begin()
-    until(lambda: life.lines().count(READY) == 2)
+    wait_until(lambda: life.lines().count(READY) == 2)
     world.ask("POST", f"/v1/topics/{task.topic}/messages", {"value": str(MESSAGES)})
-    until(lambda: str(MESSAGES) in life.lines())
+    wait_until(lambda: str(MESSAGES) in life.lines())
     life.die()
     assert life.runs()[1] == [MESSAGES]
 

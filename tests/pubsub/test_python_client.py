@@ -9,7 +9,7 @@ import pytest
 
 from quackmq import Client
 from quackmq.client.consuming.consumer import Reader
-from tests.cli.process import DEADLINE_S
+from tests.kit.server import DEADLINE_S
 from tests.real.broker import Broker
 
 pytestmark = pytest.mark.processes

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from quackmq.client.queue import Consumer, Producer
-from tests.cli.process import DEADLINE_S
+from tests.kit.server import DEADLINE_S
+from tests.kit.waiting import wait_until
 from tests.pubsub.queue_program import REGISTERED
 from tests.real.broker import SMALL_QUACKMQ, Broker
 
@@ -132,13 +132,6 @@ def tell(program: Program, line: str) -> None:
     assert program.stdin is not None
     program.stdin.write(line)
     program.stdin.flush()
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, "it takes too long"
-        time.sleep(0.01)
 
 
 def log_lines(producer: str) -> list[str]:

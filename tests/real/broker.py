@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 
 from quackmq.stores.local.open import LOCK_PATH
-from tests.cli.process import DEADLINE_S, Server
+from tests.kit.server import DEADLINE_S, Server
 
 HOST = "127.0.0.1"
 QUACKMQ = (sys.executable, "-m", "quackmq")

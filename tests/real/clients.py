@@ -20,7 +20,7 @@ from confluent_kafka import TopicPartition as Partition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from tests.cli.process import DEADLINE_S
+from tests.kit.server import DEADLINE_S
 from tests.real.ledger import Account, Found, Place, Promise
 from tests.real.records import any_size, identify, value_of
 

@@ -29,8 +29,8 @@ from quackmq import limits
 from quackmq.model.policy import Policy
 from quackmq.model.topic import Append, Cursor, CursorKey, PartitionKey, Topic
 from quackmq.stores.local import LocalOptions, LocalStore
+from tests.kit.support import batch_of
 from tests.real.records import Identity, value_of
-from tests.support import batch_of
 
 TOPIC: Final = "work"
 PARTITIONS: Final = 2

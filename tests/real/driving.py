@@ -19,11 +19,11 @@ from typing import Final
 
 from quackmq import limits
 from quackmq.model.topic import PartitionKey, Read
-from tests.cli.process import Server
+from tests.kit.server import Server
+from tests.kit.support import offsets_and_values
 from tests.real.broker import wait_until_opening
 from tests.real.driver import MARKERS, PARTITIONS, WORKERS, open_store, standing
 from tests.real.records import identify
-from tests.support import offsets_and_values
 
 COMMAND: Final = (sys.executable, "-m", "tests.real.driver")
 #: A kill while the store opens: as often as that, and so much later at the most.

@@ -18,7 +18,7 @@ from typing import Final
 from quackmq.model.policy import Policy
 from quackmq.model.topic import Append, PartitionKey
 from quackmq.stores.local import LocalStore
-from tests.support import batch_of
+from tests.kit.support import batch_of
 
 TOPIC: Final = "many"
 _AT_ONCE: Final = 500

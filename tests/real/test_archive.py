@@ -4,8 +4,6 @@ writing. What was acknowledged is there once, at its offset, in log and archive 
 from __future__ import annotations
 
 import random
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,6 +12,7 @@ from quackmq.archive import manifest as manifests
 from quackmq.archive.manifest import Manifest
 from quackmq.archive.parquet.reader import ArchiveReader
 from quackmq.disk.real import RealDisk
+from tests.kit.waiting import wait_until
 from tests.real.broker import Broker
 from tests.real.clients import Kind, Progress, Publisher, create_topics, read_back
 from tests.real.killing import PLACES, TOPICS, run_round
@@ -34,17 +33,10 @@ def listed(data: Path) -> list[Manifest]:
     return [manifests.decode(path.read_bytes(), str(path)) for path in found]
 
 
-def wait_until(what: str, is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + ARCHIVED_S
-    while not is_so():
-        assert time.monotonic() < deadline, f"{what} for {ARCHIVED_S} s"
-        time.sleep(0.002)
-
-
 def wait_for_archiving(data: Path, changes: int = 1) -> None:
     """Until manifests were changed so often from now on."""
     due = sum(each.version for each in listed(data)) + changes
-    wait_until("nothing is archived", lambda: sum(each.version for each in listed(data)) >= due)
+    wait_until(lambda: sum(each.version for each in listed(data)) >= due, "archiving", ARCHIVED_S)
 
 
 def busy(broker: Broker, progress: Progress) -> Publisher:
@@ -123,7 +115,7 @@ def test_a_broker_that_cannot_archive_publishes_on_and_catches_up_by_itself(
         finally:
             publisher.abandon()
         (data / "archive").unlink()
-        wait_until("nothing is archived", lambda: len(listed(data)) == len(PLACES))
+        wait_until(lambda: len(listed(data)) == len(PLACES), "archiving", ARCHIVED_S)
         assert check([account], read_back(broker.address, PLACES)) == []
         exit_code, log = broker.stop()
         assert exit_code == 0

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from tests.cli.process import DEADLINE_S
+from tests.kit.server import DEADLINE_S
 from tests.real.broker import Broker
 from tests.real.clients import Kind, Progress, Publisher, create_topics, read_back
 from tests.real.disks import BoundedFiles, FullDisk, SmallFileSystem

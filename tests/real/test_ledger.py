@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
+from tests.kit.tables import each
 from tests.real.ledger import Account, Found, Place, Promise, check
 from tests.real.records import Identity, NotOurs, identify, value_of
-from tests.tables import each
 
 PLACE = Place("ducks", 0)
 

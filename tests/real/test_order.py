@@ -15,7 +15,7 @@ from confluent_kafka import KafkaError, Message, Producer
 from quackmq.stores import limits as stores_limits
 from quackmq.stores.local.files.journal import DIRECTORY as JOURNAL_DIRECTORY
 from quackmq.stores.local.files.segment import DIRECTORY as LOG_DIRECTORY
-from tests.cli.process import DEADLINE_S
+from tests.kit.server import DEADLINE_S
 from tests.real import strace
 from tests.real.broker import QUACKMQ, Broker
 from tests.real.clients import QUIET, create_topics

@@ -21,8 +21,8 @@ from quackmq.records.batch import (
     stamp,
 )
 from quackmq.records.codec import decode, encode, single
-from tests.batches import resealed, sealed
-from tests.tables import each
+from tests.kit.batches import resealed, sealed
+from tests.kit.tables import each
 
 RECORDS = [
     Record(0, 1_700_000_000_000, b"key", b"first", (("name", b"value"), ("none", None))),

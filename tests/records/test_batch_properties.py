@@ -14,8 +14,8 @@ from quackmq.records import codec
 from quackmq.records.batch import COMPRESSIONS, HEADER_BYTES, Batch, Record, batches, spans
 from quackmq.records.codec import decode, encode, single
 from quackmq.records.columns import from_arrow, to_arrow
-from tests import effort
-from tests.batches import batch_of, resealed, sealed
+from tests.kit import effort
+from tests.kit.batches import batch_of, resealed, sealed
 
 #: No test asserts a time: a busy machine is no bug.
 UNTIMED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -24,8 +24,8 @@ from quackmq.records.codec import (
     sections,
     single,
 )
-from tests.batches import batch_of, record_bytes, resealed, sealed, varint
-from tests.tables import each
+from tests.kit.batches import batch_of, record_bytes, resealed, sealed, varint
+from tests.kit.tables import each
 
 RECORDS = [
     Record(0, 1_700_000_000_000, b"key", b"first", (("name", b"value"), ("none", None))),

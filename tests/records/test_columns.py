@@ -13,8 +13,8 @@ from quackmq.errors import CorruptBatch, InvalidRequest, RecordTooLarge
 from quackmq.records.batch import COMPRESSIONS, NO_TIMESTAMP, TIMESTAMP_TYPE_FLAG, Batch, Record
 from quackmq.records.codec import decode, encode
 from quackmq.records.columns import HEADERS_TYPE, SCHEMA, constant, from_arrow, to_arrow
-from tests.batches import batch_of, record_bytes
-from tests.tables import each
+from tests.kit.batches import batch_of, record_bytes
+from tests.kit.tables import each
 
 NOON_MS = 1_700_000_000_000
 

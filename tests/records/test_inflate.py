@@ -12,7 +12,7 @@ from quackmq import limits
 from quackmq.errors import CorruptBatch
 from quackmq.records.batch import COMPRESSIONS
 from quackmq.records.inflate import inflate
-from tests.batch_bombs import BOMBS, zstd_frame
+from tests.kit.batch_bombs import BOMBS, zstd_frame
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.mark.processes
 def test_a_bomb_is_refused_within_the_bound() -> None:
     result = subprocess.run(
-        [sys.executable, "-m", "tests.batch_bombs"],
+        [sys.executable, "-m", "tests.kit.batch_bombs"],
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -34,11 +34,11 @@ from quackmq.model.log_transactions import Marker
 from quackmq.model.topic import PartitionKey, Read
 from quackmq.records.batch import NO_TIMESTAMP, Batch, Record, batches
 from tests.broker.transacting import as_clients_see
+from tests.kit.support import batch_of
 from tests.simulation.flow_truth import GROUP, IMAGE, PARTITIONS, SOURCE, TARGET, Deal, Ledger
 from tests.simulation.life import CALLER
 from tests.simulation.model import Violation
 from tests.simulation.platter import Counts
-from tests.support import batch_of
 
 #: What a client hears whose place another has, or whose time was up.
 _REPLACED = (ProducerFenced, InvalidProducerIdMapping)

@@ -13,8 +13,8 @@ from quackmq.model.topic import PartitionKey, Read, Slice
 from quackmq.records.batch import Batch, batches
 from quackmq.stores.contract import Store
 from tests.broker.transacting import as_clients_see
+from tests.kit.support import offsets_and_values
 from tests.simulation.model import Violation
-from tests.support import offsets_and_values
 
 SOURCE, TARGET, GROUP = "source", "target", "group"
 PARTITIONS = 2

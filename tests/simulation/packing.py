@@ -13,7 +13,7 @@ from typing import Any, Final
 from unittest import mock
 
 from quackmq.stores.local.files.packs import Packs, Run
-from tests.limits import home_of
+from tests.kit.limits import home_of
 from tests.simulation.platter import Counts
 
 _SMALL: Final = {

@@ -35,6 +35,7 @@ from quackmq.model.offset_notes import RECEIPTS_TOPIC
 from quackmq.model.policy import Policy
 from quackmq.model.topic import PartitionKey, Read
 from quackmq.stores.local import LocalStore
+from tests.kit.support import batch_of, offsets_and_values
 from tests.simulation.clock_setter import ClockSetter
 from tests.simulation.disk import Faults, Machine, SimulatedDisk
 from tests.simulation.life import CALLER
@@ -52,7 +53,6 @@ from tests.simulation.scenario import (
 )
 from tests.simulation.shrunk import REACHED, shrunk
 from tests.simulation.soak import main
-from tests.support import batch_of, offsets_and_values
 
 #: Limits that a seed shrinks, and to what (see shrunk.py).
 LIMITS: Final = {

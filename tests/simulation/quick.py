@@ -23,6 +23,7 @@ from quackmq.errors import OffsetOutOfRange, StorageError
 from quackmq.model.topic import PartitionKey, Slice
 from quackmq.stores.contract import Store
 from quackmq.stores.local import LocalOptions, LocalStore
+from tests.kit.support import offsets_and_values
 from tests.simulation.disk import Faults, Machine, SimulatedDisk
 from tests.simulation.life import patiently
 from tests.simulation.loop import Clock, Crash, VirtualLoop, run
@@ -32,7 +33,6 @@ from tests.simulation.scenario import Endless, Failure, Trace, determined, inner
 from tests.simulation.shrunk import shrunk
 from tests.simulation.soak import main
 from tests.stores.calls import append_values, new_partitions, read_all, read_one
-from tests.support import offsets_and_values
 
 _PARTITIONS = 2
 _PUBLISHERS = 3

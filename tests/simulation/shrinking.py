@@ -16,7 +16,7 @@ from quackmq.stores import limits as stores_limits
 from quackmq.stores.local.commit.committer import Committer
 from quackmq.stores.local.commit.cycle import Cycle
 from quackmq.stores.local.commit.pending import Gathering
-from tests.limits import home_of
+from tests.kit.limits import home_of
 from tests.simulation.platter import Counts
 
 #: What a limit may be; half of the seeds leave it alone.

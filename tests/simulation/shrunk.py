@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from unittest import mock
 
-from tests.limits import home_of
+from tests.kit.limits import home_of
 from tests.simulation.platter import Counts
 
 _SHRUNK = 0.3

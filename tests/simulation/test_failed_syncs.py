@@ -12,11 +12,11 @@ from quackmq.model.policy import Policy
 from quackmq.model.topic import PartitionKey
 from quackmq.stores.local import LocalOptions, LocalStore
 from quackmq.stores.local.options import SyncMode
+from tests.kit.support import offsets_and_values
 from tests.simulation.disk import Faults, Machine, SimulatedDisk
 from tests.simulation.loop import Clock, VirtualLoop, run
 from tests.simulation.scenario import determined
 from tests.stores.calls import append_values, new_partition, read_one
-from tests.support import offsets_and_values
 
 #: Several sectors, so that no other write of the store covers all of them.
 VALUE = bytes(range(256)) * 16

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from tests import effort
+from tests.kit import effort
 from tests.simulation.linearizable import Operation, final_states
 
 

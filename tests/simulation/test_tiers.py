@@ -20,8 +20,8 @@ from quackmq.model.policy import Policy
 from quackmq.model.topic import Append, OffsetTime, PartitionKey, Read, TimeKind
 from quackmq.records.batch import Batch, batches
 from quackmq.stores.local import LocalOptions, LocalStore
-from tests import effort
 from tests.archive.archiving import archive
+from tests.kit import effort
 from tests.simulation.disk import Faults, Machine, SimulatedDisk
 from tests.simulation.loop import Clock, VirtualLoop, run
 from tests.simulation.model import make_body

@@ -22,11 +22,11 @@ from quackmq.model.subscription import place_of
 from quackmq.model.topic import PartitionKey, Read
 from quackmq.records.batch import NO_TIMESTAMP, Record
 from quackmq.stores.contract import Store
+from tests.kit.support import offsets_and_values
 from tests.simulation.life import CALLER
 from tests.simulation.model import UNKNOWN_OUTCOMES, Register, Violation
 from tests.simulation.platter import Counts
 from tests.simulation.shrunk import REACHED
-from tests.support import offsets_and_values
 
 TOPIC = "pond"
 #: The topic is not grown beyond that.

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -108,16 +107,6 @@ def serving(store: Store | None = None, directory: Path | None = None) -> Iterat
         yield broker
     finally:
         broker.close()
-
-
-def wait_until(
-    condition: Callable[[], bool], deadline_s: float = DEADLINE_S, pause_s: float = 0.01
-) -> None:
-    """A longer pause is for a condition that is dear to look at."""
-    deadline = time.monotonic() + deadline_s
-    while not condition():
-        assert time.monotonic() < deadline, "it does not come true"
-        time.sleep(pause_s)
 
 
 # --- Spark's part, without Spark -----------------------------------------------------------------

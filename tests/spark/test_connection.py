@@ -17,7 +17,7 @@ from quackmq.protocols.kafka.api import Node
 from quackmq.protocols.kafka.handlers.config_catalog import broker_configs
 from quackmq.spark import limits as spark_limits
 from quackmq.spark.broker.http import Http, OtherFailure, find
-from tests.cli.process import DEADLINE_S, Server
+from tests.kit.server import DEADLINE_S, Server
 from tests.spark.addresses import reserved
 from tests.spark.serving import Broker, batch_reader, rows_of
 

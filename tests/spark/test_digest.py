@@ -14,7 +14,7 @@ from quackmq.records.columns import HEADERS_TYPE
 from quackmq.spark.sink import digest
 from quackmq.spark.sink.digest import Digest, digest_of, merged
 from quackmq.spark.sink.encode import Rows
-from tests.tables import each
+from tests.kit.tables import each
 
 Header = tuple[str, bytes | None]
 Row = tuple[bytes | None, bytes | None, list[Header] | None]

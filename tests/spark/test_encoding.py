@@ -16,7 +16,7 @@ from quackmq.records import codec
 from quackmq.records.batch import COMPRESSIONS, Batch, Record
 from quackmq.records.columns import HEADERS_TYPE
 from quackmq.spark.sink.encode import Rows, encode
-from tests import effort
+from tests.kit import effort
 
 texts = st.none() | st.binary(max_size=30) | st.binary(min_size=120, max_size=300)
 headers = st.none() | st.lists(

@@ -19,7 +19,7 @@ from pyspark.sql.datasource import (
 )
 
 from quackmq.spark.source.filters import Bounds, bounds_of
-from tests.tables import each
+from tests.kit.tables import each
 
 TIME = datetime.datetime(2026, 11, 16, 9, 0, 0, 1_500, tzinfo=datetime.UTC)
 TIME_MS = 1_794_819_600_001

@@ -17,8 +17,8 @@ from quackmq.records.codec import encode
 from quackmq.records.columns import SCHEMA, to_arrow
 from quackmq.spark.source import decode as opening
 from quackmq.spark.source.decode import open_batches
-from tests.batches import batch_of, record_bytes, resealed
-from tests.tables import each
+from tests.kit.batches import batch_of, record_bytes, resealed
+from tests.kit.tables import each
 
 NOON_MS = 1_700_000_000_000
 ATTRIBUTES_AT = 22

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from quackmq.model.partitioning import Partitioner
 from quackmq.spark import limits as spark_limits
 from quackmq.spark.sink.partitioner import murmur2, partitions_of
-from tests import effort
-from tests.tables import each
+from tests.kit import effort
+from tests.kit.tables import each
 
 MURMUR2 = Partitioner.MURMUR2
 

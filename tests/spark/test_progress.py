@@ -21,8 +21,9 @@ from quackmq.spark import release
 from quackmq.spark.broker.http import Access
 from quackmq.spark.broker.progress import Progress
 from quackmq.spark.source.offsets import Position, TopicPosition
+from tests.kit.waiting import wait_until
 from tests.protocols.http.v1.serving import CALLER, DEADLINE_S
-from tests.spark.serving import Broker, Query, wait_until
+from tests.spark.serving import Broker, Query
 
 Stream = Callable[..., Query]
 

@@ -14,7 +14,7 @@ from quackmq.records.batch import Batch, Record
 from quackmq.records.codec import encode
 from quackmq.spark import limits as spark_limits
 from quackmq.spark.source.rows import append_time_column, append_times, between, groups_of, opened
-from tests.batches import sealed
+from tests.kit.batches import sealed
 
 offset_lists = st.lists(st.integers(0, 200), unique=True).map(sorted)
 

@@ -8,7 +8,7 @@ from quackmq import limits
 from quackmq.errors import IllegalTopicName, InvalidRequest
 from quackmq.spark import limits as spark_limits
 from quackmq.spark.sink.options import sink_options
-from tests.tables import each
+from tests.kit.tables import each
 
 GIVEN = {"kafka.bootstrap.servers": "broker:9092"}
 

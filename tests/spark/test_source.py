@@ -26,8 +26,8 @@ from quackmq.spark import limits as spark_limits
 from quackmq.spark.source import task as reading
 from quackmq.spark.source.rows import opened
 from quackmq.spark.source.source import PushingSource, QuackSource
-from tests.batches import sealed
 from tests.broker.transacting import Transactor
+from tests.kit.batches import sealed
 from tests.protocols.http.v1.serving import CALLER
 from tests.spark.serving import Broker, Query, batch_reader, read, rows_of
 

@@ -15,7 +15,7 @@ from quackmq.spark.source.options import (
     batch_options,
     stream_options,
 )
-from tests.tables import each
+from tests.kit.tables import each
 
 BASE = {"kafka.bootstrap.servers": "here:1", "subscribe": "ducks"}
 

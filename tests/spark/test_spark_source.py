@@ -24,11 +24,12 @@ from quackmq import spark as quack
 from quackmq.errors import InvalidRequest
 from quackmq.spark.registration import PUSHDOWN_PROPERTY
 from tests.broker.transacting import Transactor
-from tests.cli.process import Server
+from tests.kit.readme import ROOT, blocks
+from tests.kit.server import Server
+from tests.kit.waiting import wait_until
 from tests.protocols.http.v1.serving import CALLER, DEADLINE_S
-from tests.readme import ROOT, blocks
 from tests.spark.addresses import reserved
-from tests.spark.serving import Broker, serving, wait_until
+from tests.spark.serving import Broker, serving
 from tests.spark.session import patiently
 
 pytestmark = [pytest.mark.needs("java"), pytest.mark.timeout(600)]
@@ -153,7 +154,7 @@ def test_latest_misses_nothing_that_comes_before_the_first_batch(
             .option("checkpointLocation", str(tmp_path / str(next(tries))))
             .start()
         )
-        wait_until(lambda: not query.isActive or has_begun(), QUERY_S, 0.1)
+        wait_until(lambda: not query.isActive or has_begun(), deadline_s=QUERY_S, pause_s=0.1)
         if (failure := query.exception()) is not None:
             raise failure
         return query

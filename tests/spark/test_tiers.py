@@ -16,8 +16,9 @@ from pyspark.sql.datasource import GreaterThanOrEqual
 from quackmq.errors import DamagedData
 from quackmq.spark.source.source import PushingSource, Split
 from tests.broker.transacting import Transactor
+from tests.kit.waiting import wait_until
 from tests.protocols.http.v1.serving import DEADLINE_S
-from tests.spark.serving import Broker, Query, batch_reader, read, rows_of, serving, wait_until
+from tests.spark.serving import Broker, Query, batch_reader, read, rows_of, serving
 
 MERGED = 4
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.kit.tables import each
 from tests.spark.torture import Blow, Record, Torture, compare, seeded
-from tests.tables import each
 
 pytestmark = pytest.mark.timeout(1200)
 

@@ -40,7 +40,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 from pyspark.sql import SparkSession
 
-from tests.cli.process import Server
+from tests.kit.server import Server
 from tests.spark import cluster
 from tests.spark.addresses import reserved
 from tests.spark.cluster import ROOT, standalone

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import uuid
-from collections.abc import Awaitable
 from typing import TypeVar
 
 from quackmq.model.policy import Policy
 from quackmq.model.topic import Append, Appended, Cursor, CursorKey, PartitionKey, Read, Slice
 from quackmq.records.batch import Batch
 from quackmq.stores.contract import Store
-from tests.support import batch_of, offsets_and_values
+from tests.kit.support import batch_of, offsets_and_values
 
 T = TypeVar("T")
 
@@ -21,12 +19,6 @@ PLENTY_BYTES = 2**30
 LONG_MS = 60_000
 #: ...unless it does not end, which is a failure after so long.
 DEADLINE_S = 20.0
-
-
-async def soon(call: Awaitable[T]) -> T:
-    """The answer to a call that must be woken by something, and not by its own time-out."""
-    async with asyncio.timeout(DEADLINE_S):
-        return await call
 
 
 async def new_partition(store: Store, name: str = "news") -> PartitionKey:

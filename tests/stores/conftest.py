@@ -18,8 +18,8 @@ from quackmq.stores.contract import Store
 from quackmq.stores.local import LocalOptions, LocalStore
 from quackmq.stores.memory import MemoryStore
 from tests.archive.archiving import ArchivingStore
+from tests.kit.support import Clock
 from tests.stores.reopening import ReopeningStore
-from tests.support import Clock
 
 #: Opens a store over a directory; a durable one finds there what the last one left.
 Opener = Callable[[Path, Clock], Awaitable[Store]]

@@ -6,8 +6,8 @@ import pytest
 
 from quackmq.errors import UnknownTopic
 from quackmq.stores.contract import Store
+from tests.kit.support import batch_of
 from tests.stores.calls import append_values, new_partition, no_such_topic
-from tests.support import batch_of
 
 pytestmark = pytest.mark.asyncio
 

@@ -44,7 +44,7 @@ from quackmq.stores.catalog import (
     decode_change,
     encode_change,
 )
-from tests.tables import each
+from tests.kit.tables import each
 
 NEWS = Topic(uuid.UUID(int=1), "news", 3, Policy(), 17)
 SPORT = Topic(uuid.UUID(int=2), "sport", 1, Policy(live_entries=5), 18)

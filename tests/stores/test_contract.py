@@ -27,6 +27,9 @@ from quackmq.model.policy import Policy, WhenFull
 from quackmq.model.topic import Append, PartitionKey, Read, State, Topic
 from quackmq.stores import limits as stores_limits
 from quackmq.stores.contract import Store
+from tests.kit.support import Clock, batch_of, let_others_run
+from tests.kit.tables import each, named
+from tests.kit.waiting import soon
 from tests.stores.calls import (
     LONG_MS,
     PLENTY_BYTES,
@@ -38,10 +41,7 @@ from tests.stores.calls import (
     no_such_topic,
     read_all,
     read_one,
-    soon,
 )
-from tests.support import Clock, batch_of, let_others_run
-from tests.tables import each, named
 
 pytestmark = pytest.mark.asyncio
 

@@ -23,6 +23,8 @@ from quackmq.model.topic import Append, Appended, Cursor, PartitionKey
 from quackmq.records.batch import Batch
 from quackmq.stores import limits as stores_limits
 from quackmq.stores.contract import Store
+from tests.kit.support import Clock, batch_of, batches_of
+from tests.kit.waiting import soon
 from tests.stores.calls import (
     append,
     append_values,
@@ -32,10 +34,8 @@ from tests.stores.calls import (
     no_such_topic,
     read_all,
     read_one,
-    soon,
 )
 from tests.stores.conftest import keeps_batches
-from tests.support import Clock, batch_of, batches_of
 
 pytestmark = pytest.mark.asyncio
 

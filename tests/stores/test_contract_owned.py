@@ -8,8 +8,8 @@ from quackmq import limits
 from quackmq.model.topic import Append
 from quackmq.records.batch import Batch
 from quackmq.stores.contract import Store
+from tests.kit.support import batch_of
 from tests.stores.calls import append_values, new_partition, new_partitions, read_all
-from tests.support import batch_of
 
 pytestmark = pytest.mark.asyncio
 

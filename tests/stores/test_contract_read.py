@@ -16,6 +16,15 @@ from quackmq.model.policy import Policy
 from quackmq.model.topic import Append, OffsetTime, PartitionKey, Read, Slice
 from quackmq.stores import limits as stores_limits
 from quackmq.stores.contract import Store
+from tests.kit.support import (
+    START_MS,
+    Clock,
+    batch_of,
+    batches_of,
+    let_others_run,
+    offsets_and_values,
+)
+from tests.kit.waiting import soon
 from tests.stores.calls import (
     LONG_MS,
     PLENTY_BYTES,
@@ -26,10 +35,8 @@ from tests.stores.calls import (
     no_such_topic,
     read_all,
     read_one,
-    soon,
 )
 from tests.stores.conftest import keeps_batches
-from tests.support import START_MS, Clock, batch_of, batches_of, let_others_run, offsets_and_values
 
 pytestmark = pytest.mark.asyncio
 

@@ -11,6 +11,7 @@ import pytest
 from quackmq.errors import OutOfOrderSequence, ProducerFenced, UnknownTopic
 from quackmq.model.policy import Policy
 from quackmq.model.topic import Append, PartitionKey, State
+from tests.kit.support import Clock, batch_of
 from tests.stores.calls import (
     append,
     append_values,
@@ -20,7 +21,6 @@ from tests.stores.calls import (
     read_all,
 )
 from tests.stores.conftest import Restarting
-from tests.support import Clock, batch_of
 
 pytestmark = pytest.mark.asyncio
 

@@ -27,8 +27,17 @@ from quackmq.model.topic import Append, PartitionKey, Read, Slice, State, StateP
 from quackmq.records.batch import CONTROL_FLAG, TRANSACTIONAL_FLAG, Batch
 from quackmq.stores import limits as stores_limits
 from quackmq.stores.contract import Store
-from tests import effort
-from tests.batches import resealed, sealed
+from tests.kit import effort
+from tests.kit.batches import resealed, sealed
+from tests.kit.support import (
+    START_MS,
+    Clock,
+    batch_of,
+    batches_of,
+    let_others_run,
+    offsets_and_values,
+)
+from tests.kit.waiting import soon
 from tests.model.transaction_model import LogModel, Taken
 from tests.stores.calls import (
     LONG_MS,
@@ -40,10 +49,8 @@ from tests.stores.calls import (
     new_partitions,
     no_such_topic,
     read_all,
-    soon,
 )
 from tests.stores.conftest import Restarting, keeps_batches, keeps_batches_restarting
-from tests.support import START_MS, Clock, batch_of, batches_of, let_others_run, offsets_and_values
 
 pytestmark = pytest.mark.asyncio
 ABORT, COMMIT = Marker.ABORT, Marker.COMMIT

@@ -22,7 +22,7 @@ from quackmq.disk.real import RealDisk
 from quackmq.disk.syncing import sync_data, sync_names
 from quackmq.model.topic import PartitionKey
 from quackmq.stores.local import LocalStore
-from tests.cli.process import Server
+from tests.kit.server import Server
 from tests.stores.calls import read_all
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -16,6 +16,7 @@ from quackmq.model.topic import Append, PartitionKey, Read
 from quackmq.records.batch import Batch
 from quackmq.stores import limits as stores_limits
 from quackmq.stores.contract import Store
+from tests.kit.support import START_MS, Clock, batch_of, let_others_run
 from tests.stores.calls import (
     DEADLINE_S,
     LONG_MS,
@@ -25,7 +26,6 @@ from tests.stores.calls import (
     new_partition,
 )
 from tests.stores.conftest import STORES
-from tests.support import START_MS, Clock, batch_of, let_others_run
 
 pytestmark = pytest.mark.asyncio
 WATCHING = pytest.mark.parametrize("store", ["local", "tiered", "archiving"], indirect=True)

@@ -14,8 +14,8 @@ from quackmq.model.topic import Append, PartitionKey
 from quackmq.stores.contract import Store
 from quackmq.stores.local import LocalOptions
 from quackmq.stores.memory import MemoryStore
+from tests.kit.support import batch_of
 from tests.stores.local.directories import open_store
-from tests.support import batch_of
 
 pytestmark = pytest.mark.asyncio
 

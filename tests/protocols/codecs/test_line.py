@@ -32,7 +32,7 @@ from quackmq.protocols.line.codec import (
     kind_of,
     parse,
 )
-from tests.tables import each
+from tests.kit.tables import each
 
 NEWS = Entry("1", b"Ducks win")
 

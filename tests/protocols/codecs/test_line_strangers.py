@@ -7,7 +7,7 @@ import pytest
 from quackmq.errors import ProtocolError
 from quackmq.protocols.line.codec import Connect, Conversation, Role, State, encode
 from quackmq.serving import limits as serving_limits
-from tests.tables import each
+from tests.kit.tables import each
 
 CONVERSATION = b"pub 7 connect\nend\npub 7 topic 1\nend\ntopic 1 [Ducks win]\n"
 

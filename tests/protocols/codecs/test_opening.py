@@ -20,7 +20,7 @@ from quackmq.serving.first_bytes import (
     WireProtocol,
     protocol_of,
 )
-from tests.tables import each
+from tests.kit.tables import each
 
 DOORS = {
     "kafka": ("127.0.0.1", 9092),

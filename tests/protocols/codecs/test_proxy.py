@@ -26,7 +26,7 @@ from quackmq.protocols.zmq.codec.proxy_language import (
     Welcome,
 )
 from quackmq.protocols.zmq.codec.words import failed
-from tests.tables import each
+from tests.kit.tables import each
 
 NAMES = st.text(
     st.characters(min_codepoint=0x21, max_codepoint=0x17F, exclude_categories=("C", "Z")),

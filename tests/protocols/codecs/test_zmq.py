@@ -33,7 +33,7 @@ from quackmq.protocols.zmq.codec.queue_language import (
     subscribed,
 )
 from quackmq.protocols.zmq.codec.words import failed
-from tests.tables import each
+from tests.kit.tables import each
 
 #: Requests of the document (R1) and ours, in both forms.
 REQUESTS = [

@@ -10,6 +10,7 @@ from quackmq.errors import ProtocolError, RecordTooLarge
 from quackmq.protocols.zmq import limits as zmq_limits
 from quackmq.protocols.zmq.codec import zmtp
 from quackmq.protocols.zmq.codec.zmtp import Decoder, Event, Message, Ping, Ready, Refused
+from tests.kit.tables import each
 from tests.protocols.codecs.zmtp_frames import (
     COMMAND,
     HELLO,
@@ -22,7 +23,6 @@ from tests.protocols.codecs.zmtp_frames import (
     ready,
     request,
 )
-from tests.tables import each
 
 LARGE = b"x" * 3_000
 

@@ -31,7 +31,7 @@ from quackmq.protocols.zmq.codec.zmtp import (
     answer_head,
 )
 from quackmq.protocols.zmq.codec.zmtp import ready as our_ready
-from tests import effort
+from tests.kit import effort
 from tests.protocols.codecs import zmtp_frames
 from tests.protocols.codecs.zmtp_frames import MORE, command, frame, greeting, ready
 

@@ -17,7 +17,7 @@ from quackmq.protocols.http.router import Route
 from quackmq.protocols.http.server import HttpServer
 from quackmq.stores.contract import Store
 from quackmq.stores.memory import MemoryStore
-from tests.protocols.kafka.client import soon
+from tests.kit.waiting import soon
 
 TESTER = Caller("tester")
 

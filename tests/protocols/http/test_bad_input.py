@@ -7,10 +7,11 @@ import pytest
 from quackmq import limits
 from quackmq.protocols.http import limits as http_limits
 from tests.broker.flock import Member
+from tests.kit.tables import each
+from tests.kit.waiting import until
 from tests.protocols.http.handlers import Handlers
 from tests.protocols.http.peers import TESTER, request, served, served_meanwhile
-from tests.protocols.kafka.client import on_both_loops, until
-from tests.tables import each
+from tests.protocols.kafka.client import on_both_loops
 
 # --- routes, methods, parameters ---------------------------------------------------------------
 

@@ -15,10 +15,11 @@ from quackmq.errors import InvalidRequest
 from quackmq.protocols.http import limits as http_limits
 from quackmq.protocols.http.queue_api import parameters
 from quackmq.protocols.http.types import Request
-from tests.limits import home_of
+from tests.kit.limits import home_of
+from tests.kit.waiting import soon, until
 from tests.protocols.http.handlers import Handlers
 from tests.protocols.http.peers import request, served, served_meanwhile
-from tests.protocols.kafka.client import on_both_loops, soon, until
+from tests.protocols.kafka.client import on_both_loops
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,11 @@ from quackmq import limits
 from quackmq.errors import TopicFull
 from quackmq.protocols.http import limits as http_limits
 from quackmq.protocols.http.router import Route
+from tests.kit.support import let_others_run
+from tests.kit.waiting import soon, until
 from tests.protocols.http.handlers import Handlers
 from tests.protocols.http.peers import request, served
-from tests.protocols.kafka.client import on_both_loops, soon, until
-from tests.support import let_others_run
+from tests.protocols.kafka.client import on_both_loops
 
 
 @on_both_loops

@@ -13,8 +13,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.kit.waiting import soon, until
 from tests.protocols.http.peers import Answer, Peer, Served, request, served_meanwhile
-from tests.protocols.kafka.client import on_both_loops, soon, until
+from tests.protocols.kafka.client import on_both_loops
 
 ROUNDS = 400
 STRANGERS = 32

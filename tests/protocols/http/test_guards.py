@@ -16,8 +16,8 @@ from quackmq.protocols.http.browser_guards import (
     is_made_by_another_page,
     machine_names,
 )
+from tests.kit.tables import each
 from tests.protocols.http.peers import Served, served
-from tests.tables import each
 
 NAMES = OwnNames(
     ["Queue.Example", "*.pond.example"], ["door.example", *machine_names("box.corp.example")]

@@ -11,7 +11,7 @@ from quackmq.protocols.http import queue_api as queue
 from quackmq.protocols.http import v1
 from quackmq.protocols.http.router import Route, Router
 from quackmq.protocols.http.types import Request, Response, parse_headers, parse_query
-from tests.tables import each
+from tests.kit.tables import each
 
 
 async def handler(request: Request) -> Response:

@@ -26,7 +26,8 @@ from quackmq.protocols.kafka.codec.writer import write_entity
 from quackmq.protocols.kafka.server import KafkaServer
 from quackmq.stores.contract import Store
 from quackmq.stores.memory import MemoryStore
-from tests.support import batch_of
+from tests.kit.support import batch_of
+from tests.kit.waiting import soon
 
 T = TypeVar("T")
 
@@ -144,17 +145,6 @@ async def served(
         await soon(door.close())
         await broker.close()
         await store.close()
-
-
-async def soon(awaitable: Awaitable[T]) -> T:
-    return await asyncio.wait_for(awaitable, DEADLINE_SECONDS)
-
-
-async def until(condition: Any) -> None:
-    """Wait until something holds, looking at it again in every turn of the loop."""
-    async with asyncio.timeout(DEADLINE_SECONDS):
-        while not condition():
-            await asyncio.sleep(0.001)
 
 
 def on_both_loops(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:

@@ -15,6 +15,7 @@ import pytest
 from quackmq import limits
 from quackmq.model.topic import PartitionKey
 from quackmq.protocols.kafka import limits as kafka_limits
+from tests.kit.tables import each
 from tests.protocols.kafka.admin import DELETE_RECORDS
 from tests.protocols.kafka.client import (
     API_VERSIONS,
@@ -42,7 +43,6 @@ from tests.protocols.kafka.membership import (
     served_at_once,
     versions_of,
 )
-from tests.tables import each
 
 OFFSET_OUT_OF_RANGE = 1
 CORRUPT_MESSAGE = 2

@@ -10,7 +10,7 @@ from kio.schema.errors import ErrorCode
 
 from quackmq.broker import BrokerSettings
 from quackmq.protocols.kafka import limits as kafka_limits
-from tests.loop_cpu import measured_callbacks
+from tests.kit.loop_cpu import measured_callbacks
 from tests.protocols.kafka.admin import DESCRIBE_CLUSTER
 from tests.protocols.kafka.client import FIND_COORDINATOR, METADATA, TESTER, Client, served
 

@@ -12,6 +12,7 @@ from quackmq import limits
 from quackmq.errors import BrokerClosing, QuackError, StoreReadOnly
 from quackmq.model.topic import Topic
 from quackmq.protocols.kafka import limits as kafka_limits
+from tests.kit.tables import each
 from tests.protocols.kafka.client import TESTER, Client, Served
 from tests.protocols.kafka.membership import (
     OFFSET_COMMIT,
@@ -23,7 +24,6 @@ from tests.protocols.kafka.membership import (
     versions_of,
 )
 from tests.protocols.kafka.test_groups import GoneGroups
-from tests.tables import each
 
 EVERY_COMMIT_VERSION = each("version", versions_of(OFFSET_COMMIT))
 EVERY_FETCH_VERSION = each("version", versions_of(OFFSET_FETCH))

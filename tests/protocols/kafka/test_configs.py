@@ -13,6 +13,7 @@ from quackmq.broker import BrokerSettings
 from quackmq.model.partitioning import Partitioner
 from quackmq.model.policy import Policy, WhenFull
 from quackmq.protocols.kafka import limits as kafka_limits
+from tests.kit.tables import each
 from tests.protocols.kafka.admin import (
     ALTER_CONFIGS,
     APPEND,
@@ -39,7 +40,6 @@ from tests.protocols.kafka.client import (
     produce_fields,
     served,
 )
-from tests.tables import each
 
 FROM_TOPIC, FROM_BROKER, FROM_DEFAULT, FROM_GROUP = 1, 4, 5, 8
 

@@ -15,6 +15,8 @@ from quackmq.broker import Broker, Caller
 from quackmq.model.topic import Appended, Read, Slice, Topic
 from quackmq.protocols.kafka import limits as kafka_limits
 from quackmq.records.batch import Batch
+from tests.kit.support import let_others_run
+from tests.kit.waiting import soon, until
 from tests.protocols.kafka.client import (
     FETCH,
     METADATA,
@@ -27,10 +29,7 @@ from tests.protocols.kafka.client import (
     only_partition,
     produce_fields,
     served,
-    soon,
-    until,
 )
-from tests.support import let_others_run
 
 
 class HeldBroker(Broker):

@@ -11,6 +11,8 @@ from quackmq.broker import Broker, Caller
 from quackmq.broker.log.epoch_lookup import EpochEnd
 from quackmq.model.topic import Offsets, PartitionKey, Topic
 from quackmq.records.batch import Batch
+from tests.kit.tables import each
+from tests.kit.waiting import soon
 from tests.protocols.kafka.admin import OFFSET_FOR_LEADER_EPOCH
 from tests.protocols.kafka.client import (
     FETCH,
@@ -22,9 +24,7 @@ from tests.protocols.kafka.client import (
     news,
     only_partition,
     served,
-    soon,
 )
-from tests.tables import each
 
 PRESENT = 7
 FENCED, UNKNOWN = ErrorCode.fenced_leader_epoch, ErrorCode.unknown_leader_epoch

@@ -17,6 +17,8 @@ from kio.schema.errors import ErrorCode
 from quackmq.model.topic import PartitionKey, Topic
 from quackmq.records.batch import Batch
 from quackmq.stores.local import LocalStore
+from tests.kit.support import batches_of, let_others_run
+from tests.kit.waiting import soon
 from tests.protocols.kafka.client import (
     DELETE_TOPICS,
     FETCH,
@@ -26,10 +28,8 @@ from tests.protocols.kafka.client import (
     fetch_fields,
     news,
     only_partition,
-    soon,
 )
 from tests.protocols.kafka.client import served as served_on
-from tests.support import batches_of, let_others_run
 
 
 @pytest.fixture(autouse=True, params=["memory", "local"])

@@ -32,7 +32,8 @@ from kio.schema.errors import ErrorCode
 from quackmq import limits
 from quackmq.protocols.kafka import limits as kafka_limits
 from quackmq.protocols.kafka.registry import APIS
-from tests import effort
+from tests.kit import effort
+from tests.kit.waiting import soon, until
 from tests.protocols.kafka.client import (
     METADATA,
     PRODUCE,
@@ -43,8 +44,6 @@ from tests.protocols.kafka.client import (
     on_both_loops,
     only_partition,
     produce_fields,
-    soon,
-    until,
 )
 from tests.protocols.kafka.membership import member, served_at_once
 from tests.protocols.kafka.test_registry import VERSIONS, request_of

@@ -12,15 +12,9 @@ from quackmq import limits
 from quackmq.broker import GroupState
 from quackmq.errors import BrokerClosing, NameInOtherMode, QuackError, StoreReadOnly
 from quackmq.protocols.kafka import limits as kafka_limits
-from tests.protocols.kafka.client import (
-    FIND_COORDINATOR,
-    METADATA,
-    TESTER,
-    Served,
-    on_both_loops,
-    soon,
-    until,
-)
+from tests.kit.tables import each
+from tests.kit.waiting import soon, until
+from tests.protocols.kafka.client import FIND_COORDINATOR, METADATA, TESTER, Served, on_both_loops
 from tests.protocols.kafka.membership import (
     DELETE_GROUPS,
     DESCRIBE_GROUPS,
@@ -37,7 +31,6 @@ from tests.protocols.kafka.membership import (
     served_at_once,
     versions_of,
 )
-from tests.tables import each
 
 EVERY_JOIN_VERSION = each("version", versions_of(JOIN_GROUP))
 EVERY_DESCRIBE_VERSION = each("version", versions_of(DESCRIBE_GROUPS))

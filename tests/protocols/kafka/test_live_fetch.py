@@ -16,7 +16,8 @@ from quackmq.model.topic import PartitionKey
 from quackmq.protocols.kafka.handlers import fetch
 from quackmq.stores.local import LocalStore
 from quackmq.stores.local.tail import PartitionTail
-from tests.loop_cpu import measured_callbacks
+from tests.kit.loop_cpu import measured_callbacks
+from tests.kit.waiting import soon, until
 from tests.protocols.kafka.client import (
     FETCH,
     PRODUCE,
@@ -28,8 +29,6 @@ from tests.protocols.kafka.client import (
     only_partition,
     produce_fields,
     served,
-    soon,
-    until,
 )
 
 READERS = 40

@@ -9,6 +9,7 @@ from kio.schema.errors import ErrorCode
 
 from quackmq.model.topic import PartitionKey
 from quackmq.records.batch import Batch
+from tests.kit.tables import each
 from tests.protocols.kafka.client import (
     INIT_PRODUCER_ID,
     LIST_OFFSETS,
@@ -19,7 +20,6 @@ from tests.protocols.kafka.client import (
     only_partition,
     served,
 )
-from tests.tables import each
 
 NEWEST = 11
 LATEST, EARLIEST, MAX_TIMESTAMP, EARLIEST_LOCAL, LATEST_TIERED = -1, -2, -3, -4, -5

@@ -9,9 +9,9 @@ from kio.schema.errors import ErrorCode
 
 from quackmq.model.topic import PartitionKey, Topic
 from quackmq.records.batch import Batch
+from tests.kit.tables import each
 from tests.protocols.kafka.admin import CREATE_PARTITIONS, DELETE_RECORDS, DESCRIBE_LOG_DIRS
 from tests.protocols.kafka.client import TESTER, Client, Served, news, served
-from tests.tables import each
 
 
 async def with_records(running: Served, name: str = "news", partitions: int = 2) -> Topic:

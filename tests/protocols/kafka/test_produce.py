@@ -13,6 +13,8 @@ from quackmq import limits
 from quackmq.model.policy import Policy, WhenFull
 from quackmq.model.topic import PartitionKey, Read
 from quackmq.stores.local import LocalStore
+from tests.kit.support import offsets_and_values
+from tests.kit.tables import each
 from tests.protocols.kafka.client import (
     METADATA,
     PRODUCE,
@@ -24,8 +26,6 @@ from tests.protocols.kafka.client import (
     produce_fields,
     served,
 )
-from tests.support import offsets_and_values
-from tests.tables import each
 
 
 async def values(running: Served, topic: str = "news", partition: int = 0) -> list[bytes]:

@@ -8,6 +8,7 @@ import pytest
 from quackmq import limits
 from quackmq.protocols.kafka import limits as kafka_limits
 from quackmq.protocols.kafka.codec.framing import Frames, ReceiveMemory
+from tests.kit.waiting import until
 from tests.protocols.kafka.client import (
     FETCH,
     METADATA,
@@ -18,7 +19,6 @@ from tests.protocols.kafka.client import (
     on_both_loops,
     produce_fields,
     served,
-    until,
 )
 
 

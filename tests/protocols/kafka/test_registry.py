@@ -11,6 +11,7 @@ from kio.schema.errors import ErrorCode
 
 from quackmq.protocols.kafka.api import Api
 from quackmq.protocols.kafka.registry import APIS
+from tests.kit.tables import each
 from tests.protocols.kafka.admin import ADMIN_REQUESTS
 from tests.protocols.kafka.client import (
     API_VERSIONS,
@@ -30,7 +31,6 @@ from tests.protocols.kafka.client import (
 )
 from tests.protocols.kafka.membership import GROUP_REQUESTS
 from tests.protocols.kafka.transacting import TRANSACTION_REQUESTS
-from tests.tables import each
 
 #: The oldest versions of Produce carry message formats that have no schema any more.
 WITHOUT_SCHEMA = {(PRODUCE, 0), (PRODUCE, 1), (PRODUCE, 2)}

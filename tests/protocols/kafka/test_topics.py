@@ -10,8 +10,8 @@ from kio.schema.errors import ErrorCode
 
 from quackmq.broker import BrokerSettings
 from quackmq.model.policy import Policy
+from tests.kit.tables import each
 from tests.protocols.kafka.client import CREATE_TOPICS, DELETE_TOPICS, TESTER, Client, served
-from tests.tables import each
 
 NEWEST_CREATE, NEWEST_DELETE = 7, 6
 

@@ -16,6 +16,7 @@ from quackmq.broker import limits as broker_limits
 from quackmq.errors import BrokerClosing, ProducerFenced, StoreReadOnly
 from quackmq.protocols.kafka import limits as kafka_limits
 from quackmq.protocols.kafka.handlers.transactions import transaction_code_of
+from tests.kit.tables import each
 from tests.protocols.kafka.client import (
     API_VERSIONS,
     DEADLINE_SECONDS,
@@ -32,7 +33,6 @@ from tests.protocols.kafka.transacting import (
     begun,
     transactor,
 )
-from tests.tables import each
 
 NONE = ErrorCode.none
 FIRST_WITH_PATTERN = 2

@@ -13,6 +13,9 @@ from kio.schema.errors import ErrorCode
 
 from quackmq.model.topic import Append, Appended, Cursor, StatePut
 from quackmq.stores.memory import MemoryStore
+from tests.kit.support import batches_of, let_others_run
+from tests.kit.tables import each
+from tests.kit.waiting import soon
 from tests.protocols.kafka.client import (
     FETCH,
     LIST_OFFSETS,
@@ -24,7 +27,6 @@ from tests.protocols.kafka.client import (
     only_partition,
     produce_fields,
     served,
-    soon,
 )
 from tests.protocols.kafka.membership import OFFSET_FETCH, member, served_at_once, versions_of
 from tests.protocols.kafka.transacting import (
@@ -39,8 +41,6 @@ from tests.protocols.kafka.transacting import (
     begun,
     transactor,
 )
-from tests.support import batches_of, let_others_run
-from tests.tables import each
 
 NONE = ErrorCode.none
 UNCOMMITTED, COMMITTED = 0, 1

@@ -12,6 +12,7 @@ from typing import Any
 
 from kio.schema.errors import ErrorCode
 
+from tests.kit.support import batch_of
 from tests.protocols.kafka.client import (
     INIT_PRODUCER_ID,
     PRODUCE,
@@ -21,7 +22,6 @@ from tests.protocols.kafka.client import (
     only_partition,
     served,
 )
-from tests.support import batch_of
 
 ADD_PARTITIONS_TO_TXN, ADD_OFFSETS_TO_TXN, END_TXN, TXN_OFFSET_COMMIT = 24, 25, 26, 28
 DESCRIBE_PRODUCERS, DESCRIBE_TRANSACTIONS, LIST_TRANSACTIONS = 61, 65, 66

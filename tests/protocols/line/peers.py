@@ -16,6 +16,7 @@ from quackmq.protocols.line.server import LineServer
 from quackmq.protocols.line.settings import LineSettings
 from quackmq.stores.contract import Store
 from quackmq.stores.memory import MemoryStore
+from tests.kit.waiting import soon
 
 T = TypeVar("T")
 
@@ -189,17 +190,6 @@ async def served(
         await soon(door.close())
         await broker.close()
         await store.close()
-
-
-async def soon(awaitable: Awaitable[T]) -> T:
-    return await asyncio.wait_for(awaitable, DEADLINE_S)
-
-
-async def until(condition: Callable[[], object]) -> None:
-    """Wait until something holds, looking at it again and again."""
-    async with asyncio.timeout(DEADLINE_S):
-        while not condition():
-            await asyncio.sleep(0.001)
 
 
 class _PipeReading(asyncio.StreamReaderProtocol):

@@ -19,9 +19,10 @@ from quackmq.protocols.line import limits as line_limits
 from quackmq.protocols.line.records import End
 from quackmq.protocols.line.server import LineServer
 from quackmq.protocols.line.settings import LineSettings
-from tests import effort
+from tests.kit import effort
+from tests.kit.waiting import until
 from tests.protocols.kafka.client import on_both_loops
-from tests.protocols.line.peers import Served, SlowStore, on_pipes, served, until
+from tests.protocols.line.peers import Served, SlowStore, on_pipes, served
 
 
 async def assert_others_are_served(running: Served) -> None:

@@ -13,8 +13,9 @@ from quackmq.protocols.line import limits as line_limits
 from quackmq.protocols.line.codec import Role
 from quackmq.protocols.line.records import ConnectionRecord, End
 from quackmq.protocols.line.settings import LineSettings
+from tests.kit.waiting import soon, until
 from tests.protocols.kafka.client import on_both_loops
-from tests.protocols.line.peers import TESTER, Peer, Served, served, soon, until
+from tests.protocols.line.peers import TESTER, Peer, Served, served
 
 CHANNELS = ("tcp", "unix", "pipes")
 

@@ -10,9 +10,10 @@ import pytest
 from quackmq.model.policy import Policy
 from quackmq.protocols.line.records import End
 from quackmq.protocols.line.settings import LineSettings
+from tests.kit.support import Clock
+from tests.kit.waiting import until
 from tests.protocols.kafka.client import on_both_loops
-from tests.protocols.line.peers import TESTER, Peer, served, until
-from tests.support import Clock
+from tests.protocols.line.peers import TESTER, Peer, served
 
 MINUTE = Policy(live_for_ms=60_000)
 

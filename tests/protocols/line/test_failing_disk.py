@@ -20,8 +20,9 @@ from quackmq.protocols.line import limits as line_limits
 from quackmq.protocols.line.settings import LineSettings
 from quackmq.protocols.line.subscriber import Subscriber
 from quackmq.stores.memory import MemoryStore
+from tests.kit.waiting import soon, until
 from tests.protocols.kafka.client import on_both_loops
-from tests.protocols.line.peers import Served, on_pipes, served, soon, until
+from tests.protocols.line.peers import Served, on_pipes, served
 
 ERRORS: dict[str, Callable[[], Exception]] = {
     "the device": lambda: OSError(errno.EIO, "Input/output error"),

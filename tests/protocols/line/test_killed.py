@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.process import DEADLINE_S, Server
+from tests.kit.server import DEADLINE_S, Server
 from tests.protocols.line.peers import Peer
 
 pytestmark = pytest.mark.processes

@@ -10,9 +10,10 @@ from quackmq.broker import QueueEntry, TopicQueue
 from quackmq.model.policy import Policy, WhenFull
 from quackmq.protocols.line import limits as line_limits
 from quackmq.protocols.line.records import End
+from tests.kit.support import Clock, let_others_run
+from tests.kit.waiting import soon, until
 from tests.protocols.kafka.client import on_both_loops
-from tests.protocols.line.peers import TESTER, SlowStore, served, soon, until
-from tests.support import Clock, let_others_run
+from tests.protocols.line.peers import TESTER, SlowStore, served
 
 #: A topic of two entries, which live for a minute.
 SMALL = Policy(live_entries=2, live_for_ms=60_000, when_full=WhenFull.WAIT)

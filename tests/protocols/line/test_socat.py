@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.process import DEADLINE_S, Server
+from tests.kit.server import DEADLINE_S, Server
 
 pytestmark = pytest.mark.processes
 

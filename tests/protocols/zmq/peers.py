@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import zmq
 import zmq.asyncio
@@ -16,6 +16,7 @@ from quackmq.model.topic import Append, Appended, Cursor, StatePut
 from quackmq.protocols.zmq.server import ZmqServer
 from quackmq.stores.contract import Store
 from quackmq.stores.memory import MemoryStore
+from tests.kit.waiting import soon
 from tests.protocols.codecs.zmtp_frames import HELLO, request
 
 T = TypeVar("T")
@@ -204,14 +205,3 @@ async def served(
 def broker_of(running: Served) -> WatchedBroker:
     assert isinstance(running.broker, WatchedBroker)
     return running.broker
-
-
-async def soon(awaitable: Awaitable[T]) -> T:
-    return await asyncio.wait_for(awaitable, DEADLINE_S)
-
-
-async def until(condition: Any) -> None:
-    """Wait until something holds, looking at it again and again."""
-    async with asyncio.timeout(DEADLINE_S):
-        while not condition():
-            await asyncio.sleep(0.001)

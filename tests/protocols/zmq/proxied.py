@@ -18,8 +18,9 @@ from quackmq.protocols.zmq.proxy.xsub import XsubServer
 from quackmq.records.batch import NO_TIMESTAMP, Record
 from quackmq.stores.contract import Store
 from quackmq.stores.memory import MemoryStore
+from tests.kit.waiting import soon, until
 from tests.protocols.codecs.zmtp_frames import greeting, ready
-from tests.protocols.zmq.peers import DEADLINE_S, TESTER, Raw, soon, until
+from tests.protocols.zmq.peers import DEADLINE_S, TESTER, Raw
 
 HOST = "127.0.0.1"
 #: Nothing is sent twice by accident, also on a busy machine; tests that want it take a short one.

@@ -10,6 +10,8 @@ import zmq
 
 from quackmq.errors import RecordTooLarge
 from quackmq.protocols.zmq import limits as zmq_limits
+from tests.kit.support import let_others_run
+from tests.kit.waiting import soon, until
 from tests.protocols.codecs.zmtp_frames import (
     HELLO,
     MORE,
@@ -21,17 +23,7 @@ from tests.protocols.codecs.zmtp_frames import (
     request,
 )
 from tests.protocols.kafka.client import on_both_loops
-from tests.protocols.zmq.peers import (
-    TESTER,
-    Served,
-    SlowStore,
-    WatchedBroker,
-    broker_of,
-    served,
-    soon,
-    until,
-)
-from tests.support import let_others_run
+from tests.protocols.zmq.peers import TESTER, Served, SlowStore, WatchedBroker, broker_of, served
 
 SUB = b"SUB donald ducks"
 

@@ -11,7 +11,8 @@ from quackmq.broker import Broker, Caller, Message
 from quackmq.client.zmq import ZmqClient
 from quackmq.errors import EntriesLost
 from quackmq.model.policy import Policy, WhenFull
-from tests.protocols.zmq.peers import DEADLINE_S, TESTER, Served, served, soon
+from tests.kit.waiting import soon
+from tests.protocols.zmq.peers import DEADLINE_S, TESTER, Served, served
 
 pytestmark = pytest.mark.asyncio
 

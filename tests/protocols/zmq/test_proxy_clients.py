@@ -14,7 +14,8 @@ from quackmq.broker import Caller, Place, message_id
 from quackmq.protocols.zmq import limits as zmq_limits
 from quackmq.protocols.zmq.proxy.clients import ProxySettings
 from quackmq.stores.memory import MemoryStore
-from tests.protocols.zmq.peers import DEADLINE_S, TESTER, soon, until
+from tests.kit.waiting import soon, until
+from tests.protocols.zmq.peers import DEADLINE_S, TESTER
 from tests.protocols.zmq.proxied import LONG_LEASE, SHORT_LEASE, Proxied, ask, proxied, receive
 
 pytestmark = pytest.mark.asyncio

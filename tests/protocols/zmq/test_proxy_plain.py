@@ -18,9 +18,10 @@ from quackmq.errors import DamagedData, OffsetOutOfRange
 from quackmq.model.policy import Policy, WhenFull
 from quackmq.protocols.zmq import limits as zmq_limits
 from quackmq.protocols.zmq.proxy.xsub import Publisher
+from tests.kit.waiting import soon, until
 from tests.protocols.codecs import zmtp_frames
 from tests.protocols.codecs.zmtp_frames import command, frame
-from tests.protocols.zmq.peers import TESTER, SlowStore, soon, until
+from tests.protocols.zmq.peers import TESTER, SlowStore
 from tests.protocols.zmq.proxied import ask, proxied, receive
 
 pytestmark = pytest.mark.asyncio

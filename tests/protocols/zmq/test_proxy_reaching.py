@@ -18,9 +18,10 @@ from quackmq.protocols.http.server import HttpServer
 from quackmq.protocols.zmq import limits as zmq_limits
 from quackmq.protocols.zmq.proxy import callback_connection as outgoing
 from quackmq.protocols.zmq.proxy.host_limiter import PerHostLimiter
+from tests.kit.waiting import soon, until
 from tests.protocols.codecs.zmtp_frames import command, greeting, ready, request
 from tests.protocols.http.v1.serving import Client as HttpClient
-from tests.protocols.zmq.peers import DEADLINE_S, TESTER, soon, until
+from tests.protocols.zmq.peers import DEADLINE_S, TESTER
 from tests.protocols.zmq.proxied import HOST, SHORT_LEASE, Proxied, ask, proxied, receive
 
 pytestmark = pytest.mark.asyncio

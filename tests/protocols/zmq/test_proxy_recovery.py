@@ -8,8 +8,9 @@ import pytest
 from quackmq.broker import Place, message_id
 from quackmq.protocols.zmq import limits as zmq_limits
 from quackmq.protocols.zmq.proxy.xsub import Publisher
+from tests.kit.waiting import until
 from tests.protocols.codecs.zmtp_frames import frame
-from tests.protocols.zmq.peers import TESTER, SlowStore, until
+from tests.protocols.zmq.peers import TESTER, SlowStore
 from tests.protocols.zmq.proxied import SHORT_LEASE, ask, proxied, receive
 from tests.protocols.zmq.test_proxy_clients import Client
 

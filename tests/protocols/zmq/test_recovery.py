@@ -6,17 +6,10 @@ from __future__ import annotations
 import pytest
 
 from quackmq.protocols.zmq import limits as zmq_limits
+from tests.kit.waiting import until
 from tests.protocols.codecs.zmtp_frames import message, request
 from tests.protocols.kafka.client import on_both_loops
-from tests.protocols.zmq.peers import (
-    TESTER,
-    Served,
-    SlowStore,
-    WatchedBroker,
-    broker_of,
-    served,
-    until,
-)
+from tests.protocols.zmq.peers import TESTER, Served, SlowStore, WatchedBroker, broker_of, served
 
 GET = request(b"GET donald ducks -1")
 

@@ -14,18 +14,10 @@ from quackmq.model.topic import Appended, Topic
 from quackmq.protocols.zmq import limits as zmq_limits
 from quackmq.records.batch import Batch, Record
 from tests.broker.flock import Member
+from tests.kit.tables import each
+from tests.kit.waiting import soon, until
 from tests.protocols.codecs.zmtp_frames import command
-from tests.protocols.zmq.peers import (
-    TESTER,
-    SlowStore,
-    Socket,
-    WatchedBroker,
-    broker_of,
-    served,
-    soon,
-    until,
-)
-from tests.tables import each
+from tests.protocols.zmq.peers import TESTER, SlowStore, Socket, WatchedBroker, broker_of, served
 
 pytestmark = pytest.mark.asyncio
 

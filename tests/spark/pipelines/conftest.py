@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from quackmq.spark.pipelines.job import Job
-from tests.cli.process import Server
+from tests.kit.server import Server
 from tests.spark.cluster import ROOT
 from tests.spark.serving import Broker
 

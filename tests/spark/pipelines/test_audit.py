@@ -39,14 +39,14 @@ from quackmq.spark.pipelines.audit_checks.holes import (
 from quackmq.spark.pipelines.audit_checks.runs import findings_of, runs_of
 from quackmq.spark.pipelines.job import Job
 from quackmq.spark.pipelines.report import Report
-from tests import effort
 from tests.broker.pushed_peer import PATIENT, peer_of
 from tests.broker.support import get_all
 from tests.broker.transacting import Transactor
+from tests.kit import effort
+from tests.kit.tables import each
 from tests.protocols.http.v1.serving import CALLER
 from tests.spark.pipelines import audit_model as model
 from tests.spark.serving import Broker, serving
-from tests.tables import each
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

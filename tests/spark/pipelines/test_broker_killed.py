@@ -32,11 +32,11 @@ from quackmq.spark.pipelines import closed_windows as trends
 from quackmq.spark.pipelines import compact, replay
 from quackmq.spark.pipelines.job import Job, Streamed
 from quackmq.spark.pipelines.workers import processes as workers
-from tests.cli.process import Server
+from tests.kit.server import Server
+from tests.kit.waiting import wait_until
 from tests.protocols.http.v1.serving import DEADLINE_S, Client
 from tests.spark.addresses import reserved
 from tests.spark.pipelines.struck_compaction import offered
-from tests.spark.serving import wait_until
 from tests.spark.session import STARVED
 
 if TYPE_CHECKING:

@@ -29,10 +29,11 @@ from quackmq.spark.pipelines.job import Job
 from quackmq.spark.pipelines.merge_tasks.plan import Plan
 from quackmq.spark.pipelines.merge_tasks.task import Damaged, Failed, Made, Order, carry_out
 from tests.broker.transacting import Transactor
-from tests.cli.process import SCRIPT
+from tests.kit.server import SCRIPT
+from tests.kit.waiting import wait_until
 from tests.spark.cluster import CONFIGS
 from tests.spark.pipelines.struck_compaction import DEADLINE_S, offered, prolong_plans
-from tests.spark.serving import Broker, serving, wait_until
+from tests.spark.serving import Broker, serving
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -122,7 +123,7 @@ def test_s5_small_files_become_one_with_every_record_as_it_was(
     for path in after:
         assert_is_of_the_archive(path)
     assert offered(Path(after[0]).parents[1]) == []
-    wait_until(lambda: not any(map(os.path.exists, before)), DEADLINE_S)
+    wait_until(lambda: not any(map(os.path.exists, before)), deadline_s=DEADLINE_S)
 
 
 def assert_is_of_the_archive(path: str) -> None:
@@ -295,7 +296,7 @@ def test_who_is_stopped_lets_go_of_everything(
     with pytest.raises(Stopped):
         pipeline.run(job, Options(topics=(topic,)))
     assert broker.client().get("/v1/archive/plans").json["plans"] == []
-    wait_until(lambda: offered(Path(before[0]).parent) == [], DEADLINE_S)
+    wait_until(lambda: offered(Path(before[0]).parent) == [], deadline_s=DEADLINE_S)
     assert rows(paths(broker, topic)) == expected
 
 
@@ -359,7 +360,7 @@ def test_workers_that_cannot_reach_the_directory_say_so_in_a_sentence(
         made = carry_out(order)
         assert isinstance(made, Made) and offered(Path(order.directory)) != []
     # What was made and not taken goes with its plan.
-    wait_until(lambda: offered(Path(order.directory)) == [], DEADLINE_S)
+    wait_until(lambda: offered(Path(order.directory)) == [], deadline_s=DEADLINE_S)
 
 
 def order_of(plan: Plan) -> Order:
@@ -425,7 +426,8 @@ def test_s5_killed_in_the_middle_and_run_again_nothing_is_lost_or_doubled(
     # The plan of who was killed keeps its files until its lease is over: let it be over now.
     prolong_plans(broker.address, 1)
     wait_until(
-        lambda: offered(directory) == [] and not any(map(os.path.exists, before)), DEADLINE_S
+        lambda: offered(directory) == [] and not any(map(os.path.exists, before)),
+        deadline_s=DEADLINE_S,
     )
     assert rows(paths(broker, topic)) == expected
 

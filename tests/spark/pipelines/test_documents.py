@@ -26,8 +26,8 @@ from quackmq.cli.main import main
 from quackmq.spark.pipelines import pipeline, summaries
 from quackmq.spark.pipelines.job import Job
 from quackmq.spark.pipelines.options import options_of
+from tests.kit.readme import INDENTED, ROOT, blocks, commands
 from tests.protocols.http.v1.serving import DEADLINE_S
-from tests.readme import INDENTED, ROOT, blocks, commands
 from tests.spark.serving import Broker, serving
 from tests.spark.session import STARVED, patiently
 

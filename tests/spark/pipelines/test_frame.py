@@ -30,7 +30,7 @@ from quackmq.spark.pipelines.options import add_options, option, options_of, spa
 from quackmq.spark.pipelines.output_directory import MARK, claim
 from quackmq.spark.pipelines.report import Report
 from quackmq.spark.python_home import use_compiled
-from tests.tables import each
+from tests.kit.tables import each
 
 NAMES = {"audit", "compact", "metrics", "replay", "simulate", "trending"}
 

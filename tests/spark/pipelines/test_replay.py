@@ -22,9 +22,9 @@ from quackmq.spark.pipelines.job import Job
 from quackmq.spark.pipelines.replay import Options, Position, position
 from quackmq.spark.pipelines.report import Report
 from tests.broker.transacting import Transactor
+from tests.kit.support import batch_of
 from tests.protocols.http.v1.serving import CALLER
 from tests.spark.serving import Broker, serving
-from tests.support import batch_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -18,8 +18,9 @@ from quackmq.spark.pipelines.job import Job
 from quackmq.spark.pipelines.workers import processes as workers
 from quackmq.spark.pipelines.workers.processes import Watch, Workers
 from quackmq.spark.pipelines.workers.simulation import simulate_counter
+from tests.kit.waiting import wait_until
 from tests.spark.pipelines.conftest import RUN_S
-from tests.spark.serving import Broker, wait_until
+from tests.spark.serving import Broker
 
 pytestmark = [pytest.mark.needs("java"), pytest.mark.timeout(1200)]
 
@@ -102,7 +103,7 @@ def test_a_worker_that_dies_again_and_again_is_an_error(monkeypatch: pytest.Monk
             return workers.are_done()
 
         with pytest.raises(QuackError, match="workers ended too early 3 times"):
-            wait_until(tended, RUN_S)
+            wait_until(tended, deadline_s=RUN_S)
 
 
 def test_a_broker_is_away_from_when_it_was_first_missed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.kit.waiting import wait_until
 from tests.spark.pipelines.conftest import RUN_S, command
-from tests.spark.serving import Broker, wait_until
+from tests.spark.serving import Broker
 
 pytestmark = [pytest.mark.needs("java"), pytest.mark.timeout(1500)]
 
@@ -38,7 +39,7 @@ def test_a_batch_that_spark_is_in_the_middle_of_is_given_up_and_nothing_is_publi
             assert running.process.poll() is None, running.errors()
             return any(tmp_path.glob("at-work*.txt"))
 
-        wait_until(is_at_work, RUN_S, pause_s=0.1)
+        wait_until(is_at_work, deadline_s=RUN_S, pause_s=0.1)
         running.send(signal.SIGTERM)
         assert running.process.wait(timeout=RUN_S) == 128 + signal.SIGTERM
         *progress, last = running.errors().splitlines()

@@ -22,11 +22,12 @@ from pyspark.sql import DataFrame, SparkSession
 from quackmq.errors import InvalidRequest, UnknownTopic
 from quackmq.spark.pipelines import trending
 from quackmq.spark.pipelines.job import Job
-from tests.cli.process import Server
+from tests.kit.server import Server
+from tests.kit.waiting import wait_until
 from tests.protocols.http.v1.serving import DEADLINE_S
 from tests.spark.cluster import CONFIGS
 from tests.spark.pipelines.conftest import RUN_S, command
-from tests.spark.serving import Broker, wait_until
+from tests.spark.serving import Broker
 from tests.spark.session import CONFIGS as SMALL
 
 pytestmark = [pytest.mark.needs("java"), pytest.mark.timeout(1200)]
@@ -305,7 +306,9 @@ def test_the_command_runs_on_a_cluster_until_it_is_told_to_stop_s6(
         *(word for name, value in configs.items() for word in ("--conf", f"{name}={value}")),
     ]
     with command(*arguments) as running:
-        wait_until(lambda: is_there(running, broker, target, len(wanted)), RUN_S, pause_s=1)
+        wait_until(
+            lambda: is_there(running, broker, target, len(wanted)), deadline_s=RUN_S, pause_s=1
+        )
         running.send(signal.SIGTERM)
         code = running.process.wait(timeout=RUN_S)
         assert code == 0, running.errors()

@@ -18,7 +18,7 @@ from quackmq.records.batch import Buffer
 from quackmq.stores import limits as stores_limits
 from quackmq.stores.contract import Store
 from quackmq.stores.local import LocalOptions, LocalStore
-from tests.support import Clock, batch_of
+from tests.kit.support import Clock, batch_of
 
 T = TypeVar("T")
 

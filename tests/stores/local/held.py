@@ -8,8 +8,8 @@ from pathlib import Path
 from quackmq.disk.linux_aio import Synced
 from quackmq.disk.real import File, RealDisk
 from quackmq.stores.local import LocalOptions, LocalStore
-from tests.stores.calls import soon
-from tests.support import Clock
+from tests.kit.support import Clock
+from tests.kit.waiting import soon
 
 
 class HeldDisk(RealDisk):

@@ -17,10 +17,10 @@ from quackmq.stores.local import LocalStore
 from quackmq.stores.local.inspect.findings import Finding, Kind
 from quackmq.stores.local.inspect.verify import Verification
 from quackmq.stores.local.recovery import META_PATH, Meta
+from tests.kit.support import START_MS, batch_of, batches_of
 from tests.stores.calls import PLENTY_BYTES, append, read_all
 from tests.stores.local.directories import flip, leave_crashed, open_store
 from tests.stores.local.test_inspection import inspection_of
-from tests.support import START_MS, batch_of, batches_of
 
 pytestmark = pytest.mark.asyncio
 DEALS = 20

@@ -17,10 +17,11 @@ from quackmq.stores.local import LocalOptions, LocalStore
 from quackmq.stores.local.commit.checkpoint_capture import Capture
 from quackmq.stores.local.files import checkpoint, extents
 from quackmq.stores.local.files.checkpoint import Decoded
-from tests.loop_cpu import measured_callbacks
-from tests.stores.calls import append_values, new_partitions, read_all, soon
+from tests.kit.loop_cpu import measured_callbacks
+from tests.kit.support import batch_of
+from tests.kit.waiting import soon
+from tests.stores.calls import append_values, new_partitions, read_all
 from tests.stores.local.directories import leave_crashed
-from tests.support import batch_of
 
 pytestmark = pytest.mark.asyncio
 

@@ -12,10 +12,11 @@ from quackmq.model.policy import Policy
 from quackmq.model.topic import Append, PartitionKey, State, StatePut
 from quackmq.stores import limits as stores_limits
 from quackmq.stores.contract import Store
-from tests.stores.calls import cursor, soon
+from tests.kit.support import batch_of, let_others_run
+from tests.kit.waiting import soon
+from tests.stores.calls import cursor
 from tests.stores.local.directories import open_store
 from tests.stores.local.held import open_held
-from tests.support import batch_of, let_others_run
 
 pytestmark = pytest.mark.asyncio
 BOUND = 1_000

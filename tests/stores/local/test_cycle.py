@@ -12,7 +12,7 @@ from quackmq.stores.local.commit.cycle import Cycle
 from quackmq.stores.local.commit.pending import Gathering, PendingCommit
 from quackmq.stores.local.options import LocalOptions
 from quackmq.stores.local.partition_log import PartitionLog
-from tests.support import batch_of
+from tests.kit.support import batch_of
 
 pytestmark = pytest.mark.asyncio
 

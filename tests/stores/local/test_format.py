@@ -25,7 +25,7 @@ from quackmq.stores.local.files.format import (
     Sync,
     TrimEntry,
 )
-from tests.tables import each
+from tests.kit.tables import each
 
 SALT = 4711
 KEY = PartitionKey(uuid.UUID(int=7), 3)

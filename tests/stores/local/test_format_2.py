@@ -23,8 +23,8 @@ from quackmq.stores.contract import Store
 from quackmq.stores.local import LocalStore
 from quackmq.stores.local.inspect.directory import Inspection
 from quackmq.stores.local.inspect.verify import Verification
+from tests.kit.support import Clock, batch_of, batches_of
 from tests.stores.local.directories import SMALL_PACKED, FailingDisk, open_store
-from tests.support import Clock, batch_of, batches_of
 
 OLD = Path(__file__).parents[2] / "data" / "format-2"
 EXPECTED: dict[str, dict[str, Any]] = orjson.loads((OLD / "expected.json").read_bytes())

@@ -25,10 +25,11 @@ from quackmq.stores.local import LocalOptions, LocalStore
 from quackmq.stores.local.files.format import AppendEntry, Frame, Sync, encode_frame, entries
 from quackmq.stores.local.files.journal import Journal, Place, Scan
 from quackmq.stores.local.recovery import read_meta
-from tests.stores.calls import append, append_values, new_partition, new_partitions, read_all, soon
+from tests.kit.support import Clock, batch_of, let_others_run
+from tests.kit.waiting import soon
+from tests.stores.calls import append, append_values, new_partition, new_partitions, read_all
 from tests.stores.local.directories import leave_crashed
 from tests.stores.local.held import HeldDisk, open_held
-from tests.support import Clock, batch_of, let_others_run
 
 pytestmark = pytest.mark.asyncio
 

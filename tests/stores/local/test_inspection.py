@@ -24,6 +24,7 @@ from quackmq.stores.local.inspect.directory import FrameAt, Inspection
 from quackmq.stores.local.inspect.findings import Finding, Kind, merged
 from quackmq.stores.local.inspect.segments import Held
 from quackmq.stores.local.inspect.verify import Verification
+from tests.kit.support import batch_of
 from tests.stores.calls import append
 from tests.stores.local.directories import (
     REFERENCED,
@@ -38,7 +39,6 @@ from tests.stores.local.directories import (
     open_store,
     segments_of,
 )
-from tests.support import batch_of
 
 pytestmark = pytest.mark.asyncio
 

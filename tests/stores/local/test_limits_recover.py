@@ -19,16 +19,10 @@ from quackmq.disk.real import Lane, RealDisk, RealFile
 from quackmq.errors import StoreReadOnly
 from quackmq.stores import limits as stores_limits
 from quackmq.stores.local import LocalOptions, LocalStore
-from tests.stores.calls import (
-    DEADLINE_S,
-    append_values,
-    new_partition,
-    read_all,
-    read_one,
-    soon,
-)
+from tests.kit.support import let_others_run, offsets_and_values
+from tests.kit.waiting import soon, until
+from tests.stores.calls import DEADLINE_S, append_values, new_partition, read_all, read_one
 from tests.stores.local.directories import QuickDisk
-from tests.support import let_others_run, offsets_and_values
 
 pytestmark = pytest.mark.asyncio
 
@@ -63,12 +57,6 @@ class SlowCheckpoints(HeldCheckpoints, RealDisk):
 
 class SlowCheckpointsOnly(HeldCheckpoints, QuickDisk):
     """All else takes no time: what can go on has gone on after some turns of the loop."""
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(DEADLINE_S):
-        while not condition():
-            await asyncio.sleep(0.001)
 
 
 async def stuck(store: LocalStore, disk: SlowCheckpoints) -> list[asyncio.Future[object]]:

@@ -25,6 +25,7 @@ from quackmq.model.policy import Policy
 from quackmq.model.topic import PartitionKey, Slice
 from quackmq.stores.local import LocalOptions, LocalStore
 from quackmq.stores.local.options import SyncMode
+from tests.kit.support import Clock
 from tests.stores.calls import append_values, read_all, read_one
 from tests.stores.local.directories import (
     SMALL,
@@ -39,7 +40,6 @@ from tests.stores.local.directories import (
     open_store,
     segments_of,
 )
-from tests.support import Clock
 
 pytestmark = pytest.mark.asyncio
 

@@ -19,7 +19,8 @@ from quackmq.stores.local import LocalOptions, LocalStore
 from quackmq.stores.local.inspect.directory import Inspection
 from quackmq.stores.local.inspect.findings import Kind
 from quackmq.stores.local.inspect.verify import Verification
-from tests.limits import home_of
+from tests.kit.limits import home_of
+from tests.kit.support import Clock, batch_of
 from tests.stores.calls import append_values, new_partitions, read_all, read_one
 from tests.stores.local.directories import (
     SMALL_PACKED,
@@ -29,7 +30,6 @@ from tests.stores.local.directories import (
     leave_crashed,
     open_store,
 )
-from tests.support import Clock, batch_of
 
 pytestmark = pytest.mark.asyncio
 

@@ -14,9 +14,10 @@ from quackmq.disk.real import Lane, RealDisk
 from quackmq.errors import StoreReadOnly
 from quackmq.stores import limits as stores_limits
 from quackmq.stores.local import LocalOptions, LocalStore
-from tests.stores.calls import append_values, new_partition, read_all, soon
+from tests.kit.support import Clock
+from tests.kit.waiting import soon
+from tests.stores.calls import append_values, new_partition, read_all
 from tests.stores.local.held import open_held
-from tests.support import Clock
 
 pytestmark = pytest.mark.asyncio
 

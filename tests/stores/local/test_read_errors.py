@@ -13,8 +13,8 @@ from quackmq.disk.real import RealDisk, RealFile
 from quackmq.errors import DamagedData, StorageError
 from quackmq.model.topic import PartitionKey, Read
 from quackmq.stores.local import LocalOptions, LocalStore
+from tests.kit.support import START_MS, offsets_and_values
 from tests.stores.calls import PLENTY_BYTES, append_values, new_partitions, read_all, read_one
-from tests.support import START_MS, offsets_and_values
 
 pytestmark = pytest.mark.asyncio
 

@@ -21,6 +21,7 @@ from quackmq.stores.local.files.format import FRAME_HEADER_BYTES
 from quackmq.stores.local.files.journal import good_frames
 from quackmq.stores.local.options import SyncMode
 from quackmq.stores.local.recovery import META_PATH, Meta, Recovered, read_meta, recover
+from tests.kit.support import Clock, batch_of
 from tests.stores.local.directories import (
     REFERENCED,
     SMALL,
@@ -31,7 +32,6 @@ from tests.stores.local.directories import (
     leave_crashed,
     open_store,
 )
-from tests.support import Clock, batch_of
 
 pytestmark = pytest.mark.asyncio
 META = Meta("a cluster", 4711, 3, 8192)

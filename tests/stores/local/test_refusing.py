@@ -11,7 +11,7 @@ from quackmq.errors import StoreReadOnly
 from quackmq.model.policy import Policy
 from quackmq.model.topic import Append, PartitionKey
 from quackmq.stores.local import LocalOptions, LocalStore
-from tests.support import batch_of
+from tests.kit.support import batch_of
 
 
 @pytest.mark.asyncio

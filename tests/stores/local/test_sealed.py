@@ -21,9 +21,9 @@ from quackmq.stores.local.files import format
 from quackmq.stores.local.files.segment import Segment
 from quackmq.stores.local.partition_log import PartitionLog
 from quackmq.stores.local.segment_sums import Maxima, SealedSegments
+from tests.kit.support import START_MS, Clock, batch_of
 from tests.stores.calls import append, new_partition, read_all
 from tests.stores.conftest import SMALL
-from tests.support import START_MS, Clock, batch_of
 
 
 @given(st.lists(st.integers(-3, 9), max_size=70), st.integers(-4, 10))

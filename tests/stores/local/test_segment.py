@@ -26,9 +26,9 @@ from quackmq.stores.local.files.segment import (
     load_index,
     read,
 )
+from tests.kit.support import batch_of
+from tests.kit.tables import each
 from tests.stores.local.directories import flip
-from tests.support import batch_of
-from tests.tables import each
 
 KEY = PartitionKey(uuid.UUID(int=7), 3)
 EPOCH = 4

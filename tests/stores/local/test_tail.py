@@ -14,8 +14,8 @@ from quackmq.model.topic import Append, PartitionKey
 from quackmq.records.batch import Batch
 from quackmq.stores import limits as stores_limits
 from quackmq.stores.local import LocalOptions, LocalStore
+from tests.kit.support import batch_of
 from tests.stores.calls import DEADLINE_S, append_values, new_partition
-from tests.support import batch_of
 
 pytestmark = pytest.mark.asyncio
 

@@ -20,8 +20,8 @@ from quackmq.model.topic import PartitionKey
 from quackmq.protocols.http import limits as http_limits
 from quackmq.protocols.http.errors import HttpFailure
 from quackmq.protocols.http.v1.archive import range_of
+from tests.kit.tables import each
 from tests.protocols.http.v1.serving import CALLER, Answered, Client, Serving, serving
-from tests.tables import each
 
 HOUR_MS = 3_600_000
 

@@ -13,8 +13,8 @@ from quackmq.protocols.http import limits as http_limits
 from quackmq.records import codec
 from quackmq.records.batch import Batch, batches
 from tests.broker.transacting import Transactor
+from tests.kit.support import batch_of
 from tests.protocols.http.v1.serving import CALLER, DEADLINE_S, Answered, Client, Serving
-from tests.support import batch_of
 
 
 def path_of(topic: str, query: str, partition: int = 0) -> str:

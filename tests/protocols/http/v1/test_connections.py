@@ -13,8 +13,9 @@ import pytest
 
 from quackmq.protocols.http import limits as http_limits
 from quackmq.protocols.http.server import HttpServer
+from tests.kit.waiting import soon, until
 from tests.protocols.http.v1.serving import Answered, Client
-from tests.protocols.line.peers import DEADLINE_S, Served, served, soon, until
+from tests.protocols.line.peers import DEADLINE_S, Served, served
 
 pytestmark = pytest.mark.asyncio
 

@@ -8,7 +8,7 @@ import quackmq
 from quackmq.errors import QuackError, StoreReadOnly
 from quackmq.loop_clock import Pause, loop_clock
 from quackmq.stores.memory import MemoryStore
-from tests.machine_clock import YEAR_MS, Machine
+from tests.kit.machine_clock import YEAR_MS, Machine
 from tests.protocols.http.v1.serving import Client, serving
 
 

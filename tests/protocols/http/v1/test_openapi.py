@@ -9,8 +9,8 @@ from html.parser import HTMLParser
 from quackmq.protocols.http import v1
 from quackmq.protocols.http.errors import STATUSES
 from quackmq.protocols.http.v1.openapi import TAGS, document
+from tests.kit.tables import each
 from tests.protocols.http.v1.serving import Client
-from tests.tables import each
 
 DOCUMENT = document(v1.OPERATIONS)
 OPERATIONS = {

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from quackmq.protocols.http import v1
-from tests.cli.process import Server
+from tests.kit.server import Server
 from tests.protocols.http.v1.schemathesis_hooks import ID_VARIABLE, PLAN_VARIABLE, THERE
 from tests.protocols.http.v1.serving import Client
 

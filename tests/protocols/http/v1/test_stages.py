@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from tests.kit.support import batch_of
 from tests.protocols.http.v1.serving import Answered, Client
-from tests.support import batch_of
 
 BYTES = {"content-type": "application/octet-stream"}
 

@@ -20,9 +20,9 @@ from quackmq.protocols.kafka.codec.fetch import (
     write_one,
     write_response,
 )
-from tests import effort
+from tests.kit import effort
+from tests.kit.tables import each
 from tests.protocols.kafka.codec.schemas import entities, read_by_kio, written
-from tests.tables import each
 
 VERSIONS = range(4, 19)
 

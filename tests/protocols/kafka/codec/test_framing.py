@@ -23,7 +23,7 @@ from quackmq.protocols.kafka.codec.framing import (
     read_header,
     response_head,
 )
-from tests import effort
+from tests.kit import effort
 from tests.protocols.kafka.codec.schemas import read_by_kio, written
 
 HEADER_BYTES = 10

@@ -22,9 +22,9 @@ from quackmq.protocols.kafka.codec.produce import (
     read_request,
     write_response,
 )
-from tests import effort
+from tests.kit import effort
+from tests.kit.tables import each
 from tests.protocols.kafka.codec.schemas import entities, read_by_kio, written
-from tests.tables import each
 
 VERSIONS = range(3, 14)
 NEWS = uuid.uuid4()

@@ -23,7 +23,8 @@ from quackmq.errors import ProtocolError
 from quackmq.protocols.kafka import limits as kafka_limits
 from quackmq.protocols.kafka.codec.reader import compiled, read_entity
 from quackmq.protocols.kafka.codec.writer import write_entity
-from tests import effort
+from tests.kit import effort
+from tests.kit.tables import each
 from tests.protocols.kafka.codec.schemas import (
     all_requests,
     entities,
@@ -32,7 +33,6 @@ from tests.protocols.kafka.codec.schemas import (
     spoken_requests,
     written,
 )
-from tests.tables import each
 
 EACH_SPOKEN_REQUEST = each("schema", spoken_requests())
 

@@ -15,7 +15,8 @@ from kio.schema.errors import ErrorCode
 from kio.static.protocol import Entity
 
 from quackmq.protocols.kafka.codec.writer import write_entity
-from tests import effort
+from tests.kit import effort
+from tests.kit.tables import each
 from tests.protocols.kafka.codec.schemas import (
     entities,
     read_by_kio,
@@ -23,7 +24,6 @@ from tests.protocols.kafka.codec.schemas import (
     spoken_requests,
     written,
 )
-from tests.tables import each
 
 
 @each("request_schema", spoken_requests())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from quackmq.clock import Clock
-from tests.support import START_MS
+from tests.kit.support import START_MS
 
 SECOND_MS = 1_000
 MINUTE_MS = 60 * SECOND_MS

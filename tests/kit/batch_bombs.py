@@ -1,6 +1,6 @@
 """Small batches that inflate to much, and a program that opens them with little memory.
 
-`python -m tests.batch_bombs` limits its own address space to what it has and 1 GiB, opens each
+`python -m tests.kit.batch_bombs` limits its own address space to what it has and 1 GiB, opens each
 bomb and prints a line for it: name, size, the memory that it took at the peak, and what came of it.
 """
 
@@ -17,7 +17,7 @@ import cramjam
 from quackmq import limits
 from quackmq.records.batch import Batch
 from quackmq.records.codec import decode
-from tests.batches import sealed, varint
+from tests.kit.batches import sealed, varint
 
 GIB = 1 << 30
 ZSTD_BLOCK = 128 * limits.KIB

@@ -24,9 +24,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from tests.cli.process import Server
+from tests.kit.server import Server
 
-ROOT: Final = Path(__file__).resolve().parent.parent
+ROOT: Final = Path(__file__).resolve().parents[2]
 #: The ports of a broker's doors, unless it is told otherwise.
 PORTS: Final = {
     "kafka": "9092",

@@ -1,0 +1,39 @@
+"""Wait for a condition with a deadline: tests never sleep for a fixed time."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeVar
+
+T = TypeVar("T")
+
+#: For anything that takes milliseconds on an idle machine. Long, since machines can be busy.
+DEADLINE_S: Final = 60.0
+
+
+async def soon(awaitable: Awaitable[T]) -> T:
+    """Return the result of something that must end by itself. TimeoutError."""
+    async with asyncio.timeout(DEADLINE_S):
+        return await awaitable
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Wait until `condition` is true, while other tasks run. TimeoutError."""
+    async with asyncio.timeout(DEADLINE_S):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+def wait_until(
+    condition: Callable[[], object],
+    what: str = "the condition",
+    deadline_s: float = DEADLINE_S,
+    pause_s: float = 0.002,
+) -> None:
+    """Wait until `condition` is true. Use a longer pause for a condition that costs much."""
+    deadline = time.monotonic() + deadline_s
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {deadline_s:g} s: {what}"
+        time.sleep(pause_s)
