@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from quackmq.serving.server import Address, Bounds, Server
-from tests.protocols.kafka.client import on_both_loops, soon, until
+from tests.kit.waiting import until
+from tests.protocols.kafka.client import on_both_loops, soon
 
 
 class Echo(asyncio.Protocol):
