@@ -20,8 +20,15 @@ from pathlib import Path
 import quackmq
 from quackmq import errors
 from quackmq.cli.limits_command import reasons
+from tests.kit.source import (
+    cycles,
+    drawn_errors,
+    is_in_the_source,
+    limit_uses,
+    narrows_a_type,
+    requirements_named,
+)
 from tests.kit.tables import each
-from tests.source import cycles, is_in_the_source, requirements_named
 
 ROOT = Path(__file__).resolve().parent.parent
 #: Directories of what tools fetch and build, wherever they are.
@@ -413,18 +420,6 @@ def test_nothing_durable_and_no_input_hangs_on_an_assert() -> None:
     assert found == [], "raise an error of quackmq.errors instead: python -O removes asserts"
 
 
-def narrows_a_type(test: ast.expr) -> bool:
-    """Whether an assert says only what the type checker cannot know: `is None`, `isinstance`."""
-    match test:
-        case ast.BoolOp(values=values):
-            return all(map(narrows_a_type, values))
-        case ast.Compare(ops=[ast.Is() | ast.IsNot()], comparators=[ast.Constant(value=None)]):
-            return True
-        case ast.Call(func=ast.Name(id="isinstance")):
-            return True
-    return False
-
-
 def test_no_file_names_a_path_of_somebodys_machine() -> None:
     machine_path = re.compile(r"(?<![\w.$}])/(?:home|root|Users|work|tmp|mnt|opt)/\w+")
     wrong = [
@@ -560,26 +555,3 @@ def text_files() -> Iterator[Path]:
             is_made = MADE_BY_TOOLS & {*path.relative_to(ROOT).parts}
             if path.is_file() and not is_made and path.suffix not in {".bin", ".xz"}:
                 yield path
-
-
-def drawn_errors(docstring: str) -> Iterator[tuple[str, str]]:
-    """(class, base) of each line of the drawing; depth is told by the column of the name."""
-    stack: list[str] = []
-    for line in docstring.splitlines():
-        found = re.match(r"^    ((?:[│ ]   )*(?:[├└]── )?)([A-Z]\w+)", line)
-        if found is None:
-            continue
-        depth = len(found.group(1)) // 4
-        del stack[depth:]
-        yield found.group(2), stack[-1] if stack else "Exception"
-        stack.append(found.group(2))
-
-
-def limit_uses(node: ast.AST, inside_limits: bool) -> Iterator[str]:
-    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-        if node.value.id.endswith("limits"):
-            yield node.attr
-    elif isinstance(node, ast.ImportFrom) and str(node.module).endswith(".limits"):
-        yield from (alias.name for alias in node.names)
-    elif inside_limits and isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
-        yield node.id

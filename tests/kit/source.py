@@ -1,4 +1,4 @@
-"""What `test_architecture` reads from source: cycles, named functions, named requirements."""
+"""What `test_architecture` reads from source: cycles, names in documents, asserts, drawn errors."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parent.parent.parent
 
 #: Words that look like the id of a requirement.
 NO_REQUIREMENTS = {"X11": "the window system, in the name of a browser"}
@@ -67,3 +67,38 @@ def requirements_named(source: str) -> Iterator[str]:
             yield found
     for name in re.findall(r"def (test_\w+)", source):
         yield from (part.upper() for part in name.split("_") if re.fullmatch(r"[qdrxms]\d+", part))
+
+
+def narrows_a_type(test: ast.expr) -> bool:
+    """Whether an assert says only what the type checker cannot know: `is None`, `isinstance`."""
+    match test:
+        case ast.BoolOp(values=values):
+            return all(map(narrows_a_type, values))
+        case ast.Compare(ops=[ast.Is() | ast.IsNot()], comparators=[ast.Constant(value=None)]):
+            return True
+        case ast.Call(func=ast.Name(id="isinstance")):
+            return True
+    return False
+
+
+def drawn_errors(docstring: str) -> Iterator[tuple[str, str]]:
+    """(class, base) of each line of the drawing; depth is told by the column of the name."""
+    stack: list[str] = []
+    for line in docstring.splitlines():
+        found = re.match(r"^    ((?:[│ ]   )*(?:[├└]── )?)([A-Z]\w+)", line)
+        if found is None:
+            continue
+        depth = len(found.group(1)) // 4
+        del stack[depth:]
+        yield found.group(2), stack[-1] if stack else "Exception"
+        stack.append(found.group(2))
+
+
+def limit_uses(node: ast.AST, inside_limits: bool) -> Iterator[str]:
+    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+        if node.value.id.endswith("limits"):
+            yield node.attr
+    elif isinstance(node, ast.ImportFrom) and str(node.module).endswith(".limits"):
+        yield from (alias.name for alias in node.names)
+    elif inside_limits and isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+        yield node.id
