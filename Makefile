@@ -21,7 +21,7 @@ SUITE ?= guard engine kafka pubsub push overload archive growth compare spark pi
 BENCH ?=
 MUTANTS ?=
 
-.PHONY: help demo check test interop lint format bench soak mutants programs clients classes clean
+.PHONY: help demo check test interop lint format coverage bench soak mutants dist lock programs clients classes clean
 
 help:
 	@echo "make demo     the whole story: publish by every door, kill everybody, ask Spark, count"
@@ -33,6 +33,9 @@ help:
 	@echo "make mutants  plant known bugs one by one, and count those that the tests catch"
 	@echo "make bench    how fast, against the bare machine and against others (SUITE=\"$(SUITE)\")"
 	@echo "make soak     the simulations, KILLS=$(KILLS) real kills, exactly-once six times; SECONDS=$(SECONDS) each; SEED=N replays the first"
+	@echo "make coverage which lines the tests of make check leave out, in the terminal and in htmlcov/"
+	@echo "make dist     build sdist and wheel, check them, and run the README's first example from the wheel"
+	@echo "make lock     write the installed versions to requirements-dev.lock"
 	@echo "make clean    remove the environment and all that tools left behind"
 
 demo: $(DEMO_READY)
@@ -85,6 +88,20 @@ soak: $(READY) clients
 mutants: $(READY)
 	$(PYTHON_IN_VENV) -m tests.mutants $(MUTANTS)
 
+# In one process: the tests that start none are enough to see what they leave out.
+coverage: $(READY)
+	$(PYTHON_IN_VENV) -m coverage erase
+	-$(PYTHON_IN_VENV) -m coverage run -m pytest -q -p no:xdist --hypothesis-profile quick \
+		-m "not processes and not sweep" $(PYTEST)
+	$(PYTHON_IN_VENV) -m coverage html --quiet
+	$(PYTHON_IN_VENV) -m coverage report --skip-covered --sort cover
+
+dist: $(READY)
+	$(PYTHON_IN_VENV) -m tests.dist.package
+
+lock: $(READY)
+	tools/lock.sh $(PYTHON_IN_VENV) requirements-dev.lock
+
 programs:
 	@tools/programs.sh
 
@@ -104,7 +121,7 @@ $(READY): pyproject.toml tools/venv.sh
 	@touch $@ $(DEMO_READY)
 
 clean:
-	rm -rf $(VENV) build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache .schemathesis
+	rm -rf $(VENV) build dist htmlcov .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache .schemathesis
 	rm -rf tests/interop/javascript/node_modules tests/interop/java/target \
 		tests/spark/connector/target tests/spark/target benchmarks/target
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

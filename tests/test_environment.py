@@ -1,14 +1,19 @@
-"""`tools/venv.sh` tells what it does from its first second, and fails with one clear sentence."""
+"""What sets up a developer: `tools/venv.sh`, the lock file, the hooks of commits.
+
+`tools/venv.sh` tells what it does from its first second, and fails with one clear sentence.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
-
-pytestmark = pytest.mark.processes
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -42,6 +47,7 @@ def set_up(directory: Path, pip_fails: int) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.processes
 def test_each_package_is_named_while_it_is_fetched(tmp_path: Path) -> None:
     done = set_up(tmp_path, pip_fails=0)
     assert done.returncode == 0, done.stderr
@@ -50,6 +56,7 @@ def test_each_package_is_named_while_it_is_fetched(tmp_path: Path) -> None:
     assert rest == ["    duck 1.2 (3.0 MB)", "    unpacking all of them"]
 
 
+@pytest.mark.processes
 def test_a_failed_installation_shows_the_error_of_pip_and_what_to_look_at(tmp_path: Path) -> None:
     done = set_up(tmp_path, pip_fails=1)
     assert done.returncode == 1
@@ -57,6 +64,7 @@ def test_a_failed_installation_shows_the_error_of_pip_and_what_to_look_at(tmp_pa
     assert "is a package index reachable?" in done.stderr
 
 
+@pytest.mark.processes
 def test_the_demo_installs_only_its_own_extras() -> None:
     planned = subprocess.run(
         ["make", "--dry-run", "--always-make", "demo"],
@@ -67,3 +75,34 @@ def test_the_demo_installs_only_its_own_extras() -> None:
     )
     assert "venv.sh .venv spark" in planned.stdout
     assert "test" not in planned.stdout
+
+
+@pytest.mark.processes
+def test_the_hooks_of_a_commit_are_the_commands_of_lint() -> None:
+    planned = subprocess.run(
+        ["make", "--dry-run", "--no-print-directory", "lint"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    lint = [line for line in planned.stdout.splitlines() if line.startswith(".venv/bin/python")]
+    hooks = (ROOT / ".pre-commit-config.yaml").read_text()
+    assert len(lint) == 3
+    assert re.findall(r"entry: (.+)", hooks) == lint
+    assert re.findall(r"repo: (.+)", hooks) == ["local"], "a hook of elsewhere is a download"
+
+
+def test_the_lock_file_has_a_version_that_fits_every_requirement() -> None:
+    locked: dict[str, str] = {}
+    for line in (ROOT / "requirements-dev.lock").read_text().splitlines():
+        if not line.startswith("#"):
+            name, equals, version = line.partition("==")
+            assert equals and version, f"{line} is no pinned version"
+            locked[canonicalize_name(name)] = version
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    for each in (project["dependencies"], *project["optional-dependencies"].values()):
+        for requirement in map(Requirement, each):
+            version = locked.get(canonicalize_name(requirement.name))
+            assert version is not None, f"{requirement.name} is not locked: make lock"
+            assert version in requirement.specifier, f"{requirement} is locked at {version}"

@@ -103,8 +103,15 @@ def typed(console: str) -> Iterator[tuple[str, str]]:
 class Tour:
     """Goes through blocks in an empty directory. A context manager, which ends what it started."""
 
-    def __init__(self, directory: Path, line_seconds: float = LINE_SECONDS) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        line_seconds: float = LINE_SECONDS,
+        python: Path = Path(sys.executable),
+    ) -> None:
+        """`python` is the one of an environment in which QuackMQ is installed."""
         self._directory = directory
+        self._python = python
         self._line_seconds = line_seconds
         (directory / ".curlrc").write_text(_CURLRC)
         self._printed = ""
@@ -121,7 +128,9 @@ class Tour:
         if block.kind == "text":
             self._compare(block.text)
         elif block.kind == "python":
-            self._printed = self._call([sys.executable, "-c", self._here(block.text)], block.text)
+            self._printed = self._call(
+                [str(self._python), "-c", self._here(block.text)], block.text
+            )
         elif block.kind == "console":
             for command, printed in typed(block.text):
                 self._printed = self._shell(command)
@@ -150,7 +159,7 @@ class Tour:
         options = [word for door in PORTS for word in (f"--{door}", "127.0.0.1:0")]
         # A path in a README is one below where its reader stands.
         words = [str(self._directory / word) if word.startswith("./") else word for word in words]
-        self._server = Server(*words, *options)
+        self._server = Server(*words, *options, command=[str(self._python.with_name("quackmq"))])
         self._server.__enter__()
         self._addresses = self._server.doors()
         return "".join(
@@ -169,7 +178,7 @@ class Tour:
         return _NO_ADDRESS.sub(f'"{self._addresses.get("kafka", "")}", ', text)
 
     def _call(self, command: list[str], what: str) -> str:
-        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        path = f"{self._python.parent}{os.pathsep}{os.environ['PATH']}"
         done = subprocess.run(
             command,
             cwd=self._directory,
