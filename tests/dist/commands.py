@@ -9,9 +9,10 @@ from __future__ import annotations
 import shutil
 import signal
 import subprocess
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
+from tests.dist import listeners
 from tests.kit.server import Server
 
 #: Spark's first start on a busy machine is most of it.
@@ -28,7 +29,8 @@ class Installed:
     """A Python with QuackMQ in it, and a directory to work in."""
 
     def __init__(self, python: Path, directory: Path) -> None:
-        self.command = [str(python), "-m", "quackmq"]
+        self._python = str(python)
+        self.command = [self._python, "-m", "quackmq"]
         self._directory = directory
         self._programs = directory / "programs"
         self._programs.mkdir(parents=True)
@@ -45,6 +47,7 @@ class Installed:
         with Server(*served, *doors, environment=environment, command=self.command) as server:
             addresses = server.doors()
             done += self._run_clients(addresses)
+            done += self._use_listeners(addresses)
             done += self._run_pipelines(addresses["kafka"], extras)
             server.send(signal.SIGTERM)
             assert server.exit_code() == 0, server.errors()
@@ -69,6 +72,13 @@ class Installed:
             few = ("--acts", "5", "--seconds", "20", "--seed", "17", "--faults", "")
             done.append(self._run("chaos-client", "--door", door, "--address", address, *few))
         return done
+
+    def _use_listeners(self, addresses: Mapping[str, str]) -> list[str]:
+        program = str(Path(listeners.__file__))
+        words = [self._python, program, *(addresses[door] for door in DOORS)]
+        told = self._call(words, ())
+        assert told.returncode == 0, f"{words} ended with {told.returncode}: {told.stderr}"
+        return ["a message through each listener"]
 
     def _run_pipelines(self, kafka: str, extras: Collection[str]) -> list[str]:
         audit = ("pipeline", "run", "audit", "--topics", TOPIC, "--broker", kafka)
@@ -98,8 +108,13 @@ class Installed:
     def _tell(
         self, words: tuple[str | Path, ...], extras: Collection[str]
     ) -> subprocess.CompletedProcess[str]:
+        return self._call([*self.command, *map(str, words)], extras)
+
+    def _call(
+        self, command: Sequence[str], extras: Collection[str]
+    ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [*self.command, *map(str, words)],
+            command,
             env=self._environment(extras),
             cwd=self._directory,
             stdin=subprocess.DEVNULL,
