@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from tests.readme import ROOT, Block, Tour, blocks, section
+from tests.kit.readme import ROOT, Block, Tour, blocks, section
 
 PACKAGES: Final = ("quackmq", "pyspark_quackmq")
 TOOLS: Final = ("build>=1.3", "twine>=6.1")
@@ -141,7 +141,12 @@ def _environment(directory: Path, python: str, *packages: str) -> Path:
 
 def _run(*command: str) -> None:
     done = subprocess.run(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=STEP_S, check=False
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=STEP_S,
+        check=False,
     )
     if done.returncode != 0:
         sys.exit(f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout}")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.dist.package import BadPackage, check, package_files
-from tests.readme import ROOT
+from tests.kit.readme import ROOT
 
 LICENSE = {"quackmq-0.1.0.dist-info/licenses/LICENSE": b"Apache"}
 
