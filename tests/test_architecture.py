@@ -137,11 +137,6 @@ KNOWN_CYCLES: dict[tuple[str, ...], str] = {
         "quackmq.broker.retention.partition",
     ): "types only: each names the other in a signature",
     (
-        "quackmq.stores.local.partition_log",
-        "quackmq.stores.local.tail",
-        "quackmq.stores.local.waiters",
-    ): "types only: a log has its tail and its waiters, which name the log",
-    (
         "quackmq.cli.chaos.kafka",
         "quackmq.cli.chaos.line",
         "quackmq.cli.chaos.runner",

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Iterable, Sequence
-from typing import Final
+from typing import Final, NamedTuple, Protocol
 
 from quackmq import limits as shared_limits
 from quackmq.clock import NEVER_MS
@@ -27,14 +27,31 @@ from quackmq.stores.local.files.segment import Plan, Segment
 from quackmq.stores.local.options import LocalOptions
 from quackmq.stores.local.segment_sums import SealedSegments
 from quackmq.stores.local.tail import Chunk, PartitionTail
-from quackmq.stores.local.waiters import Awaited, Waiter
 
 _new_tuple: Final = tuple.__new__
 #: Stand in every partition that never had any: most of them never do. A partition gets its own when
 #: something comes into it. So an idle partition takes less memory.
 _NO_TRANSACTIONS: Final = PartitionTransactions()
 _NO_PRODUCERS: Final[dict[int, Producer]] = {}
-_NO_WAITERS: Final[dict[Waiter, Awaited]] = {}
+_NO_WAITERS: Final[dict[WaitingReader, Awaited]] = {}
+
+
+class Awaited(NamedTuple):
+    """What a reader waits for in one partition: anything behind `offset`. A reader of committed
+    records names the stable offset that it has seen; for others `stable_offset` is None."""
+
+    offset: int
+    stable_offset: int | None
+
+
+class WaitingReader(Protocol):
+    """A reader that waits in this log, perhaps in others too (`waiters.Waiter`)."""
+
+    def notify(self, appended_bytes: int) -> bool:
+        """Count appended bytes; return whether they woke the reader."""
+
+    def wake(self) -> bool:
+        """Return False if the wait was over already."""
 
 
 class PartitionLog:
@@ -387,7 +404,7 @@ class PartitionLog:
             self.region_base = None
         return True
 
-    def add_waiter(self, waiter: Waiter, awaited: Awaited) -> None:
+    def add_waiter(self, waiter: WaitingReader, awaited: Awaited) -> None:
         if self.waiters is _NO_WAITERS:
             self.waiters = {}
         self.waiters[waiter] = awaited

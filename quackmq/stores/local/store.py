@@ -69,8 +69,7 @@ from quackmq.stores.local.commit.committer import Committer, entry_bytes
 from quackmq.stores.local.files.format import BATCH_ENTRY_BYTES
 from quackmq.stores.local.open import open_engine
 from quackmq.stores.local.options import LocalOptions
-from quackmq.stores.local.partition_log import PartitionLog
-from quackmq.stores.local.waiters import Awaited
+from quackmq.stores.local.partition_log import Awaited, PartitionLog
 
 #: What the system says where a disk, a quota or a bound on files is exhausted.
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

@@ -9,15 +9,12 @@ from __future__ import annotations
 import bisect
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
 from quackmq.model.log_transactions import TransactionBoundary
 from quackmq.model.producer_state import Producer
 from quackmq.stores.local.files.format import ProducerBatch
 from quackmq.stores.local.files.segment import Segment, cut
-
-if TYPE_CHECKING:
-    from quackmq.stores.local.partition_log import PartitionLog
 
 #: What a chunk costs beside its bytes: objects, list slots, the allocator's slack.
 CHUNK_OVERHEAD = 512
@@ -147,15 +144,24 @@ class PartitionTail:
         return self._chunks[at] if at < len(self._chunks) else None
 
 
+class ChunkOwner(Protocol):
+    """A partition's log, as far as its chunks in memory go."""
+
+    tail: PartitionTail
+
+    def can_spare(self, chunk: Chunk) -> bool:
+        """Return whether readers find the oldest chunk on disk."""
+
+
 class Tail:
     """The bound over all partitions. Who may call: the loop."""
 
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes
         self._bytes = 0
-        self._order: deque[tuple[PartitionLog, Chunk]] = deque()
+        self._order: deque[tuple[ChunkOwner, Chunk]] = deque()
 
-    def add(self, log: PartitionLog, chunks: Sequence[Chunk]) -> None:
+    def add(self, log: ChunkOwner, chunks: Sequence[Chunk]) -> None:
         log.tail.add(chunks)
         for chunk in chunks:
             self._order.append((log, chunk))

@@ -12,21 +12,12 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, NamedTuple
 
 from quackmq.errors import LimitReached
 from quackmq.stores import limits
+from quackmq.stores.local.partition_log import Awaited, PartitionLog, WaitingReader
 
-if TYPE_CHECKING:
-    from quackmq.stores.local.partition_log import PartitionLog
-
-
-class Awaited(NamedTuple):
-    """What a reader waits for in one partition: anything behind `offset`. A reader of committed
-    records names the stable offset that it has seen; for others `stable_offset` is None."""
-
-    offset: int
-    stable_offset: int | None
+_Waiting = Iterator[tuple[WaitingReader, Awaited]]
 
 
 class Waiter:
@@ -85,7 +76,9 @@ class WaitingReaders:
         self.count = 0
         #: The readers that were waiting at a commit and have not been told of it yet, in the order
         #: of the commits.
-        self._due: deque[tuple[PartitionLog, int, Iterator[tuple[Waiter, Awaited]]]] = deque()
+        self._due: deque[tuple[PartitionLog, int, Iterator[tuple[WaitingReader, Awaited]]]] = (
+            deque()
+        )
 
     def add(
         self,
@@ -135,7 +128,7 @@ class WaitingReaders:
                 self.loop.call_soon(self._serve)
 
 
-def _tell(log: PartitionLog, waiter: Waiter, awaited: Awaited, appended_bytes: int) -> bool:
+def _tell(log: PartitionLog, waiter: WaitingReader, awaited: Awaited, appended_bytes: int) -> bool:
     """Return whether the reader was woken. Readers of committed records, where there are
     transactions, look again when anything more is decided: how many bytes that are is not known."""
     if awaited.stable_offset is None or not log.has_transactions:
