@@ -55,7 +55,7 @@ PURE = {"quackmq.model", "quackmq.groups"}
 CODECS = {f"quackmq.protocols.{name}.codec" for name in ("kafka", "line", "zmq")}
 
 #: What codecs may import of the serving layer.
-SHARED = {"quackmq.serving.first_bytes", "quackmq.serving.limits"}
+SHARED = {f"quackmq.serving.{name}" for name in ("budgets", "first_bytes", "limits")}
 
 #: Package or module, and what of ours it may import beside itself. The longest name that fits a
 #: module counts; a name covers what lies below it.

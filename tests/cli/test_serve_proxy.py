@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from quackmq.broker import Broker, BrokerSettings
 from quackmq.cli.broker.address import Address
-from quackmq.cli.broker.runner import DOOR_MAKERS
+from quackmq.cli.broker.runner import DOOR_MAKERS, make_door
 from quackmq.cli.broker.settings import load
 from quackmq.cli.serve import closed_doors, plan_doors
 from quackmq.errors import InvalidSetting
 from quackmq.protocols.http.server import HttpServer
+from quackmq.protocols.zmq.budgets import Budgets
 from quackmq.stores.memory import MemoryStore
 from tests.kit.server import Server
 
@@ -89,6 +92,20 @@ async def test_the_http_door_goes_by_the_names_that_the_settings_have() -> None:
         assert door.names.serves(name, is_loopback=True), name
     assert not door.names.serves(b"evil.example", is_loopback=True)
     assert door.names.is_own_origin(b"https://queue.example", b"127.0.0.1:8002")
+    await store.close()
+
+
+@pytest.mark.asyncio
+async def test_the_zmq_sockets_of_a_broker_share_the_memory_for_their_peers() -> None:
+    store = MemoryStore()
+    broker = Broker(store, BrokerSettings())
+    budgets = Budgets()
+    made: dict[str, Any] = {}
+    for name in ("zmq", "xsub", "xpub", "proxy"):
+        made[name] = make_door(
+            name, broker, Address("127.0.0.1", 0), load({}, {}).settings, budgets, made
+        )
+    assert all(door.budgets is budgets for door in made.values())
     await store.close()
 
 

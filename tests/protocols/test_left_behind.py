@@ -60,5 +60,5 @@ async def test_a_door_forgets_peers_that_have_gone(
         await until(are_forgotten)
         names: dict[str, Any] = vars(running.doors[door])
         await asyncio.sleep(0)
-        for name in ("_subscribers", "_work", "_for_room", "_for_memory", "_clients", "_feeds"):
+        for name in ("_subscribers", "_work", "_for_room", "for_memory", "_clients", "_feeds"):
             assert not names.get(name), f"{name} holds something"

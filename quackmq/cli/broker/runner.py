@@ -33,6 +33,7 @@ from quackmq.protocols.http.server import HttpServer
 from quackmq.protocols.kafka.server import KafkaServer
 from quackmq.protocols.line.server import LineServer
 from quackmq.protocols.line.settings import LineSettings
+from quackmq.protocols.zmq.budgets import Budgets as ZmqBudgets
 from quackmq.protocols.zmq.proxy.clients import ProxySettings
 from quackmq.protocols.zmq.proxy.proxy_server import ProxyServer
 from quackmq.protocols.zmq.proxy.xpub import XpubServer
@@ -72,18 +73,6 @@ def _http_door(broker: Broker, address: Address, settings: Settings) -> Door:
     )
 
 
-def _zmq_door(broker: Broker, address: Address, settings: Settings) -> Door:
-    return ZmqServer(broker, address.host, address.port)
-
-
-def _xsub_door(broker: Broker, address: Address, settings: Settings) -> Door:
-    return XsubServer(broker, address.host, address.port)
-
-
-def _xpub_door(broker: Broker, address: Address, settings: Settings) -> Door:
-    return XpubServer(broker, address.host, address.port)
-
-
 def _line_door(broker: Broker, address: Address | UnixPath, settings: Settings) -> Door:
     where = address.path if isinstance(address, UnixPath) else address
     return LineServer(
@@ -101,23 +90,33 @@ def _line_door(broker: Broker, address: Address | UnixPath, settings: Settings) 
 DOOR_MAKERS: Final[Mapping[str, Callable[[Broker, Any, Settings], Door]]] = {
     "kafka": _kafka_door,
     "http": _http_door,
-    "zmq": _zmq_door,
-    "xsub": _xsub_door,
-    "xpub": _xpub_door,
     "line": _line_door,
+}
+#: The servers of ZeroMQ sockets share their budgets.
+ZMQ_SERVERS: Final[Mapping[str, type[ZmqServer | XsubServer | XpubServer]]] = {
+    "zmq": ZmqServer,
+    "xsub": XsubServer,
+    "xpub": XpubServer,
 }
 
 
-def _make_door(
-    name: str, broker: Broker, address: Any, settings: Settings, made: Mapping[str, Door]
+def make_door(
+    name: str,
+    broker: Broker,
+    address: Any,
+    settings: Settings,
+    zmq_budgets: ZmqBudgets,
+    made: Mapping[str, Door],
 ) -> Door:
     """`made` are those that open before it: the proxy has to know what its XPUB socket sends."""
+    if name in ZMQ_SERVERS:
+        return ZMQ_SERVERS[name](broker, address.host, address.port, zmq_budgets)
     if name != "proxy":
         return DOOR_MAKERS[name](broker, address, settings)
     xpub = made["xpub"]
     assert isinstance(xpub, XpubServer), "it opens before"
     proxy = ProxySettings(lease_ms=settings.proxy_lease_ms, any_address=settings.proxy_any_address)
-    return ProxyServer(broker, address.host, address.port, xpub, proxy)
+    return ProxyServer(broker, address.host, address.port, xpub, proxy, zmq_budgets)
 
 
 async def serve(settings: Settings, doors: Mapping[str, Address | UnixPath]) -> int:
@@ -147,9 +146,11 @@ async def serve(settings: Settings, doors: Mapping[str, Address | UnixPath]) -> 
         opened.callback(watchdog.stop)
         log.info("quackmq %s with %s", __version__, counted(len(broker.topics()), "topic"))
         started: dict[str, Door] = {}
+        zmq_budgets = ZmqBudgets()
         opened.push_async_callback(_close_together, started)
         for name, address in doors.items():
-            door = started[name] = _make_door(name, broker, address, settings, started)
+            door = make_door(name, broker, address, settings, zmq_budgets, started)
+            started[name] = door
             listening = await _start(name, door, address)
             if isinstance(listening, Address):
                 broker.doors[name] = (listening.host, listening.port)

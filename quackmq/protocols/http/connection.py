@@ -31,6 +31,7 @@ from quackmq.protocols.http.response_writer import (
     stream_head,
 )
 from quackmq.protocols.http.types import DeferredResponse, Response, Stream
+from quackmq.serving.budgets import SendBudget
 
 log = logging.getLogger(__name__)
 
@@ -41,21 +42,15 @@ class Door(ServerContext, Protocol):
     """What connections share, and whom they tell."""
 
     date: Date
+    send_budget: SendBudget
 
     def opened(self, connection: Connection) -> bool:
         """Whether one more connection may stay."""
 
     def closed(self, connection: Connection) -> None: ...
 
-    def unsent(self, change_bytes: int) -> None:
-        """So many more, or fewer, bytes lie here that peers have not taken."""
-
     def streaming(self, change: int) -> None:
         """One more stream is being sent, or one fewer."""
-
-    @property
-    def may_answer(self) -> bool:
-        """Whether there is memory for another answer."""
 
 
 class Connection(asyncio.Protocol):
@@ -114,7 +109,7 @@ class Connection(asyncio.Protocol):
         else:
             self._unparsed = memoryview(data)
             self._parse_on()
-            if self._unparsed and not self._door.reserve(len(self._unparsed)):
+            if self._unparsed and not self._door.receive_budget.reserve(len(self._unparsed)):
                 self._unparsed = _NOTHING
                 self._receiver.refuse(503, "limit_reached", "too many requests wait")
             self._reserved_bytes = len(self._unparsed)
@@ -205,7 +200,7 @@ class Connection(asyncio.Protocol):
     def _begin(self, asked: PendingRequest) -> None:
         self._current = asked
         self._idle_since = None
-        if asked.refusal is None and not self._door.may_answer:
+        if asked.refusal is None and not self._door.send_budget.has_room:
             asked.refusal = failure(503, "limit_reached", "too many answers wait", asked.path)
         if asked.refusal is not None:
             self._answer(asked, asked.refusal)
@@ -303,7 +298,7 @@ class Connection(asyncio.Protocol):
     def _drop_unparsed(self) -> None:
         self._unparsed = _NOTHING
         if self._reserved_bytes:
-            self._door.reserve(-self._reserved_bytes)
+            self._door.receive_budget.release(self._reserved_bytes)
             self._reserved_bytes = 0
 
     def _note_begun(self) -> None:
@@ -412,7 +407,7 @@ class Connection(asyncio.Protocol):
         change_bytes = unsent_bytes - self._unsent_bytes
         self._unsent_bytes = unsent_bytes
         if change_bytes:
-            self._door.unsent(change_bytes)
+            self._door.send_budget.add(change_bytes)
         return change_bytes
 
 

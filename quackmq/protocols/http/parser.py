@@ -31,6 +31,7 @@ from quackmq.protocols.http.head_cache import KnownHead, RequestHeadCache
 from quackmq.protocols.http.router import Found, Route, Router
 from quackmq.protocols.http.types import DoorFacts, Request, Response
 from quackmq.serving import limits as serving_limits
+from quackmq.serving.budgets import ReceiveBudget
 from quackmq.serving.first_bytes import MistakenPeers, WireProtocol, protocol_of
 
 log = logging.getLogger(__name__)
@@ -52,9 +53,7 @@ class ServerContext(DoorFacts, Protocol):
     known_heads: RequestHeadCache
     names: OwnNames
     mistaken: MistakenPeers
-
-    def reserve(self, body_bytes: int) -> bool:
-        """Memory for so much of a body, if there is any; fewer than 0 give it back."""
+    receive_budget: ReceiveBudget
 
 
 class PendingRequest:
@@ -144,13 +143,13 @@ class Receiver:
     def release(self, asked: PendingRequest | None) -> None:
         """A request is done with: its body's memory is somebody else's."""
         if asked is not None and asked.reserved_bytes:
-            self._place.reserve(-asked.reserved_bytes)
+            self._place.receive_budget.release(asked.reserved_bytes)
             asked.reserved_bytes = 0
 
     def reserve(self, asked: PendingRequest, body_bytes: int) -> bool:
         """Count so much of a request's body against the memory for bodies, if there is any."""
         more_bytes = body_bytes - asked.reserved_bytes
-        if not self._place.reserve(more_bytes):
+        if not self._place.receive_budget.reserve(more_bytes):
             return False
         asked.reserved_bytes += more_bytes
         return True

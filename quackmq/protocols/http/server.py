@@ -25,6 +25,7 @@ from quackmq.protocols.http.connection import Connection
 from quackmq.protocols.http.head_cache import RequestHeadCache
 from quackmq.protocols.http.response_writer import Date
 from quackmq.protocols.http.router import Route, Router
+from quackmq.serving.budgets import ReceiveBudget, SendBudget
 from quackmq.serving.server import Bounds, Server
 
 
@@ -51,10 +52,9 @@ class HttpServer(Server[Connection]):
         self.router = Router((*queue.routes(), *v1.ROUTES) if routes is None else routes)
         self.known_heads = RequestHeadCache()
         self.date = Date()
-        #: Of large bodies, and of those that were sent ahead.
-        self.received_bytes = 0
-        #: What peers have not taken of their answers.
-        self.unsent_bytes = 0
+        #: For large bodies, and for those that were sent ahead.
+        self.receive_budget = ReceiveBudget(limits.HTTP_RECEIVE_BYTES)
+        self.send_budget = SendBudget(limits.HTTP_SEND_BYTES)
         self._streams = 0
 
     @property
@@ -88,18 +88,5 @@ class HttpServer(Server[Connection]):
 
     # --- what connections call --------------------------------------------------------------
 
-    def reserve(self, body_bytes: int) -> bool:
-        if body_bytes > 0 and self.received_bytes + body_bytes > limits.HTTP_RECEIVE_BYTES:
-            return False
-        self.received_bytes += body_bytes
-        return True
-
     def streaming(self, change: int) -> None:
         self._streams += change
-
-    def unsent(self, change_bytes: int) -> None:
-        self.unsent_bytes += change_bytes
-
-    @property
-    def may_answer(self) -> bool:
-        return self.unsent_bytes <= limits.HTTP_SEND_BYTES

@@ -43,7 +43,9 @@ from quackmq.protocols.kafka.handlers.cluster import API_VERSIONS, unsupported_a
 from quackmq.protocols.kafka.handlers.encoded_topics import DescribedTopics
 from quackmq.protocols.kafka.registry import API_VERSIONS_API, APIS
 from quackmq.records.batch import Buffer
+from quackmq.serving.budgets import SendBudget
 from quackmq.serving.first_bytes import MistakenPeers, WireProtocol, protocol_of
+from quackmq.serving.waiting_line import WaitingLine, is_too_slow
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +55,9 @@ class Door(Protocol):
 
     broker: Broker
     memory: ReceiveMemory
+    #: Those that wait until large requests are done with their memory.
+    for_memory: WaitingLine
+    send_budget: SendBudget
     mistaken: MistakenPeers
     described: DescribedTopics
     last_answer: LastAnswer
@@ -71,12 +76,6 @@ class Door(Protocol):
 
     def wants_room(self, connection: Connection) -> None:
         """To be pumped when the broker has room."""
-
-    def wants_memory(self, connection: Connection) -> None:
-        """To be pumped when large requests are done with their memory."""
-
-    def unsent(self, change_bytes: int) -> None:
-        """So many more, or fewer, bytes lie here that peers have not taken."""
 
 
 class PendingResponse:
@@ -175,11 +174,11 @@ class Connection(asyncio.BufferedProtocol):
         assert self._transport is not None
         self._peer_is_slow = True
         self._unsent_bytes = self._transport.get_write_buffer_size()
-        self._door.unsent(self._unsent_bytes)
+        self._door.send_budget.add(self._unsent_bytes)
 
     def resume_writing(self) -> None:
         self._peer_is_slow = False
-        self._door.unsent(-self._unsent_bytes)
+        self._door.send_budget.add(-self._unsent_bytes)
         self._unsent_bytes = 0
         self.flush_soon()
         self.pump()
@@ -194,7 +193,7 @@ class Connection(asyncio.BufferedProtocol):
             self._parked[1].cancel()
             self._parked = None
         self._frames.close()
-        self._door.unsent(-self._unsent_bytes)
+        self._door.send_budget.add(-self._unsent_bytes)
         self._unsent_bytes = 0
         self._door.closed(self)
 
@@ -281,9 +280,7 @@ class Connection(asyncio.BufferedProtocol):
         if self.begun_at is None or share is None:
             return False
         passed_ms = (now - self.begun_at) * 1000
-        return (
-            passed_ms >= limits.KAFKA_PACE_MS and share < passed_ms / limits.KAFKA_REQUEST_WAIT_MS
-        )
+        return is_too_slow(share, passed_ms, limits.KAFKA_PACE_MS, limits.KAFKA_REQUEST_WAIT_MS)
 
     @property
     def may_wait(self) -> bool:
@@ -322,7 +319,7 @@ class Connection(asyncio.BufferedProtocol):
         if is_held_up and self._broker.pending_bytes > shared_limits.PENDING_BYTES:
             self._door.wants_room(self)
         if not is_held_up and not self._frames.admitted:
-            self._door.wants_memory(self)
+            self._door.for_memory.add(self)
             is_held_up = True
         self._read(not is_held_up)
         if is_held_up or not self._frames.begun:

@@ -10,13 +10,14 @@ import asyncio
 from typing import Final
 
 from quackmq.broker import Broker
-from quackmq.loop_clock import loop_clock
 from quackmq.protocols.kafka import limits
 from quackmq.protocols.kafka.api import LastAnswer, Node
 from quackmq.protocols.kafka.codec.framing import ReceiveMemory
 from quackmq.protocols.kafka.connection import Connection
 from quackmq.protocols.kafka.handlers.encoded_topics import DescribedTopics
+from quackmq.serving.budgets import ReceiveBudget, SendBudget
 from quackmq.serving.server import Bounds, Server
+from quackmq.serving.waiting_line import WaitingLine
 
 NODE_ID: Final = 1
 #: How much of the memory that is left for answers one of them may take.
@@ -40,16 +41,17 @@ class KafkaServer(Server[Connection]):
         advertise: tuple[str, int] | None = None,
     ) -> None:
         super().__init__(broker, (host, port))
-        self.memory = ReceiveMemory(self._memory_released)
+        self.for_memory = WaitingLine(limits.KAFKA_PACE_MS)
+        self.for_memory.watch(self.connections)
+        receive_budget = ReceiveBudget(limits.KAFKA_RECEIVE_BYTES, self.for_memory.wake_soon)
+        self.memory = ReceiveMemory(receive_budget)
+        self.send_budget = SendBudget(limits.KAFKA_SEND_BYTES)
         self.last_answer = LastAnswer()
         self.described = DescribedTopics()
         self._advertise = advertise
-        self._unsent_bytes = 0
-        # Both in the order of their asking.
+        #: Connections that wait until the broker has room, in the order in which they asked.
         self._for_room: dict[Connection, None] = {}
-        self._for_memory: dict[Connection, None] = {}
         self._room: asyncio.Task[None] | None = None
-        self._pace: asyncio.TimerHandle | None = None
 
     @property
     def bounds(self) -> Bounds:
@@ -66,8 +68,6 @@ class KafkaServer(Server[Connection]):
     async def close(self) -> None:
         """Answer what was asked (a fetch that waits, with what there is), then close."""
         await super().close()
-        if self._pace is not None:
-            self._pace.cancel()
         if self._room is not None:
             self._room.cancel()
 
@@ -75,28 +75,22 @@ class KafkaServer(Server[Connection]):
 
     @property
     def answer_bytes(self) -> int:
-        share_bytes = (limits.KAFKA_SEND_BYTES - self._unsent_bytes) // _SHARE
+        budget = self.send_budget
+        share_bytes = (budget.most_bytes - budget.unsent_bytes) // _SHARE
         return max(limits.KAFKA_SCARCE_FETCH_BYTES, min(limits.KAFKA_FETCH_BYTES, share_bytes))
 
     def closed(self, connection: Connection) -> None:
         super().closed(connection)
         self._for_room.pop(connection, None)
-        self._for_memory.pop(connection, None)
+        self.for_memory.discard(connection)
 
     def node_for(self, host: str, port: int) -> Node:
         return Node(NODE_ID, *(self._advertise or (host, port)))
-
-    def unsent(self, change_bytes: int) -> None:
-        self._unsent_bytes += change_bytes
 
     def wants_room(self, connection: Connection) -> None:
         self._for_room[connection] = None
         if self._room is None:
             self._room = asyncio.get_running_loop().create_task(self._pump_with_room())
-
-    def wants_memory(self, connection: Connection) -> None:
-        self._for_memory[connection] = None
-        self._watch_pace()
 
     # --- inside -----------------------------------------------------------------------------
 
@@ -111,27 +105,3 @@ class KafkaServer(Server[Connection]):
                 await asyncio.sleep(0)
         finally:
             self._room = None
-
-    def _memory_released(self) -> None:
-        if self._for_memory:
-            asyncio.get_running_loop().call_soon(self._pump_with_memory)
-
-    def _pump_with_memory(self) -> None:
-        waiting, self._for_memory = self._for_memory, {}
-        for connection in waiting:
-            connection.pump()
-
-    def _watch_pace(self) -> None:
-        """As long as somebody waits for memory."""
-        if self._pace is None and self._for_memory and not self._is_closing:
-            loop = asyncio.get_running_loop()
-            self._pace = loop.call_later(limits.KAFKA_PACE_MS / 1000, self._keep_pace)
-
-    def _keep_pace(self) -> None:
-        """Disconnect those whose large requests come too slowly while others wait for memory."""
-        self._pace = None
-        now = loop_clock().time()
-        for connection in list(self.connections) if self._for_memory else ():
-            if connection.is_behind(now):
-                connection.disconnect("a large request comes too slowly, others wait for memory")
-        self._watch_pace()

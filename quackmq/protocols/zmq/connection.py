@@ -20,8 +20,10 @@ from quackmq.broker import Broker, Caller
 from quackmq.errors import ProtocolError
 from quackmq.loop_clock import loop_clock
 from quackmq.protocols.zmq import limits
+from quackmq.protocols.zmq.budgets import Budgets
 from quackmq.protocols.zmq.codec import zmtp
 from quackmq.serving.first_bytes import MistakenPeers, WireProtocol, protocol_of
+from quackmq.serving.waiting_line import is_too_slow
 
 log = logging.getLogger(__name__)
 
@@ -32,8 +34,7 @@ class Door(Protocol):
     broker: Broker
     #: Into which every peer receives, and takes out what came before it returns.
     scratch: memoryview
-    #: Set while large answers may be sent.
-    sendable: asyncio.Event
+    budgets: Budgets
     mistaken: MistakenPeers
 
     def opened(self, peer: Peer) -> bool:
@@ -49,21 +50,6 @@ class Door(Protocol):
 
     def done(self, large_bytes: int) -> None: ...
 
-    def reserve(self, large_bytes: int) -> bool:
-        """Memory for a request that has begun to come; False if there is none now."""
-
-    def release(self, large_bytes: int) -> None: ...
-
-    def wants_room(self, peer: Peer) -> None:
-        """To be pumped when there is room, or memory."""
-
-    @property
-    def memory_is_scarce(self) -> bool:
-        """Whether somebody waits for memory."""
-
-    def unsent(self, change_bytes: int) -> None:
-        """So many more, or fewer, bytes lie here that peers have not taken."""
-
 
 class Peer(asyncio.BufferedProtocol, ABC):
     #: What is done at once does not count as under way, so the number of events that are taken in
@@ -78,6 +64,7 @@ class Peer(asyncio.BufferedProtocol, ABC):
         self._time = loop_clock().time
         self._door = door
         self._broker = door.broker
+        self._budgets = door.budgets
         self._decoder = decoder
         self._transport: asyncio.Transport | None = None
         self._caller = Caller()
@@ -148,7 +135,7 @@ class Peer(asyncio.BufferedProtocol, ABC):
         self._takes_answers.clear()
         self._slow_since = self._time()
         self._unsent_bytes = self._transport.get_write_buffer_size()
-        self._door.unsent(self._unsent_bytes)
+        self._budgets.send.add(self._unsent_bytes)
 
     def resume_writing(self) -> None:
         self._forget_unsent()
@@ -158,14 +145,13 @@ class Peer(asyncio.BufferedProtocol, ABC):
         self._transport = None
         self._forget_unsent()
         self._on_lost()
-        self._door.release(self._reserved_bytes)
-        self._reserved_bytes = 0
+        self._release_reserved()
         self._door.closed(self)
 
     def _forget_unsent(self) -> None:
         self._takes_answers.set()
         self._slow_since = None
-        self._door.unsent(-self._unsent_bytes)
+        self._budgets.send.add(-self._unsent_bytes)
         self._unsent_bytes = 0
 
     # --- what the door calls ----------------------------------------------------------------
@@ -244,12 +230,18 @@ class Peer(asyncio.BufferedProtocol, ABC):
             self.disconnect(f"it had not introduced itself after {limits.ZMQ_HANDSHAKE_MS} ms")
         elif _passed_ms(self._begun_at, now) > limits.ZMQ_REQUEST_WAIT_MS:
             self.disconnect(f"a message was not whole after {limits.ZMQ_REQUEST_WAIT_MS} ms")
-        elif self._door.memory_is_scarce and self._is_behind(now):
-            self.disconnect("a large message comes too slowly, others wait for memory")
         elif not self.may_be_slow and _passed_ms(self._slow_since, now) > limits.ZMQ_SEND_WAIT_MS:
             self.disconnect(f"it took no answers for {limits.ZMQ_SEND_WAIT_MS} ms")
         elif self._ttl_ms and self._reads and _passed_ms(self._heard_at, now) > self._ttl_ms:
             self.disconnect(f"it was not heard for {self._ttl_ms} ms, as it had said it would be")
+
+    def is_behind(self, now: float) -> bool:
+        """Return whether a message comes too slowly to be whole in time."""
+        claimed = self._decoder.claimed_bytes
+        if not claimed or self._has_ended:
+            return False
+        share, passed_ms = self._decoder.received_bytes / claimed, _passed_ms(self._begun_at, now)
+        return is_too_slow(share, passed_ms, limits.ZMQ_PACE_MS, limits.ZMQ_REQUEST_WAIT_MS)
 
     # --- inside -----------------------------------------------------------------------------
 
@@ -283,7 +275,7 @@ class Peer(asyncio.BufferedProtocol, ABC):
     def _release_reserved(self) -> None:
         """What was large has come whole, and counts as begun."""
         if self._reserved_bytes:
-            self._door.release(self._reserved_bytes)
+            self._budgets.receive.release(self._reserved_bytes)
             self._reserved_bytes = 0
 
     def _regulate(self, may_go_on: bool) -> None:
@@ -295,13 +287,13 @@ class Peer(asyncio.BufferedProtocol, ABC):
         if may_go_on:
             claimed = large_bytes(self._decoder.claimed_bytes)
             if claimed > self._reserved_bytes:
-                may_go_on = self._door.reserve(claimed - self._reserved_bytes)
+                may_go_on = self._budgets.receive.reserve(claimed - self._reserved_bytes)
                 if may_go_on:
                     self._reserved_bytes = claimed
             if not may_go_on:
-                self._door.wants_room(self)
+                self._budgets.waiting.add(self)
         elif not self._door.has_room():
-            self._door.wants_room(self)
+            self._budgets.waiting.add(self)
         self._read(may_go_on)
         if not may_go_on or not self._decoder.is_amid:
             self._begun_at = None
@@ -317,13 +309,6 @@ class Peer(asyncio.BufferedProtocol, ABC):
             self._transport.resume_reading()
         else:
             self._transport.pause_reading()
-
-    def _is_behind(self, now: float) -> bool:
-        claimed = self._decoder.claimed_bytes
-        passed_ms = _passed_ms(self._begun_at, now)
-        if not claimed or passed_ms < limits.ZMQ_PACE_MS:
-            return False
-        return self._decoder.received_bytes / claimed < passed_ms / limits.ZMQ_REQUEST_WAIT_MS
 
     def _end_if_done(self) -> None:
         """Once everything is answered: say that this is the end, and let the peer hang up, for who

@@ -183,14 +183,14 @@ class Connection(Peer):
     ) -> None:
         while not self._may_send(answered):
             is_slow = self._slow_since is not None
-            await (self._takes_answers if is_slow else self._door.sendable).wait()
+            await (self._takes_answers if is_slow else self._budgets.sendable).wait()
         self._answer(envelope, request, answered)
 
     def _may_send(self, answered: Answer) -> bool:
         if self._transport is None:
             return True  # it goes nowhere
         is_large = len(answered[1]) > limits.ZMQ_WRITE_BUFFER_BYTES
-        return self._slow_since is None and (not is_large or self._door.sendable.is_set())
+        return self._slow_since is None and (not is_large or self._budgets.sendable.is_set())
 
     def _write(self, envelope: zmtp.Envelope | None, answered: Answer) -> None:
         if self._transport is None or self._has_ended:

@@ -13,10 +13,9 @@ Call it only from the loop that started it.
 
 from __future__ import annotations
 
-import asyncio
-
 from quackmq.broker import Broker
 from quackmq.protocols.zmq import limits
+from quackmq.protocols.zmq.budgets import Budgets
 from quackmq.protocols.zmq.connection import Peer
 from quackmq.protocols.zmq.queue_handlers import begin
 from quackmq.protocols.zmq.rep_connection import Begin, Connection
@@ -24,17 +23,16 @@ from quackmq.serving.server import Bounds, Server
 
 
 class Listener(Server[Peer]):
-    def __init__(self, broker: Broker, host: str, port: int) -> None:
+    def __init__(
+        self, broker: Broker, host: str, port: int, budgets: Budgets | None = None
+    ) -> None:
+        """The sockets of one broker are given the same `budgets`."""
         super().__init__(broker, (host, port))
         self.scratch = memoryview(bytearray(limits.ZMQ_SCRATCH_BYTES))
-        self.sendable = asyncio.Event()
-        self.sendable.set()
+        self.budgets = budgets or Budgets()
+        self.budgets.waiting.watch(self.connections)
+        self._receive = self.budgets.receive
         self._requests = 0
-        self._large_bytes = 0
-        self._unsent_bytes = 0
-        #: In the order of their asking.
-        self._for_room: dict[Peer, None] = {}
-        self._pump_is_due = False
 
     @property
     def bounds(self) -> Bounds:
@@ -49,52 +47,18 @@ class Listener(Server[Peer]):
 
     def closed(self, peer: Peer) -> None:
         super().closed(peer)
-        self._for_room.pop(peer, None)
-
-    @property
-    def memory_is_scarce(self) -> bool:
-        return bool(self._for_room)
+        self.budgets.waiting.discard(peer)
 
     def has_room(self) -> bool:
-        return self._requests < limits.ZMQ_REQUESTS and self._large_bytes < limits.ZMQ_RECEIVE_BYTES
+        return self._requests < limits.ZMQ_REQUESTS and self._receive.has_room
 
     def begun(self, large_bytes: int) -> None:
         self._requests += 1
-        self._large_bytes += large_bytes
+        self._receive.used_bytes += large_bytes
 
     def done(self, large_bytes: int) -> None:
         self._requests -= 1
-        self.release(large_bytes)
-
-    def reserve(self, large_bytes: int) -> bool:
-        if self._large_bytes + large_bytes > limits.ZMQ_RECEIVE_BYTES:
-            return False
-        self._large_bytes += large_bytes
-        return True
-
-    def release(self, large_bytes: int) -> None:
-        self._large_bytes -= large_bytes
-        if self._for_room and not self._pump_is_due:
-            self._pump_is_due = True
-            asyncio.get_running_loop().call_soon(self._pump_those_held_up)
-
-    def wants_room(self, peer: Peer) -> None:
-        self._for_room[peer] = None
-
-    def unsent(self, change_bytes: int) -> None:
-        self._unsent_bytes += change_bytes
-        if self._unsent_bytes < limits.ZMQ_SEND_BYTES:
-            self.sendable.set()
-        else:
-            self.sendable.clear()
-
-    # --- inside -----------------------------------------------------------------------------
-
-    def _pump_those_held_up(self) -> None:
-        self._pump_is_due = False
-        waiting, self._for_room = self._for_room, {}
-        for peer in waiting:
-            peer.pump()
+        self._receive.release(large_bytes)
 
 
 class ZmqServer(Listener):
@@ -103,8 +67,15 @@ class ZmqServer(Listener):
 
     name = "zmq"
 
-    def __init__(self, broker: Broker, host: str, port: int, begin: Begin = begin) -> None:
-        super().__init__(broker, host, port)
+    def __init__(
+        self,
+        broker: Broker,
+        host: str,
+        port: int,
+        budgets: Budgets | None = None,
+        begin: Begin = begin,
+    ) -> None:
+        super().__init__(broker, host, port, budgets)
         self._begin = begin
 
     def make_connection(self, channel: str = "") -> Connection:

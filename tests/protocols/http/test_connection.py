@@ -323,7 +323,9 @@ async def test_a_stream_does_not_get_ahead_of_its_peer() -> None:
         peer = await running.peer()
         peer.send(request("GET", "/ticks"))
         await peer.receive_head()
-        await until(lambda: running.door.unsent_bytes > http_limits.HTTP_WRITE_BUFFER_BYTES)
+        await until(
+            lambda: running.door.send_budget.unsent_bytes > http_limits.HTTP_WRITE_BUFFER_BYTES
+        )
         await let_others_run(1_000)
         begun = handlers.begun
         assert begun * 50_000 < 32 * limits.MIB, "what sockets hold, and not much more"
@@ -405,11 +407,11 @@ async def test_a_door_that_closes_does_not_wait_for_ever(
         peer, slow = await running.peer(), await running.peer()
         peer.send(request("GET", "/wait"))
         slow.send(request("GET", f"/large/{64 * limits.MIB}"))
-        await until(lambda: handlers.begun == 1 and running.door.unsent_bytes > 0)
+        await until(lambda: handlers.begun == 1 and running.door.send_budget.unsent_bytes > 0)
         await soon(running.door.close())
         (await peer.receive()).failed(503, "closing")
         assert "did not finish in time" in caplog.text
-        assert running.door.unsent_bytes == 0
+        assert running.door.send_budget.unsent_bytes == 0
 
 
 def test_pythons_own_client_is_served() -> None:

@@ -105,7 +105,10 @@ async def test_spoilt_requests_are_answered_or_end_the_connection_and_nobody_els
             *(stranger(running, random.Random(seed + number)) for number in range(STRANGERS))
         )
         await until(lambda: running.door.connection_count == 1)
-        assert (running.door.received_bytes, running.door.unsent_bytes) == (0, 0)
+        assert (running.door.receive_budget.used_bytes, running.door.send_budget.unsent_bytes) == (
+            0,
+            0,
+        )
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 

@@ -68,7 +68,7 @@ def received(data: bytes, cuts: list[int], door: HttpServer | None = None) -> li
     for begin, end in zip(places, places[1:], strict=False):
         receiver.feed(data[begin:end])
     receiver.close()
-    assert door.received_bytes == 0
+    assert door.receive_budget.used_bytes == 0
     return got
 
 

@@ -234,15 +234,15 @@ async def test_a_peer_that_takes_no_answers_gets_no_more_of_them_and_holds_up_no
         slow.reader._transport.pause_reading()  # type: ignore[attr-defined]
         for _ in range(12):
             slow.send(FETCH, 11, **fetch_fields())
-        await until(lambda: running.door._unsent_bytes > 0)
+        await until(lambda: running.door.send_budget.unsent_bytes > 0)
         for _ in range(5):
             await other.ask(METADATA, 1, topics=None)
         assert held(running).reads < 6
-        assert running.door._unsent_bytes < 20 * limits.MIB
+        assert running.door.send_budget.unsent_bytes < 20 * limits.MIB
         slow.reader._transport.resume_reading()  # type: ignore[attr-defined]
         for _ in range(12):
             assert len(only_partition(await slow.receive()).records) > 4 * limits.MIB
-        await until(lambda: running.door._unsent_bytes == 0)
+        await until(lambda: running.door.send_budget.unsent_bytes == 0)
 
 
 @on_both_loops
@@ -257,10 +257,10 @@ async def test_answers_are_small_while_slow_peers_hold_much(
             await client.ask(PRODUCE, 9, **produce_fields(news(bytes(size))))
         plenty = only_partition(await client.ask(FETCH, 11, **fetch_fields()))
         assert len(plenty.records) > 10 * size
-        running.door.unsent(kafka_limits.KAFKA_SEND_BYTES)
+        running.door.send_budget.add(kafka_limits.KAFKA_SEND_BYTES)
         scarce = only_partition(await client.ask(FETCH, 11, **fetch_fields()))
         assert size < len(scarce.records) < 2 * size
-        running.door.unsent(-kafka_limits.KAFKA_SEND_BYTES)
+        running.door.send_budget.add(-kafka_limits.KAFKA_SEND_BYTES)
 
 
 @on_both_loops
@@ -270,18 +270,18 @@ async def test_a_large_request_waits_for_memory_and_then_comes(
     monkeypatch.setattr(kafka_limits, "KAFKA_SCRATCH_BYTES", 64 * limits.KIB)
     async with served() as running:
         await running.broker.create_topic(TESTER, "news")
-        running.door.memory._unreserved_bytes = 1536 * limits.KIB
+        running.door.memory.budget.most_bytes = 1536 * limits.KIB
         first, second = await running.client(), await running.client()
         large = first.frame(PRODUCE, 9, **produce_fields(news(bytes(limits.MIB))))
         first.writer.write(large[: limits.MIB // 2])
-        await until(lambda: running.door.memory._unreserved_bytes < 600 * limits.KIB)
+        await until(lambda: running.door.memory.budget.used_bytes > 936 * limits.KIB)
         second.writer.write(large)
-        await until(lambda: running.door._for_memory)
+        await until(lambda: running.door.for_memory)
         assert (await (await running.client()).ask(METADATA, 1, topics=None)).topics
         first.writer.write(large[limits.MIB // 2 :])
         await first.receive_frame()
         await second.receive_frame()
-        assert running.door.memory._unreserved_bytes == 1536 * limits.KIB
+        assert running.door.memory.budget.used_bytes == 0
 
 
 # --- peers that go, or should ------------------------------------------------------------------

@@ -348,7 +348,7 @@ async def test_large_requests_that_stall_give_their_memory_to_others(
     async with others_at_work() as running:
         claim = struct.pack(">ihh", kafka_limits.KAFKA_PRODUCE_BYTES, PRODUCE, 3)
         some_bytes = kafka_limits.KAFKA_UNRESERVED_BYTES
-        running.door.memory._unreserved_bytes = SIZE_BYTES + kafka_limits.KAFKA_PRODUCE_BYTES
+        running.door.memory.budget.most_bytes = SIZE_BYTES + kafka_limits.KAFKA_PRODUCE_BYTES
         await begin(running, [claim + bytes(some_bytes)])
         assert await published(running, bytes(2 * limits.MIB))
         assert "too slowly" in caplog.text

@@ -51,17 +51,17 @@ async def test_memory_for_a_large_request_is_given_back_when_its_peer_hangs_up(
     async with served() as running:
         await running.broker.create_topic(TESTER, "news")
         memory = running.door.memory
-        memory._unreserved_bytes = 1536 * limits.KIB
+        memory.budget.most_bytes = 1536 * limits.KIB
         for _ in range(3):
             broken, whole = await running.client(), await running.client()
             large = whole.frame(PRODUCE, 9, **produce_fields(news(bytes(limits.MIB))))
             broken.writer.write(large[: limits.MIB // 2])
-            await until(lambda: memory._unreserved_bytes < 600 * limits.KIB)
+            await until(lambda: memory.budget.used_bytes > 936 * limits.KIB)
             whole.writer.write(large)
-            await until(lambda: running.door._for_memory)
+            await until(lambda: running.door.for_memory)
             broken.writer.transport.abort()
             await whole.receive_frame()
-            await until(lambda: memory._unreserved_bytes == 1536 * limits.KIB)
+            await until(lambda: memory.budget.used_bytes == 0)
             await whole.close()
         assert (await (await running.client()).ask(METADATA, 1, topics=None)).topics
 

@@ -209,7 +209,7 @@ async def test_who_asks_for_signs_of_life_and_takes_none_has_none_kept_for_it(
 ) -> None:
     async with proxied() as running:
         listener = running.xpub if door == "xpub" else running.xsub
-        peer, transport = listener.make_peer(), Deaf()
+        peer, transport = listener.make_connection(), Deaf()
 
         def hear(data: bytes) -> None:
             listener.scratch[: len(data)] = data

@@ -3,13 +3,25 @@ one is served as though nothing had been."""
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any
+
 import pytest
 
 from quackmq.protocols.zmq import limits as zmq_limits
-from tests.kit.waiting import until
+from quackmq.protocols.zmq.server import ZmqServer
+from tests.kit.waiting import soon, until
 from tests.protocols.codecs.zmtp_frames import message, request
 from tests.protocols.kafka.client import on_both_loops
-from tests.protocols.zmq.peers import TESTER, Served, SlowStore, WatchedBroker, broker_of, served
+from tests.protocols.zmq.peers import (
+    TESTER,
+    Raw,
+    Served,
+    SlowStore,
+    WatchedBroker,
+    broker_of,
+    served,
+)
 
 GET = request(b"GET donald ducks -1")
 
@@ -31,9 +43,9 @@ async def test_what_a_peer_had_not_taken_when_it_hung_up_holds_up_no_large_answe
                 slow = await (await running.raw()).hello()
                 slow.writer.transport.pause_reading()  # type: ignore[attr-defined]
                 slow.writer.write(GET)
-                await until(lambda: not running.door.sendable.is_set())
+                await until(lambda: not running.door.budgets.sendable.is_set())
                 slow.writer.transport.abort()
-                await until(lambda: running.door.sendable.is_set())
+                await until(lambda: running.door.budgets.sendable.is_set())
                 assert broker_of(running).gets == number
             other = await (await running.raw()).hello()
             other.writer.write(GET)
@@ -81,14 +93,34 @@ async def test_memory_for_large_requests_is_given_back_however_they_end() -> Non
                 broken = await (await running.raw()).hello()
                 broken.writer.write(request(content)[:400_000])
                 await broken.writer.drain()
-                await until(
-                    lambda: not running.door.reserve(400_000) or running.door.release(400_000)
-                )
+                await until(lambda: running.door.budgets.receive.used_bytes > 700_000)
                 broken.writer.transport.abort()
                 await until(lambda: running.connections == 0)
                 whole = await (await running.raw()).hello()
                 assert await whole.ask(content) == content
                 await whole.close()
                 await until(lambda: running.connections == 0)
-            assert running.door.reserve(1_000_000), "all of it is there again"
-            running.door.release(1_000_000)
+            assert running.door.budgets.receive.used_bytes == 0, "all of it is there again"
+
+
+@on_both_loops
+async def test_sockets_that_share_budgets_wait_for_each_others_large_requests() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(zmq_limits, "ZMQ_RECEIVE_BYTES", 1_000_000)
+        async with served() as running:
+            budgets = running.door.budgets
+            other = ZmqServer(running.broker, "127.0.0.1", 0, budgets)
+            address: Any = await other.start()
+            data = request(content := b"PUT d ducks " + b"x" * 700_000)
+            first = await (await running.raw()).hello()
+            first.writer.write(data[:400_000])
+            await until(lambda: budgets.receive.used_bytes > 700_000)
+            second = await Raw(*await asyncio.open_connection(*address)).hello()
+            second.writer.write(data)
+            await until(lambda: len(budgets.waiting) == 1)
+            assert not any(peer.reads for peer in other.connections)
+            first.writer.write(data[400_000:])
+            assert (await first.receive())[1] == content
+            assert (await second.receive())[1] == content
+            await second.close()
+            await soon(other.close())

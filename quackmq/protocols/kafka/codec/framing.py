@@ -20,7 +20,6 @@ as long as anybody has it, since it lies alone in memory that was lent to it (`l
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from quackmq import limits as shared_limits
@@ -29,6 +28,7 @@ from quackmq.protocols.kafka import limits
 from quackmq.protocols.kafka.codec.buffer_pool import BufferPool
 from quackmq.protocols.kafka.codec.primitives import ENDS_EARLY, CompactCursor, malformed
 from quackmq.serving import limits as serving_limits
+from quackmq.serving.budgets import ReceiveBudget
 
 PRODUCE_KEY: Final = 0
 
@@ -93,31 +93,15 @@ class ReceiveMemory:
     """The memory into which all connections of a door receive.
 
     A request of which `limits.KAFKA_UNRESERVED_BYTES` have come, and not yet all, is admitted by
-    `reserve`, for its whole size: so whatever was admitted can also come to its end. `on_release`
-    hears of each that has come to it.
+    the budget, for its whole size: so whatever was admitted can also come to its end.
     """
 
-    def __init__(
-        self,
-        on_release: Callable[[], None] = lambda: None,
-        receive_bytes: int = limits.KAFKA_RECEIVE_BYTES,
-    ) -> None:
+    def __init__(self, budget: ReceiveBudget | None = None) -> None:
         self.scratch = memoryview(bytearray(limits.KAFKA_SCRATCH_BYTES))
-        self._on_release = on_release
-        self._unreserved_bytes = receive_bytes
+        self.budget = budget or ReceiveBudget(limits.KAFKA_RECEIVE_BYTES)
         self.lend = BufferPool().lend
         self._pool: dict[int, list[memoryview]] = {}
         self._pooled_bytes = 0
-
-    def reserve(self, size: int) -> bool:
-        if size > self._unreserved_bytes:
-            return False
-        self._unreserved_bytes -= size
-        return True
-
-    def release(self, size: int) -> None:
-        self._unreserved_bytes += size
-        self._on_release()
 
     def take(self, least_bytes: int) -> memoryview:
         if least_bytes > _LARGEST_POOLED_BYTES:
@@ -245,7 +229,7 @@ class Frames:
         if left == 0:
             self._leave()
             return
-        if self._needs_admission() and self._memory.reserve(self._claim):
+        if self._needs_admission() and self._memory.budget.reserve(self._claim):
             self._reserved = self._claim
         ahead = left * limits.KAFKA_RECEIVE_GROWTH
         if not self._reserved:
@@ -283,7 +267,7 @@ class Frames:
 
     def _release(self) -> None:
         if self._reserved:
-            self._memory.release(self._reserved)
+            self._memory.budget.release(self._reserved)
             self._reserved = 0
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from quackmq.broker import Broker, Caller, Place, message_id, parse_message_id
 from quackmq.errors import InvalidMessageId, UnknownTopic
+from quackmq.protocols.zmq.budgets import Budgets
 from quackmq.protocols.zmq.codec.proxy_language import (
     Goodbye,
     Hello,
@@ -43,8 +44,9 @@ class ProxyServer(ZmqServer):
         port: int,
         multicast: Multicast,
         settings: ProxySettings = ProxySettings(),  # noqa: B008  (frozen)
+        budgets: Budgets | None = None,
     ) -> None:
-        super().__init__(broker, host, port, self._begin_reply)
+        super().__init__(broker, host, port, budgets, self._begin_reply)
         self.clients = Clients(broker, multicast, settings)
 
     async def start(self) -> Address:

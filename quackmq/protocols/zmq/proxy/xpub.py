@@ -21,6 +21,7 @@ from quackmq.broker import Broker
 from quackmq.errors import InvalidRequest, ProtocolError
 from quackmq.model.topic import Topic
 from quackmq.protocols.zmq import limits
+from quackmq.protocols.zmq.budgets import Budgets
 from quackmq.protocols.zmq.codec import zmtp
 from quackmq.protocols.zmq.codec.proxy_language import subscribing_client, topic_with_ids
 from quackmq.protocols.zmq.codec.pubsub import SubscriberDecoder
@@ -36,8 +37,10 @@ log = logging.getLogger(__name__)
 class XpubServer(Listener):
     name = "xpub"
 
-    def __init__(self, broker: Broker, host: str, port: int) -> None:
-        super().__init__(broker, host, port)
+    def __init__(
+        self, broker: Broker, host: str, port: int, budgets: Budgets | None = None
+    ) -> None:
+        super().__init__(broker, host, port, budgets)
         time = asyncio.get_running_loop().time
         self.dropped = RateLimitedLog(
             log, "%d messages dropped for slow subscribers, the last %s", time
@@ -183,12 +186,12 @@ class Subscriber(Peer):
             transport.write(frames)
             return
         unsent = transport.get_write_buffer_size()
-        if unsent + len(frames) > limits.PROXY_UNSENT_BYTES or not self._door.sendable.is_set():
+        if unsent + len(frames) > limits.PROXY_UNSENT_BYTES or not self._budgets.sendable.is_set():
             self._xpub.dropped.add(f"for {self._caller.address}", messages)
             return
         transport.write(frames)
         unsent = transport.get_write_buffer_size()
-        self._door.unsent(unsent - self._unsent_bytes)
+        self._budgets.send.add(unsent - self._unsent_bytes)
         self._unsent_bytes = unsent
 
     # --- what it is made of -----------------------------------------------------------------

@@ -22,6 +22,7 @@ from quackmq import limits as shared_limits
 from quackmq.broker import Broker
 from quackmq.errors import IllegalTopicName, QuackError, RecordTooLarge, TopicFull
 from quackmq.protocols.zmq import limits
+from quackmq.protocols.zmq.budgets import Budgets
 from quackmq.protocols.zmq.codec import zmtp
 from quackmq.protocols.zmq.codec.pubsub import PublisherDecoder, subscription
 from quackmq.protocols.zmq.connection import Peer, large_bytes
@@ -35,8 +36,10 @@ log = logging.getLogger(__name__)
 class XsubServer(Listener):
     name = "xsub"
 
-    def __init__(self, broker: Broker, host: str, port: int) -> None:
-        super().__init__(broker, host, port)
+    def __init__(
+        self, broker: Broker, host: str, port: int, budgets: Budgets | None = None
+    ) -> None:
+        super().__init__(broker, host, port, budgets)
         time = asyncio.get_running_loop().time
         self.refused = RateLimitedLog(
             log, "%d messages of PUB sockets were not published, the last: %s", time

@@ -23,6 +23,7 @@ from quackmq.protocols.kafka.codec.framing import (
     read_header,
     response_head,
 )
+from quackmq.serving.budgets import ReceiveBudget
 from tests.kit import effort
 from tests.protocols.kafka.codec.schemas import read_by_kio, written
 
@@ -176,7 +177,7 @@ def test_memory_grows_with_what_has_come() -> None:
 
 def test_a_large_request_waits_until_others_are_done_with_their_memory() -> None:
     released: list[str] = []
-    memory = ReceiveMemory(lambda: released.append("released"), receive_bytes=limits.MIB)
+    memory = ReceiveMemory(ReceiveBudget(limits.MIB, lambda: released.append("released")))
     first, second = Frames(memory), Frames(memory)
     stream = framed(payload_of(600 * limits.KIB))
     fed(first, stream[:-1])
@@ -191,7 +192,7 @@ def test_a_large_request_waits_until_others_are_done_with_their_memory() -> None
 
 
 def test_who_claims_much_and_says_little_needs_no_memory_of_anybody() -> None:
-    memory = ReceiveMemory(receive_bytes=0)
+    memory = ReceiveMemory(ReceiveBudget(0))
     frames = Frames(memory)
     stream = framed(payload_of(600 * limits.KIB))
     most = kafka_limits.KAFKA_UNRESERVED_BYTES
@@ -215,7 +216,7 @@ def test_how_much_has_come_is_told_of_what_memory_is_held_for() -> None:
 
 
 def test_a_connection_that_goes_gives_its_memory_back() -> None:
-    memory = ReceiveMemory(receive_bytes=limits.MIB)
+    memory = ReceiveMemory(ReceiveBudget(limits.MIB))
     for _ in range(10):
         frames = Frames(memory)
         fed(frames, framed(payload_of(limits.MIB - 4))[:-1])
@@ -249,7 +250,7 @@ def test_a_large_frame_stays_good_and_a_small_one_is_not_to_be_kept() -> None:
 
 
 def test_small_requests_need_no_admission() -> None:
-    memory = ReceiveMemory(receive_bytes=0)
+    memory = ReceiveMemory(ReceiveBudget(0))
     frames = Frames(memory)
     fed(frames, framed(payload_of(kafka_limits.KAFKA_UNRESERVED_BYTES - 4))[:100])
     assert frames.admitted

@@ -1,0 +1,32 @@
+"""The memory that the peers of all ZeroMQ sockets of a broker share.
+
+The queue's REP socket and the proxy's three sockets use one object of this, so that a bound over
+all peers holds over all of them.
+
+Call it only from the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from quackmq.protocols.zmq import limits
+from quackmq.serving.budgets import ReceiveBudget, SendBudget
+from quackmq.serving.waiting_line import WaitingLine
+
+
+class Budgets:
+    def __init__(self) -> None:
+        #: Connections that wait for memory, or for a request of somebody else to be done.
+        self.waiting = WaitingLine(limits.ZMQ_SWEEP_MS)
+        self.receive = ReceiveBudget(limits.ZMQ_RECEIVE_BYTES, self.waiting.wake_soon)
+        self.send = SendBudget(limits.ZMQ_SEND_BYTES, self._on_send_room)
+        #: Set while large answers may be sent.
+        self.sendable = asyncio.Event()
+        self.sendable.set()
+
+    def _on_send_room(self, has_room: bool) -> None:
+        if has_room:
+            self.sendable.set()
+        else:
+            self.sendable.clear()

@@ -1,0 +1,87 @@
+"""Connections that wait until others give memory back, in the order in which they asked.
+
+While somebody waits, the connections that hold memory must keep pace: one whose large request comes
+too slowly to be whole in time is disconnected, and its memory goes to those who wait.
+
+Call it only from the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection
+from typing import Protocol
+
+from quackmq.loop_clock import loop_clock
+
+
+class Waiting(Protocol):
+    """A connection that may have to wait."""
+
+    def pump(self) -> None:
+        """Go on, if there is memory now; otherwise wait again."""
+
+    def is_behind(self, now: float) -> bool:
+        """Return whether it holds memory for a request that comes too slowly."""
+
+    def disconnect(self, reason: str) -> None: ...
+
+
+class WaitingLine:
+    def __init__(self, check_ms: float) -> None:
+        """While somebody waits, the others' pace is checked once in `check_ms`."""
+        self._check_ms = check_ms
+        self._waiting: dict[Waiting, None] = {}
+        self._watched: list[Collection[Waiting]] = []
+        self._wake_is_due = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def watch(self, connections: Collection[Waiting]) -> None:
+        """Check the pace of these connections, which may change later."""
+        self._watched.append(connections)
+
+    def add(self, connection: Waiting) -> None:
+        self._waiting[connection] = None
+        self._check_later()
+
+    def discard(self, connection: Waiting) -> None:
+        self._waiting.pop(connection, None)
+        if not self._waiting and self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def wake_soon(self) -> None:
+        """Let those who wait try again in the loop's next turn."""
+        if self._waiting and not self._wake_is_due:
+            self._wake_is_due = True
+            asyncio.get_running_loop().call_soon(self._wake)
+
+    def _wake(self) -> None:
+        self._wake_is_due = False
+        waiting, self._waiting = self._waiting, {}
+        for connection in waiting:
+            connection.pump()
+
+    def _check_later(self) -> None:
+        if self._timer is None and self._waiting:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(self._check_ms / 1000, self._check_pace)
+
+    def _check_pace(self) -> None:
+        self._timer = None
+        if not self._waiting:
+            return
+        now = loop_clock().time()
+        for connection in [each for watched in self._watched for each in watched]:
+            if connection.is_behind(now):
+                connection.disconnect("a large request comes too slowly, others wait for memory")
+        self._check_later()
+
+
+def is_too_slow(share: float, passed_ms: float, pace_ms: float, wait_ms: float) -> bool:
+    """Return whether a request of which `share` (0 to 1) has come in `passed_ms` will not be whole
+    after `wait_ms` at this pace. In its first `pace_ms` it may be slow."""
+    return passed_ms >= pace_ms and share < passed_ms / wait_ms
