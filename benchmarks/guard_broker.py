@@ -87,6 +87,9 @@ def fix_what_depends_on_time() -> None:
 
     _replace(archive_limits, "ARCHIVE_LOOK_MS", _NEVER_MS)
     _replace(broker_limits, "CLEAN_INTERVAL_MS", _NEVER_MS)
+    from quackmq.cli import limits as cli_limits
+
+    _replace(cli_limits, "QUIET_MS", _NEVER_MS)
     _replace(broker_limits, "PUSHED_FLUSH_MS", 0)
     _replace(broker_limits, "PUSHED_FLUSH_EACH_MS", 0)
     from quackmq.cli.broker import process

@@ -94,8 +94,7 @@ class ManifestRegistry:
 
     @property
     def reader(self) -> ArchiveReader:
-        """For lanes only: the first time, what reads Parquet has to be loaded, which takes its time
-        and memory. A broker that reads no archive does without."""
+        """For lanes only: the first call loads what reads Parquet, which takes time and memory."""
         with self._reader_lock:
             if self._reader is None:
                 from quackmq.archive.parquet.reader import ArchiveReader
@@ -103,12 +102,14 @@ class ManifestRegistry:
                 self._reader = ArchiveReader(self.disk)
             return self._reader
 
-    def load_reader_soon(self) -> None:
-        """Load what reads Parquet in a side thread, if anything is archived, so that the first
-        reader of history does not wait for it."""
-        manifests = (each.manifest for each in self._known.values())
-        if self._reader is None and any(each is not None and each.files for each in manifests):
-            self.begin(self.disk.run(lambda: self.reader, "read"))
+    async def load_reader(self) -> None:
+        """Load what reads Parquet, if anything is archived. Whichever thread loads it, the loop
+        stands still for a fifth of a second: so call this before anybody is served."""
+        if any(each.manifest is not None and each.manifest.files for each in self._known.values()):
+            try:
+                await self.disk.run(lambda: self.reader, "read")
+            except Exception:
+                log.exception("what is archived cannot be read; everything else can")
 
     @property
     def loaded_reader(self) -> ArchiveReader | None:

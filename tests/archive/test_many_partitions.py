@@ -91,18 +91,16 @@ async def test_nothing_is_opened_when_the_room_is_used_up(
     assert len(files) <= 2
 
 
-async def test_what_reads_files_is_loaded_before_the_first_reader_if_there_are_files(
+async def test_what_reads_files_is_loaded_before_anybody_is_served_if_there_are_files(
     home: Home,
 ) -> None:
     await home.filled("geese", [VALUE])
-    home.partitions.load_reader_soon()
-    await home.at_rest()
+    await home.partitions.load_reader()
     assert home.partitions.loaded_reader is None
     await archived(home, 1)
     await home.reopen()
     assert home.partitions.loaded_reader is None
-    home.partitions.load_reader_soon()
-    await home.at_rest()
+    await home.partitions.load_reader()
     assert home.partitions.loaded_reader is not None
 
 

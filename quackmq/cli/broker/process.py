@@ -1,32 +1,21 @@
-"""The process that a broker runs in, set up for it once.
-
-The broker keeps very many small values for a while (the tail, cursors, decoded indexes), makes new
-ones all the time, and hardly any of them refer to each other in circles. Python's collector would
-walk through all of them again and again to find next to nothing: with its defaults it took about a
-quarter of the time of publishing to many topics. So it looks rarely.
-"""
+"""The process that a broker runs in, set up for it once: its garbage collector (`collector`), its
+event loop and its open files."""
 
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import resource
 from collections.abc import Callable
-from typing import Final
 
 from quackmq.cli import limits
+from quackmq.cli.broker import collector
 
 log = logging.getLogger(__name__)
 
-#: New values between two looks at the young ones; how many such looks make one at the middle-aged,
-#: and those one at all.
-_COLLECTOR: Final = (100_000, 20, 100)
-
 
 def prepare() -> None:
-    gc.freeze()  # what is there now, mostly code, stays
-    gc.set_threshold(*_COLLECTOR)
+    collector.set_up()
     _allow_open_files()
 
 

@@ -26,6 +26,7 @@ from quackmq.broker import Broker, BrokerSettings
 from quackmq.cli import limits
 from quackmq.cli.broker import closing, process
 from quackmq.cli.broker.address import Address, UnixPath
+from quackmq.cli.broker.collector import FullCollection
 from quackmq.cli.broker.settings import MEMORY_STORE, Settings
 from quackmq.cli.text import counted
 from quackmq.clock import Clock
@@ -127,6 +128,8 @@ async def serve(settings: Settings, doors: Mapping[str, Address | UnixPath]) -> 
         clock = Clock.of_system()
         store, archive = await _open_store(settings, clock)
         opened.push_async_callback(store.close)
+        if archive is not None:
+            await archive.partitions.load_reader()
         broker = Broker(
             store,
             BrokerSettings(
@@ -155,9 +158,10 @@ async def serve(settings: Settings, doors: Mapping[str, Address | UnixPath]) -> 
             if isinstance(listening, Address):
                 broker.doors[name] = (listening.host, listening.port)
             print(f"{name} listening on {listening}", flush=True)
+        collection = FullCollection()
+        collection.start()
+        opened.callback(collection.stop)
         print("ready", flush=True)
-        if archive is not None:
-            archive.partitions.load_reader_soon()
 
         await stopping.wait()
         log.info("closing")
