@@ -25,8 +25,6 @@ What the log holds when a life begins decides, by its markers alone (`Truth`), w
 from __future__ import annotations
 
 import asyncio
-import dataclasses
-import random
 import sys
 from typing import Final
 
@@ -35,8 +33,7 @@ from quackmq.clock import Clock as BrokerClock
 from quackmq.errors import LimitReached, StorageError, StoreReadOnly
 from quackmq.stores.contract import Store
 from quackmq.stores.local import LocalStore
-from tests.simulation.clock_setter import ClockSetter
-from tests.simulation.disk import Faults, Machine, SimulatedDisk
+from tests.simulation.disk import Faults, SimulatedDisk
 from tests.simulation.flow_clients import (
     Flow,
     Listener,
@@ -49,19 +46,9 @@ from tests.simulation.flow_clients import (
 )
 from tests.simulation.flow_truth import GROUP, PARTITIONS, SOURCE, TARGET, Ledger, Truth, check
 from tests.simulation.life import CALLER
-from tests.simulation.loop import Clock, Crash, VirtualLoop, run
 from tests.simulation.model import Violation
-from tests.simulation.platter import Counts
-from tests.simulation.scenario import (
-    Failure,
-    Trace,
-    determined,
-    make_faults,
-    make_options,
-    watched,
-)
-from tests.simulation.shrunk import shrunk
 from tests.simulation.soak import main
+from tests.simulation.world import Trace, World
 
 #: Limits that a seed shrinks, and to what (see shrunk.py).
 LIMITS: Final = {
@@ -81,28 +68,12 @@ _PATIENCE_SECONDS = 600.0
 FlowClient = Mover | Writer | Numberer | PlainWriter | Stager | Watcher | Listener
 
 
-def flow(seed: int, trace: Trace | None = None) -> Counts:
-    """Run a seed to its end; what happened, counted. Failure if a promise was broken."""
-    world = World(seed, trace)
-    try:
-        with determined(seed), shrunk(seed, LIMITS, world.counts), watched():
-            world.run()
-    except (Exception, Crash) as error:
-        while isinstance(error, BaseExceptionGroup):
-            error = error.exceptions[0]
-        raise Failure(seed, error, "flow") from error
-    return world.counts
+class FlowWorld(World):
+    program = "flow"
+    limits = LIMITS
 
-
-class World:
-    def __init__(self, seed: int, trace: Trace | None) -> None:
-        self._seed = seed
-        self._trace = trace
-        self._source = random.Random(f"{seed}/flow")
-        self._clock = Clock()
-        self._setter = ClockSetter(self._clock, random.Random(f"{seed}/clock"))
-        self._machine = Machine(random.Random(f"{seed}/disk"))
-        self._options = dataclasses.replace(make_options(self._source), sync="always")
+    def __init__(self, seed: int, trace: Trace | None = None) -> None:
+        super().__init__(seed, trace)
         self._ledger = Ledger()
         self._listener = Listener()
         self._stager = Stager()
@@ -115,50 +86,11 @@ class World:
             Writer(f"writer-{number}", f"writer-{number}", implicit=bool(number))
             for number in range(2)
         ]
-        self.counts: Counts = self._machine.counts
-
-    def run(self) -> None:
-        lives = self._source.randint(2, 5)
-        for number in range(lives + 1):
-            self._live(number, last=number == lives)
-
-    def _live(self, number: int, *, last: bool) -> None:
-        faults = Faults() if last else self._faults()
-        loop = VirtualLoop(self._clock, random.Random(f"{self._seed}/loop/{number}"))
-        disk = SimulatedDisk(self._machine, loop, faults, self._trace)
-        power = self._source.random() < 0.6
-        crashed = True
-        try:
-            crashed = run(loop, self._life(disk, last))
-        except Crash:
-            pass
-        finally:
-            disk.crash()
-            loop.kill()
-        if loop.unhandled:
-            raise Violation(f"nobody took {loop.unhandled[0]}")
-        if disk.misuses:
-            raise Violation(disk.misuses[0])
-        if crashed and power:
-            self._machine.power_cut()
-            self._setter.reboot()
-        elif crashed:
-            self._machine.process_crash(evictions=True)
 
     def _faults(self) -> Faults:
-        """Mostly a crash while everybody is busy, and nothing else that would end it before."""
-        faults = make_faults(self._source, self._options)
-        if self._source.random() < 0.3:
-            return faults
-        return Faults(
-            crash_at=self._source.randint(20, 400),
-            pauses=faults.pauses,
-            kernel_syncs=faults.kernel_syncs,
-            crash_in_kernel_sync=faults.crash_in_kernel_sync / 10,
-        )
+        return self._mostly_a_crash(other=0.3, operations=400)
 
-    async def _life(self, disk: SimulatedDisk, last: bool) -> bool:
-        """Whether it ends as a crash."""
+    async def _life(self, disk: SimulatedDisk, *, last: bool) -> bool:
         clock = self._clock.of_process()
         self._setter.crashed()
         try:
@@ -247,6 +179,9 @@ class World:
             if offsets.next and (key not in committed or committed[key].offset != offsets.next):
                 return False
         return True
+
+
+flow = FlowWorld.simulate
 
 
 if __name__ == "__main__":

@@ -21,7 +21,6 @@ ends by a crash anywhere, or by closing.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import json
 import random
 import sys
@@ -36,23 +35,13 @@ from quackmq.model.policy import Policy
 from quackmq.model.topic import PartitionKey, Read
 from quackmq.stores.local import LocalStore
 from tests.kit.support import batch_of, offsets_and_values
-from tests.simulation.clock_setter import ClockSetter
-from tests.simulation.disk import Faults, Machine, SimulatedDisk
+from tests.simulation.disk import Faults, SimulatedDisk
 from tests.simulation.life import CALLER
-from tests.simulation.loop import Clock, Crash, VirtualLoop, run
 from tests.simulation.model import Violation
 from tests.simulation.platter import Counts
-from tests.simulation.scenario import (
-    Failure,
-    Trace,
-    determined,
-    innermost,
-    make_faults,
-    make_options,
-    watched,
-)
-from tests.simulation.shrunk import REACHED, shrunk
+from tests.simulation.shrunk import REACHED
 from tests.simulation.soak import main
+from tests.simulation.world import Trace, World
 
 #: Limits that a seed shrinks, and to what (see shrunk.py).
 LIMITS: Final = {
@@ -82,17 +71,6 @@ _PATIENCE_SECONDS = 600.0
 Place = tuple[int, int]
 
 
-def push(seed: int, trace: Trace | None = None) -> Counts:
-    """Run a seed to its end; what happened, counted. Failure if a promise was broken."""
-    world = World(seed, trace)
-    try:
-        with determined(seed), shrunk(seed, LIMITS, world.counts), watched():
-            world.run()
-    except (Exception, Crash) as error:
-        raise Failure(seed, innermost(error), "pushes") from error
-    return world.counts
-
-
 @dataclass
 class Ledger:
     """What everybody was told, over all lives."""
@@ -105,60 +83,18 @@ class Ledger:
     published: int = 0
 
 
-class World:
-    def __init__(self, seed: int, trace: Trace | None) -> None:
-        self._seed = seed
-        self._trace = trace
-        self._source = random.Random(f"{seed}/pushes")
-        self._clock = Clock()
-        self._setter = ClockSetter(self._clock, random.Random(f"{seed}/clock"))
-        self._machine = Machine(random.Random(f"{seed}/disk"))
-        self._options = dataclasses.replace(make_options(self._source), sync="always")
+class PushWorld(World):
+    program = "pushes"
+    limits = LIMITS
+
+    def __init__(self, seed: int, trace: Trace | None = None) -> None:
+        super().__init__(seed, trace)
         self._ledger = Ledger()
-        self.counts: Counts = self._machine.counts
 
-    def run(self) -> None:
-        lives = self._source.randint(2, 5)
-        for number in range(lives + 1):
-            self._live(number, last=number == lives)
+    def _faults(self) -> Faults:
+        return self._mostly_a_crash(other=0.3, operations=400)
 
-    def _live(self, number: int, *, last: bool) -> None:
-        loop = VirtualLoop(self._clock, random.Random(f"{self._seed}/loop/{number}"))
-        disk = SimulatedDisk(self._machine, loop, self._faults(last), self._trace)
-        power = self._source.random() < 0.6
-        crashed = True
-        try:
-            crashed = run(loop, self._life(disk, last))
-        except Crash:
-            pass
-        finally:
-            disk.crash()
-            loop.kill()
-        if loop.unhandled:
-            raise Violation(f"nobody took {loop.unhandled[0]}")
-        if disk.misuses:
-            raise Violation(disk.misuses[0])
-        if crashed and power:
-            self._machine.power_cut()
-            self._setter.reboot()
-        elif crashed:
-            self._machine.process_crash(evictions=True)
-
-    def _faults(self, last: bool) -> Faults:
-        if last:
-            return Faults()
-        faults = make_faults(self._source, self._options)
-        if self._source.random() < 0.3:
-            return faults
-        return Faults(
-            crash_at=self._source.randint(20, 400),
-            pauses=faults.pauses,
-            kernel_syncs=faults.kernel_syncs,
-            crash_in_kernel_sync=faults.crash_in_kernel_sync / 10,
-        )
-
-    async def _life(self, disk: SimulatedDisk, last: bool) -> bool:
-        """Whether it ends as a crash."""
+    async def _life(self, disk: SimulatedDisk, *, last: bool) -> bool:
         clock = self._clock.of_process()
         self._setter.crashed()
         try:
@@ -424,6 +360,9 @@ class Peer:
         self.holds.clear()
         if channel is not None:
             await channel.close()
+
+
+push = PushWorld.simulate
 
 
 if __name__ == "__main__":

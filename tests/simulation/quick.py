@@ -24,14 +24,11 @@ from quackmq.model.topic import PartitionKey, Slice
 from quackmq.stores.contract import Store
 from quackmq.stores.local import LocalOptions, LocalStore
 from tests.kit.support import offsets_and_values
-from tests.simulation.disk import Faults, Machine, SimulatedDisk
+from tests.simulation.disk import Faults, SimulatedDisk
 from tests.simulation.life import patiently
-from tests.simulation.loop import Clock, Crash, VirtualLoop, run
 from tests.simulation.model import Violation
-from tests.simulation.platter import Counts
-from tests.simulation.scenario import Endless, Failure, Trace, determined, innermost, watched
-from tests.simulation.shrunk import shrunk
 from tests.simulation.soak import main
+from tests.simulation.world import Trace, World, innermost
 from tests.stores.calls import append_values, new_partitions, read_all, read_one
 
 _PARTITIONS = 2
@@ -42,17 +39,6 @@ LIMITS: Final = {
     "WINDOWS": (1, 2),
     "WRITE_BACK_BYTES": (2_000, 8_000),
 }
-
-
-def quick(seed: int, trace: Trace | None = None) -> Counts:
-    """Run a seed to its end; what happened, counted. Failure if a promise was broken."""
-    world = World(seed, trace)
-    try:
-        with determined(seed), shrunk(seed, LIMITS, world.counts), watched():
-            world.run()
-    except (Exception, Crash) as error:
-        raise Failure(seed, innermost(error), "quick") from error
-    return world.counts
 
 
 @dataclass
@@ -79,50 +65,29 @@ class Truth:
             self.learn(offset, value)
 
 
-class World:
-    def __init__(self, seed: int, trace: Trace | None) -> None:
-        self._seed = seed
-        self._trace = trace
-        self._source = random.Random(f"{seed}/quick")
-        self._clock = Clock()
-        self._machine = Machine(random.Random(f"{seed}/disk"))
-        self._options = _make_options(self._source)
+class QuickWorld(World):
+    program = "quick"
+    limits = LIMITS
+
+    def __init__(self, seed: int, trace: Trace | None = None) -> None:
+        super().__init__(seed, trace)
         self._truths = [Truth() for _ in range(_PARTITIONS)]
         self._keys: list[PartitionKey] = []
         self._sent: set[bytes] = set()
-        self.counts: Counts = self._machine.counts
 
-    def run(self) -> None:
-        lives = self._source.randint(2, 5)
-        for number in range(lives + 1):
-            self._live(number, last=number == lives)
+    def _make_options(self) -> LocalOptions:
+        return _make_options(self._source)
 
-    def _live(self, number: int, *, last: bool) -> None:
-        faults = Faults() if last else _make_faults(self._source)
-        loop = VirtualLoop(self._clock, random.Random(f"{self._seed}/loop/{number}"))
-        disk = SimulatedDisk(self._machine, loop, faults, self._trace)
-        power = self._source.random() < 0.6
-        crashed = True
-        try:
-            crashed = run(loop, self._life(disk, last))
-        except Endless:
-            raise
-        except Crash:
-            pass
-        finally:
-            disk.crash()
-            loop.kill()
-        if loop.unhandled:
-            raise Violation(f"nobody took {loop.unhandled[0]}")
-        if disk.misuses:
-            raise Violation(disk.misuses[0])
-        if crashed and power:
+    def _faults(self) -> Faults:
+        return _make_faults(self._source)
+
+    def _crash(self, power: bool) -> None:
+        if power:
             self._machine.power_cut()
-        elif crashed:
+        else:
             self._machine.process_crash()
 
-    async def _life(self, disk: SimulatedDisk, last: bool) -> bool:
-        """Whether it ends as a crash."""
+    async def _life(self, disk: SimulatedDisk, *, last: bool) -> bool:
         failed = False
         try:
             store = await LocalStore.open_on(
@@ -238,6 +203,9 @@ def _make_faults(source: random.Random) -> Faults:
         pauses=source.choice((0.2, 0.7)),
         write_backs=source.choice((0.0, 0.02)),
     )
+
+
+quick = QuickWorld.simulate
 
 
 if __name__ == "__main__":

@@ -22,7 +22,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 from tests.simulation.platter import Counts
-from tests.simulation.scenario import Failure, Trace, simulate
+from tests.simulation.scenario import simulate
+from tests.simulation.world import Failure, Trace
 
 _PROGRESS_SECONDS = 10.0
 #: Runs a seed, perhaps with a trace.

@@ -20,7 +20,8 @@ from quackmq.stores.local.files.format import Frame, ProducerBatch
 from quackmq.stores.local.files.journal import Journal, Scan
 from quackmq.stores.local.partition_log import PartitionLog
 from quackmq.stores.local.recovery import Recovered
-from tests.simulation.scenario import Failure, simulate
+from tests.simulation.scenario import simulate
+from tests.simulation.world import Failure
 
 #: Seeds in which a bug may show itself.
 _SEEDS = range(60)

@@ -15,7 +15,7 @@ from quackmq.stores.local.options import SyncMode
 from tests.kit.support import offsets_and_values
 from tests.simulation.disk import Faults, Machine, SimulatedDisk
 from tests.simulation.loop import Clock, VirtualLoop, run
-from tests.simulation.scenario import determined
+from tests.simulation.world import determined
 from tests.stores.calls import append_values, new_partition, read_one
 
 #: Several sectors, so that no other write of the store covers all of them.

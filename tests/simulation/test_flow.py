@@ -21,8 +21,8 @@ from quackmq.records.batch import Batch
 from quackmq.stores.local import LocalStore
 from tests.simulation.flow import LIMITS, flow
 from tests.simulation.platter import Counts
-from tests.simulation.scenario import Failure
 from tests.simulation.shrunk import missing
+from tests.simulation.world import Failure
 
 _SEEDS = range(60)
 #: Seeds in which a bug may show itself.

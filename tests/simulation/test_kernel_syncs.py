@@ -18,8 +18,8 @@ from quackmq.stores.local.files.open_files import OpenFiles
 from tests.simulation.disk import SimulatedFile
 from tests.simulation.platter import Counts
 from tests.simulation.quick import LIMITS, quick
-from tests.simulation.scenario import Failure
 from tests.simulation.shrunk import missing
+from tests.simulation.world import Failure
 
 _SEEDS = range(40)
 #: Each must have happened, or the simulation proves less than it says.

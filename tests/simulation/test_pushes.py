@@ -10,8 +10,8 @@ from quackmq.broker.push.receipt_ranges import PendingReceipts
 from quackmq.model.leases import Leases
 from tests.simulation.platter import Counts
 from tests.simulation.pushes import LIMITS, push
-from tests.simulation.scenario import Failure
 from tests.simulation.shrunk import missing
+from tests.simulation.world import Failure
 
 _SEEDS = 40
 #: Each must have happened, or the simulation proves less than it says.

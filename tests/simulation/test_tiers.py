@@ -26,11 +26,11 @@ from tests.simulation.disk import Faults, Machine, SimulatedDisk
 from tests.simulation.loop import Clock, VirtualLoop, run
 from tests.simulation.model import make_body
 from tests.simulation.platter import Counts
-from tests.simulation.scenario import Failure, determined
 from tests.simulation.shrunk import missing
 from tests.simulation.tier_clients import KEEP_FOR_MS
 from tests.simulation.tier_truth import Truth, records_of
 from tests.simulation.tiers import LIMITS, tiers
+from tests.simulation.world import Failure, determined
 
 _SEEDS = range(40)
 #: Seeds in which a bug may show itself.

@@ -18,10 +18,11 @@ from quackmq.groups.consumer.members import ConsumerMembers
 from quackmq.model.topic import Append, PartitionKey, State
 from quackmq.stores.local import LocalStore
 from tests.simulation.platter import Counts
-from tests.simulation.scenario import Failure, simulate
+from tests.simulation.scenario import simulate
 from tests.simulation.shrunk import missing
 from tests.simulation.tiers import tiers
 from tests.simulation.together import LIMITS, together
+from tests.simulation.world import Failure
 
 _SEEDS = range(60)
 #: Seeds in which a bug may show itself. The first that fails ends the search; of the clock's bugs,

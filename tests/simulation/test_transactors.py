@@ -15,9 +15,9 @@ from quackmq.stores.local.files.segment import Entries, Segment
 from quackmq.stores.local.partition_log import PartitionLog
 from quackmq.stores.local.reads import Pieces
 from tests.simulation.platter import Counts
-from tests.simulation.scenario import Failure
 from tests.simulation.shrunk import missing
 from tests.simulation.transactors import LIMITS, simulate
+from tests.simulation.world import Failure
 
 _SEEDS = 120
 

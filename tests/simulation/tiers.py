@@ -22,7 +22,6 @@ offsets, and no changed byte is ever served.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import random
 import sys
 from typing import Final
@@ -33,23 +32,10 @@ from quackmq.broker.timekeeping import Timekeeping
 from quackmq.clock import Clock as BrokerClock
 from quackmq.errors import BrokerClosing, LimitReached, StorageError, StoreReadOnly
 from quackmq.stores.local import LocalStore
-from tests.simulation.clock_setter import ClockSetter
-from tests.simulation.disk import Faults, Machine, SimulatedDisk
+from tests.simulation.disk import Faults, SimulatedDisk
 from tests.simulation.life import patiently
-from tests.simulation.loop import Clock, Crash, VirtualLoop, run
+from tests.simulation.loop import VirtualLoop, run
 from tests.simulation.model import Violation
-from tests.simulation.platter import Counts
-from tests.simulation.scenario import (
-    Endless,
-    Failure,
-    Trace,
-    determined,
-    innermost,
-    make_faults,
-    make_options,
-    watched,
-)
-from tests.simulation.shrunk import shrunk
 from tests.simulation.soak import main
 from tests.simulation.tier_clients import (
     Administrator,
@@ -65,6 +51,7 @@ from tests.simulation.tier_clients import (
     Trimmer,
 )
 from tests.simulation.tier_truth import Truth, check_damaged
+from tests.simulation.world import Trace, World
 
 #: Limits that a seed shrinks, and to what (see shrunk.py).
 LIMITS: Final = {
@@ -90,78 +77,25 @@ _Client = (
 )
 
 
-def tiers(seed: int, trace: Trace | None = None) -> Counts:
-    """Run a seed to its end; what happened, counted. Failure if a promise was broken."""
-    world = World(seed, trace)
-    try:
-        with determined(seed), shrunk(seed, LIMITS, world.counts), watched():
-            world.run()
-    except (Exception, Crash) as error:
-        raise Failure(seed, innermost(error), "tiers") from error
-    return world.counts
+class TiersWorld(World):
+    program = "tiers"
+    limits = LIMITS
+    # Records live for seconds here: hours that count as passed after a boot would end them.
+    small_jumps = False
 
-
-class World:
-    def __init__(self, seed: int, trace: Trace | None) -> None:
-        self._seed = seed
-        self._trace = trace
-        self._source = random.Random(f"{seed}/tiers")
-        self._clock = Clock()
-        # Records live for seconds here: hours that count as passed after a boot would end them.
-        self._setter = ClockSetter(self._clock, random.Random(f"{seed}/clock"), small=False)
-        self._machine = Machine(random.Random(f"{seed}/disk"))
-        self._options = dataclasses.replace(make_options(self._source), sync="always")
+    def __init__(self, seed: int, trace: Trace | None = None) -> None:
+        super().__init__(seed, trace)
         self._truth = Truth()
-        self.counts: Counts = self._machine.counts
 
     def run(self) -> None:
-        lives = self._source.randint(2, 5)
-        for number in range(lives + 1):
-            self._live(number, last=number == lives)
+        super().run()
         for number in range(_FLIPS):
             self._flip(random.Random(f"{self._seed}/flip/{number}"))
 
-    def _live(self, number: int, *, last: bool) -> None:
-        """One process from start to end, and what the machine makes of its end."""
-        faults = Faults() if last else self._faults()
-        loop = VirtualLoop(self._clock, random.Random(f"{self._seed}/loop/{number}"))
-        disk = SimulatedDisk(self._machine, loop, faults, self._trace)
-        power = self._source.random() < 0.6
-        self._say(f"--- life {number}: {faults}")
-        crashed = True
-        try:
-            crashed = run(loop, self._life(disk, last))
-        except Endless:
-            raise
-        except Crash:
-            pass
-        finally:
-            disk.crash()
-            loop.kill()
-        if loop.unhandled:
-            raise Violation(f"nobody took {loop.unhandled[0]}")
-        if disk.misuses:
-            raise Violation(disk.misuses[0])
-        if crashed and power:
-            self._machine.power_cut()
-            self._setter.reboot()
-        elif crashed:
-            self._machine.process_crash(evictions=True)
-
     def _faults(self) -> Faults:
-        """Mostly a crash while everybody is busy, and nothing else that would end it before."""
-        faults = make_faults(self._source, self._options)
-        if self._source.random() < 0.4:
-            return faults
-        return Faults(
-            crash_at=self._source.randint(20, 1_500),
-            pauses=faults.pauses,
-            kernel_syncs=faults.kernel_syncs,
-            crash_in_kernel_sync=faults.crash_in_kernel_sync / 10,
-        )
+        return self._mostly_a_crash(other=0.4, operations=1_500)
 
-    async def _life(self, disk: SimulatedDisk, last: bool) -> bool:
-        """Whether it ends as a crash."""
+    async def _life(self, disk: SimulatedDisk, *, last: bool) -> bool:
         clock = self._clock.of_process()
         self._setter.crashed()
         store = await self._open(disk, clock)
@@ -273,13 +207,12 @@ class World:
             raise Violation(f"{path} was flipped, and nobody noticed")
         await store.close()
 
-    def _say(self, line: str) -> None:
-        if self._trace is not None:
-            self._trace(line)
-
 
 def _is_data(path: str) -> bool:
     return path.endswith(".parquet")
+
+
+tiers = TiersWorld.simulate
 
 
 if __name__ == "__main__":

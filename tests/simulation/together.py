@@ -21,8 +21,6 @@ a crash anywhere, or by closing. The wall clock jumps (clock_setter.py) and limi
 from __future__ import annotations
 
 import asyncio
-import dataclasses
-import random
 import sys
 from typing import Final
 
@@ -31,24 +29,10 @@ from quackmq.clock import Clock as BrokerClock
 from quackmq.errors import LimitReached, StorageError, StoreReadOnly
 from quackmq.stores.contract import Store
 from quackmq.stores.local import LocalStore
-from tests.simulation.clock_setter import ClockSetter
-from tests.simulation.disk import Faults, Machine, SimulatedDisk
+from tests.simulation.disk import Faults, SimulatedDisk
 from tests.simulation.life import CALLER
-from tests.simulation.loop import Clock, Crash, VirtualLoop, run
 from tests.simulation.model import Violation
-from tests.simulation.platter import Counts
-from tests.simulation.scenario import (
-    Endless,
-    Failure,
-    Trace,
-    determined,
-    innermost,
-    make_faults,
-    make_options,
-    watched,
-)
 from tests.simulation.shared_values import SharedCursors, SharedStates
-from tests.simulation.shrunk import shrunk
 from tests.simulation.soak import main
 from tests.simulation.together_clients import (
     TOPIC,
@@ -59,6 +43,7 @@ from tests.simulation.together_clients import (
     Registrar,
     Together,
 )
+from tests.simulation.world import Trace, World
 
 #: Limits that a seed shrinks, and to what (see shrunk.py).
 LIMITS: Final = {
@@ -73,26 +58,12 @@ LIMITS: Final = {
 _PATIENCE_SECONDS = 600.0
 
 
-def together(seed: int, trace: Trace | None = None) -> Counts:
-    """Run a seed to its end; what happened, counted. Failure if a promise was broken."""
-    world = World(seed, trace)
-    try:
-        with determined(seed), shrunk(seed, LIMITS, world.counts), watched():
-            world.run()
-    except (Exception, Crash) as error:
-        raise Failure(seed, innermost(error), "together") from error
-    return world.counts
+class TogetherWorld(World):
+    program = "together"
+    limits = LIMITS
 
-
-class World:
-    def __init__(self, seed: int, trace: Trace | None) -> None:
-        self._seed = seed
-        self._trace = trace
-        self._source = random.Random(f"{seed}/together")
-        self._clock = Clock()
-        self._setter = ClockSetter(self._clock, random.Random(f"{seed}/clock"))
-        self._machine = Machine(random.Random(f"{seed}/disk"))
-        self._options = dataclasses.replace(make_options(self._source), sync="always")
+    def __init__(self, seed: int, trace: Trace | None = None) -> None:
+        super().__init__(seed, trace)
         self._parties: list[Party] = [
             SharedStates(),
             SharedCursors(),
@@ -102,57 +73,16 @@ class World:
             NewerMembers(),
         ]
         self._ticks = 0
-        self.counts: Counts = self._machine.counts
-
-    def run(self) -> None:
-        lives = self._source.randint(2, 5)
-        for number in range(lives + 1):
-            self._live(number, last=number == lives)
 
     def tick(self) -> int:
         """Return an instant that comes after all that were returned before."""
         self._ticks += 1
         return self._ticks
 
-    def _live(self, number: int, *, last: bool) -> None:
-        faults = Faults() if last else self._faults()
-        loop = VirtualLoop(self._clock, random.Random(f"{self._seed}/loop/{number}"))
-        disk = SimulatedDisk(self._machine, loop, faults, self._trace)
-        power = self._source.random() < 0.6
-        crashed = True
-        try:
-            crashed = run(loop, self._life(disk, last))
-        except Endless:
-            raise
-        except Crash:
-            pass
-        finally:
-            disk.crash()
-            loop.kill()
-        if loop.unhandled:
-            raise Violation(f"nobody took {loop.unhandled[0]}")
-        if disk.misuses:
-            raise Violation(disk.misuses[0])
-        if crashed and power:
-            self._machine.power_cut()
-            self._setter.reboot()
-        elif crashed:
-            self._machine.process_crash(evictions=True)
-
     def _faults(self) -> Faults:
-        """Mostly a crash while everybody is busy, and nothing else that would end it before."""
-        faults = make_faults(self._source, self._options)
-        if self._source.random() < 0.3:
-            return faults
-        return Faults(
-            crash_at=self._source.randint(20, 600),
-            pauses=faults.pauses,
-            kernel_syncs=faults.kernel_syncs,
-            crash_in_kernel_sync=faults.crash_in_kernel_sync / 10,
-        )
+        return self._mostly_a_crash(other=0.3, operations=600)
 
-    async def _life(self, disk: SimulatedDisk, last: bool) -> bool:
-        """Whether it ends as a crash."""
+    async def _life(self, disk: SimulatedDisk, *, last: bool) -> bool:
         clock = self._clock.of_process()
         self._setter.crashed()
         try:
@@ -209,6 +139,9 @@ class World:
             except LimitReached:
                 life.counts["calls refused by a limit"] += 1
             await asyncio.sleep(life.source.random() ** 3 * 0.02)
+
+
+together = TogetherWorld.simulate
 
 
 if __name__ == "__main__":

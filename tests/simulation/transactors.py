@@ -10,7 +10,6 @@ aborted, stable and shown; and each unit that never returned must be there whole
 from __future__ import annotations
 
 import asyncio
-import random
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -32,23 +31,11 @@ from quackmq.model.topic import (
 )
 from quackmq.records.batch import Batch, batches
 from quackmq.stores.contract import Store
-from quackmq.stores.local import LocalStore
+from quackmq.stores.local import LocalOptions, LocalStore
 from tests.model.transaction_model import LogModel, Taken
-from tests.simulation.clock_setter import ClockSetter
-from tests.simulation.disk import Machine, SimulatedDisk
-from tests.simulation.loop import Clock, Crash, VirtualLoop, run
+from tests.simulation.disk import SimulatedDisk
 from tests.simulation.model import Violation, make_body
-from tests.simulation.platter import Counts
-from tests.simulation.scenario import (
-    Endless,
-    Failure,
-    determined,
-    innermost,
-    make_faults,
-    make_options,
-    watched,
-)
-from tests.simulation.shrunk import shrunk
+from tests.simulation.world import Trace, World, make_options
 
 #: Limits that a seed shrinks, and to what (see shrunk.py).
 LIMITS: Final = {
@@ -57,17 +44,6 @@ LIMITS: Final = {
 _PRODUCERS = 3
 _PARTITIONS = 3
 _GROUP = "group"
-
-
-def simulate(seed: int) -> Counts:
-    """Run a seed to its end; what happened, counted. Failure if a promise was broken."""
-    world = World(seed)
-    try:
-        with determined(seed), shrunk(seed, LIMITS, world.counts), watched():
-            world.run()
-    except (Exception, Crash) as error:
-        raise Failure(seed, innermost(error)) from error
-    return world.counts
 
 
 @dataclass(eq=False)
@@ -100,14 +76,12 @@ class Producer:
         return f"transaction/{self.producer_id}"
 
 
-class World:
-    def __init__(self, seed: int) -> None:
-        self._seed = seed
-        self._source = random.Random(f"{seed}/transactions")
-        self._clock = Clock()
-        self._setter = ClockSetter(self._clock, random.Random(f"{seed}/clock"))
-        self._machine = Machine(random.Random(f"{seed}/disk"))
-        self._options = make_options(self._source)
+class TransactionWorld(World):
+    program, stream = "transactors", "transactions"
+    limits = LIMITS
+
+    def __init__(self, seed: int, trace: Trace | None = None) -> None:
+        super().__init__(seed, trace)
         self._logs: dict[PartitionKey, LogModel] = {}
         self._sent: dict[bytes, PartitionKey] = {}
         self._unsure: list[Unit] = []
@@ -115,41 +89,19 @@ class World:
         self._ticks = 0
         #: What was acknowledged may be lost by a power cut; was lost, perhaps, by the last one.
         self._at_risk = self._lossy = False
-        self.counts: Counts = self._machine.counts
+
+    def _make_options(self) -> LocalOptions:
+        return make_options(self._source)
 
     def run(self) -> None:
-        lives = self._source.randint(2, 5)
-        for number in range(lives):
-            self._live(number)
+        for number in range(self._source.randint(2, 5)):
+            self._live(number, self._faults(), lambda disk: self._life(disk, last=False))
 
-    def _live(self, number: int) -> None:
-        faults = make_faults(self._source, self._options)
-        loop = VirtualLoop(self._clock, random.Random(f"{self._seed}/loop/{number}"))
-        disk = SimulatedDisk(self._machine, loop, faults)
-        power = self._source.random() < 0.6
-        crashed = True
-        try:
-            crashed = run(loop, self._life(disk))
-        except Endless:
-            raise
-        except Crash:
-            pass
-        finally:
-            disk.crash()
-            loop.kill()
-        if loop.unhandled:
-            raise Violation(f"nobody took {loop.unhandled[0]}")
-        if disk.misuses:
-            raise Violation(disk.misuses[0])
-        if crashed and power:
-            self._machine.power_cut()
-            self._setter.reboot()
-            self._lossy = self._lossy or self._at_risk
-        elif crashed:
-            self._machine.process_crash(evictions=self._options.sync == "always")
+    def _crash(self, power: bool) -> None:
+        super()._crash(power)
+        self._lossy = self._lossy or (power and self._at_risk)
 
-    async def _life(self, disk: SimulatedDisk) -> bool:
-        """Whether it ends as a crash."""
+    async def _life(self, disk: SimulatedDisk, *, last: bool) -> bool:
         self._at_risk = self._at_risk or self._options.sync != "always"
         clock = self._clock.of_process()
         self._setter.crashed()
@@ -461,3 +413,6 @@ def _is_in(batch: Batch, aborted: tuple[Aborted, ...]) -> bool:
 def _unstamped(body: bytes | memoryview) -> bytes:
     """Without what the broker stamps: offset and leader epoch."""
     return bytes(body[8:12]) + bytes(body[16:])
+
+
+simulate = TransactionWorld.simulate
