@@ -1,5 +1,6 @@
-"""What the `audit` pipeline checks, by what its proof is based on.
+"""What the `audit` pipeline checks, one module for each kind of evidence.
 
-`runs` checks offsets and producers' sequence numbers, `holes` explains offsets without a record,
-`receipts` checks what subscriptions have consumed.
+Open `runs` first: it checks offsets and producers' sequence numbers. `holes` explains offsets
+without a record, and `receipts` checks what subscriptions have consumed.
+`quackmq.spark.pipelines.audit` runs them on Spark.
 """
