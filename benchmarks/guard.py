@@ -221,6 +221,7 @@ class InstructionCounter:
             env=os.environ | self._environment,
             capture_output=True,
             text=True,
+            check=False,
         )
         if done.returncode != 0 or "OK" not in done.stdout:
             raise RuntimeError(f"callgrind_control {word}: {done.stdout}{done.stderr}")

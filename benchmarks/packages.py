@@ -126,7 +126,9 @@ def _is_installed(name: str) -> bool:
     if shutil.which("dpkg-query") is None:
         return False
     command = ("dpkg-query", "--show", "--showformat=${db:Status-Status}", name)
-    return subprocess.run(command, capture_output=True, text=True).stdout == "installed"
+    return (
+        subprocess.run(command, capture_output=True, text=True, check=False).stdout == "installed"
+    )
 
 
 def _download(name: str, directory: Path) -> None:
@@ -141,7 +143,10 @@ def _download(name: str, directory: Path) -> None:
 def _update() -> None:
     if os.geteuid() == 0:
         subprocess.run(
-            ("apt-get", "update", "--quiet"), env=os.environ | _QUIET, capture_output=True
+            ("apt-get", "update", "--quiet"),
+            env=os.environ | _QUIET,
+            capture_output=True,
+            check=False,
         )
 
 

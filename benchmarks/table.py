@@ -93,7 +93,9 @@ def machine(directory: Path) -> str:
     processor = re.search(r"^model name\s*: (.+)$", _text("/proc/cpuinfo"), re.MULTILINE)
     memory = re.search(r"^MemTotal:\s*(\d+)", _text("/proc/meminfo"), re.MULTILINE)
     command = ("df", "--output=fstype", str(directory))
-    file_system = subprocess.run(command, capture_output=True, text=True).stdout.split()[-1]
+    file_system = subprocess.run(
+        command, capture_output=True, text=True, check=False
+    ).stdout.split()[-1]
     return ", ".join(
         (
             f"{os.cpu_count()} × {processor.group(1) if processor else platform.machine()}",

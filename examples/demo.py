@@ -113,7 +113,7 @@ def tell(broker: Broker, arguments: argparse.Namespace) -> int:
 def publish_all(broker: Broker, arguments: argparse.Namespace) -> Values:
     """By every door at once, while the broker is killed; what was acknowledged."""
     topics = [f"news-{number}" for number in range(arguments.topics)]
-    create_topics(broker.address, {topic: PARTITIONS for topic in topics})
+    create_topics(broker.address, dict.fromkeys(topics, PARTITIONS))
     kafka = KafkaPublisher(broker, topics, arguments.records, arguments.kills, say)
     others: list[Publisher] = [
         HttpPublisher(broker.doors["http"], "by-http", arguments.messages),

@@ -56,7 +56,11 @@ class Kafka(Peer):
         shutil.rmtree(JARS, ignore_errors=True)
         command = ("mvn", "--batch-mode", "--quiet", "--file", str(POM), "process-resources")
         done = subprocess.run(
-            (*command, f"-Djars={JARS}"), capture_output=True, text=True, errors="replace"
+            (*command, f"-Djars={JARS}"),
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
         )
         if done.returncode != 0:
             raise packages.unavailable("Kafka's jars", done.stdout)
@@ -101,7 +105,7 @@ def _java(*options: str) -> tuple[str, ...]:
 def _java_version() -> str:
     if shutil.which("java") is None:
         raise Unavailable("Kafka needs Java, which is not here")
-    said = subprocess.run(("java", "-version"), capture_output=True, text=True).stderr
+    said = subprocess.run(("java", "-version"), capture_output=True, text=True, check=False).stderr
     found = re.search(r'version "([^"]+)"', said)
     if found is None:
         raise Unavailable(f"Kafka needs Java, and this does not say which it is: {said}")

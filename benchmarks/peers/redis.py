@@ -29,7 +29,7 @@ class Redis(Peer):
         program, environment = _program()
         command = (program, "--version")
         said = subprocess.run(
-            command, env=os.environ | environment, capture_output=True, text=True
+            command, env=os.environ | environment, capture_output=True, text=True, check=False
         ).stdout
         return next(word[2:] for word in said.split() if word.startswith("v="))
 

@@ -417,7 +417,7 @@ async def test_what_is_published_while_a_file_is_made_is_published_at_once(tmp_p
         put = await put_some(home, key, 10)
         archiving = asyncio.create_task(home.archiver.archive())
         await workshop.until_waiting()
-        put |= {offset: value for offset, value in [(await home.put(key, b"new"), b"new")]}
+        put |= {await home.put(key, b"new"): b"new"}
         assert await home.values(key) == put
         workshop.may_go.set()
         await archiving

@@ -91,6 +91,7 @@ def said_to(stdout: int, command: str, at_once: str) -> subprocess.CompletedProc
         stderr=subprocess.PIPE,
         env={**os.environ, "PYTHONUNBUFFERED": at_once},
         timeout=DEADLINE_S,
+        check=False,
     )
 
 

@@ -60,7 +60,7 @@ def test_the_doors_that_stay_closed_are_named_with_the_reason_and_the_way_to_ope
         return closed_doors(loaded, plan_doors(loaded))
 
     assert said() == ""
-    every = {name: "127.0.0.1:0" for name in ("kafka", "http", "zmq", "line")}
+    every = dict.fromkeys(("kafka", "http", "zmq", "line"), "127.0.0.1:0")
     assert said(**every) == ""
     assert said(kafka="127.0.0.1:0", sync="os") == (
         "only kafka opens, because of the option --kafka; closed: http, zmq and line. To open "

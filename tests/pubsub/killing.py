@@ -69,7 +69,7 @@ class World(NamedTuple):
     mortals: Mortals
 
     def address(self, role: str) -> str:
-        return self.doors[DOOR_OF[role.split()[0]]]
+        return self.doors[DOOR_OF[role.split(maxsplit=1)[0]]]
 
     def ask(self, method: str, path: str, body: object = None) -> Any:
         data = None if body is None else json.dumps(body).encode()

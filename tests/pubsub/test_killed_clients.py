@@ -33,7 +33,7 @@ GROUP_KILLS = 4
 
 
 def kills_of(role: str) -> int:
-    return GROUP_KILLS if DOOR_OF[role.split()[0]] == "kafka" else KILLS
+    return GROUP_KILLS if DOOR_OF[role.split(maxsplit=1)[0]] == "kafka" else KILLS
 
 
 @pytest.fixture(scope="module", name="world")

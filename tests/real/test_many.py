@@ -43,7 +43,7 @@ async def test_5000_partitions_of_a_store_killed_again_and_again_keep_what_was_a
         assert records == [(offset, b"%d" % offset) for offset in range(len(records))]
         assert len(records) > acknowledged.get(number, -1)
     await store.close()
-    own_files = [path for path in (tmp_path / "data/log").rglob("*.log")]
+    own_files = list((tmp_path / "data/log").rglob("*.log"))
     assert own_files == [], "small partitions lie in packs"
 
 

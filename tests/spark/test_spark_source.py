@@ -310,7 +310,8 @@ def test_a_query_whose_broker_is_lost_fails_in_time_and_goes_on_from_its_checkpo
         frame = spark.readStream.format("quackmq").options(
             **{"kafka.bootstrap.servers": kafka, "subscribe": "lost"},
             # As long as a broker that is there may need to answer, on a busy machine.
-            **{"startingOffsets": "earliest", "retryTimeoutMs": "10000"},
+            startingOffsets="earliest",
+            retryTimeoutMs="10000",
         )
         with Server(*broker, environment=dict(os.environ)) as server:
             server.ready()

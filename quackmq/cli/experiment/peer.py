@@ -126,7 +126,7 @@ def publish(part: Part, peer: Peer) -> Report:
     peer.connect(part)
     end_s = peer.ready() / 1e9 + part.seconds
     turns = Turns(part)
-    taken: Counter[str] = Counter({topic: 0 for topic in part.topics})
+    taken: Counter[str] = Counter(dict.fromkeys(part.topics, 0))
     answers: Counter[Word] = Counter()
     try:
         while sum(taken.values()) < part.entries and peer.waited_until(turns.due_s, end_s):

@@ -42,7 +42,8 @@ def uniform(pools: Iterable[Pool], before: Shares) -> dict[str, list[PartitionKe
     for pot in pots:
         pot.give(loads)
     for _ in range(limits.ASSIGNMENT_PASSES):
-        if not any([pot.level(loads) for pot in pots]):
+        # A list, because every pot has to be levelled, also after the first that has changed.
+        if not any([pot.level(loads) for pot in pots]):  # noqa: C419
             break
     shares: dict[str, list[PartitionKey]] = {}
     for pot in pots:
@@ -150,7 +151,7 @@ def _keep(pots: Sequence[_Pot], before: Shares) -> Counter[str]:
     owners = {key: member for member, share in before.items() for key in share}
     loads: Counter[str] = Counter()
     for pot in pots:
-        for key in pot.keys():
+        for key in pot.keys():  # noqa: SIM118 - a pot is no dict
             owner = owners.get(key)
             held = None if owner is None else pot.held.get(owner)
             if owner is None or held is None:

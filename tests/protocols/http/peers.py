@@ -86,7 +86,7 @@ class Peer:
         assert version == "HTTP/1.1"
         pairs = [each.split(": ", 1) for each in lines]
         assert len({name for name, _ in pairs}) == len(pairs), "each header once"
-        return int(status), {name: value for name, value in pairs}
+        return int(status), dict(pairs)
 
     async def chunks(self) -> AsyncIterator[bytes]:
         while True:

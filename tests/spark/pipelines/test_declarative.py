@@ -102,6 +102,7 @@ def run(project: Path) -> None:
         capture_output=True,
         text=True,
         timeout=RUN_S,
+        check=False,
     )
     assert ended.returncode == 0, ended.stdout[-5_000:] + ended.stderr[-5_000:]
 

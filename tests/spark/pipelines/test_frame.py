@@ -309,6 +309,7 @@ def test_the_commands_start_without_pyspark() -> None:
         capture_output=True,
         text=True,
         timeout=100,
+        check=False,
     )
     assert (listing.returncode, listing.stderr) == (0, "")
     assert "trending" in listing.stdout
@@ -317,6 +318,7 @@ def test_the_commands_start_without_pyspark() -> None:
         capture_output=True,
         text=True,
         timeout=100,
+        check=False,
     )
     assert running.returncode == 1
     assert running.stderr.count("\n") == 1

@@ -69,9 +69,9 @@ async def test_what_is_committed_meanwhile_is_not_part_of_the_checkpoint(
         late = await new_partitions(store, 1, "late")
         await append_values(store, late[0], b"meanwhile")
     found = in_place(tmp_path / "data")
-    assert {key: (log.first_offset, log.readable) for key, log in found.logs.items()} == {
-        key: (0, 1) for key in [*keys, doomed]
-    }
+    assert {
+        key: (log.first_offset, log.readable) for key, log in found.logs.items()
+    } == dict.fromkeys([*keys, doomed], (0, 1))
     assert all(log.segments[0].path in found.packed.extents for log in found.logs.values())
     # The journal has the rest.
     leave_crashed(tmp_path / "data", tmp_path / "crashed")

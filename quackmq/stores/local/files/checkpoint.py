@@ -162,7 +162,7 @@ def decode(data: bytes, options: LocalOptions) -> Decoded:
         for row in content["partitions"]:
             _restore_partition(row, logs)
         packed = Packed(
-            {number: size for number, size in content.get("packs", ())},
+            {number: size for number, size in content.get("packs", ())},  # noqa: C416 - pairs, no mapping
             {path: _extents(row) for path, *row in content.get("extents", ())},
         )
     except (KeyError, TypeError, ValueError, struct.error) as error:
