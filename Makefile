@@ -49,7 +49,7 @@ test:
 
 check: lint
 	$(PYTHON_IN_VENV) -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal -q \
-		--hypothesis-profile quick -m "not processes and not sweep" $(PYTEST)
+		-p tests.unsynced --hypothesis-profile quick -m "not processes and not sweep" $(PYTEST)
 
 interop: $(READY) clients
 	$(PYTHON_IN_VENV) -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal tests/interop \

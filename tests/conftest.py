@@ -40,7 +40,7 @@ settings.register_profile(
 )
 settings.load_profile("calm")
 # For `make check`; see tests/kit/effort.py.
-settings.register_profile("quick", settings.get_profile("calm"), max_examples=20)
+settings.register_profile("quick", settings.get_profile("calm"), max_examples=10)
 
 #: Who is not root needs to be it in a user namespace first.
 _NEW_MOUNTS = ("--mount",) if os.geteuid() == 0 else ("--mount", "--user", "--map-root-user")
@@ -94,8 +94,8 @@ PROCESS_FIXTURES = {
 #: What Python's audit calls the ways to start a process.
 PROCESS_EVENTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"}
 
-#: Files whose tests take longest, some of them a minute, and those next to each other that share a
-#: cluster.
+#: Files whose tests take longest, some of them a minute, and files whose tests share a cluster or
+#: other work, so that one worker does it.
 LONGEST = (
     "spark/test_torture.py",
     "spark/pipelines/test_declarative.py",
@@ -103,6 +103,7 @@ LONGEST = (
     "spark/pipelines/test_trending.py",
     "spark/pipelines/test_compact.py",
     "spark/test_connect.py",
+    "test_architecture.py",
 )
 
 #: By the test's id, what it misses.

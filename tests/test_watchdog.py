@@ -86,6 +86,7 @@ async def slow_offsets(self: MemoryStore, key: PartitionKey) -> Offsets:
     return Offsets(0, 0, 0, 0)
 
 
+@pytest.mark.sweep
 @pytest.mark.asyncio
 async def test_the_garbage_collector_is_named_if_it_took_most_of_a_pause() -> None:
     clock = loop_clock()

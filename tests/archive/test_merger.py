@@ -263,6 +263,7 @@ async def test_a_merge_that_is_ended_leaves_nothing_behind(disk: RealDisk, tmp_p
     assert not [name for name in names_in(directory(tmp_path)) if name.startswith("_offered")]
 
 
+@pytest.mark.sweep
 @pytest.mark.asyncio
 async def test_memory_is_bounded_by_row_groups_and_not_by_files(
     disk: RealDisk, monkeypatch: pytest.MonkeyPatch
@@ -342,6 +343,7 @@ def check(partitions: ManifestRegistry, seen: list[Manifest]) -> None:
     assert offsets == [o for o in range(found.first_offset, found.next_offset) if o % 5]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("seed", range(effort.of(3)))
 def test_a_crash_in_any_operation_of_a_merge_leaves_the_old_files_or_the_new_one(
     seed: int,

@@ -62,6 +62,7 @@ def by_glob(directory: Path) -> list[Row]:
         return connection.execute(query).fetchall()
 
 
+@pytest.mark.sweep
 async def test_duckdb_reads_by_manifest_and_by_glob_while_files_come_and_are_merged(
     disk: RealDisk, tmp_path: Path
 ) -> None:

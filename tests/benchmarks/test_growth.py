@@ -113,6 +113,7 @@ def test_later_runs_of_kafka_alone_join_the_curves_of_its_label(tmp_path: Path) 
     assert from_json("stop", kept["after"]["rows"]["stop"]) == curve({10: 5.0})
 
 
+@pytest.mark.sweep
 def test_pictures_show_each_row_and_are_the_same_when_drawn_again(tmp_path: Path) -> None:
     path = tmp_path / "growth.json"
     rows = [ROWS[name].curve() for names in DRAWN.values() for name in names]

@@ -154,6 +154,7 @@ async def test_plans_are_bounded_in_number_and_time(
         await here.archive.plan(CALLER, TOPIC, HOUR_MS)
 
 
+@pytest.mark.sweep
 @pytest.mark.asyncio
 async def test_a_plan_has_no_gap_between_files_and_log_while_archiving_goes_on(
     tmp_path: Path,
@@ -441,6 +442,7 @@ async def test_merging_goes_on_by_itself(tmp_path: Path, monkeypatch: pytest.Mon
         assert await values_in(here.broker) == VALUES
 
 
+@pytest.mark.sweep
 @pytest.mark.asyncio
 async def test_readers_from_the_beginning_notice_nothing_of_archiving_and_merging(
     tmp_path: Path,

@@ -20,6 +20,7 @@ from quackmq.model.topic import Cursor, PartitionKey
 from quackmq.stores.memory import MemoryStore
 from tests.broker.pushed_peer import PATIENT, Peer
 from tests.broker.support import CALLER, TOPIC, open_broker, publish
+from tests.kit import effort
 
 PARTITIONS = 2
 NAMES = ("ada", "bob", "cyd", "dee")
@@ -130,7 +131,7 @@ async def change(broker: Broker, by: random.Random) -> None:
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(effort.of(12)))
 async def test_holds_follow_every_change_of_subscriptions_and_groups(seed: int) -> None:
     by = random.Random(seed)
     store = CheckingStore()

@@ -86,6 +86,7 @@ async def clean(broker: Broker, times: int = 3) -> None:
         await broker.clean()
 
 
+@pytest.mark.sweep
 @pytest.mark.asyncio
 async def test_no_housekeeping_holds_the_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

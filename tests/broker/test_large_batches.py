@@ -124,8 +124,9 @@ async def by_time(broker: Broker) -> None:
     assert found.offset == MANY - 5
 
 
+@pytest.mark.sweep
 @pytest.mark.asyncio
-@pytest.mark.parametrize("compression", ["none", pytest.param("zstd", marks=pytest.mark.sweep)])
+@pytest.mark.parametrize("compression", ["none", "zstd"])
 @pytest.mark.parametrize("read", [by_get, by_page, by_push, by_time])
 async def test_a_large_batch_does_not_hold_the_loop(
     read: Callable[[Broker], Awaitable[None]], compression: str

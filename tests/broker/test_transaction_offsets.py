@@ -377,6 +377,7 @@ async def test_offsets_of_one_transaction_are_bounded(monkeypatch: pytest.Monkey
         assert await committed(broker, "c") == {}
 
 
+@pytest.mark.sweep
 @pytest.mark.asyncio
 async def test_a_transaction_may_commit_as_much_as_fits(pond: Pond) -> None:
     async with pond.open() as broker:

@@ -312,6 +312,7 @@ def test_a_picture_is_drawn_of_depth_and_latency(
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.sweep
 def test_an_experiment_in_which_nothing_came_can_be_drawn(tmp_path: Path) -> None:
     nothing = outcome(subscriber(0, skipped=10, report=None), samples=())
     file = tmp_path / "nothing.svg"

@@ -13,7 +13,7 @@ from hypothesis import settings
 #: The profile of hypothesis that `make check` names; see tests/conftest.py.
 QUICK: Final = "quick"
 #: In `make check`, one case of so many is tried...
-_SHARE: Final = 6
+_SHARE: Final = 12
 #: ...and no fewer than this.
 _LEAST: Final = 2
 

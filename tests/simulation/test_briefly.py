@@ -10,6 +10,7 @@ from tests.simulation import transactors
 from tests.simulation.flow import flow
 from tests.simulation.platter import Counts
 from tests.simulation.pushes import push
+from tests.simulation.quick import quick
 from tests.simulation.scenario import simulate
 from tests.simulation.tiers import tiers
 from tests.simulation.together import together
@@ -18,7 +19,7 @@ _SEEDS = range(2)
 
 
 @pytest.mark.parametrize(
-    "simulation", [simulate, flow, push, tiers, together, transactors.simulate]
+    "simulation", [simulate, flow, push, quick, tiers, together, transactors.simulate]
 )
 def test_no_promise_is_broken(simulation: Callable[[int], Counts]) -> None:
     for seed in _SEEDS:

@@ -23,6 +23,9 @@ from quackmq.stores.local.recovery import Recovered
 from tests.simulation.scenario import simulate
 from tests.simulation.world import Failure
 
+#: `make check` runs each simulation with few seeds and without planted bugs (test_briefly.py).
+pytestmark = pytest.mark.sweep
+
 #: Seeds in which a bug may show itself.
 _SEEDS = range(60)
 

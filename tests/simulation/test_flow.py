@@ -24,6 +24,9 @@ from tests.simulation.platter import Counts
 from tests.simulation.shrunk import missing
 from tests.simulation.world import Failure
 
+#: `make check` runs each simulation with few seeds and without planted bugs (test_briefly.py).
+pytestmark = pytest.mark.sweep
+
 _SEEDS = range(60)
 #: Seeds in which a bug may show itself.
 _BUG_SEEDS = range(60)
@@ -60,7 +63,6 @@ _MUST_HAPPEN = (
 )
 
 
-@pytest.mark.sweep
 def test_every_record_is_moved_once_and_nobody_sees_what_is_not_committed() -> None:
     counts: Counts = Counter()
     for seed in _SEEDS:
@@ -90,7 +92,6 @@ def assert_caught(*promises: str, first: int = 0) -> None:
     pytest.fail(f"nothing like {promises} in {len(_BUG_SEEDS)} seeds, only {others}")
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("first", ["markers", "cursors"])
 def test_markers_and_cursors_in_two_steps_are_caught(first: str) -> None:
     append = LocalStore.append
@@ -212,7 +213,6 @@ def test_a_producer_that_is_not_fenced_is_caught() -> None:
         assert_caught("was replaced and goes on", "has two images", "images and offsets")
 
 
-@pytest.mark.sweep
 def test_offsets_that_a_restart_forgets_are_caught() -> None:
     def forget(records: TransactionRecords, *pending: object) -> None:
         """What waits for the end of a transaction is left where it is."""
@@ -240,7 +240,6 @@ def test_an_end_that_is_acknowledged_before_it_is_durable_is_caught() -> None:
         assert_caught("was committed, and is not there")
 
 
-@pytest.mark.sweep
 def test_a_stage_whose_markers_and_key_are_two_steps_is_caught() -> None:
     append = StageCopier._append
 
@@ -256,7 +255,6 @@ def test_a_stage_whose_markers_and_key_are_two_steps_is_caught() -> None:
         assert_caught("are there twice", first=40)
 
 
-@pytest.mark.sweep
 def test_a_commit_of_a_stage_that_a_restart_leaves_open_is_caught() -> None:
     async def leave(records: TransactionRecords, *orphan: object) -> None:
         """Nobody ends what the last run left open."""

@@ -21,6 +21,9 @@ from tests.simulation.quick import LIMITS, quick
 from tests.simulation.shrunk import missing
 from tests.simulation.world import Failure
 
+#: `make check` runs each simulation with few seeds and without planted bugs (test_briefly.py).
+pytestmark = pytest.mark.sweep
+
 _SEEDS = range(40)
 #: Each must have happened, or the simulation proves less than it says.
 _MUST_HAPPEN = (

@@ -132,15 +132,16 @@ async def _old_too_early(
     return await _offset_for_time(self, key, time_ms + KEEP_FOR_MS, kind)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("where", "name", "bug", "first"),
     [
         (files, "_replace", _manifest_never_synced, 0),
-        pytest.param(ManifestRegistry, "_adopt", _overlap_left, 0, marks=pytest.mark.sweep),
-        pytest.param(_Partition, "names_in_use", _nothing_in_use, 5, marks=pytest.mark.sweep),
+        (ManifestRegistry, "_adopt", _overlap_left, 0),
+        (_Partition, "names_in_use", _nothing_in_use, 5),
         (ManifestRegistry, "_lock", _lock_of_its_own, 0),
-        pytest.param(reader, "crc32c", _right, 76, marks=pytest.mark.sweep),
-        pytest.param(TieredStore, "trim", _trim_log_first, 2, marks=pytest.mark.sweep),
+        (reader, "crc32c", _right, 76),
+        (TieredStore, "trim", _trim_log_first, 2),
         (TieredStore, "offset_for_time", _old_too_early, 1),
     ],
 )

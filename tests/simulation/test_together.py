@@ -24,6 +24,9 @@ from tests.simulation.tiers import tiers
 from tests.simulation.together import LIMITS, together
 from tests.simulation.world import Failure
 
+#: `make check` runs each simulation with few seeds and without planted bugs (test_briefly.py).
+pytestmark = pytest.mark.sweep
+
 _SEEDS = range(60)
 #: Seeds in which a bug may show itself. The first that fails ends the search; of the clock's bugs,
 #: about one seed in ten notices one.
@@ -53,7 +56,6 @@ _MUST_HAPPEN = (
 )
 
 
-@pytest.mark.sweep
 def test_clients_that_share_things_see_one_truth_whatever_the_disk_does() -> None:
     counts: Counts = Counter()
     for seed in _SEEDS:
@@ -91,7 +93,6 @@ def test_a_state_that_is_shown_before_it_is_durable_is_caught() -> None:
         assert_caught(together, "state shared/")
 
 
-@pytest.mark.sweep
 def test_a_cursor_that_is_shown_before_it_is_durable_is_caught() -> None:
     async def latest(store: LocalStore, *which: object) -> object:
         return store._engine.latest.cursors(*which)  # type: ignore[arg-type]
@@ -181,7 +182,6 @@ def test_a_clock_that_follows_the_wall_clock_is_caught() -> None:
         assert_caught(tiers, "ms early", "broker time moved by")
 
 
-@pytest.mark.sweep
 def test_time_that_did_not_pass_and_is_forgotten_is_caught() -> None:
     def forget(gaps: tuple[Gap, ...], gap: Gap) -> tuple[Gap, ...]:
         """A jump that was confirmed counts as time that passed."""

@@ -98,6 +98,7 @@ def test_every_byte_of_short_and_long_fields_counts() -> None:
         assert len(words) == len(places) + 1
 
 
+@pytest.mark.sweep
 def test_very_many_rows_that_differ_by_a_number_have_no_hash_in_common(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -248,6 +248,7 @@ def test_a_stream_that_catches_up_reads_files_and_lets_go_of_its_plans(
     assert len(broker.client().get("/v1/archive/plans").json["plans"]) == before
 
 
+@pytest.mark.sweep
 def test_the_seam_holds_with_archiver_and_merger_flat_out(broker: Broker, topic: str) -> None:
     """Batch reads and a stream, while everything moves, against what a Kafka consumer reads."""
     broker.create(topic, partitions=2)

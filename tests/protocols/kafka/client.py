@@ -148,12 +148,17 @@ async def served(
 
 
 def on_both_loops(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
-    """A test that runs on asyncio's own event loop and on the one that the server uses."""
+    """A test that runs on the event loop that the server uses, and on asyncio's own.
+
+    `make check` leaves the second to `make test`.
+    """
 
     @pytest.mark.parametrize(
         "loop_factory",
-        [asyncio.new_event_loop, uvloop.new_event_loop],
-        ids=["asyncio", "uvloop"],
+        [
+            pytest.param(asyncio.new_event_loop, id="asyncio", marks=pytest.mark.sweep),
+            pytest.param(uvloop.new_event_loop, id="uvloop"),
+        ],
     )
     @functools.wraps(test)
     def run(loop_factory: Callable[[], asyncio.AbstractEventLoop], **fixtures: Any) -> None:

@@ -123,6 +123,7 @@ def test_a_report_is_json_whatever_is_in_it() -> None:
     }
 
 
+@pytest.mark.sweep
 def test_a_report_is_drawn_into_a_file(tmp_path: Path) -> None:
     report = Report("ducks", ("n",), [(1,)], plot=lambda axes: axes.plot([1, 2], [3, 4]))
     report.save_plot(tmp_path / "ducks.png")

@@ -43,6 +43,7 @@ def waits(axes: Any) -> None:
     simulate._draw(axes, [{"load": 0.5, "mean_wait": 1.1, "expected_wait": 1.0}])
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("plot", [windows, latencies, measurements, waits])
 def test_a_pipelines_picture_is_drawn(plot: Callable[[Any], None], tmp_path: Path) -> None:
     Report("ducks", (), [], plot=plot).save_plot(tmp_path / "ducks.png")

@@ -138,6 +138,7 @@ async def test_partitions_that_did_not_change_stay_in_the_next_checkpoint(tmp_pa
     assert [in_place(tmp_path).logs[key].readable for key in keys] == [1, 2, 1]
 
 
+@pytest.mark.sweep
 async def test_a_checkpoint_of_many_partitions_does_not_hold_the_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -80,6 +80,7 @@ async def test_a_directory_of_format_2_is_read_back_byte_for_byte(
     assert format_of(directory) == 3
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("state", STATES)
 async def test_an_opening_that_is_killed_anywhere_leaves_a_directory_that_opens(
     tmp_path: Path, state: str

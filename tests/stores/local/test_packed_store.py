@@ -172,6 +172,7 @@ async def work(store: Store, told: dict[PartitionKey, Records], gone: set[Partit
             await store.delete_topic(topics[2].id)
 
 
+@pytest.mark.sweep
 @pytest.mark.usefixtures("tiny_packs")
 async def test_a_stop_at_any_operation_loses_nothing(tmp_path: Path) -> None:
     steps = 0
