@@ -127,16 +127,6 @@ PACKAGE_DOCSTRING_LINES = range(3, 16)
 #: Modules that import each other, if only for types or inside functions, each with the reason.
 KNOWN_CYCLES: dict[tuple[str, ...], str] = {
     (
-        "quackmq.broker.push.channel",
-        "quackmq.broker.push.flusher",
-        "quackmq.broker.push.push_registry",
-        "quackmq.broker.push.push_subscription",
-    ): "types only: a push subscription names its channel, whose registry names subscriptions",
-    (
-        "quackmq.broker.retention.due_times",
-        "quackmq.broker.retention.partition",
-    ): "types only: each names the other in a signature",
-    (
         "quackmq.cli.chaos.kafka",
         "quackmq.cli.chaos.line",
         "quackmq.cli.chaos.runner",

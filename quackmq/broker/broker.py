@@ -1,44 +1,43 @@
-"""What protocols see: topics, batches, offsets, subscriptions. Every call names its caller.
+"""The broker: builds its parts and offers them to protocols. Every call names its caller.
 
-A topic is a partitioned, append-only log of record batches. Protocols that speak in batches publish
-and read them whole; for single messages there are `broker.messages` and subscriptions. The broker
-keeps nothing durable itself: the store does. The parts are built in `Broker.__init__`.
+A topic is a partitioned, append-only log of record batches. Protocols that work with batches
+publish and read them here. Protocols that work with single messages use `broker.messages`,
+subscriptions and `broker.pushing`. Only the store keeps durable state.
 
-Promised: what a call has answered is durable, as the store promises it; a topic whose policy counts
-nothing costs a publish nothing; nobody waits by asking again and again. A change that has begun is
-carried through, also if its caller goes away. A call after `close` raises BrokerClosing, and so
-does every wait that `close` meets.
+`Broker.__init__` builds the parts in the order in which they use each other: each part receives
+only parts that were built before it.
+
+Promised: a change is durable when its call returns, as the store promises it. A change that has
+begun is finished, also if its caller is cancelled. Publishing to a topic whose policy counts
+nothing costs nothing extra. No wait polls. Calls after `close`, and waits during it, raise
+BrokerClosing.
 
 Not thread-safe: call from the event loop that `open` ran on. Time is passed in: a `Clock` for
-stamps and ages, and the loop's own for waits.
+timestamps and ages; waits use the loop's clock.
 """
 
 from __future__ import annotations
 
 import asyncio
-import dataclasses
-import logging
 import uuid
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from functools import partial
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from quackmq.broker.archive.service import Archives
 from quackmq.broker.connections import Connections
 from quackmq.broker.groups.coordinator import Coordinator
 from quackmq.broker.groups.service import Groups
 from quackmq.broker.housekeeping import Cleaner
-from quackmq.broker.lifecycle import Changes, Waits, only
+from quackmq.broker.lifecycle import Lifecycle
 from quackmq.broker.listener_notes import Notes
 from quackmq.broker.log.decoded_batches import DecodedBatches
-from quackmq.broker.log.epoch_lookup import EpochEnd, epoch_end
+from quackmq.broker.log.epoch_lookup import EpochEnd
 from quackmq.broker.log.live_reads import LiveReads
-from quackmq.broker.log.time_lookup import first_at, latest
-from quackmq.broker.publish.admission import check_takes
+from quackmq.broker.log.service import LogService
 from quackmq.broker.publish.messages import Messages
 from quackmq.broker.publish.producer_ids import ProducerIds
+from quackmq.broker.publish.service import PublishService
 from quackmq.broker.push.live_tail import Feeds
 from quackmq.broker.push.push_registry import PushRegistry
 from quackmq.broker.push.service import PushService
@@ -49,16 +48,15 @@ from quackmq.broker.retention.service import Retention
 from quackmq.broker.settings import BrokerSettings, Caller
 from quackmq.broker.staging.service import Staging
 from quackmq.broker.subscriptions.cursors import Cursors
-from quackmq.broker.subscriptions.name_modes import Modes
+from quackmq.broker.subscriptions.name_modes import NameModes
 from quackmq.broker.subscriptions.pull import PullService
 from quackmq.broker.subscriptions.receipts import Receipts
-from quackmq.broker.subscriptions.service import SubscriptionService, check_subscriber
+from quackmq.broker.subscriptions.registry import SubscriptionRegistry
+from quackmq.broker.subscriptions.service import SubscriptionService
 from quackmq.broker.timekeeping import Timekeeping
 from quackmq.broker.topics import Topics
 from quackmq.broker.transactions.service import Transactions
 from quackmq.clock import Clock
-from quackmq.errors import BrokerClosing, DamagedData, UnknownTopic, UnsupportedBatch
-from quackmq.model.log_transactions import TRANSACTION_FLAGS
 from quackmq.model.policy import Policy
 from quackmq.model.producer_state import Producer
 from quackmq.model.subscription import Message, Start, Subscription, SubscriptionLag
@@ -76,12 +74,10 @@ from quackmq.model.topic import (
 from quackmq.records.batch import Batch
 from quackmq.stores.contract import Store
 
-if TYPE_CHECKING:  # what loads pyarrow, which a broker without an archive does without
+if TYPE_CHECKING:  # these load pyarrow, which a broker without an archive does not need
     from quackmq.archive.archiving.archiver import Archiver
     from quackmq.archive.archiving.builder import FileBuilder
     from quackmq.archive.tiered_store import TieredStore
-
-log = logging.getLogger(__name__)
 
 
 class Broker:
@@ -93,109 +89,156 @@ class Broker:
         archive: TieredStore | None = None,
         workshop: FileBuilder | None = None,
     ) -> None:
-        """`clock` is the store's, or by default the system's. `archive` is the store once more,
-        where it has one; its files are made in `workshop`, or in a thread of this process."""
+        """`clock` is the store's clock; the default is the system's. `archive` is `store` if that
+        has an archive; `workshop` builds its files, by default in a thread of this process."""
         self.settings = settings
         self._store = store
         self._clock = clock = Clock.of_system() if clock is None else Clock.of(clock)
         now_ms = clock.now_ms
-        self._topics = Topics(store, settings, self._on_topic_put, self._on_topic_deleted)
-        self._decoded = DecodedBatches()
-        self._cursors = Cursors(store, self._topics.by_id)
-        self._coordinator = Coordinator(
-            store, self._topics, now_ms, settings.group_initial_delay_ms
-        )
-        self._modes = Modes(self._coordinator.holder)
-        receipts = Receipts(store, self._topics, now_ms, lambda *put: self._retention.note(*put))
-        self._pushed = PushRegistry(store, self._topics, receipts, self._on_cursor_moved)
-        self._delivery = PullService(
-            store,
-            self._decoded,
-            now_ms,
-            self._read,
-            self._topics.by_id,
-            self._cursors,
-            self._on_cursor_moved,
-            self._coordinator,
-            receipts,
-            self._pushed.check_free,
-            self._pushed.room,
-        )
-        self._subscribing = SubscriptionService(
-            self._topics, self._delivery, self._pushed, self._cursors, self._modes, settings, now_ms
-        )
-        self._changes = Changes()
-        feeds = Feeds(store, self._read, clock, self._decoded)
-        self.pushing = PushService(
-            self._topics, self._pushed, self._subscribing, feeds, self._changes
-        )
-        self.groups = Groups(
-            self._coordinator,
-            self._cursors,
-            self._delivery,
-            self._subscribing,
-            self._modes,
-            self._topics,
-            clock,
-            self._on_cursor_moved,
-            self._pushed.check_free,
-        )
-        self._holds = Holds(self._delivery, self._pushed, self.groups, self._cursors)
-        self._retention = Retention(
-            store, clock, self._holds, settings.full_topic_wait_ms, self.pushing.trimmed, archive
-        )
-        #: What keeps topics from letting go of what they should: failures, and holds.
-        self.retention_failures = self._retention.failures
-        self.held_back = self._retention.held_back
-        self._producer_ids = ProducerIds(store)
-        self.transactions = Transactions(
-            store, self._topics, self.groups, self._producer_ids, clock, self._retention.note
-        )
-        counted = (self._retention.note, self._subscribing.count)
-        self.staging = Staging(store, self._topics, self._producer_ids, clock, *counted)
-        self.messages = Messages(
-            self,
-            store,
-            self._topics,
-            self._cursors,
-            self._coordinator,
-            self._decoded,
-            self._read,
-            clock,
-        )
-        self.registrations = Registrations(self, store, self._topics, self._delivery, self._cursors)
-        self.notes = Notes(store)
-        #: Called with every topic that comes or is altered, for doors that follow all of them.
-        self.topic_watchers: set[Callable[[Topic], None]] = set()
-        #: Where doors listen, by name, as whoever opens them says: some tell of each other.
-        self.doors: dict[str, tuple[str, int]] = {}
-        self.connections = Connections()
-        #: The names of topics that publishing to goes through retention.
-        self._counted: set[str] = set()
-        self._waits = Waits()
+
+        # Each part is built after the parts that it calls.
+        self._lifecycle = lifecycle = Lifecycle()
+        self._topics = topics = Topics(store, settings)
+        self.timekeeping = Timekeeping(store, clock, lifecycle)
+
+        # Reading, and what holds retention.
+        self._decoded = decoded = DecodedBatches()
+        self._log = log = LogService(store, topics, decoded, lifecycle)
         self.live_reads = LiveReads(store)
+        live_tails = Feeds(store, log, clock, decoded)
+        self._cursors = cursors = Cursors(store, topics.by_id)
+        self._registry = registry = SubscriptionRegistry()
+        self._holds = holds = Holds(registry, cursors)
+        self._retention = retention = Retention(
+            store,
+            clock,
+            holds,
+            settings.full_topic_wait_ms,
+            live_tails.trimmed,
+            lifecycle,
+            archive,
+        )
+        #: What keeps topics from being trimmed: errors, and holds.
+        self.retention_failures = retention.failures
+        self.held_back = retention.held_back
+
+        # Subscriptions and groups.
+        receipts = Receipts(store, topics, now_ms, retention.note)
+        self._coordinator = coordinator = Coordinator(
+            store, topics, now_ms, settings.group_initial_delay_ms, lifecycle
+        )
+        names = NameModes(registry, coordinator)
+        self._pull = pull = PullService(
+            store,
+            decoded,
+            now_ms,
+            log,
+            topics.by_id,
+            cursors,
+            registry,
+            names,
+            coordinator,
+            receipts,
+            holds,
+            retention,
+        )
+        self._push = push = PushRegistry(store, topics, receipts, registry, holds, retention)
+        self._subscriptions = subscriptions = SubscriptionService(
+            topics, registry, pull, push, cursors, names, holds, settings, now_ms, lifecycle
+        )
+        self.pushing = PushService(topics, push, subscriptions, live_tails, lifecycle)
+        self.groups = Groups(
+            coordinator,
+            cursors,
+            pull,
+            subscriptions,
+            names,
+            topics,
+            clock,
+            holds,
+            retention,
+            lifecycle,
+        )
+
+        # Writing.
+        self._producer_ids = producer_ids = ProducerIds(store)
+        self.transactions = Transactions(
+            store, topics, self.groups, producer_ids, clock, retention.note, lifecycle
+        )
+        self.staging = Staging(
+            store, topics, producer_ids, clock, retention.note, registry.count, lifecycle
+        )
+        self._publishing = publishing = PublishService(
+            store, topics, registry, retention, self.transactions, lifecycle
+        )
+        self.messages = Messages(
+            publishing, store, topics, cursors, coordinator, decoded, log, clock, lifecycle
+        )
+        self.registrations = Registrations(
+            publishing, subscriptions, store, topics, pull, cursors, lifecycle
+        )
+
+        # What listeners share.
+        self.notes = Notes(store, lifecycle)
+        self.connections = Connections()
+        #: Addresses of the open listeners, by name.
+        self.doors: dict[str, tuple[str, int]] = {}
+        #: Called with each topic that is loaded, created or altered.
+        self.topic_watchers = topics.watchers
+
         self._archiver = None if archive is None else self._make_archiver(archive, workshop)
-        #: None where the store has none.
+        #: None if the store has no archive.
         self.archive: Archives | None = None
         if archive is not None and self._archiver is not None:
-            self.archive = Archives(archive, self._archiver, self._topics, now_ms, settings)
-        self.timekeeping = Timekeeping(store, clock)
-        leases = HoldLeases(self._topics, self._cursors, self._subscribing, self._changes, clock)
-        others = (self.pushing, self.groups, self.transactions, self.staging, self.timekeeping)
-        self._cleaner = Cleaner((leases, self._retention, *others), settings.clean_interval_ms)
+            self.archive = Archives(archive, self._archiver, topics, now_ms, settings, lifecycle)
+
+        leases = HoldLeases(topics, cursors, subscriptions, clock, lifecycle)
+        self._cleaner = Cleaner(
+            (
+                leases,
+                retention,
+                self.pushing,
+                self.groups,
+                self.transactions,
+                self.staging,
+                self.timekeeping,
+            ),
+            settings.clean_interval_ms,
+        )
         self._cleaning: asyncio.Task[None] | None = None
         self._archiving: asyncio.Task[None] | None = None
-        self._is_closing = False
+
+        # Who follows topics, in the order in which they are called.
+        topics.on_changed += [
+            pull.topic_changed,
+            push.topic_changed,
+            live_tails.topic_changed,
+            retention.topic_changed,
+            publishing.topic_changed,
+        ]
+        topics.on_deleted += [
+            publishing.topic_deleted,
+            retention.topic_deleted,
+            cursors.topic_deleted,
+            self.messages.topic_deleted,
+        ]
+        if self._archiver is not None:
+            topics.on_deleted.append(self._archiver.forget)
+        topics.on_removal += [
+            pull.remove_topic,
+            self.pushing.remove_topic,
+            self.registrations.remove_topic,
+        ]
 
     async def open(self) -> None:
-        """Take up what the store holds, begin to clean and to archive."""
+        """Load the state from the store; start housekeeping and archiving."""
         assert self._cleaning is None, "a broker is opened once"
         await self.timekeeping.load()
         await self._topics.load()
         await self._cursors.load()
         await self._coordinator.load()
-        await self._delivery.load()
-        await self._pushed.load()
+        await self._pull.load()
+        await self._push.load()
         self.groups.load()
         await self.transactions.load()
         await self.staging.load()
@@ -208,30 +251,31 @@ class Broker:
             self.archive.open()
 
     async def close(self) -> None:
-        """End every wait, finish what was begun. The store stays open: it is its opener's."""
-        self._is_closing = True
-        working = [task for task in (self._cleaning, self._archiving) if task is not None]
-        for task in working:
+        """Refuse new calls, end all waits and finish all changes. The caller closes the store."""
+        self._lifecycle.begin_closing()
+        background = [task for task in (self._cleaning, self._archiving) if task is not None]
+        for task in background:
             task.cancel()
-        if working:
-            await asyncio.wait(working)
+        if background:
+            await asyncio.wait(background)
+        if self.archive is not None:
+            await self.archive.stop()
+
+        self._lifecycle.end_waits()
+        self.live_reads.close()
+        self._coordinator.stop()
+        self.transactions.stop()
+        self._retention.stop()
+        await self.pushing.close()
+        await self._lifecycle.finish()
+
         if self.archive is not None:
             await self.archive.close()
         if self._archiver is not None:
             await self._archiver.close()
-        self._waits.end(_closing())
-        self.live_reads.close()
-        await self.pushing.close()
-        await self.staging.close()
-        await self.transactions.close()
-        await self.groups.close()
-        await self._retention.close()
-        await self.messages.close()
-        await self.registrations.close()
-        await self.notes.close()
+        self._coordinator.close()
+        self.transactions.close()
         await self._decoded.close()
-        await self.timekeeping.close()
-        await self._changes.finish()
 
     @property
     def cluster_id(self) -> str:
@@ -240,7 +284,7 @@ class Broker:
     # --- topics -----------------------------------------------------------------------------
 
     def topics(self) -> Mapping[str, Topic]:
-        """Every topic by name; a view that follows changes."""
+        """Return all topics by name, as a view that follows changes."""
         return MappingProxyType(self._topics.by_name)
 
     def topic(self, name: str) -> Topic:
@@ -258,19 +302,19 @@ class Broker:
         policy: Policy | None = None,
         validate_only: bool = False,
     ) -> Topic:
-        """A new topic. With `validate_only` it is only said what would be created, with an id of
-        zeros. TopicExists, IllegalTopicName, InvalidRequest, LimitReached."""
-        self._check_open()
+        """Create a topic. With `validate_only`, return the topic that would be created, with an id
+        of zeros. TopicExists, IllegalTopicName, InvalidRequest, LimitReached."""
+        self._lifecycle.check_open()
         partitions = self.settings.default_partitions if partitions is None else partitions
         policy = self.settings.default_policy if policy is None else policy
         if validate_only:
             self._topics.check_new(name, partitions)
             return Topic(uuid.UUID(int=0), name, partitions, policy, self._clock.now_ms())
-        return await self._changes.carry_through(self._topics.create(name, partitions, policy))
+        return await self._lifecycle.run_shielded(self._topics.create(name, partitions, policy))
 
     async def ensure_topic(self, caller: Caller, name: str) -> Topic:
-        """The topic of this name; created if topics come to life by their first use."""
-        return await self._ensure(name)
+        """Return the topic of this name; create it if topics are created by their first use."""
+        return await self._publishing.ensure_topic(name)
 
     async def alter_topic(
         self,
@@ -280,17 +324,17 @@ class Broker:
         partitions: int | None = None,
         policy: Policy | Callable[[Policy], Policy] | None = None,
     ) -> Topic:
-        """More partitions, or another policy: a function makes it of the one that is there, which
-        nobody changes meanwhile. UnknownTopic, InvalidRequest, LimitReached."""
-        self._check_open()
-        return await self._changes.carry_through(self._topics.alter(name, partitions, policy))
+        """Add partitions, or change the policy. A function gets the present policy and returns the
+        new one; nobody else changes it meanwhile. UnknownTopic, InvalidRequest, LimitReached."""
+        self._lifecycle.check_open()
+        return await self._lifecycle.run_shielded(self._topics.alter(name, partitions, policy))
 
     async def delete_topic(self, caller: Caller, name: str) -> None:
-        """The topic goes, with all that it holds and all its subscriptions. UnknownTopic."""
-        self._check_open()
-        await self._changes.carry_through(self._topics.delete(name))
+        """Delete a topic with its records and subscriptions. UnknownTopic."""
+        self._lifecycle.check_open()
+        await self._lifecycle.run_shielded(self._topics.delete(name))
 
-    # --- batches ----------------------------------------------------------------------------
+    # --- publishing -------------------------------------------------------------------------
 
     def publish(
         self,
@@ -300,41 +344,23 @@ class Broker:
         batch: Batch,
         *,
         owned: bool = False,
-        waits: bool = True,
+        wait_for_room: bool = True,
     ) -> Awaitable[Appended]:
         """Append a batch that has passed `Batch.parse`, under the topic's policy.
 
         The order of calls is the order in the partition. The bytes are copied before this returns,
-        or kept where their buffer is handed over (`owned`, see `Append`). Unless it `waits`,
-        TopicFull comes at once also from a topic that would let it wait.
+        or kept if the caller hands over their buffer (`owned`, see `Append`). Without
+        `wait_for_room`, a full topic raises TopicFull at once, even if its policy is to wait.
+
         Errors are raised here or by the awaitable: UnknownTopic, UnknownPartition, CorruptBatch,
         UnsupportedBatch, NoSubscriber, TopicFull, RecordTooLarge (more bytes than the topic takes,
-        more records than it ever holds), and what `Store.append` raises. Callers mind
-        `pending_bytes` as there. A transactional batch is taken when `transactions.admit` has let
-        it in, else InvalidTransactionState.
+        or more records than it can ever hold), and those of `Store.append`. A transactional batch
+        must have passed `transactions.admit`, else InvalidTransactionState. Callers limit
+        `pending_bytes`.
         """
-        if self._is_closing:
-            raise _closing()
-        key = PartitionKey(topic.id, partition)
-        # Whoever publishes again and again has the very value that is current: no need to hash ids.
-        if (
-            self._topics.by_name.get(topic.name) is not topic
-            or not 0 <= partition < topic.partitions
-        ):
-            topic = self._topics.of(key)
-        transaction = None
-        if batch.attributes & TRANSACTION_FLAGS:
-            if batch.is_control:
-                raise UnsupportedBatch("control batches are the broker's own")
-            transaction = self.transactions.check_admitted(key, batch)
-        check_takes(topic, batch, self._subscribing.count)
-        if topic.name in self._counted:
-            if transaction is None:
-                return self._retention.publish(key, batch, waits=waits)
-            may_still = partial(self.transactions.check_admitted, key, serial=transaction)
-            return self._retention.publish(key, batch, may_still)
-        append = Append(key, batch, owned)
-        return self._store.append_plain(append) or only(self._store.append((append,)))
+        return self._publishing.publish(
+            topic, partition, batch, owned=owned, wait_for_room=wait_for_room
+        )
 
     def publish_together(
         self,
@@ -343,16 +369,32 @@ class Broker:
         appends: Sequence[Append],
         cursors: Sequence[Cursor] = (),
     ) -> Awaitable[list[Appended]]:
-        """Batches of one topic, in no transaction, and cursors with them, as one unit: all of it or
-        nothing. Otherwise as `publish`; bytes must stay as they are until it is answered."""
-        self._check_open()
-        for key, batch, _ in appends:
-            check_takes(self._topics.of(key), batch, self._subscribing.count)
-        if topic.name in self._counted:
-            return self._retention.publish_together(appends, cursors)
-        return self._store.append(appends, cursors)
+        """Append batches of one topic and set cursors as one unit: all of it or nothing. The
+        batches are in no transaction, and their bytes must not change until this is done.
+        Otherwise as `publish`."""
+        return self._publishing.publish_together(topic, appends, cursors)
 
-    async def read(
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes that are published and not yet durable. Above `limits.PENDING_BYTES`, callers await
+        `room()` before they publish more."""
+        return self._store.pending_bytes
+
+    async def room(self) -> None:
+        await self._publishing.room()
+
+    def check_writable(self) -> None:
+        """Raise BrokerClosing, or the error that made the store read-only."""
+        self._publishing.check_writable()
+
+    async def new_producer_id(self, caller: Caller) -> int:
+        """Return a producer id that was never given before."""
+        self._lifecycle.check_open()
+        return await self._lifecycle.run_shielded(self._producer_ids.next())
+
+    # --- reading ----------------------------------------------------------------------------
+
+    def read(
         self,
         caller: Caller,
         reads: Sequence[Read],
@@ -360,87 +402,60 @@ class Broker:
         max_bytes: int,
         min_bytes: int = 1,
         wait_ms: int = 0,
-    ) -> list[Slice]:
-        """As `Store.read`; see `quackmq.broker.log.committed` for what a committed read leaves out.
-        Damage is named in the log, too, once in a while: a peer may have no words for it."""
-        slices = await self._read(reads, max_bytes=max_bytes, min_bytes=min_bytes, wait_ms=wait_ms)
-        for (key, offset, _, _), part in zip(reads, slices, strict=True):
-            if isinstance(part.error, DamagedData) and key.topic_id in self._topics.by_id:
-                end = max(part.error.next_offset or 0, offset + 1)
-                name = self._topics.by_id[key.topic_id].name
-                self._decoded.quarantine(key, offset, end, name, part.error)
-        return slices
-
-    @property
-    def pending_bytes(self) -> int:
-        """Published and not yet durable; above `limits.PENDING_BYTES` a door awaits `room()`."""
-        return self._store.pending_bytes
-
-    async def room(self) -> None:
-        self._check_open()
-        await self._waits.wait(self._store.room())
-
-    def check_writable(self) -> None:
-        """Whether changes are taken at all: BrokerClosing, or what has happened to the store."""
-        self._check_open()
-        if self._store.failure is not None:
-            raise self._store.failure.with_traceback(None)
+    ) -> Coroutine[Any, Any, list[Slice]]:
+        """Read batches as `Store.read` does; log damaged ones. See `quackmq.broker.log.committed`
+        for what a committed read leaves out."""
+        return self._log.read_reporting_damage(
+            reads, max_bytes=max_bytes, min_bytes=min_bytes, wait_ms=wait_ms
+        )
 
     async def offsets(self, caller: Caller, key: PartitionKey) -> Offsets:
-        self._check_open()
-        self._topics.of(key)
-        return await self._store.offsets(key)
+        return await self._log.offsets(key)
 
     async def offset_for_time(
         self, caller: Caller, key: PartitionKey, timestamp_ms: int
     ) -> OffsetTime | None:
-        """The first record whose timestamp is this or later; None if there is none."""
-        self._check_open()
-        topic = self._topics.of(key)
-        return await first_at(self._store, self._decoded, key, topic.name, timestamp_ms)
+        """Return the first record with this timestamp or a later one; None if there is none."""
+        return await self._log.offset_for_time(key, timestamp_ms)
 
     async def append_times(
         self, caller: Caller, key: PartitionKey, first: int, next: int
     ) -> Sequence[OffsetTime]:
-        """From which offset on which append time, as `Store.append_times`: of what the log has."""
-        self._check_open()
-        self._topics.of(key)
-        return await self._store.append_times(key, first, next)
+        """Return the points at which the append time changes, as `Store.append_times` does."""
+        return await self._log.append_times(key, first, next)
 
     async def max_timestamp(self, caller: Caller, key: PartitionKey) -> OffsetTime | None:
-        """The first of the records with the greatest timestamp; None if no record has one."""
-        self._check_open()
-        topic = self._topics.of(key)
-        return await latest(self._store, self._decoded, key, topic.name)
+        """Return the first record with the greatest timestamp; None if no record has one."""
+        return await self._log.max_timestamp(key)
 
     async def epoch_end(self, caller: Caller, key: PartitionKey, epoch: int) -> EpochEnd | None:
-        """Where a leader's epoch ended; None for one that has not begun."""
-        self._check_open()
-        self._topics.of(key)
-        return await epoch_end(self._store, key, epoch)
+        """Return where a leader epoch ended; None if it has not begun."""
+        return await self._log.epoch_end(key, epoch)
 
     async def producers(self, caller: Caller, key: PartitionKey) -> Mapping[int, Producer]:
-        """What a partition remembers of its producers, by id."""
-        self._check_open()
-        self._topics.of(key)
-        return await self._store.producers(key)
+        """Return the state of a partition's producers, by producer id."""
+        return await self._log.producers(key)
+
+    # --- retention --------------------------------------------------------------------------
 
     async def trim(self, caller: Caller, key: PartitionKey, before: int) -> int:
-        """Let go of what lies before an offset; the first offset that is left. OffsetOutOfRange
-        beyond the end. Subscriptions do not hold what is trimmed so."""
-        self._check_open()
+        """Delete the records before an offset, also those that subscriptions hold. Return the first
+        offset that is left. OffsetOutOfRange beyond the end."""
+        self._lifecycle.check_open()
         self._topics.of(key)
-        return await self._changes.carry_through(self._retention.trim(key, before))
-
-    async def new_producer_id(self, caller: Caller) -> int:
-        """An id that nobody ever had or will have."""
-        self._check_open()
-        return await self._changes.carry_through(self._producer_ids.next())
+        return await self._lifecycle.run_shielded(self._retention.trim(key, before))
 
     async def clean(self) -> None:
-        """What the cleaner does at its intervals, now."""
-        self._check_open()
+        """Run all housekeeping now, without waiting for its interval."""
+        self._lifecycle.check_open()
         await self._cleaner.clean()
+
+    def consumers_left(
+        self, caller: Caller, key: PartitionKey, offsets: Sequence[int]
+    ) -> list[int]:
+        """Return for each offset how many subscriptions and holding groups have not consumed it."""
+        self._topics.of(key)
+        return self._holds.consumers_left(key, offsets)
 
     # --- subscriptions ----------------------------------------------------------------------
 
@@ -452,19 +467,17 @@ class Broker:
         start: Start = "end",
         receipts: bool | None = None,
     ) -> bool:
-        """A durable subscription, which lasts until `unsubscribe` and holds what it has not read
-        (unless the topic drops its oldest). True if it is new; one that is there stays as it is,
-        but for the `receipts` that it leaves, if that is said, also where it is a pushed one. The
-        topic may come to life by it."""
-        self._check_open()
-        check_subscriber(name)
-        change = self._subscribing.subscribe(name, topic_name, start, receipts)
-        return await self._changes.carry_through(change)
+        """Create a durable subscription; return whether it is new. It may create the topic.
+
+        The subscription lasts until `unsubscribe`. It holds the records that it has not read,
+        unless the topic drops its oldest. An existing subscription stays as it is, except that
+        `receipts`, if given, sets whether it leaves receipts, also for a push subscription."""
+        return await self._subscriptions.subscribe(name, topic_name, start, receipts)
 
     async def unsubscribe(self, caller: Caller, name: str, topic_name: str) -> None:
-        """UnknownSubscription. With its last subscription an ephemeral topic goes."""
-        self._check_open()
-        await self._changes.carry_through(self._subscribing.unsubscribe(name, topic_name))
+        """End a subscription. An ephemeral topic is deleted with its last subscription.
+        UnknownSubscription."""
+        await self._subscriptions.unsubscribe(name, topic_name)
 
     async def get(
         self,
@@ -474,50 +487,31 @@ class Broker:
         last_id: str | None,
         wait_ms: int = 0,
         *,
-        raises: bool = False,
+        raise_on_loss: bool = False,
     ) -> Message | None:
-        """The next message, if `last_id` is the id of the last one sent; otherwise that one again.
-        None if there is nothing after `wait_ms`. InvalidMessageId, UnknownSubscription,
-        NameInOtherMode; with `raises` also EntriesLost, before a message that has `lost`."""
-        self._check_open()
-        topic = self.topic(topic_name)
-        with self._by_last_id(caller, name, topic):
-            message = await self._delivery.get(topic, name, last_id, wait_ms, raises=raises)
-        if message is None or not topic.policy.keep_until_consumed:
-            return message
-        key = PartitionKey(topic.id, message.partition)
-        (left,) = self._holds.consumers_left(key, [message.record.offset])
-        return dataclasses.replace(message, consumers_left=left)
+        """Return the next message if `last_id` is the id of the last one sent; otherwise send that
+        one again. None if there is no message after `wait_ms`. InvalidMessageId,
+        UnknownSubscription, NameInOtherMode. With `raise_on_loss`, raise EntriesLost before a
+        message that has `lost`."""
+        return await self._subscriptions.get(
+            caller, name, topic_name, last_id, wait_ms, raise_on_loss
+        )
 
     async def commit(self, caller: Caller, name: str, topic_name: str, message_id: str) -> None:
-        """Everything of the message's partition up to and including it is done with."""
-        self._check_open()
-        topic = self.topic(topic_name)
-        with self._by_last_id(caller, name, topic):
-            await self._changes.carry_through(self._delivery.commit(topic, name, message_id))
+        """Acknowledge a message and all before it in its partition."""
+        await self._subscriptions.commit(caller, name, topic_name, message_id)
 
     async def seek(self, caller: Caller, name: str, topic_name: str, to: Start) -> None:
-        """Go on from somewhere else, further on or back."""
-        self._check_open()
-        topic = self.topic(topic_name)
-        with self._by_last_id(caller, name, topic):
-            await self._changes.carry_through(self._delivery.seek(topic, name, to))
+        """Move a subscription to another place, forward or back."""
+        await self._subscriptions.seek(caller, name, topic_name, to)
 
     async def lag(self, caller: Caller, name: str, topic_name: str) -> int:
-        """How many records are still to come, the outstanding one included."""
+        """Return how many records are still to come, including the outstanding one."""
         return (await self.standing(caller, name, topic_name)).lag
 
     async def standing(self, caller: Caller, name: str, topic_name: str) -> SubscriptionLag:
-        """The lag, and how many records the subscription has lost."""
-        self._check_open()
-        return await self._subscribing.standing(self.topic(topic_name), name)
-
-    def consumers_left(
-        self, caller: Caller, key: PartitionKey, offsets: Sequence[int]
-    ) -> list[int]:
-        """Of each offset, how many subscriptions, and groups that hold, have yet to consume it."""
-        self._topics.of(key)
-        return self._holds.consumers_left(key, offsets)
+        """Return the lag of a subscription, and how many records it has lost."""
+        return await self._subscriptions.standing(name, topic_name)
 
     async def subscriptions(
         self,
@@ -528,60 +522,10 @@ class Broker:
         after: tuple[str, str] = ("", ""),
         limit: int | None = None,
     ) -> list[Subscription]:
-        """By name and topic; those behind a name and topic, and no more than so many, if asked."""
-        self._check_open()
-        topic_id = None if topic_name is None else self.topic(topic_name).id
-        return self._subscribing.subscriptions(name, topic_id, after, limit)
+        """Return subscriptions, sorted by name and topic: those after `after`, at most `limit`."""
+        return self._subscriptions.subscriptions(name, topic_name, after, limit)
 
     # --- helpers ----------------------------------------------------------------------------
-
-    def _by_last_id(self, caller: Caller, name: str, topic: Topic) -> AbstractContextManager[None]:
-        self._pushed.check_free(name)
-        self._delivery.check_subscribed(topic, name)
-        return self._modes.by_last_id(caller, name)
-
-    def _check_open(self) -> None:
-        if self._is_closing:
-            raise _closing()
-
-    async def _ensure(self, name: str) -> Topic:
-        self._check_open()
-        topic = self._topics.by_name.get(name)
-        if topic is not None:
-            return topic
-        return await self._changes.carry_through(self._topics.ensure(name, subscribing=False))
-
-    async def _read(
-        self, reads: Sequence[Read], *, max_bytes: int, min_bytes: int = 1, wait_ms: int = 0
-    ) -> list[Slice]:
-        self._check_open()
-        if wait_ms <= 0:
-            return await self._store.read(reads, max_bytes=max_bytes, min_bytes=min_bytes)
-        return await self._waits.wait(
-            self._store.read(reads, max_bytes=max_bytes, min_bytes=min_bytes, wait_ms=wait_ms)
-        )
-
-    def _on_topic_put(self, topic: Topic) -> None:
-        self._delivery.follow(topic)
-        self.pushing.follow(topic)
-        self._retention.follow(topic)
-        if topic.policy.counts_entries:
-            self._counted.add(topic.name)
-        else:
-            self._counted.discard(topic.name)
-        for watcher in self.topic_watchers:
-            watcher(topic)
-
-    async def _on_topic_deleted(self, topic: Topic) -> None:
-        self._counted.discard(topic.name)
-        self._retention.forget(topic.id, UnknownTopic(f"topic {topic.name} was deleted"))
-        self._cursors.forget(topic.id)
-        self.messages.forget(topic)
-        if self._archiver is not None:
-            self._archiver.forget(topic)
-        await self._delivery.forget(topic)
-        await self.pushing.forget(topic)
-        await self.registrations.forget(topic.id)
 
     def _make_archiver(self, archive: TieredStore, workshop: FileBuilder | None) -> Archiver:
         from quackmq.archive.archiving.archiver import Archiver
@@ -590,10 +534,3 @@ class Broker:
         archiver = Archiver(archive, self.topics, self._clock, name_of, workshop)
         self.topic_watchers.add(archiver.follow)
         return archiver
-
-    def _on_cursor_moved(self, key: PartitionKey) -> None:
-        self._retention.cursor_moved(key)
-
-
-def _closing() -> BrokerClosing:
-    return BrokerClosing("the broker is closing: try again when it is back")

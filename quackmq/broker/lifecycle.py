@@ -1,7 +1,24 @@
-"""Ways of waiting that asyncio does not have: a wait that others can end with an error, a change
-that its caller cannot cancel, locks by name, a future for the only element of a list.
+"""The broker's lifecycle, and ways of waiting that asyncio does not have.
 
-Who may call: one event loop.
+`Lifecycle` knows whether the broker is closing and which changes are running. The rest are tools: a
+wait that others can end with an error (`Waits`), locks by name (`NamedLocks`), a change that
+finishes before its cancellation (`finish_before_cancelling`).
+
+Lock order. A task that holds a lock may only acquire locks further down this table:
+
+    1. SubscriptionService._locks    topic and name; only the topic if it is ephemeral
+    2. TransactionalIdEntry.lock     one transactional id
+    3. Cursors.changing(name)        cursor changes of one name; several names in sorted order
+    4. Topics._locks                 topic name, except `quackmq.receipts`
+    5. PullSubscription.lock         one subscription, except to `quackmq.receipts`
+    6. Topics._locks                 `quackmq.receipts`: writing a receipt may create the topic
+    7. PullSubscription.lock         subscriptions to `quackmq.receipts`
+    8. ProgressFlusher.alone         the running write of push progress
+    9. Stage parts, then series, then stage keys (`staging`)
+    10. leaf locks, inside which no other lock is taken: Partition.lock (retention),
+        GroupEntry.lock, idempotency keys, registrations, notes, producer ids, live tails
+
+Not thread-safe: call from the broker's event loop.
 """
 
 from __future__ import annotations
@@ -12,16 +29,16 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from quackmq.errors import QuackError
+from quackmq.errors import BrokerClosing, QuackError
 
 T = TypeVar("T")
 
 
 class Waits:
-    """Tasks that wait for something, and the way to end their waits with an error.
+    """A set of tasks that wait, whose waits can all be ended with an error.
 
-    The waiting itself is cancelled, so whatever is waited for tidies up after itself; the task is
-    not: it sees the error in place of the cancellation. A cancellation by anybody else stays one.
+    `end` cancels the awaited operation, so that it cleans up after itself, and raises the error in
+    the waiting task instead of CancelledError. A cancellation by anybody else is passed on.
     """
 
     __slots__ = ("_reasons",)
@@ -47,47 +64,69 @@ class Waits:
             del self._reasons[task]
 
     def end(self, reason: Exception) -> None:
-        """End every wait that is going on with this error."""
+        """Raise this error in every task that is waiting now."""
         for task, present in self._reasons.items():
             if present is None:
                 self._reasons[task] = reason
                 task.cancel()
 
 
-class Changes:
-    """Changes that are carried through, whether or not their callers stay to hear of it."""
+class Lifecycle:
+    """One for each broker: whether it is closing, and which waits and changes are under way."""
 
-    __slots__ = ("_tasks",)
+    __slots__ = ("_tasks", "_waits", "is_closing")
 
     def __init__(self) -> None:
+        self.is_closing = False
+        self._waits = Waits()
         self._tasks: set[asyncio.Task[Any]] = set()
 
-    async def carry_through(self, change: Coroutine[Any, Any, T]) -> T:
+    def check_open(self) -> None:
+        """Raise BrokerClosing if the broker is closing."""
+        if self.is_closing:
+            raise closing_error()
+
+    async def wait(self, awaitable: Awaitable[T]) -> T:
+        """Await something that may take long; raise BrokerClosing when the broker closes."""
+        return await self._waits.wait(awaitable)
+
+    async def run_shielded(self, change: Coroutine[Any, Any, T]) -> T:
+        """Run a change to its end, also if the caller is cancelled; return its result."""
         task = self.start(change)
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
-            task.add_done_callback(_left_alone)
+            task.add_done_callback(_report_bugs)
             raise
 
     def start(self, change: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """The same for a change that nobody waits for; it sees to its own errors."""
+        """Start a change that nobody has to wait for. It must handle its own errors."""
         task = asyncio.get_running_loop().create_task(change)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
 
+    def begin_closing(self) -> None:
+        """Refuse new calls from now on."""
+        self.is_closing = True
+
+    def end_waits(self) -> None:
+        """End all waits with BrokerClosing."""
+        self._waits.end(closing_error())
+
     async def finish(self) -> None:
-        """Wait until none is on its way."""
+        """Wait until all changes that were started have ended."""
         while self._tasks:
             await asyncio.wait(self._tasks)
 
 
-async def to_the_end(change: Coroutine[Any, Any, T], is_needed: bool = True) -> T:
-    """Await a change that must not be left half-way: a cancellation has its effect when the change
-    is done, so that what its caller holds (a lock) is held for as long. For short changes."""
-    if not is_needed:
-        return await change
+def closing_error() -> BrokerClosing:
+    return BrokerClosing("the broker is closing: try again when it is back")
+
+
+async def finish_before_cancelling(change: Coroutine[Any, Any, T]) -> T:
+    """Await a short change that must not stop half-way. A cancellation takes effect when the change
+    has ended, so the caller holds its locks until then."""
     task = asyncio.get_running_loop().create_task(change)
     try:
         return await asyncio.shield(task)
@@ -97,21 +136,21 @@ async def to_the_end(change: Coroutine[Any, Any, T], is_needed: bool = True) -> 
                 await asyncio.wait([task])
             except asyncio.CancelledError:
                 continue
-        _left_alone(task)
+        _report_bugs(task)
         raise
 
 
-def _left_alone(task: asyncio.Task[Any]) -> None:
-    """A change has ended whose caller left: nobody needs to know that it was refused, but a bug is
-    told of as asyncio does it."""
+def _report_bugs(task: asyncio.Task[Any]) -> None:
+    """Handle the end of a change whose caller was cancelled. A QuackError is dropped, because
+    nobody waits for it; any other error is a bug and goes to asyncio's exception handler."""
     error = None if task.cancelled() else task.exception()
     if error is not None and not isinstance(error, QuackError):
-        text = "a change failed that nobody waits for"
+        text = "a change failed after its caller was cancelled"
         task.get_loop().call_exception_handler({"message": text, "exception": error, "task": task})
 
 
 class NamedLocks:
-    """A lock for each name that somebody holds or wants; nothing is kept of the others."""
+    """One lock for each name. A lock exists only while somebody holds it or waits for it."""
 
     __slots__ = ("_locks",)
 
@@ -132,8 +171,10 @@ class NamedLocks:
 
 
 def only(elements: Awaitable[list[T]]) -> Awaitable[T]:
-    """The same wait, for the only element. A future stays one, so that nobody needs a task for it;
-    cancelling it does not cancel what it stands for."""
+    """Turn an awaitable of a list with one element into an awaitable of that element.
+
+    A future gives a future, so that callers need no task. Cancelling the result does not cancel
+    `elements`."""
     if not isinstance(elements, asyncio.Future):
         return _Only(elements)
     element: asyncio.Future[T] = elements.get_loop().create_future()
@@ -155,7 +196,7 @@ class _Only(Generic[T]):
 def _pass_on(element: asyncio.Future[T], elements: asyncio.Future[list[T]]) -> None:
     if element.cancelled():
         if not elements.cancelled():
-            elements.exception()  # nobody is left to hear of it
+            elements.exception()  # mark it as retrieved: nobody waits for it
     elif elements.cancelled():
         element.cancel()
     elif (error := elements.exception()) is not None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from quackmq.broker.lifecycle import Changes, NamedLocks
+from quackmq.broker.lifecycle import Lifecycle, NamedLocks
 from quackmq.stores.contract import Store
 
 #: Keys of notes in the store's small state begin so.
@@ -19,10 +19,10 @@ _PREFIX: Final = "note/"
 
 
 class Notes:
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, lifecycle: Lifecycle) -> None:
         self._store = store
         self._locks = NamedLocks()
-        self._changes = Changes()
+        self._lifecycle = lifecycle
 
     async def all(self, door: str) -> Mapping[str, str]:
         """Every note of a door, by name."""
@@ -37,10 +37,7 @@ class Notes:
     async def put(self, door: str, name: str, text: str | None) -> None:
         """None removes it. LimitReached where a note, or all of them, take too much."""
         key = f"{_PREFIX}{door}/{name}"
-        await self._changes.carry_through(self._put(key, None if text is None else text.encode()))
-
-    async def close(self) -> None:
-        await self._changes.finish()
+        await self._lifecycle.run_shielded(self._put(key, None if text is None else text.encode()))
 
     async def _put(self, key: str, value: bytes | None) -> None:
         async with self._locks.hold(key):

@@ -22,15 +22,17 @@ import json
 import logging
 import re
 from collections import OrderedDict
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 from uuid import UUID
 
 from quackmq import limits as shared_limits
 from quackmq.broker import limits
-from quackmq.broker.lifecycle import Changes
+from quackmq.broker.lifecycle import Lifecycle
+from quackmq.broker.publish.service import PublishService
 from quackmq.broker.settings import Caller
 from quackmq.broker.subscriptions.cursors import Cursors
 from quackmq.broker.subscriptions.pull import PullService
+from quackmq.broker.subscriptions.service import SubscriptionService
 from quackmq.broker.topics import Topics
 from quackmq.errors import (
     AlreadyRegistered,
@@ -42,7 +44,6 @@ from quackmq.errors import (
     UnknownProducerId,
     UnknownSubscription,
 )
-from quackmq.model.subscription import Start
 from quackmq.model.topic import StatePut, Topic
 from quackmq.stores.contract import Store
 
@@ -56,36 +57,29 @@ _PRODUCER_ID: Final = re.compile(r"producer-([1-9][0-9]{0,17})")
 _CONSUMER_ID: Final = re.compile(r"consumer-([1-9][0-9]{0,17})")
 
 
-class Subscriber(Protocol):
-    """The broker's way of making topics and subscriptions."""
-
-    async def ensure_topic(self, caller: Caller, name: str) -> Topic: ...
-
-    async def subscribe(
-        self, caller: Caller, name: str, topic_name: str, start: Start = "end"
-    ) -> bool: ...
-
-
 class Registrations:
     def __init__(
         self,
-        broker: Subscriber,
+        publishing: PublishService,
+        subscriptions: SubscriptionService,
         store: Store,
         topics: Topics,
-        delivery: PullService,
+        pull: PullService,
         cursors: Cursors,
+        lifecycle: Lifecycle,
     ) -> None:
-        self._broker = broker
+        self._publishing = publishing
+        self._subscriptions = subscriptions
         self._store = store
         self._topics = topics
-        self._delivery = delivery
+        self._pull = pull
         self._cursors = cursors
         #: By number, the longest unused first.
         self._producers: OrderedDict[int, _Registered] = OrderedDict()
         self._counters = _Counters()
         self._counters_version = 0
         self._lock = asyncio.Lock()
-        self._changes = Changes()
+        self._lifecycle = lifecycle
 
     async def load(self) -> None:
         """Take up what the store has. What is left of topics that are gone is removed."""
@@ -107,10 +101,6 @@ class Registrations:
             # They do no harm, and a store that can only be read should be.
             log.warning("what is left of %d producers stays: %s", len(gone), error)
 
-    async def close(self) -> None:
-        """What was begun is finished."""
-        await self._changes.finish()
-
     # --- producers --------------------------------------------------------------------------
 
     async def register_producer(
@@ -119,11 +109,11 @@ class Registrations:
         """A new producer of a topic, which may come to life by it: its id. With an id it is that
         producer, who must be of no topic: UnknownTopic, UnknownProducerId, AlreadyRegistered."""
         if producer_id is None:
-            topic = await self._broker.ensure_topic(caller, topic_name)
-            return await self._changes.carry_through(self._new_producer(topic))
+            topic = await self._publishing.ensure_topic(topic_name)
+            return await self._lifecycle.run_shielded(self._new_producer(topic))
         topic = self._topics.named(topic_name)
         number = self._producer(producer_id)
-        return await self._changes.carry_through(self._join(topic, number))
+        return await self._lifecycle.run_shielded(self._join(topic, number))
 
     def check_producer(self, topic_name: str, producer_id: str) -> None:
         """Whether a producer may publish to a topic: UnknownTopic, UnknownProducerId,
@@ -149,10 +139,10 @@ class Registrations:
         UnknownTopic, UnknownConsumerId, AlreadySubscribed."""
         topic = self._topics.named(topic_name)
         if consumer_id is None:
-            consumer_id = await self._changes.carry_through(self._new_consumer())
+            consumer_id = await self._lifecycle.run_shielded(self._new_consumer())
         else:
             self._check_consumer_exists(consumer_id)
-        if not await self._broker.subscribe(caller, consumer_id, topic.name):
+        if not await self._subscriptions.subscribe(consumer_id, topic.name):
             raise AlreadySubscribed(f"{consumer_id} is subscribed to topic {topic.name} already")
         return consumer_id
 
@@ -160,18 +150,18 @@ class Registrations:
         """Whether a consumer may take messages of a topic: UnknownTopic, UnknownConsumerId,
         UnknownSubscription."""
         topic = self._topics.named(topic_name)
-        if self._delivery.is_subscribed(topic, consumer_id):
+        if self._pull.is_subscribed(topic, consumer_id):
             return
         self._check_consumer_exists(consumer_id)
         raise UnknownSubscription(f"{consumer_id} is not subscribed to topic {topic.name}")
 
     # --- for the broker ---------------------------------------------------------------------
 
-    async def forget(self, topic_id: UUID) -> None:
-        """A topic is gone: its producers have none."""
+    async def remove_topic(self, topic: Topic) -> None:
+        """Remove the registrations of a deleted topic's producers."""
         async with self._lock:
             numbers = [
-                number for number, each in self._producers.items() if each.topic_id == topic_id
+                number for number, each in self._producers.items() if each.topic_id == topic.id
             ]
             await self._put_all([self._removal(number) for number in numbers])
             for number in numbers:
@@ -251,7 +241,7 @@ class Registrations:
         return None if registered is None else self._topics.by_id.get(registered.topic_id)
 
     def _check_consumer_exists(self, consumer_id: str) -> None:
-        if self._delivery.has_name(consumer_id):
+        if self._pull.has_name(consumer_id):
             return
         number = _number(_CONSUMER_ID, consumer_id)
         if number is None or number > self._counters.consumers:
@@ -260,7 +250,7 @@ class Registrations:
             )
 
     def _is_in_use(self, name: str) -> bool:
-        return self._delivery.has_name(name) or self._cursors.has(name)
+        return self._pull.has_name(name) or self._cursors.has(name)
 
 
 class _Registered(NamedTuple):

@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from quackmq import limits
-from quackmq.broker.lifecycle import Changes, NamedLocks
+from quackmq.broker.lifecycle import Lifecycle, NamedLocks
 from quackmq.broker.settings import Caller
 from quackmq.clock import Clock, ClockStatus, Gap, KeptTime
 from quackmq.errors import DamagedStore, StorageError
@@ -34,14 +34,14 @@ _SHOWN_MS: Final = 250_000_000_000_000
 
 
 class Timekeeping:
-    def __init__(self, store: Store, clock: Clock) -> None:
+    def __init__(self, store: Store, clock: Clock, lifecycle: Lifecycle) -> None:
         self._store = store
         self._clock = clock
         self._version = 0
         self._kept: KeptTime | None = None
         self._told = "steady"
         self._locks = NamedLocks()
-        self._changes = Changes()
+        self._lifecycle = lifecycle
 
     async def load(self) -> None:
         """Let the clock go on from what the store knows."""
@@ -76,7 +76,7 @@ class Timekeeping:
             or (present.paused_since_ms, present.gaps) != (kept.paused_since_ms, kept.gaps)
         ):
             try:
-                await self._changes.carry_through(self._keep())
+                await self._lifecycle.run_shielded(self._keep())
             except StorageError as error:
                 log.warning("the time cannot be kept in the store: %s", error)
 
@@ -87,10 +87,7 @@ class Timekeeping:
         """Take the wall clock for right, as `Clock.confirm`. Return whether there was anything to
         confirm. Raise StorageError if the confirmation cannot be stored. The clock is as before
         then; after a restart it may be confirmed."""
-        return await self._changes.carry_through(self._confirm(caller, passed))
-
-    async def close(self) -> None:
-        await self._changes.finish()
+        return await self._lifecycle.run_shielded(self._confirm(caller, passed))
 
     async def _confirm(self, caller: Caller, passed: bool | None) -> bool:
         async with self._locks.hold(STATE_KEY):

@@ -24,16 +24,14 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from quackmq import limits
+from quackmq.broker.broker import Broker
 from quackmq.broker.settings import Caller
 from quackmq.errors import OffsetOutOfRange, RecordTooLarge
 from quackmq.model.topic import Appended, PartitionKey
 from quackmq.records.batch import Headers, Record
-
-if TYPE_CHECKING:
-    from quackmq.broker.broker import Broker
 
 #: The header that names who published an entry.
 PUBLISHER_HEADER: Final = "publisher"
@@ -75,18 +73,18 @@ class TopicQueue:
         return await self.begin_enqueue(publisher_id, content)
 
     def begin_enqueue(
-        self, publisher_id: str, content: bytes, *, waits: bool = True
+        self, publisher_id: str, content: bytes, *, wait_for_room: bool = True
     ) -> asyncio.Future[int]:
         """The same for who goes on meanwhile. Whoever has begun one and has not heard of it yet
         begins no other: there is one pending entry for each publisher and topic (Q6). Unless it
-        `waits`, TopicFull comes at once, here or by the future."""
+        `wait_for_room` is set, TopicFull comes at once, here or by the future."""
         if len(content) > self._entry_bytes:
             raise RecordTooLarge(
                 f"an entry of {len(content)} bytes; {self._entry_bytes} is the most here"
             )
-        begun = self._begin(publisher_id, content, waits)
+        begun = self._begin(publisher_id, content, wait_for_room)
         return (
-            asyncio.ensure_future(self._put(publisher_id, content, waits))
+            asyncio.ensure_future(self._put(publisher_id, content, wait_for_room))
             if begun is None
             else begun
         )
@@ -128,20 +126,22 @@ class TopicQueue:
     async def _first_live(self) -> int:
         return await self._broker.pushing.first_live(self._key)
 
-    def _begin(self, publisher_id: str, content: bytes, waits: bool) -> asyncio.Future[int] | None:
+    def _begin(
+        self, publisher_id: str, content: bytes, wait_for_room: bool
+    ) -> asyncio.Future[int] | None:
         begun = self._broker.messages.begin_put(
             self._caller,
             self._topic_name,
             content,
             headers=_headers(publisher_id),
             partition=self._key.partition,
-            waits=waits,
+            wait_for_room=wait_for_room,
         )
         return None if begun is None else _numbered(begun.appended)
 
-    async def _put(self, publisher_id: str, content: bytes, waits: bool) -> int:
+    async def _put(self, publisher_id: str, content: bytes, wait_for_room: bool) -> int:
         """The topic has to come to life again first, or too much is on its way to the disk."""
-        while (begun := self._begin(publisher_id, content, waits)) is None:
+        while (begun := self._begin(publisher_id, content, wait_for_room)) is None:
             await self._broker.ensure_topic(self._caller, self._topic_name)
             await self._broker.room()
         return await begun

@@ -1,10 +1,10 @@
-"""The broker's view of its topics, and how they come, change and go.
+"""The broker's view of its topics; create, alter and delete them.
 
-The view follows the store: a topic is here when it is durable there, and gone when it is gone
-there. Changes to one name are made one after the other.
+The view follows the store: a topic is added after it is durable in the store, and removed after it
+was deleted there. Changes of one topic are made one after the other.
 
-Who may call: the broker's loop. A change must not be cancelled half-way (see `waits.Changes`): the
-store would know of it, and the view not.
+Not thread-safe: call from the broker's event loop. Run changes by `Lifecycle.run_shielded`: a
+change that was cancelled half-way would be in the store and not in this view.
 """
 
 from __future__ import annotations
@@ -30,39 +30,37 @@ from quackmq.model.policy import Policy
 from quackmq.model.topic import PartitionKey, Topic, check_topic_name
 from quackmq.stores.contract import Store
 
-#: Topics whose names begin so are the broker's own: nobody sees them, nobody makes one.
+#: The prefix of the broker's own topics. Clients cannot see or create them.
 HIDDEN_PREFIX: Final = "__quackmq."
 
 
 class Topics:
-    def __init__(
-        self,
-        store: Store,
-        settings: BrokerSettings,
-        on_put: Callable[[Topic], None],
-        on_deleted: Callable[[Topic], Awaitable[None]],
-    ) -> None:
-        """`on_put` is told of every topic that is there, new or altered; `on_deleted` of every one
-        that is gone."""
+    def __init__(self, store: Store, settings: BrokerSettings) -> None:
         self.by_name: dict[str, Topic] = {}
         self.by_id: dict[uuid.UUID, Topic] = {}
-        #: Grows when a topic comes, changes or goes.
+        #: Incremented when a topic is created, altered or deleted.
         self.changes = 0
         self._store = store
         self._settings = settings
-        self._on_put = on_put
-        self._on_deleted = on_deleted
+        #: Called in order with each topic that is loaded, created or altered.
+        self.on_changed: list[Callable[[Topic], None]] = []
+        #: Called in order with each deleted topic, before anything else runs.
+        self.on_deleted: list[Callable[[Topic], None]] = []
+        #: Called in order after `on_deleted`: remove what the store still has of a deleted topic.
+        self.on_removal: list[Callable[[Topic], Awaitable[None]]] = []
+        #: Called after `on_changed`, for listeners that follow all topics.
+        self.watchers: set[Callable[[Topic], None]] = set()
         self._locks = NamedLocks()
-        #: Deletions that are on their way, and how many there have been.
-        self._going: set[asyncio.Future[None]] = set()
-        self._gone = 0
+        #: The running deletions, and how many have succeeded.
+        self._deletions: set[asyncio.Future[None]] = set()
+        self._deleted = 0
 
     async def load(self) -> None:
         for topic in (await self._store.topics()).values():
             if not topic.name.startswith(HIDDEN_PREFIX):
                 self._put(topic)
 
-    # --- what is there ----------------------------------------------------------------------
+    # --- finding topics ---------------------------------------------------------------------
 
     def named(self, name: str) -> Topic:
         topic = self.by_name.get(name)
@@ -77,7 +75,7 @@ class Topics:
         return topic
 
     def of(self, key: PartitionKey) -> Topic:
-        """The topic of a partition that is there."""
+        """Return the topic of a partition. UnknownTopic, UnknownPartition."""
         topic = self.with_id(key.topic_id)
         if not 0 <= key.partition < topic.partitions:
             raise UnknownPartition(
@@ -86,13 +84,13 @@ class Topics:
             )
         return topic
 
-    # --- coming, changing, going --------------------------------------------------------------
+    # --- changing topics ----------------------------------------------------------------------
 
     def check_new(self, name: str, partitions: int) -> None:
-        """What `create` would refuse, as far as it can be told without trying."""
+        """Raise what `create` would raise, as far as that is known without asking the store."""
         check_topic_name(name)
         if name.startswith(HIDDEN_PREFIX):
-            raise IllegalTopicName(f"names that begin with {HIDDEN_PREFIX} are the broker's own")
+            raise IllegalTopicName(f"names that begin with {HIDDEN_PREFIX} are reserved")
         if name in self.by_name:
             raise TopicExists(f"topic {name} exists already")
         if partitions < 1:
@@ -108,8 +106,8 @@ class Topics:
             return self._put(await self._store.create_topic(name, partitions, policy))
 
     async def ensure(self, name: str, *, subscribing: bool) -> Topic:
-        """The topic of this name, created if that is how topics come to life here: an ephemeral one
-        by a subscription, others by any use."""
+        """Return the topic of this name. Create it if the settings allow that: an ephemeral topic
+        by its first subscription, other topics by any first use. UnknownTopic."""
         settings = self._settings
         async with self._locks.hold(name):
             topic = self.by_name.get(name)
@@ -117,11 +115,11 @@ class Topics:
                 return topic
             if not settings.auto_create_topics:
                 raise UnknownTopic(
-                    f"there is no topic {_shown(name)}, and none is created by its first use here"
+                    f"there is no topic {_shown(name)}: create it first (auto-creation is off)"
                 )
             if settings.default_policy.ephemeral and not subscribing:
                 raise UnknownTopic(
-                    f"there is no topic {_shown(name)}: its first subscription brings it to life"
+                    f"there is no topic {_shown(name)}: its first subscription creates it"
                 )
             self.check_new(name, settings.default_partitions)
             return self._put(
@@ -147,38 +145,45 @@ class Topics:
     async def delete(self, name: str) -> None:
         async with self._locks.hold(name):
             topic = self.named(name)
-            gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._going.add(gone)
+            ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._deletions.add(ended)
             try:
                 await self._store.delete_topic(topic.id)
                 del self.by_name[name]
                 del self.by_id[topic.id]
                 self.changes += 1
-                self._gone += 1
+                self._deleted += 1
             finally:
-                self._going.discard(gone)
-                gone.set_result(None)
-            await self._on_deleted(topic)
+                self._deletions.discard(ended)
+                ended.set_result(None)
+            for forget in self.on_deleted:
+                forget(topic)
+            for remove in self.on_removal:
+                await remove(topic)
 
-    async def despite_deletions(self, attempt: Callable[[], Awaitable[None]]) -> None:
-        """Carry out something that leaves out topics that are not there; again, if one goes
-        meanwhile. The store knows of a deletion before this view does."""
+    async def retry_on_topic_deletion(self, attempt: Callable[[], Awaitable[None]]) -> None:
+        """Run `attempt`, which skips topics that are not in this view. Run it again if it raises
+        NotFound because a topic was deleted meanwhile: the store deletes a topic before this view
+        does."""
         while True:
-            gone = self._gone
+            deleted = self._deleted
             try:
                 await attempt()
                 return
             except NotFound:
-                while self._going:
-                    await asyncio.wait(self._going)
-                if self._gone == gone:
+                while self._deletions:
+                    await asyncio.wait(self._deletions)
+                if self._deleted == deleted:
                     raise
 
     def _put(self, topic: Topic) -> Topic:
         self.by_name[topic.name] = topic
         self.by_id[topic.id] = topic
         self.changes += 1
-        self._on_put(topic)
+        for follow in self.on_changed:
+            follow(topic)
+        for watcher in self.watchers:
+            watcher(topic)
         return topic
 
 

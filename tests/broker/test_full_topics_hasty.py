@@ -19,7 +19,9 @@ WAITING = Policy(live_entries=2, live_for_ms=60_000, when_full=WhenFull.WAIT)
 
 def begin(broker: Broker, value: bytes, *, waits: bool) -> asyncio.Future[Appended]:
     async def published() -> Appended:
-        return await broker.publish(CALLER, broker.topic(TOPIC), 0, batch_of(value), waits=waits)
+        return await broker.publish(
+            CALLER, broker.topic(TOPIC), 0, batch_of(value), wait_for_room=waits
+        )
 
     return asyncio.ensure_future(published())
 

@@ -55,13 +55,13 @@ def check(broker: Broker) -> None:
     topic = broker.topic(TOPIC)
     for partition in range(topic.partitions):
         key = PartitionKey(topic.id, partition)
-        cursors = broker._delivery.holding(key) | broker.groups.holding(key)
-        of_topic = broker._pushed.of_topic(topic.id)
+        cursors = holds.pull_cursors(key)
+        of_topic = broker._push.of_topic(topic.id)
         marks = {each.name: each.parts[partition].durable for each in of_topic}
         every = [*cursors.values(), *marks.values()]
-        assert holds.held_from(key) == min(every, default=None)
+        assert holds.lowest_hold(key) == min(every, default=None)
         offsets = range(8)
-        acknowledged = [broker._pushed.left(key, each) for each in offsets]
+        acknowledged = [holds.unacknowledged(key, each) for each in offsets]
         assert holds.consumers_left(key, offsets) == [
             sum(cursor <= each for cursor in cursors.values()) + others
             for each, others in zip(offsets, acknowledged, strict=True)
@@ -113,8 +113,8 @@ async def change(broker: Broker, by: random.Random) -> None:
         await broker.groups.delete_offsets(CALLER, by.choice((name, group)), [key])
     elif what == 8:
         await broker.pushing.subscribe(CALLER, f"pushed-{name}", TOPIC, PATIENT, "beginning")
-    elif what == 9 and broker._pushed.count(key.topic_id):
-        held = by.choice(list(broker._pushed.of_topic(key.topic_id)))
+    elif what == 9 and broker._registry.push.count_in(key.topic_id):
+        held = by.choice(list(broker._push.of_topic(key.topic_id)))
         if by.random() < 0.3:
             await broker.pushing.unsubscribe(CALLER, held.name, TOPIC)
         else:
@@ -169,12 +169,11 @@ async def test_asking_again_does_not_walk_over_all_subscriptions(
         first = await broker.get(CALLER, names[0], TOPIC, None)
         assert first is not None and first.consumers_left == len(names)
         walks: list[str] = []
-        for part in (broker._delivery, broker.groups):
-            monkeypatch.setattr(part, "holding", lambda key: walks.append("walked"))
+        monkeypatch.setattr(broker._holds, "pull_cursors", lambda key: walks.append("walked"))
         second = await broker.get(CALLER, names[0], TOPIC, first.id)
         assert second is not None and second.consumers_left == len(names)
         again = await broker.get(CALLER, names[1], TOPIC, None)
         assert again is not None and again.consumers_left == len(names) - 1
         assert isinstance(broker._holds, Holds)
-        assert broker._holds.held_from(PartitionKey(broker.topic(TOPIC).id, 0)) == 0
+        assert broker._holds.lowest_hold(PartitionKey(broker.topic(TOPIC).id, 0)) == 0
         assert walks == []

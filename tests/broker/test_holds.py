@@ -235,13 +235,13 @@ async def test_a_door_without_a_place_for_it_is_told_by_an_error_once() -> None:
         await publish(broker, b"c")
         await broker.clean()
         with pytest.raises(EntriesLost, match="^2 entries of .* partition 0 .* offsets 0 to 1;"):
-            await broker.get(CALLER, NAME, TOPIC, None, raises=True)
-        message = await broker.get(CALLER, NAME, TOPIC, None, raises=True)
+            await broker.get(CALLER, NAME, TOPIC, None, raise_on_loss=True)
+        message = await broker.get(CALLER, NAME, TOPIC, None, raise_on_loss=True)
         assert message is not None and message.record.value == b"c"
-        assert await broker.get(CALLER, NAME, TOPIC, None, raises=True) == message
-        assert await broker.get(CALLER, NAME, TOPIC, message.id, raises=True) is None
+        assert await broker.get(CALLER, NAME, TOPIC, None, raise_on_loss=True) == message
+        assert await broker.get(CALLER, NAME, TOPIC, message.id, raise_on_loss=True) is None
         await publish(broker, b"d")
-        after = await broker.get(CALLER, NAME, TOPIC, message.id, LONG_MS, raises=True)
+        after = await broker.get(CALLER, NAME, TOPIC, message.id, LONG_MS, raise_on_loss=True)
         assert after is not None and after.lost == 0
 
 
@@ -250,7 +250,7 @@ async def test_where_the_oldest_are_dropped_by_rule_that_is_no_error() -> None:
     async with open_broker() as broker:
         await subscribed(broker, policy=Policy(live_entries=1, when_full=WhenFull.DROP_OLDEST))
         await publish_each(broker, b"a", b"b")
-        message = await broker.get(CALLER, NAME, TOPIC, None, raises=True)
+        message = await broker.get(CALLER, NAME, TOPIC, None, raise_on_loss=True)
         assert message is not None and message.lost == 1
 
 
@@ -265,8 +265,8 @@ async def test_who_is_overtaken_is_named_in_the_log_once(caplog: pytest.LogCaptu
                 clock.advance(10)
                 await broker.clean()
         assert [record.message for record in caplog.records] == [
-            f"topic {TOPIC}, partition 0: offsets from 0 on go, unread by {NAME}, further behind "
-            "than the topic holds"
+            f"topic {TOPIC}, partition 0: deleting offsets from 0, not yet read by {NAME}: "
+            "beyond hold_for_ms or hold_bytes"
         ]
 
 

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from quackmq.broker.lifecycle import Lifecycle
 from quackmq.broker.listener_notes import Notes
 from quackmq.stores.memory import MemoryStore
 
@@ -14,26 +15,24 @@ pytestmark = pytest.mark.asyncio
 
 async def test_a_note_is_kept_changed_and_removed() -> None:
     store = MemoryStore()
-    notes = Notes(store)
+    notes = Notes(store, Lifecycle())
     await notes.put("proxy", "ducks/donald", "tcp://127.0.0.1:1")
     await notes.put("proxy", "ducks/daisy", "tcp://127.0.0.1:2")
     await notes.put("line", "ducks/donald", "other")
     await notes.put("proxy", "ducks/donald", "tcp://127.0.0.1:3")
-    assert await Notes(store).all("proxy") == {
+    assert await Notes(store, Lifecycle()).all("proxy") == {
         "ducks/donald": "tcp://127.0.0.1:3",
         "ducks/daisy": "tcp://127.0.0.1:2",
     }
     await notes.put("proxy", "ducks/donald", None)
     await notes.put("proxy", "never/there", None)
     assert list(await notes.all("proxy")) == ["ducks/daisy"]
-    await notes.close()
     await store.close()
 
 
 async def test_changes_of_one_note_at_the_same_time_are_made_one_after_the_other() -> None:
     store = MemoryStore()
-    notes = Notes(store)
+    notes = Notes(store, Lifecycle())
     await asyncio.gather(*(notes.put("proxy", "name", str(number)) for number in range(20)))
     assert await notes.all("proxy") == {"name": "19"}
-    await notes.close()
     await store.close()

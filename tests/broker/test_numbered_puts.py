@@ -255,5 +255,5 @@ async def test_publishers_without_end_do_not_use_up_the_groups(
 async def test_no_subscription_takes_the_place_of_a_publisher_s_numbers() -> None:
     async with open_broker() as broker:
         await numbered(broker, 3, b"a")
-        with pytest.raises(InvalidRequest, match="publishers' numbers"):
+        with pytest.raises(InvalidRequest, match="reserved for publishers"):
             await broker.subscribe(CALLER, "publisher:quill", TOPIC)

@@ -455,7 +455,7 @@ async def test_a_name_that_is_pushed_is_used_in_no_other_way() -> None:
         await broker.create_topic(CALLER, TOPIC)
         await broker.create_topic(CALLER, "geese")
         await pushed(broker)
-        with pytest.raises(NameInOtherMode, match="pushed"):
+        with pytest.raises(NameInOtherMode, match="push subscription"):
             await broker.subscribe(CALLER, NAME, "geese")
         with pytest.raises(NameInOtherMode):
             await broker.get(CALLER, NAME, TOPIC, None)

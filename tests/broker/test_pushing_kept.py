@@ -317,7 +317,7 @@ async def test_the_overtaken_are_named_in_the_log(caplog: pytest.LogCaptureFixtu
         clock.advance(200)
         with caplog.at_level(logging.WARNING):
             await broker.clean()
-        assert f"unread by {NAME}" in caplog.text
+        assert f"not yet read by {NAME}" in caplog.text
         async with peer_of(broker) as peer:
             assert await peer.take_all() == []
             assert peer.channel.counts() == Counts(lost=1)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from quackmq import limits
-from quackmq.broker import Broker
 from quackmq.errors import NoSubscriber, RecordTooLarge
 from quackmq.model.policy import Policy, WhenFull
 from tests.broker.support import CALLER, TOPIC, open_broker, publish, subscribed, values_in
@@ -38,7 +37,7 @@ async def test_where_something_has_to_be_waited_for_it_is_not_begun(
     async with open_broker() as broker:
         assert broker.messages.put_at_once(CALLER, TOPIC, b"quack") is None, "no topic"
         await broker.create_topic(CALLER, TOPIC)
-        monkeypatch.setattr(Broker, "pending_bytes", limits.PENDING_BYTES + 1)
+        monkeypatch.setattr(type(broker._store), "pending_bytes", limits.PENDING_BYTES + 1)
         assert broker.messages.put_at_once(CALLER, TOPIC, b"quack") is None, "no room"
 
 

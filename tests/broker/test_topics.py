@@ -97,7 +97,7 @@ async def test_many_first_uses_at_once_create_one_topic() -> None:
 @pytest.mark.asyncio
 async def test_nothing_comes_to_life_where_that_is_not_wanted() -> None:
     async with open_broker(auto_create_topics=False) as broker:
-        with pytest.raises(UnknownTopic, match="first use"):
+        with pytest.raises(UnknownTopic, match="create it first"):
             await broker.ensure_topic(CALLER, TOPIC)
         with pytest.raises(UnknownTopic):
             await broker.messages.put(CALLER, TOPIC, [Record(0, -1, None, b"x")])

@@ -9,7 +9,13 @@ from typing import Any
 
 import pytest
 
-from quackmq.broker.lifecycle import Changes, NamedLocks, Waits, only, to_the_end
+from quackmq.broker.lifecycle import (
+    Lifecycle,
+    NamedLocks,
+    Waits,
+    finish_before_cancelling,
+    only,
+)
 from quackmq.errors import StoreReadOnly
 from tests.kit.support import let_others_run
 
@@ -67,7 +73,7 @@ async def test_one_wait_in_another_is_ended_by_either() -> None:
 
 @pytest.mark.asyncio
 async def test_a_change_is_carried_through_without_its_caller() -> None:
-    changes = Changes()
+    changes = Lifecycle()
     go_on = asyncio.Event()
     done = []
 
@@ -75,7 +81,7 @@ async def test_a_change_is_carried_through_without_its_caller() -> None:
         await go_on.wait()
         done.append(True)
 
-    caller = asyncio.create_task(changes.carry_through(change()))
+    caller = asyncio.create_task(changes.run_shielded(change()))
     await let_others_run()
     caller.cancel()
     await let_others_run()
@@ -86,7 +92,7 @@ async def test_a_change_is_carried_through_without_its_caller() -> None:
 
 
 @pytest.mark.parametrize("error", [StoreReadOnly("full"), AssertionError("a bug")], ids=repr)
-@pytest.mark.parametrize("carry", [Changes().carry_through, to_the_end])
+@pytest.mark.parametrize("carry", [Lifecycle().run_shielded, finish_before_cancelling])
 @pytest.mark.asyncio
 async def test_that_a_change_is_refused_is_not_told_when_its_caller_has_left_but_a_bug_is(
     carry: Callable[[Coroutine[Any, Any, None]], Coroutine[Any, Any, None]], error: Exception

@@ -9,8 +9,9 @@ from unittest import mock
 
 import pytest
 
-from quackmq.broker import Broker, Messages, ProducerEpoch
+from quackmq.broker import Messages, ProducerEpoch
 from quackmq.broker.log import next_message as heads
+from quackmq.broker.publish.service import PublishService
 from quackmq.broker.staging.committer import StageCopier
 from quackmq.broker.transactions.entry import TransactionalIdEntry
 from quackmq.broker.transactions.registry import TransactionRecords
@@ -159,15 +160,14 @@ def test_a_repeat_that_is_not_known_by_its_number_is_caught() -> None:
 
 def test_a_number_that_is_held_in_memory_alone_is_caught() -> None:
     def forget(
-        broker: Broker,
-        caller: object,
+        publishing: PublishService,
         topic: object,
         appends: Sequence[Append],
         cursors: Sequence[Cursor] = (),
     ) -> object:
-        return broker._store.append(appends)
+        return publishing._store.append(appends)
 
-    with mock.patch.object(Broker, "publish_together", forget):
+    with mock.patch.object(PublishService, "publish_together", forget):
         assert_caught("there twice", "was next")
 
 

@@ -7,6 +7,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from uuid import UUID
 
 from quackmq import limits
 from quackmq.archive.archiving.archiver import Archiver
@@ -14,6 +15,7 @@ from quackmq.archive.merging.merger import Merger
 from quackmq.archive.merging.planner import MergeSettings
 from quackmq.archive.pins import Pin
 from quackmq.archive.tiered_store import TieredStore
+from quackmq.broker.lifecycle import Lifecycle
 from quackmq.broker.retention.service import Failure, Retention
 from quackmq.clock import Clock
 from quackmq.errors import (
@@ -236,11 +238,12 @@ class Retainer:
                 _NoHolds(),
                 0,
                 lambda key, first: None,
+                Lifecycle(),
                 archive=life.store,
             )
         retention, live = self._retention, life.truth.live()
         for topic in live:
-            retention.follow(topic)
+            retention.topic_changed(topic)
         await retention.clean()
         for failure in retention.failures():
             if failure.topic_name in {topic.name for topic in live} and not life.disk.failed:
@@ -275,11 +278,17 @@ class _Watched:
 
 
 class _NoHolds:
-    def held_from(self, key: PartitionKey) -> int | None:
+    def lowest_hold(self, key: PartitionKey) -> int | None:
         return None
 
     def behind(self, key: PartitionKey, offset: int) -> Sequence[str]:
         return ()
+
+    def holders(self, key: PartitionKey, offset: int) -> None:
+        return None
+
+    def topic_deleted(self, topic_id: UUID) -> None:
+        """Nothing is kept."""
 
 
 class Administrator:

@@ -31,12 +31,11 @@ from quackmq.archive import manifest as manifests
 from quackmq.archive.manifest import ArchiveFile, Manifest
 from quackmq.broker import limits
 from quackmq.broker.archive.plans import PartitionArchive, Plan, Plans
-from quackmq.broker.lifecycle import Changes
+from quackmq.broker.lifecycle import Lifecycle
 from quackmq.broker.settings import BrokerSettings, Caller
 from quackmq.broker.topics import Topics
 from quackmq.disk.interface import Disk, read_all
 from quackmq.errors import (
-    BrokerClosing,
     DamagedData,
     InvalidRequest,
     QuackError,
@@ -94,6 +93,7 @@ class Archives:
         topics: Topics,
         now_ms: Callable[[], int],
         settings: BrokerSettings,
+        lifecycle: Lifecycle,
     ) -> None:
         from quackmq.archive.merging.merger import Merger
         from quackmq.archive.merging.planner import MergeSettings
@@ -109,20 +109,21 @@ class Archives:
         #: What is offered is compared one by one: it takes memory. Nothing is swept meanwhile.
         self._comparing = asyncio.Lock()
         self._plans = Plans(self._partitions, self._describe, now_ms, self._comparing)
-        self._changes = Changes()
+        self._lifecycle = lifecycle
         self._task: asyncio.Task[None] | None = None
-        self._is_closing = False
 
     def open(self) -> None:
         """Begin to merge what is worth it, again and again."""
         self._task = asyncio.get_running_loop().create_task(self._merge_again_and_again())
 
-    async def close(self) -> None:
-        self._is_closing = True
+    async def stop(self) -> None:
+        """Stop merging in the background."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
-        await self._changes.finish()
+
+    async def close(self) -> None:
+        """Release all plans. Call this after `stop`, when all changes have ended."""
         await self._plans.close()
 
     # --- listing and plans ------------------------------------------------------------------
@@ -131,7 +132,7 @@ class Archives:
         self, caller: Caller, topic_name: str, from_partition: int = 0
     ) -> TopicArchive:
         """What is archived of a topic now. UnknownTopic."""
-        self._check_open()
+        self._lifecycle.check_open()
         topic = self._topics.named(topic_name)
         numbers = range(from_partition, topic.partitions)
         found = [
@@ -151,22 +152,22 @@ class Archives:
     ) -> Plan:
         """Keep what is archived of a topic now, or of some of its partitions, for so long.
         UnknownTopic, UnknownPartition, LimitReached."""
-        self._check_open()
+        self._lifecycle.check_open()
         topic = self._topics.named(topic_name)
         numbers = range(topic.partitions) if partitions is None else sorted(set(partitions))
         for number in numbers:
             self._topics.of(PartitionKey(topic.id, number))
         made = await self._plans.make(topic, numbers, for_ms, offers)
-        if self._is_closing:  # all plans were ended while this one was made
+        if self._lifecycle.is_closing:  # all plans were ended while this one was made
             self._plans.end(made)
-        self._check_open()
+        self._lifecycle.check_open()
         return made.told()
 
     async def planned(
         self, caller: Caller, plan_id: str, from_partition: int = 0
     ) -> tuple[Plan, TopicArchive]:
         """A plan, and partitions of it as it holds them. UnknownPlan."""
-        self._check_open()
+        self._lifecycle.check_open()
         made = self._plans.get(plan_id)
         numbers = [number for number in made.partitions if number >= from_partition]
         found = _page_of(made.partitions[number] for number in numbers)
@@ -174,12 +175,12 @@ class Archives:
 
     async def renew(self, caller: Caller, plan_id: str, for_ms: int) -> Plan:
         """Keep a plan for so long from now on, also if that is shorter. UnknownPlan."""
-        self._check_open()
+        self._lifecycle.check_open()
         return self._plans.renew(plan_id, for_ms).told()
 
     async def release(self, caller: Caller, plan_id: str) -> None:
         """A plan is over. UnknownPlan."""
-        self._check_open()
+        self._lifecycle.check_open()
         self._plans.end(self._plans.get(plan_id))
 
     def plans(self, caller: Caller) -> list[Plan]:
@@ -202,7 +203,7 @@ class Archives:
 
     def _find(self, topic_name: str, partition: int, name: str) -> tuple[PartitionKey, int, bool]:
         """Whose file it is, its size, and whether the present manifest has it."""
-        self._check_open()
+        self._lifecycle.check_open()
         key = PartitionKey(self._topics.named(topic_name).id, partition)
         self._topics.of(key)
         held = [self._partitions.manifest(key), *(made.held(key) for made in self._plans.all())]
@@ -229,7 +230,7 @@ class Archives:
         """Put files that are offered, by offset, in the place of others, as `manifest.replace` has
         it; the partition as it is then. UnknownPlan unless they are offered under a plan that
         lives; InvalidRequest where they do not hold what the others do; StateChanged."""
-        self._check_open()
+        self._lifecycle.check_open()
         key = PartitionKey(self._topics.named(topic_name).id, partition)
         self._topics.of(key)
         for name in new:
@@ -239,18 +240,18 @@ class Archives:
             or max(len(new), len(old)) > shared_limits.ARCHIVE_REPLACED_FILES
         ):
             raise InvalidRequest("files are offered once each, and not so many at a time")
-        await self._changes.carry_through(self._replace(key, version, old, new))
+        await self._lifecycle.run_shielded(self._replace(key, version, old, new))
         return await self._describe(key, self._partitions.manifest)
 
     async def archive(self, caller: Caller, topic_name: str) -> Archived:
         """Archive now whatever is decided of a topic. UnknownTopic, StorageError."""
-        self._check_open()
+        self._lifecycle.check_open()
         self._topics.named(topic_name)
         return await self._archiver.archive(topic_name)
 
     async def merge(self, caller: Caller, topic_name: str) -> Merged:
         """Merge now whatever is worth it of a topic. UnknownTopic, StorageError."""
-        self._check_open()
+        self._lifecycle.check_open()
         topic = self._topics.named(topic_name)
         keys = [PartitionKey(topic.id, number) for number in range(topic.partitions)]
         return await self._merger.merge(keys)
@@ -280,10 +281,6 @@ class Archives:
         )
 
     # --- helpers ----------------------------------------------------------------------------
-
-    def _check_open(self) -> None:
-        if self._is_closing:
-            raise BrokerClosing("the broker is closing: try again when it is back")
 
     async def _describe(
         self, key: PartitionKey, look: Callable[[PartitionKey], Manifest | None]
@@ -352,7 +349,7 @@ class Archives:
         compare = partial(_compare, self._partitions, present, gone, offered)
         steps = await self._in_lane(compare)
         while await self._in_lane(partial(_is_not_done, steps)):
-            self._check_open()
+            self._lifecycle.check_open()
         return offered
 
     async def _in_lane(self, function: Callable[[], T]) -> T:

@@ -45,7 +45,7 @@ from quackmq.broker.groups.state import (
     state_key,
 )
 from quackmq.broker.groups.topic_patterns import TopicPatterns
-from quackmq.broker.lifecycle import Changes, Waits
+from quackmq.broker.lifecycle import Lifecycle, Waits, closing_error
 from quackmq.errors import (
     IllegalGeneration,
     LimitReached,
@@ -89,7 +89,12 @@ _Outcome = TypeVar("_Outcome", Joined, Synced, Left, HeartbeatAnswer)
 
 class Coordinator:
     def __init__(
-        self, store: Store, topics: Catalog, now_ms: Callable[[], int], initial_delay_ms: int
+        self,
+        store: Store,
+        topics: Catalog,
+        now_ms: Callable[[], int],
+        initial_delay_ms: int,
+        lifecycle: Lifecycle,
     ) -> None:
         self._store = store
         self._topics = topics
@@ -98,11 +103,10 @@ class Coordinator:
         self._initial_delay_ms = initial_delay_ms
         self._known: dict[str, GroupEntry] = {}
         self._waits = Waits()
-        self._changes = Changes()
+        self._lifecycle = lifecycle
         self._held_bytes = 0
         #: What the members of all groups take in the store.
         self._kept_members_bytes = 0
-        self._is_closed = False
 
     async def load(self) -> None:
         """Take up what the store keeps."""
@@ -116,13 +120,14 @@ class Coordinator:
                     self._count_kept_members(known, members_bytes(known.kept.members))
                     self._follow(known, self._group(known), [])
 
-    async def close(self, reason: QuackError) -> None:
-        """End every wait with this error, and finish what is on its way to the store."""
-        self._is_closed = True
+    def stop(self) -> None:
+        """Stop the timers and end every wait with BrokerClosing."""
         for known in self._known.values():
             known.stop_timer()
-        self._waits.end(reason)
-        await self._changes.finish()
+        self._waits.end(closing_error())
+
+    def close(self) -> None:
+        """Stop the thread for patterns."""
         self._patterns.close()
 
     # --- what is known ----------------------------------------------------------------------
@@ -471,7 +476,7 @@ class Coordinator:
             return  # it looks again before it ends
         if not known.is_durable():
             known.is_flushing = True
-            self._changes.start(self._flush(known))
+            self._lifecycle.start(self._flush(known))
             return
         known.give_answers(None)
         self._tidy(known)
@@ -509,7 +514,7 @@ class Coordinator:
 
     def _schedule(self, known: GroupEntry, group: Group | ConsumerGroup) -> None:
         deadline_ms = group.next_deadline_ms
-        if deadline_ms is None or self._is_closed:
+        if deadline_ms is None or self._lifecycle.is_closing:
             known.stop_timer()
         # A timer that is early only looks and is set again: heartbeats move deadlines all the time.
         elif known.timer is None or deadline_ms < known.timer_ms:
@@ -522,7 +527,7 @@ class Coordinator:
         known.timer = None
         group = known.group
         # Members that wait for what is being written do not time out; the flush sets a new timer.
-        if group is not None and not self._is_closed and not known.is_flushing:
+        if group is not None and not self._lifecycle.is_closing and not known.is_flushing:
             self._act(known, group.tick)
 
     def _tidy(self, known: GroupEntry) -> None:

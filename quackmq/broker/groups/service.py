@@ -19,8 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import uuid
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import NamedTuple
@@ -30,16 +29,17 @@ from quackmq import limits as shared_limits
 from quackmq.broker import limits
 from quackmq.broker.groups.coordinator import Coordinator
 from quackmq.broker.groups.state import GroupSettings
-from quackmq.broker.lifecycle import Changes
+from quackmq.broker.lifecycle import Lifecycle
+from quackmq.broker.retention.holds import Holds
+from quackmq.broker.retention.service import Retention
 from quackmq.broker.settings import Caller
 from quackmq.broker.subscriptions.cursors import Cursors, partition_of, removal
-from quackmq.broker.subscriptions.name_modes import Modes
+from quackmq.broker.subscriptions.name_modes import NameModes
 from quackmq.broker.subscriptions.pull import PullService
 from quackmq.broker.subscriptions.service import SubscriptionService, check_subscriber
 from quackmq.broker.topics import Topics
 from quackmq.clock import Clock
 from quackmq.errors import (
-    BrokerClosing,
     GroupNotEmpty,
     GroupReadsTopic,
     InvalidGroup,
@@ -88,46 +88,35 @@ class Groups:
         self,
         coordinator: Coordinator,
         cursors: Cursors,
-        delivery: PullService,
-        subscribing: SubscriptionService,
-        modes: Modes,
+        pull: PullService,
+        subscriptions: SubscriptionService,
+        names: NameModes,
         topics: Topics,
         clock: Clock,
-        cursor_moved: Callable[[PartitionKey], None],
-        check_free: Callable[[str], None],
+        holds: Holds,
+        retention: Retention,
+        lifecycle: Lifecycle,
     ) -> None:
-        """`cursor_moved` is told of every cursor that moved, came or went and holds retention.
-        `check_free` raises NameInOtherMode for a name that is pushed."""
+        """`holds` and `retention` are informed of each change of a group that holds retention."""
         self._coordinator = coordinator
         self._cursors = cursors
-        self._delivery = delivery
-        self._subscribing = subscribing
-        self._modes = modes
+        self._pull = pull
+        self._subscriptions = subscriptions
+        self._names = names
         self._topics = topics
         self._clock = clock
         self._now_ms = clock.now_ms
-        self._cursor_moved = cursor_moved
-        self._check_free = check_free
-        self._changes = Changes()
-        #: The names of groups that hold retention.
-        self._holding: dict[str, None] = {}
-        #: Told of each topic that a group begins or ceases to hold, by name and topic.
-        self.on_change: Callable[[str, uuid.UUID], None] = lambda name, topic_id: None
+        self._holds = holds
+        self._retention = retention
+        self._lifecycle = lifecycle
         self._looked_ms: int | None = None
         self._reported = False
-        self._is_closing = False
 
     def load(self) -> None:
         """Take up what coordinator and cursors have loaded."""
         for name in self._coordinator.names():
             if self._settings(name).holds_retention:
-                self._holding[name] = None
-
-    async def close(self) -> None:
-        """Every wait ends with BrokerClosing; what was begun is finished."""
-        self._is_closing = True
-        await self._coordinator.close(_closing())
-        await self._changes.finish()
+                self._holds.set_group(name, True)
 
     # --- members ----------------------------------------------------------------------------
 
@@ -135,7 +124,7 @@ class Groups:
         """Waits until the rebalance is over; a cancelled caller leaves the member in place.
         InvalidGroup, NameInOtherMode, LimitReached, and what `quackmq.groups` says."""
         self.check_name(group)
-        self._check_mode(group)
+        self._names.check_group(group)
         return await self._coordinator.join(group, join)
 
     async def sync(self, caller: Caller, group: str, sync: Sync) -> Synced:
@@ -160,7 +149,7 @@ class Groups:
         """All that a member of the newer protocol says, and what it is told. InvalidGroup,
         NameInOtherMode, OtherGroupProtocol, LimitReached, and what `quackmq.groups` says."""
         self.check_name(group)
-        self._check_mode(group)
+        self._names.check_group(group)
         return await self._coordinator.consumer_heartbeat(group, beat)
 
     async def leave(
@@ -188,7 +177,7 @@ class Groups:
         InvalidGroup, NameInOtherMode, RebalanceInProgress, IllegalGeneration, StaleMemberEpoch,
         UnknownMember, MemberFenced, and what the store raises."""
         self.check_name(group, may_be_empty=True)
-        return await self._changes.carry_through(self._commit(group, member, commits))
+        return await self._lifecycle.run_shielded(self._commit(group, member, commits))
 
     def check_fetch(self, caller: Caller, group: str, member: MemberRef) -> None:
         """Whether who says that it is this member may ask for offsets. In a group of the newer kind
@@ -204,7 +193,7 @@ class Groups:
         self.check_name(group, may_be_empty=True)
         async with self._cursors.changing(group):  # behind every commit that is on its way
             pass
-        wanted = self._delivery.wanted(group)
+        wanted = self._pull.wanted(group)
         now = {partition_of(cursor.key): cursor for cursor in self._cursors.of(group)}
         for key, offset in wanted.items():
             now.setdefault(key, Cursor(CursorKey(group, *key), offset))
@@ -219,16 +208,16 @@ class Groups:
         is committed there any more. Raises UnknownGroup, and GroupNotEmpty where members do not say
         which topics they read."""
         self.check_name(group)
-        return await self._changes.carry_through(self._delete_offsets(group, keys))
+        return await self._lifecycle.run_shielded(self._delete_offsets(group, keys))
 
     # --- looking after groups -----------------------------------------------------------------
 
     def all(self, caller: Caller) -> list[GroupDescription | ConsumerGroupDescription]:
         """Also those of which there is nothing but offsets, or a subscription."""
-        self._check_open()
+        self._lifecycle.check_open()
         names = dict.fromkeys(self._coordinator.names())
         names |= dict.fromkeys(self._cursors.names())
-        names |= dict.fromkeys(self._delivery.names())
+        names |= dict.fromkeys(self._pull.names())
         return [self._coordinator.description(name) for name in names]
 
     def describe(self, caller: Caller, group: str) -> GroupDescription | ConsumerGroupDescription:
@@ -241,7 +230,7 @@ class Groups:
         """The group goes, with its offsets. UnknownGroup; GroupNotEmpty if it has members, or a
         subscription of its name is there."""
         self.check_name(group, may_be_empty=True)
-        await self._changes.carry_through(self._delete(group))
+        await self._lifecycle.run_shielded(self._delete(group))
 
     def settings(self, caller: Caller, group: str) -> GroupSettings:
         """Those of a group that nobody knows are the defaults."""
@@ -252,7 +241,7 @@ class Groups:
         """Other settings, also for a group that is yet to come. InvalidSetting."""
         self.check_name(group)
         settings.check()
-        await self._changes.carry_through(self._alter(group, settings))
+        await self._lifecycle.run_shielded(self._alter(group, settings))
 
     # --- for transactions ---------------------------------------------------------------------
 
@@ -279,25 +268,13 @@ class Groups:
             # In one order for all, so that no two wait for each other.
             for name in sorted({cursor.key.name for cursor in cursors}):
                 await alone.enter_async_context(self._cursors.changing(name))
-            yield await alone.enter_async_context(self._delivery.moving(cursors))
+            yield await alone.enter_async_context(self._pull.moving(cursors))
             self._cursors.note(cursors)
         for cursor in cursors:
-            if cursor.key.name in self._holding:
-                self._cursor_moved(partition_of(cursor.key))
+            if self._holds.is_holding_group(cursor.key.name):
+                self._retention.cursor_moved(partition_of(cursor.key))
 
     # --- for the broker -----------------------------------------------------------------------
-
-    def holds_retention(self, name: str) -> bool:
-        return name in self._holding
-
-    def holding(self, key: PartitionKey) -> dict[str, int]:
-        """The offsets that groups told to hold retention want of a partition, by name."""
-        cursors = ((name, self._cursors.at(name, key)) for name in self._holding)
-        return {
-            name: each.offset
-            for name, each in cursors
-            if each is not None and each.offset is not None
-        }
 
     async def clean(self) -> None:
         """Let groups go whose time is over."""
@@ -305,16 +282,16 @@ class Groups:
         if looked_ms is not None and 0 <= now_ms - looked_ms < limits.GROUP_EXPIRY_INTERVAL_MS:
             return
         self._looked_ms = now_ms
-        self._modes.clean()
+        self._names.clean()
         names = dict.fromkeys(self._coordinator.names()) | dict.fromkeys(self._cursors.names())
         try:
             for number, name in enumerate(names):
                 if number % limits.CLEANED_GROUPS == 0:
                     await asyncio.sleep(0)
                 if self._is_expired(name):
-                    await self._changes.carry_through(self._expire(name))
+                    await self._lifecycle.run_shielded(self._expire(name))
                 elif looked_ms is not None and self._lost_its_members(name):
-                    await self._changes.carry_through(self._coordinator.note_empty(name))
+                    await self._lifecycle.run_shielded(self._coordinator.note_empty(name))
             self._reported = False
         except QuackError as error:
             if not self._reported:
@@ -347,10 +324,10 @@ class Groups:
         """Make or end a subscription; the offsets are committed."""
         try:
             if note == SUBSCRIBED:
-                await self._subscribing.subscribe_group(name, topic_id, start, receipts)
+                await self._subscriptions.subscribe_group(name, topic_id, start, receipts)
             else:
                 topic_name = self._topics.with_id(topic_id).name
-                await self._subscribing.unsubscribe(name, topic_name)
+                await self._subscriptions.end(name, topic_name)
         except UnknownSubscription:
             return None  # it had not subscribed, or another has ended it: that is what is wanted
         except QuackError as error:
@@ -383,13 +360,13 @@ class Groups:
     def _check_commit(
         self, name: str, member: MemberRef, *, is_transactional: bool = False
     ) -> None:
-        self._check_mode(name)
+        self._names.check_group(name)
         self._coordinator.check_commit(name, member, is_transactional=is_transactional)
 
     def _objection(self, name: str, commit: Commit) -> QuackError | None:
         try:
             topic = self._topics.of(commit.key)
-            if commit.offset is None and self._delivery.is_subscribed(topic, name):
+            if commit.offset is None and self._pull.is_subscribed(topic, name):
                 raise GroupReadsTopic(f"{name} is subscribed to topic {topic.name}: unsubscribe it")
             if commit.offset is not None and commit.offset < 0:
                 raise InvalidRequest(f"no offset is {commit.offset}")
@@ -410,20 +387,20 @@ class Groups:
         outcomes: list[QuackError | None] = []
         for some in _portions(cursors):
             try:
-                await self._delivery.move(name, some)
+                await self._pull.move(name, some)
                 outcomes.extend([None] * len(some))
             except NotFound:
                 # A topic is about to go, which the store knows first: it must not harm the others.
                 outcomes.extend([await self._set_one(name, each) for each in some])
-        if name in self._holding:
+        if self._holds.is_holding_group(name):
             for cursor in cursors:
-                self._cursor_moved(partition_of(cursor.key))
+                self._retention.cursor_moved(partition_of(cursor.key))
         return outcomes
 
     async def _set_one(self, name: str, cursor: Cursor) -> QuackError | None:
         try:
             # It may be the topic of receipts that goes, which is none of the committer's business.
-            await self._topics.despite_deletions(partial(self._delivery.move, name, [cursor]))
+            await self._topics.retry_on_topic_deletion(partial(self._pull.move, name, [cursor]))
         except NotFound as error:
             return error
         return None
@@ -448,7 +425,7 @@ class Groups:
             topic = self._topics.of(key)
         except NotFound as error:
             return error
-        if self._delivery.is_subscribed(topic, name):
+        if self._pull.is_subscribed(topic, name):
             return GroupReadsTopic(f"{name} is subscribed to topic {topic.name}: unsubscribe it")
         group = self._coordinator.group(name)
         if group is None or not group.size:
@@ -467,7 +444,7 @@ class Groups:
             self._check_known(name)
             if self._coordinator.is_live(name):
                 raise GroupNotEmpty(f"the group {name} has members: stop them first")
-            if self._delivery.has_name(name):
+            if self._pull.has_name(name):
                 raise GroupNotEmpty(f"{name} has a subscription: unsubscribe it first")
             await self._remove(name)
 
@@ -485,9 +462,9 @@ class Groups:
 
     def _is_expired(self, name: str) -> bool:
         # A group also is there while its first member has been given an id and nothing else.
-        if self._delivery.has_name(name) or self._coordinator.group(name) is not None:
+        if self._pull.has_name(name) or self._coordinator.group(name) is not None:
             return False
-        if name in self._holding:
+        if self._holds.is_holding_group(name):
             return False
         is_publisher = name.startswith(PUBLISHER_PREFIX)
         age_ms = limits.PUBLISHER_EXPIRY_MS if is_publisher else shared_limits.GROUP_EXPIRY_MS
@@ -511,14 +488,9 @@ class Groups:
                 self._follow_settings(name)
 
     def _follow_settings(self, name: str) -> None:
-        if self._settings(name).holds_retention:
-            self._holding[name] = None
-        else:
-            self._holding.pop(name, None)
-        for topic_id in self._cursors.topics_of(name):
-            self.on_change(name, topic_id)
+        self._holds.set_group(name, self._settings(name).holds_retention)
         for cursor in self._cursors.of(name):
-            self._cursor_moved(partition_of(cursor.key))
+            self._retention.cursor_moved(partition_of(cursor.key))
 
     # --- helpers ----------------------------------------------------------------------------
 
@@ -526,25 +498,16 @@ class Groups:
         kept = self._coordinator.kept(name)
         return GroupSettings() if kept is None else kept.settings
 
-    def _check_mode(self, name: str) -> None:
-        """A name that no subscription has cannot be in use by last id; one that has members is the
-        group's."""
-        self._check_free(name)
-        if self._delivery.has_name(name) and not self._coordinator.is_live(name):
-            self._modes.check_group_may(name)
-
     def _check_known(self, name: str) -> None:
         if not (
-            self._coordinator.is_known(name)
-            or self._cursors.has(name)
-            or self._delivery.has_name(name)
+            self._coordinator.is_known(name) or self._cursors.has(name) or self._pull.has_name(name)
         ):
             raise UnknownGroup(f"there is no group {name}")
 
     def check_name(self, name: str, *, may_be_empty: bool = False) -> None:
         """Raise InvalidGroup for what no group can be called. A group without a name only has
         offsets: old clients without a group commit to it."""
-        self._check_open()
+        self._lifecycle.check_open()
         if not name and may_be_empty:
             return
         try:
@@ -555,10 +518,6 @@ class Groups:
             raise InvalidGroup(
                 f"a group's name takes 1 to {shared_limits.NAME_BYTES} bytes as UTF-8, not {size}"
             )
-
-    def _check_open(self) -> None:
-        if self._is_closing:
-            raise _closing()
 
 
 def _portions(cursors: Sequence[Cursor]) -> Iterator[list[Cursor]]:
@@ -573,7 +532,3 @@ def _portions(cursors: Sequence[Cursor]) -> Iterator[list[Cursor]]:
             part, size = [], 0
     if part:
         yield part
-
-
-def _closing() -> BrokerClosing:
-    return BrokerClosing("the broker is closing: look for the group again when it is back")

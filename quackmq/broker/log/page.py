@@ -13,17 +13,25 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import math
-from typing import NamedTuple
+from collections.abc import Awaitable, Sequence
+from typing import NamedTuple, Protocol
 
 from quackmq import limits as shared_limits
 from quackmq.broker import limits
 from quackmq.broker.log.committed import is_committed
 from quackmq.broker.log.decoded_batches import Decoded, DecodedBatches
-from quackmq.broker.subscriptions.pull import Reader
 from quackmq.errors import DamagedData, OffsetOutOfRange
 from quackmq.model.subscription import Losses, Message, Place, message_id
 from quackmq.model.topic import PartitionKey, Read, Slice, Topic
 from quackmq.records.batch import Batch, Record, batches
+
+
+class Reader(Protocol):
+    """`LogService.read`, as a function."""
+
+    def __call__(
+        self, reads: Sequence[Read], *, max_bytes: int, min_bytes: int = 1, wait_ms: int = 0
+    ) -> Awaitable[list[Slice]]: ...
 
 
 class Page(NamedTuple):

@@ -28,17 +28,18 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import OrderedDict
-from collections.abc import Awaitable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 from uuid import UUID
 
 from quackmq import limits as shared_limits
 from quackmq.broker import limits
 from quackmq.broker.groups.coordinator import Coordinator
-from quackmq.broker.lifecycle import Changes, NamedLocks
+from quackmq.broker.lifecycle import Lifecycle, NamedLocks
 from quackmq.broker.log.decoded_batches import DecodedBatches
 from quackmq.broker.log.page import Page, read_page
+from quackmq.broker.log.service import LogService
 from quackmq.broker.publish.placement import (
     ONE_PARTITION,
     held_placement,
@@ -47,9 +48,9 @@ from quackmq.broker.publish.placement import (
     placement_of,
     turn_of,
 )
+from quackmq.broker.publish.service import PublishService
 from quackmq.broker.settings import Caller
 from quackmq.broker.subscriptions.cursors import Cursors
-from quackmq.broker.subscriptions.pull import Reader
 from quackmq.broker.topics import Topics
 from quackmq.clock import Clock
 from quackmq.errors import Conflict, InvalidRequest, OutOfOrderSequence
@@ -88,51 +89,28 @@ class BegunPut(NamedTuple):
         return message_id(self.topic.id, Place(self.partition, appended.base_offset))
 
 
-class Publisher(Protocol):
-    """The broker's way of appending, under the topic's policy. Batches that are published together,
-    and cursors with them, are one unit."""
-
-    def publish(
-        self, caller: Caller, topic: Topic, partition: int, batch: Batch, *, waits: bool = True
-    ) -> Awaitable[Appended]: ...
-
-    def publish_together(
-        self,
-        caller: Caller,
-        topic: Topic,
-        appends: Sequence[Append],
-        cursors: Sequence[Cursor] = (),
-    ) -> Awaitable[list[Appended]]: ...
-
-    async def ensure_topic(self, caller: Caller, name: str) -> Topic: ...
-
-    @property
-    def pending_bytes(self) -> int: ...
-
-    async def room(self) -> None: ...
-
-
 class Messages:
     def __init__(
         self,
-        broker: Publisher,
+        publishing: PublishService,
         store: Store,
         topics: Topics,
         cursors: Cursors,
         groups: Coordinator,
         decoded: DecodedBatches,
-        read: Reader,
+        log_service: LogService,
         clock: Clock,
+        lifecycle: Lifecycle,
     ) -> None:
-        self._broker = broker
+        self._publishing = publishing
         self._store = store
         self._topics = topics
         self._cursors = cursors
         self._groups = groups
         self._decoded = decoded
-        self._read = read
+        self._read = log_service.read
         self._clock = clock
-        self._changes = Changes()
+        self._lifecycle = lifecycle
         self._lines: dict[tuple[UUID, str], _Line] = {}
         #: By topic id and producer id of an idempotency key.
         self._keys = NamedLocks()
@@ -141,12 +119,8 @@ class Messages:
         #: Of each topic of several partitions, the one whose turn it was.
         self._turns: dict[str, int] = {}
 
-    async def close(self) -> None:
-        """What was begun is finished."""
-        await self._changes.finish()
-
-    def forget(self, topic: Topic) -> None:
-        """A topic is gone."""
+    def topic_deleted(self, topic: Topic) -> None:
+        """Forget a deleted topic."""
         self._turns.pop(topic.name, None)
 
     # --- putting ----------------------------------------------------------------------------
@@ -178,15 +152,15 @@ class Messages:
             raise InvalidRequest("a put has a sequence or an idempotency key, not both")
         topic = self._topics.by_name.get(topic_name)
         if topic is None:
-            topic = await self._broker.ensure_topic(caller, topic_name)
-        if self._broker.pending_bytes > shared_limits.PENDING_BYTES:
-            await self._broker.room()
+            topic = await self._publishing.ensure_topic(topic_name)
+        if self._store.pending_bytes > shared_limits.PENDING_BYTES:
+            await self._publishing.room()
         if key is not None:
             keyed = self._put_keyed(caller, topic, records, partition, key)
-            return await self._changes.carry_through(keyed)
+            return await self._lifecycle.run_shielded(keyed)
         if number is not None:
             numbered = self._put_numbered(caller, topic, records, partition, number)
-            return await self._changes.carry_through(numbered)
+            return await self._lifecycle.run_shielded(numbered)
         shares = await self._shares(topic, records, partition)
         return _put_at(topic, shares, await self._append(caller, topic, shares))
 
@@ -206,13 +180,13 @@ class Messages:
         headers: Headers = (),
         *,
         partition: int | None = None,
-        waits: bool = True,
+        wait_for_room: bool = True,
     ) -> BegunPut | None:
         """One message, for doors that count microseconds: no task is needed for it. None where it
         cannot begin now; `put` can wait. Otherwise raises as `Broker.publish`, here or by the
-        future; `waits` as there. Without a partition, one is chosen as by `put`."""
+        future; `wait_for_room` as there. Without a partition, one is chosen as by `put`."""
         topic = self._topics.by_name.get(topic_name)
-        if topic is None or self._broker.pending_bytes > shared_limits.PENDING_BYTES:
+        if topic is None or self._store.pending_bytes > shared_limits.PENDING_BYTES:
             return None
         if partition is None and topic.partitions == 1:
             partition = 0
@@ -224,7 +198,9 @@ class Messages:
                 partition = self._next_turn(topic)
         timestamp_ms = self._clock.record_time_ms()
         encoded = codec.single(value, timestamp_ms=timestamp_ms, key=key, headers=headers)
-        appended = self._broker.publish(caller, topic, partition, Batch.peek(encoded), waits=waits)
+        appended = self._publishing.publish(
+            topic, partition, Batch.peek(encoded), wait_for_room=wait_for_room
+        )
         if not isinstance(appended, asyncio.Future):
             appended = asyncio.ensure_future(appended)
         return BegunPut(topic, partition, appended)
@@ -290,8 +266,8 @@ class Messages:
                     await self._store.room()
                     key = CursorKey(group, topic.id, NUMBER_PARTITION)
                     cursor = Cursor(key, next_number, "", self._clock.now_ms())
-                    appended = await self._broker.publish_together(
-                        caller, topic, _appends(topic, shares), [cursor]
+                    appended = await self._publishing.publish_together(
+                        topic, _appends(topic, shares), [cursor]
                     )
                 except BaseException:
                     line.failed = next_number
@@ -434,9 +410,9 @@ class Messages:
         self, caller: Caller, topic: Topic, shares: Sequence[_Share]
     ) -> list[Appended]:
         if len(shares) > 1:
-            return await self._broker.publish_together(caller, topic, _appends(topic, shares))
+            return await self._publishing.publish_together(topic, _appends(topic, shares))
         ((partition, batch, _),) = shares
-        return [await self._broker.publish(caller, topic, partition, batch)]
+        return [await self._publishing.publish(topic, partition, batch)]
 
 
 class _Share(NamedTuple):

@@ -162,7 +162,7 @@ class Channel:
         if not leases.nack(delivery.offset, delivery.deliveries, loop_ms(), wait_ms):
             return False
         if wait_ms:
-            self._set_timer()
+            self._held.set_timer()
         else:
             self._held.tell()
         return True
@@ -267,7 +267,7 @@ class Channel:
             held.turn = found[-1].partition + 1
             self._has_lent()
         elif held.is_timer_late:
-            self._set_timer()
+            self._held.set_timer()
         return behind
 
     def _next_of_all(self) -> LeasedEntry | None:
@@ -427,7 +427,7 @@ class Channel:
     def _has_lent(self) -> None:
         """Something was lent: the timer may have to ring sooner, what is remembered may be old."""
         if self._held.timer is None or self._held.is_timer_late:
-            self._set_timer()
+            self._held.set_timer()
         if len(self._lent) > self._lent_most:
             parts = self._held.parts
             self._lent = {
@@ -436,33 +436,6 @@ class Channel:
                 if parts[partition].leases.is_lent(offset, deliveries)
             }
             self._lent_most = 2 * len(self._lent) + _SPARE_LENT
-
-    def _set_timer(self) -> None:
-        """Tell when the next lease runs out; sooner than it was set for, if need be."""
-        held = self._held
-        dues = (part.leases.next_due_ms for part in held.parts)
-        due_ms = min((due for due in dues if due is not None), default=None)
-        if due_ms is None or not held.channels:
-            return
-        if held.timer is not None:
-            held.timer.cancel()
-        now_ms = loop_ms()
-        lease_ms = held.kept.terms.lease_ms
-        held.is_timer_late = not now_ms <= due_ms <= now_ms + lease_ms
-        # What is due already was told; a reminder, should nobody have come for it.
-        wait_ms = due_ms + 1 - now_ms if due_ms >= now_ms else lease_ms
-        held.timer = loop_clock().call_later(wait_ms / 1000, self._ring)
-
-    def _ring(self) -> None:
-        held = self._held
-        held.timer = None
-        if not held.channels:
-            return
-        now_ms = loop_ms()
-        dues = [part.leases.next_due_ms for part in held.parts]
-        if any(due is not None and due <= now_ms for due in dues):
-            held.tell()
-        next(iter(held.channels))._set_timer()
 
 
 class LogReader:

@@ -85,7 +85,7 @@ class ProgressFlusher:
         self._count = len(parts)
         try:
             while parts:
-                await self._topics.despite_deletions(partial(self._write_some, parts))
+                await self._topics.retry_on_topic_deletion(partial(self._write_some, parts))
         except BaseException:
             for part in parts:
                 part.is_dirty = True

@@ -23,9 +23,10 @@ from quackmq import limits as shared_limits
 from quackmq.broker import limits
 from quackmq.broker.lifecycle import Waits
 from quackmq.broker.log.decoded_batches import DecodedBatches
+from quackmq.broker.log.page import Reader
+from quackmq.broker.log.service import LogService
 from quackmq.broker.push.window import Window
 from quackmq.broker.retention.marks import AppendAgeIndex
-from quackmq.broker.subscriptions.pull import Reader
 from quackmq.clock import Clock
 from quackmq.errors import BrokerClosing, NotFound, QuackError
 from quackmq.model.topic import PartitionKey, Read, Slice, Topic
@@ -43,13 +44,13 @@ class Feeds:
     def __init__(
         self,
         store: Store,
-        read: Reader,
+        log_service: LogService,
         clock: Clock,
         decoded: DecodedBatches,
     ) -> None:
         self.store = store
         self.decoded = decoded
-        self._read = read
+        self._read = log_service.read
         self._clock = clock
         self._feeds: dict[uuid.UUID, LiveTail] = {}
 
@@ -88,21 +89,21 @@ class Feeds:
             first = max(first, end - policy.live_entries)
         return first
 
-    def follow(self, topic: Topic) -> None:
-        """A topic was altered."""
+    def topic_changed(self, topic: Topic) -> None:
+        """Give the live tail of an altered topic its new partitions and policy."""
         feed = self._feeds.get(topic.id)
         if feed is not None:
             feed.follow(topic)
 
     def trimmed(self, key: PartitionKey, first: int) -> None:
-        """A partition begins later now: what went is not served from memory either."""
+        """Follow a trim: stop serving trimmed entries from memory."""
         feed = self._feeds.get(key.topic_id)
         if feed is not None and key.partition < len(feed.windows):
             window = feed.windows[key.partition]
             window.first = max(window.first, first)
 
-    def forget(self, topic_id: uuid.UUID) -> None:
-        """A topic is gone."""
+    def topic_deleted(self, topic_id: uuid.UUID) -> None:
+        """Stop the live tail of a deleted topic."""
         feed = self._feeds.pop(topic_id, None)
         if feed is not None:
             feed.stop()

@@ -17,11 +17,12 @@ import asyncio
 import heapq
 import logging
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from quackmq import limits as shared_limits
+from quackmq.broker.lifecycle import closing_error
 from quackmq.broker.push.flusher import ProgressFlusher, ReceiptWrite
 from quackmq.broker.push.push_subscription import Part, PushedSubscription, loop_ms
 from quackmq.broker.push.state import (
@@ -34,13 +35,12 @@ from quackmq.broker.push.state import (
     parse_pushed_key,
     pushed_key,
 )
-from quackmq.broker.retention.hold_order import HoldOrder
+from quackmq.broker.retention.holds import Holds
+from quackmq.broker.retention.service import Retention
 from quackmq.broker.subscriptions.receipts import Receipts, check_topic
-from quackmq.broker.subscriptions.registry import Registry, SubscriptionRoom
+from quackmq.broker.subscriptions.registry import SubscriptionRegistry
 from quackmq.broker.topics import Topics
 from quackmq.errors import (
-    BrokerClosing,
-    NameInOtherMode,
     QuackError,
     StateChanged,
     StoreReadOnly,
@@ -49,11 +49,10 @@ from quackmq.errors import (
 )
 from quackmq.model.leases import Counts, Leases
 from quackmq.model.subscription import Subscription, Terms
-from quackmq.model.topic import PartitionKey, StatePut, Topic
+from quackmq.model.topic import StatePut, Topic
 from quackmq.stores.contract import Store
 
 log = logging.getLogger(__name__)
-_NOBODY: Final = HoldOrder({})
 
 
 class PushedStanding(NamedTuple):
@@ -71,20 +70,20 @@ class PushRegistry:
         store: Store,
         topics: Topics,
         receipts: Receipts,
-        cursor_moved: Callable[[PartitionKey], None],
+        registry: SubscriptionRegistry,
+        holds: Holds,
+        retention: Retention,
     ) -> None:
-        """`receipts` are written for the subscriptions that want it. `cursor_moved` is told of
-        every durable low-water mark that moved, came or went."""
+        """`holds` and `retention` are informed of each durable low-water mark that moved, came or
+        went."""
         self._store = store
         self._topics = topics
         self._receipts = receipts
-        self._cursor_moved = cursor_moved
-        #: `Delivery` counts here, too.
-        self.room = SubscriptionRoom()
-        self._registry: Registry[PushedSubscription] = Registry(self.room)
+        self._all = registry
+        self._registry = registry.push
         self._held, self._by_name = self._registry.by_topic, self._registry.by_name
-        #: The durable low-water marks of partitions, in order, where somebody has asked.
-        self._orders: dict[PartitionKey, HoldOrder] = {}
+        self._holds = holds
+        self._retention = retention
         self._writer = ProgressFlusher(topics, receipts, self._written)
 
     async def load(self) -> None:
@@ -118,29 +117,13 @@ class PushRegistry:
     async def close(self) -> None:
         """Everything that was acknowledged is durable, or the log says why not."""
         for held in [each for of_name in self._by_name.values() for each in of_name.values()]:
-            held.end(BrokerClosing("the broker is closing: try again when it is back"))
+            held.end(closing_error())
         await self._writer.close()
 
     # --- what others want to know -----------------------------------------------------------
 
-    def count(self, topic_id: uuid.UUID) -> int:
-        """How many pushed subscriptions a topic has."""
-        return len(self._held.get(topic_id, ()))
-
-    def has_name(self, name: str) -> bool:
-        return name in self._by_name
-
-    def check_free(self, name: str) -> None:
-        """NameInOtherMode if a name has pushed subscriptions."""
-        if name in self._by_name:
-            held = next(iter(self._by_name[name].values()))
-            raise NameInOtherMode(
-                f"the name {name} is used for a pushed subscription, of topic {held.topic.name}: "
-                "unsubscribe it, or use another name"
-            )
-
     def find(self, topic: Topic, name: str) -> PushedSubscription | None:
-        return self._held.get(topic.id, {}).get(name)
+        return self._registry.find(topic.id, name)
 
     def found(self, topic: Topic, name: str) -> PushedSubscription:
         """UnknownSubscription."""
@@ -153,34 +136,10 @@ class PushRegistry:
         return held
 
     def of_topic(self, topic_id: uuid.UUID) -> Iterable[PushedSubscription]:
-        return self._held.get(topic_id, {}).values()
+        return self._registry.of_topic(topic_id)
 
     def topic_ids(self) -> list[uuid.UUID]:
         return list(self._held)
-
-    def held_from(self, key: PartitionKey) -> int | None:
-        """The least durable low-water mark of a partition."""
-        least = self.order(key).least
-        return None if least is None else least[0]
-
-    def order(self, key: PartitionKey) -> HoldOrder:
-        """The durable low-water marks of a partition. Not to be kept or changed."""
-        if key.topic_id not in self._held:
-            return _NOBODY
-        order = self._orders.get(key)
-        if order is None:
-            held = self.of_topic(key.topic_id)
-            order = HoldOrder({each.name: each.parts[key.partition].durable for each in held})
-            self._orders[key] = order
-        return order
-
-    def created_ms(self, topic_id: uuid.UUID, name: str) -> int:
-        return self._held[topic_id][name].kept.created_ms
-
-    def left(self, key: PartitionKey, offset: int) -> int:
-        """How many have yet to acknowledge an entry."""
-        held = self.of_topic(key.topic_id)
-        return sum(not each.parts[key.partition].leases.is_done(offset) for each in held)
 
     def subscriptions(
         self,
@@ -225,7 +184,7 @@ class PushRegistry:
         """A new subscription. One of this name must not be there, nor on its way."""
         if kept.receipts:
             check_topic(topic.name)
-        self.room.check()
+        self._all.check_room()
         held = PushedSubscription(topic, name, kept, 0, starts)
         puts = []
         for part in held.parts:
@@ -267,7 +226,7 @@ class PushRegistry:
             return
         if not wanted:
             await self.flush()  # what was acknowledged so far is told
-        await self._topics.despite_deletions(partial(self._leave_receipts, held, wanted))
+        await self._topics.retry_on_topic_deletion(partial(self._leave_receipts, held, wanted))
 
     async def _leave_receipts(self, held: PushedSubscription, wanted: bool) -> None:
         if wanted:
@@ -308,13 +267,13 @@ class PushRegistry:
         await self._writer.settle()
         await self._put_all(_removals(held))
 
-    def follow(self, topic: Topic) -> None:
-        """A topic was altered."""
+    def topic_changed(self, topic: Topic) -> None:
+        """Give the subscriptions of an altered topic its new partitions."""
         for held in self.of_topic(topic.id):
             held.follow(topic)
 
-    async def forget(self, topic: Topic) -> None:
-        """A topic is gone, its subscriptions with it."""
+    async def remove_topic(self, topic: Topic) -> None:
+        """End all subscriptions to a deleted topic and remove their state from the store."""
         gone = list(self.of_topic(topic.id))
         for held in gone:
             self._remove(held, UnknownTopic(f"topic {topic.name} was deleted"))
@@ -353,9 +312,8 @@ class PushRegistry:
 
     def _written(self, part: Part) -> None:
         if part.held.gone is None:
-            if part.key in self._orders:
-                self._orders[part.key].put(part.held.name, part.durable)
-            self._cursor_moved(part.key)
+            self._holds.push_moved(part.key, part.held.name, part.durable)
+            self._retention.cursor_moved(part.key)
 
     # --- helpers ----------------------------------------------------------------------------
 
@@ -370,12 +328,8 @@ class PushRegistry:
 
     def _moved_all(self, held: PushedSubscription) -> None:
         for part in held.parts:
-            if part.key in self._orders:
-                is_there = part.held.gone is None
-                self._orders[part.key].put(held.name, part.durable if is_there else None)
-                if not self._orders[part.key]:
-                    del self._orders[part.key]
-            self._cursor_moved(part.key)
+            self._holds.push_moved(part.key, held.name, part.durable if held.gone is None else None)
+            self._retention.cursor_moved(part.key)
 
     async def _put_all(self, puts: list[StatePut]) -> None:
         for start in range(0, len(puts), shared_limits.CHANGES_AT_ONCE):

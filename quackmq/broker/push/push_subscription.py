@@ -1,29 +1,26 @@
-"""A pushed subscription in memory: what the store keeps of it, how far it has come, who is served.
+"""A push subscription in memory: its stored state, its progress and its open channels.
 
-Who may call: the broker's loop.
+Not thread-safe: call from the broker's event loop.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
+from quackmq.broker.push.live_tail import Listener
 from quackmq.broker.push.receipt_ranges import PendingReceipts
 from quackmq.broker.push.state import StoredPushSubscription, leases_key
+from quackmq.broker.push.window import CatchUpBuffer
 from quackmq.errors import BrokerClosing, QuackError
 from quackmq.loop_clock import LoopTimer, loop_clock
 from quackmq.model.leases import Counts, Leases
 from quackmq.model.subscription import Subscription
 from quackmq.model.topic import PartitionKey, Topic
 
-if TYPE_CHECKING:
-    from quackmq.broker.push.channel import Channel
-    from quackmq.broker.push.window import CatchUpBuffer
-
 
 class PushedSubscription:
-    """One in memory, with the channels by which it is served."""
+    """A push subscription in memory, with its open channels."""
 
     __slots__ = (
         "channels",
@@ -52,7 +49,7 @@ class PushedSubscription:
         self.kept = kept
         self.version = version
         self.parts: list[Part] = []
-        self.channels: dict[Channel, None] = {}
+        self.channels: dict[Listener, None] = {}
         #: The partition to look into first.
         self.turn = 0
         #: Held by whoever reads for it what lies before the window.
@@ -97,6 +94,31 @@ class PushedSubscription:
     def tell(self) -> None:
         for channel in list(self.channels):
             channel.tell()
+
+    def set_timer(self) -> None:
+        """Set the timer for the next lease that expires, unless it is set for an earlier time."""
+        dues = (part.leases.next_due_ms for part in self.parts)
+        due_ms = min((due for due in dues if due is not None), default=None)
+        if due_ms is None or not self.channels:
+            return
+        if self.timer is not None:
+            self.timer.cancel()
+        now_ms = loop_ms()
+        lease_ms = self.kept.terms.lease_ms
+        self.is_timer_late = not now_ms <= due_ms <= now_ms + lease_ms
+        # Channels were already told of an expired lease: remind them if nobody took the entry.
+        wait_ms = due_ms + 1 - now_ms if due_ms >= now_ms else lease_ms
+        self.timer = loop_clock().call_later(wait_ms / 1000, self._lease_expired)
+
+    def _lease_expired(self) -> None:
+        self.timer = None
+        if not self.channels:
+            return
+        now_ms = loop_ms()
+        dues = [part.leases.next_due_ms for part in self.parts]
+        if any(due is not None and due <= now_ms for due in dues):
+            self.tell()
+        self.set_timer()
 
     def counts(self) -> Counts:
         counts = [part.leases.counts for part in self.parts]

@@ -21,15 +21,15 @@ from collections.abc import Callable
 from typing import Final
 
 from quackmq.broker import limits
-from quackmq.broker.lifecycle import Changes
+from quackmq.broker.lifecycle import Lifecycle
 from quackmq.broker.push.channel import Channel, LogReader
 from quackmq.broker.push.live_tail import Feeds
 from quackmq.broker.push.push_registry import PushedStanding, PushRegistry
 from quackmq.broker.push.window import LeasedEntry
 from quackmq.broker.settings import Caller
-from quackmq.broker.subscriptions.service import SubscriptionService, check_subscriber
+from quackmq.broker.subscriptions.service import SubscriptionService
 from quackmq.broker.topics import Topics
-from quackmq.errors import BrokerClosing, LimitReached, QuackError
+from quackmq.errors import LimitReached, QuackError
 from quackmq.model.subscription import Start, Terms
 from quackmq.model.topic import PartitionKey, Topic
 
@@ -42,19 +42,18 @@ class PushService:
     def __init__(
         self,
         topics: Topics,
-        pushed: PushRegistry,
-        subscribing: SubscriptionService,
+        registry: PushRegistry,
+        subscriptions: SubscriptionService,
         feeds: Feeds,
-        changes: Changes,
+        lifecycle: Lifecycle,
     ) -> None:
         self._topics = topics
-        self._pushed = pushed
-        self._subscribing = subscribing
+        self._registry = registry
+        self._subscriptions = subscriptions
         self._feeds = feeds
         self._log = LogReader(feeds.store, feeds.decoded)
-        self._changes = changes
+        self._lifecycle = lifecycle
         self._channels = 0
-        self._is_closing = False
         #: By name and topic, why a subscriber cannot be brought its entries, for as long as that
         #: is so. Doors that go to their subscribers note it, and whoever looks after them reads.
         self.unreached: dict[tuple[str, str], str] = {}
@@ -72,17 +71,15 @@ class PushService:
         that is there is served by these terms from now on, and goes on where it was. `receipts`
         says whether it leaves any, from now on; None leaves that as it is, which `Broker.subscribe`
         also changes. NameInOtherMode, InvalidRequest, LimitReached, UnknownTopic."""
-        self._check_open()
-        check_subscriber(name)
-        change = self._subscribing.subscribe_pushed(name, topic_name, terms, start, receipts)
-        return await self._changes.carry_through(change)
+        self._lifecycle.check_open()
+        return await self._subscriptions.subscribe_pushed(name, topic_name, terms, start, receipts)
 
     async def unsubscribe(self, caller: Caller, name: str, topic_name: str) -> None:
         """UnknownSubscription. Its channels end; with its last subscription an ephemeral topic
         goes."""
-        self._check_open()
-        self._pushed.found(self._topics.named(topic_name), name)
-        await self._changes.carry_through(self._subscribing.unsubscribe(name, topic_name))
+        self._lifecycle.check_open()
+        self._registry.found(self._topics.named(topic_name), name)
+        await self._subscriptions.unsubscribe(name, topic_name)
 
     async def open(
         self, caller: Caller, name: str, topic_name: str, on_change: Callable[[], None]
@@ -90,12 +87,12 @@ class PushService:
         """A channel to a subscription that is there. UnknownTopic, UnknownSubscription,
         LimitReached. `on_change` is called on the loop, see `channel.py`; first by what happens
         after this has returned, so take once then."""
-        self._check_open()
+        self._lifecycle.check_open()
         topic = self._topics.named(topic_name)
-        held = self._pushed.found(topic, name)
+        held = self._registry.found(topic, name)
         if self._channels >= limits.CHANNELS:
             raise LimitReached(f"{limits.CHANNELS} channels are open: close some")
-        channel = Channel(held, self._pushed, self._log, on_change, self._left)
+        channel = Channel(held, self._registry, self._log, on_change, self._left)
         self._channels += 1
         try:
             channel.feed = await self._feeds.listen(topic, channel)
@@ -109,41 +106,34 @@ class PushService:
 
     async def standing(self, caller: Caller, name: str, topic_name: str) -> PushedStanding:
         """How far a subscription has come. UnknownTopic, UnknownSubscription."""
-        self._check_open()
-        return await self._pushed.standing(self._pushed.found(self._topics.named(topic_name), name))
+        self._lifecycle.check_open()
+        return await self._registry.standing(
+            self._registry.found(self._topics.named(topic_name), name)
+        )
 
     async def flush(self) -> None:
         """All that was acknowledged, of every subscription, is durable; what the store raises."""
-        await self._pushed.flush()
+        await self._registry.flush()
 
     async def first_live(self, key: PartitionKey) -> int:
         """Where what is live of a partition begins, by the topic's policy; its end if nothing is.
         UnknownTopic, UnknownPartition."""
-        self._check_open()
+        self._lifecycle.check_open()
         return await self._feeds.first_live(self._topics.of(key), key.partition)
 
     # --- for the broker -----------------------------------------------------------------------
 
-    def follow(self, topic: Topic) -> None:
-        """A topic is there, new or altered."""
-        self._pushed.follow(topic)
-        self._feeds.follow(topic)
-
-    def trimmed(self, key: PartitionKey, first: int) -> None:
-        """A partition begins later now."""
-        self._feeds.trimmed(key, first)
-
-    async def forget(self, topic: Topic) -> None:
-        """A topic is gone; its channels end with UnknownTopic."""
-        self._feeds.forget(topic.id)
-        await self._pushed.forget(topic)
+    async def remove_topic(self, topic: Topic) -> None:
+        """End all channels and subscriptions of a deleted topic with UnknownTopic."""
+        self._feeds.topic_deleted(topic.id)
+        await self._registry.remove_topic(topic)
 
     async def clean(self) -> None:
         """Live subscriptions that nobody is served by go over what has got old, and hold it no
         longer. Those that are served do so when they are asked for more. The first error is raised
         when all have had their turn."""
         failed: QuackError | None = None
-        for topic_id in self._pushed.topic_ids():
+        for topic_id in self._registry.topic_ids():
             topic = self._topics.by_id.get(topic_id)
             if topic is None or not topic.policy.counts_entries:
                 continue
@@ -157,8 +147,7 @@ class PushService:
 
     async def close(self) -> None:
         """Channels end with BrokerClosing; what was acknowledged is durable."""
-        self._is_closing = True
-        await self._pushed.close()
+        await self._registry.close()
         await self._feeds.close()
 
     # --- helpers ------------------------------------------------------------------------------
@@ -166,20 +155,16 @@ class PushService:
     async def _skip_old(self, topic: Topic) -> None:
         idle = [
             held
-            for held in self._pushed.of_topic(topic.id)
+            for held in self._registry.of_topic(topic.id)
             if held.kept.terms.reading == "live" and not held.channels
         ]
         for partition in range(topic.partitions if idle else 0):
             live_from = await self._feeds.first_live(topic, partition)
             for held in idle:
                 if held.gone is None:
-                    self._pushed.skip(held.parts[partition], live_from)
+                    self._registry.skip(held.parts[partition], live_from)
 
     def _left(self, channel: Channel) -> None:
         self._channels -= 1
         if channel.feed is not None:
             self._feeds.leave(channel.feed, channel)
-
-    def _check_open(self) -> None:
-        if self._is_closing:
-            raise BrokerClosing("the broker is closing: try again when it is back")

@@ -38,7 +38,7 @@ class Holders(NamedTuple):
 class Holds(Protocol):
     """The cursors that hold what lies behind them."""
 
-    def held_from(self, key: PartitionKey) -> int | None:
+    def lowest_hold(self, key: PartitionKey) -> int | None:
         """The least of them in a partition; None if there is none."""
 
     def behind(self, key: PartitionKey, offset: int) -> Sequence[str]:
@@ -47,8 +47,8 @@ class Holds(Protocol):
     def holders(self, key: PartitionKey, offset: int) -> Holders | None:
         """Those before an offset; None if there is none."""
 
-    def forget(self, topic_id: uuid.UUID) -> None:
-        """A topic is gone."""
+    def topic_deleted(self, topic_id: uuid.UUID) -> None:
+        """Forget a deleted topic."""
 
 
 class Manifests(Protocol):
@@ -79,7 +79,7 @@ class RetentionFacts:
 
     def facts(self, partition: Partition) -> Facts:
         """Return the facts as far as they are known."""
-        return partition.facts(self._clock, self._holds.held_from(partition.key))
+        return partition.facts(self._clock, self._holds.lowest_hold(partition.key))
 
     async def begin(self, partition: Partition) -> None:
         """All that a partition's policy needs to know, from nothing."""

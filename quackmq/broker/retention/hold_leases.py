@@ -18,7 +18,7 @@ import logging
 from uuid import UUID
 
 from quackmq.broker import limits
-from quackmq.broker.lifecycle import Changes
+from quackmq.broker.lifecycle import Lifecycle
 from quackmq.broker.subscriptions.cursors import Cursors
 from quackmq.broker.subscriptions.service import SubscriptionService
 from quackmq.broker.topics import Topics
@@ -34,14 +34,14 @@ class HoldLeases:
         self,
         topics: Topics,
         cursors: Cursors,
-        subscribing: SubscriptionService,
-        changes: Changes,
+        subscriptions: SubscriptionService,
         clock: Clock,
+        lifecycle: Lifecycle,
     ) -> None:
         self._topics = topics
         self._cursors = cursors
-        self._subscribing = subscribing
-        self._changes = changes
+        self._subscriptions = subscriptions
+        self._lifecycle = lifecycle
         self._clock = clock
         self._looked_ms: int | None = None
 
@@ -54,7 +54,7 @@ class HoldLeases:
         for name in self._cursors.leased():
             for topic_id in self._cursors.topics_of(name):
                 if self._is_over(name, topic_id):
-                    await self._changes.carry_through(self._end(name, topic_id))
+                    await self._lifecycle.run_shielded(self._end(name, topic_id))
 
     def _is_over(self, name: str, topic_id: UUID) -> bool:
         cursors = self._cursors.in_topic(name, topic_id).values()
@@ -70,10 +70,10 @@ class HoldLeases:
         # Others may have committed while the ones before were ended.
         if topic is None or not self._is_over(name, topic_id):
             return
-        if not self._subscribing.is_subscribed(name, topic):
+        if not self._subscriptions.is_subscribed(topic, name):
             return
         try:
-            await self._subscribing.unsubscribe(name, topic.name)
+            await self._subscriptions.end(name, topic.name)
         except NotFound:
             return  # it, or its topic, went at the same time
         log.warning(

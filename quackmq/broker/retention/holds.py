@@ -1,112 +1,165 @@
-"""Who holds what lies behind its cursor: subscriptions, and groups that were told to.
+"""The cursors that hold retention: those of subscriptions, and of groups with `holds_retention`.
 
-Retention stops at the least of these cursors, for as long as a topic's policy holds; and an entry's
-number of consumers that are left (D3) is the number of cursors that have not passed it. A pushed
-subscription holds from its durable low-water mark on, and has consumed what it has acknowledged.
+Retention of a topic that keeps entries until they are consumed stops at the lowest of these
+cursors. The number of consumers left of an entry (D3) is the number of cursors that have not passed
+it. A push subscription holds from its *durable* low-water mark on; for consumers left, the entries
+that it has acknowledged count as consumed at once.
 
-The cursors of a partition are kept in order once somebody has asked for them, so that no question
-walks over all subscriptions. `Cursors`, `PullService` and `Groups` tell of every change.
+The cursors of a partition are kept sorted once somebody has asked for them, so that later questions
+do not walk over all subscriptions. Whoever changes a subscription, a cursor or a group's setting
+reports the change here.
 
-Who may call: the broker's loop.
+Not thread-safe: call from the broker's event loop.
 """
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
+from typing import Final
 
-from quackmq.broker.groups.service import Groups
-from quackmq.broker.push.push_registry import PushRegistry
 from quackmq.broker.retention.facts import Holders
 from quackmq.broker.retention.hold_order import HoldOrder
 from quackmq.broker.subscriptions.cursors import Cursors
-from quackmq.broker.subscriptions.pull import PullService
+from quackmq.broker.subscriptions.registry import SubscriptionRegistry
 from quackmq.model.topic import PartitionKey
+
+_NO_HOLDS: Final = HoldOrder({})
 
 
 class Holds:
-    def __init__(
-        self, delivery: PullService, pushed: PushRegistry, groups: Groups, cursors: Cursors
-    ) -> None:
-        self._delivery = delivery
-        self._pushed = pushed
-        self._groups = groups
-        self._every = cursors
-        #: By topic and partition: those that somebody has asked for.
+    def __init__(self, registry: SubscriptionRegistry, cursors: Cursors) -> None:
+        self._pull = registry.pull
+        self._push = registry.push
+        self._cursors = cursors
+        #: The names of groups that hold retention.
+        self._groups: dict[str, None] = {}
+        #: Cursors of pull subscriptions and groups, by topic and partition, as far as asked for.
         self._orders: dict[uuid.UUID, dict[int, HoldOrder]] = {}
-        cursors.on_change = self._follow
-        delivery.on_change = groups.on_change = self._follow_topic
+        #: Durable low-water marks of push subscriptions, as far as asked for.
+        self._push_orders: dict[PartitionKey, HoldOrder] = {}
+        cursors.on_change = self._cursor_changed
 
-    def held_from(self, key: PartitionKey) -> int | None:
-        """The least cursor that holds in a partition; None if there is none."""
-        least, of_pushed = self._order(key).least, self._pushed.held_from(key)
-        if least is None or of_pushed is None:
-            return of_pushed if least is None else least[0]
-        return min(least[0], of_pushed)
+    # --- questions --------------------------------------------------------------------------
+
+    def lowest_hold(self, key: PartitionKey) -> int | None:
+        """Return the lowest cursor that holds a partition; None if nobody holds it."""
+        least, pushed = self._order(key).least, self._push_order(key).least
+        if least is None or pushed is None:
+            found = pushed if least is None else least
+            return None if found is None else found[0]
+        return min(least[0], pushed[0])
 
     def behind(self, key: PartitionKey, offset: int) -> Sequence[str]:
-        """The names of those whose cursors lie before an offset."""
+        """Return the sorted names of the holders whose cursors are before `offset`."""
         names = {*self._order(key).names_before(offset)}
-        return sorted(names.union(self._pushed.order(key).names_before(offset)))
+        return sorted(names.union(self._push_order(key).names_before(offset)))
 
     def holders(self, key: PartitionKey, offset: int) -> Holders | None:
-        """Of those whose cursors lie before an offset, the one with the least, and how many there
-        are. Of a pushed subscription it is known when it was made, not when it acknowledged
-        last."""
-        order, pushed = self._order(key), self._pushed.order(key)
-        found = [each for each in (order.least, pushed.least) if each is not None]
+        """Return the holder with the lowest cursor and the number of holders before `offset`; None
+        if there is none. For a push subscription, `since_ms` is when it was created."""
+        order, pushed = self._order(key), self._push_order(key)
         count = order.before(offset) + pushed.before(offset)
         if not count:
             return None
-        least, name = min(found)
-        if (least, name) == order.least:
-            known = self._every.at(name, key)
-            since_ms = 0 if known is None else known.updated_ms
+        lowest, name = min(each for each in (order.least, pushed.least) if each is not None)
+        if (lowest, name) == order.least:
+            cursor = self._cursors.at(name, key)
+            since_ms = 0 if cursor is None else cursor.updated_ms
         else:
-            since_ms = self._pushed.created_ms(key.topic_id, name)
-        return Holders(name, least, since_ms, count)
+            since_ms = self._push.by_topic[key.topic_id][name].kept.created_ms
+        return Holders(name, lowest, since_ms, count)
 
     def consumers_left(self, key: PartitionKey, offsets: Sequence[int]) -> list[int]:
-        """Of each offset, how many have not consumed it."""
+        """Return for each offset how many consumers have not consumed it."""
         order = self._order(key)
         left = [order.before(offset + 1) for offset in offsets]
-        if not self._pushed.count(key.topic_id):
+        if not self._push.count_in(key.topic_id):
             return left
         both = zip(left, offsets, strict=True)
-        return [others + self._pushed.left(key, offset) for others, offset in both]
+        return [others + self.unacknowledged(key, offset) for others, offset in both]
 
-    def forget(self, topic_id: uuid.UUID) -> None:
-        """A topic is gone."""
+    def unacknowledged(self, key: PartitionKey, offset: int) -> int:
+        """Return how many push subscriptions have not acknowledged an entry."""
+        subscriptions = self._push.of_topic(key.topic_id)
+        return sum(not each.parts[key.partition].leases.is_done(offset) for each in subscriptions)
+
+    def is_holding_group(self, name: str) -> bool:
+        return name in self._groups
+
+    def pull_cursors(self, key: PartitionKey) -> dict[str, int]:
+        """Return the cursors of pull subscriptions and groups that hold a partition, by name."""
+        # A group and a subscription of one name share one cursor.
+        subscriptions = self._pull.of_topic(key.topic_id)
+        found = {each.name: each.progress.cursors[key.partition] for each in subscriptions}
+        for name in self._groups:
+            cursor = self._cursors.at(name, key)
+            if cursor is not None and cursor.offset is not None:
+                found[name] = cursor.offset
+        return found
+
+    # --- changes ----------------------------------------------------------------------------
+
+    def set_group(self, name: str, is_holding: bool) -> None:
+        """Note whether a group holds retention from now on."""
+        if is_holding:
+            self._groups[name] = None
+        else:
+            self._groups.pop(name, None)
+        for topic_id in self._cursors.topics_of(name):
+            self.pull_changed(name, topic_id)
+
+    def pull_changed(self, name: str, topic_id: uuid.UUID) -> None:
+        """Follow a pull subscription, or a holding group, that came or went."""
+        for partition in self._orders.get(topic_id, ()):
+            self._cursor_changed(name, topic_id, partition)
+
+    def push_moved(self, key: PartitionKey, name: str, durable: int | None) -> None:
+        """Follow a durable low-water mark; None if the subscription has ended."""
+        order = self._push_orders.get(key)
+        if order is not None:
+            order.put(name, durable)
+            if not order:
+                del self._push_orders[key]
+
+    def topic_deleted(self, topic_id: uuid.UUID) -> None:
+        """Forget a deleted topic."""
         self._orders.pop(topic_id, None)
+
+    # --- helpers ----------------------------------------------------------------------------
 
     def _order(self, key: PartitionKey) -> HoldOrder:
         of_topic = self._orders.get(key.topic_id)
         order = None if of_topic is None else of_topic.get(key.partition)
         if order is None:
-            # By name: a group and a subscription of one name have one cursor.
-            order = HoldOrder(self._delivery.holding(key) | self._groups.holding(key))
+            order = HoldOrder(self.pull_cursors(key))
             self._orders.setdefault(key.topic_id, {})[key.partition] = order
         return order
 
-    def _follow(self, name: str, topic_id: uuid.UUID, partition: int) -> None:
-        """A cursor has changed."""
+    def _push_order(self, key: PartitionKey) -> HoldOrder:
+        if key.topic_id not in self._push.by_topic:
+            return _NO_HOLDS
+        order = self._push_orders.get(key)
+        if order is None:
+            subscriptions = self._push.of_topic(key.topic_id)
+            marks = {each.name: each.parts[key.partition].durable for each in subscriptions}
+            order = self._push_orders[key] = HoldOrder(marks)
+        return order
+
+    def _cursor_changed(self, name: str, topic_id: uuid.UUID, partition: int) -> None:
         of_topic = self._orders.get(topic_id)
         if of_topic is not None and partition in of_topic:
-            offset = self._offset(name, PartitionKey(topic_id, partition))
-            of_topic[partition].put(name, offset)
+            of_topic[partition].put(name, self._hold_of(name, PartitionKey(topic_id, partition)))
 
-    def _follow_topic(self, name: str, topic_id: uuid.UUID) -> None:
-        """A name holds a topic from now on, or no longer."""
-        for partition in self._orders.get(topic_id, ()):
-            self._follow(name, topic_id, partition)
+    def _hold_of(self, name: str, key: PartitionKey) -> int | None:
+        """Return the offset from which on a name holds a partition; None if it does not.
 
-    def _offset(self, name: str, key: PartitionKey) -> int | None:
-        """From where on a name holds a partition. A subscription takes note of its cursor right
-        after `Cursors` does; it stays where it is when the cursor is removed."""
-        of_subscription = self._delivery.cursor(name, key)
-        cursor = self._every.at(name, key)
+        A subscription applies its cursor right after `Cursors` does. It keeps its place when the
+        cursor is removed."""
+        subscription = self._pull.find(key.topic_id, name)
+        cursor = self._cursors.at(name, key)
         if cursor is None or cursor.offset is None:
-            return of_subscription
-        if of_subscription is None and not self._groups.holds_retention(name):
+            return None if subscription is None else subscription.progress.cursors[key.partition]
+        if subscription is None and name not in self._groups:
             return None
         return cursor.offset

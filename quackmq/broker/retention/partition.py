@@ -46,7 +46,7 @@ class Partition:
         "unheld",
     )
 
-    def __init__(self, topic: Topic, key: PartitionKey, due_times: DueTimes) -> None:
+    def __init__(self, topic: Topic, key: PartitionKey, due_times: DueTimes[Partition]) -> None:
         self._due_times = due_times
         self._due_ms = math.inf
         #: Its topic was deleted, or lets go of nothing any more.

@@ -38,12 +38,13 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from quackmq import limits as shared_limits
 from quackmq.broker import limits
+from quackmq.broker.lifecycle import Lifecycle, closing_error
 from quackmq.broker.retention.blockers import HeldBackBook
 from quackmq.broker.retention.due_times import DueTimes
 from quackmq.broker.retention.facts import Archive, Holds, RetentionFacts
 from quackmq.broker.retention.partition import Partition
 from quackmq.clock import Clock
-from quackmq.errors import BrokerClosing, QuackError, RecordTooLarge, TopicFull
+from quackmq.errors import QuackError, RecordTooLarge, TopicFull, UnknownTopic
 from quackmq.model.policy import WhenFull, has_room, trim_before
 from quackmq.model.topic import Append, Appended, Cursor, PartitionKey, Topic
 from quackmq.records.batch import Batch
@@ -52,7 +53,6 @@ from quackmq.stores.contract import Store
 log = logging.getLogger(__name__)
 
 _Done = TypeVar("_Done")
-_CLOSING: Final = "the broker is closing: publish again when it is back"
 #: Of the subscriptions that are overtaken in a partition, so many are named in the log.
 _NAMED: Final = 3
 
@@ -73,10 +73,11 @@ class Retention:
         holds: Holds,
         full_topic_wait_ms: int,
         on_trimmed: Callable[[PartitionKey, int], None],
+        lifecycle: Lifecycle,
         archive: Archive | None = None,
     ) -> None:
-        """`archive` is the store itself, where it archives. `on_trimmed` is told where a partition
-        begins when something of it was let go of."""
+        """`archive` is `store` if it has an archive. `on_trimmed` is called with a partition and
+        its new first offset after each trim."""
         self._store = store
         self._survey = RetentionFacts(store, archive, holds, clock)
         self._clock = clock
@@ -87,17 +88,17 @@ class Retention:
         #: Who keeps anything from being let go of.
         self.held_back = HeldBackBook(holds)
         self._partitions: dict[uuid.UUID, list[Partition]] = {}
-        self._due_times = DueTimes()
+        self._due_times: DueTimes[Partition] = DueTimes()
         self._queues: dict[PartitionKey, deque[_Waiter]] = {}
         self._waiting = 0
         self._waiting_bytes = 0
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._lifecycle = lifecycle
         self._failures: dict[uuid.UUID, Failure] = {}
 
     # --- topics -----------------------------------------------------------------------------
 
-    def follow(self, topic: Topic) -> None:
-        """A topic is there, new or altered."""
+    def topic_changed(self, topic: Topic) -> None:
+        """Follow a topic that was created, loaded or altered."""
         partitions = self._partitions.setdefault(topic.id, [])
         for partition in partitions:
             policy_changed = partition.topic.policy != topic.policy
@@ -115,14 +116,15 @@ class Retention:
             key = PartitionKey(topic.id, index)
             partitions.append(Partition(topic, key, self._due_times))
 
-    def forget(self, topic_id: uuid.UUID, error: Exception) -> None:
-        """A topic is gone; who waits for room in it is told so."""
-        for partition in self._partitions.pop(topic_id, []):
+    def topic_deleted(self, topic: Topic) -> None:
+        """Fail the publishers that wait for room in a deleted topic with UnknownTopic."""
+        for partition in self._partitions.pop(topic.id, []):
             partition.is_gone = True
+            error = UnknownTopic(f"topic {topic.name} was deleted")
             self._fail_queue(partition.key, error)
-        self._failures.pop(topic_id, None)
-        self.held_back.forget(topic_id)
-        self._holds.forget(topic_id)
+        self._failures.pop(topic.id, None)
+        self.held_back.forget(topic.id)
+        self._holds.topic_deleted(topic.id)
 
     # --- publishing and trimming --------------------------------------------------------------
 
@@ -132,7 +134,7 @@ class Retention:
         batch: Batch,
         check: Callable[[Batch], object] | None = None,
         *,
-        waits: bool = True,
+        wait_for_room: bool = True,
     ) -> Awaitable[Appended]:
         """Append when there is room. Raises, here or when awaited, TopicFull and RecordTooLarge
         beside what the store raises. The bytes are copied before this returns. If it has to wait,
@@ -141,14 +143,14 @@ class Retention:
         partition = self._partitions[key.topic_id][key.partition]
         policy = partition.topic.policy
         _check_fits(partition, batch)
-        if partition.is_ready and not waits and key in self._queues:
+        if partition.is_ready and not wait_for_room and key in self._queues:
             raise _full(partition)
         if not partition.is_ready or key in self._queues:
-            return self._wait_for_turn(partition, batch, check, self._append, waits)
+            return self._wait_for_turn(partition, batch, check, self._append, wait_for_room)
         if self._has_room(partition, batch):
             # The append happens, whether or not its publisher stays to hear of it.
             return asyncio.shield(self._append(partition, batch))
-        if policy.when_full is WhenFull.REFUSE or not waits:
+        if policy.when_full is WhenFull.REFUSE or not wait_for_room:
             raise _full(partition)
         return self._wait_for_turn(partition, batch, check, self._append)
 
@@ -206,12 +208,10 @@ class Retention:
         """What keeps topics from being cleaned, one of each topic, of the first few."""
         return list(islice(self._failures.values(), limits.SHOWN_FAILURES))
 
-    async def close(self) -> None:
-        """Who waits for room gets BrokerClosing; what is on its way to the store arrives."""
+    def stop(self) -> None:
+        """Fail all publishers that wait for room with BrokerClosing."""
         for key in list(self._queues):
-            self._fail_queue(key, BrokerClosing(_CLOSING))
-        while self._tasks:
-            await asyncio.wait(self._tasks)
+            self._fail_queue(key, closing_error())
 
     def _due(self) -> list[Partition]:
         """Take the partitions that are to be looked at now."""
@@ -268,8 +268,8 @@ class Retention:
         partition.told_held_from = held_from
         names = self._holds.behind(partition.key, before)
         log.warning(
-            "topic %s, partition %d: offsets from %d on go, unread by %s%s, further behind than "
-            "the topic holds",
+            "topic %s, partition %d: deleting offsets from %d, not yet read by %s%s: beyond "
+            "hold_for_ms or hold_bytes",
             partition.topic.name,
             partition.key.partition,
             max(held_from, partition.first),
@@ -436,10 +436,11 @@ class Retention:
         batch: Batch,
         check: Callable[[Batch], object] | None,
         begin: Callable[[Partition, Batch], asyncio.Future[_Done]],
-        waits: bool = True,
+        wait_for_room: bool = True,
     ) -> Awaitable[_Done]:
-        """In its turn, when there is room, what `begin` begins. Who does not wait for room is here
-        until it is known whether there is any."""
+        """Queue a publisher; call `begin` when its turn has come and there is room. A publisher
+        that does not wait for room is queued only until the partition is ready."""
+        self._lifecycle.check_open()
         if (
             self._waiting >= limits.WAITING_PUBLISHERS
             or self._waiting_bytes + batch.size > limits.WAITING_PUBLISH_BYTES
@@ -448,7 +449,7 @@ class Retention:
                 f"{_full(partition)}; and {self._waiting} publishers of {self._waiting_bytes} "
                 "bytes are waiting for room already"
             )
-        waiter = _Waiter(partition, batch, check, begin, waits)
+        waiter = _Waiter(partition, batch, check, begin, wait_for_room)
         self._queues.setdefault(partition.key, deque()).append(waiter)
         self._waiting += 1
         self._waiting_bytes += batch.size
@@ -492,8 +493,8 @@ class Retention:
                     waiter.check(waiter.batch)
                 _check_fits(partition, waiter.batch)
                 if not self._has_room(partition, waiter.batch):
-                    if partition.topic.policy.when_full is WhenFull.WAIT and waiter.waits:
-                        self._refuse_the_hasty(partition)
+                    if partition.topic.policy.when_full is WhenFull.WAIT and waiter.wait_for_room:
+                        self._fail_impatient(partition)
                         return
                     raise _full(partition)
                 waiter.outcome = waiter.begin(partition, waiter.batch)
@@ -502,9 +503,9 @@ class Retention:
             self._dequeue(waiter)
             waiter.woken.set_result(None)
 
-    def _refuse_the_hasty(self, partition: Partition) -> None:
-        """There is no room now: those in the queue who do not wait for it are told."""
-        for waiter in [each for each in self._queues[partition.key] if not each.waits]:
+    def _fail_impatient(self, partition: Partition) -> None:
+        """Fail queued publishers that chose not to wait, with TopicFull."""
+        for waiter in [each for each in self._queues[partition.key] if not each.wait_for_room]:
             waiter.outcome = _full(partition)
             self._dequeue(waiter)
             if not waiter.woken.done():
@@ -536,22 +537,16 @@ class Retention:
                 waiter.woken.set_result(None)
 
     def _start(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        task = asyncio.get_running_loop().create_task(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
+        task = self._lifecycle.start(coroutine)
+        task.add_done_callback(_mark_retrieved)
         return task
-
-    def _ended(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled():
-            task.exception()  # told to whoever waits; if they have left, nobody needs to know
 
 
 class _Waiter:
     """A publisher in a queue, with a copy of its batch. The outcome is there when it is woken: its
     append, which has begun, or why there is none."""
 
-    __slots__ = ("batch", "begin", "check", "outcome", "partition", "waits", "woken")
+    __slots__ = ("batch", "begin", "check", "outcome", "partition", "wait_for_room", "woken")
 
     def __init__(
         self,
@@ -559,15 +554,21 @@ class _Waiter:
         batch: Batch,
         check: Callable[[Batch], object] | None,
         begin: Callable[[Partition, Batch], asyncio.Future[Any]],
-        waits: bool = True,
+        wait_for_room: bool = True,
     ) -> None:
         self.partition = partition
-        self.waits = waits
+        self.wait_for_room = wait_for_room
         self.check = check
         self.begin = begin
         self.batch = Batch.peek(bytes(batch.view))
         self.outcome: asyncio.Future[Any] | Exception | None = None
         self.woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+
+def _mark_retrieved(task: asyncio.Task[Any]) -> None:
+    """Mark the task's error as retrieved. Its publisher gets it, unless it was cancelled."""
+    if not task.cancelled():
+        task.exception()
 
 
 def _check_fits(partition: Partition, batch: Batch) -> None:

@@ -131,7 +131,7 @@ class StageCopier:
             appends = [Append(key, Batch.peek(data)) for key in keys if key.topic_id in there]
             await self._append(appends, states)
 
-        await self._topics.despite_deletions(append_markers)
+        await self._topics.retry_on_topic_deletion(append_markers)
 
     async def _give_up(self, producer: ProducerEpoch) -> None:
         try:

@@ -30,7 +30,7 @@ from uuid import UUID
 
 from quackmq import limits as shared_limits
 from quackmq.broker import limits
-from quackmq.broker.lifecycle import Changes, NamedLocks
+from quackmq.broker.lifecycle import Lifecycle, NamedLocks
 from quackmq.broker.publish.admission import check_records
 from quackmq.broker.publish.producer_ids import ProducerIds
 from quackmq.broker.settings import Caller
@@ -62,7 +62,6 @@ from quackmq.broker.staging.stage_log import (
 from quackmq.broker.topics import Topics
 from quackmq.clock import Clock
 from quackmq.errors import (
-    BrokerClosing,
     CorruptBatch,
     DamagedData,
     DamagedStore,
@@ -96,6 +95,7 @@ class Staging:
         clock: Clock,
         appended: Callable[[PartitionKey, Appended, int], None],
         subscribers: Callable[[UUID], int],
+        lifecycle: Lifecycle,
     ) -> None:
         """`appended` is told of everything that a commit appended, and its size. `subscribers`
         tells how many a topic has."""
@@ -113,9 +113,8 @@ class Staging:
         self._batches = 0
         self._size = 0
         self._locks = NamedLocks()
-        self._changes = Changes()
+        self._lifecycle = lifecycle
         self._looked_ms = 0
-        self._is_closing = False
 
     async def load(self) -> None:
         """Take up what the store has: stages as they were, without those that were committed."""
@@ -143,11 +142,6 @@ class Staging:
         self._batches += stage.batches
         self._size += stage.size
 
-    async def close(self) -> None:
-        """What was begun is finished."""
-        self._is_closing = True
-        await self._changes.finish()
-
     # --- writing ----------------------------------------------------------------------------
 
     async def stage(
@@ -166,7 +160,7 @@ class Staging:
 
         UnknownTopic, UnknownPartition, CorruptBatch, UnsupportedBatch, RecordTooLarge,
         StageConflict (StageCommitted: the turn was committed), LimitReached, InvalidRequest."""
-        self._check_open()
+        self._lifecycle.check_open()
         _check_name("a stage's key", key)
         _check_name("a part's name", part)
         _check_turn(turn)
@@ -174,7 +168,7 @@ class Staging:
         self._check_call(header)
         for target, batch in staged:
             self._check_batch(self._topics.of(target), batch)
-        return await self._changes.carry_through(self._stage(header, staged))
+        return await self._lifecycle.run_shielded(self._stage(header, staged))
 
     # --- ending -----------------------------------------------------------------------------
 
@@ -196,7 +190,7 @@ class Staging:
 
         UnknownStage, StageConflict (it was committed with other contents, or a part holds another
         thing than its receipt says), UnknownTopic, UnknownPartition, NoSubscriber."""
-        self._check_open()
+        self._lifecycle.check_open()
         _check_name("a stage's key", key)
         if len(contents.encode(errors="replace")) > shared_limits.STATE_KEY_BYTES:
             raise InvalidRequest(f"contents are told in {shared_limits.STATE_KEY_BYTES} bytes")
@@ -205,24 +199,24 @@ class Staging:
             commit = self._commit(key, receipts, contents)
         else:
             commit = self._commit_turn(key, receipts, contents, turn)
-        return await self._changes.carry_through(commit)
+        return await self._lifecycle.run_shielded(commit)
 
     async def abort(self, caller: Caller, key: str) -> bool:
         """Nothing is left of a stage; whether there was one. StageConflict if it was committed."""
-        self._check_open()
+        self._lifecycle.check_open()
         _check_name("a stage's key", key)
-        return await self._changes.carry_through(self._abort(key))
+        return await self._lifecycle.run_shielded(self._abort(key))
 
     # --- looking ----------------------------------------------------------------------------
 
     def all(self, caller: Caller) -> list[StageDescription]:
         """Every stage that is neither committed nor aborted."""
-        self._check_open()
+        self._lifecycle.check_open()
         return [stage.description() for stage in self._stages.values()]
 
     def describe(self, caller: Caller, key: str) -> StageDescription | CommittedStage:
         """UnknownStage."""
-        self._check_open()
+        self._lifecycle.check_open()
         committed, stage = self._committed.get(key), self._stages.get(key)
         if committed is not None:
             return committed
@@ -232,13 +226,13 @@ class Staging:
 
     def series(self, caller: Caller) -> dict[str, CommittedTurn]:
         """The last turn of every series."""
-        self._check_open()
+        self._lifecycle.check_open()
         return self._series.all()
 
     async def forget_series(self, caller: Caller, series: str) -> bool:
         """Its next turn may be any, also one that was committed; whether there was one."""
-        self._check_open()
-        return await self._changes.carry_through(self._forget_series(series))
+        self._lifecycle.check_open()
+        return await self._lifecycle.run_shielded(self._forget_series(series))
 
     async def clean(self) -> None:
         """Let go of stages that were left, and forget commits of long ago."""
@@ -247,13 +241,13 @@ class Staging:
             return
         self._looked_ms = now_ms
         for key in [key for key in self._stages if self._is_left(key)]:
-            await self._changes.carry_through(self._expire(key))
+            await self._lifecycle.run_shielded(self._expire(key))
         since_ms = self._clock.expired_before(limits.STAGE_REMEMBERED_MS)
         for key in [key for key, each in self._committed.items() if each.committed_ms <= since_ms]:
-            await self._changes.carry_through(self._forget(key))
+            await self._lifecycle.run_shielded(self._forget(key))
         series_since_ms = self._clock.expired_before(limits.STAGE_SERIES_REMEMBERED_MS)
         for series in self._series.left(series_since_ms):
-            await self._changes.carry_through(self._forget_series(series))
+            await self._lifecycle.run_shielded(self._forget_series(series))
 
     # --- how it is done ---------------------------------------------------------------------
 
@@ -534,10 +528,6 @@ class Staging:
                 raise NoSubscriber(f"topic {topic.name} takes nothing while nobody subscribes")
             names.add(topic.name)
         return tuple(sorted(names))
-
-    def _check_open(self) -> None:
-        if self._is_closing:
-            raise BrokerClosing("the broker is closing: try again when it is back")
 
 
 def _repeated(

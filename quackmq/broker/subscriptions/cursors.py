@@ -36,7 +36,7 @@ class Cursors:
         #: Names that have noted a lease beside one of their cursors.
         self._leased: dict[str, None] = {}
         self._locks = NamedLocks()
-        #: Told of each cursor that has changed, by name, topic and partition.
+        #: Called with the name, topic and partition of each cursor that changed.
         self.on_change: Callable[[str, uuid.UUID, int], None] = _ignore
 
     async def load(self) -> None:
@@ -72,7 +72,7 @@ class Cursors:
     # --- changes ----------------------------------------------------------------------------
 
     def changing(self, name: str) -> AbstractAsyncContextManager[None]:
-        """Alone with a name's cursors, but for those of its subscriptions."""
+        """Hold the lock for changes of a name's cursors, except by its own subscriptions."""
         return self._locks.hold(name)
 
     async def set(self, cursors: Sequence[Cursor]) -> None:
@@ -81,17 +81,17 @@ class Cursors:
         self.note(cursors)
 
     def note(self, cursors: Sequence[Cursor]) -> None:
-        """They have been set in the store, with something else."""
+        """Apply cursors that another change of the store already made durable."""
         for cursor in cursors:
             # A topic whose end became durable in the same flush cycle has taken its cursors along.
             if cursor.key.topic_id in self._topics:
                 self._put(cursor)
                 self.on_change(*cursor.key)
 
-    def forget(self, topic_id: uuid.UUID) -> None:
-        """A topic is gone, its cursors with it."""
-        for name in self._names.pop(topic_id, {}):
-            self._drop_topic(name, topic_id)
+    def topic_deleted(self, topic: Topic) -> None:
+        """Forget all cursors of a deleted topic."""
+        for name in self._names.pop(topic.id, {}):
+            self._drop_topic(name, topic.id)
 
     def _put(self, cursor: Cursor) -> None:
         name, topic_id, partition = cursor.key
@@ -120,11 +120,11 @@ class Cursors:
 
 
 def _ignore(name: str, topic_id: uuid.UUID, partition: int) -> None:
-    """Nobody wants to know."""
+    """Ignore the change: nobody has registered."""
 
 
 def removal(cursor: Cursor) -> Cursor:
-    """The change that removes a cursor."""
+    """Return the change that removes a cursor."""
     return Cursor(cursor.key, None)
 
 

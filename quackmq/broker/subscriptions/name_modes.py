@@ -1,57 +1,57 @@
-"""One name, one mode at a time: by the id of the last message, pushed, or as a Kafka group with
-members.
+"""One name has one mode at a time: pull (by last id), push, or a Kafka group with members.
 
-The first and the last move the same cursors, by different rules. A group holds its name for as long
-as it has members. Who uses a name by last id holds it while a call is under way and for a while
-after it: between two calls there is the time in which a message is worked on. Nothing of this is
-durable. A name that is pushed is so for as long as it has such a subscription (`Pushed`).
+Pull subscriptions and groups move the same cursors by different rules. A group uses its name while
+it has members. A pull subscriber uses its name during a call and for `limits.MODE_LEASE_MS` after
+it, because between two calls it works on a message. A push subscription uses its name for as long
+as it exists. Only push subscriptions are durable; other uses are kept in memory.
 
-Who may call: the broker's loop.
+Not thread-safe: call from the broker's event loop.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from quackmq import limits as shared_limits
 from quackmq.broker import limits
+from quackmq.broker.groups.coordinator import Coordinator
 from quackmq.broker.settings import Caller
+from quackmq.broker.subscriptions.registry import SubscriptionRegistry
 from quackmq.errors import NameInOtherMode
 from quackmq.loop_clock import loop_clock
 
 
-class Modes:
-    def __init__(self, group_holder: Callable[[str], str | None]) -> None:
-        """`group_holder` tells in words who the members of the group of a name are, None if there
-        are none."""
-        self._group_holder = group_holder
+class NameModes:
+    def __init__(self, registry: SubscriptionRegistry, coordinator: Coordinator) -> None:
+        self._registry = registry
+        self._coordinator = coordinator
         self._uses: dict[str, _Use] = {}
 
-    @contextmanager
-    def by_last_id(self, caller: Caller, name: str) -> Iterator[None]:
-        """Around a call by last id. The name must be that of a subscription."""
-        self.check_no_group(name)
-        use = self._uses.setdefault(name, _Use())
-        use.calls += 1
-        use.who = _words(caller)
-        try:
-            yield
-        finally:
-            use.calls -= 1
-            use.last_s = loop_clock().time()
-
-    def check_no_group(self, name: str) -> None:
-        """NameInOtherMode if a group of this name has members."""
-        holder = self._group_holder(name)
-        if holder is not None:
+    def check_pull(self, name: str) -> None:
+        """Raise NameInOtherMode if a name has push subscriptions."""
+        subscriptions = self._registry.push.by_name.get(name)
+        if subscriptions is not None:
+            topic = next(iter(subscriptions.values())).topic
             raise NameInOtherMode(
-                f"the name {name} is used as a Kafka group, by {holder}: stop its consumers, or "
-                "use another name"
+                f"the name {name} is used for a push subscription to topic {topic.name}: "
+                "unsubscribe it, or use another name"
             )
 
-    def check_group_may(self, name: str) -> None:
-        """NameInOtherMode if a group of this name must not be joined, nor commit."""
+    def check_push(self, name: str) -> None:
+        """Raise NameInOtherMode if a name has pull subscriptions, or is a group with members."""
+        if name in self._registry.pull.by_name:
+            raise NameInOtherMode(
+                f"the name {name} has a subscription by last id: unsubscribe it, or use another "
+                "name"
+            )
+        self._check_no_members(name)
+
+    def check_group(self, name: str) -> None:
+        """Raise NameInOtherMode if members may not join a group of this name, nor commit to it."""
+        self.check_pull(name)
+        if name not in self._registry.pull.by_name or self._coordinator.is_live(name):
+            return
         use = self._uses.get(name)
         if use is None:
             return
@@ -64,8 +64,30 @@ class Modes:
             )
         del self._uses[name]
 
+    @contextmanager
+    def pulling(self, caller: Caller, name: str) -> Iterator[None]:
+        """Use a name by last id during a call. Raise NameInOtherMode if a group of this name has
+        members."""
+        self._check_no_members(name)
+        use = self._uses.setdefault(name, _Use())
+        use.calls += 1
+        use.who = _words(caller)
+        try:
+            yield
+        finally:
+            use.calls -= 1
+            use.last_s = loop_clock().time()
+
+    def _check_no_members(self, name: str) -> None:
+        holder = self._coordinator.holder(name)
+        if holder is not None:
+            raise NameInOtherMode(
+                f"the name {name} is used as a Kafka group, by {holder}: stop its consumers, or "
+                "use another name"
+            )
+
     def clean(self) -> None:
-        """Forget uses of long ago."""
+        """Forget uses that are longer ago than the lease."""
         old = [name for name, use in self._uses.items() if use.ago_ms() >= limits.MODE_LEASE_MS]
         for name in old:
             del self._uses[name]

@@ -21,20 +21,23 @@ import heapq
 import logging
 import math
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Protocol
 
 from quackmq import limits
 from quackmq.broker.groups.coordinator import Coordinator
-from quackmq.broker.lifecycle import to_the_end
+from quackmq.broker.lifecycle import finish_before_cancelling
 from quackmq.broker.log.decoded_batches import DecodedBatches
 from quackmq.broker.log.next_message import NextMessage, find_head
+from quackmq.broker.log.service import LogService
 from quackmq.broker.log.time_lookup import first_at
+from quackmq.broker.retention.holds import Holds
+from quackmq.broker.retention.service import Retention
 from quackmq.broker.subscriptions.cursors import Cursors, partition_of
+from quackmq.broker.subscriptions.name_modes import NameModes
 from quackmq.broker.subscriptions.pull_subscription import Moved, PullSubscription, taken_by_group
 from quackmq.broker.subscriptions.receipts import ReceiptEvent, Receipts, begun, check_topic
-from quackmq.broker.subscriptions.registry import Registry, SubscriptionRoom
+from quackmq.broker.subscriptions.registry import SubscriptionRegistry
 from quackmq.errors import (
     InvalidMessageId,
     InvalidRequest,
@@ -77,7 +80,6 @@ from quackmq.model.topic import (
     CursorKey,
     PartitionKey,
     Read,
-    Slice,
     State,
     StatePut,
     Topic,
@@ -87,48 +89,38 @@ from quackmq.stores.contract import Store
 log = logging.getLogger(__name__)
 
 
-class Reader(Protocol):
-    """The broker's way of reading: as the store's, but ended when the broker closes."""
-
-    def __call__(
-        self, reads: Sequence[Read], *, max_bytes: int, min_bytes: int = 1, wait_ms: int = 0
-    ) -> Awaitable[list[Slice]]: ...
-
-
 class PullService:
     def __init__(
         self,
         store: Store,
         decoded: DecodedBatches,
         now_ms: Callable[[], int],
-        read: Reader,
+        log_service: LogService,
         topics: Mapping[uuid.UUID, Topic],
         cursors: Cursors,
-        cursor_moved: Callable[[PartitionKey], None],
+        registry: SubscriptionRegistry,
+        names: NameModes,
         groups: Coordinator,
         receipts: Receipts,
-        check_free: Callable[[str], None],
-        room: SubscriptionRoom,
+        holds: Holds,
+        retention: Retention,
     ) -> None:
-        """`topics` is the broker's own view of what is there. `cursor_moved` is told of every
-        cursor of a subscription that moved, came or went. `groups` share names and cursors.
-        `receipts` are written for the subscriptions that want it. `check_free` raises
-        NameInOtherMode for a name that is pushed. `room` is shared with `Pushed`."""
+        """`groups` share names and cursors with subscriptions. `holds` and `retention` are informed
+        of each cursor that moved, and of each subscription that came or went."""
         self._store = store
         self._decoded = decoded
         self._now_ms = now_ms
-        self._read = read
+        self._read = log_service.read
         self._topics = topics
         self._cursors = cursors
-        self._cursor_moved = cursor_moved
-        self._groups = groups
-        self._check_free = check_free
-        self._room = room
-        self._receipts = receipts
-        self._registry: Registry[PullSubscription] = Registry(room)
+        self._all = registry
+        self._registry = registry.pull
         self._held, self._by_name = self._registry.by_topic, self._registry.by_name
-        #: Told of each subscription that comes or goes, by name and topic.
-        self.on_change: Callable[[str, uuid.UUID], None] = lambda name, topic_id: None
+        self._names = names
+        self._groups = groups
+        self._receipts = receipts
+        self._holds = holds
+        self._retention = retention
 
     async def load(self) -> None:
         """Take up what the store has; cursors are there already. What is left of topics that are
@@ -153,20 +145,6 @@ class PullService:
             log.warning("what is left of a subscription, %s, stays: %s", key, error)
 
     # --- what others want to know -----------------------------------------------------------
-
-    def count(self, topic_id: uuid.UUID) -> int:
-        """How many subscriptions a topic has."""
-        return len(self._held.get(topic_id, ()))
-
-    def cursor(self, name: str, key: PartitionKey) -> int | None:
-        """The next offset that a name's subscription wants; None if it has none."""
-        held = self._held.get(key.topic_id, {}).get(name)
-        return None if held is None else held.progress.cursors[key.partition]
-
-    def holding(self, key: PartitionKey) -> dict[str, int]:
-        """The cursors of a partition's subscriptions, by name."""
-        held = self._held.get(key.topic_id, {}).values()
-        return {each.name: each.progress.cursors[key.partition] for each in held}
 
     def subscriptions(
         self,
@@ -229,9 +207,9 @@ class PullService:
         check_name(name)
         if receipts:
             check_topic(topic.name)
-        self._room.check()
+        self._all.check_room()
         async with self._cursors.changing(name):
-            self._check_free(name)
+            self._names.check_pull(name)
             await self._subscribe(
                 topic, name, StoredSubscription("last_id", start, self._now_ms(), 0, receipts)
             )
@@ -303,16 +281,16 @@ class PullService:
                 # The subscription is gone; the topic, which is about to go, takes its cursors.
                 log.debug("topic %s went while %s unsubscribed", topic.name, name)
 
-    def follow(self, topic: Topic) -> None:
-        """A topic was altered."""
+    def topic_changed(self, topic: Topic) -> None:
+        """Give the subscriptions of an altered topic its new partitions."""
         for held in self._held.get(topic.id, {}).values():
             held.topic = topic
             held.progress = grown(held.progress, topic.partitions)
-            # Who waits for messages does not wait in the new partitions.
+            # Waiting `get` calls must look into the new partitions, too.
             held.waits.end(Moved())
 
-    async def forget(self, topic: Topic) -> None:
-        """A topic is gone, its subscriptions with it."""
+    async def remove_topic(self, topic: Topic) -> None:
+        """End all subscriptions to a deleted topic and remove their state from the store."""
         self._decoded.forget(topic.id)
         gone = list(self._held.get(topic.id, {}).values())
         for held in gone:
@@ -332,11 +310,19 @@ class PullService:
     # --- messages ---------------------------------------------------------------------------
 
     async def get(
-        self, topic: Topic, name: str, last_id: str | None, wait_ms: int, *, raises: bool = False
+        self,
+        topic: Topic,
+        name: str,
+        last_id: str | None,
+        wait_ms: int,
+        *,
+        raise_on_loss: bool = False,
     ) -> Message | None:
-        """With `raises`, for doors whose messages do not show it, what is lost before a message is
-        raised as EntriesLost, once in a run of the broker, and the next call is answered with the
-        message; but not on a topic that drops its oldest, where it is the rule."""
+        """Return the next message, see `Broker.get`.
+
+        With `raise_on_loss`, for protocols whose messages cannot show losses, raise EntriesLost
+        before a message that has `lost`, once in a run of the broker. The next call returns the
+        message. A topic that drops its oldest never raises: losses are normal there."""
         held = self._find_held(topic, name)
         last = None if last_id is None else _place_in(topic, last_id)
         loop = asyncio.get_running_loop()
@@ -349,11 +335,12 @@ class PullService:
                     # whose step is forgotten.
                     counts = held.lost_before > 0 or not held.progress.remembers
                     is_needed = held.kept.receipts or counts
-                    await to_the_end(self._acknowledge(held, last), is_needed)
+                    acknowledged = self._acknowledge(held, last)
+                    await (finish_before_cancelling(acknowledged) if is_needed else acknowledged)
                     last = None
                 found = await self._find(held, in_turn(held.progress))
                 if isinstance(found, NextMessage):
-                    if raises and found.lost and not held.topic.policy.drops_oldest:
+                    if raise_on_loss and found.lost and not held.topic.policy.drops_oldest:
                         held.tell(found)
                     held.progress = sent(held.progress, found.place)
                     held.lost_before = found.lost
@@ -386,7 +373,7 @@ class PullService:
             first_offset = min(max(cursor, offsets.first), place.offset)
             await self._move(held, place, lost, first_offset)
             held.progress = committed(held.progress, place)
-            self._cursor_moved(PartitionKey(topic.id, place.partition))
+            self._retention.cursor_moved(PartitionKey(topic.id, place.partition))
 
     async def seek(self, topic: Topic, name: str, to: Start) -> None:
         held = self._find_held(topic, name)
@@ -398,7 +385,7 @@ class PullService:
             # Who waits for messages waits at the old place.
             held.waits.end(Moved())
         for partition in range(len(cursors)):
-            self._cursor_moved(PartitionKey(topic.id, partition))
+            self._retention.cursor_moved(PartitionKey(topic.id, partition))
 
     async def standing(self, topic: Topic, name: str) -> SubscriptionLag:
         """How many records are still to come, as far as they are decided, and how many are lost,
@@ -422,7 +409,7 @@ class PullService:
                 return
         await self._move(held, place, lost or 0)
         held.progress = named(held.progress, place)
-        self._cursor_moved(PartitionKey(held.topic.id, place.partition))
+        self._retention.cursor_moved(PartitionKey(held.topic.id, place.partition))
 
     async def _lost_before_head(self, held: PullSubscription, place: Place) -> int | None:
         """Whether a place not before the cursor is the head of its partition, or is gone: then it
@@ -508,7 +495,7 @@ class PullService:
                 held.go_on_from(self._own_cursors(held.name, held.topic.id))
         for cursor in cursors:
             if (cursor.key.name, cursor.key.topic_id) in moving:
-                self._cursor_moved(partition_of(cursor.key))
+                self._retention.cursor_moved(partition_of(cursor.key))
 
     def _own_cursors(self, name: str, topic_id: uuid.UUID) -> dict[int, int]:
         """The offsets of a name in a topic, by partition."""
@@ -566,19 +553,19 @@ class PullService:
 
     def _add(self, held: PullSubscription) -> None:
         self._registry.add(held)
-        self.on_change(held.name, held.topic.id)
+        self._holds.pull_changed(held.name, held.topic.id)
         self._moved_all(held)
 
     def _remove(self, held: PullSubscription, reason: QuackError) -> None:
         self._registry.remove(held)
-        self.on_change(held.name, held.topic.id)
+        self._holds.pull_changed(held.name, held.topic.id)
         held.gone = reason
         held.waits.end(reason)
         self._moved_all(held)
 
     def _moved_all(self, held: PullSubscription) -> None:
         for partition in range(len(held.progress.cursors)):
-            self._cursor_moved(PartitionKey(held.topic.id, partition))
+            self._retention.cursor_moved(PartitionKey(held.topic.id, partition))
 
 
 def _ended(cursors: Mapping[int, Cursor]) -> set[int]:

@@ -100,7 +100,7 @@ class Receipts:
             await self.append(steps, cursors, states)
 
         # Whoever deletes the topic of receipts begins it anew.
-        await self._topics.despite_deletions(attempt)
+        await self._topics.retry_on_topic_deletion(attempt)
 
     async def ready(self) -> None:
         """There is a topic of receipts. This may wait until a former one has gone, which waits for

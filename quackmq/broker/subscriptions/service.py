@@ -1,37 +1,51 @@
-"""How subscriptions come and go: one at a time, and with them the topics that live by them (R4).
+"""What callers use of subscriptions: create and end them, and pull messages by last id.
 
-The name of a subscription is one printable word, and none of those under which publishers' numbers
-are kept: both are cursors, in one namespace.
+Subscriptions of one name and topic are created and ended one at a time. An ephemeral topic is
+created by its first subscription and deleted with its last one (R4).
 
-Who may call: the broker's loop. A change must not be cancelled half-way (see `waits.Changes`).
+The name of a subscription is one printable word. Names that begin with the prefix of publishers are
+refused: publishers keep their sequence numbers as cursors, in the same namespace.
+
+Not thread-safe: call from the broker's event loop.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from uuid import UUID
 
-from quackmq.broker.lifecycle import NamedLocks
+from quackmq.broker.lifecycle import Lifecycle, NamedLocks
 from quackmq.broker.push.push_registry import PushRegistry
 from quackmq.broker.push.state import StoredPushSubscription
-from quackmq.broker.settings import BrokerSettings
+from quackmq.broker.retention.holds import Holds
+from quackmq.broker.settings import BrokerSettings, Caller
 from quackmq.broker.subscriptions.cursors import Cursors
-from quackmq.broker.subscriptions.name_modes import Modes
+from quackmq.broker.subscriptions.name_modes import NameModes
 from quackmq.broker.subscriptions.pull import PullService
+from quackmq.broker.subscriptions.registry import SubscriptionRegistry
 from quackmq.broker.topics import Topics
-from quackmq.errors import InvalidRequest, NameInOtherMode
+from quackmq.errors import InvalidRequest
 from quackmq.model.offset_notes import PUBLISHER_PREFIX
-from quackmq.model.subscription import Start, Subscription, SubscriptionLag, Terms, check_name
-from quackmq.model.topic import Topic
+from quackmq.model.subscription import (
+    Message,
+    Start,
+    Subscription,
+    SubscriptionLag,
+    Terms,
+    check_name,
+)
+from quackmq.model.topic import PartitionKey, Topic
 
 
 def check_subscriber(name: str) -> None:
-    """InvalidRequest for what no subscription can be called."""
+    """Raise InvalidRequest if no subscription can have this name."""
     check_name(name)
     if name.startswith(PUBLISHER_PREFIX):
         raise InvalidRequest(
-            f"names that begin with {PUBLISHER_PREFIX} hold publishers' numbers: subscribe by "
-            "another one"
+            f"names that begin with {PUBLISHER_PREFIX} are reserved for publishers: use another "
+            "name"
         )
 
 
@@ -39,79 +53,38 @@ class SubscriptionService:
     def __init__(
         self,
         topics: Topics,
-        delivery: PullService,
-        pushed: PushRegistry,
+        registry: SubscriptionRegistry,
+        pull: PullService,
+        push: PushRegistry,
         cursors: Cursors,
-        modes: Modes,
+        names: NameModes,
+        holds: Holds,
         settings: BrokerSettings,
         now_ms: Callable[[], int],
+        lifecycle: Lifecycle,
     ) -> None:
         self._topics = topics
-        self._delivery = delivery
-        self._pushed = pushed
+        self._registry = registry
+        self._pull = pull
+        self._push = push
         self._cursors = cursors
-        self._modes = modes
+        self._names = names
+        self._holds = holds
         self._settings = settings
         self._now_ms = now_ms
+        self._lifecycle = lifecycle
         self._locks = NamedLocks()
 
-    def count(self, topic_id: UUID) -> int:
-        """How many subscriptions a topic has, of every mode."""
-        return self._delivery.count(topic_id) + self._pushed.count(topic_id)
-
-    def subscriptions(
-        self,
-        name: str | None,
-        topic_id: UUID | None,
-        after: tuple[str, str],
-        limit: int | None,
-    ) -> list[Subscription]:
-        """By name and topic, as `PullService.subscriptions`, of every mode."""
-        asked = (name, topic_id, after, limit)
-        found = self._delivery.subscriptions(*asked) + self._pushed.subscriptions(*asked)
-        return sorted(found, key=lambda each: (each.name, each.topic_name))[:limit]
-
-    def is_subscribed(self, name: str, topic: Topic) -> bool:
-        """Whether there is a subscription, of whichever mode."""
-        return self._pushed.find(topic, name) is not None or self._delivery.is_subscribed(
-            topic, name
-        )
-
-    async def standing(self, topic: Topic, name: str) -> SubscriptionLag:
-        """UnknownSubscription."""
-        held = self._pushed.find(topic, name)
-        if held is not None:
-            pushed = await self._pushed.standing(held)
-            return SubscriptionLag(pushed.lag, pushed.counts.lost)
-        return await self._delivery.standing(topic, name)
+    # --- creating and ending ------------------------------------------------------------------
 
     async def subscribe(
-        self, name: str, topic_name: str, start: Start, receipts: bool | None = None
+        self, name: str, topic_name: str, start: Start = "end", receipts: bool | None = None
     ) -> bool:
-        """Whether there is a new subscription, to a topic that may come to life by it. `receipts`
-        says whether it leaves any, from now on, and is taken for one that is pushed, too; None
-        leaves that as it is."""
-        async with self._locks.hold(self._lock(name, topic_name)):
-            topic = await self._topics.ensure(topic_name, subscribing=True)
-            held = self._pushed.find(topic, name)
-            if held is not None and receipts is not None:
-                async with self._cursors.changing(name):
-                    await self._pushed.leave_receipts(held, receipts)
-                return False
-            is_new = await self._subscribe(topic, name, start, receipts or False)
-            if not is_new and receipts is not None:
-                await self._delivery.leave_receipts(topic, name, receipts)
-            return is_new
-
-    async def subscribe_group(
-        self, name: str, topic_id: UUID, start: Start, receipts: bool = False
-    ) -> None:
-        """Subscribe a group's name to a topic that is there, from what the group has committed on;
-        where it has committed nothing, from `start`, which is also listed. A subscription that is
-        there stays as it is, and its receipts too."""
-        topic_name = self._topics.with_id(topic_id).name
-        async with self._locks.hold(self._lock(name, topic_name)):
-            await self._subscribe(self._topics.with_id(topic_id), name, start, receipts)
+        """Create a pull subscription, see `Broker.subscribe`. Return whether it is new."""
+        self._lifecycle.check_open()
+        check_subscriber(name)
+        change = self._subscribe_pull(name, topic_name, start, receipts)
+        return await self._lifecycle.run_shielded(change)
 
     async def subscribe_pushed(
         self,
@@ -121,56 +94,161 @@ class SubscriptionService:
         start: Start,
         receipts: bool | None = None,
     ) -> bool:
-        """Whether there is a new pushed subscription; one that is there gets these terms, and
-        `receipts` as with `subscribe`."""
+        """Create a push subscription. Return whether it is new; an existing one gets these `terms`,
+        and `receipts` as in `subscribe`."""
+        self._lifecycle.check_open()
+        check_subscriber(name)
+        change = self._subscribe_push(name, topic_name, terms, start, receipts)
+        return await self._lifecycle.run_shielded(change)
+
+    async def unsubscribe(self, name: str, topic_name: str) -> None:
+        """End a subscription of either mode, see `Broker.unsubscribe`."""
+        self._lifecycle.check_open()
+        await self._lifecycle.run_shielded(self.end(name, topic_name))
+
+    # --- pulling messages ---------------------------------------------------------------------
+
+    async def get(
+        self,
+        caller: Caller,
+        name: str,
+        topic_name: str,
+        last_id: str | None,
+        wait_ms: int,
+        raise_on_loss: bool,
+    ) -> Message | None:
+        """Return the next message, see `Broker.get`."""
+        topic = self._topic(topic_name)
+        with self._pulling(caller, name, topic):
+            message = await self._pull.get(
+                topic, name, last_id, wait_ms, raise_on_loss=raise_on_loss
+            )
+        if message is None or not topic.policy.keep_until_consumed:
+            return message
+        key = PartitionKey(topic.id, message.partition)
+        (left,) = self._holds.consumers_left(key, [message.record.offset])
+        return dataclasses.replace(message, consumers_left=left)
+
+    async def commit(self, caller: Caller, name: str, topic_name: str, message_id: str) -> None:
+        topic = self._topic(topic_name)
+        with self._pulling(caller, name, topic):
+            await self._lifecycle.run_shielded(self._pull.commit(topic, name, message_id))
+
+    async def seek(self, caller: Caller, name: str, topic_name: str, to: Start) -> None:
+        topic = self._topic(topic_name)
+        with self._pulling(caller, name, topic):
+            await self._lifecycle.run_shielded(self._pull.seek(topic, name, to))
+
+    # --- questions ----------------------------------------------------------------------------
+
+    def is_subscribed(self, topic: Topic, name: str) -> bool:
+        """Return whether a subscription of either mode exists."""
+        is_pushed = self._push.find(topic, name) is not None
+        return is_pushed or self._pull.is_subscribed(topic, name)
+
+    async def standing(self, name: str, topic_name: str) -> SubscriptionLag:
+        """Return the lag and the losses of a subscription of either mode. UnknownSubscription."""
+        topic = self._topic(topic_name)
+        held = self._push.find(topic, name)
+        if held is not None:
+            pushed = await self._push.standing(held)
+            return SubscriptionLag(pushed.lag, pushed.counts.lost)
+        return await self._pull.standing(topic, name)
+
+    def subscriptions(
+        self,
+        name: str | None,
+        topic_name: str | None,
+        after: tuple[str, str],
+        limit: int | None,
+    ) -> list[Subscription]:
+        """Return the subscriptions of both modes, see `Broker.subscriptions`."""
+        self._lifecycle.check_open()
+        topic_id = None if topic_name is None else self._topics.named(topic_name).id
+        asked = (name, topic_id, after, limit)
+        found = self._pull.subscriptions(*asked) + self._push.subscriptions(*asked)
+        return sorted(found, key=lambda each: (each.name, each.topic_name))[:limit]
+
+    # --- for groups and leases ----------------------------------------------------------------
+
+    async def subscribe_group(
+        self, name: str, topic_id: UUID, start: Start, receipts: bool = False
+    ) -> None:
+        """Subscribe a group's name to an existing topic, from the group's committed offsets; where
+        it has none, from `start`. An existing subscription and its receipts stay as they are."""
+        topic_name = self._topics.with_id(topic_id).name
+        async with self._locks.hold(self._lock(name, topic_name)):
+            await self._ensure_pull(self._topics.with_id(topic_id), name, start, receipts)
+
+    async def end(self, name: str, topic_name: str) -> None:
+        """End a subscription of either mode. The caller must not be cancelled half-way."""
+        async with self._locks.hold(self._lock(name, topic_name)):
+            topic = self._topics.named(topic_name)
+            held = self._push.find(topic, name)
+            is_last = self.is_subscribed(topic, name) and self._registry.count(topic.id) == 1
+            if is_last and topic.policy.ephemeral:
+                # One change of the store: the topic never exists without its last subscription.
+                await self._topics.delete(topic_name)
+            elif held is not None:
+                await self._push.unsubscribe(held)
+            else:
+                await self._pull.unsubscribe(topic, name)
+
+    # --- helpers ------------------------------------------------------------------------------
+
+    async def _subscribe_pull(
+        self, name: str, topic_name: str, start: Start, receipts: bool | None
+    ) -> bool:
+        async with self._locks.hold(self._lock(name, topic_name)):
+            topic = await self._topics.ensure(topic_name, subscribing=True)
+            held = self._push.find(topic, name)
+            if held is not None and receipts is not None:
+                async with self._cursors.changing(name):
+                    await self._push.leave_receipts(held, receipts)
+                return False
+            is_new = await self._ensure_pull(topic, name, start, receipts or False)
+            if not is_new and receipts is not None:
+                await self._pull.leave_receipts(topic, name, receipts)
+            return is_new
+
+    async def _subscribe_push(
+        self, name: str, topic_name: str, terms: Terms, start: Start, receipts: bool | None
+    ) -> bool:
         async with self._locks.hold(self._lock(name, topic_name)):
             topic = await self._topics.ensure(topic_name, subscribing=True)
             async with self._cursors.changing(name):
-                held = self._pushed.find(topic, name)
+                held = self._push.find(topic, name)
                 if held is not None:
                     if held.kept.terms != terms:
-                        await self._pushed.change(held, terms)
+                        await self._push.change(held, terms)
                     if receipts is not None:
-                        await self._pushed.leave_receipts(held, receipts)
+                        await self._push.leave_receipts(held, receipts)
                     return False
-                if self._delivery.has_name(name):
-                    raise NameInOtherMode(
-                        f"the name {name} is subscribed by last id: unsubscribe it, or use "
-                        "another name"
-                    )
-                self._modes.check_no_group(name)
+                self._names.check_push(name)
                 kept = StoredPushSubscription(terms, start, self._now_ms(), receipts or False)
-                starts = await self._delivery.starts(topic, start)
-                await self._pushed.subscribe(topic, name, kept, starts)
+                starts = await self._pull.starts(topic, start)
+                await self._push.subscribe(topic, name, kept, starts)
                 return True
 
-    async def unsubscribe(self, name: str, topic_name: str) -> None:
-        """Whichever mode it is of."""
-        async with self._locks.hold(self._lock(name, topic_name)):
-            topic = self._topics.named(topic_name)
-            held = self._pushed.find(topic, name)
-            if (
-                self.is_subscribed(name, topic)
-                and self.count(topic.id) == 1
-                and topic.policy.ephemeral
-            ):
-                # One change of the store: the subscription cannot be gone and the topic there.
-                await self._topics.delete(topic_name)
-            elif held is not None:
-                await self._pushed.unsubscribe(held)
-            else:
-                await self._delivery.unsubscribe(topic, name)
-
-    async def _subscribe(
-        self, topic: Topic, name: str, start: Start, receipts: bool = False
-    ) -> bool:
-        if self._delivery.is_subscribed(topic, name):
+    async def _ensure_pull(self, topic: Topic, name: str, start: Start, receipts: bool) -> bool:
+        """Create a pull subscription unless it exists; return whether it is new."""
+        if self._pull.is_subscribed(topic, name):
             return False
-        await self._delivery.subscribe(topic, name, start, receipts=receipts)
+        await self._pull.subscribe(topic, name, start, receipts=receipts)
         return True
 
+    def _pulling(self, caller: Caller, name: str, topic: Topic) -> AbstractContextManager[None]:
+        self._names.check_pull(name)
+        self._pull.check_subscribed(topic, name)
+        return self._names.pulling(caller, name)
+
+    def _topic(self, name: str) -> Topic:
+        self._lifecycle.check_open()
+        return self._topics.named(name)
+
     def _lock(self, name: str, topic_name: str) -> tuple[str, ...]:
-        """One at a time for a name; for all names where the first and the last one matter."""
+        """Return the name of the lock: one for each subscription; one for the whole topic if it
+        is ephemeral, because it depends on which subscription is the first or the last."""
         topic = self._topics.by_name.get(topic_name)
         policy = self._settings.default_policy if topic is None else topic.policy
         return (topic_name,) if policy.ephemeral else (topic_name, name)

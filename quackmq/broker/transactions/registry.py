@@ -140,7 +140,9 @@ class TransactionRecords:
         """The end of what is open, if anything is, and what is kept of the id from now on."""
         known.is_ending = True
         try:
-            await self._topics.despite_deletions(lambda: self._append_end(known, marker, after))
+            await self._topics.retry_on_topic_deletion(
+                lambda: self._append_end(known, marker, after)
+            )
         finally:
             known.is_ending = False
 

@@ -30,7 +30,7 @@ from quackmq import limits as shared_limits
 from quackmq.broker import limits
 from quackmq.broker.groups.service import Commit, Groups
 from quackmq.broker.groups.topic_patterns import PatternThread
-from quackmq.broker.lifecycle import Changes
+from quackmq.broker.lifecycle import Lifecycle
 from quackmq.broker.publish.producer_ids import ProducerIds
 from quackmq.broker.settings import Caller
 from quackmq.broker.topics import Topics
@@ -43,7 +43,6 @@ from quackmq.broker.transactions.registry import TransactionRecords
 from quackmq.broker.transactions.state import PendingOffset
 from quackmq.clock import Clock
 from quackmq.errors import (
-    BrokerClosing,
     ConcurrentTransactions,
     InvalidPattern,
     InvalidRequest,
@@ -90,6 +89,7 @@ class Transactions:
         producer_ids: ProducerIds,
         clock: Clock,
         marked: Callable[[PartitionKey, Appended, int], None],
+        lifecycle: Lifecycle,
     ) -> None:
         """`marked` is told of every marker that was appended, and its size."""
         self._records = TransactionRecords(store, topics, groups, clock.now_ms, marked)
@@ -98,10 +98,9 @@ class Transactions:
         self._producer_ids = producer_ids
         self._clock = clock
         self._now_ms = clock.now_ms
-        self._changes = Changes()
+        self._lifecycle = lifecycle
         self._serial = 0
         self._looked_ms = 0
-        self._is_closing = False
         self._patterns = PatternThread()
 
     async def load(self) -> None:
@@ -116,12 +115,13 @@ class Transactions:
         known = self._records.of_producer(producer_id)
         return None if known is None else known.transactional_id
 
-    async def close(self) -> None:
-        """What was begun is finished; what is open stays open, for the next start."""
-        self._is_closing = True
+    def stop(self) -> None:
+        """Stop the timers. Open transactions stay open until the next start."""
         for known in self._records:
             known.stop_timer()
-        await self._changes.finish()
+
+    def close(self) -> None:
+        """Stop the thread for patterns."""
         self._patterns.close()
 
     # --- beginning --------------------------------------------------------------------------
@@ -144,7 +144,7 @@ class Transactions:
                 f"a transaction lasts 1 to {limits.TRANSACTION_MAX_MS} ms, not {timeout_ms}"
             )
         init = self._init(transactional_id, timeout_ms, producer_id, epoch)
-        return await self._changes.carry_through(init)
+        return await self._lifecycle.run_shielded(init)
 
     async def add_partitions(
         self, caller: Caller, ref: ProducerRef, keys: Sequence[PartitionKey]
@@ -234,7 +234,7 @@ class Transactions:
         self._groups.check_name(group)
         known = self._find(ref)
         change = self._commit_offsets(known, ref, group, member, commits, implicit)
-        return await self._changes.carry_through(change)
+        return await self._lifecycle.run_shielded(change)
 
     def pending_offsets(self, caller: Caller, group: str) -> frozenset[PartitionKey]:
         """Where open transactions commit offsets of a group: what is committed there may soon be
@@ -250,7 +250,7 @@ class Transactions:
         producer goes on with the epoch that is answered. A repeated end is answered like the
         first. InvalidProducerIdMapping, ProducerFenced, InvalidTransactionState."""
         known = self._find(ref)
-        return await self._changes.carry_through(self._end(known, ref, commit, bump_epoch))
+        return await self._lifecycle.run_shielded(self._end(known, ref, commit, bump_epoch))
 
     # --- looking ----------------------------------------------------------------------------
 
@@ -260,7 +260,7 @@ class Transactions:
         """Describe every transactional id that is known. With `longer_than_ms`, leave out those
         whose open or last transaction began less than so long ago; as in Kafka, an id without any
         counts as one whose transaction began before all time."""
-        self._check_open()
+        self._lifecycle.check_open()
         now_ms = self._now_ms()
         return [
             known.description(self._topics.by_id)
@@ -272,7 +272,7 @@ class Transactions:
 
     async def matching(self, caller: Caller, pattern: str) -> frozenset[str]:
         """The transactional ids that a regular expression fits as a whole. InvalidPattern."""
-        self._check_open()
+        self._lifecycle.check_open()
         if len(pattern) > shared_limits.PATTERN_CHARS:
             raise InvalidPattern(
                 f"a regular expression has {shared_limits.PATTERN_CHARS} characters at the most"
@@ -297,7 +297,7 @@ class Transactions:
         self._looked_ms = now_ms
         for known in self._records:
             if _is_expired(known, self._clock):
-                await self._changes.carry_through(self._expire(known))
+                await self._lifecycle.run_shielded(self._expire(known))
 
     # --- how it is done ---------------------------------------------------------------------
 
@@ -395,12 +395,12 @@ class Transactions:
         self._set_timer(known, known.standing.timeout_ms)
 
     def _set_timer(self, known: TransactionalIdEntry, wait_ms: int) -> None:
-        if not self._is_closing:
+        if not self._lifecycle.is_closing:
             known.timer = loop_clock().call_later(wait_ms / 1000, self._time_is_up, known)
 
     def _time_is_up(self, known: TransactionalIdEntry) -> None:
         known.timer = None
-        self._changes.start(self._time_out(known))
+        self._lifecycle.start(self._time_out(known))
 
     async def _time_out(self, known: TransactionalIdEntry) -> None:
         async with self._records.alone(known):
@@ -438,7 +438,7 @@ class Transactions:
         return None
 
     def _check(self, transactional_id: str) -> None:
-        self._check_open()
+        self._lifecycle.check_open()
         try:
             size = len(transactional_id.encode())
         except UnicodeEncodeError:
@@ -448,10 +448,6 @@ class Transactions:
                 f"a transactional id takes 1 to {shared_limits.NAME_BYTES} bytes as "
                 f"UTF-8, not {size}"
             )
-
-    def _check_open(self) -> None:
-        if self._is_closing:
-            raise BrokerClosing("the broker is closing: look for the coordinator when it is back")
 
 
 def _is_expired(known: TransactionalIdEntry, clock: Clock) -> bool:

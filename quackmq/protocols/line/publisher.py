@@ -75,7 +75,7 @@ class Publisher:
         assert self._pending is None, "one at a time"
         try:
             queue = self._next_queue(entry.topic)
-            pending = queue.begin_enqueue(self._name, entry.content, waits=False)
+            pending = queue.begin_enqueue(self._name, entry.content, wait_for_room=False)
         except Exception as error:
             self._refuse(entry, error)
             return

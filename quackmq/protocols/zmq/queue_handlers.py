@@ -106,11 +106,11 @@ async def _get(broker: Broker, caller: Caller, request: Get, peer: Asker) -> Ans
     # This moves the cursor, so it is not cut short if the peer goes; what waits moves nothing.
     # A frame has no place for what is lost: it is told by an error, and the next GET goes on.
     client, topic = request.client, request.topic
-    message = await broker.get(caller, client, topic, request.last_id, raises=True)
+    message = await broker.get(caller, client, topic, request.last_id, raise_on_loss=True)
     if message is None:
         with peer.waiting():
             wait_ms = limits.ZMQ_GET_WAIT_MS
-            message = await broker.get(caller, client, topic, None, wait_ms, raises=True)
+            message = await broker.get(caller, client, topic, None, wait_ms, raise_on_loss=True)
     if message is None:
         waited_s = limits.ZMQ_GET_WAIT_MS / 1000
         return failed(EMPTY, f"no message in {request.topic} for {waited_s:g} s: ask again"), b""

@@ -41,12 +41,14 @@ class WatchedBroker(Broker):
         last_id: str | None,
         wait_ms: int = 0,
         *,
-        raises: bool = False,
+        raise_on_loss: bool = False,
     ) -> Message | None:
         self.gets += 1
         self.waiting += wait_ms > 0
         try:
-            return await super().get(caller, name, topic_name, last_id, wait_ms, raises=raises)
+            return await super().get(
+                caller, name, topic_name, last_id, wait_ms, raise_on_loss=raise_on_loss
+            )
         finally:
             self.waiting -= wait_ms > 0
 

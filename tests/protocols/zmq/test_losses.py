@@ -59,12 +59,14 @@ class LateBroker(Broker):
         last_id: str | None,
         wait_ms: int = 0,
         *,
-        raises: bool = False,
+        raise_on_loss: bool = False,
     ) -> Message | None:
         if wait_ms:
             self.has_found_nothing.set()
             await self.may_wait.wait()
-        return await super().get(caller, name, topic_name, last_id, wait_ms, raises=raises)
+        return await super().get(
+            caller, name, topic_name, last_id, wait_ms, raise_on_loss=raise_on_loss
+        )
 
 
 async def test_a_loss_while_a_get_waits_is_named_too() -> None:

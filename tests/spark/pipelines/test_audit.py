@@ -373,7 +373,7 @@ def test_what_is_pushed_and_acknowledged_in_any_order_is_proved_whole_s5(
     assert 0 <= told["p50_ms"] <= told["max_ms"]
     assert (idle["records"], idle["lost"]) == (0, 0)
     # One goes on without a word, as by a bug that takes entries for done.
-    held = broker.broker._pushed.found(broker.broker.topic(topic), "wigeon")
+    held = broker.broker._push.found(broker.broker.topic(topic), "wigeon")
     run(_acked_silently(broker, held, 5))
     found = line(audited(broker, spark, topic), "wigeon")
     assert (found["lost"], found["doubled"]) == (5, 0)
@@ -383,7 +383,7 @@ async def _acked_silently(broker: Broker, held: PushedSubscription, count: int) 
     leases = held.parts[0].leases
     for lease in leases.lend(Wanted(0, count), range(count), count, 0):
         leases.ack(lease.offset)
-    broker.broker._pushed.changed(held.parts[0])
+    broker.broker._push.changed(held.parts[0])
     await broker.broker.pushing.flush()
 
 
@@ -484,7 +484,7 @@ def test_a_subscription_of_whose_receipts_none_is_left_is_named_s5(
 
 async def _move_silently(broker: Broker, topic: str, name: str, offset: int) -> None:
     """As a bug would that moves cursors and forgets to tell."""
-    delivery = broker.broker._delivery
+    delivery = broker.broker._pull
     found = broker.broker.topic(topic)
     held = delivery._find_held(found, name)
     await delivery._set_cursors(found, name, {0: offset})
