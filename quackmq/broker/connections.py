@@ -1,9 +1,9 @@
-"""Who is connected, told from door to door: they know the broker, and not each other.
+"""The connected clients of all listeners. Listeners know the broker, and not each other.
 
-A door that knows its peers by name and purpose adds a function that lists them; whichever shows
-them asks for all. Nothing is kept here.
+A listener that knows its clients by name adds a function that lists them. A listener that shows
+connected clients calls `all`. Nothing is stored here.
 
-Who may call: the broker's loop.
+Not thread-safe: call from the broker's event loop.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, order=True)
 class Connected:
-    """A peer that has said who it is. `channel` is how it reaches the door, `topics` what it has
-    chosen so far."""
+    """A client that has given its id. `channel` is the way in which it is connected, `topics` are
+    those that it has chosen so far."""
 
     door: str
     role: str
@@ -29,12 +29,12 @@ class Connections:
         self._listings: set[Callable[[], Iterable[Connected]]] = set()
 
     def add(self, listing: Callable[[], Iterable[Connected]]) -> None:
-        """What it gives has to be cheap: one step lists all of them."""
+        """Add a function that lists clients. It must be fast: all are called in one step."""
         self._listings.add(listing)
 
     def discard(self, listing: Callable[[], Iterable[Connected]]) -> None:
         self._listings.discard(listing)
 
     def all(self) -> list[Connected]:
-        """By door, role, id and channel."""
+        """Return all connected clients, sorted by door, role, id and channel."""
         return sorted(peer for listing in self._listings for peer in listing())

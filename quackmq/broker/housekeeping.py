@@ -1,9 +1,9 @@
-"""What has to be looked at again and again: retention, groups, transactions, stages, live news.
+"""Periodic work: retention, groups, transactions, stages, live subscriptions, the clock.
 
-One task does it all, at the broker's interval. What fails is named in the log and tried again the
-next time; it keeps nothing else from being cleaned.
+One task runs all of it, at the broker's interval. A part that fails is logged and tried again the
+next time; the other parts run anyway.
 
-Who may call: the broker's loop.
+Not thread-safe: call from the broker's event loop.
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ class Cleaner:
         self._interval_ms = interval_ms
 
     async def clean(self) -> None:
-        """All of it, now; the first error is raised."""
+        """Run all parts once. Raise the first error."""
         for each in self._cleaned:
             await each.clean()
 
     async def run(self) -> None:
-        """Clean until cancelled. Meanwhile pauses of the loop are noticed, and not counted."""
+        """Run at each interval until cancelled. Meanwhile the loop clock leaves out pauses of the
+        event loop."""
         clock = loop_clock()
         clock.start()
         try:
@@ -43,6 +44,6 @@ class Cleaner:
                     try:
                         await each.clean()
                     except Exception:
-                        log.exception("cleaning failed; it is tried again")
+                        log.exception("housekeeping failed; it is tried again at the next interval")
         finally:
             clock.stop()

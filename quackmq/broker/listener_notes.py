@@ -1,9 +1,10 @@
-"""Small notes that a door keeps: what it has to know again after a crash, and nobody else.
+"""Small durable texts that a listener keeps for itself, to have them again after a crash.
 
-A note has the name of its door, a name within it, and a text. What `put` has returned from is
-durable. Doors do not see the store; this is the little of it that they need.
+A note is identified by the listener's name and a name within it. A note is durable when `put`
+returns. Listeners do not see the store; notes are the part of it that they need.
 
-Who may call: the broker's loop. Changes of one note are made one after the other.
+Not thread-safe: call from the broker's event loop. Changes of one note are made one after the
+other.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Final
 from quackmq.broker.lifecycle import Lifecycle, NamedLocks
 from quackmq.stores.contract import Store
 
-#: Keys of notes in the store's small state begin so.
+#: The prefix of the keys of notes in the store.
 _PREFIX: Final = "note/"
 
 
@@ -25,7 +26,7 @@ class Notes:
         self._lifecycle = lifecycle
 
     async def all(self, door: str) -> Mapping[str, str]:
-        """Every note of a door, by name."""
+        """Return all notes of a listener, by name."""
         prefix = f"{_PREFIX}{door}/"
         states = await self._store.states(prefix)
         return {
@@ -35,7 +36,7 @@ class Notes:
         }
 
     async def put(self, door: str, name: str, text: str | None) -> None:
-        """None removes it. LimitReached where a note, or all of them, take too much."""
+        """Store a note; None removes it. LimitReached if it, or all notes, take too much."""
         key = f"{_PREFIX}{door}/{name}"
         await self._lifecycle.run_shielded(self._put(key, None if text is None else text.encode()))
 

@@ -12,7 +12,7 @@ longest unused is left without a topic as well.
 The rules are those of the queue's document, for each operation in its order. They bind who comes
 with such an id, and nobody else.
 
-Who may call: the broker's loop.
+Not thread-safe: call from the broker's event loop.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a broker is told once: its settings. What it is told with every call: the caller."""
+"""The settings of a broker, and the caller that each call names."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from quackmq.model.policy import Policy
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """On whose behalf a call is made."""
+    """The client on whose behalf a call is made."""
 
     principal: str = "anonymous"
     address: str = ""
@@ -20,7 +20,7 @@ class Caller:
 
 @dataclass(frozen=True, slots=True)
 class BrokerSettings:
-    """Topics come to life by their first use, unless told otherwise, with these defaults."""
+    """By default, topics are created by their first use, with the default partitions and policy."""
 
     auto_create_topics: bool = True
     default_partitions: int = 1

@@ -4,7 +4,7 @@ A plan pins the manifests of its partitions, so that no file of theirs goes. It 
 released, or when its lease is over, and then what was offered under it and not taken is removed.
 Plans live in memory, and their number is bounded.
 
-Who may call: the broker's loop.
+Not thread-safe: call from the broker's event loop.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ and KEPT_MEMBERS_TOTAL_BYTES). After a restart they are unknown, and join again.
 
 A group that has no members and waits for nothing is held as what is kept of it alone.
 
-Who may call: the broker's loop.
+Not thread-safe: call from the broker's event loop.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A group in memory: what the store keeps of it, its members if it has any, and their answers.
 
-Who may call: `Coordinator`.
+Only `Coordinator` calls this. Not thread-safe: call from the broker's event loop.
 """
 
 from __future__ import annotations

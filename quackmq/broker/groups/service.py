@@ -12,7 +12,7 @@ before it. A group without members, without commits meanwhile and without a subs
 expires, with its offsets: those that are publishers' numbers, by whichever way they came, after
 `limits.PUBLISHER_EXPIRY_MS`. One that was told to hold retention does not.
 
-Who may call: the broker's loop.
+Not thread-safe: call from the broker's event loop.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ time in proportion to the text, in bounded memory; its syntax is the one that Ka
 no look-around, no back references. It is tried in a thread of its own, on one expression at a time,
 and gives up after so much of the processor's time; who brought the expression is told so.
 
-Who may call: one event loop.
+Not thread-safe: call from the broker's event loop.
 """
 
 from __future__ import annotations

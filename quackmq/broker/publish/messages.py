@@ -20,7 +20,7 @@ publisher that may have to repeat a put makes it known again in one of two ways:
 Promised: what was answered is durable; a repeat adds nothing. Not promised: an order between puts
 that are on their way at the same time, unless they are of one publisher.
 
-Who may call: the broker's loop.
+Not thread-safe: call from the broker's event loop.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Producer ids: each is given once, for ever.
+"""Allocate producer ids. No id is ever given twice.
 
-Ids are taken from the store in blocks. A block is the broker's when the store has noted that the
-next one begins behind it; what a process does not give out of its block is never given at all.
+Ids are reserved in blocks. A block is reserved when the store has written where the next block
+begins. Ids that a process has reserved and not used are never used.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from quackmq.broker import limits
 from quackmq.errors import DamagedStore, StateChanged
 from quackmq.stores.contract import Store
 
-#: Holds the first id that nobody has reserved, as decimal digits.
+#: The state with the first id that is not reserved, as decimal digits.
 STATE_KEY: Final = "producer-ids"
 
 
 class ProducerIds:
-    """Who may call: one event loop."""
+    """Not thread-safe: call from one event loop."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -40,7 +40,7 @@ class ProducerIds:
             try:
                 await self._store.put_state(STATE_KEY, b"%d" % block.stop, state.version)
             except StateChanged:
-                continue  # somebody else has taken this block
+                continue  # another call has reserved this block
             return block
 
 
@@ -48,5 +48,5 @@ def _first_free(value: bytes | None) -> int:
     if value is None:
         return 0
     if not value.isdigit():
-        raise DamagedStore(f"the store says {value[:100]!r} for the next producer id")
+        raise DamagedStore(f"the stored next producer id is no number: {value[:100]!r}")
     return int(value)

@@ -1,10 +1,9 @@
-"""Writes how far pushed subscriptions have come, for all of them together, with their receipts.
+"""Write the progress of all push subscriptions, together with their receipts.
 
-One append follows the other, at most every `limits.PUSHED_FLUSH_MS`. What is kept of a subscription
-and the receipts that tell of it are durable together or not at all; what could not be written is
-written later.
+Writes follow each other, at most one every `limits.PUSHED_FLUSH_MS`. The progress of a subscription
+and its receipts become durable together or not at all. A write that failed is tried again later.
 
-Who may call: the broker's loop.
+Not thread-safe: call from the broker's event loop.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ log = logging.getLogger(__name__)
 
 class ProgressFlusher:
     def __init__(self, topics: Topics, receipts: Receipts, written: Callable[[Part], None]) -> None:
-        """`written` is told of every part whose durable low-water mark has moved."""
-        #: Held while something is on its way, by whoever must not meet that.
+        """`written` is called with each part whose durable low-water mark has moved."""
+        #: Held during a write, and by others that must not run at the same time as a write.
         self.alone = asyncio.Lock()
         self._topics = topics
         self._receipts = receipts
@@ -36,7 +35,7 @@ class ProgressFlusher:
         self._dirty: dict[Part, None] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
-        #: When the next write may begin by itself, and how much the last one wrote.
+        #: When the next write may start, and how many parts the last one wrote.
         self._next_s = 0.0
         self._count = 0
         self._has_failed = False
@@ -47,14 +46,14 @@ class ProgressFlusher:
         self._arm()
 
     async def flush(self) -> None:
-        if self._task is not None:  # whatever becomes of it: it may have begun before
+        if self._task is not None:  # it may have begun before the last change
             await asyncio.wait([self._task])
         if self._dirty or self._task is not None:
             await asyncio.shield(self._task or self._start())
 
     async def settle(self) -> None:
-        """Wait for what is on its way, whatever becomes of it. Not for more: a write may wait until
-        the topic of receipts has gone, and that for this."""
+        """Wait for the running write only. A full flush could deadlock: it may wait for the
+        deletion of the receipts topic, which waits for this."""
         async with self.alone:
             pass
 
@@ -62,7 +61,11 @@ class ProgressFlusher:
         try:
             await self.flush()
         except QuackError as error:
-            log.warning("what %d subscriptions were sent is not kept: %s", len(self._dirty), error)
+            log.warning(
+                "acknowledgements in %d partitions were not saved, entries will be redelivered: %s",
+                len(self._dirty),
+                error,
+            )
         if self._timer is not None:
             self._timer.cancel()
 
@@ -93,8 +96,8 @@ class ProgressFlusher:
             raise
 
     async def _write_some(self, parts: list[Part]) -> None:
-        """Write the last of these, and remove them from the list; all are there still if this
-        fails. NotFound if the topic of receipts went meanwhile."""
+        """Write some of the last parts, and remove them from the list; if this fails, the list is
+        complete again. NotFound if the receipts topic was deleted meanwhile."""
         if any(part.untold is not None for part in parts):
             await self._receipts.ready()
         async with self.alone:
@@ -130,14 +133,14 @@ class ProgressFlusher:
             wait_ms = limits.PUSHED_RETRY_MS
         self._next_s = asyncio.get_running_loop().time() + wait_ms / 1000
         if error is not None and not self._has_failed:
-            log.error("what pushed subscriptions were sent cannot be kept: %s", error)
+            log.error("cannot save acknowledgements of push subscriptions; trying again: %s", error)
         self._has_failed = error is not None
         if not isinstance(error, BrokerClosing):
             self._arm()
 
 
 class ReceiptWrite:
-    """The receipts of some parts, on their way."""
+    """The receipts of some parts, during one write."""
 
     def __init__(self, parts: Iterable[Part]) -> None:
         self.steps: list[ReceiptEvent] = []
@@ -146,7 +149,7 @@ class ReceiptWrite:
             self.add(part)
 
     def add(self, part: Part) -> int:
-        """How many receipts that are."""
+        """Add the receipts of a part; return their number."""
         if part.untold is None:
             return 0
         held = part.held

@@ -9,7 +9,7 @@ It also knows what is live: a topic's `live_for_ms` and `live_entries` say which
 reading skips. Ages are those of appends, up to a thousandth of δ and the time of a wake-up late, so
 that an entry is live a moment too long rather than too short.
 
-Who may call: the broker's loop.
+Not thread-safe: call from the broker's event loop.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Pushed subscriptions: which there are, and how far each has come, in memory and in the store.
+"""Push subscriptions and their progress, in memory and in the store.
 
-The rules are `quackmq.model.leases`'s. What has changed is written by one writer, for all
-subscriptions together and at most every `limits.PUSHED_FLUSH_MS`, so that an acknowledgement costs
-no write of its own. What is in the store is therefore a little behind: after a crash, entries
-acknowledged since are delivered again, and none is ever passed over. Retention is held by the
-low-water marks that are in the store, never by those in memory. Receipts, where a subscription
-leaves any, are written in the same change (`receipt_ranges.py`).
+The rules are in `quackmq.model.leases`. One writer (`flusher.py`) writes the progress of all
+subscriptions together, at most every `limits.PUSHED_FLUSH_MS`, so that an acknowledgement needs no
+write of its own. So the store is a little behind: after a crash, entries that were acknowledged
+since the last write are sent again, and none is skipped. Retention is held by the low-water marks
+in the store, never by those in memory. Receipts are written in the same change
+(`receipt_ranges.py`).
 
 Who may call: the broker's loop. Subscriptions come and go one at a time for a name
 (`SubscriptionService`).
@@ -56,8 +56,8 @@ log = logging.getLogger(__name__)
 
 
 class PushedStanding(NamedTuple):
-    """How many entries are still to come or outstanding, what became of the others, and how many
-    are outstanding."""
+    """How many entries are still to come, the outstanding ones included; the counts of the others;
+    and how many are outstanding."""
 
     lag: int
     counts: Counts
@@ -87,8 +87,8 @@ class PushRegistry:
         self._writer = ProgressFlusher(topics, receipts, self._written)
 
     async def load(self) -> None:
-        """Take up what the store has. What is left of topics and of subscriptions that are gone is
-        removed."""
+        """Load subscriptions and their progress. Remove leftovers of deleted topics and of ended
+        subscriptions."""
         remains: list[StatePut] = []
         for key, state in (await self._store.states(PUSHED_PREFIX)).items():
             topic_id, name = parse_pushed_key(key)
@@ -111,16 +111,16 @@ class PushRegistry:
         try:
             await self._put_all(remains)
         except StoreReadOnly as error:
-            # They do no harm, and a store that can only be read should be.
-            log.warning("what is left of %d pushed subscriptions stays: %s", len(remains), error)
+            # Leftovers do no harm, and a read-only store must stay readable.
+            log.warning("cannot remove %d leftover push states: %s", len(remains), error)
 
     async def close(self) -> None:
-        """Everything that was acknowledged is durable, or the log says why not."""
+        """End all subscriptions; make acknowledgements durable, or log why that failed."""
         for held in [each for of_name in self._by_name.values() for each in of_name.values()]:
             held.end(closing_error())
         await self._writer.close()
 
-    # --- what others want to know -----------------------------------------------------------
+    # --- questions --------------------------------------------------------------------------
 
     def find(self, topic: Topic, name: str) -> PushedSubscription | None:
         return self._registry.find(topic.id, name)
@@ -148,7 +148,7 @@ class PushRegistry:
         after: tuple[str, str] = ("", ""),
         limit: int | None = None,
     ) -> list[Subscription]:
-        """By name and topic, those behind `after`; as `Delivery.subscriptions`."""
+        """Return subscriptions sorted by name and topic, as `PullService.subscriptions`."""
         of_names: Iterable[PushedSubscription]
         if topic_id is not None:
             of_names = self.of_topic(topic_id)
@@ -166,7 +166,7 @@ class PushRegistry:
         return [each.subscription() for _, each in found]
 
     async def standing(self, held: PushedSubscription) -> PushedStanding:
-        """As far as it is decided; markers and what was aborted count."""
+        """Return the progress, up to the stable offset. Markers and aborted records count."""
         lag = lost = 0
         for part in held.parts:
             offsets = await self._store.offsets(part.key)
@@ -176,25 +176,25 @@ class PushRegistry:
         counts = counts._replace(lost=counts.lost + lost)
         return PushedStanding(lag, counts, held.outstanding())
 
-    # --- coming and going -------------------------------------------------------------------
+    # --- creating and ending ----------------------------------------------------------------
 
     async def subscribe(
         self, topic: Topic, name: str, kept: StoredPushSubscription, starts: tuple[int, ...]
     ) -> None:
-        """A new subscription. One of this name must not be there, nor on its way."""
+        """Create a subscription; none of this name may exist or be in creation."""
         if kept.receipts:
             check_topic(topic.name)
         self._all.check_room()
         held = PushedSubscription(topic, name, kept, 0, starts)
         puts = []
         for part in held.parts:
-            # A former one may have left something, where a crash or a full disk came in between.
+            # An earlier subscription may have left states, after a crash or a full disk.
             part.version = (await self._store.state(part.state_key)).version
             puts.append(StatePut(part.state_key, part.leases.encode(), part.version))
         await self._put_all(puts)
         for part in held.parts:
             part.version += 1
-        # This last: with it the subscription is there, and what it has come to has to be.
+        # This state comes last: it creates the subscription, which needs its progress.
         key = pushed_key(topic.id, name)
         told = ReceiptWrite(held.parts)
         await self._receipts.write(told.steps, (), [StatePut(key, encode_pushed(kept), 0)])
@@ -208,7 +208,7 @@ class PushRegistry:
         self._add(held)
 
     async def change(self, held: PushedSubscription, terms: Terms) -> None:
-        """Serve it by other terms from now on."""
+        """Change the terms of a subscription."""
         kept = held.kept._replace(terms=terms)
         key = pushed_key(held.topic.id, held.name)
         held.version = (await self._store.put_state(key, encode_pushed(kept), held.version)).version
@@ -219,19 +219,19 @@ class PushRegistry:
         held.tell()
 
     async def leave_receipts(self, held: PushedSubscription, wanted: bool) -> None:
-        """From now on, or no longer."""
+        """Begin or cease to leave receipts."""
         if wanted:
             check_topic(held.topic.name)
         if held.kept.receipts == wanted:
             return
         if not wanted:
-            await self.flush()  # what was acknowledged so far is told
+            await self.flush()  # write the receipts of all acknowledgements so far
         await self._topics.retry_on_topic_deletion(partial(self._leave_receipts, held, wanted))
 
     async def _leave_receipts(self, held: PushedSubscription, wanted: bool) -> None:
         if wanted:
             await self._receipts.ready()
-        async with self._writer.alone:  # no state goes its way without its receipts
+        async with self._writer.alone:  # no state is written without its receipts
             held.check_there()
             kept = held.kept._replace(receipts=wanted)
             put = StatePut(pushed_key(held.topic.id, held.name), encode_pushed(kept), held.version)
@@ -247,12 +247,12 @@ class PushRegistry:
             told.succeeded()
             held.kept, held.version = kept, held.version + 1
             if wanted:
-                held.begin_receipts()  # also in partitions that came meanwhile
+                held.begin_receipts()  # also in partitions that were added meanwhile
             else:
                 held.end_receipts()
 
     async def unsubscribe(self, held: PushedSubscription) -> None:
-        """Those who are served by it are told: UnknownSubscription."""
+        """End a subscription and its channels with UnknownSubscription."""
         key = pushed_key(held.topic.id, held.name)
         try:
             await self._store.put_state(key, None, held.version)
@@ -260,7 +260,7 @@ class PushRegistry:
             if held.gone is None:
                 raise
         if held.gone is not None:
-            return  # the topic went meanwhile, and takes it along
+            return  # the topic was deleted meanwhile, with its subscriptions
         self._remove(
             held, UnknownSubscription(f"{held.name} has unsubscribed from {held.topic.name}")
         )
@@ -287,27 +287,27 @@ class PushRegistry:
         try:
             await self._store.put_state(pushed_key(held.topic.id, held.name), None, held.version)
         except StateChanged:
-            # Whoever unsubscribed at the same time has removed it.
-            log.debug("%s unsubscribed while topic %s went", held.name, held.topic.name)
+            # An `unsubscribe` at the same time has removed it.
+            log.debug("%s unsubscribed while topic %s was deleted", held.name, held.topic.name)
 
-    # --- what has become of entries -----------------------------------------------------------
+    # --- progress -----------------------------------------------------------------------------
 
     def skip(self, part: Part, live_from: int) -> None:
-        """A live reading goes over what is older."""
+        """Skip entries before `live_from`, for a live reading."""
         had_room = part.leases.has_room
         if part.leases.skip(loop_ms(), live_from):
             self.changed(part)
             if not had_room and part.held.channels:
-                # Not at once: whoever asks how it stands is not to be told before it is answered.
+                # Later, so that a caller who asks for the lag gets its answer first.
                 asyncio.get_running_loop().call_soon(part.held.tell)
 
     def changed(self, part: Part) -> None:
-        """To be written with the next flush."""
+        """Write the progress of `part` with the next flush."""
         if not part.is_dirty:
             self._writer.add(part)
 
     async def flush(self) -> None:
-        """All changes so far are durable; what the store raises."""
+        """Make all changes so far durable. Raises what the store raises."""
         await self._writer.flush()
 
     def _written(self, part: Part) -> None:

@@ -52,20 +52,20 @@ class PushedSubscription:
         self.channels: dict[Listener, None] = {}
         #: The partition to look into first.
         self.turn = 0
-        #: Held by whoever reads for it what lies before the window.
+        #: Held while entries before the window are read for it.
         self.lock = asyncio.Lock()
-        #: When the next lease runs out.
+        #: Fires when the next lease expires.
         self.timer: LoopTimer | None = None
-        #: It may ring too late for what is lent next, or stands for something that is due already:
-        #: then it is set anew.
+        #: The timer may fire too late for the next lease, or was set for a lease that has already
+        #: expired: set it again at the next lease.
         self.is_timer_late = False
-        #: Why it is no longer there.
+        #: The error to raise once the subscription has ended.
         self.gone: QuackError | None = None
         for start in starts:
             self._add_part(start)
 
     def follow(self, topic: Topic) -> None:
-        """New partitions are wanted from their beginning."""
+        """Follow an altered topic. New partitions are read from their beginning."""
         self.topic = topic
         while len(self.parts) < topic.partitions:
             self._add_part(0)
@@ -75,7 +75,7 @@ class PushedSubscription:
             raise self.gone.with_traceback(None)
 
     def begin_receipts(self) -> None:
-        """In every partition where they have not begun."""
+        """Begin receipts in each partition that has none yet."""
         for part in self.parts:
             if part.untold is None:
                 part.untold = PendingReceipts(part.leases, has_begun=False)
@@ -128,7 +128,7 @@ class PushedSubscription:
         return sum(part.leases.outstanding for part in self.parts)
 
     def subscription(self) -> Subscription:
-        """Of one that leaves receipts they have told of all before its cursors."""
+        """Describe the subscription. If it leaves receipts, they cover all before its cursors."""
         receipts = self.kept.receipts
         return Subscription(
             name=self.name,
@@ -153,7 +153,7 @@ class PushedSubscription:
 
 
 class Part:
-    """A subscription in one partition."""
+    """The progress of a subscription in one partition."""
 
     __slots__ = (
         "ahead",
@@ -173,16 +173,16 @@ class Part:
         self.leases = leases
         self.state_key = leases_key(key, held.name)
         self.version = 0
-        #: The low-water mark that the store knows.
+        #: The low-water mark in the store.
         self.durable = leases.low_water_mark
         self.is_dirty = False
         self.ahead: CatchUpBuffer | None = None
-        #: What its receipts have yet to say, where it leaves any.
+        #: The receipts still to be written, if the subscription leaves any.
         self.untold: PendingReceipts | None = None
 
     @property
     def is_kept(self) -> bool:
-        """Whether how far it has come is still of use, also to the next run."""
+        """Whether the progress still has to be saved: not once the subscription has ended."""
         gone = self.held.gone
         return gone is None or isinstance(gone, BrokerClosing)
 
@@ -195,5 +195,5 @@ class Part:
 
 
 def loop_ms() -> int:
-    """The time by which leases run out. It never goes back; pauses of the loop do not count."""
+    """Return the time of leases. It never goes back; pauses of the loop do not count."""
     return loop_clock().ms()

@@ -17,7 +17,7 @@ Not promised: which of the offsets that were gone over at once are the lost ones
 nor, where a live reading skipped some, which those were. Beyond `limits.UNTOLD_RANGES` stretches
 what was gone over between them counts as acknowledged.
 
-Who may call: the broker's loop.
+Not thread-safe: call from the broker's event loop.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from quackmq.model.topic import Topic
 
 
 class ReceiptBatch(NamedTuple):
-    """What receipts say, and how it stands when they have said it."""
+    """Receipts to write, and the state after they are written."""
 
     steps: list[ReceiptEvent]
     acked: Sequence[OffsetRange]
@@ -46,7 +46,7 @@ class PendingReceipts:
     __slots__ = ("_acked", "_counts", "_done", "_has_begun", "_most")
 
     def __init__(self, leases: Leases, *, has_begun: bool) -> None:
-        """From now on. `has_begun` if a receipt says so already."""
+        """Record from now on. `has_begun`: the `begun` receipt is already written."""
         self._has_begun = has_begun
         self._acked = _Ranges()
         self._done: Sequence[OffsetRange] = _done(leases)
@@ -54,15 +54,15 @@ class PendingReceipts:
         self._most = limits.UNTOLD_RANGES
 
     def ack(self, offset: int, leases: Leases) -> None:
-        """An entry was acknowledged, and is done."""
+        """Record an acknowledged entry."""
         self._acked.add(offset, offset + 1)
         if len(self._acked) > self._most:
             self._acked = _Ranges(_without(_done(leases), self._done))
             self._most = max(limits.UNTOLD_RANGES, 2 * len(self._acked))
 
     def tell(self, name: str, topic: Topic, partition: int, leases: Leases) -> ReceiptBatch:
-        """What to write now. `was_told` or `was_not_told` has to follow, before this is asked
-        again."""
+        """Return the receipts to write now. Call `was_told` or `was_not_told` before the next call
+        of this."""
         teller = _ReceiptBuilder(name, topic, partition, leases.frontier)
         if not self._has_begun:
             teller.begin(self._done)
@@ -84,7 +84,7 @@ class PendingReceipts:
 
 
 class _ReceiptBuilder:
-    """Makes receipts of stretches."""
+    """Builds receipts from ranges of offsets."""
 
     def __init__(self, name: str, topic: Topic, partition: int, lent_to: int) -> None:
         self._whose = (name, topic, partition)
@@ -92,7 +92,7 @@ class _ReceiptBuilder:
         self.steps: list[ReceiptEvent] = []
 
     def begin(self, done: Sequence[OffsetRange]) -> None:
-        """From the low-water mark on, but for what is done above it."""
+        """Add the `begun` receipt at the low-water mark, and one for each range done above it."""
         low = done[0].next_offset
         self.steps.append(ReceiptEvent(*self._whose, "begun", low, low, low))
         for first, end in done[1:]:
@@ -101,8 +101,9 @@ class _ReceiptBuilder:
     def go_on(
         self, done: Sequence[OffsetRange], acked: Sequence[OffsetRange], over: Kind, lost: int
     ) -> None:
-        """Stretches that are done, of which some were acknowledged, and how the others are told:
-        for themselves, or with what was acknowledged behind them."""
+        """Add receipts for the ranges in `done`. Those in `acked` were acknowledged, the others
+        skipped: `over` tells whether they get receipts of their own ("passed"), or belong to the
+        acknowledged range behind them."""
         for stretch in done:
             begin = stretch.first_offset
             for first, end in _clipped(acked, stretch):
@@ -114,11 +115,11 @@ class _ReceiptBuilder:
             if begin < stretch.next_offset:
                 first = begin if over == "passed" else stretch.next_offset
                 lost -= self._add(over, begin, first, stretch.next_offset, lost)
-        if lost > 0:  # among what counts as acknowledged
+        if lost > 0:  # they are among the records that count as acknowledged
             self.steps[-1] = self.steps[-1]._replace(lost=self.steps[-1].lost + lost)
 
     def _add(self, kind: Kind, come_from: int, first: int, end: int, lost: int = 0) -> int:
-        """How many are told as lost: no more than were gone over."""
+        """Add a receipt; return how many lost records it reports."""
         over = end - come_from if kind == "passed" else first - come_from
         lost = min(lost, over)
         step = ReceiptEvent(*self._whose, kind, come_from, first, end, lost, self._lent_to)
@@ -127,7 +128,7 @@ class _ReceiptBuilder:
 
 
 class _Ranges:
-    """Offsets, as stretches in order that do not touch."""
+    """A set of offsets, as sorted ranges that do not touch."""
 
     __slots__ = ("_ends", "_starts")
 
@@ -154,12 +155,12 @@ class _Ranges:
 
 
 def _done(leases: Leases) -> list[OffsetRange]:
-    """What is done, in order; the first stretch ends at the low-water mark."""
+    """Return the ranges that are done, sorted; the first ends at the low-water mark."""
     return [OffsetRange(0, leases.low_water_mark), *leases.done_ranges()]
 
 
 def _without(ranges: Sequence[OffsetRange], others: Sequence[OffsetRange]) -> list[OffsetRange]:
-    """What of the one is not in the other; both are in order, and so is this."""
+    """Return the parts of `ranges` that are not in `others`. All are sorted."""
     left: list[OffsetRange] = []
     for stretch in ranges:
         begin = stretch.first_offset
@@ -173,7 +174,7 @@ def _without(ranges: Sequence[OffsetRange], others: Sequence[OffsetRange]) -> li
 
 
 def _clipped(ranges: Sequence[OffsetRange], stretch: OffsetRange) -> Iterator[OffsetRange]:
-    """What of ranges lies in a stretch."""
+    """Yield the parts of `ranges` that lie in `stretch`."""
     begin, end = stretch
     at = bisect_right(ranges, begin, key=_next_offset)
     while at < len(ranges) and ranges[at].first_offset < end:

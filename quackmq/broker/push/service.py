@@ -1,18 +1,18 @@
-"""Subscriptions that the broker pushes: each entry lent, acknowledged by itself, lent again if not.
+"""Push subscriptions: each entry is leased, acknowledged by itself, and sent again if it was not.
 
-This is what doors find as `broker.pushing`. A subscription is durable and lasts until
-`unsubscribe`; `open` gives a channel by which its entries are taken (`channel.py`). It reads every
-entry of its topic, or what is live of it (`Terms.reading`): then what is older than the topic's δ
-is skipped and counted, and the newest window comes first.
+Protocols use this as `broker.pushing`. A subscription is durable and lasts until `unsubscribe`.
+`open` returns a channel, from which a client takes entries (`channel.py`). A subscription reads
+every entry of its topic, or only the live ones (`Terms.reading`). A live reading skips and counts
+entries that are older than the topic's δ, and gets the newest window first.
 
-Promised: an entry is lent until it is acked, skipped as old, or gone from the log, and each of
-these is counted. What was acked and flushed is not lent again, also after a crash; what was acked
-later may be, so whoever must not see an entry twice knows it by its offset or its id. Retention is
-held at the durable low-water mark.
+Promised: an entry is sent until it is acknowledged, skipped as old, or deleted from the log; each
+of these is counted. An entry whose acknowledgement was flushed is not sent again, also after a
+crash. An entry acknowledged later may be sent again: clients recognise it by its offset or id.
+Retention stops at the durable low-water mark.
 
-Not promised: order, once something is lent again; that a lease outlives a restart.
+Not promised: order, once an entry was sent again; that a lease survives a restart.
 
-Who may call: the broker's loop.
+Not thread-safe: call from the broker's event loop.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class PushService:
         self._log = LogReader(feeds.store, feeds.decoded)
         self._lifecycle = lifecycle
         self._channels = 0
-        #: By name and topic, why a subscriber cannot be brought its entries, for as long as that
-        #: is so. Doors that go to their subscribers note it, and whoever looks after them reads.
+        #: Why a subscriber cannot be reached, by name and topic, for as long as that is so. Written
+        #: by listeners that connect to their subscribers; shown to operators.
         self.unreached: dict[tuple[str, str], str] = {}
 
     async def subscribe(
@@ -67,16 +67,16 @@ class PushService:
         start: Start = "end",
         receipts: bool | None = None,
     ) -> bool:
-        """A durable subscription to a topic, which may come to life by it. True if it is new; one
-        that is there is served by these terms from now on, and goes on where it was. `receipts`
-        says whether it leaves any, from now on; None leaves that as it is, which `Broker.subscribe`
-        also changes. NameInOtherMode, InvalidRequest, LimitReached, UnknownTopic."""
+        """Create a durable subscription; return whether it is new. It may create the topic. An
+        existing subscription gets these terms and goes on where it was. `receipts` sets whether it
+        leaves receipts from now on; None changes nothing. NameInOtherMode, InvalidRequest,
+        LimitReached, UnknownTopic."""
         self._lifecycle.check_open()
         return await self._subscriptions.subscribe_pushed(name, topic_name, terms, start, receipts)
 
     async def unsubscribe(self, caller: Caller, name: str, topic_name: str) -> None:
-        """UnknownSubscription. Its channels end; with its last subscription an ephemeral topic
-        goes."""
+        """End a subscription and its channels. An ephemeral topic is deleted with its last
+        subscription. UnknownSubscription."""
         self._lifecycle.check_open()
         self._registry.found(self._topics.named(topic_name), name)
         await self._subscriptions.unsubscribe(name, topic_name)
@@ -84,9 +84,9 @@ class PushService:
     async def open(
         self, caller: Caller, name: str, topic_name: str, on_change: Callable[[], None]
     ) -> Channel:
-        """A channel to a subscription that is there. UnknownTopic, UnknownSubscription,
-        LimitReached. `on_change` is called on the loop, see `channel.py`; first by what happens
-        after this has returned, so take once then."""
+        """Open a channel to an existing subscription. `on_change` is called on the loop, see
+        `channel.py`, for changes after this has returned; so call `take` once then. UnknownTopic,
+        UnknownSubscription, LimitReached."""
         self._lifecycle.check_open()
         topic = self._topics.named(topic_name)
         held = self._registry.found(topic, name)
@@ -105,19 +105,19 @@ class PushService:
         return channel
 
     async def standing(self, caller: Caller, name: str, topic_name: str) -> PushedStanding:
-        """How far a subscription has come. UnknownTopic, UnknownSubscription."""
+        """Return the progress of a subscription. UnknownTopic, UnknownSubscription."""
         self._lifecycle.check_open()
         return await self._registry.standing(
             self._registry.found(self._topics.named(topic_name), name)
         )
 
     async def flush(self) -> None:
-        """All that was acknowledged, of every subscription, is durable; what the store raises."""
+        """Make all acknowledgements of all subscriptions durable. Raises what the store raises."""
         await self._registry.flush()
 
     async def first_live(self, key: PartitionKey) -> int:
-        """Where what is live of a partition begins, by the topic's policy; its end if nothing is.
-        UnknownTopic, UnknownPartition."""
+        """Return the first live offset of a partition, by the topic's policy; its end if no entry
+        is live. UnknownTopic, UnknownPartition."""
         self._lifecycle.check_open()
         return await self._feeds.first_live(self._topics.of(key), key.partition)
 
@@ -129,9 +129,9 @@ class PushService:
         await self._registry.remove_topic(topic)
 
     async def clean(self) -> None:
-        """Live subscriptions that nobody is served by go over what has got old, and hold it no
-        longer. Those that are served do so when they are asked for more. The first error is raised
-        when all have had their turn."""
+        """Skip old entries of live subscriptions that have no channel, so that they do not hold
+        them. Subscriptions with a channel skip at the next `take`. Raise the first error at the
+        end."""
         failed: QuackError | None = None
         for topic_id in self._registry.topic_ids():
             topic = self._topics.by_id.get(topic_id)
@@ -140,13 +140,13 @@ class PushService:
             try:
                 await self._skip_old(topic)
             except QuackError as error:
-                if topic_id in self._topics.by_id:  # else it went meanwhile
+                if topic_id in self._topics.by_id:  # else it was deleted meanwhile
                     failed = failed or error
         if failed is not None:
             raise failed
 
     async def close(self) -> None:
-        """Channels end with BrokerClosing; what was acknowledged is durable."""
+        """End all channels with BrokerClosing; make all acknowledgements durable."""
         await self._registry.close()
         await self._feeds.close()
 

@@ -14,7 +14,7 @@ Within a window every offset is accounted for: one that no cell has holds nothin
 A window has two bounds of the same size: for its batches, of which the oldest go, and for what they
 come to when they are opened, which is given up and made again when it is wanted.
 
-Who may call: the broker's loop.
+Not thread-safe: call from the broker's event loop.
 """
 
 from __future__ import annotations

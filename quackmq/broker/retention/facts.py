@@ -4,7 +4,7 @@ Nothing archived is ever opened for this: ages come from `Store.offset_for_time`
 entries from the manifest. Of the log, batches that were there before the broker was opened are
 measured by their index, and walked over where each one matters, a bounded stretch at a time.
 
-Who may call: the broker's loop.
+Not thread-safe: call from the broker's event loop.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ at a time. This module does what was decided:
 What a partition knows of itself is asked from the store when it is first needed, and kept up from
 what is appended and trimmed through here, and from the archive's manifests.
 
-Who may call: the broker's loop.
+Not thread-safe: call from the broker's event loop.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ The producers of these transactions are the broker's own: a few, each used again
 next epoch every time. Nobody else knows them: what one leaves open because the process died is
 aborted by the next start, like everything of a producer that nobody knows.
 
-Who may call: `Staging`.
+Only `Staging` calls this. Not thread-safe: call from the broker's event loop.
 """
 
 from __future__ import annotations

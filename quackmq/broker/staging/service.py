@@ -19,7 +19,7 @@ then the series remembers it instead of the key, and the stage of it that is com
 A turn before the last one that was committed is refused: whoever writes it has gone back.
 Not promised: that a commit asks whether a topic is full; what was staged is taken.
 
-Who may call: the broker's loop.
+Not thread-safe: call from the broker's event loop.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """One stage in memory: its parts, what each holds, and whether it still takes anything.
 
-Who may call: `Staging`.
+Only `Staging` calls this. Not thread-safe: call from the broker's event loop.
 """
 
 from __future__ import annotations

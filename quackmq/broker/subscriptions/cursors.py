@@ -1,13 +1,13 @@
-"""Every cursor, in memory as the store holds it: what is asked without waiting is asked here.
+"""All cursors in memory, as they are in the store: lookups without waiting.
 
-One namespace serves subscriptions and consumer groups: a cursor is of a name, a topic and a
-partition. It changes here when it has changed in the store, never before.
+A cursor belongs to a name, a topic and a partition. Subscriptions and consumer groups share one
+namespace. A cursor changes here after it has changed in the store, never before.
 
-Two changes of one cursor must not be on their way at once, for the store may take them in either
-order. A subscription's cursors are changed under its own lock; what changes cursors of a name
-otherwise, or lets subscriptions of it come and go, does so within `changing(name)`.
+Two changes of one cursor must not run at the same time, because the store may apply them in either
+order. A subscription changes its cursors under its own lock. Everybody else who changes cursors of
+a name, or creates and ends its subscriptions, does so within `changing(name)`.
 
-Who may call: the broker's loop.
+Not thread-safe: call from the broker's event loop.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _NONE: Final[Mapping[int, Cursor]] = {}
 
 class Cursors:
     def __init__(self, store: Store, topics: Mapping[uuid.UUID, Topic]) -> None:
-        """`topics` is the broker's own view of what is there."""
+        """`topics` are the existing topics by id, as a view that follows changes."""
         self._store = store
         self._topics = topics
-        #: By name, topic and partition; nothing empty is kept.
+        #: By name, topic and partition; empty dictionaries are removed.
         self._by_name: dict[str, dict[uuid.UUID, dict[int, Cursor]]] = {}
         self._names: dict[uuid.UUID, dict[str, None]] = {}
-        #: Names that have noted a lease beside one of their cursors.
+        #: The names with a lease in the metadata of one of their cursors.
         self._leased: dict[str, None] = {}
         self._locks = NamedLocks()
         #: Called with the name, topic and partition of each cursor that changed.
@@ -43,7 +43,7 @@ class Cursors:
         for cursor in (await self._store.cursors()).values():
             self._put(cursor)
 
-    # --- what is there ----------------------------------------------------------------------
+    # --- lookups ----------------------------------------------------------------------------
 
     def names(self) -> list[str]:
         return list(self._by_name)
@@ -56,11 +56,11 @@ class Cursors:
             yield from of_topic.values()
 
     def in_topic(self, name: str, topic_id: uuid.UUID) -> Mapping[int, Cursor]:
-        """By partition; a view that must not be kept."""
+        """Return the cursors by partition, as a view that must not be kept."""
         return self._by_name.get(name, {}).get(topic_id, _NONE)
 
     def leased(self) -> list[str]:
-        """Names that have noted a lease beside one of their cursors at some time."""
+        """Return the names with a lease in the metadata of a cursor, now or earlier."""
         return list(self._leased)
 
     def topics_of(self, name: str) -> list[uuid.UUID]:
@@ -76,14 +76,14 @@ class Cursors:
         return self._locks.hold(name)
 
     async def set(self, cursors: Sequence[Cursor]) -> None:
-        """As `Store.set_cursors`."""
+        """Set cursors, as `Store.set_cursors`."""
         await self._store.set_cursors(cursors)
         self.note(cursors)
 
     def note(self, cursors: Sequence[Cursor]) -> None:
         """Apply cursors that another change of the store already made durable."""
         for cursor in cursors:
-            # A topic whose end became durable in the same flush cycle has taken its cursors along.
+            # The topic may have been deleted in the same flush cycle, with its cursors.
             if cursor.key.topic_id in self._topics:
                 self._put(cursor)
                 self.on_change(*cursor.key)

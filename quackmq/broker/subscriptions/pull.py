@@ -1,17 +1,17 @@
-"""Subscriptions carried out: kept in the store, delivered message by message.
+"""Pull subscriptions: store them, and deliver their messages one by one.
 
-The rules are `quackmq.model.subscription`'s. What lasts of a subscription is a small state (that it
-is there) and its cursors; both are held in memory too, and a cursor moves here only after it has
-moved in the store, so that after a crash the message that a subscriber names is still the head.
+The rules are in `quackmq.model.subscription`. The store keeps a small state for each subscription,
+and its cursors. Both are in memory, too. A cursor moves in memory only after it has moved in the
+store; so after a crash, the message id that a subscriber sends is still that of the next message.
 
-Calls for one subscription are done one after the other, but none waits for messages while it keeps
-others out: two `get`s at once are both answered with the same head.
+Calls for one subscription run one after the other. A call that waits for messages does not block
+the others: two `get` calls at the same time return the same message.
 
-What a subscription has lost, because it was let go of before it was read or cannot be read, is told
-with the message behind it, until that one is named, and is then counted in its state, in the same
-step that moves the cursor. So no crash hides a loss, and none is counted twice.
+Losses are records that were deleted before they were read, or cannot be read. They are reported
+with the message behind them until that message is acknowledged. Then they are added to the stored
+state, in the same change that moves the cursor. So no crash hides a loss, and none counts twice.
 
-Who may call: the broker's loop.
+Not thread-safe: call from the broker's event loop.
 """
 
 from __future__ import annotations
@@ -123,8 +123,8 @@ class PullService:
         self._retention = retention
 
     async def load(self) -> None:
-        """Take up what the store has; cursors are there already. What is left of topics that are
-        gone (a crash can come between a topic's end and that of its subscriptions) is removed."""
+        """Load subscriptions; the cursors are loaded already. Remove the states of deleted topics,
+        which a crash during a deletion leaves behind."""
         for key, state in (await self._store.states(STATE_PREFIX)).items():
             topic_id, name = parse_state_key(key)
             topic = self._topics.get(topic_id)
@@ -141,10 +141,10 @@ class PullService:
         try:
             await self._store.put_state(key, None, version)
         except StoreReadOnly as error:
-            # They do no harm, and a store that can only be read should be.
-            log.warning("what is left of a subscription, %s, stays: %s", key, error)
+            # A leftover does no harm, and a read-only store must stay readable.
+            log.warning("cannot remove the leftover subscription state %s: %s", key, error)
 
-    # --- what others want to know -----------------------------------------------------------
+    # --- questions --------------------------------------------------------------------------
 
     def subscriptions(
         self,
@@ -153,14 +153,14 @@ class PullService:
         after: tuple[str, str] = ("", ""),
         limit: int | None = None,
     ) -> list[Subscription]:
-        """By name and topic, those behind `after`. What a few cost does not grow with those that
-        are left out, but for a look at each name."""
+        """Return subscriptions sorted by name and topic: those after `after`, at most `limit`. A
+        short page costs little more than one look at each name."""
         there = self._by_name if topic_id is None else self._held.get(topic_id, {})
         if name is not None:
             names = [name]
         elif limit is None:
             names = sorted(there)
-        else:  # the first may have nothing behind `after`
+        else:  # the first name may have no topic after `after`
             names = heapq.nsmallest(limit + 1, (each for each in there if each >= after[0]))
         found: list[Subscription] = []
         for each in names:
@@ -178,32 +178,32 @@ class PullService:
         return name in self._held.get(topic.id, ())
 
     def check_subscribed(self, topic: Topic, name: str) -> None:
-        """UnknownSubscription."""
+        """Raise UnknownSubscription."""
         self._find_held(topic, name)
 
     def names(self) -> list[str]:
         return list(self._by_name)
 
     def has_name(self, name: str) -> bool:
-        """Whether a name has subscribed to any topic."""
+        """Return whether a name has subscribed to any topic."""
         return name in self._by_name
 
     def wanted(self, name: str) -> dict[PartitionKey, int]:
-        """The next offset that a name's subscriptions want of each of their partitions."""
+        """Return the next offset of each partition that a name subscribes to."""
         return {
             PartitionKey(topic_id, partition): offset
             for topic_id, held in self._by_name.get(name, {}).items()
             for partition, offset in enumerate(held.progress.cursors)
         }
 
-    # --- coming and going -------------------------------------------------------------------
+    # --- creating and ending ------------------------------------------------------------------
 
     async def subscribe(
         self, topic: Topic, name: str, start: Start, *, receipts: bool = False
     ) -> None:
-        """A new subscription. One of this name must not be there, nor on its way. Where a group of
-        this name has committed before, and did not note that it has unsubscribed, it goes on from
-        there."""
+        """Create a subscription; none of this name may exist or be in creation. It starts at the
+        offsets that a group of this name has committed, unless the group has noted that it
+        unsubscribed; otherwise at `start`."""
         check_name(name)
         if receipts:
             check_topic(topic.name)
@@ -222,7 +222,7 @@ class PullService:
             ended = _ended(self._cursors.in_topic(name, topic.id))
             own = self._own_cursors(name, topic.id)
             of_group = {partition: own[partition] for partition in own if partition not in ended}
-        # The state last: with it the subscription is there, and its cursors have to be.
+        # The state comes last: it creates the subscription, which needs its cursors.
         new = {partition: offsets[partition] for partition in offsets if partition not in of_group}
         await self._set_cursors(topic, name, new)
         offsets |= of_group
@@ -246,7 +246,7 @@ class PullService:
         return State(put.value, 1)
 
     async def leave_receipts(self, topic: Topic, name: str, wanted: bool) -> None:
-        """From now on, or no longer."""
+        """Begin or cease to leave receipts."""
         held = self._find_held(topic, name)
         if wanted:
             check_topic(topic.name)
@@ -261,14 +261,13 @@ class PullService:
             held.kept, held.version = kept, held.version + 1
 
     async def unsubscribe(self, topic: Topic, name: str) -> None:
-        """With its cursors, unless members of a group of this name use them: those stay, with the
-        note that tells a client that looks at it that it has unsubscribed. A member that goes on
-        commits over it."""
+        """End a subscription and remove its cursors. If a group of this name has members, the
+        cursors stay, with a note that the name has unsubscribed; the next commit replaces it."""
         held = self._find_held(topic, name)
         async with self._cursors.changing(name), held.lock:
             held.check_there()
             await self._store.put_state(state_key(topic.id, name), None, held.version)
-            if held.gone is None:  # else the topic went meanwhile, and took it along
+            if held.gone is None:  # else the topic was deleted meanwhile, with its subscriptions
                 reason = UnknownSubscription(f"{name} has unsubscribed from {topic.name}")
                 self._remove(held, reason)
             cursors = held.progress.cursors
@@ -278,8 +277,8 @@ class PullService:
                 else:
                     await self._set_cursors(topic, name, dict.fromkeys(range(len(cursors))))
             except UnknownTopic:
-                # The subscription is gone; the topic, which is about to go, takes its cursors.
-                log.debug("topic %s went while %s unsubscribed", topic.name, name)
+                # The subscription has ended. The deletion of the topic removes its cursors.
+                log.debug("topic %s was deleted while %s unsubscribed", topic.name, name)
 
     def topic_changed(self, topic: Topic) -> None:
         """Give the subscriptions of an altered topic its new partitions."""
@@ -301,11 +300,11 @@ class PullService:
 
     async def _remove_state(self, held: PullSubscription) -> None:
         try:
-            async with held.lock:  # behind a change that is on its way
+            async with held.lock:  # wait for a running change
                 await self._store.put_state(state_key(held.topic.id, held.name), None, held.version)
         except StateChanged:
-            # Whoever unsubscribed at the same time has removed it.
-            log.debug("%s unsubscribed while topic %s went", held.name, held.topic.name)
+            # An `unsubscribe` at the same time has removed it.
+            log.debug("%s unsubscribed while topic %s was deleted", held.name, held.topic.name)
 
     # --- messages ---------------------------------------------------------------------------
 
@@ -331,8 +330,8 @@ class PullService:
             async with held.lock:
                 held.check_there()
                 if last is not None:
-                    # Who goes away meanwhile must not leave a receipt or a loss that was counted,
-                    # whose step is forgotten.
+                    # A cancelled caller must not leave a stored receipt or loss behind without
+                    # the progress in memory.
                     counts = held.lost_before > 0 or not held.progress.remembers
                     is_needed = held.kept.receipts or counts
                     acknowledged = self._acknowledge(held, last)
@@ -354,7 +353,7 @@ class PullService:
                 continue
 
     async def commit(self, topic: Topic, name: str, token: str) -> None:
-        """Everything of the message's partition up to and including it is done with."""
+        """Acknowledge a message and all before it in its partition."""
         held = self._find_held(topic, name)
         place = _place_in(topic, token)
         async with held.lock:
@@ -382,14 +381,14 @@ class PullService:
             cursors = await self.starts(topic, to)
             await self._seek(held, cursors)
             held.progress = grown(moved(held.progress, cursors), held.topic.partitions)
-            # Who waits for messages waits at the old place.
+            # Waiting `get` calls wait at the old place.
             held.waits.end(Moved())
         for partition in range(len(cursors)):
             self._retention.cursor_moved(PartitionKey(topic.id, partition))
 
     async def standing(self, topic: Topic, name: str) -> SubscriptionLag:
-        """How many records are still to come, as far as they are decided, and how many are lost,
-        told or not; markers and what was aborted count."""
+        """Return how many committed records are still to come, and how many are lost, reported or
+        not. Markers and aborted records count."""
         held = self._find_held(topic, name)
         lag, lost = 0, held.kept.lost
         for partition, cursor in enumerate(held.progress.cursors):
@@ -399,7 +398,7 @@ class PullService:
         return SubscriptionLag(lag, lost)
 
     async def _acknowledge(self, held: PullSubscription, place: Place) -> None:
-        """Move the cursor if the subscriber names the message that is its to name."""
+        """Move the cursor if `place` is that of a message that the subscriber may acknowledge."""
         if not may_be_named(held.progress, place):
             return
         lost: int | None = held.lost_before
@@ -412,9 +411,9 @@ class PullService:
         self._retention.cursor_moved(PartitionKey(held.topic.id, place.partition))
 
     async def _lost_before_head(self, held: PullSubscription, place: Place) -> int | None:
-        """Whether a place not before the cursor is the head of its partition, or is gone: then it
-        was the head, or nobody could name it, and nothing that is left is skipped. How many were
-        lost before it; None if it is not the head."""
+        """Return how many records were lost before `place`; None if `place` is neither the next
+        message of its partition nor deleted. A deleted place was the next message once, otherwise
+        nobody could know its id; so nothing that still exists is skipped."""
         offsets = await self._store.offsets(PartitionKey(held.topic.id, place.partition))
         if place.offset < offsets.first:
             return place.offset - held.progress.cursors[place.partition]
@@ -424,8 +423,8 @@ class PullService:
     async def _move(
         self, held: PullSubscription, place: Place, lost: int, first_offset: int | None = None
     ) -> None:
-        """To behind a place, with so many records gone over that could not be had. What is taken
-        is the place alone, or all from an offset on."""
+        """Move the cursor past `place`; count `lost` unreadable records. The receipt says that the
+        message at `place` was taken, or all from `first_offset` on."""
         if not lost and not held.kept.receipts:
             await self._set_cursors(held.topic, held.name, {place.partition: place.offset + 1})
             return
@@ -462,8 +461,8 @@ class PullService:
     # --- cursors ----------------------------------------------------------------------------
 
     async def move(self, name: str, cursors: Sequence[Cursor]) -> None:
-        """Set cursors for the group of a name; its subscriptions go on from there. To be called
-        within `Cursors.changing`. As `Store.set_cursors`."""
+        """Set cursors for the group of a name, as `Store.set_cursors`; its subscriptions go on from
+        there. Call this within `Cursors.changing(name)`."""
         async with self.moving(cursors) as receipts:
             if not receipts:
                 await self._cursors.set(cursors)
@@ -474,9 +473,9 @@ class PullService:
 
     @asynccontextmanager
     async def moving(self, cursors: Sequence[Cursor]) -> AsyncIterator[Sequence[Append]]:
-        """Around a change that sets cursors for groups, within `Cursors.changing` of each: the
-        subscriptions of their names go on from there. Gives the receipts that are to be appended in
-        the same change."""
+        """Use this around a change that sets cursors of groups, within `Cursors.changing` of each
+        name. Yields the receipts to append in the same change. Afterwards the subscriptions of
+        these names go on from the new cursors."""
         names = dict.fromkeys((cursor.key.name, cursor.key.topic_id) for cursor in cursors)
         moving = {
             (name, topic_id): self._by_name[name][topic_id]
@@ -484,10 +483,9 @@ class PullService:
             if topic_id in self._by_name.get(name, ())
         }
         if any(held.kept.receipts for held in moving.values()):
-            await self._receipts.ready()  # before any lock, see there
+            await self._receipts.ready()  # before any lock: see the lock order in `lifecycle`
         async with AsyncExitStack() as locks:
-            # Those of receipts themselves last: whoever holds another may wait for that topic to
-            # go, which waits for these.
+            # Subscriptions to the receipts topic come last: see the lock order in `lifecycle`.
             for held in sorted(moving.values(), key=lambda each: each.topic.name == RECEIPTS_TOPIC):
                 await locks.enter_async_context(held.lock)
             yield await self._receipts.batches(await taken_by_group(self._store, moving, cursors))
@@ -498,7 +496,7 @@ class PullService:
                 self._retention.cursor_moved(partition_of(cursor.key))
 
     def _own_cursors(self, name: str, topic_id: uuid.UUID) -> dict[int, int]:
-        """The offsets of a name in a topic, by partition."""
+        """Return the offsets of a name in a topic, by partition."""
         return {
             partition: cursor.offset
             for partition, cursor in self._cursors.in_topic(name, topic_id).items()
@@ -506,13 +504,13 @@ class PullService:
         }
 
     async def starts(self, topic: Topic, start: Start) -> tuple[int, ...]:
-        """The offset in each partition that a start stands for."""
+        """Return the offset of each partition at which `start` begins."""
         keys = [PartitionKey(topic.id, partition) for partition in range(topic.partitions)]
         ranges = [await self._store.offsets(key) for key in keys]
         if start == "beginning":
             return tuple(each.first for each in ranges)
         if start == "end":
-            return tuple(each.stable for each in ranges)  # what is undecided is yet to come
+            return tuple(each.stable for each in ranges)  # open transactions are still to come
         if isinstance(start, Time):
             found = [
                 await first_at(self._store, self._decoded, key, topic.name, start.timestamp_ms)
@@ -542,7 +540,7 @@ class PullService:
             ]
         )
 
-    # --- who is there -----------------------------------------------------------------------
+    # --- helpers ----------------------------------------------------------------------------
 
     def _find_held(self, topic: Topic, name: str) -> PullSubscription:
         held = self._held.get(topic.id, {}).get(name)
@@ -569,7 +567,7 @@ class PullService:
 
 
 def _ended(cursors: Mapping[int, Cursor]) -> set[int]:
-    """The partitions in which a group has noted that it has unsubscribed."""
+    """Return the partitions in which a group has noted that it unsubscribed."""
     return {
         each.key.partition for each in cursors.values() if note_of(each.metadata) == UNSUBSCRIBED
     }

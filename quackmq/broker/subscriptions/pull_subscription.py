@@ -1,6 +1,6 @@
-"""A subscription in memory: what the store keeps of it, how far it has come, who waits for it.
+"""A pull subscription in memory: its stored state, its progress and its waiting `get` calls.
 
-Who may call: the broker's loop. `lock` is held by whoever changes the subscription.
+Not thread-safe: call from the broker's event loop. Hold `lock` to change the subscription.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ class PullSubscription:
         self.kept = kept
         self.version = version
         self.progress = progress
-        #: How many were lost before the outstanding message.
+        #: The number of records lost before the outstanding message.
         self.lost_before = 0
-        #: The head that was last refused for what was lost before it.
+        #: The message before which EntriesLost was raised last.
         self.told: NextMessage | None = None
         self.lock = asyncio.Lock()
         self.waits = Waits()
-        #: Why it is no longer there.
+        #: The error to raise once the subscription has ended.
         self.gone: QuackError | None = None
 
     def check_there(self) -> None:
@@ -63,8 +63,7 @@ class PullSubscription:
             raise self.gone
 
     def go_on_from(self, offsets: Mapping[int, int]) -> None:
-        """Moved by somebody else: nothing that was sent before counts, and who waits for messages
-        waits at the old place."""
+        """Apply a group's commit: forget the outstanding message, wake waiting `get` calls."""
         cursors = tuple(
             offsets.get(partition, cursor) for partition, cursor in enumerate(self.progress.cursors)
         )
@@ -84,7 +83,7 @@ class PullSubscription:
         )
 
     def taken(self, place: Place, first_offset: int, lost: int) -> ReceiptEvent:
-        """The cursor goes on to behind a place: what lies from an offset on is taken."""
+        """Return the receipt for a move past `place`: records from `first_offset` on were taken."""
         partition, offset = place
         cursor = self.progress.cursors[partition]
         span = (cursor, first_offset, offset + 1)
@@ -95,7 +94,7 @@ class PullSubscription:
         return ReceiptEvent(self.name, self.topic, partition, "moved", cursor, offset, offset)
 
     def tell(self, head: NextMessage) -> None:
-        """EntriesLost, unless it was raised for this very loss."""
+        """Raise EntriesLost, unless it was already raised for this loss."""
         if self.told is not None and (self.told.place, self.told.lost) == (head.place, head.lost):
             return
         self.told = head
@@ -115,9 +114,11 @@ class PullSubscription:
 async def taken_by_group(
     store: Store, moving: Mapping[tuple[str, UUID], PullSubscription], cursors: Sequence[Cursor]
 ) -> list[ReceiptEvent]:
-    """A group that commits further on has taken what lies in between; one that goes back is moved,
-    and so is one that is put somewhere, which a client of ours notes. `moving` are subscriptions by
-    name and topic."""
+    """Return the receipts for a group's commits.
+
+    A commit further on means that the group has taken the records in between. A commit further
+    back, or one that our client has noted as a seek, means that the cursor was moved. `moving` are
+    the affected subscriptions by name and topic."""
     steps: list[ReceiptEvent] = []
     for (name, topic_id, partition), offset, note, *_ in cursors:
         held = moving.get((name, topic_id))
@@ -134,4 +135,4 @@ async def taken_by_group(
 
 
 class Moved(Exception):
-    """A subscription was moved while somebody waited for its messages."""
+    """The subscription was moved while a `get` call waited for messages."""

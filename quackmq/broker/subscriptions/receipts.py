@@ -1,34 +1,38 @@
-"""Receipts: what a subscription has taken and when, told to a topic for whoever checks it.
+"""Receipts: records in a topic that say what a subscription has taken, and when.
 
-A subscription may be told to leave receipts. Then each step of its cursor is written to the topic
-`quackmq.receipts`, in the same change of the store: a cursor that moved has left its receipt, and a
-receipt stands for a cursor that moved, whatever crashes. The receipts of one subscription lie in
-one partition, in the order of its steps. One is JSON:
+A subscription can leave receipts. Then each move of its cursor is written to the topic
+`quackmq.receipts`, in the same change of the store: there is no move without a receipt and no
+receipt without a move, also after a crash. The receipts of one subscription are in one partition,
+in order. A receipt is JSON:
 
     {"subscription":"puddles","topic":"ducks","topic_id":"…","partition":0,"kind":"taken",
      "from_offset":5,"first_offset":7,"next_offset":8,"lost":0,
      "time_ms":1700000000042,"append_times":[[7,1700000000001]]}
 
-`begun` says from where on there are receipts. `taken` says that a cursor went on, from
-`from_offset` to `next_offset`, because the subscriber is done with what lies from `first_offset`
-on; what lies before that was gone over: markers, what was aborted, and `lost` records that could
-not be had. `moved` says that somebody has put the cursor at `next_offset`, back or forth.
+- `begun`: receipts exist from this offset on.
+- `taken`: the cursor moved from `from_offset` to `next_offset`. The subscriber has taken the
+  records from `first_offset` on. Those before were skipped: markers, aborted records, and `lost`
+  records that could not be read.
+- `moved`: the cursor was set to `next_offset`, forward or back.
 
-A pushed subscription acknowledges in any order, and its receipts are written with the state that
-says so (`quackmq.broker.push.receipt_ranges`). `acked` says of a stretch what `taken` says of a
-step. `passed` says that nobody is to be told any more of a stretch: a live reading skipped it as
-too old, or it was done before receipts began. Both have `lent_to`: of what lies before that, other
-receipts may have spoken before.
+A push subscription acknowledges in any order; its receipts are written together with its progress
+(`quackmq.broker.push.receipt_ranges`):
 
-`time_ms` and `append_times` (from which offset on which time) are both of the broker's clock, so
-that their difference is the time from publish to delivery. An append time is exact for what is
-recent, may be up to `shared_limits.REGION_MS` early for what is not, and is missing for what is
-archived, or where the disk cannot tell.
+- `acked`: as `taken`, for a range of offsets.
+- `passed`: the range will not be sent any more. A live reading skipped it as too old, or it was
+  done before receipts began.
 
-Not promised: that the subscriber has *handled* what it says it has; and anything of a receipt that
-somebody else has written to the topic, or taken away by altering or deleting it.
+Both have `lent_to`: earlier receipts may cover offsets before it.
 
-Who may call: the broker's loop.
+`time_ms` and `append_times` (pairs of an offset and the append time from there on) are from the
+broker's clock, so that their difference is the time from publish to delivery. The append time of
+recent records is exact. That of older ones may be up to `shared_limits.REGION_MS` early. That of
+archived or unreadable ones is missing.
+
+Not promised: that the subscriber has *processed* what it has taken; that nobody else writes to the
+topic, alters it or deletes it.
+
+Not thread-safe: call from the broker's event loop.
 """
 
 from __future__ import annotations
@@ -52,14 +56,14 @@ from quackmq.stores.contract import Store
 
 log = logging.getLogger(__name__)
 
-#: Kept for a while, whoever reads them or not.
+#: Receipts are deleted by age, read or not.
 RECEIPTS_POLICY: Final = Policy(keep_for_ms=limits.RECEIPTS_KEEP_MS)
 
 Kind = Literal["begun", "taken", "acked", "passed", "moved"]
 
 
 class ReceiptEvent(NamedTuple):
-    """What happened to a subscription in a partition: see above."""
+    """An event of a subscription in a partition, see above."""
 
     name: str
     topic: Topic
@@ -80,7 +84,7 @@ class Receipts:
         now_ms: Callable[[], int],
         appended: Callable[[PartitionKey, Appended, int], None],
     ) -> None:
-        """`appended` is told of what was added to the topic, and of its size."""
+        """`appended` is called with each batch that was appended, and its size."""
         self._store = store
         self._topics = topics
         self._now_ms = now_ms
@@ -92,24 +96,24 @@ class Receipts:
         cursors: Sequence[Cursor] = (),
         states: Sequence[StatePut] = (),
     ) -> None:
-        """The receipts of steps, with the cursors and states that they are about, as one unit."""
+        """Write receipts, with the cursors and states that they are about, as one unit."""
 
         async def attempt() -> None:
             if steps:
                 await self.ready()
             await self.append(steps, cursors, states)
 
-        # Whoever deletes the topic of receipts begins it anew.
+        # A receipts topic that is deleted meanwhile is created again.
         await self._topics.retry_on_topic_deletion(attempt)
 
     async def ready(self) -> None:
-        """There is a topic of receipts. This may wait until a former one has gone, which waits for
-        its own subscriptions: whoever holds the lock of one of those must not wait here."""
+        """Create the receipts topic if it does not exist. This may wait for its deletion, which
+        waits for its subscriptions: do not call this with the lock of one of those."""
         if RECEIPTS_TOPIC not in self._topics.by_name:
             try:
                 await self._topics.create(RECEIPTS_TOPIC, 1, RECEIPTS_POLICY)
             except TopicExists:
-                log.debug("somebody else was first to create %s", RECEIPTS_TOPIC)
+                log.debug("another call has created %s", RECEIPTS_TOPIC)
 
     async def append(
         self,
@@ -117,15 +121,15 @@ class Receipts:
         cursors: Sequence[Cursor] = (),
         states: Sequence[StatePut] = (),
     ) -> None:
-        """As `write`, after `ready`: NotFound if the topic of receipts went meanwhile."""
+        """Write as `write` does, after `ready`. NotFound if the topic was deleted meanwhile."""
         appends = await self.batches(steps)
-        await self._store.room()  # nothing comes between this and the append
+        await self._store.room()  # no other task runs between this and the append
         self.note(appends, await self._store.append(appends, cursors, states))
 
     async def batches(self, steps: Sequence[ReceiptEvent]) -> list[Append]:
-        """The receipts of steps, to be appended with their cursors by whoever sets those, who then
-        calls `note`; after `ready`. NotFound, from this or from appending them, may mean that the
-        topic of receipts went meanwhile."""
+        """Return the receipts as batches, after `ready`. The caller appends them with its cursors
+        and then calls `note`. NotFound, here or from the append, may mean that the receipts topic
+        was deleted meanwhile."""
         if not steps:
             return []
         topic = self._topics.named(RECEIPTS_TOPIC)
@@ -133,7 +137,7 @@ class Receipts:
         records: dict[int, list[Record]] = {}
         for number, step in enumerate(steps):
             if number % limits.RECEIPTS_PER_BATCH == limits.RECEIPTS_PER_BATCH - 1:
-                await asyncio.sleep(0)  # others have their turn
+                await asyncio.sleep(0)  # let other tasks run
             key = step.name.encode()
             value = _encode(step, now_ms, await self._append_times(step))
             partition = partition_of(topic.policy.partitioner, key, topic.partitions) or 0
@@ -145,7 +149,7 @@ class Receipts:
         ]
 
     def note(self, appends: Sequence[Append], appended: Sequence[Appended]) -> None:
-        """They were appended."""
+        """Report batches that were appended."""
         for append, answer in zip(appends, appended, strict=True):
             self._appended(append.key, answer, append.batch.size)
 
@@ -156,17 +160,17 @@ class Receipts:
         try:
             times = await self._store.append_times(key, step.first_offset, step.next_offset)
         except (OSError, StorageError) as error:
-            # What was taken counts: a disk that cannot be read in one place must not keep it, nor
-            # what others have taken, from being written.
-            log.debug("a receipt of %s is without its times: %s", step.name, error)
+            # A receipt without times is better than none: one unreadable place on disk must not
+            # block the receipts of all subscriptions.
+            log.debug("a receipt of %s has no append times: %s", step.name, error)
             return ()
-        # Of very many, some in even distance: what lies in between counts as of the one before.
+        # Of very many, keep some at even distance; those in between count as of the one before.
         every = -(-len(times) // limits.RECEIPT_TIMES) or 1
         return times[::every]
 
 
 def begun(name: str, topic: Topic, cursors: Sequence[int]) -> list[ReceiptEvent]:
-    """From these cursors on a subscription leaves receipts."""
+    """Return the events that begin receipts at these cursors."""
     return [
         ReceiptEvent(name, topic, partition, "begun", cursor, cursor, cursor)
         for partition, cursor in enumerate(cursors)
@@ -174,7 +178,7 @@ def begun(name: str, topic: Topic, cursors: Sequence[int]) -> list[ReceiptEvent]
 
 
 def check_topic(topic_name: str) -> None:
-    """InvalidRequest where receipts would beget receipts."""
+    """Raise InvalidRequest for the receipts topic: its receipts would cause receipts."""
     if topic_name == RECEIPTS_TOPIC:
         raise InvalidRequest(f"subscriptions to {RECEIPTS_TOPIC} itself leave no receipts")
 

@@ -1,6 +1,6 @@
 """A transactional id in memory: what the store keeps of it, and the transaction that is open.
 
-Who may call: `Transactions`.
+Only `Transactions` calls this. Not thread-safe: call from the broker's event loop.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ writes nothing more; no transaction stays open for longer than its timeout, as l
 be written. Not promised: that a restart knows which partitions a client of the older way had added;
 until it ends its transaction, it may then write to any.
 
-Who may call: the broker's loop.
+Not thread-safe: call from the broker's event loop.
 """
 
 from __future__ import annotations
