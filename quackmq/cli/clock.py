@@ -1,6 +1,7 @@
-"""`quackmq clock`: how a broker's clock stands to the wall clock, and `confirm` that that is right.
+"""`quackmq clock`: compare a broker's clock with the wall clock, and confirm that the wall clock is
+right.
 
-Over the HTTP door of a running broker. See docs/clock.md for what a confirmation does.
+Uses the HTTP API of a running broker. docs/clock.md explains what a confirmation does.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ _LATEST_MS: Final = 250_000_000_000_000
 _MEANING: Final = {
     "steady": "The two agree.",
     "adjusting": "The broker's clock approaches the wall clock by a tenth of the time that passes.",
-    "jumped": "The wall clock jumped. Set it right, or say that it is right: quackmq clock confirm",
-    "paused": "Nothing is deleted or expired by age. Set the wall clock right, or say that it is "
+    "jumped": "The wall clock jumped. Correct it, or confirm that it is right: "
+    "quackmq clock confirm",
+    "paused": "Nothing is deleted or expired by age. Correct the wall clock, or confirm that it is "
     "right: quackmq clock confirm",
 }
 
@@ -31,25 +33,25 @@ _MEANING: Final = {
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = subparsers.add_parser(
         "clock",
-        help="a broker's clock beside the wall clock",
-        description="Show the clock of a running broker, by which everything expires, beside the "
-        "wall clock of its machine. With confirm: say that the wall clock is right after it has "
-        "jumped, or after the broker was off for long. Exit codes: 0 done, 1 there was nothing to "
-        "confirm, or the broker cannot be reached.",
+        help="compare a broker's clock with the wall clock",
+        description="Show the clock of a running broker, which decides when data expires, and the "
+        "wall clock of its machine. With confirm: confirm that the wall clock is right, after it "
+        "jumped or after the broker was off for a long time. Exit codes: 0 done, 1 there was "
+        "nothing to confirm, or the broker cannot be reached.",
         allow_abbrev=False,
     )
     parser.add_argument("action", nargs="?", choices=["show", "confirm"], default="show")
     parser.add_argument(
         "--passed",
         choices=["yes", "no"],
-        help="with confirm: whether the difference is time that passed; default: yes if the "
-        "machine was started in between, no if it ran all the time",
+        help="with confirm: whether the difference is time that really passed; default: yes if the "
+        "machine was booted in between, no if it ran all the time",
     )
     parser.add_argument(
         "--http",
         metavar="HOST:PORT",
         default=DEFAULT_HTTP,
-        help="the broker's HTTP door; default %(default)s",
+        help="the HTTP address of the broker; default %(default)s",
     )
 
 
@@ -60,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
         raise InvalidRequest(f"--http: {args.http!r} {error}") from None
     if args.action == "show":
         if args.passed is not None:
-            raise InvalidRequest("--passed is for confirm")
+            raise InvalidRequest("--passed needs the action confirm")
         print(_text(_ask(address.host, address.port, "GET", "/v1/clock")))
         return 0
     body = {} if args.passed is None else {"passed": args.passed == "yes"}
@@ -71,7 +73,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _ask(host: str, port: int, method: str, path: str, body: Any = None) -> Any:
-    """Ask the broker. OSError for a broker that cannot be reached, or that refuses."""
+    """Send a request to the broker and return its answer. Raises OSError if the broker cannot be
+    reached or refuses the request."""
     connection = http.client.HTTPConnection(host, port, timeout=limits.CLIENT_TIMEOUT_MS / 1000)
     try:
         data = None if body is None else json.dumps(body)
@@ -80,11 +83,13 @@ def _ask(host: str, port: int, method: str, path: str, body: Any = None) -> Any:
         answer = json.loads(response.read())
     except (OSError, http.client.HTTPException, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise OSError(f"no answer from the HTTP door at {host}:{port}: {reason}") from error
+        raise OSError(
+            f"no answer from the broker's HTTP address {host}:{port}: {reason}"
+        ) from error
     finally:
         connection.close()
     if response.status != http.client.OK:
-        raise OSError(f"the broker refuses: {answer.get('detail', answer)}")
+        raise OSError(f"the broker refused the request: {answer.get('detail', answer)}")
     return answer
 
 

@@ -1,9 +1,11 @@
-"""Where the process of `quackmq` begins, before anything large is loaded.
+"""The entry point of the `quackmq` process, which runs before large modules are imported.
 
-Two things cannot wait. Ctrl-C while modules are loaded ends the process as the system does it: with
-no traceback, and without unwinding a library that is half there. And descriptors 0 to 2 are open
-from here on: where a parent has closed one, the next file would get its number, a journal, say, and
-whatever a library writes to stderr would end there.
+Two things must happen first:
+
+- Ctrl-C during the imports ends the process through the default signal handler: without a
+  traceback, and without unwinding a half-imported library.
+- File descriptors 0 to 2 are opened if the parent has closed them. Otherwise the next opened file,
+  for example a journal, would get such a number, and output to stderr would be written into it.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from contextlib import contextmanager
 
 
 def main() -> int:
-    """The process's own command; the result is its exit code."""
+    """Run the command of this process and return its exit code."""
     open_standard_files()
     with ended_by_interrupts():
         from quackmq.cli.main import INTERRUPTED
@@ -24,17 +26,17 @@ def main() -> int:
 
     try:
         return run()
-    except KeyboardInterrupt:  # a moment before the command has begun, or after its end
+    except KeyboardInterrupt:  # before the command started, or after it ended
         return INTERRUPTED
 
 
 def open_standard_files() -> None:
-    """What is closed reads as empty, and takes everything."""
+    """Open /dev/null for each standard file descriptor that is closed."""
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # it gets the lowest free number, which is this one
+            os.open(os.devnull, os.O_RDWR)  # opens as the lowest free number, which is `descriptor`
             os.set_inheritable(descriptor, True)
     if sys.stdin is None:
         sys.stdin = open(0)
@@ -46,7 +48,8 @@ def open_standard_files() -> None:
 
 @contextmanager
 def ended_by_interrupts() -> Iterator[None]:
-    """A SIGINT ends the process at once, unless its parent has it ignored."""
+    """Let SIGINT end the process immediately within this context, unless the parent process
+    ignores SIGINT."""
     before = signal.getsignal(signal.SIGINT)
     if before is not signal.default_int_handler:
         yield

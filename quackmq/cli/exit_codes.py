@@ -1,7 +1,7 @@
-"""Exit codes of the commands that look into a data directory, and what becomes of their errors.
+"""Exit codes of the commands that inspect a data directory, and the handling of their errors.
 
-0 all is well, 1 damage was found, 2 the directory cannot be looked at, or what was asked for is not
-in it. Whoever reads our output and has enough of it ends a command quietly.
+0 no damage, 1 damage was found, 2 the directory cannot be read or does not contain the requested
+data. A command ends without an error message if the reader of its output closes the pipe.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ from quackmq.errors import NewerFormat, NotFound, StoreLocked, UnusableDirectory
 SOUND: Final = 0
 DAMAGED: Final = 1
 UNREADABLE: Final = 2
-#: As if SIGPIPE had ended the process.
+#: The exit code of a process that SIGPIPE has ended.
 ENOUGH: Final = 141
 
 
-def outcome(directory: Path, look: Callable[[], bool]) -> int:
-    """The exit code of a look, which says whether it found damage. InvalidRequest passes."""
+def outcome(directory: Path, inspect: Callable[[], bool]) -> int:
+    """Run `inspect`, which returns whether it found damage, and return the exit code.
+    InvalidRequest is passed on."""
     try:
         if not directory.is_dir():
-            raise UnusableDirectory(f"{directory} is no directory")
-        damaged = look()
+            raise UnusableDirectory(f"{directory} is not a directory")
+        damaged = inspect()
         sys.stdout.flush()
         return DAMAGED if damaged else SOUND
     except BrokenPipeError:
@@ -36,28 +37,28 @@ def outcome(directory: Path, look: Callable[[], bool]) -> int:
     except (NewerFormat, NotFound, StoreLocked, UnusableDirectory) as error:
         return _complain(str(error))
     except OSError as error:
-        if error.errno == errno.ENOSPC:  # which nobody has met in reading
+        if error.errno == errno.ENOSPC:  # only writing the output can cause it
             forget_unwritten()
-            return _complain(f"what was found cannot be written: {error.strerror}")
+            return _complain(f"cannot write the output: {error.strerror}")
         where = error.filename or directory
         return _complain(f"cannot read {where}: {error.strerror or error}")
 
 
 def nobody_reads() -> bool:
-    """Whether stdout is a pipe or a socket whose reader is gone."""
+    """Return whether stdout is a pipe or a socket whose reader has closed it."""
     watched = select.poll()
     watched.register(sys.stdout.fileno(), 0)
     return any(event & (select.POLLERR | select.POLLHUP) for _, event in watched.poll(0))
 
 
 def had_enough() -> int:
-    """The exit code where nobody reads our output any more."""
+    """Discard the buffered output and return the exit code for a closed output."""
     _forget()
     return ENOUGH
 
 
 def forget_unwritten() -> None:
-    """What is still buffered, if it cannot be written."""
+    """Flush stdout; discard the buffered output if that fails."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -65,7 +66,7 @@ def forget_unwritten() -> None:
 
 
 def _forget() -> None:
-    """It must not be tried again when Python ends."""
+    """Redirect stdout to /dev/null, so that Python does not try to flush it again at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

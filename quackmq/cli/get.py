@@ -1,11 +1,11 @@
-"""`quackmq get`: messages of a topic, on stdout, one a line.
+"""`quackmq get`: print the messages of a topic to stdout, one per line.
 
-With a name it is a subscriber like any other: its subscription lasts, and what was printed is done,
-so that the next `get` under this name goes on. Without one it reads the topic without subscribing,
-and leaves nothing behind in the broker, whatever ends it.
+With `--name` it uses a durable subscription: printed messages are acknowledged, and the next `get`
+with this name continues after them. Without a name it reads the topic without a subscription and
+leaves nothing behind in the broker.
 
-To a program the values go as they are; to a terminal with everything escaped that it might obey.
-Where a message is printed and the command then killed, it may be printed once more.
+Values are written raw to a pipe or file. On a terminal, control characters are escaped. If the
+command is killed after printing a message, the message may be printed again.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from quackmq.client.kafka.client import Client
     from quackmq.client.kafka.types import Message
 
-#: Without a count: the end is there when nothing has come for so long.
+#: Without --count, the command ends when no message has arrived for this time.
 _QUIET_S: Final = 1.0
 
 
@@ -40,28 +40,34 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = subparsers.add_parser(
         "get",
         help="print the messages of a topic",
-        description="Print the messages of a topic of a running broker, one a line. With --name "
-        "it is a subscription that lasts, and the next get goes on where this one ended. Exit "
-        "codes: 0 all is well, 1 fewer came than were asked for, 128 and the number of the signal "
-        "that ended it before --count messages came.",
+        description="Print the messages of a topic of a running broker, one per line. With "
+        "--name, use a durable subscription: the next get continues where this one ended. Exit "
+        "codes: 0 success, 1 fewer messages arrived than requested, 128 + the number of the "
+        "signal that stopped the command before --count messages arrived.",
         allow_abbrev=False,
     )
     parser.add_argument("topic", metavar="TOPIC")
     parser.add_argument(
         "--name",
-        help="the subscription's name; without it, print what is there and subscribe to nothing",
+        help="name of the subscription; without it, print all messages and do not subscribe",
     )
     parser.add_argument(
         "--from",
         dest="start",
         choices=("beginning", "end"),
-        help="where a new subscription begins; default the end, without a name the beginning",
+        help="where a new subscription starts; default: end, or beginning without --name",
     )
     how_many = parser.add_mutually_exclusive_group()
-    how_many.add_argument("--count", metavar="N", type=_count, help="so many, waiting for them")
-    how_many.add_argument("--follow", action="store_true", help="all that ever come")
+    how_many.add_argument(
+        "--count", metavar="N", type=_count, help="print N messages; wait for them"
+    )
+    how_many.add_argument(
+        "--follow", action="store_true", help="wait for new messages until stopped"
+    )
     parser.add_argument(
-        "--json", action="store_true", help="each as a JSON object: id, key, headers, value …"
+        "--json",
+        action="store_true",
+        help="print each message as a JSON object: id, key, headers, value …",
     )
     add_connection(parser)
 
@@ -83,23 +89,24 @@ def run(args: argparse.Namespace) -> int:
         except KeyboardInterrupt:
             if args.count is not None:
                 return 128 + ending.number
-            # Without a count, whoever has seen enough has got all that was wanted.
+            # Without --count, stopping the command is the normal end.
         except BrokenPipeError:
             return had_enough()
         finally:
-            # A message that was not printed comes again.
+            # A message that was not printed is delivered again.
             client.close(done=printing.has_printed)
     return printing.exit_code()
 
 
 def _subscribe(client: Client, args: argparse.Namespace) -> None:
-    """Say so if the subscription is new: a name or a topic may be a slip of the hand."""
+    """Subscribe. Print a notice if the subscription is new, because the name or the topic may be
+    misspelt."""
     topics = client.topics()
     if not client.subscribe(args.topic, args.start or "end"):
         return
-    said = f"{args.name} is subscribed to {args.topic} from its {args.start or 'end'}"
+    said = f"{args.name} is subscribed to {args.topic}, starting at its {args.start or 'end'}"
     if args.topic not in topics:
-        said = f"topic {args.topic} is new; {args.name} is subscribed from now on"
+        said = f"topic {args.topic} was created, and {args.name} is subscribed to it"
     print(f"quackmq: {said}", file=sys.stderr)
 
 
@@ -108,28 +115,29 @@ def _browse(client: Client, args: argparse.Namespace, printing: _Printing) -> No
     from quackmq.client.consuming.browse import Browser
 
     if not args.follow:
-        _check_there(client, args.topic)
+        _check_topic_exists(client, args.topic)
     else:
         client.session.cluster.ensure_topic(args.topic, client.session.begin(None))
     with Browser(client, args.topic, args.start or "beginning") as browser:
         printing.run(browser.get)
 
 
-def _check_there(client: Client, topic: str) -> None:
-    """Who only wants to see what is in a topic should not create one by a slip."""
+def _check_topic_exists(client: Client, topic: str) -> None:
+    """Raise UnknownTopic for a missing topic, instead of creating one because of a misspelt
+    name."""
     topics = client.topics()
     if topic not in topics:
         raise UnknownTopic(f"there is no topic {topic}{suggest(topic, topics)}")
 
 
 class _Printing:
-    """Prints messages until there are enough, or no more come."""
+    """Print messages until there are enough or no more arrive."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self._args = args
         self._patience_s = limits.CLIENT_TIMEOUT_MS / 1000 if args.timeout is None else args.timeout
         self._got = 0
-        #: Whether the last message that was asked for has been printed.
+        #: Whether the message requested last has been printed.
         self.has_printed = False
 
     def run(self, get: Callable[[float], Message]) -> None:
@@ -141,7 +149,7 @@ class _Printing:
                 message = get(self._wait_s())
             except QuackTimeout:
                 if args.follow:
-                    raise  # who follows waits for ever, so that something else was waited for
+                    raise  # `get` waits forever here, so another request has timed out
                 break
             sys.stdout.buffer.write(_line(message, as_json=args.json, is_terminal=is_terminal))
             sys.stdout.buffer.flush()
@@ -153,7 +161,7 @@ class _Printing:
         if wanted is None or self._got >= wanted:
             return 0
         print(
-            f"quackmq: only {self._got} of {counted(wanted, 'message')} came: nothing more for "
+            f"quackmq: only {self._got} of {counted(wanted, 'message')} arrived: no more within "
             f"{self._patience_s:g} s",
             file=sys.stderr,
         )
@@ -164,7 +172,7 @@ class _Printing:
             return math.inf
         if self._args.count is not None:
             return self._patience_s
-        # The first may take longer: joining a group takes its time.
+        # The first message may take longer, because the client has to join a group.
         return _QUIET_S if self._got else max(_QUIET_S, self._patience_s)
 
 
@@ -192,7 +200,7 @@ def _object(message: Message) -> dict[str, object]:
 
 
 def _text(data: bytes | None) -> object:
-    """Text where it is any, else as base64."""
+    """Return UTF-8 data as text, and other data as base64."""
     if data is None:
         return None
     try:
@@ -203,7 +211,7 @@ def _text(data: bytes | None) -> object:
 
 def _count(text: str) -> int:
     if not (text.isascii() and text.isdigit()) or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 on")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number greater than 0")
     return int(text)
 
 
@@ -211,7 +219,7 @@ class _Ending:
     """The signal that ended the command, if one did."""
 
     def __init__(self) -> None:
-        self.number = int(signal.SIGINT)  # which Python itself makes a KeyboardInterrupt
+        self.number = int(signal.SIGINT)  # Python raises KeyboardInterrupt for it
 
 
 @contextmanager
@@ -224,7 +232,8 @@ def _ended_in_good_order() -> Iterator[_Ending]:
 
     def interrupt(number: int, _: object) -> None:
         ending.number = number
-        # Once: a terminal that is closed tells it twice, by the kernel and by the shell.
+        # Ignore further signals: closing a terminal sends SIGHUP twice, from the kernel and from
+        # the shell.
         for each in before:
             signal.signal(each, signal.SIG_IGN)
         raise KeyboardInterrupt

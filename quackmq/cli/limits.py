@@ -9,16 +9,16 @@ from quackmq.limits import KIB, MIB
 
 # --- the local store -----------------------------------------------------------------------
 
-#: Descriptors that the broker asks for where the system grants fewer than it says (macOS does, and
-#: grants so many): connections and segments that are open at once.
+#: Number of open files that the broker requests where the system reports a higher limit than it
+#: grants, as macOS does. Connections and open segments use one each.
 OPEN_FILES: Final = 10_240
-#: The longest interval that may be set; who wants it longer means sync = os.
+#: The largest allowed sync interval. For a longer one, use sync = os.
 LONGEST_SYNC_INTERVAL_MS: Final = 60_000
 
 # --- the broker ----------------------------------------------------------------------------
 
-#: A broker told to stop leaves without having closed after this time: service managers kill after
-#: 10 s or later, and a recovery at the next start is no loss.
+#: A stopping broker that has made no progress for this time exits without closing. Service managers
+#: kill after 10 s or later, and recovery at the next start loses nothing.
 DRAIN_MS: Final = 9_000
 #: Values that make the garbage collector look at them, and such looks (more than this number) that
 #: make it look at what they left once more: at most 20,000 values, 4 to 10 ms of the event loop.
@@ -34,35 +34,38 @@ QUIET_PERCENT: Final = 5
 
 # --- consumer groups -----------------------------------------------------------------------
 
-#: The longest that may be set: clients take a broker that is silent for longer to be gone.
+#: The largest allowed delay. Clients give up on a broker that does not answer for longer.
 LONGEST_GROUP_INITIAL_DELAY_MS: Final = 60_000
 
 # --- tools ---------------------------------------------------------------------------------
 
-#: Of a key, a value or a header that `quackmq log dump` shows; how long it really is, is said.
+#: `quackmq log dump` prints this much of a key, value or header, and then its full length.
 SHOWN_BYTES: Final = 200
-#: Ids of messages that a chaos client knows again; some 100 bytes each.
+#: Message ids that a chaos client remembers to recognise duplicates; about 100 bytes each.
 CHAOS_REMEMBERED: Final = 1_000_000
-#: Publishers, subscribers and topics of an experiment: each peer is a process and four descriptors.
+#: The largest number of publishers, subscribers and topics of an experiment. Each peer is a process
+#: with four file descriptors.
 EXPERIMENT_PEERS: Final = 200
-#: Entries of one publisher of an experiment: a subscriber keeps a byte for each.
+#: The largest number of entries per publisher of an experiment. A subscriber keeps one byte for
+#: each.
 EXPERIMENT_ENTRIES: Final = 10_000_000
-#: How long peers of an experiment have to connect, or to end: a busy machine starts slowly.
+#: How long the peers of an experiment may take to connect or to exit. A busy machine starts
+#: processes slowly.
 EXPERIMENT_WAIT_MS: Final = 60_000
-#: When all was published: how long subscribers have to catch up, beside what δ leaves them.
+#: How long subscribers may take to catch up after the last publish, in addition to δ.
 EXPERIMENT_SETTLE_MS: Final = 60_000
-#: What tools read of a file at one go, to copy it or to make a checksum of it.
+#: Read size of tools that copy a file or compute its checksum.
 COPIED_BYTES: Final = MIB
-#: Records of a transaction of `quackmq archive import`, and about how much they hold: enough that
-#: its end costs little, and little enough to be sent again.
+#: Records and approximate bytes per transaction of `quackmq archive import`: enough to make a
+#: commit cheap per record, and few enough to send again.
 IMPORT_RECORDS: Final = 10_000
 IMPORT_BYTES: Final = 8 * MIB
-#: A batch of an import is full at this size.
+#: Batch size of an import.
 IMPORT_BATCH_BYTES: Final = 512 * KIB
-#: No request of an import waits longer than this for its answer.
+#: Request timeout of an import.
 IMPORT_WAIT_MS: Final = 30_000
 
 # --- pipelines -----------------------------------------------------------------------------
 
-#: Rows of a report that a terminal shows; all are in its JSON.
+#: Rows of a report that are printed as a table. `--json` prints all.
 PIPELINE_SHOWN_ROWS: Final = 50

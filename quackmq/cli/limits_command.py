@@ -21,7 +21,7 @@ import quackmq
 from quackmq.errors import InvalidRequest
 
 _REASON: Final = "#:"
-#: Units have no reason, and are no bounds.
+#: Units, which are not bounds.
 _UNITS: Final = ("KIB", "MIB")
 
 
@@ -35,7 +35,7 @@ class Limit(NamedTuple):
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = subparsers.add_parser(
         "limits",
-        help="every bound of this version, with its reason",
+        help="list every bound of this version, with its reason",
         description="List every bound of this version of QuackMQ, by package, with its value and "
         "its reason. Sizes are bytes unless the name says otherwise. A bound that is also a "
         "setting is listed with its default; see `quackmq serve --help`.",
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     found = [each for each in all_limits() if args.package in (None, each.package)]
     if not found:
         packages = ", ".join(sorted({each.package for each in all_limits()}))
-        raise InvalidRequest(f"there is no package {args.package}; there are {packages}")
+        raise InvalidRequest(f"unknown package {args.package}: use one of {packages}")
     if args.json:
         print(json.dumps([each._asdict() for each in found], indent=2))
         return 0

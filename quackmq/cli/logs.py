@@ -1,13 +1,13 @@
-"""How logs look, for every command: lines for people, coloured on a terminal, or one JSON object a
-line for programs.
+"""Log formats of all commands: text lines for people, coloured on a terminal, or one JSON object
+per line for programs.
 
-What a caller gave as `extra` is shown in both: as `key=value` behind the message, or as a member of
-the object. Colours only where somebody looks: on a terminal that knows them, and not where NO_COLOR
-is set. A line for people is one line, whatever a peer has put into its names: what a terminal might
-obey is escaped; only a traceback takes more lines.
+Both formats include the `extra` values of a log call: as `key=value` after the message, or as
+members of the object. Colours are used only on a terminal that supports them, and never if NO_COLOR
+is set. A text message takes one line, whatever a peer has sent: control characters are escaped.
+Only a traceback takes more lines.
 
-`quackmq serve` has `log_level` and `log_format` among its settings; other commands read the same
-two environment variables, and log warnings unless these say otherwise.
+`quackmq serve` has the settings `log_level` and `log_format`. All other commands read the same two
+environment variables, and log warnings by default.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ import orjson
 from quackmq.cli.broker.settings import ENVIRONMENT_PREFIX, Kind, choice
 from quackmq.errors import InvalidSetting
 
-#: A record's own attributes; whatever else it has, a caller gave as `extra`.
+#: Attributes of every log record; all others come from `extra`.
 _PLAIN: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 LEVEL: Final = choice("debug", "info", "warning", "error")
 FORMAT: Final = choice("text", "json")
-#: What tools log unless they are told otherwise: they print their results themselves.
+#: The default log level of tools, which print their results themselves.
 TOOLS_LEVEL: Final = "warning"
 
 _RESET: Final = "\x1b[0m"
@@ -43,14 +43,15 @@ _LEVEL_COLOURS: Final = (
     (logging.WARNING, "\x1b[33m"),
     (logging.INFO, "\x1b[32m"),
 )
-#: All that moves a terminal's cursor, or ends a line for somebody.
+#: Characters that move a terminal's cursor or that some programs take for the end of a line.
 _CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
-#: A value that can stand without quotes.
+#: A value that needs no quotes.
 _BARE: Final = re.compile(r'[^\s"=]+')
 
 
 def configure(level: str, log_format: str, stream: TextIO | None = None) -> None:
-    """Send everything logged in this process to `stream` (stderr). Replaces what was set before."""
+    """Send all log records of this process to `stream` (default stderr). Replaces an earlier
+    configuration."""
     handler = _StderrHandler() if stream is None else logging.StreamHandler(stream)
     handler.setFormatter(
         JsonFormatter() if log_format == "json" else TextFormatter(has_colours(handler.stream))
@@ -61,7 +62,8 @@ def configure(level: str, log_format: str, stream: TextIO | None = None) -> None
 
 
 def configure_tool(environment: Mapping[str, str], stream: TextIO | None = None) -> None:
-    """For a command that has no settings of its own. InvalidSetting for a variable of no sense."""
+    """Configure logging for a command without settings. Raises InvalidSetting for an invalid
+    environment variable."""
     configure(
         _variable(environment, "LOG_LEVEL", LEVEL, TOOLS_LEVEL),
         _variable(environment, "LOG_FORMAT", FORMAT, "text"),
@@ -70,15 +72,16 @@ def configure_tool(environment: Mapping[str, str], stream: TextIO | None = None)
 
 
 def has_colours(stream: TextIO, environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether somebody looks who likes them: see https://no-color.org."""
+    """Return whether to use colours: only on a terminal, and as described at
+    https://no-color.org."""
     if environment.get("NO_COLOR") or environment.get("TERM") == "dumb":
         return False
     return stream.isatty()
 
 
 class TextFormatter(logging.Formatter):
-    """`12:04:05.678 warning kafka: what happened peer=10.0.0.7`, in local time and without our
-    package."""
+    """Format as `12:04:05.678 warning kafka: message peer=10.0.0.7`, in local time and without
+    the package name."""
 
     def __init__(self, colours: bool = False) -> None:
         super().__init__()
@@ -102,9 +105,9 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One object a line: time (UTC), level, logger, message, an exception's text, extras. Where the
-    message was made of a template, also that and what went into it, so that programs can tell what
-    kind of line it is, and its values, without taking the message apart."""
+    """Format as one JSON object: time (UTC), level, logger, message, exception, extras. If the
+    message has arguments, the object also contains the template and its values, so that programs
+    need not parse the message."""
 
     def format(self, record: logging.LogRecord) -> str:
         entry: dict[str, object] = {
@@ -125,12 +128,12 @@ class JsonFormatter(logging.Formatter):
         try:
             return orjson.dumps(entry, default=str, option=orjson.OPT_NON_STR_KEYS).decode()
         except orjson.JSONEncodeError:
-            # A number of more than 64 bits, or a name that is no UTF-8: slower, but it is told.
+            # orjson rejects integers of more than 64 bits and invalid UTF-8; json accepts them.
             return json.dumps(entry, default=str)
 
 
 class _StderrHandler(logging.StreamHandler[TextIO]):
-    """To whatever stderr is when something is logged: it may be exchanged meanwhile."""
+    """Writes to the current `sys.stderr`, which may be replaced while the process runs."""
 
     def __init__(self) -> None:
         logging.Handler.__init__(self)

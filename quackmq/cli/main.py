@@ -1,6 +1,7 @@
-"""The `quackmq` command: finds the subcommand, and turns errors into one sentence and an exit code.
+"""The `quackmq` command: parse the arguments, run the subcommand, and turn an error into one
+sentence and an exit code.
 
-Not here: what a subcommand does. Each has its own file in this package.
+Each subcommand has its own module in this package.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _NO_MORE_OPTIONS: Final = "--"
 
 
 class Command(Protocol):
-    """What the module of a command offers."""
+    """The interface of a command module."""
 
     def add_parser(
         self, subparsers: argparse._SubParsersAction[argparse.ArgumentParser]
@@ -39,7 +40,7 @@ class Command(Protocol):
     def run(self, args: argparse.Namespace) -> int: ...
 
 
-#: By the word typed. A new command is a module and a line here.
+#: Commands by name. To add a command, add its module and a line here.
 COMMANDS: Final[dict[str, Command]] = {
     "serve": serve,
     "log": log,
@@ -55,14 +56,14 @@ COMMANDS: Final[dict[str, Command]] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; the result is the process's exit code. Without arguments given, it is the
-    process's own command, and the process's log is set up for it."""
+    """Run one command and return its exit code. If `arguments` is None, parse `sys.argv` and
+    configure the logging of the process."""
     try:
         args = build_parser().parse_args(arguments)
-        if arguments is None and args.command != "serve":  # which has settings for it
+        if arguments is None and args.command != "serve":  # `serve` configures its own logging
             logformat.configure_tool(os.environ)
         exit_code = COMMANDS[args.command].run(args)
-        sys.stdout.flush()  # here, where somebody hears of it if that cannot be done
+        sys.stdout.flush()  # a failure to write is reported below
         return exit_code
     except InvalidRequest as error:
         return _complain(error, MISUSED)
@@ -92,15 +93,17 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse, with its complaints in one sentence and a suggestion for a misspelt word."""
+    """An argparse parser that reports an error as one sentence and suggests a correction for a
+    misspelt word."""
 
-    #: What there is to be parsed, for whoever complains.
+    #: The arguments that are being parsed, for error messages.
     _words: Sequence[str] = ()
 
-    def parse_known_args(  # type: ignore[override]  # which has five forms, and this is all of them
+    def parse_known_args(  # type: ignore[override]  # covers all of argparse's overloads
         self, args: Sequence[str] | None = None, namespace: Any = None
     ) -> tuple[Any, list[str]]:
-        """Here, since a command knows its own options, and whoever is above it does not."""
+        """Reject unknown options here, where the options of the subcommand are known; the parent
+        parser does not know them."""
         self._words = sys.argv[1:] if args is None else list(args)
         found, unknown = super().parse_known_args(args, namespace)
         for word in takewhile(lambda word: word != _NO_MORE_OPTIONS, unknown):
@@ -113,8 +116,8 @@ class Parser(argparse.ArgumentParser):
         self.exit(MISUSED, f"{self.prog}: {message} (see {self.prog} --help)\n")
 
     def _print_message(self, message: str, file: Any = None) -> None:
-        """What is asked for, help say, is output like any: argparse would not hear of it that
-        nobody reads it."""
+        """Write help and version to stdout without argparse's error suppression, so that `main`
+        sees a closed pipe."""
         if file is not sys.stdout:
             super()._print_message(message, file)
             return
@@ -122,12 +125,13 @@ class Parser(argparse.ArgumentParser):
         file.flush()
 
     def _misspelt(self) -> str | None:
-        """An option that is none, and which one was meant: it may be what argparse misses."""
+        """Return an error about the first misspelt option, or None. Checked first, because
+        argparse would only report a required option as missing."""
         known = [name for name in self._option_string_actions if name.startswith("--")]
         for word in self._words:
             is_command = self._subparsers is not None and not word.startswith("-")
             if is_command or word == _NO_MORE_OPTIONS:
-                return None  # what follows is not this parser's
+                return None  # the remaining words belong to a subcommand, or are positional
             name = word.partition("=")[0]
             if _is_option(word) and name not in known and (near := suggest(name, known)):
                 return f"there is no option {name!r}{near}"
@@ -140,17 +144,18 @@ class Parser(argparse.ArgumentParser):
             )
         choices = [str(each) for each in action.choices or ()]
         if choices and value not in choices and (near := suggest(str(value), choices)):
-            raise argparse.ArgumentError(action, f"{value!r} is no choice{near}")
+            raise argparse.ArgumentError(action, f"{value!r} is not a valid choice{near}")
         super()._check_value(action, value)
 
 
 def _is_option(word: str) -> bool:
-    """As argparse has it: a sentence is none."""
+    """Return whether argparse takes the word for an option; a text with spaces is a value."""
     return word.startswith("--") and " " not in word
 
 
 class _Help(argparse.HelpFormatter):
-    """argparse, with room for the longest command beside what it does: it forgets the indent."""
+    """A help formatter that includes the indent when it computes the width of the column of
+    command names."""
 
     def add_argument(self, action: argparse.Action) -> None:
         super().add_argument(action)
@@ -160,7 +165,7 @@ class _Help(argparse.HelpFormatter):
 
 
 def _sentence(error: OSError) -> object:
-    """The system's own word, with the file that it is about, and without the number."""
+    """Return the operating system's error text with the file name and without the error number."""
     if error.strerror is None:
         return error
     return error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"

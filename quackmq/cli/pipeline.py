@@ -1,11 +1,11 @@
-"""`quackmq pipeline`: lists the pipelines that come with the broker, and runs one on Spark.
+"""`quackmq pipeline`: list the pipelines that come with the broker, and run one on Spark.
 
-Each pipeline says which options it has (`quackmq pipeline run NAME --help`). Its progress goes to
-stderr, its report to stdout: a table, or one JSON object. Exit codes: 0 all is well, 1 the report
-says that it is not, or the pipeline failed, 2 what was asked for cannot be; 128 and the signal's
-number where one ended it too early. A stream that is stopped has come to its end.
+Each pipeline has options of its own (`quackmq pipeline run NAME --help`). Progress goes to stderr,
+and the report goes to stdout as a table or as one JSON object. Exit codes: 0 success, 1 the report
+names problems, or the pipeline failed, 2 invalid arguments, 128 + the number of the signal that
+stopped a batch job early. Stopping a stream is its normal end.
 
-PySpark is loaded only to run or explain a pipeline.
+PySpark is imported only to run or explain a pipeline.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ _PICTURES: Final = (".png", ".svg", ".pdf")
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = subparsers.add_parser(
         "pipeline",
-        help="what Spark does with the news: list pipelines, run one",
+        help="list and run Spark pipelines",
         description="Pipelines on Spark that come with the broker.",
         allow_abbrev=False,
     )
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    actions.add_parser("ls", help="which there are", allow_abbrev=False)
+    actions.add_parser("ls", help="list the pipelines", allow_abbrev=False)
     running = actions.add_parser(
         "run",
-        help="run one",
-        description="Run a pipeline. `quackmq pipeline run NAME --help` says what it can be told.",
+        help="run a pipeline",
+        description="Run a pipeline. `quackmq pipeline run NAME --help` lists its options.",
         usage="quackmq pipeline run NAME [OPTION …]",
         allow_abbrev=False,
     )
-    running.add_argument("name", metavar="NAME", help="which: `quackmq pipeline ls` lists them")
+    running.add_argument("name", metavar="NAME", help="a pipeline of `quackmq pipeline ls`")
     running.add_argument(
-        "arguments", metavar="OPTION", nargs=argparse.REMAINDER, help="its own and the common ones"
+        "arguments", metavar="OPTION", nargs=argparse.REMAINDER, help="options of the pipeline"
     )
 
 
@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
         ) from None
     typed = _parsed(args.name, chosen, args.arguments)
     if typed.plot is not None:
-        drawing()  # better now than after an hour
+        drawing()  # fail now rather than after the run if it is not installed
     return _run(args.name, chosen, typed)
 
 
@@ -93,9 +93,9 @@ def _run(name: str, chosen: Pipeline, typed: argparse.Namespace) -> int:
             report = chosen.run(job, options)
         except Exception as error:
             if job.signal is not None:
-                _complain(name, Stopped("stopped before it was done"))
+                _complain(name, Stopped("stopped before it was finished"))
                 return SIGNALLED + job.signal
-            if isinstance(error, QuackError | OSError) or not _is_of_spark(error):
+            if isinstance(error, QuackError | OSError) or not _is_spark_error(error):
                 raise
             raise in_short(error) from error
     if typed.plot is not None:
@@ -104,8 +104,8 @@ def _run(name: str, chosen: Pipeline, typed: argparse.Namespace) -> int:
     return GOOD if report.is_good else BAD
 
 
-def _is_of_spark(error: Exception) -> bool:
-    """Anything else is a bug of ours, and shows where."""
+def _is_spark_error(error: Exception) -> bool:
+    """Return whether Spark raised the error. Other errors are bugs and keep their traceback."""
     return type(error).__module__.partition(".")[0] in ("pyspark", "py4j")
 
 
@@ -122,7 +122,7 @@ def _parsed(name: str, chosen: Pipeline, arguments: Sequence[str]) -> argparse.N
         "--broker",
         metavar="HOST:PORT",
         default=DEFAULT_ADDRESS,
-        help=f"the broker's Kafka door (default {DEFAULT_ADDRESS})",
+        help=f"the Kafka address of the broker (default {DEFAULT_ADDRESS})",
     )
     common.add_argument(
         "--master",
@@ -136,36 +136,35 @@ def _parsed(name: str, chosen: Pipeline, arguments: Sequence[str]) -> argparse.N
         metavar="NAME=VALUE",
         action="append",
         type=_setting,
-        help="a setting of Spark's; may be repeated",
+        help="a Spark setting; may be repeated",
     )
     common.add_argument(
-        "--once", action="store_true", help="of a stream: up to what there is now, then end"
+        "--once", action="store_true", help="for a stream: process the existing records, then stop"
     )
     common.add_argument(
         "--checkpoint",
         metavar="DIR",
         type=Path,
-        help="where it remembers how far it is; run again with it, it goes on",
+        help="where Spark stores the progress; a later run with it continues",
     )
-    common.add_argument("--json", action="store_true", help="the report as one JSON object")
-    common.add_argument(
-        "--plot", metavar="FILE.png", type=_picture, help="the report as a picture, too"
-    )
+    common.add_argument("--json", action="store_true", help="print the report as one JSON object")
+    common.add_argument("--plot", metavar="FILE.png", type=_picture, help="also draw the report")
     common.add_argument(
         "--spark-log",
         metavar="LEVEL",
         choices=("off", "error", "warn", "info"),
         default="off",
-        help="what Spark logs on stderr: off, error, warn or info (default off)",
+        help="Spark's log level on stderr: off, error, warn or info (default off)",
     )
     return parser.parsed(arguments)
 
 
 class _Parser(argparse.ArgumentParser):
-    """With a suggestion for an option that is misspelt, and every complaint in one sentence."""
+    """An argparse parser that suggests a correction for a misspelt option and reports an error
+    as one sentence."""
 
     def parsed(self, arguments: Sequence[str]) -> argparse.Namespace:
-        # Before what argparse would say first: that an option is missing, which is the misspelt.
+        # Check the spelling first, because argparse would only report a required option as missing.
         known = [name for name in self._option_string_actions if name.startswith("--")]
         for word in (each.partition("=")[0] for each in arguments):
             if word.startswith("--") and word not in known and (near := suggest(word, known)):
@@ -192,7 +191,7 @@ def _picture(text: str) -> Path:
     if file.suffix not in _PICTURES:
         raise argparse.ArgumentTypeError(f"{text!r} does not end in {', '.join(_PICTURES)}")
     if not file.absolute().parent.is_dir():
-        raise argparse.ArgumentTypeError(f"{str(file.parent)!r} is no directory")
+        raise argparse.ArgumentTypeError(f"{str(file.parent)!r} is not a directory")
     return file
 
 
@@ -216,7 +215,7 @@ def _print(report: Report) -> None:
         for line in table([list(report.columns), *rows], numbers):
             print(line)
     if left := len(report.rows) - len(rows):
-        print(f"… and {left} more rows: --json has all")
+        print(f"… and {left} more rows: --json prints all")
     if report.facts:
         print()
         for line in table([[name, _cell(value)] for name, value in report.facts.items()], ()):
@@ -238,7 +237,7 @@ def _cell(value: Any) -> str:
         case bytes():
             return shown(value)
         case str():
-            # What came from a topic may hold what a terminal would obey.
+            # Values from a topic may contain control characters.
             return value if value.isprintable() else repr(value)
         case list() | tuple():
             return ", ".join(map(_cell, value)) or "-"
@@ -247,7 +246,7 @@ def _cell(value: Any) -> str:
 
 def _draw(report: Report, name: str, file: Path) -> None:
     if report.plot is None:
-        print(f"quackmq: {name} has no picture: its table says it all", file=sys.stderr)
+        print(f"quackmq: {name} has no plot", file=sys.stderr)
         return
     report.save_plot(file)
 

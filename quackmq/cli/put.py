@@ -1,9 +1,10 @@
-"""`quackmq put`: messages into a topic of a running broker, from the command line or from stdin.
+"""`quackmq put`: put messages into a topic of a running broker, from the command line or from
+stdin.
 
-Over the Python client, so that a message that this command has taken is on disk when it ends, and
-the same command puts into a topic of a Kafka cluster. From stdin each line is a message, put with
-those that came together with it: a pipe that is busy is put in large pieces, a person's line at
-once. The last line may lack its newline.
+It uses the Python client. So all messages are on disk when the command ends, and the command also
+works with a Kafka cluster. Each line of stdin is a message; the last line may lack its newline.
+Lines that arrive together are put together: large batches from a busy pipe, single lines from a
+person.
 """
 
 from __future__ import annotations
@@ -27,26 +28,32 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = subparsers.add_parser(
         "put",
         help="put messages into a topic",
-        description="Put messages into a topic of a running broker; they are on disk when this "
-        "ends. Without messages, or with -, each line of stdin is one.",
+        description="Put messages into a topic of a running broker. They are on disk when the "
+        "command ends. Without messages, or with -, each line of stdin is a message.",
         allow_abbrev=False,
     )
     parser.add_argument("topic", metavar="TOPIC")
     parser.add_argument(
-        "messages", metavar="MESSAGE", nargs="*", default=[], help="or - for lines of stdin"
+        "messages",
+        metavar="MESSAGE",
+        nargs="*",
+        default=[],
+        help="a message, or - to read lines from stdin",
     )
-    parser.add_argument("--key", metavar="TEXT", help="messages of one key stay in order")
+    parser.add_argument(
+        "--key", metavar="TEXT", help="the key; messages with the same key stay in order"
+    )
     parser.add_argument(
         "--header",
         dest="headers",
         metavar="NAME=VALUE",
         action="append",
         default=[],
-        help="beside each message; may be given several times",
+        help="a header of each message; may be repeated",
     )
     parser.add_argument("--ids", action="store_true", help="print the id of each message")
     add_connection(parser)
-    _let_options_come_anywhere(parser)
+    _allow_options_between_arguments(parser)
 
 
 def add_connection(parser: argparse.ArgumentParser) -> None:
@@ -54,14 +61,14 @@ def add_connection(parser: argparse.ArgumentParser) -> None:
         "--broker",
         metavar="HOST:PORT",
         default=DEFAULT_BROKER,
-        help="the broker's Kafka door, or that of any Kafka cluster; default %(default)s",
+        help="the Kafka address of the broker or of a Kafka cluster; default %(default)s",
     )
     parser.add_argument(
         "--timeout",
         metavar="S",
         type=_seconds,
-        help="how long an answer may take, and a broker to start; default: "
-        f"{limits.CLIENT_TIMEOUT_MS // 1000} for an answer, no wait for a broker",
+        help="timeout in seconds for an answer and for a broker that is starting; default: "
+        f"{limits.CLIENT_TIMEOUT_MS // 1000} for an answer, 0 for a starting broker",
     )
 
 
@@ -81,20 +88,20 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _let_options_come_anywhere(parser: argparse.ArgumentParser) -> None:
-    """Also between the topic and the messages, where argparse by itself would not look for any
-    message behind them."""
+def _allow_options_between_arguments(parser: argparse.ArgumentParser) -> None:
+    """Accept options between the topic and the messages, too. By default, argparse would find no
+    messages after such an option."""
     plain = parser.parse_known_args
 
     def parse(args: Any = None, namespace: Any = None) -> Any:
-        parser.parse_known_args = plain  # type: ignore[method-assign]  # which this asks for
+        parser.parse_known_args = plain  # type: ignore[method-assign]  # called by the next line
         return parser.parse_known_intermixed_args(args, namespace)
 
     parser.parse_known_args = parse  # type: ignore[method-assign]
 
 
 def _messages(words: list[str]) -> Iterator[list[bytes]]:
-    """What is put together."""
+    """Yield lists of messages; each list is put with one call."""
     if words and words != [_STDIN]:
         yield [os.fsencode(word) for word in words]
         return
@@ -102,7 +109,8 @@ def _messages(words: list[str]) -> Iterator[list[bytes]]:
 
 
 def lines(fd: int) -> Iterator[list[bytes]]:
-    """What comes in lines, as it comes. RecordTooLarge for one that no broker takes."""
+    """Yield lists of complete lines as they arrive. Raises RecordTooLarge for a line that
+    exceeds the largest batch."""
     rest = b""
     while data := os.read(fd, _READ_BYTES):
         *whole, rest = (rest + data).split(b"\n")

@@ -1,7 +1,7 @@
-"""`quackmq serve`: reads the settings, decides which doors to open, and runs a broker.
+"""`quackmq serve`: read the settings, decide which listeners to open, and run a broker.
 
-The broker itself is put together in `server`, which is loaded only when there is one to run: help
-and complaints about settings need none of it.
+`broker.runner` builds the broker. It is imported only when a broker is about to run, so that help
+and errors about settings appear quickly.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from quackmq.no_pandas import without_pandas
 
 log = logging.getLogger(__name__)
 
-#: Every door in the order in which they open, and where it listens unless told otherwise.
+#: Every listener, in the order in which they are opened, with its default address.
 DOORS: Final[dict[str, Address]] = {
     "kafka": Address("127.0.0.1", 9092),
     "http": Address("127.0.0.1", 8002),
     "zmq": Address("127.0.0.1", 5555),
     "line": Address("127.0.0.1", 5550),
 }
-#: The other sockets of the ZeroMQ door, which open with it: each on the port behind the one before,
-#: unless told otherwise.
+#: The other ZeroMQ listeners, opened together with `zmq`. By default each uses the port after the
+#: previous one.
 BEHIND_ZMQ: Final = ("xsub", "xpub", "proxy")
 
 
@@ -49,9 +49,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = subparsers.add_parser(
         "serve",
         help="run a broker",
-        description="Run a broker. Without any door named, all doors open on 127.0.0.1; with any, "
-        "just those named. Each option is also an environment variable and a key of the settings "
-        "file: an option goes before a variable, a variable before the file.",
+        description="Run a broker. If no listener is named, all listeners open on 127.0.0.1; "
+        "otherwise only the named ones open. Each option is also an environment variable and a "
+        "key of the settings file: an option overrides a variable, and a variable overrides the "
+        "file.",
         allow_abbrev=False,
     )
     parser.add_argument(
@@ -61,7 +62,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         has_default = schema.default not in (None, ())
         default = f"; default {str(schema.default).lower()}" if has_default else ""
         if schema.name in DOORS:
-            default = f"; {DOORS[schema.name]} if no door is named"
+            default = f"; {DOORS[schema.name]} if no listener is named"
         parser.add_argument(
             option_name(schema.name),
             dest=schema.name,
@@ -77,8 +78,8 @@ def run(args: argparse.Namespace) -> int:
     doors = plan_doors(loaded)
     if settings.store != MEMORY_STORE and settings.data is None:
         raise InvalidSetting(
-            "serve needs a directory for its data: give --data DIR, QUACKMQ_DATA or data in the "
-            "settings file, or --store memory: to keep nothing"
+            "serve needs a data directory: give --data DIR, QUACKMQ_DATA or data in the settings "
+            "file; or give --store memory: to keep the data in memory only"
         )
     logformat.configure(settings.log_level, settings.log_format)
     for doubt in loaded.doubts:
@@ -95,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def plan_doors(loaded: Loaded) -> dict[str, Address | UnixPath]:
-    """Which doors to open, and where: those named, or all there are where none is."""
+    """Return the address of each listener to open: the ones that were named, or all if none was."""
     settings = loaded.settings
     named = {name: value for name in DOORS if (value := getattr(settings, name)) is not None}
     if any(getattr(settings, name) is not None for name in BEHIND_ZMQ):
@@ -111,7 +112,8 @@ def plan_doors(loaded: Loaded) -> dict[str, Address | UnixPath]:
 
 
 def closed_doors(loaded: Loaded, planned: Collection[str]) -> str:
-    """Return a sentence about the doors that stay closed because others are named; else nothing."""
+    """Return a sentence about the listeners that stay closed because others were named, or "" if
+    all open."""
     closed = [name for name in DOORS if name not in planned]
     if not closed:
         return ""
@@ -126,15 +128,16 @@ def closed_doors(loaded: Loaded, planned: Collection[str]) -> str:
 
 
 def _behind_zmq(loaded: Loaded, zmq: Address) -> dict[str, Address]:
-    """Where the other sockets of the ZeroMQ door listen. Port 0 asks for a free one each."""
+    """Return the addresses of the other ZeroMQ listeners. If `zmq` has port 0, each gets a free
+    port."""
     found = {}
     for distance, name in enumerate(BEHIND_ZMQ, start=1):
         port = zmq.port + distance if zmq.port else 0
-        told: Address | None = getattr(loaded.settings, name)
-        if told is None and port > LAST_PORT:
+        configured: Address | None = getattr(loaded.settings, name)
+        if configured is None and port > LAST_PORT:
             raise InvalidSetting(
-                f"{loaded.origins['zmq']}: there is no port {port} for {name}: give "
-                f"{option_name(name)}, or a lower one"
+                f"{loaded.origins['zmq']}: the default port {port} of {name} does not exist: give "
+                f"{option_name(name)}, or a lower port"
             )
-        found[name] = told or Address(zmq.host, port)
+        found[name] = configured or Address(zmq.host, port)
     return found

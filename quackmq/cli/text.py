@@ -1,7 +1,7 @@
-"""What commands print, as text: tables, numbers of things, moments, progress.
+"""Formatting of command output: tables, counts, timestamps, progress.
 
-What peers have sent never reaches the terminal as it is: text is quoted, with everything escaped
-that a terminal might obey, and other bytes are shown as hexadecimal digits.
+Data from peers is never printed raw: text is quoted, with control characters escaped, and other
+bytes are printed in hexadecimal.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from typing import Final
 from quackmq.cli import limits
 from quackmq.records.batch import NO_TIMESTAMP
 
-#: Whoever waits longer than this is told how far it has got.
+#: Interval between two progress messages.
 PROGRESS_EVERY_S: Final = 5.0
 _LONGEST_CHARACTER_BYTES: Final = 4
 
 
 def table(rows: list[Sequence[str]], numbers: Collection[int]) -> Iterator[str]:
-    """The columns of `numbers` to the right, words to the left."""
+    """Yield the rows with aligned columns: the columns in `numbers` to the right, all others to
+    the left."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         cells = [
@@ -36,27 +37,27 @@ def counted(number: int, thing: str, plural: str = "s") -> str:
 
 
 def listed(words: Sequence[str]) -> str:
-    """Words as a sentence has them: a, b and c."""
+    """Join words as in a sentence: "a, b and c"."""
     *first, last = words
     return f"{', '.join(first)} and {last}" if first else last
 
 
 def progress_on_stderr(unit: str = "bytes") -> Callable[[int, int], None]:
-    """Tells how much of a total is done, now and then."""
-    told = time.monotonic()
+    """Return a function that prints (done, total) to stderr, at most once per interval."""
+    last_printed_s = time.monotonic()
 
-    def tell(done: int, total: int) -> None:
-        nonlocal told
-        if time.monotonic() - told >= PROGRESS_EVERY_S:
-            told = time.monotonic()
+    def print_progress(done: int, total: int) -> None:
+        nonlocal last_printed_s
+        if time.monotonic() - last_printed_s >= PROGRESS_EVERY_S:
+            last_printed_s = time.monotonic()
             share = f" ({done * 100 // total} %)" if total else ""
             print(f"{done} of {total} {unit}{share}", file=sys.stderr, flush=True)
 
-    return tell
+    return print_progress
 
 
 def shown(data: bytes | None) -> str:
-    """Text in quotes where it is any, else hexadecimal digits; the beginning of what is long."""
+    """Return UTF-8 text in quotes and other data in hexadecimal; long data is cut off."""
     if data is None:
         return "null"
     part = data[: limits.SHOWN_BYTES]

@@ -187,7 +187,7 @@ def test_verify_names_a_gap_between_archive_and_log(archive: Command, directory:
     assert output.exit_code == 1
     assert output.lines[0] == (
         "damage: archive/ducks/0, offsets 300 to 309: neither archive nor log has them: the log "
-        "begins at 310"
+        "starts at 310"
     )
 
 
@@ -201,7 +201,7 @@ def test_verify_names_rows_that_are_of_another_partition(archive: Command, direc
     change(directory, strange)
     output = archive("verify", directory)
     assert output.exit_code == 1
-    assert "rows say that they are of ducks:1" in output.lines[0]
+    assert "the rows belong to ducks:1" in output.lines[0]
 
 
 def test_verify_takes_a_quarantined_batch_for_no_damage(archive: Command, tmp_path: Path) -> None:
@@ -210,7 +210,7 @@ def test_verify_takes_a_quarantined_batch_for_no_damage(archive: Command, tmp_pa
     output = archive("verify", tmp_path / "data")
     assert output.exit_code == 0
     assert output.lines[0].startswith("poison: archive/ducks/0/_quarantined-")
-    assert "offsets 0 to 0: kept as it came, since it cannot be opened" in output.lines[0]
+    assert "offsets 0 to 0: kept raw, because it cannot be decoded" in output.lines[0]
     assert output.lines[1].startswith("no damage, 1 quarantined batch in 1 partition, 2 files, 9 ")
     assert archive("ls", tmp_path / "data").lines[-1] == output.lines[0]
 
@@ -222,7 +222,7 @@ def test_verify_notes_what_no_manifest_lists(archive: Command, directory: Path) 
     output = archive("verify", directory)
     assert output.exit_code == 0
     assert output.lines[0].endswith("does not list it: the next start removes it")
-    assert output.lines[1].endswith("does not list it, and it is not ours")
+    assert output.lines[1].endswith("does not list it, and the broker did not create it")
     assert output.lines[2].startswith("no damage, 2 notes in ")
 
 
@@ -271,7 +271,7 @@ def test_an_archive_is_looked_at_while_a_broker_has_the_directory_open(
         assert archive("ls", directory).exit_code == 0
         output = archive("verify", directory)
         assert output.exit_code == 0
-        assert "a broker has it open: where log and archive meet is not looked at" in output.out
+        assert "a broker has it open: whether log and archive join was not checked" in output.out
 
 
 def test_a_copy_of_the_archive_alone_can_be_verified(
@@ -404,7 +404,7 @@ def test_export_of_what_is_not_archived_yet_says_how_to_archive_it(
     make_store(tmp_path / "data")
     output = archive("export", tmp_path / "data", "ducks", tmp_path / "export")
     assert output.exit_code == 2
-    assert output.err.endswith("POST /v1/topics/ducks/archive/now archives it\n")
+    assert output.err.endswith("POST /v1/topics/ducks/archive/now archives them\n")
 
 
 def test_export_copies_a_quarantined_batch_as_it_came(archive: Command, tmp_path: Path) -> None:
@@ -428,18 +428,21 @@ def test_no_look_changes_anything(archive: Command, directory: Path, tmp_path: P
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["ls", "{}/none"], "none is no directory"),
-        (["verify", "{}"], "holds neither quackmq.json nor archive"),
+        (["ls", "{}/none"], "none is not a directory"),
+        (["verify", "{}"], "contains neither quackmq.json nor archive"),
         (["ls", "{}/data", "geese"], "there is no topic 'geese' in the archive"),
-        (["verify", "{}/data", "ducks:2"], "of topic ducks the archive has 0, 1, and no '2'"),
+        (
+            ["verify", "{}/data", "ducks:2"],
+            "the archive of topic ducks has partitions 0, 1, not '2'",
+        ),
         (["export", "{}/data", "ducks"], "arguments are required: TARGET"),
-        (["export", "{}/data", "ducks", "{}/data"], "data is there and not empty"),
-        (["export", "{}/data", "ducks", "{}/x", "--since", "noon"], "'noon' is no time"),
-        (["export", "{}/data", "ducks", "{}/x", "--from", "-1"], "'-1' is not a number from 0 on"),
-        (["export", "{}/data", "ducks", "{}/x", "--from", "3", "--before", "3"], "leave nothing"),
+        (["export", "{}/data", "ducks", "{}/data"], "data is not an empty directory"),
+        (["export", "{}/data", "ducks", "{}/x", "--since", "noon"], "'noon' is not a time"),
+        (["export", "{}/data", "ducks", "{}/x", "--from", "-1"], "is not a number of at least 0"),
+        (["export", "{}/data", "ducks", "{}/x", "--from", "3", "--before", "3"], "is not below"),
         (
             ["export", "{}/data", "ducks", "{}/x", "--since=2024-01-01", "--until=2023-01-01"],
-            "--since has to be earlier",
+            "--since is not earlier",
         ),
         (["import", "{}/none", "ducks"], "none is neither a file nor a directory"),
         (["import", "{}/data", "ducks"], "there is no .parquet file"),

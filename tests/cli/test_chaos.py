@@ -211,7 +211,7 @@ def test_sigterm_ends_it_in_good_order(doors: dict[str, str], topic: str) -> Non
         with Server("chaos-client", *arguments, "--seconds", 1000) as chaotic:
             assert client.get(topic).data is not None, "it has begun"
             chaotic.send(signal.SIGTERM)
-            assert chaotic.line() == "chaos at the line door, seed 1\n"
+            assert chaotic.line() == "chaos over line, seed 1\n"
             assert chaotic.exit_code() == 0
         client.unsubscribe(topic)
 
@@ -233,9 +233,9 @@ def test_an_address_is_taken_as_the_door_has_it(door: str, address: str) -> None
     ("arguments", "exit_code", "complaint"),
     [
         (["--door", "bell"], 2, "invalid choice: 'bell'"),
-        (["--door", "zqm"], 2, "argument --door: 'zqm' is no choice: did you mean 'zmq'?"),
+        (["--door", "zqm"], 2, "argument --door: 'zqm' is not a valid choice: did you mean 'zmq'?"),
         (["--door", "line", "--faults", "drop,explode"], 2, "there is no fault 'explode'"),
-        (["--door", "line", "--acts", "0"], 2, "--acts: 0 is not a number from 1 on"),
+        (["--door", "line", "--acts", "0"], 2, "--acts: 0 is not a number greater than 0"),
         (["--door", "line", "--seconds", "soon"], 2, "--seconds: 'soon' is not a number of"),
         (["--door", "line", "--topic", "no topic"], 2, "no topic"),
         (["--door", "line", "--address", "here"], 2, "'here' is not HOST:PORT"),
@@ -245,7 +245,7 @@ def test_an_address_is_taken_as_the_door_has_it(door: str, address: str) -> None
         (
             ["--door", "line", "--address", "unix:no-such-file", "--seconds", "0.1"],
             1,
-            "nobody answers at unix:no-such-file: No such file or directory",
+            "no answer from unix:no-such-file: No such file or directory",
         ),
         (
             ["--door", "kafka", "--address", "127.0.0.1:1", "--acts", "3", "--no-puts", "--keep"],
@@ -257,8 +257,8 @@ def test_an_address_is_taken_as_the_door_has_it(door: str, address: str) -> None
             1,
             "nothing listens at 127.0.0.1:1",
         ),
-        (["--door", "line", "--broker", "a:1"], 2, "--broker is the address of the Kafka door"),
-        (["--door", "kafka", "--broker", "a:1", "--address", "a:1"], 2, "give one of them"),
+        (["--door", "line", "--broker", "a:1"], 2, "--broker is the address of the kafka listener"),
+        (["--door", "kafka", "--broker", "a:1", "--address", "a:1"], 2, "give only one of them"),
     ],
 )
 def test_a_slip_is_answered_in_one_sentence(

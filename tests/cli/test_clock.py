@@ -63,7 +63,8 @@ def test_a_broker_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str])
         listener.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{listener.getsockname()[1]}"
         assert main(["clock", "--http", address]) == 1
-        complaint = f"quackmq: no answer from the HTTP door at {address}: Connection refused\n"
+        where = f"the broker's HTTP address {address}"
+        complaint = f"quackmq: no answer from {where}: Connection refused\n"
         assert capsys.readouterr().err == complaint
 
 

@@ -218,7 +218,7 @@ def test_a_directory_with_something_in_it_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "precious").write_text("quack")
     exit_code, out, err = run_to_end("--data", tmp_path)
     assert (exit_code, out) == (2, "")
-    assert err == f"quackmq: {tmp_path} is not empty: an experiment begins with nothing\n"
+    assert err == f"quackmq: {tmp_path} is not empty: an experiment needs an empty directory\n"
 
 
 def _pid_in(record: str) -> int:

@@ -64,7 +64,7 @@ def log(capsys: pytest.CaptureFixture[str]) -> Log:
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    """Two topics, closed in good order: `ducks` with batches in both partitions, `empty`."""
+    """Two topics, closed cleanly: `ducks` with batches in both partitions, `empty`."""
     asyncio.run(_make(tmp_path))
     return tmp_path / "data"
 
@@ -112,7 +112,7 @@ def test_ls_shows_topics_and_how_the_store_was_left(log: Log, directory: Path) -
     output = log("ls", directory)
     assert (output.exit_code, output.err) == (0, "")
     assert output.lines[0].startswith("format 3, cluster ")
-    assert output.lines[1:3] == ["run 1, leader epoch 1, sync always", "closed in good order"]
+    assert output.lines[1:3] == ["run 1, leader epoch 1, sync always", "closed cleanly"]
     rows = [line.split() for line in output.lines[3:]]
     assert rows[0][:7] == ["TOPIC", "PARTITION", "FIRST", "STABLE", "NEXT", "BYTES", "SEGMENTS"]
     assert rows[0][7:] == ["ID", "POLICY"]
@@ -125,7 +125,7 @@ def test_ls_shows_topics_and_how_the_store_was_left(log: Log, directory: Path) -
 def test_ls_tells_of_a_store_that_was_not_closed(log: Log, crashed: Path) -> None:
     output = log("ls", crashed)
     assert output.exit_code == 0
-    assert output.lines[2] == "not closed: 5 frames of the journal behind the checkpoint"
+    assert output.lines[2] == "not closed: 5 journal frames after the checkpoint"
 
 
 def test_ls_as_json_says_the_same_to_programs(log: Log, directory: Path) -> None:
@@ -275,7 +275,7 @@ def test_dump_names_a_batch_that_nobody_can_decode(log: Log, tmp_path: Path) -> 
     asyncio.run(_append_to_a_new_store(tmp_path / "data", *batches))
     output = log("dump", "--records", tmp_path / "data")
     assert output.exit_code == 0
-    assert output.lines[1].startswith("    poison: it cannot be decoded: ")
+    assert output.lines[1].startswith("    poison: the batch cannot be decoded: ")
     assert output.lines[3].endswith("null 'quack'")
 
 
@@ -356,15 +356,15 @@ def test_verify_tells_how_far_it_has_got(
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["verify", "{}/none"], "none is no directory"),
-        (["ls", "{}/data/checkpoint"], "checkpoint is no directory"),
+        (["verify", "{}/none"], "none is not a directory"),
+        (["ls", "{}/data/checkpoint"], "checkpoint is not a directory"),
         (["verify", "{}"], "there is no quackmq.json: this is no QuackMQ directory"),
         (["dump", "{}/data", "geese"], "there is no topic 'geese'"),
-        (["dump", "{}/data", "ducks:2"], "topic ducks has 2 partitions and no '2'"),
-        (["dump", "{}/data", "ducks:x"], "topic ducks has 2 partitions and no 'x'"),
-        (["dump", "{}/data", "ducks", "--journal"], "--journal goes with --limit alone"),
-        (["dump", "{}/data", "--from", "-1"], "'-1' is not a number from 0 on"),
-        (["dump", "{}/data", "--limit", "few"], "'few' is not a number from 0 on"),
+        (["dump", "{}/data", "ducks:2"], "topic ducks has 2 partitions, not '2'"),
+        (["dump", "{}/data", "ducks:x"], "topic ducks has 2 partitions, not 'x'"),
+        (["dump", "{}/data", "ducks", "--journal"], "--journal can only be combined with --limit"),
+        (["dump", "{}/data", "--from", "-1"], "'-1' is not a number of at least 0"),
+        (["dump", "{}/data", "--limit", "few"], "'few' is not a number of at least 0"),
         (["verify"], "arguments are required: DIR"),
         (["look", "{}/data"], "there is no command 'look'"),
         ([], "arguments are required: ACTION"),

@@ -51,7 +51,7 @@ def test_help_of_serve_names_every_setting_and_its_variable(
     for schema in setting_fields():
         assert f"--{schema.name.replace('_', '-')} " in out
         assert variable_name(schema.name) in out
-    assert "[QUACKMQ_LINE; 127.0.0.1:5550 if no door is named]" in " ".join(out.split())
+    assert "[QUACKMQ_LINE; 127.0.0.1:5550 if no listener is named]" in " ".join(out.split())
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_help_of_serve_names_every_setting_and_its_variable(
         (["put", "ducks", "--kye", "x", "quack"], "there is no option '--kye': did you mean"),
         (["put", "--kye=x"], "put: there is no option '--kye': did you mean '--key'?"),
         (["serve", "--data"], "--data: expected one argument"),
-        (["serve"], "serve needs a directory for its data"),
+        (["serve"], "serve needs a data directory"),
         (["serve", "--sync", "never"], "the option --sync: 'never' is not one of"),
         (["serve", "--store", "memory:", "--line", "unix:"], "'unix:' has no path after unix:"),
         (["serve", "--config", "no-such-file.toml"], "no-such-file.toml: No such file"),

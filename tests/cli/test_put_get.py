@@ -111,7 +111,7 @@ def test_a_message_that_is_got_as_json_has_all_that_belongs_to_it(address: str, 
 def test_under_a_name_the_next_get_goes_on(address: str, topic: str, tmp_path: Path) -> None:
     run("put", topic, address, "one", "two", "three")
     named = ("--name", f"reader-{topic}", "--from", "beginning")
-    says = f"quackmq: reader-{topic} is subscribed to {topic} from its beginning\n"
+    says = f"quackmq: reader-{topic} is subscribed to {topic}, starting at its beginning\n"
     first = run("get", topic, address, *named, "--count", 2, home=tmp_path, says=says)
     assert first == b"one\ntwo\n"
     assert run("get", topic, address, *named, "--count", 1, home=tmp_path) == b"three\n"
@@ -199,11 +199,11 @@ def test_a_topic_that_a_subscription_creates_is_told_as_new(
     get = ["get", topic, "--broker", address, "--timeout", str(DEADLINE_S), "--name"]
     assert main([*get, f"ann-{topic}"]) == 0
     assert capsys.readouterr().err == (
-        f"quackmq: topic {topic} is new; ann-{topic} is subscribed from now on\n"
+        f"quackmq: topic {topic} was created, and ann-{topic} is subscribed to it\n"
     )
     assert main([*get, f"eve-{topic}"]) == 0
     assert capsys.readouterr().err == (
-        f"quackmq: eve-{topic} is subscribed to {topic} from its end\n"
+        f"quackmq: eve-{topic} is subscribed to {topic}, starting at its end\n"
     )
     assert main([*get, f"eve-{topic}"]) == 0
     assert capsys.readouterr().err == ""
@@ -307,7 +307,7 @@ def test_fewer_than_were_asked_for_is_exit_code_1(
     exit_code = main(["get", topic, *options])
     captured = capsysbinary.readouterr()
     assert exit_code == 1
-    assert captured.err == b"quackmq: only 1 of 2 messages came: nothing more for 2 s\n"
+    assert captured.err == b"quackmq: only 1 of 2 messages arrived: no more within 2 s\n"
 
 
 def test_a_name_that_no_topic_can_have_is_told_so(
@@ -325,7 +325,8 @@ def test_a_policy_that_refuses_a_message_is_told_as_one(
         client.create_topic(topic, needs_subscriber=True)
     assert main(["put", topic, "one", "--broker", address, "--timeout", "30"]) == 1
     assert capsys.readouterr().err == (
-        f"quackmq: topic {topic} refuses it: it has no subscriber (needs_subscriber is true)\n"
+        f"quackmq: topic {topic} refuses the message: it has no subscriber (needs_subscriber is "
+        "true)\n"
     )
 
 
@@ -383,7 +384,7 @@ def test_a_line_without_an_end_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
         (["put"], "the following arguments are required: TOPIC (see"),
         (["put", "ducks", "quack", "--header", "no"], "--header: 'no' is not NAME=VALUE"),
         (["put", "ducks", "quack", "--timeout", "soon"], "'soon' is not a number of seconds"),
-        (["get", "ducks", "--count", "0"], "--count: '0' is not a number from 1 on"),
+        (["get", "ducks", "--count", "0"], "--count: '0' is not a number greater than 0"),
         (["get", "ducks", "--count", "1", "--follow"], "not allowed with argument --count"),
     ],
 )

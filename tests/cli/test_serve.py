@@ -151,7 +151,8 @@ def test_a_port_in_use_is_one_sentence_and_exit_code_1(tmp_path: Path) -> None:
             assert server.exit_code() == 1
             assert server.line() == ""
             assert server.errors().splitlines()[-1] == (
-                f"quackmq: cannot open the kafka door on 127.0.0.1:{port}: address already in use. "
+                f"quackmq: cannot open the kafka listener on 127.0.0.1:{port}: address already in "
+                "use. "
                 "Is another broker running? --kafka 127.0.0.1:0 picks a free port"
             )
 
@@ -162,7 +163,7 @@ def test_a_socket_file_in_use_is_one_sentence_and_exit_code_1(tmp_path: Path) ->
         assert first.line() == f"line listening on {where}\n"
         with Server("serve", "--store", "memory:", "--line", where) as server:
             assert server.exit_code() == 1
-            complaint = f"quackmq: cannot open the line door on {where}: address already"
+            complaint = f"quackmq: cannot open the line listener on {where}: address already"
             last = server.errors().splitlines()[-1]
             assert last.startswith(complaint) and last.endswith("Is another broker running?")
 
@@ -211,7 +212,7 @@ def test_the_log_can_be_read_by_programs(tmp_path: Path) -> None:
         server.send(signal.SIGTERM)
         assert server.exit_code() == 0
         entries = [json.loads(line) for line in server.errors().splitlines()]
-    assert any("power cut" in entry["message"] for entry in entries)
+    assert any("power failure" in entry["message"] for entry in entries)
 
 
 # --- the end, when it takes too long ----------------------------------------------------------

@@ -74,7 +74,7 @@ def test_the_doors_that_stay_closed_are_named_with_the_reason_and_the_way_to_ope
 
 
 def test_a_port_that_has_none_behind_it_is_refused() -> None:
-    with pytest.raises(InvalidSetting, match="no port 65536 for xpub: give --xpub"):
+    with pytest.raises(InvalidSetting, match="port 65536 of xpub does not exist: give --xpub"):
         planned(zmq="127.0.0.1:65534")
     assert planned(zmq="127.0.0.1:65534", xpub="127.0.0.1:1", proxy="127.0.0.1:2")["xsub"] == (
         "127.0.0.1:65535"

@@ -100,7 +100,7 @@ def test_the_environment_can_name_the_file_and_an_option_goes_before_it(
     [
         ("data", "", "'' is empty"),
         ("store", "disk", "'disk' is not one of local, memory:"),
-        ("http_names", "a,http://b", "has 'http://b' in it, which is no host name: write names"),
+        ("http_names", "a,http://b", "contains 'http://b', which is not a host name: write names"),
         ("http_names", "a.example:8002", "without http:// and without a port"),
         ("kafka", "nine", "'nine' is not HOST:PORT"),
         ("advertise", "broker:0", "'broker:0' has port 0"),
@@ -144,18 +144,18 @@ def test_a_list_in_the_file_is_a_list_or_its_text(file: Path) -> None:
         ("http_names = 1", "http_names in {file}: 1 is not a list of strings"),
         ("http_names = ['a', 1]", "http_names in {file}: ['a', 1] is not a list of strings"),
         ("sync = 'never'", "sync in {file}: 'never' is not one of"),
-        ("default_partition = 3", "'default_partition' in {file} is no setting: did you mean"),
-        ("zqm = 'a:1'", "'zqm' in {file} is no setting: did you mean 'zmq'?"),
-        ("Default-Partitions = 3", "is no setting: did you mean 'default_partitions'?"),
+        ("default_partition = 3", "'default_partition' in {file} is not a setting: did you mean"),
+        ("zqm = 'a:1'", "'zqm' in {file} is not a setting: did you mean 'zmq'?"),
+        ("Default-Partitions = 3", "is not a setting: did you mean 'default_partitions'?"),
         (
             "partitions = 3",
-            "'partitions' in {file} is no setting: did you mean 'default_partitions'",
+            "'partitions' in {file} is not a setting: did you mean 'default_partitions'",
         ),
-        ("kafka_port = 9092", "'kafka_port' in {file} is no setting: did you mean 'kafka'?"),
-        ("http-name = 'a'", "'http-name' in {file} is no setting: did you mean 'http_names'?"),
-        ("data-dir = '.'", "'data-dir' in {file} is no setting: did you mean 'data'?"),
-        ("quack = 1", "'quack' in {file} is no setting: quackmq serve --help lists them"),
-        ("[quack]\nsync = 'os'", "'quack' in {file} is no setting: settings stand at the top"),
+        ("kafka_port = 9092", "'kafka_port' in {file} is not a setting: did you mean 'kafka'?"),
+        ("http-name = 'a'", "'http-name' in {file} is not a setting: did you mean 'http_names'?"),
+        ("data-dir = '.'", "'data-dir' in {file} is not a setting: did you mean 'data'?"),
+        ("quack = 1", "'quack' in {file} is not a setting: quackmq serve --help lists them"),
+        ("[quack]\nsync = 'os'", "'quack' in {file} is not a setting: settings are top-level keys"),
         ("sync = ", "{file} is not TOML"),
     ],
 )
@@ -185,7 +185,7 @@ def test_a_misspelt_variable_is_doubted_and_a_foreign_one_left_alone() -> None:
     loaded = load({}, environment)
     assert loaded.settings == Settings()
     assert loaded.doubts == (
-        "the environment variable QUACKMQ_SYNK is no setting: did you mean 'QUACKMQ_SYNC'?",
+        "the environment variable QUACKMQ_SYNK is not a setting: did you mean 'QUACKMQ_SYNC'?",
     )
 
 

@@ -1,7 +1,7 @@
-"""How commands start and describe a broker.
+"""Start and configure a broker for a command.
 
-Open `runner` first: it puts store, broker and protocols together. `settings` reads options, the
-environment and the TOML file, `address` parses addresses, `process` sets the process up,
-`collector` keeps the garbage collector from stopping the loop, `closing` says how long a stop may
-take.
+Open `runner` first: it puts store, broker and listeners together. `settings` reads options,
+environment variables and the TOML file, `address` parses addresses, `process` configures the
+process, `collector` keeps the garbage collector from stopping the loop, and `closing` decides how
+long a shutdown may take.
 """

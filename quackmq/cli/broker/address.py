@@ -1,5 +1,5 @@
-"""Addresses as people write them: HOST:PORT, [IPV6]:PORT, unix:PATH, and lists of host names. Pure;
-nothing is resolved."""
+"""Parse addresses: HOST:PORT, [IPV6]:PORT, unix:PATH, and lists of host names. Pure: no name is
+resolved."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _HOST_NAME: Final = re.compile(r"(\*\.)?([a-z0-9_-]{1,63}\.)*[a-z0-9_-]{1,63}")
 
 
 class Address(NamedTuple):
-    """Where to listen, or what to tell others. Port 0 asks the system for a free one."""
+    """A TCP address to listen on or to advertise. Port 0 requests a free port from the system."""
 
     host: str
     port: int
@@ -29,7 +29,7 @@ class UnixPath(NamedTuple):
 
 
 def parse_address(text: str) -> Address:
-    """Raises ValueError with a phrase that says what is wrong with `text`."""
+    """Parse HOST:PORT. Raises ValueError with a phrase that continues "the value …"."""
     host, separator, port_text = text.rpartition(":")
     if not separator:
         raise ValueError("is not HOST:PORT")
@@ -45,10 +45,10 @@ def parse_address(text: str) -> Address:
 
 
 def parse_advertised_address(text: str) -> Address:
-    """An address for others to connect to, so its port must be a real one."""
+    """Parse an address that clients connect to, which must have a port other than 0."""
     address = parse_address(text)
     if address.port == 0:
-        raise ValueError("has port 0, to which nobody can connect")
+        raise ValueError("has port 0, which clients cannot connect to")
     return address
 
 
@@ -64,8 +64,9 @@ def parse_address_or_path(text: str) -> Address | UnixPath:
 
 
 def parse_host_names(text: str) -> tuple[str, ...]:
-    """Return the names of a list with commas, in lower case and as DNS has them. `*` is any name,
-    and `*.NAME` every name below NAME. ValueError with a phrase that says what is wrong."""
+    """Parse comma-separated host names; return them in lower case and in DNS encoding. `*`
+    matches any name, and `*.NAME` every name below NAME. Raises ValueError with a phrase that
+    continues "the value …"."""
     names = [_host_name(part.strip()) for part in text.split(",") if part.strip()]
     return tuple(dict.fromkeys(names))
 
@@ -77,10 +78,10 @@ def _host_name(text: str) -> str:
     try:
         name = name.encode("idna").decode() if not name.isascii() else name
     except UnicodeError:
-        raise ValueError(f"has {text!r} in it, which is no host name") from None
+        raise ValueError(f"contains {text!r}, which is not a host name") from None
     if not _HOST_NAME.fullmatch(name):
         raise ValueError(
-            f"has {text!r} in it, which is no host name: write names such as queue.example.com, "
-            "without http:// and without a port, and commas between them"
+            f"contains {text!r}, which is not a host name: write names like queue.example.com, "
+            "separated by commas, without http:// and without a port"
         )
     return name

@@ -1,8 +1,8 @@
-"""How long a broker that was told to stop may take: as long as it gets on.
+"""Decide how long a stopping broker may take: as long as it makes progress.
 
-A broker with much to write needs more time than one with little, and service managers differ in how
-long they wait. So nothing is given up while work is done. Work is counted by the store: writes,
-syncs and removals. When nothing was done for `limits.DRAIN_MS`, the process leaves, and the next
+A broker with much data to write needs more time than one with little, and service managers differ
+in how long they wait. So the process keeps working while the store makes progress, measured as
+writes, syncs and removals. Without progress for `limits.DRAIN_MS` the process exits, and the next
 start recovers.
 """
 
@@ -16,23 +16,24 @@ from typing import Final
 from quackmq.cli import limits
 
 log = logging.getLogger("quackmq")
-#: How often in that time it is looked whether anything was done, and told.
-_LOOKS: Final = 4
+#: Checks of the progress within that time.
+_CHECKS: Final = 4
 
 
 def watch(work_done: Callable[[], int], give_up: Callable[[], object]) -> None:
-    """Call `give_up` when no more work was done for a while. `work_done` counts all of it."""
+    """Call `give_up` when `work_done`, the number of completed operations, has not grown for
+    `limits.DRAIN_MS`. Call from the event loop."""
     loop = asyncio.get_running_loop()
     began = work_done()
 
-    def look(before: int, idle: int) -> None:
+    def check(before: int, idle: int) -> None:
         now = work_done()
         if now != before:
             log.info("closing: %d writes and syncs so far", now - began)
             idle = 0
-        elif idle == _LOOKS:
+        elif idle == _CHECKS:
             give_up()
             return
-        loop.call_later(limits.DRAIN_MS / 1000 / _LOOKS, look, now, idle + 1)
+        loop.call_later(limits.DRAIN_MS / 1000 / _CHECKS, check, now, idle + 1)
 
-    look(began, 0)
+    check(began, 0)

@@ -1,5 +1,5 @@
-"""The process that a broker runs in, set up for it once: its garbage collector (`collector`), its
-event loop and its open files."""
+"""Configure the process in which a broker runs: its garbage collector (`collector`), event loop and
+limit of open files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def prepare() -> None:
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """uvloop's where there is one, else asyncio's own."""
+    """Return uvloop's loop factory if uvloop is installed, else None for asyncio's own."""
     try:
         import uvloop
     except ImportError:
@@ -29,10 +29,11 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 def _allow_open_files() -> None:
-    """As many as this user may have: each connection is one, and each segment in use."""
+    """Raise the limit of open files to the highest value that this user may set. Each connection
+    and each open segment needs one."""
     present, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     failure: Exception | None = None
-    # macOS names no limit, and grants less than that.
+    # macOS reports no limit but grants less than infinity.
     for wanted in (most, limits.OPEN_FILES):
         if most == resource.RLIM_INFINITY or wanted <= most:
             try:

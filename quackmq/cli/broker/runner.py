@@ -1,10 +1,10 @@
-"""A broker put together: the store at the bottom, the broker on it, the doors in front.
+"""Build and run a broker: the store, the broker on top of it, and the listeners in front.
 
-On stdout, and nothing else there: a line `NAME listening on HOST:PORT`, or `on unix:PATH`, for each
-door once it is open, then `ready`. SIGTERM, SIGINT, and SIGHUP of a terminal that is closed, drain:
-doors close first, so that whatever was accepted is answered, then the broker, then the store. A
-SIGINT during that does not wait for it. Leaving without having closed is safe at any instant: it
-costs the next start a recovery, no data.
+stdout gets only these lines: `NAME listening on HOST:PORT` (or `on unix:PATH`) for each open
+listener, then `ready`. SIGTERM, SIGINT, and SIGHUP from a closed terminal start a clean shutdown:
+first the listeners close, so that accepted requests are answered, then the broker, then the store.
+A SIGINT during the shutdown exits immediately. Exiting without closing is safe at any time: the
+next start recovers, and no data is lost.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ INTERRUPTED: Final = 130
 
 
 class Door(Protocol):
-    """What a server needs of a door. `start` answers where it really listens: host and port, or the
-    path of a Unix socket."""
+    """The interface of a listener. `start` returns the address it is bound to: host and port, or
+    the path of a Unix socket."""
 
     async def start(self) -> tuple[str, int] | str | None: ...
 
@@ -87,7 +87,7 @@ def _line_door(broker: Broker, address: Address | UnixPath, settings: Settings) 
     )
 
 
-#: What makes each door, of the address that its setting takes; `serve.DOORS` has the usual ones.
+#: Functions that construct each listener for an address; `serve.DOORS` has the default addresses.
 DOOR_MAKERS: Final[Mapping[str, Callable[[Broker, Any, Settings], Door]]] = {
     "kafka": _kafka_door,
     "http": _http_door,
@@ -109,19 +109,21 @@ def make_door(
     zmq_budgets: ZmqBudgets,
     made: Mapping[str, Door],
 ) -> Door:
-    """`made` are those that open before it: the proxy has to know what its XPUB socket sends."""
+    """Construct a listener. `made` are the listeners opened before it; the proxy needs the XPUB
+    listener."""
     if name in ZMQ_SERVERS:
         return ZMQ_SERVERS[name](broker, address.host, address.port, zmq_budgets)
     if name != "proxy":
         return DOOR_MAKERS[name](broker, address, settings)
     xpub = made["xpub"]
-    assert isinstance(xpub, XpubServer), "it opens before"
+    assert isinstance(xpub, XpubServer), "XPUB is opened before the proxy"
     proxy = ProxySettings(lease_ms=settings.proxy_lease_ms, any_address=settings.proxy_any_address)
     return ProxyServer(broker, address.host, address.port, xpub, proxy, zmq_budgets)
 
 
 async def serve(settings: Settings, doors: Mapping[str, Address | UnixPath]) -> int:
-    """Open everything, say so, wait for a signal, close everything in the opposite order."""
+    """Open everything, print the addresses, wait for a signal, then close everything in reverse
+    order."""
     process.prepare()
     stopping = _catch_signals()
     async with AsyncExitStack() as opened:
@@ -171,14 +173,17 @@ async def serve(settings: Settings, doors: Mapping[str, Address | UnixPath]) -> 
 
 
 async def _open_store(settings: Settings, clock: Clock) -> tuple[Store, TieredStore | None]:
-    """The store, and once more where it has an archive."""
+    """Open the store. Return it, and again as a TieredStore if it has an archive."""
     if settings.store == MEMORY_STORE:
         if settings.data is not None:
-            log.warning("with store = memory: nothing is kept; %s is not used", settings.data)
+            log.warning(
+                "store = memory: the data directory %s is not used, and all data is lost at exit",
+                settings.data,
+            )
         return MemoryStore(clock), None
-    assert settings.data is not None, "settings were checked before"
+    assert settings.data is not None, "serve has checked that data is set"
     if settings.sync != "always":
-        log.warning("sync = %s: a power cut can lose acknowledged messages", settings.sync)
+        log.warning("sync = %s: a power failure can lose acknowledged messages", settings.sync)
     options = LocalOptions(sync=settings.sync, sync_interval_ms=settings.sync_interval_ms)
     log_store = await LocalStore.open(settings.data, options, clock)
     try:
@@ -192,10 +197,11 @@ async def _open_store(settings: Settings, clock: Clock) -> tuple[Store, TieredSt
 async def _start(name: str, door: Door, address: Address | UnixPath) -> Address | UnixPath:
     try:
         where = await door.start()
-        assert where is not None, "a door that has an address listens there"
+        assert where is not None, "a listener with an address is bound"
         return UnixPath(where) if isinstance(where, str) else Address(*where)
     except OSError as error:
-        # The loop's own text repeats the address; a failed look-up of a name has no system's error.
+        # The event loop's message repeats the address. A failed name look-up has no system error
+        # number.
         known = error.errno is not None and error.errno > 0
         reason = os.strerror(error.errno or 0) if known else error.strerror or str(error)
         hint = ""
@@ -203,13 +209,13 @@ async def _start(name: str, door: Door, address: Address | UnixPath) -> Address 
             hint = ". Is another broker running?"
             if isinstance(address, Address):
                 hint += f" --{name} {address.host}:0 picks a free port"
-        complaint = f"cannot open the {name} door on {address}: {reason.lower()}{hint}"
+        complaint = f"cannot open the {name} listener on {address}: {reason.lower()}{hint}"
         raise OSError(complaint) from error
 
 
 async def _close_together(doors: Mapping[str, Door]) -> None:
-    """At once, since each has a time of its own for peers that do not take their answers; what goes
-    wrong with one keeps no other from closing."""
+    """Close all listeners concurrently, because each may wait for peers that do not read their
+    answers. An error in one does not keep the others from closing."""
     ends = await asyncio.gather(*(door.close() for door in doors.values()), return_exceptions=True)
     for end in ends:
         if end is not None:
@@ -217,7 +223,7 @@ async def _close_together(doors: Mapping[str, Door]) -> None:
 
 
 def _catch_signals() -> asyncio.Event:
-    """An event that the first SIGTERM, SIGINT or SIGHUP sets; a SIGINT after that ends the
+    """Return an event that the first SIGTERM, SIGINT or SIGHUP sets. A later SIGINT exits the
     process."""
     loop = asyncio.get_running_loop()
     stopping = asyncio.Event()
@@ -228,7 +234,7 @@ def _catch_signals() -> asyncio.Event:
         stopping.set()
 
     loop.add_signal_handler(signal.SIGTERM, stopping.set)
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup has it
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup ignores SIGHUP
         loop.add_signal_handler(signal.SIGHUP, stopping.set)
     loop.add_signal_handler(signal.SIGINT, interrupt)
     return stopping
@@ -242,7 +248,7 @@ def _work_done(store: Store) -> int:
 
 def _give_up() -> None:
     log.error(
-        "nothing was written for %d s and the broker is not closed; the next start will recover",
+        "giving up closing after %d s without progress; the next start will recover",
         limits.DRAIN_MS // 1000,
     )
     _leave(GAVE_UP)

@@ -1,13 +1,13 @@
 """The settings of a broker: one schema, filled from options, the environment and a TOML file.
 
-For each setting an option goes before an environment variable, that before the file, and that
-before the default. All three spell a setting alike: `sync_interval_ms` is `--sync-interval-ms`,
-QUACKMQ_SYNC_INTERVAL_MS and a key of that name at the top of the file.
+An option overrides an environment variable, a variable overrides the file, and the file overrides
+the default. All three use the same name: `sync_interval_ms` is `--sync-interval-ms`,
+QUACKMQ_SYNC_INTERVAL_MS and a top-level key of the file.
 
-Promised: a value that cannot be raises InvalidSetting, one sentence that names where the value came
-from. A key of the file that is no setting is refused. An environment variable that is none is left
-alone, since others set variables under our prefix too (an orchestrator does so for each service),
-but one that looks misspelt is named in `Loaded.doubts`.
+An invalid value raises InvalidSetting with a sentence that says where the value came from. An
+unknown key of the file is an error. An unknown environment variable is ignored, because others also
+set variables with our prefix (orchestrators do, for each service). If it looks misspelt,
+`Loaded.doubts` names it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ LOCAL_STORE: Final = "local"
 
 
 _LIST_OF_SETTINGS: Final = ": quackmq serve --help lists them"
-#: By the type of a value: how a message calls it.
+#: The name of each TOML type in error messages.
 _TOML_TYPES: Final[Mapping[type, str]] = {
     str: "a string",
     int: "a whole number",
@@ -104,44 +104,45 @@ DIRECTORY: Final = Kind("DIR", _directory)
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Everything that `quackmq serve` can be told. Help texts say what, `limits` why so much."""
+    """All settings of `quackmq serve`. The help texts explain them, `limits` has the reasons for
+    their bounds."""
 
-    data: Path | None = setting(None, DIRECTORY, "directory that holds all data; made if missing")
+    data: Path | None = setting(None, DIRECTORY, "the data directory; created if missing")
     store: str = setting(
         LOCAL_STORE,
         choice(LOCAL_STORE, MEMORY_STORE),
-        "where data is kept: local is the data directory, memory: forgets all at exit",
+        "where data is stored: local is the data directory, memory: loses everything at exit",
     )
     kafka: Address | None = setting(None, ADDRESS, "listen for Kafka clients")
     http: Address | None = setting(None, ADDRESS, "listen for HTTP")
     http_names: tuple[str, ...] = setting(
         (),
         HOST_NAMES,
-        "further host names that HTTP requests may name: of a reverse proxy, say, or in a DNS; "
-        "*.example.com is all names below example.com, and * any name, which lets web pages of "
-        "other sites in by DNS rebinding",
+        "further host names that HTTP requests may use, for example of a reverse proxy; "
+        "*.example.com allows all names below example.com, and * any name, which exposes the "
+        "broker to web pages of other sites through DNS rebinding",
     )
     zmq: Address | None = setting(None, ADDRESS, "listen for ZeroMQ")
     xsub: Address | None = setting(
-        None, ADDRESS, "listen for ZeroMQ's PUB sockets; default: if zmq is open, its port + 1"
+        None, ADDRESS, "listen for ZeroMQ's PUB sockets; default: the port of zmq + 1"
     )
     xpub: Address | None = setting(
-        None, ADDRESS, "listen for ZeroMQ's SUB sockets; default: if zmq is open, its port + 2"
+        None, ADDRESS, "listen for ZeroMQ's SUB sockets; default: the port of zmq + 2"
     )
     proxy: Address | None = setting(
         None,
         ADDRESS,
-        "listen for clients of the reliable proxy; default: if zmq is open, its port + 3",
+        "listen for clients of the reliable proxy; default: the port of zmq + 3",
     )
     proxy_lease_ms: int = setting(
         shared_limits.LEASE_MS,
         whole_number(1, shared_limits.LONGEST_LEASE_MS),
-        "what a client of the reliable proxy does not acknowledge for so long is sent to it again",
+        "the reliable proxy sends a message again if it is not acknowledged within this time",
     )
     proxy_any_address: bool = setting(
         False,
         yes_or_no(),
-        "clients of the reliable proxy may name an address that is not on their own host",
+        "allow clients of the reliable proxy to name a callback address on another host",
     )
     line: Address | UnixPath | None = setting(
         None, ADDRESS_OR_PATH, "listen for the line protocol, over TCP or a Unix socket"
@@ -149,60 +150,62 @@ class Settings:
     line_entry_bytes: int = setting(
         shared_limits.LINE_ENTRY_BYTES,
         whole_number(1, shared_limits.LINE_LONGEST_ENTRY_BYTES),
-        "QUACKSIZE: the most bytes of an entry of the line protocol",
+        "QUACKSIZE: the largest entry of the line protocol, in bytes",
     )
     line_answer_ms: int = setting(
         shared_limits.LINE_ANSWER_MS,
         whole_number(1, shared_limits.LINE_LONGEST_ANSWER_MS),
-        "a subscriber of the line protocol that does not answer an entry for so long is dead",
+        "disconnect a line subscriber that has not answered an entry within this time",
     )
     line_reading: Literal["live", "every"] = setting(
         "live",
         choice("live", "every"),
-        "what a subscriber of the line protocol is brought: every entry, or what is live; one that "
-        "is behind then gets the newest hundred first, in their order",
+        "deliver to line subscribers only live entries, or every entry; with live, a subscriber "
+        "that is behind gets the newest hundred entries first, in order",
     )
     advertise: Address | None = setting(
-        None, ADVERTISED, "the address that Kafka clients are told to connect to"
+        None, ADVERTISED, "the address that Kafka clients connect to, if it differs from --kafka"
     )
     sync: Literal["always", "interval", "os"] = setting(
         "always",
         choice("always", "interval", "os"),
-        "when data reaches the disk: before each acknowledgement, every sync_interval_ms, or when "
-        "the operating system likes; the last two can lose acknowledged data in a power cut",
+        "when data is synced to disk: before each acknowledgement, every sync_interval_ms, or when "
+        "the operating system decides; the last two can lose acknowledged data in a power failure",
     )
     sync_interval_ms: int = setting(
         shared_limits.SYNC_INTERVAL_MS,
         whole_number(1, limits.LONGEST_SYNC_INTERVAL_MS),
-        "with sync = interval: how often",
+        "the interval between two syncs, with sync = interval",
     )
     auto_create_topics: bool = setting(True, yes_or_no(), "create a topic on its first use")
     default_partitions: int = setting(
         1,
         whole_number(1, shared_limits.PARTITIONS_PER_TOPIC),
-        "partitions of a topic created without a number",
+        "partitions of a topic that is created without a number of partitions",
     )
     group_initial_delay_ms: int = setting(
         shared_limits.GROUP_INITIAL_DELAY_MS,
         whole_number(0, limits.LONGEST_GROUP_INITIAL_DELAY_MS),
-        "how long the first member of a Kafka group waits for others that start with it",
+        "how long a new Kafka group waits for more members before its first rebalance",
     )
     merge_target_bytes: int = setting(
         shared_limits.MERGE_TARGET_BYTES,
         whole_number(shared_limits.MIB, shared_limits.ARCHIVE_OFFERED_BYTES),
-        "small files of the archive are merged until they are about this large",
+        "merge small archive files until they have about this size",
     )
     log_level: str = setting(
-        "info", choice("debug", "info", "warning", "error"), "the least that is logged, on stderr"
+        "info",
+        choice("debug", "info", "warning", "error"),
+        "the lowest level that is logged to stderr",
     )
-    log_format: str = setting("text", choice("text", "json"), "for people or for programs")
+    log_format: str = setting("text", choice("text", "json"), "text for people, json for programs")
 
 
 class Loaded(NamedTuple):
     settings: Settings
-    #: Where each setting that is not a default came from, for messages: "the option --http".
+    #: The source of each setting that is not a default, for messages: "the option --http".
     origins: Mapping[str, str]
-    #: Sentences about what was left alone and may be a mistake.
+    #: Warnings about ignored environment variables that look misspelt.
     doubts: tuple[str, ...]
 
 
@@ -223,7 +226,7 @@ def load(
     environment: Mapping[str, str],
     file: Path | None = None,
 ) -> Loaded:
-    """The settings that these sources give together. `options` are as typed, None if not given."""
+    """Combine the sources into settings. `options` are the texts as typed; None means not given."""
     if file is None and environment.get(CONFIG_VARIABLE):
         file = Path(environment[CONFIG_VARIABLE])
     from_file = _read_file(file) if file is not None else {}
@@ -269,15 +272,16 @@ def _read_file(file: Path) -> dict[str, object]:
             continue
         hint = suggest(_setting_like(key, known), known)
         if not hint and isinstance(value, dict):
-            hint = ": settings stand at the top of the file, not in tables"
-        raise InvalidSetting(f"{key!r} in {file} is no setting{hint or _LIST_OF_SETTINGS}")
+            hint = ": settings are top-level keys, not in tables"
+        raise InvalidSetting(f"{key!r} in {file} is not a setting{hint or _LIST_OF_SETTINGS}")
     return content
 
 
 def _setting_like(key: str, known: Iterable[str]) -> str:
-    """Return the setting that a key resembles most: it is spelt nearly alike, as `http-name` for
-    http_names, or it has more or fewer of the same words, as `partitions` for default_partitions
-    and `kafka-port` for kafka. Without one, return the key."""
+    """Return the setting that a key resembles most, or the key if there is none. A setting
+    resembles the key if it is spelt nearly the same, like `http-name` and http_names, or if one
+    contains all words of the other, like `partitions` and default_partitions, or `kafka-port`
+    and kafka."""
     key = key.lower().replace("-", "_")
     words = {*key.split("_")}
     known = list(known)
@@ -292,7 +296,8 @@ def _likeness(word: str, other: str) -> float:
 
 
 def _toml_text(value: object, kind: Kind, origin: str) -> str:
-    """A TOML value as the text that an option would have; TOML's own types are insisted on."""
+    """Return a TOML value as the text of an option. Raises InvalidSetting for a value of the
+    wrong TOML type."""
     if kind.native is list:
         items = value if isinstance(value, list) else [value]
         texts = [item for item in items if isinstance(item, str)]
@@ -311,7 +316,7 @@ def _misspelt_variables(environment: Mapping[str, str]) -> Iterable[str]:
         name = variable.removeprefix(ENVIRONMENT_PREFIX)
         if name not in known and (near := nearest(name, known)):
             meant = ENVIRONMENT_PREFIX + near
-            yield f"the environment variable {variable} is no setting: did you mean {meant!r}?"
+            yield f"the environment variable {variable} is not a setting: did you mean {meant!r}?"
 
 
 def suggest(word: str, known: Iterable[str]) -> str:
@@ -324,6 +329,6 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
     """Return the known word that was probably meant."""
     known = list(known)
     near = difflib.get_close_matches(word, known, n=1, cutoff=0.75)
-    # Two letters that changed places make a short word look too different.
+    # In a short word, two swapped letters make the ratio too low.
     near = near or [each for each in known if sorted(each) == sorted(word)]
     return near[0] if near else None

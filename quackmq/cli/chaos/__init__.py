@@ -1,5 +1,5 @@
-"""`quackmq chaos-client`: a client that misbehaves, reproducibly by a seed.
+"""`quackmq chaos-client`: a client that misbehaves in an order that a seed determines.
 
-Open `command` first, then `plan` (what it will do) and `runner` (how it is done). `kafka`, `line`,
-`xpub` and `zmq` speak one protocol each.
+Open `command` first, then `plan` (the sequence of actions) and `runner` (which performs them).
+`kafka`, `line`, `xpub` and `zmq` each implement one protocol.
 """

@@ -1,12 +1,13 @@
-"""`quackmq chaos-client`: a client that does what clients do on bad days, by a seed.
+"""`quackmq chaos-client`: a faulty client, to see that a broker and its other clients are not
+affected.
 
-It drops messages, acknowledges late and twice, puts twice, hangs up in the middle, dies, subscribes
-and unsubscribes, through any door. A broker that keeps its promises is not impressed, nor are its
-other clients; this is for whoever wants to see that. It harms nobody but itself: its subscriptions
-are its own, by its name, and end with it unless it is told to keep them.
+The client drops messages, acknowledges late or twice, puts twice, disconnects in the middle of a
+request, dies, subscribes and unsubscribes, over any protocol. A seed determines the order. It harms
+no other client: it uses only subscriptions of its own name, and deletes them at the end unless
+`--keep` is given.
 
-The acts stand in `chaos_plan`, how they are carried out at each door in a module of that door's
-name; both are loaded only when there is something to do.
+`plan` draws the actions, `runner` performs them through one module per protocol. All are imported
+only when needed.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from quackmq.cli.broker.address import parse_address_or_path, parse_advertised_a
 from quackmq.cli.chaos.plan import FAULTS, check_faults
 from quackmq.errors import InvalidRequest
 
-#: The doors that it knows, and where they listen unless told otherwise.
+#: The supported protocols and their default addresses.
 ADDRESSES: Final = {
     "line": "127.0.0.1:5550",
     "zmq": "127.0.0.1:5555",
@@ -36,68 +37,82 @@ _LONGEST_S: Final = 7 * 24 * 3600.0
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = subparsers.add_parser(
         "chaos-client",
-        help="a client that drops, delays, doubles and dies, by a seed",
-        description="Be a bad client of a running broker: drop, delay, double, die, subscribe and "
-        "unsubscribe at random. The same seed does the same things. What it did is printed at the "
-        "end. Exit codes: 0 it did as planned, 1 it could not, 2 it was told nonsense.",
+        help="run a faulty client that drops, delays, duplicates and dies",
+        description="Run a faulty client against a running broker: it drops, delays, duplicates, "
+        "dies, subscribes and unsubscribes at random. The same seed gives the same actions. A "
+        "summary is printed at the end. Exit codes: 0 done, 1 the broker cannot be reached, "
+        "2 invalid arguments.",
         allow_abbrev=False,
     )
-    parser.add_argument("--door", choices=list(ADDRESSES), required=True, help="which way in")
+    parser.add_argument("--door", choices=list(ADDRESSES), required=True, help="the protocol")
     parser.add_argument(
         "--address",
         metavar="HOST:PORT",
-        help="where that door listens; line: also unix:PATH; xpub: the proxy; default the door's "
-        "usual place",
+        help="the address of that listener; line: also unix:PATH; xpub: the proxy; default: the "
+        "usual address",
     )
     parser.add_argument(
         "--broker",
         metavar="HOST:PORT",
-        help="with --door kafka: the same as --address, as other commands have it",
+        help="with --door kafka: the same as --address, for consistency with other commands",
     )
-    parser.add_argument("--name", default="chaos", help="its name, and that of its subscriptions")
+    parser.add_argument(
+        "--name", default="chaos", help="name of the client and of its subscriptions"
+    )
     parser.add_argument(
         "--topic",
         dest="topics",
         metavar="TOPIC",
         action="append",
-        help="a topic to work on; may be given several times; default chaos",
+        help="a topic to use; may be repeated; default chaos",
     )
-    parser.add_argument("--seed", metavar="N", type=int, help="default: one that is printed")
     parser.add_argument(
-        "--seconds", metavar="S", type=_seconds, default=10.0, help="for so long; default 10"
+        "--seed",
+        metavar="N",
+        type=int,
+        help="seed of the random actions; default: random, and printed",
     )
-    parser.add_argument("--acts", metavar="N", type=int, help="so many acts at the most")
+    parser.add_argument(
+        "--seconds",
+        metavar="S",
+        type=_seconds,
+        default=10.0,
+        help="duration in seconds; default 10",
+    )
+    parser.add_argument("--acts", metavar="N", type=int, help="stop after N actions")
     parser.add_argument(
         "--faults",
         metavar="LIST",
         default=",".join(FAULTS),
-        help="which faults, with commas between them; default all: %(default)s; none: ''",
+        help="the faults, separated by commas; default all: %(default)s; none: ''",
     )
     parser.add_argument(
-        "--no-puts", dest="puts", action="store_false", help="only take, and put nothing"
+        "--no-puts", dest="puts", action="store_false", help="only receive; put nothing"
     )
     parser.add_argument(
         "--settle",
         metavar="S",
         type=_seconds,
-        help="then be good, and take until nothing has come for so long",
+        help="then behave well, and receive until no message has arrived for S seconds",
     )
     parser.add_argument(
         "--expect",
         metavar="N",
         type=int,
-        help="with --settle: no longer than until it has seen so many messages, those of the file "
-        "included",
+        help="with --settle: stop when it has received N messages, including those in the file of "
+        "--seen",
     )
     parser.add_argument(
         "--seen",
         metavar="FILE",
         type=Path,
-        help="append each message that it acknowledged, once, as a line of JSON; what the file "
-        "holds already is not written again",
+        help="append each acknowledged message to FILE, once, as a line of JSON; messages that are "
+        "already in the file are not appended again",
     )
-    parser.add_argument("--keep", action="store_true", help="keep its subscriptions when it ends")
-    parser.add_argument("--json", action="store_true", help="the summary as one JSON object")
+    parser.add_argument(
+        "--keep", action="store_true", help="do not delete its subscriptions at the end"
+    )
+    parser.add_argument("--json", action="store_true", help="print the summary as one JSON object")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -106,11 +121,11 @@ def run(args: argparse.Namespace) -> int:
     faults = check_faults(filter(None, args.faults.split(",")))
     for option in ("acts", "expect"):
         if (number := getattr(args, option)) is not None and number < 1:
-            raise InvalidRequest(f"--{option}: {number} is not a number from 1 on")
+            raise InvalidRequest(f"--{option}: {number} is not a number greater than 0")
     seed = random.randrange(_SEEDS) if args.seed is None else args.seed
-    orders = chaos_run.ChaosOptions(
+    options = chaos_run.ChaosOptions(
         door=args.door,
-        address=_address(args.door, _told_address(args)),
+        address=_address(args.door, _address_option(args)),
         name=args.name,
         topics=tuple(dict.fromkeys(args.topics or ["chaos"])),
         seed=seed,
@@ -123,39 +138,39 @@ def run(args: argparse.Namespace) -> int:
         seen=args.seen,
         keeps=args.keep,
     )
-    summary = chaos_run.run(orders)
+    summary = chaos_run.run(options)
     sys.stdout.write(summary.json() if args.json else summary.text())
     return 0
 
 
-def _told_address(args: argparse.Namespace) -> str | None:
+def _address_option(args: argparse.Namespace) -> str | None:
     if args.broker is None:
-        told: str | None = args.address
-        return told
+        given: str | None = args.address
+        return given
     if args.door != "kafka":
         raise InvalidRequest(
-            f"--broker is the address of the Kafka door: give that of the {args.door} door with "
-            "--address"
+            f"--broker is the address of the kafka listener: use --address for the "
+            f"{args.door} listener"
         )
     if args.address is not None:
-        raise InvalidRequest("--broker and --address mean the same here: give one of them")
+        raise InvalidRequest("--broker and --address mean the same: give only one of them")
     broker: str = args.broker
     return broker
 
 
-def _address(door: str, told: str | None) -> str:
-    """As it was told, if it is one. A Kafka cluster may have several, and a ZeroMQ socket's may
-    be written as these are."""
-    if told is None:
+def _address(door: str, given: str | None) -> str:
+    """Return the address after checking it, or the default. A Kafka address may be a list, and a
+    ZeroMQ address may start with tcp://."""
+    if given is None:
         return ADDRESSES[door]
     parse = parse_address_or_path if door == "line" else parse_advertised_address
-    plain = told.removeprefix(_TCP) if door in ("zmq", "xpub") else told
+    plain = given.removeprefix(_TCP) if door in ("zmq", "xpub") else given
     try:
         for one in plain.split(",") if door == "kafka" else [plain]:
             parse(one)
     except ValueError as error:
-        raise InvalidRequest(f"--address: {told!r} {error}") from None
-    return told
+        raise InvalidRequest(f"--address: {given!r} {error}") from None
+    return given
 
 
 def _seconds(text: str) -> float:

@@ -1,7 +1,7 @@
-"""A bad client of the Kafka door: librdkafka's producer and consumer, badly treated.
+"""A faulty Kafka client, built on librdkafka's producer and consumer.
 
-Its name is that of its group; to acknowledge is to commit. The group is deleted at the end, unless
-it is kept: then it expires like any group of Kafka's that nobody uses.
+The client name is the name of its group, and to acknowledge is to commit. The group is deleted at
+the end unless it is kept; then it expires like any unused Kafka group.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from quackmq.client.kafka.errors import translated, translating
 from quackmq.errors import QuackError, QuackTimeout
 
 _ANSWER_S: Final = 10.0
-#: A put that finds no broker is given up after so long.
+#: Give up a put after this time without a broker.
 _PUT_MS: Final = 5_000
-#: A member that died is missed after so long: the least that Kafka's brokers allow.
+#: The group removes a dead member after this time, the shortest that Kafka brokers allow.
 _SESSION_MS: Final = 6_000
-#: Messages that say no more than that there is none.
+#: Errors that only mean that there is no message.
 _NOTHING: Final = (KafkaError._PARTITION_EOF, KafkaError.UNKNOWN_TOPIC_OR_PART)
 
 
 class BadKafkaClient:
-    """See `chaos_run.Bad`."""
+    """A `runner.FaultyClient` for the Kafka protocol."""
 
     def __init__(self, address: str, name: str) -> None:
         self._address = address
@@ -74,12 +74,13 @@ class BadKafkaClient:
         _, partition, offset = taken.id.rsplit("/", 2)
         place = TopicPartition(taken.topic, int(partition), int(offset))
         if times == 0:
-            # What is not committed comes again, unless something behind it is: so go back to it.
+            # An uncommitted message is delivered again only if no later one is committed, so seek
+            # back to it.
             try:
                 with translating("to go back"):
                     self._consumer.seek(place)
             except QuackError:
-                self.die()  # back again, it begins behind what was committed, which is before this
+                self.die()  # a new consumer starts at the last commit, which is before this message
                 raise
             return None
         place.offset += 1
@@ -100,7 +101,7 @@ class BadKafkaClient:
             self._consumer.unsubscribe()
 
     def die(self) -> None:
-        # A consumer that is not closed but dropped leaves its group without a word.
+        # A consumer that is dropped without `close` does not tell its group.
         self._consumer = None
         self._drop_producer()
 
@@ -130,10 +131,11 @@ class BadKafkaClient:
     def _drop_producer(self) -> None:
         producer, self._producer = self._producer, None
         if producer is not None:
-            producer.purge()  # else dropping it would wait for what it has not sent
+            producer.purge()  # otherwise the destructor waits for unsent messages
 
     def _delete_group(self) -> None:
-        """A member that died may still be missed for a while: then it stays, and expires."""
+        """Delete the group. A group that still contains a dead member cannot be deleted; it
+        expires."""
         admin = Admin(self._settings)
         request = admin.ask_group(
             self._name,
@@ -142,16 +144,16 @@ class BadKafkaClient:
         try:
             admin.result(request, _ANSWER_S)
         except TimeoutError:
-            raise QuackTimeout(f"its group was not deleted within {_ANSWER_S:g} s") from None
+            raise QuackTimeout(f"the group was not deleted within {_ANSWER_S:g} s") from None
         except KafkaException as exception:
             error = exception.args[0]
             if error.code() not in (KafkaError.GROUP_ID_NOT_FOUND, KafkaError.NON_EMPTY_GROUP):
-                raise translated(error, "the broker to delete its group") from exception
+                raise translated(error, "the broker to delete the group") from exception
         finally:
             admin.close(0)
 
     def _settings(self) -> dict[str, Any]:
-        # What fails is counted; librdkafka would also write it to stderr.
+        # Failures are counted; keep librdkafka from also writing them to stderr.
         return {"bootstrap.servers": self._address, "client.id": self._name, "log_level": 0}
 
 

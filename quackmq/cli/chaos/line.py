@@ -1,8 +1,8 @@
-"""A bad client of the line door: a publisher and a subscriber, each on a connection of its own.
+"""A faulty client of the line protocol: a publisher and a subscriber, each with its own connection.
 
-The protocol lets a subscriber choose its topics once a connection, and has no word to end a
-subscription. So to subscribe or unsubscribe is here to say `terminate` and to connect again with
-more or fewer topics; what it chose once stays its subscription at the broker.
+In this protocol a subscriber chooses its topics once per connection and cannot end a subscription.
+So to subscribe or unsubscribe, the client sends `terminate` and connects again with more or fewer
+topics. The broker keeps the subscriptions.
 """
 
 from __future__ import annotations
@@ -28,15 +28,16 @@ from quackmq.protocols.line.codec import (
     parse,
 )
 
-#: For an answer.
+#: Timeout of an answer.
 _ANSWER_S: Final = 5.0
 _READ_BYTES: Final = 64 * limits.KIB
-#: So that closing resets the connection: nothing more is sent, and nothing waited for.
+#: SO_LINGER value with which `close` resets the connection at once.
 _RESET: Final = struct.pack("ii", 1, 0)
 
 
 class BadLineClient:
-    """See `chaos_run.Bad`. An entry has no id: its topic and what it says stand for it."""
+    """A `runner.FaultyClient` for the line protocol. Entries have no ids here: topic and content
+    serve as the id."""
 
     def __init__(self, address: str, name: str) -> None:
         try:
@@ -58,7 +59,7 @@ class BadLineClient:
             return 0
         taken = sum(connection.word() is Word.SUCCESSFUL for _ in range(times))
         if not taken:
-            raise Refused("the entry was not taken")
+            raise Refused("the entry was not accepted")
         return taken
 
     def take(self, topic: str, wait_s: float) -> Taken | None:
@@ -71,12 +72,13 @@ class BadLineClient:
         connection = self._subscriber
         if connection is None:
             return None
-        if times == 0:  # to stay silent would be to wait for the broker's timer
+        if times == 0:  # without an answer, redelivery would wait for the broker's timer
             self._subscriber = None
             connection.reset()
             return None
         connection.send(encode(Word.SUCCESSFUL) * times)
-        # One too many is refused, unless the next entry was on its way: then it answers that.
+        # The surplus acknowledgement is refused, unless the next entry was already sent: then it
+        # acknowledges that one.
         another = None if times == 1 else connection.entry_or_refusal()
         return None if another is None else _taken(another)
 
@@ -92,7 +94,7 @@ class BadLineClient:
     def die(self) -> None:
         for connection in (self._publisher, self._subscriber):
             if connection is not None:
-                connection.reset(b"topic ")  # amid a message
+                connection.reset(b"topic ")  # in the middle of a message
         self._publisher = self._subscriber = None
 
     def close(self, *, keeps: bool) -> None:
@@ -132,7 +134,7 @@ class BadLineClient:
 
 
 class _Connection:
-    """One, with its topics agreed on."""
+    """A connection on which the topics have been chosen."""
 
     def __init__(
         self, address: str | tuple[str, int], role: Role, name: str, topics: list[str]
@@ -168,29 +170,30 @@ class _Connection:
         if message is None:
             raise QuackTimeout(f"no answer within {_ANSWER_S:g} s")
         if message is Word.TERMINATE:
-            raise ConnectionResetError("the broker has said terminate")
-        assert isinstance(message, Word), "nothing else is said to a publisher"
+            raise ConnectionResetError("the broker sent terminate")
+        assert isinstance(message, Word), "a publisher receives only words"
         return message
 
     def entry(self, wait_s: float) -> Entry | None:
-        """The next, or None if there is none."""
+        """Return the next entry, or None after `wait_s`."""
         message = self._message(time.monotonic() + wait_s)
         if message is Word.TERMINATE:
-            raise ConnectionResetError("the broker has said terminate")
-        assert message is None or isinstance(message, Entry), "all that is said to a subscriber"
+            raise ConnectionResetError("the broker sent terminate")
+        assert message is None or isinstance(message, Entry), "a subscriber receives only entries"
         return message
 
     def entry_or_refusal(self) -> Entry | None:
-        """None if it is a refusal."""
+        """Return the next entry, or None if the broker refuses the acknowledgement."""
         message = self._message(time.monotonic() + _ANSWER_S)
         if message is None:
             raise QuackTimeout(f"no answer within {_ANSWER_S:g} s")
         if message is Word.TERMINATE:
-            raise ConnectionResetError("the broker has said terminate")
+            raise ConnectionResetError("the broker sent terminate")
         return message if isinstance(message, Entry) else None
 
     def terminate(self) -> None:
-        """And await the same; also a connection that the broker has closed is over."""
+        """Send `terminate`, await the answer and close. A connection that the broker has closed
+        is not an error."""
         try:
             self.send(encode(Word.TERMINATE))
             until_s = time.monotonic() + _ANSWER_S
@@ -202,19 +205,19 @@ class _Connection:
             self._socket.close()
 
     def reset(self, last: bytes = b"") -> None:
-        """Hang up at once, perhaps with some last words."""
+        """Reset the connection immediately, after sending `last` if given."""
         try:
             if last:
                 self._socket.setblocking(False)
                 self._socket.send(last)
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         except OSError:
-            pass  # it is gone already
+            pass  # the broker has closed the connection already
         finally:
             self._socket.close()
 
     def _message(self, until_s: float) -> Message | None:
-        """None if none has come by then."""
+        """Return the next message, or None at the deadline."""
         while (line := self._lines.next_line()) is None:
             left_s = until_s - time.monotonic()
             if left_s <= 0:
@@ -225,7 +228,7 @@ class _Connection:
             except TimeoutError:
                 return None
             if not data:
-                raise ConnectionResetError("the broker has hung up")
+                raise ConnectionResetError("the broker closed the connection")
             self._lines.receive(data)
         if isinstance(line, Exception):
             raise line

@@ -1,9 +1,9 @@
-"""What a chaos client will do, drawn from a seed: pure, so that a seed tells all of it beforehand.
+"""The actions of a chaos client, drawn from a seed. Pure: the seed determines all actions in
+advance.
 
-A client of a broker may lose what it was sent, answer late, say things twice, vanish, come back,
-and change its mind about what it wants. Each of these is an `Act`; a plan is an endless row of
-them. What a broker answers changes nothing about the plan, so one seed gives one plan whatever
-broker it meets.
+A client may lose a message, answer late, send a request twice, vanish, come back, or change its
+subscriptions. Each of these is an `Act`, and a plan is an endless sequence of acts. The answers of
+the broker do not change the plan, so that one seed gives the same plan with any broker.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from quackmq.errors import InvalidRequest
 
 
 class Act(StrEnum):
-    #: What any client does.
+    #: Normal behaviour.
     PUT = "put"
     TAKE = "take"
-    #: Faults: with a message in hand …
-    DROP = "drop"  # it is not acknowledged
-    DELAY = "delay"  # it is acknowledged after a while
-    DOUBLE = "double"  # it is acknowledged twice
-    #: … with one that is put …
-    DOUBLE_PUT = "double-put"  # the same once more, at once
-    CUT_PUT = "cut-put"  # gone before the answer
-    #: … and with what it is to its broker.
-    DIE = "die"  # gone without a word, and back again
+    #: Faults after receiving a message:
+    DROP = "drop"  # do not acknowledge it
+    DELAY = "delay"  # acknowledge it late
+    DOUBLE = "double"  # acknowledge it twice
+    #: Faults while putting a message:
+    DOUBLE_PUT = "double-put"  # send it twice
+    CUT_PUT = "cut-put"  # disconnect before the answer
+    #: Faults of the client itself:
+    DIE = "die"  # disconnect without a word, then reconnect
     SUBSCRIBE = "subscribe"
     UNSUBSCRIBE = "unsubscribe"
 
 
-#: What each is called where faults are chosen, and how often it happens.
+#: The faults by name, with their relative frequencies.
 FAULTS: Final[dict[str, dict[Act, int]]] = {
     "drop": {Act.DROP: 6, Act.CUT_PUT: 2},
     "delay": {Act.DELAY: 6},
@@ -42,11 +42,11 @@ FAULTS: Final[dict[str, dict[Act, int]]] = {
     "subscribe": {Act.SUBSCRIBE: 4, Act.UNSUBSCRIBE: 2},
 }
 _GOOD: Final = {Act.PUT: 24, Act.TAKE: 30}
-#: Acts that acknowledge nothing, or say something to the broker once more.
+#: Acts that put a message, and acts that receive one.
 PUTS: Final = frozenset({Act.PUT, Act.DOUBLE_PUT, Act.CUT_PUT})
 TAKES: Final = frozenset({Act.TAKE, Act.DROP, Act.DELAY, Act.DOUBLE})
 
-#: Between two acts, and before a late acknowledgement.
+#: The longest pause between two acts, and the longest delay of an acknowledgement.
 LONGEST_PAUSE_MS: Final = 20
 LONGEST_DELAY_MS: Final = 200
 
@@ -54,13 +54,13 @@ LONGEST_DELAY_MS: Final = 200
 class Step(NamedTuple):
     act: Act
     topic: str
-    #: To wait before it; for DELAY also how long the acknowledgement takes.
+    #: The pause before the act, and for DELAY the delay of the acknowledgement.
     pause_ms: int
     delay_ms: int
 
 
 def check_faults(names: Iterable[str]) -> tuple[str, ...]:
-    """InvalidRequest for one that there is not."""
+    """Return the names. Raises InvalidRequest for an unknown fault."""
     names = tuple(names)
     for name in names:
         if name not in FAULTS:
@@ -71,7 +71,8 @@ def check_faults(names: Iterable[str]) -> tuple[str, ...]:
 def plan(
     seed: int, topics: Sequence[str], faults: Iterable[str] = tuple(FAULTS), *, puts: bool = True
 ) -> Iterator[Step]:
-    """Without an end. It begins by subscribing to each topic. Without `puts` it only takes."""
+    """Yield steps endlessly, first one SUBSCRIBE for each topic. Without `puts`, no message is
+    put."""
     draw = random.Random(seed)
     weights = dict(_GOOD)
     for name in check_faults(faults):

@@ -1,7 +1,7 @@
-"""A chaos client at work: carries out a plan at one door, and tells what came of it.
+"""Run a chaos client: perform a plan over one protocol and count the results.
 
-What a door refuses, and that it does not answer, is counted and is no reason to stop: brokers are
-killed while this runs. Only a door that never answered at all is an error.
+Refusals and missing answers are counted and do not stop the run, because brokers are killed while
+it runs. It is an error only if the broker never answered at all.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from quackmq.errors import NoBroker, QuackError, QuackTimeout
 from quackmq.model.subscription import check_name
 from quackmq.model.topic import check_topic_name
 
-#: For a message to come, where there may be none.
+#: How long to wait for a message.
 TAKE_S: Final = 0.2
-#: Before a broker that is away is tried again.
+#: Pause before the next attempt while the broker cannot be reached.
 _AWAY_S: Final = 0.1
-#: Before a door that had nothing is asked once more.
+#: Pause before the next attempt to receive, after one without a message.
 _AGAIN_S: Final = 0.01
 UNREACHABLE: Final = "unreachable"
 _KAFKA: Final = "kafka"
@@ -50,7 +50,8 @@ class ChaosOptions:
     acts: int | None
     faults: tuple[str, ...]
     puts: bool
-    #: Then take well until nothing has come for so long, or so many were taken.
+    #: Then receive without faults until no message has arrived for this time, or until `expected`
+    #: messages were received.
     settle_seconds: float | None
     expected: int | None
     seen: Path | None
@@ -58,7 +59,8 @@ class ChaosOptions:
 
 
 class Taken(NamedTuple):
-    """A message in hand, not acknowledged. Its id is the door's, or made of what it says."""
+    """A received message that is not acknowledged yet. The id is the protocol's, or made from
+    the content."""
 
     topic: str
     id: str
@@ -66,45 +68,45 @@ class Taken(NamedTuple):
 
 
 class FaultyClient(Protocol):
-    """A client of one door, as bad as it is asked to be. Calls raise QuackError for what the broker
-    refuses, QuackTimeout where it does not answer, OSError where it is not there."""
+    """A client of one protocol that can be told to misbehave. Calls raise QuackError if the
+    broker refuses, QuackTimeout if it does not answer, OSError if it cannot be reached."""
 
     def put(self, topic: str, content: bytes, *, times: int, waits: bool) -> int:
-        """So many times at once; how many messages these are. Without `waits` it is gone before the
-        answer, and nobody knows."""
+        """Put the message `times` times at once and return how many messages that makes. Without
+        `waits`, disconnect before the answer; the outcome is unknown."""
 
     def take(self, topic: str, wait_s: float) -> Taken | None:
-        """A message of this topic, or of another one where the door chooses."""
+        """Return a message of this topic (or of another, where the broker chooses), or None."""
 
     def acknowledge(self, taken: Taken, times: int) -> Taken | None:
-        """The one taken last, not at all, once or several times. Another one, if that has also
-        acknowledged one that was not taken."""
+        """Acknowledge the last message `times` times, possibly 0. Return another message if a
+        surplus acknowledgement has acknowledged one that was not taken."""
 
     def subscribe(self, topic: str) -> None: ...
 
     def unsubscribe(self, topic: str) -> None: ...
 
     def die(self) -> None:
-        """Without a word; the next call begins anew."""
+        """Disconnect without a word; the next call connects again."""
 
     def close(self, *, keeps: bool) -> None:
-        """In good order, ending its subscriptions unless it keeps them."""
+        """Disconnect cleanly. End the subscriptions unless `keeps`."""
 
 
 @dataclass(slots=True)
 class Summary:
-    """What it did, and what was answered."""
+    """Counts of the actions and their results."""
 
-    orders: ChaosOptions
+    options: ChaosOptions
     acts: Counter[str] = field(default_factory=Counter)
-    #: By the error's code.
+    #: Refused actions by error code.
     refused: Counter[str] = field(default_factory=Counter)
     put: int = 0
-    #: Put, and nobody knows whether they are there: no answer was waited for, or none came.
+    #: Messages with an unknown outcome: the client did not wait for an answer, or got none.
     uncertain: int = 0
-    #: Acknowledged, each once.
+    #: Different messages that were acknowledged.
     taken: int = 0
-    #: Taken once more, and known again.
+    #: Messages received again.
     again: int = 0
 
     def counts(self) -> dict[str, int]:
@@ -117,69 +119,72 @@ class Summary:
         }
 
     def json(self) -> str:
-        told = {
-            "door": self.orders.door,
-            "name": self.orders.name,
-            "seed": self.orders.seed,
+        values = {
+            "door": self.options.door,
+            "name": self.options.name,
+            "seed": self.options.seed,
             "counts": self.counts(),
             "acts": dict(sorted(self.acts.items())),
             "refused": dict(sorted(self.refused.items())),
         }
-        return orjson.dumps(told, option=orjson.OPT_NON_STR_KEYS).decode() + "\n"
+        return orjson.dumps(values, option=orjson.OPT_NON_STR_KEYS).decode() + "\n"
 
     def text(self) -> str:
-        lines = [f"{self.orders.name} at the {self.orders.door} door, seed {self.orders.seed}"]
+        lines = [f"{self.options.name} over {self.options.door}, seed {self.options.seed}"]
         rows = [*self.counts().items(), *((f"  {act}", self.acts[act]) for act in Act)]
         rows += [(f"  refused: {code}", number) for code, number in sorted(self.refused.items())]
         lines += table([(name, str(number)) for name, number in rows if number], {1})
         return "\n".join(lines) + "\n"
 
 
-def run(orders: ChaosOptions) -> Summary:
-    """Until the time is over, the acts are done, or SIGTERM or SIGINT. InvalidRequest for names
-    that cannot be, OSError if the broker was never there."""
-    check_name(orders.name)
-    for topic in orders.topics:
+def run(options: ChaosOptions) -> Summary:
+    """Run until the time is over, all acts are done, or SIGTERM or SIGINT arrives. Raises
+    InvalidRequest for an invalid name and OSError if the broker was never reached."""
+    check_name(options.name)
+    for topic in options.topics:
         check_topic_name(topic)
     with _stopping() as stopping:
-        return _Run(orders, _made(orders), stopping).run()
+        return _Run(options, _make_client(options), stopping).run()
 
 
 class _Run:
-    def __init__(self, orders: ChaosOptions, bad: FaultyClient, stopping: threading.Event) -> None:
-        self._orders = orders
-        self._bad = bad
+    def __init__(
+        self, options: ChaosOptions, client: FaultyClient, stopping: threading.Event
+    ) -> None:
+        self._options = options
+        self._client = client
         self._stopping = stopping
-        self._summary = Summary(orders)
-        self._seen = _Seen(orders.seen)
+        self._summary = Summary(options)
+        self._seen = _Seen(options.seen)
         self._numbers: Counter[str] = Counter()
-        #: The first failure, as long as nothing else came.
+        #: The first failure to reach the broker.
         self._failure: OSError | QuackTimeout | None = None
-        self._was_there = False
+        self._has_answered = False
 
     def run(self) -> Summary:
-        orders = self._orders
-        end_s = time.monotonic() + orders.seconds
+        options = self._options
+        end_s = time.monotonic() + options.seconds
         with self._seen:
-            steps = plan(orders.seed, orders.topics, orders.faults, puts=orders.puts)
+            steps = plan(options.seed, options.topics, options.faults, puts=options.puts)
             for number, step in enumerate(steps):
                 if time.monotonic() >= end_s or self._stopping.wait(step.pause_ms / 1000):
                     break
-                if orders.acts is not None and number >= orders.acts:
+                if options.acts is not None and number >= options.acts:
                     break
                 self._attempt(partial(self._perform, step))
                 self._summary.acts[step.act] += 1
             self._settle()
-            self._attempt(partial(self._bad.close, keeps=orders.keeps))
-        if not self._was_there:
-            self._check_there()
+            self._attempt(partial(self._client.close, keeps=options.keeps))
+        if not self._has_answered:
+            self._check_reachable()
         return self._summary
 
-    def _check_there(self) -> None:
-        """Nothing was answered: OSError if nothing listens there, or if something failed. A Kafka
-        client that only takes hears nothing from a topic without messages."""
-        address = self._orders.address
-        if self._orders.door == _KAFKA:
+    def _check_reachable(self) -> None:
+        """Raise OSError if nothing listens at the address or a request failed. Called when the
+        broker has not answered at all. A Kafka client that only receives gets no answer from a
+        topic without messages."""
+        address = self._options.address
+        if self._options.door == _KAFKA:
             from quackmq.client.kafka.errors import Deadline
             from quackmq.client.kafka.reachable import reach
 
@@ -189,7 +194,7 @@ class _Run:
                 raise OSError(f"nothing listens at {address}") from None
         if self._failure is not None:
             reason = getattr(self._failure, "strerror", None) or self._failure
-            raise OSError(f"nobody answers at {address}: {reason}")
+            raise OSError(f"no answer from {address}: {reason}")
 
     def _attempt(self, act: Callable[[], None]) -> None:
         try:
@@ -197,7 +202,7 @@ class _Run:
         except QuackTimeout as error:
             self._note(error.code, error)
         except QuackError as error:
-            self._was_there = True
+            self._has_answered = True
             self._summary.refused[error.code] += 1
         except OSError as error:
             self._note(UNREACHABLE, error)
@@ -205,87 +210,88 @@ class _Run:
     def _note(self, code: str, error: OSError | QuackTimeout) -> None:
         self._summary.refused[code] += 1
         self._failure = self._failure or error
-        self._bad.die()
+        self._client.die()
         self._stopping.wait(_AWAY_S)
 
     def _perform(self, step: Step) -> None:
-        bad, topic = self._bad, step.topic
+        client, topic = self._client, step.topic
         if step.act in PUTS:
             self._put(step.act, topic)
         elif step.act in TAKES:
             self._take(step)
         elif step.act is Act.SUBSCRIBE:
-            bad.subscribe(topic)
-            # A Kafka client subscribes without a word to the broker.
-            self._was_there |= self._orders.door != _KAFKA
+            client.subscribe(topic)
+            # A Kafka client subscribes without contacting the broker.
+            self._has_answered |= self._options.door != _KAFKA
         elif step.act is Act.UNSUBSCRIBE:
-            bad.unsubscribe(topic)
+            client.unsubscribe(topic)
         else:
-            bad.die()
+            client.die()
 
     def _put(self, act: Act, topic: str) -> None:
-        orders = self._orders
-        content = f"{orders.name}-{orders.seed}-{topic}-{self._numbers[topic]}".encode()
+        options = self._options
+        content = f"{options.name}-{options.seed}-{topic}-{self._numbers[topic]}".encode()
         self._numbers[topic] += 1
         times = 2 if act is Act.DOUBLE_PUT else 1
         self._summary.uncertain += times
-        put = self._bad.put(topic, content, times=times, waits=act is not Act.CUT_PUT)
+        put = self._client.put(topic, content, times=times, waits=act is not Act.CUT_PUT)
         if act is not Act.CUT_PUT:
             self._summary.uncertain -= times
             self._summary.put += put
-            self._was_there = True
+            self._has_answered = True
 
     def _take(self, step: Step) -> None:
-        taken = self._bad.take(step.topic, TAKE_S)
+        taken = self._client.take(step.topic, TAKE_S)
         if taken is None:
             return
         if step.act is Act.DROP:
-            self._bad.acknowledge(taken, 0)
+            self._client.acknowledge(taken, 0)
             return
         if step.act is Act.DELAY:
             self._stopping.wait(step.delay_ms / 1000)
         self._acknowledge(taken, 2 if step.act is Act.DOUBLE else 1)
 
     def _acknowledge(self, taken: Taken, times: int) -> None:
-        """Noted before: after an acknowledgement that got lost it is known when it comes again."""
+        """Record the message, then acknowledge it. In this order, a message is recognised when
+        it comes again because its acknowledgement was lost."""
         self._note_taken(taken)
-        another = self._bad.acknowledge(taken, times)
+        another = self._client.acknowledge(taken, times)
         if another is not None:
             self._note_taken(another)
 
     def _note_taken(self, taken: Taken) -> None:
-        self._was_there = True
+        self._has_answered = True
         if self._seen.note(taken):
             self._summary.taken += 1
         else:
             self._summary.again += 1
 
     def _settle(self) -> None:
-        if self._orders.settle_seconds is None:
+        if self._options.settle_seconds is None:
             return
         last_s = time.monotonic()
-        expected = math.inf if self._orders.expected is None else self._orders.expected
-        while time.monotonic() - last_s < self._orders.settle_seconds:
+        expected = math.inf if self._options.expected is None else self._options.expected
+        while time.monotonic() - last_s < self._options.settle_seconds:
             if self._seen.count >= expected:
                 return
             before = self._summary.taken + self._summary.again
-            for topic in self._orders.topics:
+            for topic in self._options.topics:
                 if self._stopping.is_set():
                     return
-                self._attempt(partial(self._take_well, topic))
+                self._attempt(partial(self._take_without_fault, topic))
             if self._summary.taken + self._summary.again > before:
                 last_s = time.monotonic()
             else:
-                self._stopping.wait(_AGAIN_S)  # a refusal comes at once
+                self._stopping.wait(_AGAIN_S)  # a refusal arrives immediately
 
-    def _take_well(self, topic: str) -> None:
-        taken = self._bad.take(topic, TAKE_S)
+    def _take_without_fault(self, topic: str) -> None:
+        taken = self._client.take(topic, TAKE_S)
         if taken is not None:
             self._acknowledge(taken, 1)
 
 
 class _Seen:
-    """The messages that were acknowledged, also by runs before this one if there is a file."""
+    """The acknowledged messages, including those of earlier runs that are in the file."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
@@ -299,7 +305,7 @@ class _Seen:
         self._file.seek(0)
         whole_bytes = 0
         for line in self._file:
-            if not line.endswith(b"\n"):  # a kill has cut it short: it was not acknowledged
+            if not line.endswith(b"\n"):  # cut off by a kill; it was not acknowledged
                 self._file.truncate(whole_bytes)
                 break
             whole_bytes += len(line)
@@ -314,49 +320,49 @@ class _Seen:
         return len(self._ids)
 
     def note(self, taken: Taken) -> bool:
-        """Whether it is new."""
+        """Record a message; return whether it is new."""
         if taken.id in self._ids:
             return False
         self._ids[taken.id] = None
         if len(self._ids) > limits.CHAOS_REMEMBERED:
             del self._ids[next(iter(self._ids))]
         if self._file is not None:
-            told = {
+            values = {
                 "topic": taken.topic,
                 "id": taken.id,
                 "content": taken.content.decode(errors="backslashreplace"),
             }
-            self._file.write(orjson.dumps(told) + b"\n")
+            self._file.write(orjson.dumps(values) + b"\n")
             self._file.flush()
         return True
 
 
-def _made(orders: ChaosOptions) -> FaultyClient:
-    """Loads that door's client and no other."""
-    if orders.door == "line":
+def _make_client(options: ChaosOptions) -> FaultyClient:
+    """Return the client for the protocol; import only that one."""
+    if options.door == "line":
         from quackmq.cli.chaos.line import BadLineClient
 
-        return BadLineClient(orders.address, orders.name)
-    if orders.door == _KAFKA:
+        return BadLineClient(options.address, options.name)
+    if options.door == _KAFKA:
         from quackmq.cli.chaos.kafka import BadKafkaClient
 
-        return BadKafkaClient(orders.address, orders.name)
-    if orders.door == "xpub":
+        return BadKafkaClient(options.address, options.name)
+    if options.door == "xpub":
         from quackmq.cli.chaos.xpub import BadProxyClient
 
-        return BadProxyClient(orders.address, orders.name)
+        return BadProxyClient(options.address, options.name)
     from quackmq.cli.chaos.zmq import BadZmqClient
 
-    return BadZmqClient(orders.address, orders.name)
+    return BadZmqClient(options.address, options.name)
 
 
 @contextmanager
 def _stopping() -> Iterator[threading.Event]:
-    """An event that SIGTERM and SIGINT set, so that what was begun is closed in good order."""
+    """Provide an event that SIGTERM and SIGINT set, so that the run ends cleanly."""
     event = threading.Event()
 
     def stop(number: int, frame: FrameType | None) -> None:
-        # The thread that this runs in may just hold the event's lock, and would wait for itself.
+        # The interrupted thread may hold the event's lock, so setting it here could deadlock.
         threading.Thread(target=event.set, daemon=True).start()
 
     numbers = (signal.SIGTERM, signal.SIGINT)

@@ -1,9 +1,10 @@
-"""A bad client of the reliable XPUB/XSUB proxy, by raw sockets: `hello`, `goodbye`, messages over
-SUB and `data` to an address of its own, acknowledged, or not, or twice.
+"""A faulty client of the reliable XPUB/XSUB proxy, on raw sockets: `hello`, `goodbye`, messages
+over SUB and `data` requests to its own callback address, which it answers once, twice or not at
+all.
 
-It publishes with numbers to the proxy's REP socket, where a repeat is known as one. Its own address
-is a ROUTER socket, because a REP socket cannot leave a question unanswered. A death takes all
-sockets with it; back again, it introduces its new address.
+It publishes numbered messages to the proxy's REP socket, which recognises repeats. The callback
+address is a ROUTER socket, because a REP socket cannot leave a request unanswered. When the client
+dies, all its sockets are closed; after that it announces a new address.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from quackmq.protocols.zmq.codec.proxy_language import (
 
 
 class BadProxyClient:
-    """See `chaos_run.Bad`."""
+    """A `runner.FaultyClient` for the reliable proxy."""
 
     def __init__(self, address: str, name: str) -> None:
         try:
@@ -47,7 +48,7 @@ class BadProxyClient:
         self._context = zmq.Context()
         self._proxy = Asking(self._context, f"tcp://{self._address}")
         self._topics: dict[str, None] = {}
-        #: The next number, by topic; asked for where it is not known.
+        #: The next message number by topic; a missing one is requested from the proxy.
         self._numbers: dict[str, int] = {}
         self._life: _Life | None = None
 
@@ -60,7 +61,7 @@ class BadProxyClient:
         for _ in range(times):
             self._proxy.send(encode_request(publish))
         if not waits:
-            self._proxy.hang_up(says_all=True)
+            self._proxy.hang_up(flushes=True)
             return 0
         for _ in range(times):
             self._answer(publish)
@@ -74,7 +75,9 @@ class BadProxyClient:
     def acknowledge(self, taken: Taken, times: int) -> Taken | None:
         if self._life is None or times == 0:
             return None
-        if self._life.answer(taken.id):  # it came to our address, which was the first time
+        if self._life.answer(
+            taken.id
+        ):  # the message came to the callback address: this is the first acknowledgement
             times -= 1
         for _ in range(times):
             self._ask(Received(self._name, taken.topic, (taken.id,)))
@@ -121,7 +124,7 @@ class BadProxyClient:
 
     def _introduce(self, life: _Life, topic: str) -> None:
         welcome = self._ask(Hello(self._name, topic, life.address))
-        assert isinstance(welcome, Welcome), "the codec gives nothing else for it"
+        assert isinstance(welcome, Welcome), "the codec returns Welcome for Hello"
         life.want(topic, Address(self._address.host, welcome.xpub_port))
 
     def _ask(self, request: Request) -> Welcome | tuple[str, ...] | int | None:
@@ -135,11 +138,11 @@ class BadProxyClient:
             try:
                 return read_answer(request, frame)
             except ProtocolError:
-                continue  # of an earlier request
+                continue  # an answer to an earlier request
 
 
 class _Life:
-    """The sockets between two deaths."""
+    """The sockets from one connect to the next disconnect."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], name: str, host: str) -> None:
         self._sub = context.socket(zmq.SUB)
@@ -148,11 +151,12 @@ class _Life:
         self._own = context.socket(zmq.ROUTER)
         self._own.bind(f"tcp://{Address(host, 0)}")
         self.address = self._own.getsockopt_string(zmq.LAST_ENDPOINT)
-        #: What was asked of us and not answered: by id, who asked and what.
+        #: Unanswered `data` requests by message id, each with its envelope.
         self._asked: dict[str, tuple[list[bytes], Data]] = {}
 
     def want(self, topic: str, xpub: Address) -> None:
-        """Where the XPUB socket is, the proxy says; if it does not, all comes to our address."""
+        """Subscribe to a topic at the XPUB socket. If the proxy has none (port 0), all messages
+        come to the callback address."""
         self._sub.subscribe(with_ids(topic))
         if self._xpub is None and xpub.port:
             self._xpub = xpub
@@ -169,7 +173,7 @@ class _Life:
         if self._own in ready:
             *envelope, frame = self._own.recv_multipart()
             data = parse_data(frame)
-            # One that is asked once more was not answered: only the last question still waits.
+            # A repeated request means that the earlier one was not answered: keep only the last.
             self._asked[data.id] = envelope, data
             return Taken(data.topic, data.id, data.content)
         if self._sub in ready:
@@ -178,7 +182,8 @@ class _Life:
         return None
 
     def answer(self, message_id: str) -> bool:
-        """Whether it was asked of us."""
+        """Acknowledge a message that came to the callback address; return False if it did not
+        come there."""
         asked = self._asked.pop(message_id, None)
         if asked is None:
             return False
@@ -192,7 +197,8 @@ class _Life:
 
 
 def _own_host(proxy: Address) -> str:
-    """The address of this machine from which that one is reached: nothing is sent for it."""
+    """Return this machine's address on the route to the proxy. Connecting a UDP socket sends
+    nothing."""
     family, kind, protocol, _, where = socket.getaddrinfo(*proxy, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind, protocol) as probe:
         probe.connect(where)

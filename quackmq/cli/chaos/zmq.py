@@ -1,6 +1,6 @@
-"""A bad client of the ZeroMQ door: PUT, GET, SUB and UNSUB by raw sockets.
+"""A faulty client of the ZeroMQ listener: PUT, GET, SUB and UNSUB over raw sockets.
 
-A message is acknowledged by naming its id with the next GET, as the document has it.
+The client acknowledges a message by sending its id with the next GET, as docs/zmq.md says.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ from quackmq.protocols.zmq.codec.queue_language import (
     read_answer,
 )
 
-#: For an answer; a GET that waits for nothing is answered after 4 s at the latest.
+#: Timeout of an answer. The broker answers a GET without messages after at most 4 s.
 ANSWER_S: Final = 6.0
-#: Who hangs up without waiting for an answer leaves so much time for the question to be sent.
+#: How long a closing socket may still send requests.
 _LAST_WORDS_MS: Final = 100
 
 
 class Asking:
-    """Asks a REP socket. By a DEALER, because a REQ socket cannot say a thing twice."""
+    """Send requests to a REP socket. Uses a DEALER socket, because a REQ socket cannot send
+    twice in a row."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str) -> None:
         self._context = context
@@ -44,28 +45,29 @@ class Asking:
         self._socket.send_multipart([b"", frame])
 
     def answer(self, until_s: float) -> bytes:
-        """The next one. QuackTimeout; then it has hung up: what comes later is for nobody."""
-        assert self._socket is not None, "something was asked"
+        """Return the next answer. After a timeout, disconnect, which discards later answers, and
+        raise QuackTimeout."""
+        assert self._socket is not None, "a request was sent"
         if not self._socket.poll(max(0, round((until_s - time.monotonic()) * 1000))):
             self.hang_up()
             raise QuackTimeout("no answer in time")
         return self._socket.recv_multipart()[-1]
 
-    def hang_up(self, *, says_all: bool = False) -> None:
+    def hang_up(self, *, flushes: bool = False) -> None:
         socket, self._socket = self._socket, None
         if socket is not None:
-            socket.close(_LAST_WORDS_MS if says_all else 0)
+            socket.close(_LAST_WORDS_MS if flushes else 0)
 
 
 class BadZmqClient:
-    """See `chaos_run.Bad`."""
+    """A `runner.FaultyClient` for the ZeroMQ protocol."""
 
     def __init__(self, address: str, name: str) -> None:
         self._name = name
         self._context = zmq.Context()
         self._door = Asking(self._context, tcp(address))
         self._topics: dict[str, None] = {}
-        #: The ids to name next, by topic.
+        #: The id to acknowledge with the next GET, by topic.
         self._last_ids: dict[str, str] = {}
 
     def put(self, topic: str, content: bytes, *, times: int, waits: bool) -> int:
@@ -73,7 +75,7 @@ class BadZmqClient:
         for _ in range(times):
             self._door.send(encode_request(put))
         if not waits:
-            self._door.hang_up(says_all=True)
+            self._door.hang_up(flushes=True)
             return 0
         for _ in range(times):
             self._answer(put, ANSWER_S)
@@ -92,10 +94,10 @@ class BadZmqClient:
         if times == 0:
             return None
         self._last_ids[taken.topic] = taken.id
-        if times > 1:  # named by several requests at once; what these bring is for nobody
+        if times > 1:  # acknowledged by several requests; their answers are discarded
             for _ in range(times):
                 self._door.send(encode_request(Get(self._name, taken.topic, taken.id)))
-            self._door.hang_up(says_all=True)
+            self._door.hang_up(flushes=True)
         return None
 
     def subscribe(self, topic: str) -> None:
@@ -130,7 +132,7 @@ class BadZmqClient:
             try:
                 return read_answer(request, frame)
             except ProtocolError:
-                continue  # of an earlier request
+                continue  # an answer to an earlier request
 
 
 def tcp(address: str) -> str:

@@ -1,6 +1,7 @@
-"""`quackmq experiment`: a broker, publishers and subscribers, and whether the accounts agree.
+"""`quackmq experiment`: run a broker with publishers and subscribers, and check that no entry is
+lost.
 
-Open `command` first, then `plan` (what an experiment is) and `runner` (how it is carried out).
-`peer` is a publisher or subscriber in a process of its own (`peer_process`), `report`, `latency`,
-`plot` and `progress` show what came of it.
+Open `command` first, then `plan` (the parameters of an experiment) and `runner` (which performs
+it). `peer` is the program of a publisher or subscriber, `peer_process` controls its process, and
+`report`, `latency`, `plot` and `progress` show the results.
 """

@@ -1,12 +1,12 @@
-"""`quackmq experiment`: a broker, publishers and subscribers, all at once, and whether it adds up.
+"""`quackmq experiment`: run a broker with publishers and subscribers, and check that no entry is
+lost.
 
-Starts a broker in this process and so many publishers and subscribers in processes of their own,
-joined to it by pipes; prints the connection records; lets them work; ends them by the protocol, and
-reports. Exit codes: 0 for every live subscriber published = delivered + skipped, 1 it is not so and
-what is not is named, 2 it was told nonsense.
+The broker runs in this process; each publisher and subscriber is a process connected to it by
+pipes. The command prints the connection records, lets the peers work, ends them by the protocol and
+reports. Exit codes: 0 if published = delivered + skipped for every live subscriber, 1 if not (the
+report says where), 2 invalid arguments.
 
-What an experiment is stands in `experiment_plan`, how it is carried out in `experiment_run`; both
-are loaded only when there is one.
+`plan` defines an experiment and `runner` performs it; both are imported only when needed.
 """
 
 from __future__ import annotations
@@ -29,74 +29,89 @@ if TYPE_CHECKING:
 GOOD: Final = 0
 WRONG: Final = 1
 INTERRUPTED: Final = 130
-#: More of them take more descriptors than many systems give to a process that does not ask.
+#: With more peers, the limit of open files must be raised.
 _MANY_PEERS: Final = 100
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = subparsers.add_parser(
         "experiment",
-        help="a broker with publishers and subscribers, and whether it adds up",
-        description="Run a broker with publishers and subscribers in processes of their own, "
-        "joined to it by pipes, and see what comes of it. Exit codes: 0 for every live subscriber "
-        "published = delivered + skipped, 1 it is not so, 2 it was told nonsense.",
+        help="run a broker with publishers and subscribers, and check the counts",
+        description="Run a broker with publishers and subscribers in separate processes, "
+        "connected by pipes, and check the counts. Exit codes: 0 if published = delivered + "
+        "skipped for every live subscriber, 1 if not, 2 invalid arguments.",
         allow_abbrev=False,
     )
-    who = parser.add_argument_group("who takes part")
-    _whole(who, "--pubs", None, "publishers; default 1")
-    _whole(who, "--subs", None, "subscribers; default 1")
-    _whole(who, "--topics", None, "topics, of interest to everybody; default 1")
-    _whole(who, "--slow-pubs", 0, "so many publishers publish at a tenth of the rate")
-    _whole(who, "--slow-subs", 0, "so many subscribers take --slow-ms for each answer")
-    _whole(who, "--silent-subs", 0, "so many stop answering, and are declared dead")
-    _whole(who, "--dying-subs", 0, "so many vanish with an entry in hand")
-    _whole(who, "--late-subs", 0, "so many subscribe, go, and are back when all was published")
-
+    peers = parser.add_argument_group("participants")
+    _whole(peers, "--pubs", None, "publishers; default 1")
+    _whole(peers, "--subs", None, "subscribers; default 1")
+    _whole(peers, "--topics", None, "topics; every peer uses all of them; default 1")
+    _whole(peers, "--slow-pubs", 0, "number of publishers that publish at a tenth of the rate")
+    _whole(peers, "--slow-subs", 0, "number of subscribers that take --slow-ms for each answer")
+    _whole(
+        peers,
+        "--silent-subs",
+        0,
+        "number of subscribers that stop answering, and are declared dead",
+    )
+    _whole(peers, "--dying-subs", 0, "number of subscribers that exit before answering an entry")
+    _whole(
+        peers,
+        "--late-subs",
+        0,
+        "number of subscribers that subscribe, leave, and return after the last publish",
+    )
+    how = parser.add_argument_group("behaviour")
     how = parser.add_argument_group("how it goes")
     how.add_argument(
         "--rate",
         metavar="N",
         type=_amount,
         default=100.0,
-        help="entries a second of each publisher; 0: as fast as it goes; default 100",
+        help="entries per second of each publisher; 0: as fast as possible; default 100",
     )
     how.add_argument(
         "--seconds",
         metavar="S",
         type=_amount,
         default=3.0,
-        help="publish for so long; default 3",
+        help="duration of publishing in seconds; default 3",
     )
     how.add_argument(
-        "--entries", metavar="N", type=_at_least(1), help="of each publisher at the most"
+        "--entries", metavar="N", type=_at_least(1), help="largest number of entries per publisher"
     )
-    _whole(how, "--bytes", 100, "of an entry")
-    _whole(how, "--max-entries", 1_000, "live entries of a topic (MAXENTRIES); 0: no bound")
-    _whole(how, "--delta-ms", 1_000, "an entry is live for so long (δ); 0: for ever")
-    _whole(how, "--slow-ms", 20, "what slow subscribers take to answer")
-    _whole(how, "--answer-ms", 2_000, "after so long without an answer a subscriber is dead")
+    _whole(how, "--bytes", 100, "size of an entry")
+    _whole(
+        how,
+        "--max-entries",
+        1_000,
+        "largest number of live entries of a topic (MAXENTRIES); 0: no bound",
+    )
+    _whole(how, "--delta-ms", 1_000, "how long an entry is live (δ); 0: forever")
+    _whole(how, "--slow-ms", 20, "answer time of slow subscribers")
+    _whole(how, "--answer-ms", 2_000, "a subscriber that does not answer within this time is dead")
     how.add_argument(
         "--sync",
         choices=("always", "interval", "os"),
         default="always",
-        help="when entries reach the disk, as with serve; default always",
+        help="when entries are synced to disk, see serve; default always",
     )
     how.add_argument(
         "--data",
         metavar="DIR",
         type=Path,
-        help="keep the broker's data here, in a new directory; default: a temporary one",
+        help="a new directory for the broker's data; default: a temporary one",
     )
 
-    what = parser.add_argument_group("what is told")
-    what.add_argument(
+    output = parser.add_argument_group("output")
+    output.add_argument(
         "--suite",
         action="store_true",
-        help="all experiments: 1/1/1, 1/m/1, n/1/1, the same with 2 topics, n/m/t, and every "
-        "boundary case; n, m and t are --pubs, --subs and --topics, 3 unless given",
+        help="run all experiments: 1/1/1, 1/m/1, n/1/1, the same with 2 topics, n/m/t, and every "
+        "boundary case; n, m and t are --pubs, --subs and --topics, default 3",
     )
-    what.add_argument("--json", action="store_true", help="one JSON object")
-    what.add_argument(
+    output.add_argument("--json", action="store_true", help="print one JSON object")
+    output.add_argument(
         "--plot", metavar="FILE.png", type=Path, help="draw queue depth and latency over time"
     )
 
@@ -108,7 +123,7 @@ def run(args: argparse.Namespace) -> int:
     if args.suite:
         experiments = experiment_plan.suite(experiments[0])
     if args.data is not None and args.data.exists() and any(args.data.iterdir()):
-        raise InvalidRequest(f"{args.data} is not empty: an experiment begins with nothing")
+        raise InvalidRequest(f"{args.data} is not empty: an experiment needs an empty directory")
     if args.plot is not None:
         from quackmq.cli.experiment import plot as experiment_plot
 
@@ -126,7 +141,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _run_all(args: argparse.Namespace, experiments: Sequence[Experiment]) -> list[Outcome]:
-    """One after the other; a signal ends the one that runs, and there is no next."""
+    """Run the experiments one after the other. A signal ends the current one and skips the rest."""
     from quackmq.cli.experiment import runner as experiment_run
     from quackmq.cli.experiment.progress import Watcher
 
@@ -154,9 +169,9 @@ def _print(args: argparse.Namespace, outcomes: Sequence[Outcome]) -> None:
     from quackmq.cli.experiment import report as experiment_report
 
     if args.json:
-        told = [experiment_report.as_json(outcome) for outcome in outcomes]
-        is_good = all(each["is_good"] for each in told)
-        whole = {"experiments": told, "is_good": is_good} if args.suite else told[0]
+        reports = [experiment_report.as_json(outcome) for outcome in outcomes]
+        is_good = all(each["is_good"] for each in reports)
+        whole = {"experiments": reports, "is_good": is_good} if args.suite else reports[0]
         sys.stdout.write(orjson.dumps(whole).decode() + "\n")
     elif args.suite:
         sys.stdout.write(experiment_report.as_table(outcomes))
@@ -188,16 +203,17 @@ def _experiment(args: argparse.Namespace) -> Experiment:
     )
 
 
-def _whole(group: argparse._ArgumentGroup, option: str, default: int | None, what: str) -> None:
-    """An option that takes a whole number; None: what the default is, stands elsewhere."""
-    told = "" if not default else f"; default {default}"
-    group.add_argument(option, metavar="N", type=_at_least(0), default=default, help=what + told)
+def _whole(group: argparse._ArgumentGroup, option: str, default: int | None, text: str) -> None:
+    """Add an option that takes a whole number. With `default` None, the text names the default
+    itself."""
+    shown = "" if not default else f"; default {default}"
+    group.add_argument(option, metavar="N", type=_at_least(0), default=default, help=text + shown)
 
 
 def _at_least(least: int) -> Callable[[str], int]:
     def parse(text: str) -> int:
         if not (text.isascii() and text.isdigit()) or int(text) < least:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {least} on")
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {least}")
         return int(text)
 
     return parse
@@ -209,5 +225,5 @@ def _amount(text: str) -> float:
     except ValueError:
         amount = -1.0
     if not 0 <= amount < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 on")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 0")
     return amount

@@ -1,7 +1,7 @@
-"""How long entries took, kept small: counts by logarithmic buckets, for each slice of time.
+"""Latency histograms of bounded size: counts in logarithmic buckets, for each slice of time.
 
-A bucket is 5 % wide, so a percentile is within 5 % of the true one, however many entries there
-were, and what many processes saw is added up bucket by bucket. Pure.
+A bucket is 5 % wide, so a percentile is within 5 % of the true one, whatever the number of entries.
+Histograms of several processes are added bucket by bucket. Pure.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 _BASE: Final = math.log(1.05)
-#: What takes less is not told apart from it.
+#: The shortest latency that is resolved.
 _LEAST_NS: Final = 1_000
-#: An experiment has so many slices at the most; what comes later counts to the last one.
+#: The largest number of slices of an experiment; later entries count for the last one.
 SLICES: Final = 1_000
 
 
 class Latencies:
-    """`slices` says how many entries of each slice of time took how long, by bucket."""
+    """`slices` maps slice number to bucket to number of entries."""
 
     __slots__ = ("slices",)
 
@@ -36,7 +36,7 @@ def bucket_of(latency_ns: int) -> int:
     return int(math.log(max(latency_ns, _LEAST_NS) / _LEAST_NS) / _BASE)
 
 
-def together(buckets: Iterable[Mapping[int, int]]) -> Counter[int]:
+def added_up(buckets: Iterable[Mapping[int, int]]) -> Counter[int]:
     total: Counter[int] = Counter()
     for counts in buckets:
         total.update(counts)
@@ -44,8 +44,8 @@ def together(buckets: Iterable[Mapping[int, int]]) -> Counter[int]:
 
 
 def percentile_ms(counts: Mapping[int, int], share: float) -> float | None:
-    """The latency that `share` of the entries do not exceed, in milliseconds; None of no entries.
-    1.0 is the longest."""
+    """Return the latency in milliseconds that `share` of the entries do not exceed, or None
+    without entries. Share 1.0 is the maximum."""
     left = math.ceil(share * sum(counts.values()))
     for bucket in sorted(counts):
         left -= counts[bucket]

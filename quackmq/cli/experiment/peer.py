@@ -1,19 +1,18 @@
-"""The publisher and the subscriber of experiments: programs that speak the line protocol on their
-stdin and stdout, as anybody's would.
+"""The publisher and the subscriber of experiments: programs that speak the line protocol on stdin
+and stdout, as any other client.
 
     python -m quackmq.cli.experiment.peer JSON        JSON: a `Part`
 
-Beside the protocol each has a *control* channel to whoever runs the experiment, a socket that it
-inherits, with one JSON array a line. It tells `["ready"]` when its topics are agreed on, `["done"]`
-when there is nothing more that it would publish, and last of all `["report", {...}]`, a `Report`.
-It is told `["go", START_NS]`, a moment of the monotonic clock that all processes share, and
-`["end"]`: then it says `terminate`, awaits `terminate`, and reports.
+Besides the protocol, each peer has a *control* channel to the runner of the experiment: an
+inherited socket with one JSON array per line. The peer sends `["ready"]` when its topics are
+chosen, `["done"]` when it has published everything, and finally `["report", {...}]`, a `Report`.
+The runner sends `["go", START_NS]`, a time of the monotonic clock that all processes share, and
+`["end"]`: then the peer sends `terminate`, awaits `terminate`, and reports.
 
-An entry is `PUBLISHER NUMBER SENT_NS`, and dots up to its size: what a subscriber needs to know it
-again, and to tell how long it took. Numbers count from 0 for each publisher and topic.
+An entry is `PUBLISHER NUMBER SENT_NS`, padded with dots to its size: enough for a subscriber to
+recognise it and to measure its latency. Numbers start at 0 for each publisher and topic.
 
-Promised: who runs the experiment and goes away, however, leaves none of these behind: either pipe
-or the control channel at its end is the end of the program.
+If the runner dies, its peers exit too: a peer exits when a pipe or the control channel is closed.
 """
 
 from __future__ import annotations
@@ -46,14 +45,14 @@ from quackmq.protocols.line.codec import (
     parse,
 )
 
-#: After `retry`, a topic is left alone for so long.
+#: Pause before a topic that answered `retry` is tried again.
 RETRY_S: Final = 0.005
-#: So many times less often than at its rate does a slow publisher publish.
+#: A slow publisher publishes this many times less often.
 _SLOWER: Final = 10
-#: Where the others publish as fast as they can, a tenth of this.
+#: The rate on which slow publishers are based if the others publish as fast as possible.
 _USUAL_RATE: Final = 100.0
-#: How often a publisher that is busy looks whether it is to end.
-LOOK_S: Final = 0.05
+#: How often a busy publisher checks whether it should end.
+CHECK_S: Final = 0.05
 _READ_BYTES: Final = 64 * limits.KIB
 _IN: Final = 0
 _OUT: Final = 1
@@ -61,55 +60,55 @@ _OUT: Final = 1
 
 class Behaviour(StrEnum):
     STEADY = "steady"
-    #: Lets its broker wait for each answer; as a publisher, publishes at a tenth of the rate.
+    #: As a subscriber, answers late; as a publisher, publishes at a tenth of the rate.
     SLOW = "slow"
-    #: Stops answering, and listens on.
+    #: Stops answering but continues to read.
     SILENT = "silent"
-    #: Goes without a word, with an entry in hand.
+    #: Exits before it answers an entry.
     DYING = "dying"
-    #: Subscribes, goes away, and is back when all was published.
+    #: Subscribes, leaves, and returns after the last publish.
     LATE = "late"
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
-    """What one process is to do."""
+    """The task of one process."""
 
     role: Role
     id: str
     topics: list[str]
     control_fd: int
     behaviour: Behaviour = Behaviour.STEADY
-    #: Of a publisher: entries a second, None for as fast as it goes; until when.
+    #: Publisher: entries per second (None: as fast as possible) and duration.
     rate: float | None = None
     seconds: float = 0.0
-    #: So many at the most, over all topics.
+    #: Publisher: the largest number of entries, over all topics.
     entries: int = 0
     entry_bytes: int = 100
-    #: Of a slow subscriber: how long it takes to answer.
+    #: Slow subscriber: its answer time.
     answer_ms: int = 0
-    #: Of a silent or dying one: so many entries are answered before.
+    #: Silent or dying subscriber: the number of entries that it answers first.
     after: int = 0
-    #: A slice of the report's series.
+    #: The length of a slice of time in the report.
     slice_ms: int = 100
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """What one process saw. `entries` by topic: those that were taken from a publisher, or that a
-    subscriber has answered, each once."""
+    """The counts of one process. `entries` by topic: different entries that the broker accepted
+    from a publisher, or that a subscriber answered."""
 
     entries: dict[str, int]
     retried: int = 0
     rejected: int = 0
-    #: Entries that came once more.
+    #: Entries that were received again.
     doubled: int = 0
-    #: Whether it ended by `terminate` and `terminate`.
+    #: Whether both sides sent `terminate`.
     terminated: bool = False
-    #: By slice of time since the start: how many entries took how long, see `Latencies`.
+    #: The latency histogram of each slice of time since the start, see `Latencies`.
     latencies: dict[int, dict[int, int]] = {}
 
 
 class Over(Exception):
-    """The broker has said `terminate`, or hung up, or the experiment is no more."""
+    """The broker sent `terminate` or closed the connection, or the experiment is over."""
 
     def __init__(self, *, terminated: bool = False) -> None:
         self.terminated = terminated
@@ -150,14 +149,14 @@ def publish(part: Part, peer: Peer) -> Report:
 
 
 class Turns:
-    """What a publisher tries next, and when: it goes round its topics at its rate, and one that has
-    no room rests for a moment while the others go on."""
+    """Decide which topic a publisher tries next, and when. It visits its topics in turn at its
+    rate. A topic that is full pauses while the others continue."""
 
     def __init__(self, part: Part) -> None:
         self._interval_s = 1 / part.rate if part.rate else 0.0
         if part.behaviour is Behaviour.SLOW:
             self._interval_s = _SLOWER / (part.rate or _USUAL_RATE)
-        #: When each topic was tried, or may be tried again.
+        #: When each topic was last tried, or may be tried again.
         self._tried_s = dict.fromkeys(part.topics, 0.0)
         self._due_s = time.monotonic()
 
@@ -173,13 +172,13 @@ class Turns:
         topic, now_s = self.topic, time.monotonic()
         self._tried_s[topic] = now_s if is_taken else now_s + RETRY_S
         if is_taken:
-            # What was missed while the broker was slow is not made up for all at once.
+            # After the broker was slow, missed entries are not sent all at once.
             self._due_s = max(self._due_s + self._interval_s, now_s - self._interval_s)
 
 
 def subscribe(part: Part, peer: Peer) -> Report:
     peer.connect(part)
-    if part.behaviour is Behaviour.LATE:  # it is back as a steady one
+    if part.behaviour is Behaviour.LATE:  # it returns as a steady subscriber
         peer.ready()
         return Report(entries={}, terminated=peer.terminate())
     start_ns = peer.ready()
@@ -203,14 +202,14 @@ def subscribe(part: Part, peer: Peer) -> Report:
 
 
 def _die(peer: Peer, seen: Seen) -> NoReturn:
-    """What it has seen is told, since the accounts need it; the broker is told nothing."""
+    """Report the counts to the runner, then exit without telling the broker."""
     peer.tell(["report", msgspec.to_builtins(seen.report(terminated=False), str_keys=True)])
     os._exit(1)
 
 
 @dataclass(slots=True)
 class Seen:
-    """What a subscriber has answered."""
+    """The entries that a subscriber has answered."""
 
     start_ns: int
     slice_ms: int
@@ -218,7 +217,7 @@ class Seen:
     doubled: int = 0
     entries: Counter[str] = field(default_factory=Counter)
     latencies: Latencies = field(default_factory=Latencies)
-    #: A byte an entry, by publisher and topic.
+    #: One byte per entry, by topic and publisher: 1 if it was received.
     numbers: dict[tuple[str, bytes], bytearray] = field(default_factory=dict)
 
     def note(self, entry: Entry, arrived_ns: int) -> None:
@@ -261,7 +260,7 @@ class Peer:
     # --- with the broker ---
 
     def connect(self, part: Part) -> None:
-        """Up to the last `accept`. Over where something is refused."""
+        """Connect and choose the topics. Exits if the broker refuses."""
         self._ask(Connect(part.role, part.id))
         self._ask(Word.END)
         for topic in part.topics:
@@ -277,15 +276,15 @@ class Peer:
             raise Over from None
 
     def word(self) -> Word:
-        """The next answer; Over at the end."""
+        """Return the next answer. Raises Over at the end of the connection."""
         answer = self._message()
         if answer is Word.TERMINATE:
             raise Over(terminated=True)
-        assert isinstance(answer, Word), f"{answer} is no answer to a publisher"
+        assert isinstance(answer, Word), f"{answer} is not an answer to a publisher"
         return answer
 
     def entry_or_end(self) -> Entry | None:
-        """None when it is time to end."""
+        """Return the next entry, or None when the runner asks the peer to end."""
         while (line := self._lines.next_line()) is None:
             if self.is_told_to_end(None, _IN):
                 return None
@@ -295,7 +294,7 @@ class Peer:
         return message if isinstance(message, Entry) else self.entry_or_end()
 
     def terminate(self) -> bool:
-        """Whether it was answered; entries that are on their way are left unanswered."""
+        """Send `terminate` and await the answer; entries received meanwhile stay unanswered."""
         with suppress(Over):
             self.say(Word.TERMINATE)
         while self._message() is not Word.TERMINATE:
@@ -303,19 +302,19 @@ class Peer:
         return True
 
     def rest(self, seconds: float) -> None:
-        """So long, or until it is time to end."""
+        """Sleep for this time, or until the runner asks the peer to end."""
         until_s = time.monotonic() + seconds
         while (left_s := until_s - time.monotonic()) > 0 and not self.is_told_to_end(left_s):
             pass
 
     def listen_on(self) -> NoReturn:
-        """And never answer."""
+        """Read until the connection ends, without answering."""
         while True:
             self._receive()
             while self._lines.next_line() is not None:
                 pass
 
-    # --- with who runs the experiment ---
+    # --- with the runner of the experiment ---
 
     def tell(self, message: list[object]) -> None:
         try:
@@ -324,12 +323,12 @@ class Peer:
             raise SystemExit(1) from None
 
     def ready(self) -> int:
-        """Say so, and await the start."""
+        """Report `ready` and wait for the start; return the start time."""
         self.tell(["ready"])
         while (command := self._command()) is None:
             pass
         if command[0] != "go":
-            raise ProtocolError(f"{command!r:.100} where the start of an experiment was expected")
+            raise ProtocolError(f"{command!r:.100} instead of the start of an experiment")
         return int(str(command[1]))
 
     def done(self) -> None:
@@ -338,9 +337,10 @@ class Peer:
             pass
 
     def waited_until(self, due_s: float, end_s: float) -> bool:
-        """Wait for that moment. False if it is to end before, by word or by the clock."""
+        """Wait until `due_s`. Return False if the peer should end before, by command or because
+        `end_s` has passed."""
         while (now_s := time.monotonic()) < end_s:
-            if now_s < due_s or now_s - self._looked_s >= LOOK_S:
+            if now_s < due_s or now_s - self._looked_s >= CHECK_S:
                 self._looked_s = now_s
                 if self.is_told_to_end(min(due_s, end_s) - now_s):
                     return False
@@ -349,11 +349,12 @@ class Peer:
         return False
 
     def is_told_to_end(self, wait_s: float | None, also: int | None = None) -> bool:
-        """Wait so long for it, or for something to read from `also`; what came there is taken."""
+        """Return whether the runner asks the peer to end. Wait for that up to `wait_s`, or until
+        `also` is readable; input from there is received."""
         sources: list[socket.socket | int] = [self._control]
         if also is not None:
             sources.append(also)
-        # It may have come together with what was read before.
+        # The command may have been read together with an earlier one.
         if not self._is_to_end and b"\n" not in self._commands:
             wait_s = None if wait_s is None else max(0.0, wait_s)
             readable = select.select(sources, [], [], wait_s)[0]
@@ -364,7 +365,7 @@ class Peer:
         self._is_to_end = self._is_to_end or self._command() == ["end"]
         return self._is_to_end
 
-    # --- how ---
+    # --- helpers ---
 
     def _ask(self, message: Message) -> None:
         self.say(message)
@@ -383,11 +384,11 @@ class Peer:
         self._lines.receive(data)
 
     def _command(self) -> list[object] | None:
-        """The next one, or None if it has not come whole."""
+        """Return the next command, or None if it is still incomplete."""
         end = self._commands.find(b"\n")
         if end < 0:
             data = self._control.recv(limits.KIB)
-            if not data:  # who runs the experiment is gone
+            if not data:  # the runner is gone
                 raise SystemExit(1)
             self._commands += data
             end = self._commands.find(b"\n")
@@ -406,7 +407,8 @@ def _parsed(line: bytes | Exception) -> Message:
 
 def main() -> None:
     part = msgspec.json.decode(sys.argv[1], type=Part)
-    # The lowest that is free: `select` knows none above 1,023, and an experiment of many has them.
+    # Move the socket to the lowest free descriptor: `select` accepts none above 1023, and large
+    # experiments use more.
     lowest_fd = os.dup(part.control_fd)
     os.close(part.control_fd)
     with socket.socket(fileno=lowest_fd) as control:

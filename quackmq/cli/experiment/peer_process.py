@@ -1,7 +1,6 @@
-"""One process of an experiment, from the side of whoever runs it: its start, what it tells over its
-control channel (`experiment_peers` says what), and its end.
+"""Start, control and end one peer process of an experiment. `peer` documents the control channel.
 
-Who may call: the loop.
+Not thread-safe: call from the event loop.
 """
 
 from __future__ import annotations
@@ -18,12 +17,13 @@ from quackmq import limits
 from quackmq.cli.experiment.peer import Part, Report
 from quackmq.errors import QuackError
 
-#: A report holds a count for each slice and bucket.
+#: The largest report: it has one count for each slice and bucket.
 _REPORT_BYTES: Final = 64 * limits.MIB
 
 
 class PeerProcess:
-    """One peer. `over` is done when it has nothing more to tell, which is when it has ended."""
+    """One peer process. `over` is done when the process has closed its control channel, which is
+    when it ends."""
 
     def __init__(self, part: Part, process: asyncio.subprocess.Process) -> None:
         self.part = part
@@ -35,7 +35,7 @@ class PeerProcess:
 
     @classmethod
     async def start(cls, part: Part) -> tuple[PeerProcess, int, int]:
-        """And the broker's ends of its pipes."""
+        """Start a peer; return it and the broker's ends of its pipes: (peer, read_fd, write_fd)."""
         ours, theirs = socket.socketpair()
         stdin, to_peer = os.pipe()
         from_peer, stdout = os.pipe()
@@ -43,14 +43,14 @@ class PeerProcess:
             part = msgspec.structs.replace(part, control_fd=theirs.fileno())
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
-                "-P",  # what lies in the directory that we are run in is not ours to import
+                "-P",  # do not import modules from the current directory
                 "-m",
                 "quackmq.cli.experiment.peer",
                 msgspec.json.encode(part).decode(),
                 stdin=stdin,
                 stdout=stdout,
                 pass_fds=(theirs.fileno(),),
-                # An interrupt at the terminal is ours to act on.
+                # Ctrl-C at the terminal goes to this process only.
                 start_new_session=True,
             )
         except BaseException:
@@ -75,12 +75,12 @@ class PeerProcess:
         return self.over.done()
 
     def tell(self, message: list[object]) -> None:
-        """One that is gone does not hear it."""
+        """Send a command; does nothing if the process has ended."""
         if self._writer is not None and not self.is_over:
             self._writer.write(msgspec.json.encode(message) + b"\n")
 
     async def hear(self, word: str) -> None:
-        """Wait until it has said so. QuackError if it never will."""
+        """Wait until the peer has sent this word. Raises QuackError if it ends before."""
         event = self._heard.setdefault(word, asyncio.Event())
         heard: asyncio.Future[Any] = asyncio.ensure_future(event.wait())
         try:
@@ -91,7 +91,7 @@ class PeerProcess:
             raise QuackError(f"{self.part.role} {self.part.id} ended before it was {word}")
 
     async def kill(self) -> None:
-        """If it is still there; and wait for its end."""
+        """Kill the process if it is running; wait for its end."""
         if self._process.returncode is None:
             self._process.kill()
         await self._process.wait()
@@ -109,8 +109,8 @@ class PeerProcess:
                     self.report = msgspec.convert(more[0], Report, strict=False)
                 self._heard.setdefault(str(word), asyncio.Event()).set()
         except ConnectionError:
-            pass  # it went while something was told to it, and has said nothing more
+            pass  # the peer exited before it read a command
         finally:
-            assert self._writer is not None, "it was there before we began to listen"
+            assert self._writer is not None, "set before this task was started"
             self._writer.close()
             self.over.set_result(None)

@@ -1,8 +1,9 @@
-"""What an experiment is: so many publishers, subscribers and topics, and how they behave. Pure.
+"""The parameters of an experiment: the numbers of publishers, subscribers and topics, and their
+behaviour. Pure.
 
-The document proposes its experiments by their shape, publishers/subscribers/topics: 1/1/1, 1/m/1,
-n/1/1, the same with two topics, n/m/t, each with fast and slow ones, so that boundary cases occur.
-`suite` has all of them, and one for each boundary.
+Experiments are named by their shape, publishers/subscribers/topics. `suite` returns the standard
+set: 1/1/1, 1/m/1, n/1/1, the same with two topics, and n/m/t, plus one experiment for each boundary
+case, with fast and slow peers.
 """
 
 from __future__ import annotations
@@ -18,29 +19,29 @@ from quackmq.errors import InvalidRequest
 from quackmq.model.policy import Policy, WhenFull
 from quackmq.protocols.line.codec import Role
 
-#: An entry has room for its publisher, its number and its time.
+#: The smallest entry, with room for its publisher, number and time.
 _LEAST_ENTRY_BYTES: Final = 64
 _LONGEST_SECONDS: Final = 24 * 3600.0
-#: A silent or dying subscriber answers so many entries before.
+#: A silent or dying subscriber first answers this many entries.
 _ANSWERED_BEFORE: Final = 3
-#: What fits between two entries of a series, at the least.
+#: The shortest slice of a time series.
 _LEAST_SLICE_MS: Final = 50
 _SLICES: Final = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experiment:
-    """InvalidRequest for one that cannot be. Of the subscribers some are slow, silent, dying or
-    late, in this order behind the steady ones; of the publishers some are slow."""
+    """An experiment. Invalid parameters raise InvalidRequest. The subscribers are, in this
+    order: steady, slow, silent, dying, late. The last `slow_pubs` publishers are slow."""
 
     title: str = ""
     pubs: int = 1
     subs: int = 1
     topics: int = 1
-    #: Entries a second of a publisher, over all topics; None: as fast as it goes.
+    #: Entries per second of a publisher, over all topics; None: as fast as possible.
     rate: float | None = 100.0
     seconds: float = 3.0
-    #: So many of a publisher at the most.
+    #: The largest number of entries per publisher.
     entries: int | None = None
     entry_bytes: int = 100
     slow_pubs: int = 0
@@ -48,12 +49,12 @@ class Experiment:
     silent_subs: int = 0
     dying_subs: int = 0
     late_subs: int = 0
-    #: How long a slow subscriber takes to answer.
+    #: The answer time of a slow subscriber.
     slow_ms: int = 20
-    #: MAXENTRIES and δ; None: without bound.
+    #: MAXENTRIES and δ; None: no bound.
     max_entries: int | None = 1_000
     delta_ms: int | None = 1_000
-    #: After so long without an answer a subscriber is dead.
+    #: A subscriber that does not answer within this time is dead.
     answer_ms: int = 2_000
 
     def __post_init__(self) -> None:
@@ -65,15 +66,17 @@ class Experiment:
         special = self.slow_subs + self.silent_subs + self.dying_subs + self.late_subs
         if special > self.subs:
             raise InvalidRequest(
-                f"{special} subscribers are to be slow, silent, dying or late, and there are "
-                f"{self.subs}: give more with --subs"
+                f"{special} subscribers should be slow, silent, dying or late, but there are only "
+                f"{self.subs}: raise --subs"
             )
         if self.slow_pubs > self.pubs:
-            raise InvalidRequest(f"{self.slow_pubs} of {self.pubs} publishers cannot be slow")
+            raise InvalidRequest(
+                f"--slow-pubs: {self.slow_pubs} is more than the {self.pubs} publishers"
+            )
         if self.rate is not None and self.rate <= 0:
-            raise InvalidRequest(f"--rate: {self.rate:g} is no number of entries a second")
+            raise InvalidRequest(f"--rate: {self.rate:g} is not a number of entries per second")
         if not 0 < self.seconds <= _LONGEST_SECONDS:
-            raise InvalidRequest(f"--seconds: {self.seconds:g} is not above 0 and below a day")
+            raise InvalidRequest(f"--seconds: {self.seconds:g} is not between 0 and one day")
         if self.entries is not None and not 1 <= self.entries <= limits.EXPERIMENT_ENTRIES:
             raise InvalidRequest(
                 f"--entries: {self.entries} is not from 1 to {limits.EXPERIMENT_ENTRIES}"
@@ -85,8 +88,8 @@ class Experiment:
             )
         if self.slow_ms >= self.answer_ms:
             raise InvalidRequest(
-                f"a subscriber that takes {self.slow_ms} ms to answer is dead after "
-                f"{self.answer_ms} ms: let it be faster, or wait longer"
+                f"--slow-ms {self.slow_ms} is not below --answer-ms {self.answer_ms}: slow "
+                "subscribers would be declared dead"
             )
 
     @property
@@ -99,8 +102,8 @@ class Experiment:
 
     @property
     def policy(self) -> Policy:
-        """A full topic makes its publishers retry. Room is made by age, or, where nothing gets
-        old, by what every subscriber has."""
+        """The policy of the topics. A full topic makes its publishers retry. Entries leave it by
+        age or, if nothing expires, when every subscriber has received them."""
         return Policy(
             live_for_ms=self.delta_ms,
             live_entries=self.max_entries,
@@ -151,8 +154,8 @@ class Experiment:
 
 
 def suite(base: Experiment) -> list[Experiment]:
-    """All experiments of the document and every boundary, with `base`'s n, m, t, rate and times.
-    Who is slow, silent, dying or late is decided here."""
+    """Return the standard experiments and every boundary case, with the sizes, rate and times of
+    `base`. The behaviour of the peers is chosen here."""
     base = replace(base, slow_pubs=0, slow_subs=0, silent_subs=0, dying_subs=0, late_subs=0)
     n, m, t = max(2, base.pubs), max(2, base.subs), max(3, base.topics)
     shapes = [
@@ -176,6 +179,6 @@ def suite(base: Experiment) -> list[Experiment]:
         replace(everyone, title="late, and all is old", subs=m + 1, late_subs=1, delta_ms=1),
         replace(everyone, title="late, and nothing is", subs=m + 1, late_subs=1, delta_ms=None),
     ]
-    # A topic in which nothing gets old must have room for all that a late subscriber waits for.
+    # Without expiry, the topic needs room for everything that the late subscriber has missed.
     boundaries[-1] = replace(boundaries[-1], max_entries=None)
     return shapes + boundaries

@@ -1,4 +1,4 @@
-"""Experiments as a picture: over time, how deep the queues were and how long entries took."""
+"""Plot experiments: queue depth and latency over time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ _LATENCIES: Final = {"half within": 0.5, "99 % within": 0.99}
 
 
 def check(file: Path) -> None:
-    """Before an experiment is run whose picture cannot be made. NotInstalled, InvalidRequest."""
+    """Check that the plot can be drawn, before the experiment runs. Raises NotInstalled or
+    InvalidRequest."""
     drawing()
     if file.suffix not in _KINDS:
         raise InvalidRequest(f"--plot: {file} does not end with one of {', '.join(_KINDS)}")
@@ -27,7 +28,7 @@ def check(file: Path) -> None:
 
 
 def draw(outcomes: Sequence[Outcome], file: Path) -> None:
-    """A row for each experiment."""
+    """Draw one row of plots for each experiment and save the picture."""
     figure = drawing()(figsize=(_WIDTH, _HEIGHT * len(outcomes)), layout="constrained")
     rows = figure.subplots(len(outcomes), 2, squeeze=False)
     for outcome, (depth, latency) in zip(outcomes, rows, strict=True):

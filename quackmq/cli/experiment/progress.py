@@ -1,4 +1,4 @@
-"""What is seen of experiments while they run: the connection records, and on a terminal a bar."""
+"""Output while experiments run: the connection records and, on a terminal, a progress bar."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from quackmq.cli.experiment.report import Outcome
 from quackmq.cli.experiment.runner import Observer, Progress
 
 _BAR_CHARS: Final = 30
-#: Back to the line's beginning, and away with what is there.
+#: Terminal codes: return to the start of the line and clear it.
 _CLEAR: Final = "\r\x1b[K"
 
 
 class Watcher(Observer):
-    """Shows a bar on `stream` if that is a terminal, else nothing. Records go to stdout."""
+    """Show a progress bar on `stream` if that is a terminal. Print connection records to stdout."""
 
     def __init__(
         self, experiments: Sequence[Experiment], stream: TextIO, *, prints_records: bool

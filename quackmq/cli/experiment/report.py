@@ -1,9 +1,9 @@
-"""What came of an experiment: the accounts, whether they are right, and how it is shown. Pure.
+"""The result of an experiment: the counts, the checks, and their presentation. Pure.
 
-The accounts are kept twice, by those who do not know of each other. Publishers and subscribers say
-what they were told and what they got; the broker says what its topics hold and what subscriptions
-have skipped. For every subscriber that lived, what was published is what it got plus what was
-skipped as old; whatever is not so is a sentence in `problems`.
+Counts come from two independent sides. Publishers and subscribers report what the broker has
+accepted and delivered. The broker reports what its topics hold and what subscriptions have skipped.
+For every live subscriber, published = delivered + skipped as old must hold; each violation is a
+sentence in `problems`.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from quackmq.cli.experiment.latency import percentile_ms, together
+from quackmq.cli.experiment.latency import added_up, percentile_ms
 from quackmq.cli.experiment.peer import Behaviour, Report
 from quackmq.cli.experiment.plan import Experiment
 from quackmq.cli.text import counted, table
 
-#: Those that are not expected to be alive at the end.
+#: Behaviours that end before the experiment does.
 MORTAL: Final = (Behaviour.SILENT, Behaviour.DYING)
 _SHARES: Final = {"p50_ms": 0.5, "p90_ms": 0.9, "p99_ms": 0.99, "max_ms": 1.0}
 
 
 class Sample(NamedTuple):
-    """At one moment: how many entries are live, over all topics, and how many wait for the living
-    subscriber that has most to come."""
+    """A measurement: the live entries over all topics, and the backlog of the live subscriber
+    that is furthest behind."""
 
     seconds: float
     live: int
@@ -35,7 +35,7 @@ class Sample(NamedTuple):
 class PublisherAccount:
     id: str
     behaviour: Behaviour
-    #: None if it was not heard of any more.
+    #: None if the process ended without a report.
     report: Report | None
     end: str
 
@@ -50,7 +50,7 @@ class SubscriberAccount:
     behaviour: Behaviour
     report: Report | None
     end: str
-    #: By the broker: what came to its topics since it subscribed, and what became of that.
+    #: From the broker: entries published since it subscribed, and what happened to them.
     published: int
     skipped: int
     lost: int
@@ -68,11 +68,11 @@ class SubscriberAccount:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     experiment: Experiment
-    #: As the door tells them, when all had connected.
+    #: The connection records after all peers had connected.
     records: Sequence[str]
     publishers: Sequence[PublisherAccount]
     subscribers: Sequence[SubscriberAccount]
-    #: How many entries each topic holds, by the broker.
+    #: The number of entries in each topic, from the broker.
     held: Mapping[str, int]
     samples: Sequence[Sample] = ()
     was_interrupted: bool = False
@@ -101,14 +101,14 @@ class Outcome:
 
     @property
     def buckets(self) -> Mapping[int, int]:
-        """How long entries took, over all subscribers."""
-        return together(counts for counts in self.slices().values())
+        """The latency histogram over all subscribers."""
+        return added_up(counts for counts in self.slices().values())
 
     def slices(self) -> dict[int, Mapping[int, int]]:
         reports = [each.report for each in self.subscribers if each.report is not None]
         found = sorted({number for report in reports for number in report.latencies})
         return {
-            number: together(report.latencies.get(number, {}) for report in reports)
+            number: added_up(report.latencies.get(number, {}) for report in reports)
             for number in found
         }
 
@@ -116,10 +116,10 @@ class Outcome:
         buckets = self.buckets
         return {name: percentile_ms(buckets, share) for name, share in _SHARES.items()}
 
-    # --- whether all is right ---
+    # --- checks ---
 
     def problems(self) -> list[str]:
-        """One sentence each; none if all is as it should be."""
+        """Return one sentence for each violated check."""
         return [
             *self._problems_of_publishers(),
             *(problem for each in self.subscribers for problem in self._problems_of(each)),
@@ -128,20 +128,20 @@ class Outcome:
     def _problems_of_publishers(self) -> Iterable[str]:
         for each in self.publishers:
             if each.report is None or not each.report.terminated:
-                yield f"publisher {each.id} did not end by the protocol: {each.end}"
+                yield f"publisher {each.id} did not terminate cleanly: {each.end}"
             elif each.report.rejected:
                 yield f"publisher {each.id}: {each.report.rejected} entries were rejected"
-        told = sum(each.published for each in self.publishers)
-        if told != self.published:
-            yield f"publishers were told of {told} entries, and the topics hold {self.published}"
+        accepted = sum(each.published for each in self.publishers)
+        if accepted != self.published:
+            yield f"the broker accepted {accepted} entries, but the topics hold {self.published}"
 
     def _problems_of(self, account: SubscriberAccount) -> Iterable[str]:
         if not account.is_live:
             if account.report is not None and account.report.terminated:
-                yield f"subscriber {account.id} was to be {account.behaviour}: {account.end}"
+                yield f"subscriber {account.id} should have been {account.behaviour}: {account.end}"
             return
         if account.report is None or not account.report.terminated:
-            yield f"subscriber {account.id} did not end by the protocol: {account.end}"
+            yield f"subscriber {account.id} did not terminate cleanly: {account.end}"
         left = account.left if self.was_interrupted else 0
         if account.published != account.delivered + account.skipped + left:
             waits = f" and {account.left} left" if account.left else ""
@@ -153,7 +153,7 @@ class Outcome:
             yield f"subscriber {account.id}: {account.lost} entries were lost"
 
 
-# --- how it is shown ------------------------------------------------------------------------
+# --- presentation ------------------------------------------------------------------------
 
 
 def as_json(outcome: Outcome) -> dict[str, Any]:
@@ -201,7 +201,7 @@ def as_json(outcome: Outcome) -> dict[str, Any]:
 
 
 def as_text(outcome: Outcome) -> str:
-    """Of one experiment, in full."""
+    """Format one experiment in full."""
     lines = ["", *_publishers(outcome), "", *_subscribers(outcome), ""]
     lines += [
         f"{outcome.published} published, "
@@ -214,7 +214,7 @@ def as_text(outcome: Outcome) -> str:
 
 
 def as_table(outcomes: Sequence[Outcome]) -> str:
-    """Of several, a line each."""
+    """Format several experiments, one line each."""
     head = ["experiment", "shape", "published", "retried", "delivered", "skipped", "dead"]
     rows: list[Sequence[str]] = [[*head, "p50 ms", "p99 ms", ""]]
     for outcome in outcomes:
@@ -240,7 +240,7 @@ def as_table(outcomes: Sequence[Outcome]) -> str:
 
 
 def verdict(outcomes: Sequence[Outcome]) -> str:
-    """The last line, or lines: what is wrong is named."""
+    """Return the last lines: the problems, or that there are none."""
     wrong = [
         f"WRONG{where}: {problem}"
         for outcome in outcomes
@@ -266,7 +266,7 @@ def _subscribers(outcome: Outcome) -> Iterable[str]:
     head = ["subscriber", "", "published", "delivered", "skipped", "left", "doubled"]
     rows: list[Sequence[str]] = [[*head, "p50 ms", "p99 ms", "end"]]
     for each in outcome.subscribers:
-        buckets = together(each.report.latencies.values()) if each.report is not None else {}
+        buckets = added_up(each.report.latencies.values()) if each.report is not None else {}
         doubled = 0 if each.report is None else each.report.doubled
         numbers = (each.published, each.delivered, each.skipped, each.left, doubled)
         percentiles = [_ms(percentile_ms(buckets, share)) for share in (0.5, 0.99)]

@@ -1,17 +1,17 @@
-"""An experiment carried out: a broker in this process, peers in processes joined to it by pipes.
+"""Run an experiment: a broker in this process, and peers in processes connected to it by pipes.
 
     this process                               a process for each peer
-    broker ── line door ── pipe ──────────────► stdin   publisher or subscriber
-                      └──── pipe ◄───────────── stdout
-    control ───────────── socket ◄────────────► control: ready, go, done, end, report
+    broker ── line protocol ── pipe ──────────► stdin   publisher or subscriber
+                          └─── pipe ◄────────── stdout
+    control ───────────────── socket ◄────────► control: ready, go, done, end, report
 
-All are started, connect and choose their topics; the records of their connections are shown. Then
-publishers publish until their time is over or all is said, subscribers catch up, everybody ends by
-`terminate`, and the accounts are made up. What goes on inside a peer is in `experiment_peers`, what
-comes of it in `experiment_report`.
+All peers start, connect and choose their topics, and the connection records are shown. Then
+publishers publish until their time is over or they have published everything, subscribers catch up,
+all peers terminate, and the counts are compared. `peer` is the program of a peer, `report` checks
+the counts.
 
-Promised: whatever happens, no process is left behind, and the store is closed. SIGINT and SIGTERM
-end an experiment early and in good order; its report says so.
+Whatever happens, no process is left behind, and the store is closed. SIGINT and SIGTERM end an
+experiment early and cleanly; its report says so.
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ from quackmq.protocols.line.settings import LineSettings
 from quackmq.stores.local import LocalOptions, LocalStore
 
 _CALLER: Final = Caller(client="experiment")
-#: Between two looks whether subscribers have caught up.
-_LOOK_S: Final = 0.02
-#: A late subscriber waits for what is published to get old, but not for longer than this.
+#: Interval between two checks whether subscribers have caught up.
+_CHECK_S: Final = 0.02
+#: A late subscriber returns when the entries have expired, but after this time at the latest.
 _LATE_S: Final = 5.0
 
 Sync = Literal["always", "interval", "os"]
 
 
 class Progress(NamedTuple):
-    """How far it has got, now and then."""
+    """The progress of an experiment."""
 
     experiment: Experiment
     seconds: float
@@ -64,10 +64,10 @@ class Progress(NamedTuple):
 
 
 class Observer:
-    """Who is told what happens. Override what is of interest."""
+    """Callbacks during an experiment. Override the ones you need."""
 
     def connected(self, experiment: Experiment, records: Sequence[str]) -> None:
-        """Everybody is."""
+        """All peers have connected."""
 
     def progress(self, progress: Progress) -> None: ...
 
@@ -79,7 +79,7 @@ async def run(
     sync: Sync = "always",
     stopping: asyncio.Event | None = None,
 ) -> Outcome:
-    """QuackError if it could not be carried out."""
+    """Run the experiment in this directory. Raises QuackError if it cannot be performed."""
     async with AsyncExitStack() as opened:
         store = await LocalStore.open(directory, LocalOptions(sync=sync))
         opened.push_async_callback(store.close)
@@ -98,7 +98,7 @@ async def run(
 
 @contextmanager
 def stopped_by_signals() -> Iterator[asyncio.Event]:
-    """An event that SIGINT and SIGTERM set, within a running loop."""
+    """Provide an event that SIGINT and SIGTERM set. Needs a running event loop."""
     loop = asyncio.get_running_loop()
     event = asyncio.Event()
     numbers = (signal.SIGINT, signal.SIGTERM)
@@ -126,7 +126,7 @@ class _Running:
         self._observer = observer
         self._stopping = stopping
         self._publishers: dict[str, PeerProcess] = {}
-        #: Late ones twice, the latter life last.
+        #: The current process of each subscriber; `_former` has the first processes of late ones.
         self._subscribers: dict[str, PeerProcess] = {}
         self._former: list[PeerProcess] = []
         self._samples: list[Sample] = []
@@ -148,26 +148,26 @@ class _Running:
 
         start_ns = time.monotonic_ns()
         self._start_s = start_ns / 1e9
-        await self._send_late_ones_away(start_ns)
+        await self._disconnect_late_subscribers(start_ns)
         for process in everybody:
             process.tell(["go", start_ns])
         sampling = asyncio.get_running_loop().create_task(self._sample())
         try:
             await self._publish()
-            await self._bring_late_ones_back(start_ns)
+            await self._reconnect_late_subscribers(start_ns)
             await self._settle()
         finally:
             sampling.cancel()
             await asyncio.wait([sampling])
         if not sampling.cancelled():
-            sampling.result()  # it has failed, or it would not have ended by itself
+            sampling.result()  # it only ends by itself if it has failed
         await self._end(self._subscribers.values())
         await self.end_processes()
-        await self._await_their_ends()
+        await self._await_disconnects()
         return await self._account(records)
 
     async def end_processes(self) -> None:
-        """Those that are still there are killed."""
+        """Kill all processes that are still running."""
         processes = [*self._former, *self._publishers.values(), *self._subscribers.values()]
         await asyncio.gather(*(process.kill() for process in processes))
 
@@ -186,24 +186,24 @@ class _Running:
         deadline_s = self._experiment.seconds + limits.EXPERIMENT_WAIT_MS / 1000
 
         async def all_are_done() -> None:
-            # In a task: of a gathering that is cancelled asyncio says that nobody looked at it.
+            # As one task: asyncio warns about the unread exceptions of a cancelled gather.
             await asyncio.gather(*(process.hear("done") for process in self._publishers.values()))
 
-        await self._unless_stopped(all_are_done(), deadline_s)
+        await self._wait_unless_stopped(all_are_done(), deadline_s)
         await self._end(self._publishers.values())
 
-    async def _send_late_ones_away(self, start_ns: int) -> None:
+    async def _disconnect_late_subscribers(self, start_ns: int) -> None:
         for process in self._late():
             process.tell(["go", start_ns])
         await _all(*(process.hear("report") for process in self._late()))
 
-    async def _bring_late_ones_back(self, start_ns: int) -> None:
+    async def _reconnect_late_subscribers(self, start_ns: int) -> None:
         late = self._late()
         if not late:
             return
         delta_ms = self._experiment.delta_ms
         if delta_ms is not None and delta_ms / 1000 <= _LATE_S:
-            await self._unless_stopped(asyncio.sleep((delta_ms + 1) / 1000), None)
+            await self._wait_unless_stopped(asyncio.sleep((delta_ms + 1) / 1000), None)
         for process in late:
             part = msgspec.structs.replace(process.part, behaviour=Behaviour.STEADY)
             await process.kill()
@@ -215,15 +215,15 @@ class _Running:
             process.tell(["go", start_ns])
 
     async def _settle(self) -> None:
-        """Until subscribers that live have all there is for them, and the others are dead."""
+        """Wait until all live subscribers have caught up and the others are dead."""
         delta_ms = self._experiment.delta_ms or 0
         end_s = time.monotonic() + (limits.EXPERIMENT_SETTLE_MS + min(delta_ms, 60_000)) / 1000
         while time.monotonic() < end_s and not self._stopping.is_set():
-            if await self._are_settled():
+            if await self._have_caught_up():
                 return
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_CHECK_S)
 
-    async def _are_settled(self) -> bool:
+    async def _have_caught_up(self) -> bool:
         for process in self._subscribers.values():
             if process.is_over:
                 continue
@@ -234,12 +234,13 @@ class _Running:
         return True
 
     async def _may_die(self, process: PeerProcess) -> bool:
-        """It is mortal by the entries that it gets: if there were none, it lives on."""
+        """Return whether a silent or dying subscriber will still end: only if it gets enough
+        entries."""
         published = sum([(await self._end_of(topic)) for topic in process.part.topics])
         return published > process.part.after
 
     async def _end(self, processes: Iterable[PeerProcess]) -> None:
-        """By the protocol."""
+        """Let the processes terminate by the protocol."""
         living = [process for process in processes if not process.is_over]
         for process in living:
             process.tell(["end"])
@@ -248,11 +249,11 @@ class _Running:
                 [process.over for process in living], timeout=limits.EXPERIMENT_WAIT_MS / 1000
             )
 
-    async def _await_their_ends(self) -> None:
-        """A process may be gone before the door has seen it go."""
+    async def _await_disconnects(self) -> None:
+        """Wait until the broker has noticed that the processes are gone."""
         end_s = time.monotonic() + limits.EXPERIMENT_WAIT_MS / 1000
         while self._door.records() and time.monotonic() < end_s:
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_CHECK_S)
 
     # --- the broker's side ------------------------------------------------------------------
 
@@ -314,10 +315,11 @@ class _Running:
             was_interrupted=self._stopping.is_set(),
         )
 
-    # --- what is told meanwhile --------------------------------------------------------------
+    # --- progress --------------------------------------------------------------
 
     async def _sample(self) -> None:
-        """Looking at many subscribers takes its time: then it is done less often."""
+        """Take measurements regularly; less often with many subscribers, because each takes
+        longer."""
         experiment = self._experiment
         every_s = max(experiment.slice_ms, experiment.subs * experiment.topics // 10) / 1000
         while True:
@@ -329,7 +331,7 @@ class _Running:
                 live += end - await self._broker.pushing.first_live(self._key(name))
             self._published = published
             self._samples.append(Sample(now_s, max(0, live), self._waiting(published)))
-            self._tell()
+            self._report_progress()
             await asyncio.sleep(every_s)
 
     def _waiting(self, published: int) -> int:
@@ -342,7 +344,7 @@ class _Running:
             default=0,
         )
 
-    def _tell(self) -> None:
+    def _report_progress(self) -> None:
         delivered = sum(each.entries for each in self._door.records() if each.role is Role.SUB)
         seconds = time.monotonic() - self._start_s
         self._observer.progress(Progress(self._experiment, seconds, self._published, delivered))
@@ -356,8 +358,8 @@ class _Running:
             if process.part.behaviour is Behaviour.LATE
         ]
 
-    async def _unless_stopped(self, work: Awaitable[object], deadline_s: float | None) -> None:
-        """Wait for it, or for a signal."""
+    async def _wait_unless_stopped(self, work: Awaitable[object], deadline_s: float | None) -> None:
+        """Wait for the work, a signal or the deadline; then cancel the work."""
         future: asyncio.Future[Any] = asyncio.ensure_future(work)
         stopped: asyncio.Future[Any] = asyncio.ensure_future(self._stopping.wait())
         try:
@@ -373,7 +375,7 @@ class _Running:
 
 
 async def _all(*work: Awaitable[object]) -> None:
-    """All of it within the time that connecting or ending may take."""
+    """Wait for all, within the time that connecting or ending may take. Raises QuackTimeout."""
     try:
         async with asyncio.timeout(limits.EXPERIMENT_WAIT_MS / 1000):
             await asyncio.gather(*work)

@@ -1,8 +1,8 @@
-"""A directory for as long as a command runs, which goes with it.
+"""A temporary directory that is removed when the command ends.
 
-A command that is killed cannot take its directory with it, so the next one of its kind does that:
-whoever uses a directory holds a lock on it, and one that nobody holds is left over. The system
-gives a lock back when its process ends, however that is. Directories of other users are let alone.
+A killed command cannot remove its directory, so the next command of the same kind does. Each user
+of a directory holds a lock on it, which the system releases when the process ends in any way. An
+unlocked directory is left over. Directories of other users are ignored.
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ from pathlib import Path
 
 @contextmanager
 def temporary_directory(prefix: str) -> Iterator[Path]:
-    """Empty; its name begins with `prefix`, as do those that are removed first."""
+    """Provide an empty directory whose name starts with `prefix`. First remove left-over
+    directories with this prefix."""
     _sweep(prefix)
-    # Others look only at the name that it gets when it is locked: none takes it for left over.
+    # Lock the directory before it gets its final name, so that no other process takes it for left
+    # over.
     unlocked = Path(tempfile.mkdtemp(prefix=f".{prefix}"))
     directory = unlocked.with_name(unlocked.name.removeprefix("."))
     descriptor = os.open(unlocked, os.O_RDONLY | os.O_DIRECTORY)
@@ -36,7 +38,7 @@ def temporary_directory(prefix: str) -> Iterator[Path]:
 
 
 def _sweep(prefix: str) -> None:
-    """What cannot be removed now is there for the next one: it is nobody's reason to stop."""
+    """Remove left-over directories. Errors are ignored; the next command tries again."""
     for found in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
         with suppress(OSError):
             if found.lstat().st_uid == os.getuid():
@@ -46,7 +48,7 @@ def _sweep(prefix: str) -> None:
 def _remove_if_left(directory: Path) -> None:
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
-        with suppress(BlockingIOError):  # somebody uses it
+        with suppress(BlockingIOError):  # another process uses it
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(directory)
     finally:

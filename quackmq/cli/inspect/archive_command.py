@@ -1,10 +1,10 @@
-"""`quackmq archive`: the history of topics as Parquet, looked at, checked, taken out and put in.
+"""`quackmq archive`: list, verify, export and import the Parquet history of topics.
 
-`ls`, `verify` and `export` read a data directory, whether a broker has it open or not, and change
-nothing in it; `import` speaks to a broker. Exit codes are those of `outcome`, and 1 for an import
-that did not come through. A quarantined batch is no damage: its producer sent it so.
+`ls`, `verify` and `export` read a data directory, whether or not a broker has it open, and change
+nothing in it. `import` sends records to a broker. Exit codes are those of `exit_codes.outcome`, and
+1 for an import that failed. A quarantined batch is not damage: its producer sent it like this.
 
-What they do is done in modules of their own, which are loaded only when they are needed.
+The actions are in modules of their own, imported only when needed.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _ADDRESS = "127.0.0.1:9092"
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = subparsers.add_parser(
         "archive",
-        help="the history of topics: look at it, check it, export and import it",
-        description="The history of topics, as Parquet files below DIR/archive. Exit codes: 0 all "
-        "is well, 1 damage was found, 2 it cannot be looked at.",
+        help="list, verify, export and import the history of topics",
+        description="The history of topics, as Parquet files in DIR/archive. Exit codes: 0 no "
+        "damage, 1 damage was found, 2 the archive cannot be read.",
         allow_abbrev=False,
     )
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
@@ -50,34 +50,37 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _add_ls(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    listing = actions.add_parser("ls", help="what is archived", allow_abbrev=False)
-    _add_place(listing, "of these alone; default all")
-    listing.add_argument("--files", action="store_true", help="also each file")
-    listing.add_argument("--json", action="store_true", help="one JSON object, with all files")
+    listing = actions.add_parser("ls", help="list the archive", allow_abbrev=False)
+    _add_place(listing, "a topic or partition; default all")
+    listing.add_argument("--files", action="store_true", help="also list each file")
+    listing.add_argument(
+        "--json", action="store_true", help="print one JSON object, with all files"
+    )
 
 
 def _add_verify(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     verify = actions.add_parser(
         "verify",
         help="check every byte",
-        description="Check every byte and every row of the archive, that it has no gap, and, where "
-        "no broker has the directory open, that it meets the log. Each damaged range is named.",
+        description="Check every byte and every row of the archive, and that it has no gap. If no "
+        "broker has the directory open, also check that the archive and the log join. Each "
+        "damaged range is named.",
         allow_abbrev=False,
     )
-    _add_place(verify, "of these alone; default all")
+    _add_place(verify, "a topic or partition; default all")
 
 
 def _add_export(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     export = actions.add_parser(
         "export",
-        help="a topic's archive as plain Parquet in another directory",
-        description="Copy what is archived of a topic into a directory that is empty or not there: "
-        "Parquet files, and a _manifest.json that lists them, which comes last. With bounds, files "
-        "are cut where they lie. What is still in the log is not archived yet: POST "
-        "/v1/topics/TOPIC/archive/now archives it.",
+        help="copy the archive of a topic to another directory",
+        description="Copy the archived records of a topic to a directory that is empty or does "
+        "not exist: Parquet files and a _manifest.json that lists them, written last. With "
+        "bounds, only the matching part of a file is copied. Records that are still in the log "
+        "are not archived yet: POST /v1/topics/TOPIC/archive/now archives them.",
         allow_abbrev=False,
     )
-    _add_place(export, "what is exported", required=True)
+    _add_place(export, "the topic or partition to export", required=True)
     export.add_argument("target", metavar="TARGET", type=Path)
     export.add_argument("--from", dest="start", metavar="OFFSET", type=count, default=0)
     export.add_argument("--before", metavar="OFFSET", type=count)
@@ -85,46 +88,46 @@ def _add_export(actions: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--since",
         metavar="TIME",
         type=_time_ms,
-        help="records of this time or later: 2026-11-16, 2026-11-16T09:12:00Z, or milliseconds",
+        help="records from this time on: 2026-11-16, 2026-11-16T09:12:00Z, or milliseconds",
     )
     export.add_argument("--until", metavar="TIME", type=_time_ms, help="records before this time")
     export.add_argument(
         "--skip-damaged",
         action="store_true",
-        help="leave out what is damaged, and name it, instead of giving up",
+        help="leave out damaged ranges and name them, instead of failing",
     )
 
 
 def _add_import(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     importing = actions.add_parser(
         "import",
-        help="Parquet files into a topic of a running broker, each record once",
+        help="import Parquet files into a topic of a running broker, exactly once",
         description="Put the records of an export, or of any Parquet files with a column `value`, "
-        "into a topic. Interrupted, the same command goes on where it was; repeated, it adds "
-        "nothing. Columns that are taken where they are there: key, headers, timestamp, partition.",
+        "into a topic. If interrupted, run the same command again: it continues, and a repeated "
+        "import adds nothing. Optional columns: key, headers, timestamp, partition.",
         allow_abbrev=False,
     )
     importing.add_argument(
         "source", metavar="SOURCE", type=Path, help="a file, or a directory of files"
     )
-    importing.add_argument("topic", metavar="TOPIC", help="made if it is not there")
+    importing.add_argument("topic", metavar="TOPIC", help="the target topic; created if missing")
     importing.add_argument(
         "--broker",
         metavar="HOST:PORT",
         default=_ADDRESS,
-        help=f"the broker's Kafka door; default {_ADDRESS}",
+        help=f"the Kafka address of the broker; default {_ADDRESS}",
     )
     # The name of --broker in earlier versions.
     importing.add_argument("--to", dest="broker", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     importing.add_argument(
         "--name",
-        help="under which the broker remembers what is there; made of the files' content unless "
-        "given, and to be given to import the same files once more",
+        help="name under which the broker stores the progress; default: made from the content of "
+        "the files. Give another name to import the same files again",
     )
     importing.add_argument(
         "--by-key",
         action="store_true",
-        help="let keys choose the partitions, instead of those that records were in",
+        help="choose partitions by key, instead of the original partitions",
     )
 
 
@@ -137,14 +140,14 @@ def _add_place(parser: argparse.ArgumentParser, help_text: str, *, required: boo
 
 
 def _time_ms(text: str) -> int:
-    """Milliseconds, or a moment as ISO 8601 has it; without a zone it is UTC."""
+    """Parse milliseconds or an ISO 8601 time; the default time zone is UTC."""
     if text.isascii() and text.isdigit() and len(text) > 8:
         return int(text)
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is no time: write 2026-11-16T09:12:00Z, or milliseconds"
+            f"{text!r} is not a time: write 2026-11-16T09:12:00Z, or milliseconds"
         ) from None
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)

@@ -1,10 +1,11 @@
-"""The archive of a data directory as it lies there, also while a broker runs.
+"""Read the archive in a data directory, even while a broker runs.
 
-Nothing is locked: a manifest is replaced at one go, and what it lists is there, but for a moment
-after a broker has merged or let go of files. Who misses a file therefore asks for the manifest once
-more, and goes by the new one; only where that lists the file too is it damage.
+No lock is taken. A broker replaces a manifest atomically. The files that a manifest lists exist,
+except for a moment after the broker has merged or deleted files. So a reader that misses a file
+reads the manifest again and uses the new one. The file is damaged only if the new manifest lists
+it, too.
 
-Nothing is changed. Who may call: one thread.
+Nothing is changed. Not thread-safe.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ from quackmq.stores.local.recovery import META_PATH
 
 _MANIFEST: Final = "_manifest.json"
 _TOPIC: Final = "_topic.json"
-#: A name that begins with the offset that its file begins with.
+#: A file name, which starts with the file's first offset.
 _FILE: Final = re.compile(r"(\d{20})-")
 
 
 class ArchivedPartition(NamedTuple):
-    """A partition of a topic, by the names of its directories."""
+    """A partition of a topic, as named by its directories."""
 
     topic: str
     partition: int
@@ -47,17 +48,17 @@ class ArchivedPartition(NamedTuple):
 
 
 class Archived:
-    """A context manager, which closes what it opened."""
+    """The archive of a data directory. A context manager that closes its files."""
 
     def __init__(self, directory: Path) -> None:
-        """UnusableDirectory."""
+        """Raises UnusableDirectory if it is neither a data directory nor an archive."""
         self.disk = RealDisk(directory, read_only=True)
         self.reader = ArchiveReader(self.disk)
         if not {META_PATH, files.ARCHIVE} & set(self.disk.list("")):
             self.disk.close()
             raise UnusableDirectory(
-                f"{directory} holds neither {META_PATH} nor {files.ARCHIVE}: this is no QuackMQ "
-                "directory, nor a copy of one's archive"
+                f"{directory} contains neither {META_PATH} nor {files.ARCHIVE}: it is not a "
+                "QuackMQ data directory or a copy of its archive"
             )
 
     def __enter__(self) -> Archived:
@@ -66,8 +67,8 @@ class Archived:
     def __exit__(self, *error: object) -> None:
         self.disk.close()
 
-    def places(self, wanted: str | None = None) -> list[ArchivedPartition]:
-        """Every partition that has an archive, or those of TOPIC[:PARTITION]. UnknownTopic,
+    def partitions(self, wanted: str | None = None) -> list[ArchivedPartition]:
+        """Return every archived partition, or those of TOPIC[:PARTITION]. Raises UnknownTopic or
         UnknownPartition."""
         if wanted is None:
             return [place for topic in self._topics() for place in self._partitions(topic)]
@@ -75,53 +76,58 @@ class Archived:
         found = self._partitions(topic) if topic in self._topics() else []
         if not found:
             raise UnknownTopic(
-                f"there is no topic {topic!r} in the archive; what is young is still in the log: "
-                f"while the broker runs, POST /v1/topics/{topic}/archive/now archives it"
+                f"there is no topic {topic!r} in the archive; recent records are still in the log: "
+                f"while the broker runs, POST /v1/topics/{topic}/archive/now archives them"
             )
         if not colon:
             return found
         chosen = [place for place in found if str(place.partition) == number]
         if not chosen:
             known = ", ".join(str(place.partition) for place in found)
-            raise UnknownPartition(f"of topic {topic} the archive has {known}, and no {number!r}")
+            raise UnknownPartition(
+                f"the archive of topic {topic} has partitions {known}, not {number!r}"
+            )
         return chosen
 
     def manifest(self, place: ArchivedPartition) -> Manifest | None:
-        """As it is now; None where nothing is archived yet. DamagedData for one that is damaged, or
-        of another place than where it lies; NewerFormat."""
+        """Read the current manifest; None if nothing is archived yet. Raises DamagedData if it
+        is damaged or belongs to another partition, and NewerFormat."""
         path = f"{place.path}/{_MANIFEST}"
         try:
             data = read_file(self.disk, path)
         except FileNotFoundError:
             return None
         manifest = manifests.decode(data, path)
-        told = ArchivedPartition(manifest.topic, manifest.key.partition)
-        if told != place:
-            raise DamagedData(f"{path}: it is of {told}, and lies where {place} should")
+        named = ArchivedPartition(manifest.topic, manifest.key.partition)
+        if named != place:
+            raise DamagedData(f"{path}: it belongs to {named}, not to {place}")
         owner = self.owner(place.topic)
         if owner != str(manifest.key.topic_id):
             raise DamagedData(
-                f"{path}: it is of topic id {manifest.key.topic_id}; the directory is of {owner}"
+                f"{path}: it belongs to topic id {manifest.key.topic_id}, the directory to {owner}"
             )
         return manifest
 
     def owner(self, topic: str) -> str:
-        """The id of the topic whose directory it is. DamagedData."""
+        """Return the id of the topic that owns the directory. Raises DamagedData."""
         path = f"{files.topic_path(topic)}/{_TOPIC}"
         try:
             return str(orjson.loads(read_file(self.disk, path))["topic_id"])
         except FileNotFoundError:
             raise DamagedData(f"{path}: the file is missing") from None
         except (ValueError, KeyError, TypeError) as error:
-            raise DamagedData(f"{path}: it does not say whose it is: {error!r}") from error
+            raise DamagedData(f"{path}: it has no valid topic id: {error!r}") from error
 
     def first_file(self, place: ArchivedPartition) -> int | None:
-        """Where the files begin that lie there, listed or not."""
+        """Return the first offset of the partition's files, listed or not; None without files."""
         found = [_FILE.match(name) for name in self.disk.list(place.path)]
         return min((int(name[1]) for name in found if name is not None), default=None)
 
-    def strangers(self, place: ArchivedPartition, manifest: Manifest | None) -> Iterator[Finding]:
-        """What lies there and is in no manifest. A broker that runs may still need it."""
+    def unlisted_files(
+        self, place: ArchivedPartition, manifest: Manifest | None
+    ) -> Iterator[Finding]:
+        """Yield a note for each file that the manifest does not list. A running broker may still
+        need it."""
         listed = set(manifests.names_of(manifest)) if manifest is not None else set()
         for name in self.disk.list(place.path):
             if name == _MANIFEST or name in listed:
@@ -129,7 +135,9 @@ class Archived:
             is_offered = manifests.plan_of_offered(name) is not None
             is_ours = manifests.is_ours(name) or name.startswith("_new-") or is_offered
             what = "the manifest does not list it"
-            what += ": the next start removes it" if is_ours else ", and it is not ours"
+            what += (
+                ": the next start removes it" if is_ours else ", and the broker did not create it"
+            )
             yield Finding(Kind.NOTE, f"{place.path}/{name}", what)
 
     def _topics(self) -> list[str]:

@@ -1,17 +1,17 @@
-"""`quackmq archive export`: a topic's archive, or a part of it, as plain Parquet beside a manifest.
+"""`quackmq archive export`: copy a topic's archive, or a part of it, as Parquet files with a
+manifest.
 
     TARGET/
       0/00000000000000000000-00000001.parquet    by partition and first offset
       1/…
-      _manifest.json                             what is there, with checksums; written last
+      _manifest.json                             the files with their checksums; written last
 
-A file that is wanted whole is copied as it is, under its own name, and checked on the way: it is a
-copy from which the archive can be mended. One that is cut is written anew, under a name that is
-none of the archive's. A batch that nobody can open is copied raw, under a name that no tool takes
-for data.
+A file that is exported whole is copied unchanged, under its own name, and checked; the archive can
+be repaired from such a copy. A part of a file is written as a new file, under a name that the
+archive never uses. A quarantined batch is copied raw, under a name that no tool takes for data.
 
-Promised: with a manifest the export is whole. Where it fails, what it wrote goes again. A broker
-may run, merge and let go of files meanwhile: what it lets go of before its turn is named.
+An export with a manifest is complete. An export that fails removes its files. A broker may run,
+merge and delete files meanwhile: offsets that it deletes before they are copied are named.
 """
 
 from __future__ import annotations
@@ -44,19 +44,20 @@ FORMAT: Final = 1
 
 
 def export(args: argparse.Namespace) -> bool:
-    """Whether there was damage. UnknownTopic, UnusableDirectory, InvalidRequest, OSError."""
+    """Run the export; return whether there was damage. Raises UnknownTopic, UnusableDirectory,
+    InvalidRequest or OSError."""
     bounds = Bounds(args.start, args.before, args.since, args.until)
     bounds.check()
     with Archived(args.directory) as archived:
-        places = archived.places(args.topic)
+        partitions = archived.partitions(args.topic)
         target = _Target(args.target)
         exporter = Exporter(archived, target, bounds, skips_damaged=args.skip_damaged)
         try:
-            exporter.export(places)
+            exporter.export(partitions)
         except DamagedData as error:
             target.undo()
             print(f"damage: {error}")
-            print("nothing was exported: --skip-damaged leaves out what is damaged")
+            print("nothing was exported: --skip-damaged leaves out damaged ranges")
             return True
         except BaseException:
             target.undo()
@@ -80,20 +81,21 @@ class Bounds:
     until_ms: int | None = None
 
     def of(self, manifest: Manifest) -> tuple[int, int]:
-        """The offsets that are wanted of what there is."""
+        """Return the range of offsets to export from this manifest."""
         end = manifest.next_offset if self.before is None else self.before
         return max(self.start, manifest.first_offset), min(end, manifest.next_offset)
 
     def check(self) -> None:
-        """InvalidRequest where nothing can lie between them."""
+        """Raise InvalidRequest if the bounds are empty."""
         if self.before is not None and self.start >= self.before:
-            raise InvalidRequest(f"--from {self.start} and --before {self.before} leave nothing")
+            raise InvalidRequest(f"--from {self.start} is not below --before {self.before}")
         since, until = self.since_ms, self.until_ms
         if since is not None and until is not None and since >= until:
-            raise InvalidRequest("--since and --until leave nothing: --since has to be earlier")
+            raise InvalidRequest("--since is not earlier than --until")
 
     def takes_whole(self, file: ArchiveFile, start: int, stop: int) -> bool:
-        """Whether all of a file is wanted, of which these offsets are."""
+        """Return whether all records of the file lie within the bounds; [start, stop) is the
+        part within the offsets."""
         if (start, stop) != (file.first_offset, file.next_offset):
             return False
         least, greatest = file.least_timestamp_ms, file.greatest_timestamp_ms
@@ -102,7 +104,8 @@ class Bounds:
         )
 
     def may_hold(self, file: ArchiveFile) -> bool:
-        """Whether a file may have records of these times, by what the manifest says."""
+        """Return whether the file may have records within the time bounds, judging by the
+        manifest."""
         if file.least_timestamp_ms is None or file.greatest_timestamp_ms is None:
             return False
         return (self.since_ms is None or file.greatest_timestamp_ms >= self.since_ms) and (
@@ -120,7 +123,7 @@ class Bounds:
 
 
 class Exported(NamedTuple):
-    """A file of an export, as its manifest lists it. The checksum is of all of its bytes."""
+    """A file of an export, as listed in its manifest. The checksum covers all bytes."""
 
     name: str
     first_offset: int
@@ -132,7 +135,7 @@ class Exported(NamedTuple):
 
 @dataclass
 class _Part:
-    """What was exported of a partition."""
+    """The exported part of a partition."""
 
     partition: int
     first_offset: int
@@ -147,24 +150,24 @@ class Exporter:
         self, archived: Archived, target: _Target, bounds: Bounds, *, skips_damaged: bool
     ) -> None:
         self.damaged = 0
-        #: What an export does not have and a reader might expect, a line each.
+        #: Messages about records that are missing from the export.
         self.lost: list[str] = []
         self.records = 0
         self._archived = archived
         self._target = target
         self._bounds = bounds
         self._skips_damaged = skips_damaged
-        self._tell = progress_on_stderr()
+        self._show_progress = progress_on_stderr()
         self._done = self._total = 0
 
-    def export(self, places: list[ArchivedPartition]) -> None:
-        """DamagedData where it is not to be skipped."""
-        found = [(place, manifest) for place in places if (manifest := self._manifest(place))]
+    def export(self, partitions: list[ArchivedPartition]) -> None:
+        """Export the partitions. Raises DamagedData unless damage is skipped."""
+        found = [(place, manifest) for place in partitions if (manifest := self._manifest(place))]
         if not found:
-            topic = places[0].topic
+            topic = partitions[0].topic
             raise InvalidRequest(
-                f"of topic {topic} nothing is archived yet; while the broker runs, "
-                f"POST /v1/topics/{topic}/archive/now archives what it holds"
+                f"nothing of topic {topic} is archived yet; while the broker runs, "
+                f"POST /v1/topics/{topic}/archive/now archives its records"
             )
         self._total = sum(manifest.size for _, manifest in found)
         parts = [self._export_partition(place, manifest) for place, manifest in found]
@@ -201,16 +204,18 @@ class Exporter:
                 self._export_file(manifest, file, offset, stop, part)
             except DamagedData:
                 now = self._manifest(place)
-                if now is None or not _is_newer(now, manifest):
+                if now is None or not _was_replaced(now, manifest):
                     raise
-                manifest = now  # a broker has merged the file, or let it go
+                manifest = now  # a broker has merged or deleted the file
                 if manifest.first_offset > offset:
                     gone = min(manifest.first_offset, end)
-                    self.lost.append(f"{place}: offsets {offset} to {gone - 1} are gone by now")
+                    self.lost.append(
+                        f"{place}: offsets {offset} to {gone - 1} were deleted meanwhile"
+                    )
                     offset = gone
                 continue
             self._done += file.size
-            self._tell(self._done, self._total)
+            self._show_progress(self._done, self._total)
             offset = stop
         self._export_quarantined(manifest, part)
         return part
@@ -244,7 +249,7 @@ class Exporter:
         for rows in self._archived.reader.scan(manifest, file):
             if isinstance(rows, DamagedData):
                 now = self._manifest(ArchivedPartition(manifest.topic, manifest.key.partition))
-                if not self._skips_damaged or _is_newer(now, manifest):
+                if not self._skips_damaged or _was_replaced(now, manifest):
                     raise rows
                 self.damaged += 1
                 self.lost.append(f"damage: {rows}")
@@ -264,30 +269,31 @@ class Exporter:
                 )
                 self.lost.append(
                     f"poison: {name}, offsets {one.first_offset} to {one.next_offset - 1}: copied "
-                    f"as it came, since it cannot be opened: {one.reason}"
+                    f"raw, because it cannot be decoded: {one.reason}"
                 )
 
 
-def _is_newer(now: Manifest | None, manifest: Manifest) -> bool:
-    """Whether what was missed may be missed: a broker has replaced the manifest meanwhile."""
+def _was_replaced(now: Manifest | None, manifest: Manifest) -> bool:
+    """Return whether a broker has replaced the manifest since; then a missing file is not
+    damage."""
     return now is not None and now.version != manifest.version
 
 
 class _Target:
-    """The directory of an export: files under their names, whole and synced, and the manifest."""
+    """The target directory: writes complete, synced files, and the manifest last."""
 
     def __init__(self, path: Path) -> None:
-        """UnusableDirectory if something lies there."""
+        """Raises UnusableDirectory unless the path is an empty directory or does not exist."""
         self.files = 0
         self.bytes = 0
         self._path = path
         self._written: list[Path] = []
         self._made: list[Path] = []
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            raise UnusableDirectory(f"{path} is there and not empty: export into a new directory")
+            raise UnusableDirectory(f"{path} is not an empty directory: export into a new one")
 
     def copy(self, name: str, pieces: Iterator[bytes]) -> tuple[int, str]:
-        """Size and checksum."""
+        """Write a file; return its size and checksum."""
         path = self._new(name)
         size = checksum = 0
         with path.open("wb") as file:
@@ -299,7 +305,8 @@ class _Target:
         return self._count(size, checksum)
 
     def write(self, name: str, batches: Iterator[pa.RecordBatch]) -> tuple[int, tuple[int, str]]:
-        """Rows as Parquet; how many, size and checksum. No file for none."""
+        """Write rows as Parquet; return their number, the size and the checksum. Without rows,
+        write no file."""
         first = next(batches, None)
         if first is None:
             return 0, (0, "")
@@ -328,7 +335,7 @@ class _Target:
         sync_directory(self._path)
 
     def undo(self) -> None:
-        """Remove what was written."""
+        """Remove all files and directories of this export."""
         for path in self._written:
             path.unlink(missing_ok=True)
         for directory in reversed(self._made):

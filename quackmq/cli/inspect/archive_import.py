@@ -1,14 +1,15 @@
-"""`quackmq archive import`: Parquet files into a topic of a running broker, each record once.
+"""`quackmq archive import`: import Parquet files into a topic of a running broker, each record
+once.
 
-Records are put in transactions, each with the number up to which they are there, as a publisher
-with a durable name does it (see `quackmq.model.offset_notes`); the name is made of the files'
-content and so the same for every run. Whatever fails, and whenever: the same command goes on behind
-the last transaction that the broker has. That holds as long as the broker remembers the name
-(`broker_limits.PUBLISHER_EXPIRY_MS` after its last put), and for a Kafka cluster as long as it
-keeps offsets of groups.
+Records are put in transactions. Each transaction also commits the number of records imported so
+far, as a publisher with a durable name does (see `quackmq.model.offset_notes`). The name is made
+from the content of the files, so it is the same for every run. After any failure, the same command
+continues after the last committed transaction. This works as long as the broker remembers the name
+(`broker_limits.PUBLISHER_EXPIRY_MS` after its last put), and with a Kafka cluster as long as it
+keeps the offsets of groups.
 
-Kept of each record: key, value, headers, time, and its partition unless keys are to choose. Not
-kept: its offset, and who put it first.
+Each record keeps its key, value, headers and timestamp, and its partition unless `--by-key` is
+given. It does not keep its offset and its original producer.
 """
 
 from __future__ import annotations
@@ -36,29 +37,32 @@ from quackmq.model.offset_notes import NUMBER_PARTITION, publisher_group
 from quackmq.model.partitioning import partition_of
 
 _NAME: Final = "import-"
-#: Of the digest that is a name: enough that no two are ever the same.
+#: Characters of the digest that are used as the name: enough to avoid collisions.
 _DIGEST_CHARS: Final = 32
 
 Tell = Callable[[int, int], None]
 
 
 def run(args: argparse.Namespace) -> int:
-    """InvalidRequest for what cannot be imported, QuackError for what did not come through."""
+    """Run the import. Raises InvalidRequest for invalid files or names, QuackError if the import
+    fails."""
     source = Source.open(args.source, progress_on_stderr())
     group = publisher_group(args.name or f"{_NAME}{source.digest[:_DIGEST_CHARS]}")
     if len(group.encode()) > shared_limits.NAME_BYTES:
-        raise InvalidRequest(f"the name takes more than {shared_limits.NAME_BYTES} bytes")
+        raise InvalidRequest(f"the name is longer than {shared_limits.NAME_BYTES} bytes")
     topic = _topic(args.broker, args.topic, source, by_key=args.by_key)
-    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)  # what fails is told in one sentence
+    logging.getLogger("aiokafka").setLevel(
+        logging.CRITICAL
+    )  # failures are reported as one sentence
     importing = Import(args.broker, topic, group, by_key=args.by_key or not source.partitions)
     before = asyncio.run(importing.put(source, progress_on_stderr("records")))
-    print(f"{source.rows - before} records imported into {topic.name}, {before} were there already")
+    print(f"{source.rows - before} records imported into {topic.name}, {before} were already there")
     return 0
 
 
 def _topic(address: str, name: str, source: Source, *, by_key: bool) -> TopicInfo:
-    """The topic, made with as many partitions as the records name. InvalidRequest where it has
-    fewer."""
+    """Return the topic; create it with as many partitions as the records name. Raises
+    InvalidRequest if it has fewer."""
     cluster = Cluster(KafkaConfig(address))
     wanted = 0 if by_key else source.partitions
     deadline = Deadline(limits.IMPORT_WAIT_MS / 1000)
@@ -69,15 +73,15 @@ def _topic(address: str, name: str, source: Source, *, by_key: bool) -> TopicInf
         topic = cluster.topic(name, deadline)
     if topic.partitions < wanted:
         raise InvalidRequest(
-            f"topic {name} has {topic.partitions} partitions, and the records are of {wanted}: "
-            "give it more, or let keys choose with --by-key"
+            f"topic {name} has {topic.partitions} partitions, but the records have {wanted}: add "
+            "partitions to the topic, or use --by-key"
         )
     return topic
 
 
 class Import:
-    """Puts records into one topic under one name. One run at a time: a later one ends an earlier
-    one."""
+    """Put records into one topic under one name. Only one run at a time: a new run fences an
+    earlier one."""
 
     def __init__(self, address: str, topic: TopicInfo, group: str, *, by_key: bool) -> None:
         self._address = address
@@ -88,16 +92,17 @@ class Import:
         self._partitioner = Cluster(KafkaConfig(address)).placing(topic.name, deadline).partitioner
 
     async def put(self, source: Source, tell: Tell) -> int:
-        """All that is not there yet; how many were. QuackError says how many are there now."""
+        """Put all records that the topic does not have; return how many it already had. A
+        QuackError says how many it has now."""
         before = done = 0
         producer = self._producer()
         try:
-            await producer.start()  # ends what an earlier run has left open
-            before = done = await asyncio.to_thread(self._held)
+            await producer.start()  # aborts an open transaction of an earlier run
+            before = done = await asyncio.to_thread(self._imported_before)
             if done > source.rows:
                 raise InvalidRequest(
-                    f"{done} records are there under the name of {self._group}, and the source has "
-                    f"{source.rows}: other records were imported under this name"
+                    f"{done} records were imported under the name {self._group}, but the source "
+                    f"has only {source.rows}: the name was used for other records"
                 )
             for chunk in _chunks(source.records(done)):
                 await self._transact(producer, chunk, done)
@@ -105,12 +110,12 @@ class Import:
                 tell(done, source.rows)
         except ProducerFenced as error:
             raise QuackError(
-                "another import of the same records has begun: one at a time can"
+                "another import of the same records has started; only one can run at a time"
             ) from error
         except (KafkaError, OSError) as error:
             raise QuackError(
-                f"{error or type(error).__name__}: {done} of {source.rows} records are there; run "
-                "it again, and it goes on"
+                f"{error or type(error).__name__}: {done} of {source.rows} records are imported; "
+                "run the command again to continue"
             ) from error
         finally:
             await producer.stop()
@@ -127,17 +132,17 @@ class Import:
             transaction_timeout_ms=2 * limits.IMPORT_WAIT_MS,
         )
 
-    def _held(self) -> int:
-        """How many of the records the topic has."""
+    def _imported_before(self) -> int:
+        """Return how many of the records the topic already has."""
         deadline = Deadline(limits.IMPORT_WAIT_MS / 1000)
-        told = Cluster(KafkaConfig(self._address)).committed(self._group, self._topic, deadline)
-        number = told.get(NUMBER_PARTITION)
+        offsets = Cluster(KafkaConfig(self._address)).committed(self._group, self._topic, deadline)
+        number = offsets.get(NUMBER_PARTITION)
         return 0 if number is None else number.offset
 
     async def _transact(self, producer: Any, chunk: Sequence[Row], done: int) -> None:
         async with producer.transaction():
             sent = []
-            for partition, rows in self._shared_out(chunk, done).items():
+            for partition, rows in self._by_partition(chunk, done).items():
                 for batch in _batches(producer, rows):
                     sent.append(
                         await producer.send_batch(batch, self._topic.name, partition=partition)
@@ -147,8 +152,8 @@ class Import:
             number = OffsetAndMetadata(done + len(chunk), "")
             await producer.send_offsets_to_transaction({place: number}, self._group)
 
-    def _shared_out(self, chunk: Sequence[Row], done: int) -> dict[int, list[Row]]:
-        """By partition, each in its order."""
+    def _by_partition(self, chunk: Sequence[Row], done: int) -> dict[int, list[Row]]:
+        """Group the rows by partition, each in order."""
         found: dict[int, list[Row]] = {}
         for number, row in enumerate(chunk, done):
             found.setdefault(self._choose(row, number), []).append(row)
@@ -162,7 +167,7 @@ class Import:
 
 
 def _chunks(rows: Iterator[Row]) -> Iterator[list[Row]]:
-    """What is put in one transaction each."""
+    """Yield the rows of each transaction."""
     chunk: list[Row] = []
     size = 0
     for row in rows:

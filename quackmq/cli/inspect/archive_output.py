@@ -1,4 +1,4 @@
-"""What `quackmq archive ls` and `verify` print: tables, and lines of findings."""
+"""Print the results of `quackmq archive ls` and `verify`: tables and findings."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from quackmq.model.topic import PartitionKey
 from quackmq.stores.local.inspect.directory import Inspection
 from quackmq.stores.local.inspect.findings import Finding, Kind
 
-#: The log's first offset of each partition.
+#: The first offset of each partition's log.
 Seams = dict[PartitionKey, int]
 
 
 def look(args: argparse.Namespace) -> bool:
-    """Do one of the two; whether there is damage. NewerFormat, UnusableDirectory, NotFound,
-    OSError."""
+    """Run `ls` or `verify`; return whether there is damage. Raises NewerFormat,
+    UnusableDirectory, NotFound or OSError."""
     with Archived(args.directory) as archived:
         if args.action == "ls":
             return list_partitions(archived, args.topic, with_files=args.files, as_json=args.json)
@@ -46,7 +46,7 @@ def list_partitions(
 ) -> bool:
     found: list[tuple[ArchivedPartition, Manifest]] = []
     findings: list[Finding] = []
-    for place in archived.places(wanted):
+    for place in archived.partitions(wanted):
         try:
             manifest = archived.manifest(place)
         except DamagedData as error:
@@ -96,7 +96,7 @@ def _rows(
 
 
 def _times(listed: Sequence[ArchiveFile]) -> tuple[str, str]:
-    """Of the earliest and the latest record."""
+    """Return the times of the earliest and the latest record."""
     least = [file.least_timestamp_ms for file in listed if file.least_timestamp_ms is not None]
     greatest = [
         file.greatest_timestamp_ms for file in listed if file.greatest_timestamp_ms is not None
@@ -133,7 +133,7 @@ def _quarantined(manifest: Manifest, one: Quarantined) -> Finding:
     return Finding(
         Kind.POISON,
         path,
-        f"kept as it came, since it cannot be opened: {one.reason}",
+        f"kept raw, because it cannot be decoded: {one.reason}",
         first_offset=one.first_offset,
         next_offset=one.next_offset,
     )
@@ -159,8 +159,8 @@ class _Tally:
 
 
 def verify(archived: Archived, directory: Path, wanted: str | None) -> bool:
-    """Every byte of the archive, its rows, and that it meets the log. While a broker runs the log
-    is not looked at."""
+    """Check every byte and row of the archive, and that it joins the log. While a broker runs,
+    the log is not checked."""
     tally = _Tally()
     for finding in _findings(archived, directory, wanted, tally):
         tally.count(finding)
@@ -172,10 +172,10 @@ def verify(archived: Archived, directory: Path, wanted: str | None) -> bool:
 def _findings(
     archived: Archived, directory: Path, wanted: str | None, tally: _Tally
 ) -> Iterator[Finding]:
-    places = archived.places(wanted)
+    places = archived.partitions(wanted)
     seams = _seams(directory)
     if seams is None:
-        what = "a broker has it open: where log and archive meet is not looked at"
+        what = "a broker has it open: whether log and archive join was not checked"
         yield Finding(Kind.NOTE, str(directory), what)
     tell = progress_on_stderr()
     total = sum(manifest.size for place in places if (manifest := _known(archived, place)))
@@ -187,13 +187,13 @@ def _findings(
         if seams is None:
             continue
         if not verification.is_damaged:
-            yield from _meeting(archived, place, manifest, seams)
+            yield from _check_seam(archived, place, manifest, seams)
 
 
-def _meeting(
+def _check_seam(
     archived: Archived, place: ArchivedPartition, manifest: Manifest | None, seams: Seams
 ) -> Iterator[Finding]:
-    """That archive and log meet, and what lies there beside the archive."""
+    """Check that archive and log join, and yield notes about unlisted files."""
     if manifest is not None:
         log_first = seams.get(manifest.key, 0)
         ends = manifest.next_offset
@@ -204,19 +204,20 @@ def _meeting(
         begins = archived.first_file(place)
         ends = log_first if begins is None else begins
     if ends < log_first:
-        what = f"neither archive nor log has them: the log begins at {log_first}"
+        what = f"neither archive nor log has them: the log starts at {log_first}"
         if manifest is None:
             what = (
-                "files without a _manifest.json, which the log has no more: restore it from a copy"
+                "_manifest.json is missing, and the log no longer has these records: restore it "
+                "from a copy"
             )
         yield Finding(Kind.DAMAGE, place.path, what, first_offset=ends, next_offset=log_first)
         return
-    yield from archived.strangers(place, manifest)
+    yield from archived.unlisted_files(place, manifest)
 
 
 def _seams(directory: Path) -> Seams | None:
-    """Where each partition's log begins; None while a broker has the directory open. The lock goes
-    again at once: what comes after needs none, and may take long."""
+    """Return the first offset of each partition's log, or None while a broker has the directory
+    open. The lock is released at once, because the rest may take long and needs no lock."""
     disk = RealDisk(directory, read_only=True)
     try:
         inspection = Inspection(disk)
@@ -232,7 +233,7 @@ def _seams(directory: Path) -> Seams | None:
 
 
 def _known(archived: Archived, place: ArchivedPartition) -> Manifest | None:
-    """DamagedData is told where its turn comes."""
+    """Return the manifest, or None if it is damaged; the damage is reported later."""
     try:
         return archived.manifest(place)
     except DamagedData:
@@ -240,13 +241,13 @@ def _known(archived: Archived, place: ArchivedPartition) -> Manifest | None:
 
 
 class _Partition:
-    """One partition: its files are checked one by one, by a manifest that may change meanwhile."""
+    """Check the files of one partition one by one; its manifest may change meanwhile."""
 
     def __init__(
         self, archived: Archived, place: ArchivedPartition, tally: _Tally, tell: Callable[[], None]
     ) -> None:
         self.manifest: Manifest | None = None
-        #: There is a manifest, or something in its place, and it cannot be believed.
+        #: Whether the manifest is damaged.
         self.is_damaged = False
         self._archived = archived
         self._place = place
@@ -309,34 +310,35 @@ class _Partition:
                 offset = rows.column("offset")[-1].as_py() + 1
         except DamagedData as error:
             yield _damage(error)
-        except StorageError as error:  # not ours to read: nobody knows whether it is sound
+        except StorageError as error:  # unreadable for us, so its state is unknown
             raise UnusableDirectory(str(error)) from error
 
     def _has_changed(self, manifest: Manifest) -> bool:
-        """Whether what was missed may be missed: a broker has replaced the manifest meanwhile."""
+        """Return whether a broker has replaced the manifest since; then a missing file is not
+        damage."""
         now = self._archived.manifest(self._place)
         return now is not None and now.version != manifest.version
 
 
 class _Changed(Exception):
-    """The manifest is another one by now."""
+    """The manifest has been replaced."""
 
 
 def _wrong_rows(
     rows: pa.RecordBatch, file: ArchiveFile, offset: int, place: ArchivedPartition
 ) -> str | None:
-    """What in a row group's rows is not as the archive has it; None if all is. Its checksum is
-    right: whoever wrote it wrote it so."""
+    """Return how the rows of a row group violate the archive's format, or None. Their checksum
+    is right, so they were written like this."""
     offsets = rows.column("offset")
     first, last = offsets[0].as_py(), offsets[-1].as_py()
     if not offset <= first <= last < file.next_offset:
-        return f"offsets {first} to {last} lie where {offset} to {file.next_offset - 1} should"
+        return f"offsets {first} to {last} are outside {offset} to {file.next_offset - 1}"
     steps = pc.subtract(offsets.slice(1), offsets.slice(0, len(offsets) - 1))
     if rows.num_rows > 1 and pc.min(steps).as_py() < 1:
-        return f"offsets {first} to {last} do not grow"
-    told = {(topic.as_py(), partition.as_py()) for topic, partition in _ends(rows)}
-    if told != {place}:
-        return f"rows say that they are of {', '.join(f'{t}:{p}' for t, p in sorted(told))}"
+        return f"offsets {first} to {last} are not ascending"
+    found = {(topic.as_py(), partition.as_py()) for topic, partition in _ends(rows)}
+    if found != {place}:
+        return f"the rows belong to {', '.join(f'{t}:{p}' for t, p in sorted(found))}"
     return None
 
 
@@ -346,7 +348,7 @@ def _ends(rows: pa.RecordBatch) -> Iterator[tuple[pa.Scalar, pa.Scalar]]:
 
 
 def _damage(error: DamagedData) -> Finding:
-    """The error names path and offsets itself."""
+    """Return the finding for an error, whose text starts with the path."""
     path, _, what = str(error).partition(": ")
     return Finding(Kind.DAMAGE, path, what)
 
@@ -357,10 +359,10 @@ def _closing_line(tally: _Tally) -> str:
         *([counted(tally.poison, "quarantined batch", "es")] if tally.poison else []),
         *([counted(tally.notes, "note")] if tally.notes else []),
     ]
-    looked_at = [
+    checked = [
         counted(tally.partitions, "partition"),
         counted(tally.files, "file"),
         counted(tally.records, "record"),
         counted(tally.bytes, "byte"),
     ]
-    return f"{', '.join(found)} in {', '.join(looked_at)}"
+    return f"{', '.join(found)} in {', '.join(checked)}"

@@ -1,9 +1,9 @@
-"""`quackmq log`: a look into a data directory without a broker. Nothing in it is changed.
+"""`quackmq log`: inspect a data directory without a broker. Nothing in it is changed.
 
-Exit codes are those of `outcome`. A batch that nobody can decode is no damage: its producer sent
-it so.
+Exit codes are those of `exit_codes.outcome`. A batch that cannot be decoded is not damage: its
+producer sent it like this.
 
-What is printed is made in `look`, which is loaded only when there is something to look at.
+`log_output` prints the results; it is imported only when needed.
 """
 
 from __future__ import annotations
@@ -17,36 +17,36 @@ from quackmq.cli.exit_codes import outcome
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = subparsers.add_parser(
         "log",
-        help="look into a data directory without a broker",
-        description="Look into a data directory that no broker has open; nothing in it is changed. "
-        "Exit codes: 0 all is well, 1 damage was found, 2 it cannot be looked at.",
+        help="inspect a data directory without a broker",
+        description="Inspect a data directory that no broker has open. Nothing in it is changed. "
+        "Exit codes: 0 no damage, 1 damage was found, 2 the directory cannot be read.",
         allow_abbrev=False,
     )
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
 
     listing = actions.add_parser(
-        "ls", help="topics, partitions and how the store was left", allow_abbrev=False
+        "ls", help="list topics, partitions and the state of the store", allow_abbrev=False
     )
-    listing.add_argument("--json", action="store_true", help="one JSON object")
+    listing.add_argument("--json", action="store_true", help="print one JSON object")
 
     dump = actions.add_parser(
         "dump",
-        help="batches, records or journal frames",
-        description="Batches, one a line; with --records also what is in them; with --journal the "
-        "frames of the journal instead. Damaged ranges are named in their place.",
+        help="print batches, records or journal frames",
+        description="Print batches, one per line; with --records also their records; with "
+        "--journal the frames of the journal instead. Damaged ranges are named where they occur.",
         allow_abbrev=False,
     )
     verify = actions.add_parser(
         "verify",
         help="check every byte",
-        description="Check every byte that something vouches for, and name each damaged range.",
+        description="Check every byte that a checksum covers, and name each damaged range.",
         allow_abbrev=False,
     )
     for action in (listing, dump, verify):
         action.add_argument("directory", metavar="DIR", type=Path)
 
     dump.add_argument(
-        "topic", metavar="TOPIC[:PARTITION]", nargs="?", help="of these alone; default all"
+        "topic", metavar="TOPIC[:PARTITION]", nargs="?", help="a topic or partition; default all"
     )
     dump.add_argument(
         "--from",
@@ -54,15 +54,19 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         metavar="OFFSET",
         type=count,
         default=0,
-        help="in each partition from this offset on",
+        help="start at this offset in each partition",
     )
     dump.add_argument(
-        "--limit", metavar="N", type=count, help="so many batches (records, frames) at the most"
+        "--limit", metavar="N", type=count, help="print at most N batches (records, frames)"
     )
-    dump.add_argument("--records", action="store_true", help="also the records")
-    dump.add_argument("--journal", action="store_true", help="the journal's frames and entries")
+    dump.add_argument("--records", action="store_true", help="also print the records")
+    dump.add_argument(
+        "--journal", action="store_true", help="print the frames and entries of the journal"
+    )
     verify.add_argument(
-        "--deep", action="store_true", help="also decode every batch, and name those that cannot be"
+        "--deep",
+        action="store_true",
+        help="also decode every batch, and name those that cannot be decoded",
     )
 
 
@@ -74,5 +78,5 @@ def run(args: argparse.Namespace) -> int:
 
 def count(text: str) -> int:
     if not (text.isascii() and text.isdigit()):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 on")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 0")
     return int(text)

@@ -1,6 +1,6 @@
-"""What `quackmq log` prints: tables, lines of batches and records, lines of findings.
+"""Print the results of `quackmq log`: tables, batches and records, and findings.
 
-Nothing is made text here that `text` does not make harmless.
+Data from peers is printed through `text`, which escapes control characters.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ from quackmq.stores.local.partition_log import PartitionLog
 
 
 def look(args: argparse.Namespace) -> bool:
-    """Do one of the three; whether there is damage. StoreLocked, NewerFormat, UnusableDirectory,
-    NotFound, InvalidRequest, OSError."""
+    """Run `ls`, `dump` or `verify`; return whether there is damage. Raises StoreLocked,
+    NewerFormat, UnusableDirectory, NotFound, InvalidRequest or OSError."""
     with ExitStack() as opened:
         disk = RealDisk(args.directory, read_only=True)
         opened.callback(disk.close)
@@ -60,7 +60,7 @@ def look(args: argparse.Namespace) -> bool:
                 return verify(inspection, deep=args.deep)
         if args.journal:
             if args.topic is not None or args.start or args.records:
-                raise InvalidRequest("--journal goes with --limit alone")
+                raise InvalidRequest("--journal can only be combined with --limit")
             return dump_journal(inspection, args.limit)
         return dump(inspection, args.topic, args.start, args.limit, with_records=args.records)
 
@@ -88,9 +88,9 @@ def _standing_lines(inspection: Inspection) -> Iterator[str]:
         return
     yield f"run {standing.run}, leader epoch {standing.epoch}, sync {standing.sync}"
     if standing.clean:
-        yield "closed in good order"
+        yield "closed cleanly"
     else:
-        yield f"not closed: {inspection.frames} frames of the journal behind the checkpoint"
+        yield f"not closed: {inspection.frames} journal frames after the checkpoint"
 
 
 def _topic_rows(inspection: Inspection) -> Iterator[Sequence[str]]:
@@ -160,7 +160,7 @@ def _logs(inspection: Inspection, topic: Topic) -> Iterator[PartitionLog]:
 
 
 def _policy(policy: Policy) -> dict[str, Any]:
-    """What differs from the default."""
+    """Return the fields that differ from the default."""
     values = ((each, getattr(policy, each.name)) for each in fields(policy))
     return {each.name: value for each, value in values if value != each.default}
 
@@ -176,7 +176,7 @@ def dump(
     *,
     with_records: bool,
 ) -> bool:
-    damaged = _tell_all(inspection)
+    damaged = _print_findings(inspection)
     left = limit
     for topic, log in _wanted(inspection, wanted):
         name = f"{topic.name}:{log.key.partition}"
@@ -196,7 +196,8 @@ def dump(
 
 
 def _wanted(inspection: Inspection, text: str | None) -> Iterator[tuple[Topic, PartitionLog]]:
-    """UnknownTopic, UnknownPartition."""
+    """Yield the partitions of TOPIC[:PARTITION], or all. Raises UnknownTopic or
+    UnknownPartition."""
     if text is None:
         for topic in _topics(inspection):
             yield from ((topic, log) for log in _logs(inspection, topic))
@@ -210,7 +211,7 @@ def _wanted(inspection: Inspection, text: str | None) -> Iterator[tuple[Topic, P
         return
     if not (number.isascii() and number.isdigit() and int(number) < found.partitions):
         partitions = counted(found.partitions, "partition")
-        raise UnknownPartition(f"topic {name} has {partitions} and no {number!r}")
+        raise UnknownPartition(f"topic {name} has {partitions}, not {number!r}")
     yield found, inspection.logs[PartitionKey(found.id, int(number))]
 
 
@@ -243,7 +244,7 @@ def _control(batch: Batch) -> str:
 
 
 def _print_records(batch: Batch, start: int, limit: int | None) -> int:
-    """How many there were."""
+    """Print the records; return how many were printed."""
     count = 0
     try:
         for record in codec.decode(batch):
@@ -254,7 +255,7 @@ def _print_records(batch: Batch, start: int, limit: int | None) -> int:
             print(f"    {_record_line(record)}")
             count += 1
     except CorruptBatch as error:
-        print(f"    {Kind.POISON}: it cannot be decoded: {error}")
+        print(f"    {Kind.POISON}: the batch cannot be decoded: {error}")
     return count
 
 
@@ -267,7 +268,7 @@ def _record_line(record: Record) -> str:
 
 
 def dump_journal(inspection: Inspection, limit: int | None) -> bool:
-    damaged = _tell_all(inspection, but_journal=True)
+    damaged = _print_findings(inspection, but_journal=True)
     left = limit
     for found in inspection.journal():
         if left == 0:
@@ -322,8 +323,8 @@ def _partition(inspection: Inspection, key: PartitionKey) -> str:
     return f"{key.topic_id if topic is None else topic.name}:{key.partition}"
 
 
-def _tell_all(inspection: Inspection, *, but_journal: bool = False) -> bool:
-    """Print what is known from the start; whether any of it is damage."""
+def _print_findings(inspection: Inspection, *, but_journal: bool = False) -> bool:
+    """Print the findings of opening the directory; return whether there is damage."""
     for finding in inspection.findings:
         if not (but_journal and finding.path.startswith(JOURNAL_DIRECTORY)):
             print(finding)
@@ -347,11 +348,11 @@ def _closing_line(tally: Tally) -> str:
         *([counted(tally.poison, "undecodable batch", "es")] if tally.poison else []),
         *([counted(tally.notes, "note")] if tally.notes else []),
     ]
-    looked_at = [
+    checked = [
         counted(tally.partitions, "partition"),
         counted(tally.segments, "segment"),
         counted(tally.batches, "batch", "es"),
         counted(tally.bytes, "byte"),
         counted(tally.frames, "frame"),
     ]
-    return f"{', '.join(found)} in {', '.join(looked_at)}"
+    return f"{', '.join(found)} in {', '.join(checked)}"

@@ -1,11 +1,12 @@
-"""Parquet files as records to be put: an export of `quackmq archive export`, or anybody's files.
+"""Read Parquet files as records to import: an export of `quackmq archive export`, or any other
+files.
 
-One column is needed, `value`, of bytes or text; `key`, `headers`, `timestamp` and `partition` are
-taken where they are there, and all others are left alone. Records are numbered from 0 over all
-files, in an order that the files alone decide, so that a number tells where to go on.
+The column `value`, bytes or text, is required. `key`, `headers`, `timestamp` and `partition` are
+used if they exist, and all other columns are ignored. Records are numbered from 0 over all files,
+in an order that depends only on the files, so that a number tells where to continue.
 
-Who calls reads each byte twice: `Source.open` reads all files once, to know what they are (and that
-an export is as its manifest says), before `records` is asked for the first of them.
+Each byte is read twice: `Source.open` reads all files once to compute the digest (and to check an
+export against its manifest), and `records` reads them again.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ Headers = list[tuple[str, bytes | None]]
 
 
 class Row(NamedTuple):
-    """A record to be put. Without a time it gets that of its putting; without a partition, one by
-    its key."""
+    """A record to import. Without a timestamp it gets the current time; without a partition, the
+    key decides."""
 
     key: bytes | None
     value: bytes | None
@@ -50,8 +51,8 @@ class _File(NamedTuple):
 
 @dataclass(frozen=True)
 class Source:
-    """`digest` tells these files from all others; `partitions` is how many their records name, and
-    0 where they name none."""
+    """A set of files. `digest` identifies their content; `partitions` is how many partitions
+    their records name, or 0 if they name none."""
 
     files: tuple[_File, ...]
     digest: str
@@ -62,9 +63,9 @@ class Source:
         return sum(file.rows for file in self.files)
 
     @classmethod
-    def open(cls, path: Path, tell: Callable[[int, int], None]) -> Source:
-        """InvalidRequest for what cannot be imported, DamagedData for an export that is not as its
-        manifest says, NewerFormat, OSError."""
+    def open(cls, path: Path, show_progress: Callable[[int, int], None]) -> Source:
+        """Read and check the files. Raises InvalidRequest for files that cannot be imported,
+        DamagedData for an export that does not match its manifest, NewerFormat or OSError."""
         listed = _listed(path)
         total = sum(each.path.stat().st_size for each in listed)
         digest = hashlib.sha256()
@@ -78,18 +79,18 @@ class Source:
                     digest.update(piece)
                     size += len(piece)
                     checksum = crc32c(piece, checksum)
-                    tell(done + size, total)
+                    show_progress(done + size, total)
             done += size
             digest.update(size.to_bytes(8))
             if each.checksum is not None and (size, f"{checksum:08x}") != each.checksum:
-                raise DamagedData(f"{each.path} is not as the export's {MANIFEST} says")
+                raise DamagedData(f"{each.path} does not match the {MANIFEST} of the export")
             rows, named = _inspect(each.path)
             found.append(_File(each.path, rows))
             partitions = max(partitions, named)
         return cls(tuple(found), digest.hexdigest(), partitions)
 
     def records(self, start: int) -> Iterator[Row]:
-        """From a number on."""
+        """Yield the records from number `start` on."""
         before = 0
         for path, rows in self.files:
             if before + rows > start:
@@ -98,7 +99,7 @@ class Source:
 
 
 class _Listed(NamedTuple):
-    """A file, with size and checksum where a manifest tells them."""
+    """A file, with its size and checksum if a manifest lists them."""
 
     path: Path
     checksum: tuple[int, str] | None = None
@@ -113,7 +114,7 @@ def _listed(path: Path) -> list[_Listed]:
         return _listed_by_manifest(path)
     if (path / _TOPIC).exists():
         raise InvalidRequest(
-            f"{path} is a broker's own archive, whose files may change: export it first, with "
+            f"{path} is the archive of a broker, whose files may change: export it first with "
             "quackmq archive export"
         )
     found = [
@@ -131,8 +132,8 @@ def _listed_by_manifest(path: Path) -> list[_Listed]:
         told = orjson.loads((path / MANIFEST).read_bytes())
         if told.get("kind") != KIND:
             raise InvalidRequest(
-                f"{path / MANIFEST} is of no export: name the files one by one, or export them "
-                "first"
+                f"{path / MANIFEST} is not the manifest of an export: import single files, or "
+                "export them first"
             )
         if told["format"] != FORMAT:
             raise NewerFormat(
@@ -149,7 +150,8 @@ def _listed_by_manifest(path: Path) -> list[_Listed]:
 
 
 def _inspect(path: Path) -> tuple[int, int]:
-    """How many rows a file has, and how many partitions they name. InvalidRequest."""
+    """Return the number of rows of a file, and the number of partitions that they name. Raises
+    InvalidRequest."""
     try:
         with pq.ParquetFile(path) as file:
             schema = file.schema_arrow
@@ -161,7 +163,7 @@ def _inspect(path: Path) -> tuple[int, int]:
             for batch in file.iter_batches(columns=["partition"]):
                 bounds = pc.min_max(batch.column(0)).as_py()
                 if bounds["min"] is not None and bounds["min"] < 0:
-                    raise InvalidRequest(f"{path}: {bounds['min']} is no partition")
+                    raise InvalidRequest(f"{path}: invalid partition {bounds['min']}")
                 greatest = max(greatest, -1 if bounds["max"] is None else bounds["max"])
             return rows, greatest + 1
     except pa.ArrowException as error:
@@ -174,21 +176,21 @@ def _check(path: Path, schema: pa.Schema) -> None:
     for name in ("value", "key"):
         if name in schema.names and not _is_bytes(schema.field(name).type):
             raise InvalidRequest(
-                f"{path}: column `{name}` is {schema.field(name).type}, and must be bytes or text"
+                f"{path}: column `{name}` is {schema.field(name).type}; it must be bytes or text"
             )
     if "timestamp" in schema.names:
         kind = schema.field("timestamp").type
         if not (pa.types.is_timestamp(kind) or pa.types.is_integer(kind)):
             raise InvalidRequest(
-                f"{path}: column `timestamp` is {kind}, and must be a time, or milliseconds"
+                f"{path}: column `timestamp` is {kind}; it must be a time, or milliseconds"
             )
     if "partition" in schema.names and not pa.types.is_integer(schema.field("partition").type):
         raise InvalidRequest(
-            f"{path}: column `partition` is {schema.field('partition').type}, and must be a number"
+            f"{path}: column `partition` is {schema.field('partition').type}; it must be a number"
         )
     if "headers" in schema.names and not _is_headers(schema.field("headers").type):
         raise InvalidRequest(
-            f"{path}: column `headers` is {schema.field('headers').type}, and must be a list of "
+            f"{path}: column `headers` is {schema.field('headers').type}; it must be a list of "
             "key and value"
         )
 
@@ -214,7 +216,7 @@ def _is_headers(kind: pa.DataType) -> bool:
 
 
 def _rows(path: Path, start: int) -> Iterator[Row]:
-    """Of one file, from its row `start` on, a row group at a time."""
+    """Yield the rows of one file from `start` on, one row group at a time."""
     with pq.ParquetFile(path) as file:
         columns = [name for name in _COLUMNS if name in file.schema_arrow.names]
         for index in range(file.metadata.num_row_groups):

@@ -337,7 +337,7 @@ def test_the_commands_start_without_pyspark() -> None:
         (("trending", "--window", "soon"), "'soon' is no span of time"),
         (("trending", "--conf", "a=b"), "'a=b' is not spark.NAME=VALUE"),
         (("trending", "--plot", "x.txt"), "does not end in .png"),
-        (("trending", "--plot", "nowhere/x.png"), "'nowhere' is no directory"),
+        (("trending", "--plot", "nowhere/x.png"), "'nowhere' is not a directory"),
         (("trending",), "--topics TOPIC,… or --pattern REGEX"),
         (("trending", "--topics", "a", "--to", "b"), "trending needs --checkpoint DIR"),
         (("simulate", "--workers", "0"), "--workers is 1 to"),
