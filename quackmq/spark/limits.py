@@ -9,106 +9,104 @@ from quackmq.limits import KIB, MIB
 
 # --- Spark ---------------------------------------------------------------------------------
 
-#: A plan or a task that finds the broker away tries for so long: it is back within seconds when it
-#: was restarted, and Spark itself tries a failed task again.
+#: How long a plan or task tries to reach an unavailable broker. A restarted broker is back within
+#: seconds, and Spark itself repeats a failed task.
 SPARK_RETRY_MS: Final = 30_000
-#: Between two tries: a broker takes longer to come back.
+#: Pause between two attempts; a broker takes longer to restart.
 SPARK_PAUSE_MS: Final = 100
-#: An answer begins to come after so long at the latest: more than the longest wait that is asked
-#: for. A commit of a large stage may take longer, and its answer is waited for so often: the
-#: largest is copied within that on a slow disk.
+#: Timeout of an answer, longer than the longest requested wait. A commit of a large stage may take
+#: longer; its answer is awaited this many times, enough for the largest stage on a slow disk.
 SPARK_ANSWER_MS: Final = 120_000
 SPARK_COMMIT_WAITS: Final = 15
-#: Batches that a task asks for at a time; while it opens them, the next come.
+#: Size of one fetch of a task; the next one is fetched while it is decoded.
 SPARK_FETCH_BYTES: Final = 4 * MIB
-#: Compressed batches that are opened together, and what they may come to together; those that come
-#: to more are opened one by one.
+#: Compressed batches that are decoded together, and their total decoded size; larger ones are
+#: decoded one by one.
 SPARK_TOGETHER_BYTES: Final = 512 * KIB
 SPARK_DECODED_BYTES: Final = 64 * MIB
-#: Rows that are handed to Spark at a time: they lie in its memory as a whole.
+#: Rows passed to Spark at a time; they are in its memory as a whole.
 SPARK_ROWS: Final = 65_536
-#: Bytes for one task, as they are kept: some tenths of a second, against some 20 ms that a task
-#: costs by itself.
+#: Stored bytes per task: some tenths of a second of work, compared with about 20 ms overhead of a
+#: task.
 SPARK_SPLIT_BYTES: Final = 16 * MIB
-#: A record costs a task about as much as so many bytes of its own.
+#: The cost of a record for a task, expressed in bytes.
 SPARK_RECORD_BYTES: Final = 32
-#: Tasks of one plan: each is some hundred bytes in the driver, and some milliseconds of it.
+#: Tasks of one plan: each takes some hundred bytes and some milliseconds in the driver.
 SPARK_SPLITS: Final = 10_000
-#: A stream that is at the end waits so long for more before it tells Spark that there is nothing;
-#: who stops it waits as long.
+#: How long a stream at the end waits for more records before it reports that there are none.
+#: Stopping it takes as long.
 SPARK_IDLE_MS: Final = 500
-#: A batch of a stream that waits for more offsets waits no longer than this; as Spark's Kafka
-#: source.
+#: The default of maxTriggerDelay, as in Spark's Kafka source.
 SPARK_DELAY_MS: Final = 15 * 60_000
-#: What a query has read is told to the broker again after so long, also if that is nothing new.
+#: The progress of a query is reported to the broker at this interval, even if it has not changed.
 SPARK_TOLD_MS: Final = 600_000
-#: A query that the broker has not heard of for so long holds retention no longer: Spark does not
-#: say when a checkpoint was deleted. A week is enough to find a failed query and start it again; it
-#: is also how long Kafka remembers a group without members.
+#: After this time without a report, a query no longer holds retention: Spark does not tell when a
+#: checkpoint was deleted. A week is enough to notice a failed query and restart it. Kafka also
+#: remembers a group without members for a week.
 SPARK_HOLD_MS: Final = 7 * 24 * 3_600_000
-#: A query that stops has so long for its last word to the broker.
+#: How long a stopping query may take for its last report to the broker.
 SPARK_STOP_MS: Final = 2_000
-#: A piece that has moved since it was planned is looked for so often; then batches are asked for.
+#: How often a task looks up the new place of a moved range; after that it fetches batches.
 SPARK_FINDS: Final = 4
-#: Files of a plan stay for so long, unless it is renewed; what is gone is read through the broker.
+#: Lease of a plan's files unless renewed. Ranges whose files are gone are read through the broker.
 SPARK_PLAN_MS: Final = 3_600_000
-#: A table looks whether what lies behind its topic's archive are ends of transactions only, if it
-#: is so little in each of so few partitions: a millisecond each, against half a second for a scan.
+#: A table checks whether the unarchived end of a topic consists only of transaction markers if it
+#: is this short, in at most this many partitions. That takes a millisecond each, a scan half a
+#: second.
 SPARK_ENDS: Final = 8
 SPARK_ENDS_PARTITIONS: Final = 64
-#: A compaction's plan lasts so long unless it is renewed, which it is three times in that: so long
-#: the files of one that was killed are kept, and what it offered lies there.
+#: Lease of a compaction's plan; it is renewed three times in this period. After a kill, the files
+#: of the plan and offered replacements are kept for this long.
 COMPACT_PLAN_MS: Final = 60_000
-#: Merges of a compaction that are at work at once; each is a thread of the driver that waits.
+#: Concurrent merges of a compaction; each is a waiting thread of the driver.
 COMPACT_AT_ONCE: Final = 256
-#: Plans of a compaction, one after the other, of which nothing could be carried out because others
-#: were faster: somebody else is at it then.
+#: Consecutive plans of a compaction that failed because others were faster. Then another compaction
+#: is running.
 COMPACT_TRIES: Final = 5
-#: How much records grow by a merge of a compaction, at the least: whoever asks for it wants few
-#: files more than little work.
+#: The smallest size ratio of a merge of a compaction: its users want few files more than little
+#: work.
 COMPACT_GROWTH: Final = 2
-#: Between two looks at whether a compaction is to stop.
+#: Interval between two checks whether a compaction should stop.
 COMPACT_LOOK_MS: Final = 200
-#: A task of a sink gathers so much before it makes batches of it, and stages them in one call: the
-#: larger, the larger the batches of each partition; it is in memory about four times.
+#: A sink task collects this much before it encodes and stages it in one call. More makes larger
+#: batches, but takes about four times as much memory.
 SPARK_CHUNK_BYTES: Final = 8 * MIB
-#: Rows without a key that go to one partition before the next has its turn.
+#: Consecutive rows without a key that go to the same partition.
 SPARK_SPREAD_ROWS: Final = 500
 
 # --- pipelines -----------------------------------------------------------------------------
 
-#: Times that a stream is started whose Python process is not there in time: a machine that is busy
-#: beyond that is too busy.
+#: Attempts to start a stream whose Python process does not start in time.
 PIPELINE_STARTS: Final = 5
-#: A stream that is told to stop has so long for the batch that it is in; it is done again anyway.
+#: How long a stopping stream may take for its current batch; the batch is repeated anyway.
 PIPELINE_STOP_MS: Final = 60_000
-#: One that follows it then has so long for what is there: seconds, on a busy machine minutes; who
-#: does not want to wait sends a second signal.
+#: How long a stopping pipeline may take to process the existing records: seconds, or minutes on a
+#: busy machine. A second signal ends it at once.
 PIPELINE_FOLLOW_MS: Final = 600_000
-#: Windows that a report on a stream has: the last ones, since a stream may run for years.
+#: Windows in the report of a stream: only the last ones, because a stream may run for years.
 PIPELINE_KEPT_WINDOWS: Final = 60
-#: Processes that a pipeline starts; each takes some 50 MB.
+#: Processes that a pipeline may start; each takes about 50 MB.
 PIPELINE_WORKERS: Final = 100
-#: Workers that die are started again so often, all together: then it is no accident.
+#: Restarts of dead workers, in total; more deaths are not an accident.
 PIPELINE_RESTARTS: Final = 20
-#: A worker that is not wanted any more has so long to end by itself.
+#: How long a stopping worker may take to exit.
 PIPELINE_WORKER_END_MS: Final = 10_000
-#: Whether the broker of such processes is there is asked so often, and for so long at a time.
+#: Interval and timeout of the check that the workers' broker is reachable.
 PIPELINE_LOOK_MS: Final = 1_000
-#: One that is away for longer ends the pipeline: time for a restart, and less than the processes
-#: themselves wait for an answer, so that one sentence is said, and not one by each of them.
+#: A broker that is away for longer ends the pipeline. This is enough for a restart, and shorter
+#: than the workers' own timeouts, so that one message is printed, not one per worker.
 PIPELINE_AWAY_MS: Final = 20_000
-#: Measurements that a process gathers before it reports them: they would be lost with it.
+#: Measurements that a process collects before it reports them; they would be lost with it.
 PIPELINE_SAMPLES: Final = 1_000
-#: Offsets that a replay publishes at once: each such portion is a transaction of the broker's, and
-#: a name that it remembers for a week.
+#: Offsets that a replay publishes at once: each portion is a transaction, and a name that the
+#: broker remembers for a week.
 REPLAY_OFFSETS: Final = 1_000_000
-#: Runs of offsets and numbers that a task of an audit holds before it joins them, at 56 bytes each.
+#: Runs of offsets and numbers that an audit task holds before it joins them; 56 bytes each.
 AUDIT_RUNS: Final = 200_000
-#: What an audit takes to the driver of what it found, holes that can be explained included: a hole
-#: is left by every transaction, and one costs about 200 bytes there.
+#: Findings that an audit collects in the driver, including explained holes: every transaction
+#: leaves a hole, and each costs about 200 bytes.
 AUDIT_FINDINGS: Final = 1_000_000
-#: Offsets without a time that an audit looks up as one piece: Spark has their numbers in memory.
+#: Offsets without a timestamp that an audit looks up together; Spark has their numbers in memory.
 AUDIT_STRETCH: Final = 10_000
-#: Findings that an audit names one by one, of each kind; the others are counted.
+#: Findings of each kind that an audit prints; further ones are only counted.
 AUDIT_NAMED: Final = 10

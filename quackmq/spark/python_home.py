@@ -1,12 +1,12 @@
-"""Spark's home without the one thing in it that slows every Python process down.
+"""A copy of Spark's home without the file that slows down every Python process.
 
-Spark starts Python processes by the dozen: for each source and sink that is planned, for each
-stream, on each machine. It puts `python/lib/pyspark.zip` of its home first on their path, which has
-no compiled code: each of them compiles PySpark anew, 1.6 s of a processor instead of 0.4. Where
-PySpark was installed by pip, the same code lies compiled beside it, and is found when the zip is
-not. So a directory is made that has all of Spark's home but that.
+Spark starts many Python processes: for each planned source and sink, for each stream, on each
+machine. It puts `python/lib/pyspark.zip` first on their path. The zip has no compiled code, so each
+process compiles PySpark again: 1.6 s of CPU time instead of 0.4 s. If PySpark was installed by pip,
+the same code is installed compiled, and is found if the zip is missing. So this module creates a
+directory with everything of Spark's home except the zip.
 
-Not promised: anything for a Spark that was not installed by pip, or for executors elsewhere.
+It does nothing for a Spark that was not installed by pip, or for executors on other machines.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _LEFT_OUT: Final = "python"
 
 
 def use_compiled() -> None:
-    """`SPARK_HOME` leads to such a directory from now on, for this process and those that it
-    starts, unless somebody has set it."""
+    """Set `SPARK_HOME` to such a directory, for this process and its children, unless it is
+    already set."""
     if os.environ.get(_VARIABLE):
         return
     spec = importlib.util.find_spec("pyspark")

@@ -1,4 +1,4 @@
-"""How Spark comes to know `format("quackmq")`, and how the broker forgets a query."""
+"""Register `format("quackmq")` with Spark, and release the subscriptions of a query."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from quackmq.spark.broker import progress
 from quackmq.spark.broker.http import find
 from quackmq.spark.source.source import PushingSource, QuackSource
 
-#: Whether Spark pushes filters into Python sources; it refuses a source that takes them otherwise.
+#: Whether Spark pushes filters into Python sources. If not, it refuses a source that accepts them.
 PUSHDOWN_PROPERTY: Final = "spark.sql.python.filterPushdown.enabled"
 
 
 def register(spark: SparkSession) -> None:
-    """Make the format known to a session. Filters are pushed down if the session does so now; for
-    one that changes its mind later there is the option `filterPushdown`."""
+    """Register the format with a session. Filters are pushed down if the session does so now; if
+    the session changes this later, use the option `filterPushdown`."""
     pushes = str(spark.conf.get(PUSHDOWN_PROPERTY, "false")).lower() == "true"
     spark.dataSource.register(PushingSource if pushes else QuackSource)
 
 
 def release(bootstrap_servers: str, group: str) -> list[str]:
-    """Let go of what a streaming query holds that will not come back, by its `groupId`, or the
-    `group` in its offsets. The topics that it held."""
+    """End the subscriptions of a streaming query that will not run again, by its `groupId` or
+    the `group` in its offsets. Return their topics."""
     return progress.release(find(bootstrap_servers), group)

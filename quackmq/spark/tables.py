@@ -1,12 +1,12 @@
-"""A topic as a DataFrame whose archived part is Spark's own scan of Parquet files.
+"""A topic as a DataFrame whose archived part is Spark's own Parquet scan.
 
-Spark reads only the columns and row groups that a query needs of it, and compiles the rest of the
-query into the scan. What is not archived yet is read by the source and put behind it. Both parts
-are fixed when the DataFrame is made: together they are the topic as it was then, each record once,
-however often it is computed; what is archived or merged later changes nothing.
+Spark reads only the columns and row groups that a query needs, and compiles the rest of the query
+into the scan. The source reads the records that are not archived yet; they are appended. Both parts
+are fixed when the DataFrame is created: together they are the topic at that time, each record once,
+however often it is computed, whatever is archived or merged later.
 
-Not promised: anything after the lease is over. Files that were merged or trimmed meanwhile go then,
-and a computation that needs them fails: make the DataFrame anew.
+This holds until the lease ends. Then merged or trimmed files are deleted, and a computation that
+needs them fails: create the DataFrame again.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from quackmq.spark.source.options import Options, Subscribe
 from quackmq.spark.source.source import NAME
 from quackmq.spark.source.splits import File
 
-#: Where the broker is, for sessions that say it once.
+#: The session property with the broker's address.
 BOOTSTRAP_PROPERTY: Final = "spark.quackmq.bootstrap.servers"
 DEFAULT_BOOTSTRAP: Final = "127.0.0.1:9092"
-#: By partition, from which offset on to before which.
+#: The range of offsets by partition.
 Rest = dict[int, tuple[int, int]]
 
 
@@ -83,8 +83,8 @@ def planned_table(
     fail_on_data_loss: bool = True,
     lease_ms: int = limits.SPARK_PLAN_MS,
 ) -> tuple[DataFrame, Plan]:
-    """The same with the plan that keeps its files, for who knows when they are read: then it is to
-    be released, since a broker has only so many."""
+    """Like `table`, and also return the plan that keeps its files. The caller releases the plan
+    after reading, because a broker has a limited number of plans."""
     bootstrap = bootstrap_servers or spark.conf.get(BOOTSTRAP_PROPERTY, None) or DEFAULT_BOOTSTRAP
     options = Options(bootstrap, Subscribe((topic,)), "earliest")
     survey = BrokerMetadata(options)
@@ -113,7 +113,7 @@ def planned_table(
 
 
 def _scan(spark: SparkSession, topic: str, archived: Files, fails: bool) -> DataFrame:
-    """The archived files, by Spark's own reader."""
+    """Return a DataFrame of the archived files, read by Spark's own reader."""
     schema = columns.schema(include_headers=True)
     frame = spark.read.schema(schema).parquet(*(each.path for each in _all(archived)))
     for (_, partition), files in archived.items():
@@ -134,9 +134,8 @@ def _check_whole(topic: str, partition: int, files: Sequence[File]) -> None:
 
 
 def _not_archived(broker: Http, name: str, topic: TopicFacts, archived: Files) -> Rest:
-    """What no file has. Of a transaction that was the last, its end stays in the log when all of it
-    is archived: where there is nothing but such ends there is nothing, and a query is spared a scan
-    that takes longer to plan than a million archived records to read."""
+    """Return the ranges that are not archived. A range that contains only transaction markers is
+    dropped, because planning a scan for it takes longer than reading a million archived records."""
     rest: Rest = {}
     for partition, of in topic.partitions.items():
         files = archived.get((name, partition))
@@ -162,7 +161,7 @@ def _has_no_record(
             if any(not batch.is_control for batch in batches(answer.body)):
                 return False
         except QuackError:
-            return False  # the source tells of it, to whoever reads
+            return False  # the source reports it when it is read
         following = answer.next_offset or 0
         if following <= at:
             return False
@@ -173,7 +172,8 @@ def _has_no_record(
 def _live(
     spark: SparkSession, topic: str, bootstrap: str, rest: Rest, fails: bool
 ) -> DataFrame | None:
-    """What is not archived, by our source; None if there is nothing."""
+    """Return a DataFrame of the records that are not archived, read by our source; None if there
+    are none."""
     if not rest:
         return None
     begin = {str(partition): first for partition, (first, _) in rest.items()}
@@ -200,7 +200,7 @@ def _flattened(frame: DataFrame) -> DataFrame:
     if not isinstance(value, StructType):
         raise InvalidRequest(f"flatten needs a struct as value_schema, not {value.simpleString()}")
     others = [name for name in frame.columns if name != "value"]
-    # Spark takes names that differ in their case for the same.
+    # Spark compares names case-insensitively.
     taken = {name.lower() for name in others}
     both = [name for name in value.fieldNames() if name.lower() in taken]
     if both:

@@ -1,6 +1,6 @@
-"""Topics as Spark reads them, in batch and as a stream.
+"""Topics as Spark sources, in batch and as a stream.
 
-Open `source` first. `options` are the options of `format("quackmq")`, `columns` the schema,
-`offsets` where a query is, `splits` cuts ranges into tasks, `filters` leaves out what a query does
-not need, and `task` reads a range (`archived_files`, `decode`, `rows` are its parts).
+Open `source` first. `options` parses the options of `format("quackmq")`, `columns` has the schema,
+`offsets` the position of a query, `splits` cuts ranges into tasks, `filters` skips ranges that a
+query does not need, and `task` reads a range (with `archived_files`, `decode` and `rows`).
 """

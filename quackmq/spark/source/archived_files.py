@@ -1,10 +1,10 @@
-"""Archived files, read by a task itself: only the row groups, and of them the rows, of its range.
+"""Read archived files in a task: only the row groups, and the rows in them, that it needs.
 
-A file is read where it lies, if this machine has it, and else by HTTP from the broker, in the same
-pieces: its last bytes, then a row group at a time. No byte is believed that was not checked, as
-when the broker reads: the plan tells the checksum of a file's last bytes, and these tell those of
-its row groups. What cannot be had, is no longer there, or is not what the plan says, is `Unusable`:
-then somebody asks the broker where the same offsets are now.
+A file is read from disk if this machine has it, otherwise over HTTP from the broker, in the same
+pieces: the footer, then one row group at a time. Every byte is checked, as in the broker: the plan
+has the checksum of the footer, and the footer has the checksums of the row groups. A file that
+cannot be read, no longer exists or does not match the plan is `Unusable`; then the task asks the
+broker where these offsets are now.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ from quackmq.spark.source.columns import Shaper
 from quackmq.spark.source.rows import between
 from quackmq.spark.source.splits import File, Piece
 
-#: Bytes of a file from a position on, so many.
+#: Fetches bytes of a file: (position, size).
 Fetch = Callable[[int, int], bytes]
 
 
 class Unusable(Exception):
-    """This file cannot be read. Stays between a task and its files."""
+    """The file cannot be read. Handled within the task."""
 
 
 class Rows(NamedTuple):
-    """Rows of a piece, and behind which offset they end."""
+    """Rows of a piece, and the offset after the last one."""
 
     rows: pa.RecordBatch
     next_offset: int
 
 
 def read_here(piece: Piece, at: int, shaper: Shaper) -> Iterator[Rows]:
-    """The records of a piece's file from an offset on, a row group at a time, from this machine's
-    disk. Unusable, also in the middle; what was given until then is right."""
+    """Yield the records of a piece's file from an offset on, one row group at a time, from the
+    local disk. Raises Unusable, possibly after some rows, which are valid."""
     assert piece.file is not None
     path = piece.file.path
     try:
@@ -65,7 +65,7 @@ def read_here(piece: Piece, at: int, shaper: Shaper) -> Iterator[Rows]:
 
 
 def read_there(piece: Piece, at: int, shaper: Shaper, broker: Http) -> Iterator[Rows]:
-    """The same through the broker."""
+    """Like `read_here`, over HTTP from the broker."""
     assert piece.file is not None
     target = path_of(
         *("topics", piece.topic, "archive", "partitions", piece.partition),
@@ -87,7 +87,7 @@ def _read(piece: Piece, file: File, at: int, fetch: Fetch, shaper: Shaper) -> It
     if crc32c(tail) != file.tail_crc32c:
         raise Unusable(f"{file.name}: the checksum of its footer is wrong")
     try:
-        # A footer can be read without the file before it.
+        # The footer is enough to parse the metadata.
         metadata = pq.read_metadata(pa.BufferReader(tail))
         if schema_version(metadata.metadata or {}) > SCHEMA_VERSION:
             raise Unusable(f"{file.name} is of a later version")

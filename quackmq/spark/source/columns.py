@@ -1,16 +1,16 @@
-"""The columns of a topic in Spark: those of Spark's Kafka source first, then what the broker knows.
+"""The columns of a topic in Spark: those of Spark's Kafka source, then those that only QuackMQ has.
 
     key, value binary · topic string · partition int · offset bigint · timestamp timestamp ·
     timestampType int · [headers array<struct<key string, value binary>>, with includeHeaders] ·
     append_time timestamp · producer_id bigint · producer_epoch smallint · sequence int ·
     publisher string
 
-Null where there is nothing. `append_time` is when the broker took a record, by which its age
-counts, exact or a little early (`limits.REGION_MS`); `publisher` is the durable name of a producer,
-where it has one.
+Missing values are null. `append_time` is when the broker stored the record, which determines its
+age; it is exact or a little early (`limits.REGION_MS`). `publisher` is the durable name of the
+producer, if it has one.
 
-Spark does not tell a Python source which columns a query needs. Who needs few says so with
-`.schema("value binary, offset bigint")`: no others are read, nor sent.
+Spark does not tell a Python source which columns a query needs. Use `.schema("value binary, offset
+bigint")` to read and transfer only these columns.
 """
 
 from __future__ import annotations
@@ -58,14 +58,15 @@ _ALL: Final[Mapping[str, DataType]] = {**_KAFKA, "headers": _HEADERS, **_MORE}
 
 
 def schema(include_headers: bool) -> StructType:
-    """All columns; headers only if they are asked for, as in Spark's Kafka source."""
+    """Return all columns; headers only if requested, as in Spark's Kafka source."""
     headers = {"headers": _HEADERS} if include_headers else {}
     fields = {**_KAFKA, **headers, **_MORE}
     return StructType([StructField(name, kind) for name, kind in fields.items()])
 
 
 def check(wanted: StructType) -> None:
-    """Whether these are columns of ours. InvalidRequest names the first that is not."""
+    """Raise InvalidRequest for the first column that a topic does not have, or not with this
+    type."""
     for each in wanted.fields:
         kind = _ALL.get(each.name)
         if kind is None:
@@ -80,12 +81,12 @@ def check(wanted: StructType) -> None:
 
 
 def arrow_schema(wanted: StructType) -> pa.Schema:
-    """Just as Spark wants to be given it."""
+    """Return the Arrow schema that Spark expects."""
     return to_arrow_schema(wanted, timezone="UTC")
 
 
 class Shaper:
-    """Gives rows the columns that Spark wants. `fixed` are those that are the same in every row."""
+    """Gives rows the columns that Spark wants."""
 
     def __init__(self, wanted: pa.Schema) -> None:
         self._wanted = wanted
@@ -95,7 +96,8 @@ class Shaper:
         return list(self._wanted.names)
 
     def shape(self, columns: Mapping[str, Any], count: int) -> pa.RecordBatch:
-        """`columns` by name: an array, or one value for all rows; null where there is none."""
+        """Return a record batch. `columns` by name: an array, or one value for all rows; missing
+        ones are null."""
         arrays = [self._column(columns.get(field.name), field, count) for field in self._wanted]
         return pa.RecordBatch.from_arrays(arrays, schema=self._wanted)
 

@@ -1,11 +1,11 @@
-"""Batches opened into columns, all records at once.
+"""Decode record batches into columns, all records at once.
 
-Most batches are alike: no headers, no holes between offsets, numbers of a few bytes. The records of
-these are found by a walk from length to length, and then a field is read of all of them at a time,
-by numpy, without an object for any: that takes a third less time than `quackmq.records.columns`,
-which opens whatever is not like that, and alone judges what is broken.
+Most batches are similar: no headers, no gaps between offsets, small numbers. For these, a loop over
+the lengths finds the records, and numpy then reads each field of all records at once, without a
+Python object per record. That takes a third less time than `quackmq.records.columns`, which decodes
+all other batches, and which alone reports invalid ones.
 
-Promised: the rows that `to_arrow` gives, or its error. Pure.
+The result is the same as that of `to_arrow`, rows or error. Pure.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ from quackmq.records.inflate import inflate
 Numbers = NDArray[np.int64]
 Bytes = NDArray[np.uint8]
 
-#: Batches that are opened at one go, unless one is larger: what is made of them on the way stays in
-#: the processor's cache.
+#: Batches that are decoded together, unless one is larger: the intermediate data fits into the
+#: processor's cache.
 _TOGETHER_BYTES: Final = 512 * limits.KIB
-#: So much is read of a record at most before it is known where it ends.
+#: The most bytes read of a record before its end is known.
 _PADDING: Final = bytes(32)
-#: A number of more bytes is none that a field of a record usually has.
+#: Longer varints do not occur in ordinary records.
 _VARINT_BYTES: Final = 5
-#: Milliseconds that stay within microseconds, whatever such a number is added to them.
+#: Milliseconds that fit into microseconds even with the largest delta added.
 _GREATEST_MS: Final = 2**52
-#: Offsets behind it still fit their column; no log comes so far.
+#: The highest base offset whose records still fit their column.
 _GREATEST_OFFSET: Final = 2**62
 _GREATEST_SEQUENCE: Final = 2**31 - 1
 
 
 class _Unusual(Exception):
-    """Not for this module. Stays in it."""
+    """The batch is not ordinary. Handled within this module."""
 
 
 class _Piece(NamedTuple):
-    """A batch and its records, inflated."""
+    """A batch and its decompressed records."""
 
     batch: Batch
     records: memoryview
@@ -54,7 +54,7 @@ class _Piece(NamedTuple):
 def open_batches(
     batches: Iterable[Batch], *, max_bytes: int = limits.DECODED_BATCH_BYTES
 ) -> pa.RecordBatch:
-    """As `quackmq.records.columns.to_arrow`."""
+    """Decode batches; the same contract as `quackmq.records.columns.to_arrow`."""
     parts: list[pa.RecordBatch] = []
     size = 0
     for pieces in _together(batches, max_bytes):
@@ -79,7 +79,7 @@ def open_batches(
 
 
 def _together(batches: Iterable[Batch], max_bytes: int) -> Iterator[list[_Piece]]:
-    """As many at a time as are parsed at one go."""
+    """Yield groups of batches that are decoded together."""
     pieces: list[_Piece] = []
     size = 0
     for batch in batches:
@@ -96,7 +96,7 @@ def _together(batches: Iterable[Batch], max_bytes: int) -> Iterator[list[_Piece]
 
 
 def _columns(pieces: Sequence[_Piece]) -> pa.RecordBatch:
-    """The columns of SCHEMA. `_Unusual` before anything is believed."""
+    """Return the columns of SCHEMA. Raises _Unusual if any value is not as expected."""
     data, ends = _walked(pieces)
     starts = np.append(0, ends[:-1])
     runs = [each.batch for each in pieces]
@@ -116,7 +116,7 @@ def _columns(pieces: Sequence[_Piece]) -> pa.RecordBatch:
     value_end = value + np.maximum(value_bytes, 0)
     _expect((value_bytes >= -1) & (value_end + 1 == ends))
     _expect(everything[value_end] == 0)  # headers
-    # All bytes, cut at every key and value: of four parts, one is a key and one a value.
+    # Cut all bytes at every key and value: of four parts, one is a key and one a value.
     cuts = np.stack((key, key_end, value, value_end), axis=1).astype(np.int32)
     buffers = [None, pa.py_buffer(cuts), pa.py_buffer(data)]
     parts = pa.BinaryArray.from_buffers(pa.binary(), cuts.size - 1, buffers)
@@ -148,7 +148,7 @@ def _columns(pieces: Sequence[_Piece]) -> pa.RecordBatch:
 
 
 def _walked(pieces: Sequence[_Piece]) -> tuple[bytes, Numbers]:
-    """All records behind each other, with something behind the last, and where each ends."""
+    """Return all records, concatenated and padded, and the end of each."""
     if sum(len(each.records) for each in pieces) > limits.PARSED_BYTES:
         raise _Unusual
     for batch, records in pieces:
@@ -156,7 +156,7 @@ def _walked(pieces: Sequence[_Piece]) -> tuple[bytes, Numbers]:
             raise _Unusual
         if not 0 <= batch.base_offset < _GREATEST_OFFSET:
             raise _Unusual
-        # The last byte is the number of the last record's headers.
+        # The last byte is the number of headers of the last record.
         if not records or records[-1]:
             raise _Unusual
     data = b"".join((*(each.records for each in pieces), _PADDING))
@@ -171,8 +171,8 @@ def _walked(pieces: Sequence[_Piece]) -> tuple[bytes, Numbers]:
 
 
 def _walk(data: bytes, position: int, count: int) -> list[int]:
-    """Where so many records end, if their lengths are of one byte or two, which is seen later. All
-    that is done for each record by itself."""
+    """Return the ends of `count` records, assuming lengths of one or two bytes, which is checked
+    later. This is the only loop over single records."""
     try:
         return [
             position := position
@@ -188,7 +188,7 @@ def _walk(data: bytes, position: int, count: int) -> list[int]:
 
 
 def _varints(data: Bytes, places: Numbers) -> tuple[Numbers, Numbers]:
-    """The number at each place, and the place behind it."""
+    """Return the number at each place, and the place after it."""
     byte = data[places]
     places = places + 1
     zigzag = (byte & 0x7F).astype(np.int64)

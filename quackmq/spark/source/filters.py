@@ -1,10 +1,9 @@
-"""What filters of a query say of offsets, partitions and times: what need not be read for them.
+"""Derive ranges of offsets, partitions and times from the filters of a query, to skip the rest.
 
-All filters are still Spark's to apply: here ranges only become smaller. A bound on timestamps says
-where to begin, by the first record that is so late; where to end it cannot say, since producers set
-timestamps as they like, but archived files that have none in range are left out.
-
-Pure.
+Spark still applies all filters; here ranges only become smaller. A lower bound on timestamps
+determines where to start: at the first record with such a time. An upper bound cannot determine the
+end, because producers set timestamps freely, but archived files without a matching timestamp are
+skipped. Pure.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from pyspark.sql.datasource import (
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Each None where nothing is said. `first` and `next` are offsets, [first, next)."""
+    """Bounds of a query; None means no bound. `first` and `next` are offsets, [first, next)."""
 
     topics: frozenset[str] | None = None
     partitions: frozenset[int] | None = None
@@ -43,7 +42,7 @@ class Bounds:
         )
 
     def may_hold(self, least_ms: int | None, greatest_ms: int | None) -> bool:
-        """Whether what has timestamps between these may have one that is wanted."""
+        """Return whether data with timestamps in this range may contain a wanted one."""
         if least_ms is None or greatest_ms is None:
             return True
         return not (
@@ -67,7 +66,7 @@ _KINDS: Final = (*_EQUAL, In, GreaterThan, GreaterThanOrEqual, LessThan, LessTha
 
 
 def _values(each: Any) -> frozenset[Any] | None:
-    """The only values that it lets pass; None where it is no such filter."""
+    """Return the values that the filter accepts; None if it is not such a filter."""
     if isinstance(each, In):
         return frozenset(value for value in each.value if value is not None)
     return frozenset({each.value}) if isinstance(each, _EQUAL) and each.value is not None else None
@@ -114,8 +113,8 @@ _COLUMNS: Final[Mapping[str, Callable[[Bounds, Any], Bounds]]] = {
 def _ends(
     each: Any, number: Callable[[Any], int | None], whole: bool = True
 ) -> tuple[int | None, int | None]:
-    """The least and the greatest that pass, both included; what is not whole is rounded so that
-    nothing is left out."""
+    """Return the smallest and the largest accepted value, both inclusive; fractions are rounded
+    so that no value is lost."""
     values = _values(each)
     if values is not None:
         numbers = [number(value) for value in values]
@@ -135,7 +134,7 @@ def _ends(
 
 
 def _milliseconds(value: Any) -> int | None:
-    """Rounded down: a record's timestamp is whole milliseconds."""
+    """Return whole milliseconds, rounded down."""
     if not isinstance(value, datetime.datetime):
         return None
     since = value.astimezone(datetime.UTC) - datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)

@@ -1,17 +1,17 @@
-"""Where a streaming query is: the value that Spark keeps in its checkpoint as JSON.
+"""The position of a streaming query: the value that Spark stores in its checkpoint as JSON.
 
     {"cluster": "…", "group": "…", "topics": {"ducks": {"id": "…", "offsets": {"0": 17}}}}
 
-The ids say which broker and which topics these offsets are of: a topic made anew under an old name
-has other records at the same numbers, and its checkpoint must not be taken for good. The group is
-the name under which the broker shows the query; it travels here so that a query keeps it.
+The ids identify the broker and the topics: a topic that was deleted and created again has other
+records at the same offsets, and its old checkpoint must not be used. The group is the name under
+which the broker shows the query; it is stored here so that a query keeps it.
 
-Spark asks for the initial offset again and again until its first batch is written down, and once
-more if that batch has to be repeated. A "latest" that was told anew each time would skip what came
-in between. So what `initialOffset` tells is marked as `initial`, and the end of the first batch
-tells where it began (`begin`): whoever plans that batch takes its beginning from there.
+Spark asks for the initial offset repeatedly until its first batch is recorded, and again if that
+batch has to be repeated. If "latest" were resolved each time, records in between would be skipped.
+So the result of `initialOffset` is marked as `initial`, and the end of the first batch also
+contains its start (`begin`), which is used to plan that batch.
 
-Spark compares offsets as texts, so keys are in order. Pure.
+Spark compares offsets as texts, so keys are sorted. Pure.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ class Position:
     cluster: str
     group: str
     topics: Topics
-    #: It is where a query begins that has no batch yet.
+    #: Whether the query has no batch yet.
     initial: bool = False
-    #: Of the end of a first batch: where that began.
+    #: At the end of the first batch: where that batch started.
     begin: Topics | None = None
 
     def partitions(self) -> Iterator[tuple[str, int, int]]:
-        """Topic, partition and offset of each."""
+        """Yield topic, partition and offset of each partition."""
         for topic, position in self.topics.items():
             for partition, offset in position.offsets.items():
                 yield topic, partition, offset
@@ -55,13 +55,13 @@ class Position:
         return None if position is None else position.offsets.get(partition)
 
     def moved(self, topics: Topics, cluster: str) -> Position:
-        """The same query further on, at the broker that it really reads from."""
+        """Return the query's position with new offsets, at the broker that it really reads from."""
         return Position(cluster, self.group, topics, begin=self.topics if self.initial else None)
 
 
 def beginning_of(start: Position, end: Position) -> Position:
-    """Where the batch between two positions begins: for a first one that is repeated, where it
-    began when it was first planned."""
+    """Return where the batch between two positions starts; for a repeated first batch, where it
+    started originally."""
     if start.initial and end.begin is not None:
         return replace(start, topics=end.begin)
     return start
@@ -79,7 +79,7 @@ def encode(position: Position) -> dict[str, Any]:
 
 
 def decode(value: Any) -> Position:
-    """InvalidRequest for what `encode` has not made: a checkpoint of another source."""
+    """Decode a position. Raises InvalidRequest for the checkpoint of another source."""
     try:
         begin = value.get("begin")
         return Position(

@@ -1,11 +1,10 @@
-"""The options of `format("quackmq")`, read and checked: those of Spark's Kafka source, and a few.
+"""Parse and check the options of `format("quackmq")`: those of Spark's Kafka source, and a few
+more.
 
-Spark hands over texts, with names in any case. Here they become one frozen value, or an
-InvalidRequest that quotes the option. An option that nobody knows is refused: a misspelt
-`startingOfsets` must not read from somewhere else. Those of Spark's Kafka source that mean nothing
-here are taken and left alone, so that a program moves over by its format's name.
-
-Pure: nobody is asked whether a topic is there.
+Spark passes texts, with names in any case. They become one frozen value, or an InvalidRequest that
+quotes the option. An unknown option is an error: a misspelt `startingOfsets` must not read from
+somewhere else. Options of Spark's Kafka source that have no meaning here are accepted and ignored,
+so that a program only needs to change the name of the format. Pure: topics are not looked up.
 """
 
 from __future__ import annotations
@@ -32,13 +31,13 @@ ByPartition = Mapping[str, Mapping[int, int]]
 
 
 class Subscribe(NamedTuple):
-    """Topics by name, which have to be there."""
+    """Topics by name, which must exist."""
 
     topics: tuple[str, ...]
 
 
 class Pattern(NamedTuple):
-    """Every topic whose whole name matches, also one that comes later."""
+    """Every topic whose whole name matches, including later ones."""
 
     pattern: re.Pattern[str]
 
@@ -50,15 +49,15 @@ class Assign(NamedTuple):
 
 
 class Offsets(NamedTuple):
-    """An offset for each partition; EARLIEST and LATEST may stand for one."""
+    """An offset for each partition, or EARLIEST or LATEST."""
 
     option: str
     offsets: ByPartition
 
 
 class Times(NamedTuple):
-    """The first record at or after a time: one for all partitions, or one for each. Where there is
-    none, that is an error, or the end is meant."""
+    """The first record at or after a time: one time for all partitions, or one for each. If
+    there is none, that is an error or means the end."""
 
     option: str
     all_ms: int | None
@@ -80,7 +79,7 @@ class Options:
     kafka: Mapping[str, str] = field(default_factory=dict)
     max_offsets: int | None = None
     max_bytes: int | None = None
-    #: A batch waits until there are so many, or until it has waited so long.
+    #: A batch waits until it has this many offsets, or for this long.
     min_offsets: int | None = None
     max_delay_ms: int = limits.SPARK_DELAY_MS
     min_partitions: int = 1
@@ -89,22 +88,22 @@ class Options:
     fail_on_data_loss: bool = True
     group: str | None = None
     hold_retention: bool = True
-    #: For so long after the query was last heard of.
+    #: How long the query holds retention after its last report.
     hold_for_ms: int = limits.SPARK_HOLD_MS
     include_headers: bool = False
-    #: Of a batch: a plan that somebody else holds, whose files are read.
+    #: For batch reads: the plan of another reader, whose files are read.
     plan: str | None = None
     retry_ms: int = limits.SPARK_RETRY_MS
 
 
 def batch_options(given: Mapping[str, str]) -> Options:
-    """Of a batch read: all there is, unless told otherwise. InvalidRequest."""
+    """Parse the options of a batch read, by default of the whole topic. Raises InvalidRequest."""
     options = _Given(given)
     return _options(options, _starting(options, "earliest", ("earliest",)), _ending(options))
 
 
 def stream_options(given: Mapping[str, str]) -> Options:
-    """Of a stream: what comes from now on, unless told otherwise. InvalidRequest."""
+    """Parse the options of a stream, by default of new records. Raises InvalidRequest."""
     options = _Given(given)
     for name in ("endingOffsets", "endingOffsetsByTimestamp", "endingTimestamp"):
         if options.text(name) is not None:
@@ -113,7 +112,7 @@ def stream_options(given: Mapping[str, str]) -> Options:
 
 
 def includes_headers(given: Mapping[str, str]) -> bool:
-    """The one option that the columns depend on."""
+    """Return the option `includeHeaders`, on which the schema depends."""
     return _Given(given).flag("includeHeaders", False)
 
 
@@ -122,8 +121,8 @@ def pushes_filters(given: Mapping[str, str], default: bool) -> bool:
 
 
 def source_address(given: Mapping[str, str]) -> tuple[str, str | None, Mapping[str, str]]:
-    """`kafka.bootstrap.servers`, the address of the HTTP door where it is given, and settings of
-    librdkafka's: what the sink needs too."""
+    """Return `kafka.bootstrap.servers`, the HTTP address if given, and librdkafka settings. Also
+    used by the sink."""
     options = _Given(given)
     return _bootstrap(options), options.text(_HTTP_ADDRESS), options.kafka()
 
@@ -164,8 +163,8 @@ _OURS: Final = (
     "archivePlan",
     "retryTimeoutMs",
 )
-#: Taken and left alone: of Spark's Kafka source, of a table's definition, and of our sink, which
-#: shares a table's options with the source.
+#: Accepted and ignored: options of Spark's Kafka source, of a table's definition, and of our sink,
+#: which shares a table's options with the source.
 _LEFT_ALONE: Final = (
     "kafkaConsumer.pollTimeoutMs",
     "fetchOffset.numRetries",
@@ -181,7 +180,7 @@ _KNOWN: Final = {name.lower(): name for name in (*_OURS, *_LEFT_ALONE)}
 
 
 class _Given:
-    """Options as they came, by their names in lower case."""
+    """The given options, with names in lower case."""
 
     def __init__(self, given: Mapping[str, str]) -> None:
         self._given = {name.lower(): value for name, value in given.items()}
@@ -224,7 +223,7 @@ class _Given:
         return text.lower() == "true"
 
     def kafka(self) -> dict[str, str]:
-        """Settings of librdkafka's."""
+        """Return the librdkafka settings."""
         return {
             name.removeprefix(_KAFKA): value
             for name, value in self._given.items()
@@ -236,7 +235,7 @@ class _Given:
 
 _GREATEST: Final = 2**63 - 1
 _LONGEST_MS: Final = 24 * 3_600_000
-#: Spark's words for times; without one it is milliseconds.
+#: Spark's units of time; the default is milliseconds.
 _UNITS_MS: Final = {
     "": 1,
     "ms": 1,
@@ -259,7 +258,7 @@ def _options(given: _Given, starting: Place, ending: Place) -> Options:
         raise _wrong("groupId", group, f"a name has 1 to {shared_limits.NAME_BYTES} bytes")
     holds = given.flag("holdRetention", True)
     if group is not None and holds and not (group.isprintable() and " " not in group):
-        # It becomes a subscription with the first batch: that must not fail then.
+        # The first batch creates a subscription, which must not fail then.
         raise _wrong("groupId", group, "a query that holds retention has a name without spaces")
     return Options(
         bootstrap=_bootstrap(given),
@@ -338,7 +337,7 @@ def _assign(text: str) -> Assign:
     return Assign(partitions)
 
 
-# --- where to begin and to end -------------------------------------------------------------------
+# --- start and end -------------------------------------------------------------------
 
 
 def _starting(
@@ -361,7 +360,8 @@ def _place(
     words: tuple[str, ...],
     or_latest: bool,
 ) -> Place:
-    """By time goes before by offset, one time for all before one for each, as in Spark's source."""
+    """Parse a start or end. A time takes precedence over offsets, and one time for all over one
+    for each, as in Spark's source."""
     time_ms = given.number(f"{which}Timestamp", 0, _GREATEST)
     if time_ms is not None:
         return Times(f"{which}Timestamp", time_ms, {}, or_latest)
@@ -405,8 +405,8 @@ def _by_partition(name: str, text: str, least: int) -> ByPartition:
 
 
 def _check_named(place: Place, selection: Selection) -> None:
-    """Numbers a partition are for the topics that are read, all of them, as far as one can say
-    before anybody was asked."""
+    """Check that offsets or times per partition name exactly the topics that are read, as far as
+    the options tell."""
     if isinstance(place, Offsets):
         option, topics = place.option, set(place.offsets)
     elif isinstance(place, Times) and place.all_ms is None:

@@ -1,4 +1,4 @@
-"""Batches made into rows, and rows cut by offset. Pure."""
+"""Convert batches to rows, and cut rows by offset. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MILLISECONDS: Final = pa.timestamp("ms", tz="UTC")
 
 
 def between(rows: pa.RecordBatch, first: int, end: int) -> pa.RecordBatch:
-    """The rows from one offset to before another; they are in order."""
+    """Return the rows with offsets in [first, end)."""
     count = rows.num_rows
     if not count:
         return rows
@@ -35,8 +35,8 @@ def between(rows: pa.RecordBatch, first: int, end: int) -> pa.RecordBatch:
 
 
 def groups_of(data: bytes) -> Iterator[list[Batch]]:
-    """Batches to be opened together: any number of plain ones, which came by a bounded answer; of
-    compressed ones as many as are likely to come to a bounded size."""
+    """Yield groups of batches to decode together: any number of uncompressed ones, whose size is
+    bounded by the answer; of compressed ones, as many as probably stay within the bound."""
     group: list[Batch] = []
     compressed = 0
     for batch in batches(data):
@@ -53,8 +53,8 @@ def groups_of(data: bytes) -> Iterator[list[Batch]]:
 
 
 def opened(group: Sequence[Batch]) -> pa.RecordBatch:
-    """The records of batches. CorruptBatch where one cannot be opened, or several come to too much
-    at once: then open them one by one."""
+    """Decode the records of batches. Raises CorruptBatch if one cannot be decoded, or if they
+    are too large together: then decode them one by one."""
     with _without_collector():
         if len(group) == 1:
             return open_batches(group)
@@ -69,7 +69,8 @@ def opened(group: Sequence[Batch]) -> pa.RecordBatch:
 
 
 def append_times(header: str) -> list[tuple[int, int]]:
-    """From which offset on which time, in milliseconds, as the broker tells it."""
+    """Parse the broker's header: (offset, time in milliseconds) wherever the append time
+    changes."""
     times: list[tuple[int, int]] = []
     offset = time_ms = 0
     for pair in header.split(",") if header else ():
@@ -80,7 +81,7 @@ def append_times(header: str) -> list[tuple[int, int]]:
 
 
 def append_time_column(offsets: pa.Array, times: Sequence[tuple[int, int]]) -> pa.Array:
-    """The time of each record; null before the first that is known."""
+    """Return the append time of each record; null before the first known one."""
     count = len(offsets)
     ends: list[int] = []
     values: list[int | None] = []
@@ -103,8 +104,8 @@ def append_time_column(offsets: pa.Array, times: Sequence[tuple[int, int]]) -> p
 
 @contextmanager
 def _without_collector() -> Iterator[None]:
-    """Opening batches makes many objects and no cycles among them: to look for some takes as long
-    as the work itself."""
+    """Disable the garbage collector: decoding creates many objects but no cycles, and collecting
+    would take as long as the work itself."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -115,7 +116,7 @@ def _without_collector() -> Iterator[None]:
 
 
 class _Values(Sequence[int]):
-    """A column that can be bisected without making a list of it."""
+    """A column as a sequence, to bisect it without making a list."""
 
     def __init__(self, column: pa.Array) -> None:
         self._column = column
