@@ -1,8 +1,8 @@
-"""Programs that talk to a broker.
+"""Client libraries.
 
-Here are the Python client over Kafka's protocol (`Client`, `AsyncClient`, also to be had from
-`quackmq` itself), and beside it those of other doors, each in a module of its own. What a program
-does not use is not loaded: the client brings a library in C with it.
+`Client` and `AsyncClient` use the Kafka protocol; `quackmq` exports them, too. The clients of the
+other protocols are modules of their own: `queue` (HTTP), `zmq` and `proxy` (ZeroMQ). Modules are
+imported on first use, because the Kafka client loads a C library.
 """
 
 from __future__ import annotations

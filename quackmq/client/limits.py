@@ -8,67 +8,69 @@ from quackmq.limits import MIB
 
 # --- the Python client ---------------------------------------------------------------------
 
-#: Members of dead processes that a client removes from its group at once: each takes a consumer of
-#: librdkafka's, with its threads. Others are missed when their sessions are over.
+#: Members of dead processes that a client removes from its group at once. Each removal needs a
+#: librdkafka consumer with its threads. Further ones are removed when their sessions expire.
 CLIENT_EVICTIONS: Final = 32
-#: A process that shares a name and is gone without a goodbye is missed after so long; a Kafka
-#: cluster takes no less than 6 s.
+#: A process that dies without leaving its group is removed after this time. Kafka clusters accept
+#: no less than 6 s.
 CLIENT_SESSION_MS: Final = 10_000
-#: So often each is heard, and told to hand a partition over.
+#: Heartbeat interval; also how soon a member learns that it must release a partition.
 CLIENT_HEARTBEAT_MS: Final = 500
-#: A message may be worked on for so long before its partition goes to another process.
+#: How long a program may process a message before its partition goes to another process.
 CLIENT_BUSY_MS: Final = 5 * 60_000
-#: The broker's cursor follows what a client has done so closely.
+#: Interval between two commits of a client's progress.
 CLIENT_COMMIT_MS: Final = 200
-#: A question to the cluster that can be asked again is, after so long without an answer: one that
-#: was just set up may leave the first unanswered.
+#: Repeatable requests to the cluster are sent again after this time without an answer: a cluster
+#: that was just set up may leave the first one unanswered.
 CLIENT_ASK_MS: Final = 2_000
-#: A wait inside librdkafka, which Ctrl-C does not interrupt, takes so long at a time.
+#: The longest single wait inside librdkafka, which Ctrl-C does not interrupt.
 CLIENT_POLL_MS: Final = 100
-#: A broker that is not there yet is looked for so often, if the caller gave a timeout.
+#: Interval between two connection attempts to a broker that has not started, if the caller gave a
+#: timeout.
 CLIENT_PROBE_MS: Final = 100
-#: Until a new producer has its id, librdkafka looks for one every 500 ms, and whenever it hears
-#: which topics there are. So it is asked for them, after this time and then twice that and so on.
+#: A new producer needs an id. librdkafka requests one every 500 ms, and whenever it receives
+#: metadata. So the client requests metadata after this time, then after twice as long, and so on.
 CLIENT_HURRY_MS: Final = 5
-#: How often it is looked whether an answer has come, where nothing tells.
+#: Polling interval where no event announces an answer.
 CLIENT_LOOK_MS: Final = 5
-#: Messages that are taken out of librdkafka at a time: enough to share the cost of the call.
+#: Messages fetched from librdkafka per call: enough to share the cost of the call.
 CLIENT_BATCH_MESSAGES: Final = 4_000
-#: Messages of all sizes that wait in memory for `get` and `listen`, a topic.
+#: Prefetched messages in memory, per topic.
 CLIENT_AHEAD_BYTES: Final = 16 * MIB
-#: A question for messages waits so long at the broker: who seeks has to wait for its end.
+#: How long a fetch waits at the broker. A seek has to wait for its end.
 CLIENT_FETCH_WAIT_MS: Final = 200
-#: Messages on their way to the broker; who puts more waits.
+#: Unacknowledged messages of a producer; a put beyond that waits.
 CLIENT_SENDING_BYTES: Final = 64 * MIB
-#: Times that a message is sent again: enough for a few cut connections, and a broker that cannot
-#: write is heard of before the time of a call is up.
+#: Retries of a message: enough for a few broken connections, and few enough to learn within the
+#: timeout of a call that a broker cannot write.
 CLIENT_SENDS: Final = 10
-#: Different timeouts for which a client keeps a producer each, some threads and a connection.
+#: Producers of a client, one for each different timeout; each has threads and a connection.
 CLIENT_PRODUCERS: Final = 8
-#: That a topic was deleted and made anew is noticed after so long at the latest.
+#: After this time at the latest, a client notices that a topic was deleted and created again.
 CLIENT_TOPIC_MS: Final = 10_000
-#: A numbered put that its client left half done is taken back after so long, if nobody of the same
-#: name does it before: readers wait for it meanwhile.
+#: Transaction timeout of numbered puts. An abandoned one is aborted after this time, or when a
+#: client of the same name starts. Until then, readers wait for it.
 CLIENT_TRANSACTION_MS: Final = 10_000
-#: A client that is closed has so long for its last commits, whatever its timeout.
+#: The longest time for the last commits of a closing client, whatever its timeout.
 CLIENT_CLOSE_MS: Final = 30_000
-#: Processes on one machine that use one directory.
+#: Processes on one machine that share a directory.
 CLIENT_PROCESSES: Final = 1_000
-#: Threads of an asynchronous client in which calls wait; more calls wait for a thread.
+#: Threads in which calls of an asynchronous client wait; further calls wait for a thread.
 CLIENT_THREADS: Final = 32
 
 # --- the queue's libraries -----------------------------------------------------------------
 
-#: How long a call takes at the most, unless told otherwise, as the description of the queue has it.
+#: Default timeout of a call, from the specification of the queue.
 QUEUE_TIMEOUT_MS: Final = 5_000
-#: Between two tries to reach a broker that is away: it takes longer to come back.
+#: Pause between two connection attempts; a broker takes longer to restart.
 QUEUE_PAUSE_MS: Final = 50
-#: An answer: a message of BATCH_BYTES of which JSON escapes every byte, or the names of all topics.
+#: The largest answer: a message of BATCH_BYTES in which JSON escapes every byte, or the names of
+#: all topics.
 QUEUE_ANSWER_BYTES: Final = 128 * MIB
 
 # --- the reliable proxy: XSUB, XPUB and its REP ----------------------------------------------
 
-#: What a reliable subscriber has in hand, got and not done or to be got: messages, and their bytes.
-#: What comes beyond that is not kept, and comes again.
+#: Unfinished messages of a reliable subscriber, by number and by size. Messages beyond that are
+#: dropped; the broker sends them again.
 CLIENT_PROXY_MESSAGES: Final = 10_000
 CLIENT_PROXY_BYTES: Final = 64 * MIB

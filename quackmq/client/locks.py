@@ -1,4 +1,4 @@
-"""Locks that nobody waits for beyond a deadline."""
+"""Locks with a deadline."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from quackmq.client.kafka.errors import Deadline
 
 
 class held:
-    """Around what is done with a lock. QuackTimeout."""
+    """Hold a lock within a `with` block. Raises QuackTimeout if it is not free by the deadline."""
 
     __slots__ = ("_deadline", "_lock", "_waited_for")
 

@@ -1,4 +1,4 @@
-"""The clients of the reliable proxy, on pyzmq: every message once, whatever fails in between.
+"""Clients of the reliable proxy, on pyzmq: each message exactly once, despite failures.
 
     with ReliableSubscriber("127.0.0.1:5558", "huey", directory="done") as subscriber:
         subscriber.subscribe("ducks")
@@ -7,31 +7,31 @@
     with ReliablePublisher("127.0.0.1:5558", "daisy") as publisher:
         publisher.publish("ducks", b"quack")
 
-The address is that of the proxy's REP socket; where the XPUB socket is, it says itself.
+The address is that of the proxy's REP socket; the proxy tells clients where its XPUB socket is.
 
-**Receiving.** The broker keeps the subscription under the subscriber's name until `unsubscribe`,
-and sends each message until it is acknowledged, through its own crashes and the subscriber's. What
-comes again is known by its id and not returned again. What is acknowledged, and when, depends on
-how `get` is called:
+**Receiving.** The broker keeps the subscription under the subscriber's name until `unsubscribe`. It
+sends each message until it is acknowledged, despite crashes of the broker or the subscriber. The
+client recognises repeats by their id and does not return them again. When a message is
+acknowledged depends on how `get` is called:
 
-- with `directory`: a message is noted there before `get` returns it, and acknowledged then. It is
-  returned once in the life of the directory; if the program dies with it in hand, it has gone
-  unprocessed.
-- without: it is acknowledged when the next one is asked for. Acknowledgements are sent together,
-  and nothing waits for them. So after a crash the last message is returned again, and so are those
-  just before it whose acknowledgements the broker had not heard; `flush` waits until it has.
-- `get(hold=True)`: it is acknowledged by `done(message)`, and noted if there is a directory. If the
-  program dies before, it is returned again.
+- with `directory`: the client stores the id there before `get` returns the message, and then
+  acknowledges it. Each message is returned at most once in the life of the directory. If the
+  program dies before it has processed the message, the message is lost to it.
+- without a directory: the message is acknowledged by the next call of `get`. Acknowledgements are
+  sent in batches, and nothing waits for them. After a crash, the last message is returned again,
+  and so are earlier ones whose acknowledgements did not reach the broker. `flush` waits until they
+  have.
+- with `get(hold=True)`: the message is acknowledged by `done(message)`, and stored if there is a
+  directory. If the program dies before that, the message is returned again.
 
-Messages may come in another order than they were published in: what was missed comes later than
-what was not. Partition and offset tell where one belongs.
+Messages may arrive out of order, because missed messages are sent again later. Partition and offset
+give the original order.
 
-**Publishing.** `publish` returns when the message is on disk at the broker. It is numbered, and
-sent again until the broker answers, which drops repeats. After QuackTimeout a message may be there
-or not; publishing it again with the same number, before any other to that topic, cannot double it.
+**Publishing.** `publish` returns when the message is on disk at the broker. Messages are numbered
+and sent again until the broker answers; the broker drops repeats. After a QuackTimeout the outcome
+is unknown: publish the message again with the same number, before any other to that topic.
 
-All errors are of the one tree, `quackmq.errors`. A name is used by one client at a time, which any
-thread may call.
+All errors are QuackErrors. Only one client at a time may use a name; any thread may call it.
 """
 
 from __future__ import annotations
@@ -62,15 +62,15 @@ from quackmq.protocols.zmq.codec.proxy_language import (
 __all__ = ["ProxyMessage", "ReliablePublisher", "ReliableSubscriber"]
 
 DEFAULT_TIMEOUT_S: Final = 5.0
-#: A publisher asks again after so long: the broker may have been away.
+#: A publisher repeats a request after this time: the broker may have restarted.
 _AGAIN_MS: Final = 1_000
-#: So does a subscriber; the broker tries for some seconds to reach it before it answers.
+#: A subscriber waits longer, because the broker first tries for some seconds to connect to it.
 _HELLO_AGAIN_MS: Final = limits.PROXY_CONNECT_MS + 1_000
 _PAUSE_S: Final = 0.1
 
 
 class _Asking:
-    """What both have: a name, and somebody to ask."""
+    """Common part: a name, and a REQ socket to the proxy."""
 
     def __init__(self, address: str, name: str, timeout: float) -> None:
         check_name(name)
@@ -97,7 +97,8 @@ class _Asking:
     def _exchange(
         self, request: Request, deadline: Deadline, again_ms: int | None = None
     ) -> Welcome | tuple[str, ...] | int | None:
-        """Ask, once or again and again until there is an answer."""
+        """Send a request and return the answer; with `again_ms`, repeat the request until there
+        is one. Raises QuackTimeout."""
         check_topic_name(request.topic)
         frame = encode_request(request)
         while True:
@@ -122,25 +123,26 @@ class ReliableSubscriber(_Asking):
         listen: str | None = None,
         timeout: float = DEFAULT_TIMEOUT_S,
     ) -> None:
-        """`address` is HOST:PORT of the proxy. What was missed is sent to a REP socket of ours: at
-        `listen`, HOST:PORT, or else at a free port of the address that the way to the proxy begins
-        with. `timeout` is in seconds, for every call."""
+        """`address` is HOST:PORT of the proxy. The proxy sends missed messages to a REP socket
+        of this client: at `listen`, HOST:PORT, or by default at a free port of the local address
+        that routes to the proxy. `timeout` is in seconds, for every call."""
         super().__init__(address, name, timeout)
-        #: Who gets is not in the way of who subscribes.
+        #: A waiting `get` does not block `subscribe`.
         self._getting = threading.Lock()
         self._returned: ProxyMessage | None = None
         self._notes_at_once = directory is not None
         self._receiving = Receiving(self._asking.address, name, directory, listen)
 
     def close(self) -> None:
-        """Waits end. What is not acknowledged yet comes again to the next one of this name."""
+        """Close the client; waiting calls end. Unacknowledged messages go to the next client of
+        this name."""
         self._receiving.close()
         super().close()
 
     def subscribe(self, topic: str) -> bool:
-        """What is published from now on is this subscriber's to get, until it unsubscribes. True if
-        that is new; also who was subscribed before says so, once for every object: where it listens
-        now. NotAllowed, Unreachable.
+        """Subscribe to messages published from now on, until `unsubscribe`. Return True if the
+        subscription is new. A subscribed client also has to call this, once for every object, to
+        tell the broker its address. Raises NotAllowed or Unreachable.
 
             subscriber.subscribe("ducks")
         """
@@ -150,7 +152,7 @@ class ReliableSubscriber(_Asking):
             return welcome.is_new
 
     def unsubscribe(self, topic: str) -> None:
-        """The subscription ends, with what has not been got. UnknownSubscription.
+        """End the subscription; unread messages are dropped. Raises UnknownSubscription.
 
         subscriber.unsubscribe("ducks")
         """
@@ -163,16 +165,16 @@ class ReliableSubscriber(_Asking):
         while True:
             try:
                 welcome = self._exchange(hello, deadline, _HELLO_AGAIN_MS)
-                assert isinstance(welcome, Welcome), "the codec gives nothing else for it"
+                assert isinstance(welcome, Welcome), "the codec returns Welcome for Hello"
                 return welcome
             except Unreachable:
-                # We do listen there, so it may be a bad moment.
+                # This client does listen there, so the failure may be temporary.
                 if deadline.left_ms() <= _AGAIN_MS:
                     raise
                 time.sleep(_PAUSE_S)
 
     def get(self, *, timeout: float | None = None, hold: bool = False) -> ProxyMessage:
-        """The next message of any topic that was subscribed to, waiting for it. QuackTimeout.
+        """Return the next message of any subscribed topic; wait for it. Raises QuackTimeout.
 
         message = subscriber.get(timeout=60)
         """
@@ -195,15 +197,16 @@ class ReliableSubscriber(_Asking):
             return message
 
     def done(self, message: ProxyMessage) -> None:
-        """A message that was got with `hold`; with a directory, that is on disk.
+        """Acknowledge a message from `get(hold=True)`; with a directory, its id is on disk when
+        this returns.
 
         subscriber.done(message)
         """
         self._receiving.done(message)
 
     def flush(self, *, timeout: float | None = None) -> None:
-        """Wait until the broker has heard of all that is done; what it has not heard of when a
-        process ends, comes again to the next one. QuackTimeout.
+        """Wait until the broker has all acknowledgements. Messages whose acknowledgements it does
+        not have when the process ends are delivered again. Raises QuackTimeout.
 
             subscriber.flush()
         """
@@ -212,36 +215,35 @@ class ReliableSubscriber(_Asking):
 
 class ReliablePublisher(_Asking):
     def __init__(self, address: str, name: str, *, timeout: float = DEFAULT_TIMEOUT_S) -> None:
-        """`address` is HOST:PORT of the proxy. Numbers are kept by the broker under `name`."""
+        """`address` is HOST:PORT of the proxy. The broker stores the last number under `name`."""
         super().__init__(address, name, timeout)
-        #: By topic, the number that is next.
+        #: The next number by topic.
         self._next: dict[str, int] = {}
 
     def publish(self, topic: str, content: bytes | str, *, number: int | None = None) -> int:
-        """Publish a message, and return its number. With a number of one's own it may be repeated,
-        also after a crash, and is there once; numbers grow. QuackTimeout says that it is not known
-        whether it was taken.
+        """Publish a message and return its number. With an explicit number, you can repeat a
+        message, even after a crash, and the broker stores it once; numbers must grow. After a
+        QuackTimeout the outcome is unknown.
 
             publisher.publish("ducks", "quack")
             publisher.publish("ducks", "quack", number=7)
         """
         if number is not None and number < 0:
-            raise InvalidRequest(f"{number} is no number: they are whole numbers from 0 on")
+            raise InvalidRequest(f"invalid number {number}: numbers start at 0")
         body = content.encode() if isinstance(content, str) else content
         with self._lock:
             deadline = Deadline(self._timeout_s)
             if number is None:
                 number = self._next_number(topic, deadline)
-            # Taken or not, it is not used for another message.
+            # Whatever the outcome, the number is not used for another message.
             self._next[topic] = max(number + 1, self._next.get(topic, 0))
             self._exchange(Publish(self.name, topic, number, body), deadline, _AGAIN_MS)
             return number
 
     def last_number(self, topic: str) -> int | None:
-        """The number of the last message of this publisher that the broker holds; None before the
-        first.
+        """Return the number of this publisher's last message at the broker; None before the first.
 
-            publisher.last_number("ducks")
+        publisher.last_number("ducks")
         """
         with self._lock:
             return self._last_number(topic, Deadline(self._timeout_s))
@@ -253,6 +255,6 @@ class ReliablePublisher(_Asking):
         return self._next[topic]
 
     def _last_number(self, topic: str, deadline: Deadline) -> int | None:
-        held = self._exchange(LastPublished(self.name, topic), deadline, _AGAIN_MS)
-        assert held is None or isinstance(held, int), "the codec gives nothing else for it"
-        return held
+        last = self._exchange(LastPublished(self.name, topic), deadline, _AGAIN_MS)
+        assert last is None or isinstance(last, int), "the codec returns a number or None"
+        return last

@@ -1,4 +1,4 @@
-"""The distributed queue's two libraries: a producer and a consumer, over HTTP, nothing but Python.
+"""Producer and consumer of the distributed queue, over HTTP, with Python's standard library only.
 
     producer = Producer()
     me = producer.register_producer("ducks")
@@ -8,24 +8,24 @@
     consumer.register_consumer("ducks")
     consumer.dequeue("ducks")
 
-Each method also has the name that the queue's description gives it: `RegisterProducer`, `Enqueue`,
-`Dequeue` and so on, and the errors are `myProducerError` and `myConsumerError` too.
+Each method also has the name from the queue's specification: `RegisterProducer`, `Enqueue`,
+`Dequeue` and so on. The errors are also named `myProducerError` and `myConsumerError`.
 
-Promised: no call takes longer than its timeout. A call whose answer is lost, because a connection
-broke or the broker was away for a while, is asked again within that time where that is safe:
+No call takes longer than its timeout. If the answer is lost, because a connection broke or the
+broker was away for a while, the call is repeated within that time where that is safe:
 
-- `enqueue` numbers its messages, so the broker knows a repeat. If it fails in the end, the message
-  may be in the queue or not; enqueued once more (the same text, as the producer's next one) it
-  keeps its number and is there once.
-- `dequeue` names the last message received, and the broker sends one again until it is named. With
-  a directory, the consumer's id and its last ids are on disk before a message is returned: another
-  process goes on behind it, and no message is returned twice.
-- A registration is not asked again once it may have been heard, since each makes a new id.
+- `enqueue` numbers its messages, so the broker recognises a repeat. If it finally fails, the
+  outcome is unknown. Enqueue the same text again, as the producer's next message: it keeps its
+  number, and the broker stores it once.
+- `dequeue` names the last message received, and the broker repeats a message until it is named.
+  With a directory, the consumer's id and its last ids are on disk before a message is returned:
+  another process continues after it, and no message is returned twice.
+- A registration that may have reached the broker is not repeated, because each creates a new id.
 
-Not promised: that two programs may use one producer id at the same time. Both would number, and
-where that shows, the later one is told so.
+Two programs must not use one producer id at the same time, because both would assign numbers. The
+later one gets an error if a number collides.
 
-Who may call: any thread; calls of one object are made one after the other.
+Any thread may call; calls of one object run one after the other.
 """
 
 from __future__ import annotations
@@ -49,19 +49,19 @@ from quackmq.errors import QuackError, UnusableDirectory
 
 DEFAULT_PORT: Final = 8002
 DEFAULT_ADDRESS: Final = f"127.0.0.1:{DEFAULT_PORT}"
-#: Named as the last message before there is one.
+#: The last id before the first message.
 BEFORE_THE_FIRST: Final = ""
-#: What `QueueError.reason` says where no answer came.
+#: Values of `QueueError.reason` if there was no answer.
 UNREACHABLE: Final = "unreachable"
 NO_ANSWER: Final = "no_answer"
-#: And where a number that was never used before is taken.
+#: Value of `QueueError.reason` if another program used the number.
 CLASH: Final = "producer_id_in_use"
 
 
 class QueueError(QuackError):
-    """`reason` is the broker's code for what went wrong; `unreachable` if it could not be asked,
-    and `no_answer` if it did not say. `in_doubt` tells whether it may have done what it was asked
-    to: also a broker that fails, or closes, may have begun."""
+    """`reason` is the broker's error code, `unreachable` if the broker could not be reached, or
+    `no_answer`. `in_doubt` tells whether the broker may have executed the request: a broker that
+    fails or closes may have begun."""
 
     code = "queue_error"
 
@@ -80,7 +80,7 @@ class ConsumerError(QueueError):
 
 
 class _Library:
-    """What both have in common."""
+    """Common part of producer and consumer."""
 
     _error: type[QueueError]
 
@@ -106,12 +106,12 @@ class _Library:
         self.close()
 
     def close(self) -> None:
-        """Let go of the connection. The next call makes another."""
+        """Close the connection. The next call opens another."""
         with self._lock:
             self._broker.close()
 
     def list_topics(self) -> list[str]:
-        """The names of all topics."""
+        """Return the names of all topics."""
         answer = self._ask(_Request("GET", "/topics"))
         return [str(name) for name in answer["topics"]]
 
@@ -123,7 +123,7 @@ class _Library:
 
 
 class Producer(_Library):
-    """Puts messages into queues, under an id for each.
+    """Put messages into topics, under one producer id per topic.
 
     with Producer() as producer:
         me = producer.register_producer("ducks")
@@ -140,17 +140,17 @@ class Producer(_Library):
     ) -> None:
         super().__init__(address, timeout=timeout)
         self._next: dict[tuple[str, str], int] = {}
-        self._unsure: dict[tuple[str, str], _Unsure] = {}
+        self._uncertain: dict[tuple[str, str], _Uncertain] = {}
 
     def create_topic(self, topic: str) -> int:
-        """A new topic; 0, or a ProducerError if it is there already."""
+        """Create a topic; return 0. Raises ProducerError if it exists."""
         parameters = {"topic_name": topic}
         self._ask(_Request("POST", "/topics", parameters, done_already="topic_exists"))
         return 0
 
     def register_producer(self, topic: str) -> str:
-        """An id to put messages into a topic with; the topic comes to life if it is not there. For
-        another topic register again: each id is for one."""
+        """Return a new producer id for a topic; create the topic if missing. Each id is for one
+        topic."""
         request = _Request("POST", "/producer/register", {"topic": topic}, may_repeat=False)
         with self._lock:
             producer_id = str(self._ask(request)["producer_id"])
@@ -160,39 +160,39 @@ class Producer(_Library):
     def enqueue(
         self, producer_id: str, topic: str, message: str, *, sequence: int | None = None
     ) -> int:
-        """Put a message into a topic; 0 when it is on disk there.
+        """Put a message into a topic; return 0 when it is on disk there.
 
-        Give `sequence` to number messages yourself, upwards: then what was in doubt when a process
-        died can be enqueued again by the next one, and is there once.
+        Give `sequence` to assign ascending numbers yourself. Then the next process can enqueue a
+        message with an unknown outcome again after a crash, and the broker stores it once.
         """
         place = (producer_id, topic)
         with self._lock:
-            unsure = self._unsure.pop(place, None)
-            if unsure is not None and unsure.message != message:
-                unsure = None
+            uncertain = self._uncertain.pop(place, None)
+            if uncertain is not None and uncertain.message != message:
+                uncertain = None
             number = sequence
             if number is None:
-                number = self._next_number(place) if unsure is None else unsure.number
+                number = self._next_number(place) if uncertain is None else uncertain.number
             self._next[place] = max(self._next.get(place, 0), number + 1)
             try:
                 tried = self._broker.ask(_produce(producer_id, topic, message, number))
             except BaseException as error:
                 is_clear = isinstance(error, ProducerError) and not error.in_doubt
-                if unsure is not None or not is_clear:
-                    self._unsure[place] = _Unsure(message, number)
+                if uncertain is not None or not is_clear:
+                    self._uncertain[place] = _Uncertain(message, number)
                 raise
-            is_new = sequence is None and unsure is None and not tried.in_doubt
+            is_new = sequence is None and uncertain is None and not tried.in_doubt
             if is_new and tried.answer["repeated"]:
                 del self._next[place]
                 raise ProducerError(
-                    f"the message was not added: somebody else uses {producer_id} too and has "
-                    f"taken number {number}; register a producer for each program",
+                    f"the message was not added: another program also uses {producer_id} and has "
+                    f"used number {number}; register a producer for each program",
                     CLASH,
                 )
             return 0
 
     def last_sequence(self, producer_id: str, topic: str) -> int | None:
-        """The number of the last message that the broker holds of this producer; None before the
+        """Return the number of this producer's last message at the broker; None before the
         first."""
         path = f"/v1/topics/{quote(topic, '')}/publishers/{quote(producer_id, '')}"
         last = self._ask(_Request("GET", path))["last_sequence"]
@@ -200,7 +200,7 @@ class Producer(_Library):
 
     def _next_number(self, place: tuple[str, str]) -> int:
         if place not in self._next:
-            # Registered by somebody else, perhaps by this program when it ran before.
+            # Another program has registered it, perhaps an earlier run of this one.
             last = self.last_sequence(*place)
             self._next[place] = 0 if last is None else last + 1
         return self._next[place]
@@ -211,15 +211,15 @@ class Producer(_Library):
 
 
 class Consumer(_Library):
-    """Takes messages from topics, from each in order, at its own pace.
+    """Get messages from topics, in order.
 
         with Consumer(directory="my-consumer") as consumer:
             consumer.register_consumer("ducks")
             print(consumer.dequeue("ducks"))
 
-    One consumer may register for many topics. `id` is its name at the broker, where its place in
-    each topic is kept. With `directory`, which one process uses at a time, a new process goes on as
-    the same consumer.
+    One consumer may register for many topics. `id` is its name at the broker, which stores its
+    position in each topic. With `directory`, which only one process at a time may use, a new
+    process continues as the same consumer.
     """
 
     _error = ConsumerError
@@ -234,7 +234,7 @@ class Consumer(_Library):
         super().__init__(address, timeout=timeout)
         self._file = None if directory is None else Path(directory) / "consumer.json"
         self.id: str | None = None
-        #: By topic, the last message received; None before the first.
+        #: The id of the last message received, by topic; None before the first.
         self._last_ids: dict[str, str | None] = {}
         if self._file is not None:
             self._file.parent.mkdir(parents=True, exist_ok=True)
@@ -242,12 +242,12 @@ class Consumer(_Library):
 
     @property
     def topics(self) -> list[str]:
-        """Those that it has registered for."""
+        """The topics that this consumer has registered for."""
         return list(self._last_ids)
 
     def register_consumer(self, topic: str) -> str:
-        """Subscribe to a topic, from here on; the consumer's id, the same for all its topics. A
-        topic that this consumer has, as a file may tell, it just goes on with."""
+        """Subscribe to a topic, from now on; return the consumer's id, which is the same for all
+        its topics. If the consumer (or its file) already has the topic, it continues."""
         with self._lock:
             if self.id is not None and topic in self._last_ids:
                 return self.id
@@ -266,18 +266,18 @@ class Consumer(_Library):
             return self.id
 
     def dequeue(self, topic: str) -> str:
-        """The next message. A ConsumerError if there is none."""
+        """Return the next message. Raises ConsumerError if there is none."""
         with self._lock:
             last_id = self._last_ids.get(topic) or BEFORE_THE_FIRST
             answer = self._ask(
                 _Request("GET", "/consumer/consume", {**self._me(topic), "last_id": last_id})
             )
-            # The id counts once it is on disk: else the message would be behind, and not returned.
+            # Only if the id is on disk may the message count as received.
             self._remember(topic, str(answer["message_id"]))
             return _text(answer)
 
     def size(self, topic: str) -> int:
-        """How many messages are still to come."""
+        """Return the number of unread messages."""
         with self._lock:
             parameters = self._me(topic)
             if (last_id := self._last_ids.get(topic)) is not None:
@@ -287,7 +287,7 @@ class Consumer(_Library):
     def _me(self, topic: str) -> dict[str, object]:
         if self.id is None:
             raise ConsumerError(
-                "this consumer has registered for no topic: call register_consumer first",
+                "this consumer has not registered for a topic: call register_consumer first",
                 "not_registered",
             )
         return {"consumer_id": self.id, "topic": topic}
@@ -300,7 +300,9 @@ class Consumer(_Library):
         except FileNotFoundError:
             return
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ConsumerError(f"{file} is no consumer's file: {error!r}", "bad_file") from error
+            raise ConsumerError(
+                f"{file} is not the file of a consumer: {error!r}", "bad_file"
+            ) from error
 
     def _remember(self, topic: str, last_id: str | None) -> None:
         last_ids = {**self._last_ids, topic: last_id}
@@ -319,7 +321,7 @@ class Consumer(_Library):
     Size = size
 
 
-#: The errors as the queue's description names them.
+#: The errors under the names of the queue's specification.
 myProducerError = ProducerError
 myConsumerError = ConsumerError
 
@@ -330,27 +332,27 @@ def _produce(producer_id: str, topic: str, message: str, number: int) -> _Reques
 
 
 def _text(answer: Mapping[str, Any]) -> str:
-    """A message's text. Other programs may have put bytes that are none: those stay themselves, as
-    Python does it with names of files."""
+    """Return the text of a message. Bytes that are not UTF-8, put by other programs, are kept as
+    surrogate escapes, as Python does with file names."""
     message = str(answer["message"] or "")
     if answer.get("encoding") == "base64":
         return base64.b64decode(message).decode(errors="surrogateescape")
     return message
 
 
-# --- asking ---------------------------------------------------------------------------------------
+# --- requests ------------------------------------------------------------------------------------
 
 
-class _Unsure(NamedTuple):
-    """A message that may be in its topic, and its number."""
+class _Uncertain(NamedTuple):
+    """A message with an unknown outcome, and its number."""
 
     message: str
     number: int
 
 
 class _Request(NamedTuple):
-    """`may_repeat`: asking twice does no harm. `done_already` is the broker's code for "there is
-    one": to a repeat that means that the first was heard."""
+    """`may_repeat`: the request can be sent twice without harm. `done_already` is the broker's
+    error code for "it exists": for a repeat, this means that the first request was executed."""
 
     method: str
     path: str
@@ -360,8 +362,8 @@ class _Request(NamedTuple):
 
 
 class _Tried(NamedTuple):
-    """What came of asking. `reason` is "" where it was done; `is_passing`: what went wrong may soon
-    be over; `in_doubt`: it may have been done all the same, or before."""
+    """The result of one attempt. `reason` is "" on success; `is_passing`: a retry may succeed;
+    `in_doubt`: the broker may have executed the request."""
 
     reason: str
     trouble: str
@@ -371,7 +373,7 @@ class _Tried(NamedTuple):
 
 
 class _Broker:
-    """The broker at the other end of one connection, which is made anew when it breaks."""
+    """A connection to the broker, opened again when it breaks."""
 
     def __init__(self, address: str, timeout_s: float, error: type[QueueError]) -> None:
         self._address = address
@@ -383,14 +385,17 @@ class _Broker:
         except ValueError:
             host = port = None
         if not host or url.scheme not in ("", "http") or url.path not in ("", "/"):
-            raise error(f"{address!r} is no HOST:PORT of an HTTP door", "invalid_setting")
+            raise error(
+                f"{address!r} is not the HOST:PORT of a broker's HTTP listener", "invalid_setting"
+            )
         self._connection = http.client.HTTPConnection(host, port or DEFAULT_PORT)
 
     def close(self) -> None:
         self._connection.close()
 
     def ask(self, request: _Request) -> _Tried:
-        """The answer to a request; raises the library's error for a failure, and for none."""
+        """Send a request and return the result. Raises the library's error for a failure or a
+        timeout."""
         deadline = time.monotonic() + self._timeout_s
         in_doubt = was_heard = False
         while True:
@@ -405,7 +410,7 @@ class _Broker:
             if was_heard and not request.may_repeat:
                 raise self._no_answer(request, tried.trouble)
             if was_open and tried.reason == NO_ANSWER:
-                continue  # most likely it had been closed while nobody asked
+                continue  # the idle connection had probably been closed
             if time.monotonic() + limits.QUEUE_PAUSE_MS / 1000 >= deadline:
                 if was_heard:
                     raise self._no_answer(request, tried.trouble)
@@ -425,7 +430,7 @@ class _Broker:
             trouble = f"the connection broke: {error!r}"
             return _Tried(NO_ANSWER, trouble, is_passing=True, in_doubt=True)
         except BaseException:
-            self._connection.close()  # the answer that may still come is not that of the next
+            self._connection.close()  # a late answer must not be taken for that of the next request
             raise
         if status < HTTPStatus.BAD_REQUEST:
             return _Tried("", "", answer)
@@ -435,7 +440,7 @@ class _Broker:
         return _Tried(str(answer.get("code", status)), trouble, answer, is_passing, in_doubt)
 
     def _connect(self, deadline: float) -> None:
-        """With half of the whole time for one try, so that one that hangs is not the only one."""
+        """Connect within half of the timeout, so that there is time for a second attempt."""
         left_s = max(deadline - time.monotonic(), limits.QUEUE_PAUSE_MS / 1000)
         self._connection.timeout = min(left_s, self._timeout_s / 2)
         if self._connection.sock is None:
@@ -454,15 +459,15 @@ class _Broker:
         response = self._connection.getresponse()
         data = response.read(limits.QUEUE_ANSWER_BYTES + 1)
         if len(data) > limits.QUEUE_ANSWER_BYTES:
-            raise ValueError(f"an answer of more than {limits.QUEUE_ANSWER_BYTES} bytes")
+            raise ValueError(f"the answer is larger than {limits.QUEUE_ANSWER_BYTES} bytes")
         answer = json.loads(data)
         if not isinstance(answer, dict):
-            raise ValueError(f"an answer that is no object: {data[:100]!r}")
+            raise ValueError(f"the answer is not a JSON object: {data[:100]!r}")
         return response.status, answer
 
     def _no_answer(self, request: _Request, trouble: str) -> QueueError:
         return self._error(
-            f"{self._what(request)} was not answered, so it may be done or not; {trouble} "
+            f"{self._what(request)} was not answered, so its outcome is unknown; {trouble} "
             f"(the timeout is {self._timeout_s:g} s)",
             NO_ANSWER,
             in_doubt=True,

@@ -1,4 +1,4 @@
-"""put, get, subscribe, unsubscribe over ZeroMQ.
+"""The client of the ZeroMQ protocol: put, get, subscribe and unsubscribe.
 
     with ZmqClient("127.0.0.1:5555", "donald", directory="ids") as client:
         client.subscribe("ducks")
@@ -6,27 +6,27 @@
         message = client.get("ducks")
         print(message.id, message.text)
 
-**Getting, exactly once.** A message is sent again until its id is named with the next `get`, so
-what matters is what the client still knows of it after a crash. Three ways:
+**Getting, exactly once.** The broker repeats a message until the next `get` names its id. What
+happens after a crash depends on where the last id is stored:
 
-- *With a directory*, the id is on disk, synced, before `get` returns its message: a message is
-  never returned twice, nor is one skipped. If the program crashes with a message in hand, that one
-  was returned, and may have gone unprocessed.
-- *Without one*, the id goes with the process: the message in hand at a crash is returned again.
-- *With the program's own store*: `get(topic, after=id)` names an id that the program kept, best in
-  the transaction that holds what it made of the message. Then each message is processed exactly
-  once, through any crash. Before the first message `after` is BEFORE_THE_FIRST.
+- *With a directory*, the id is synced to disk before `get` returns its message. No message is
+  returned twice and none is skipped. A message that the program had not finished at a crash is not
+  returned again.
+- *Without one*, the id is lost with the process: after a crash, the last message is returned again.
+- *With the program's own store*: `get(topic, after=id)` names an id that the program has stored,
+  best in the same transaction as its results. Then each message is processed exactly once, despite
+  crashes. Before the first message, `after` is BEFORE_THE_FIRST.
 
-**Putting, exactly once.** A `put` that returned is on disk at the broker. One that raised
-QuackTimeout may be or not: a plain one put again may then be there twice. Numbered puts
-(`put(topic, content, sequence=n)`, numbers growing, each client name with its own) can be repeated:
-what the broker has, it drops. `last_sequence` tells after a crash where to go on.
+**Putting, exactly once.** A `put` that returned is on disk at the broker. After a QuackTimeout the
+outcome is unknown, and a repeated plain put may be stored twice. A numbered put
+(`put(topic, content, sequence=n)`, ascending numbers per client name) can be repeated: the broker
+drops it if it has it. After a crash, `last_sequence` tells where to continue.
 
-No call takes longer than its timeout: it raises QuackTimeout, which says what it waited for. All
-errors are of the one tree, `quackmq.errors`.
+No call takes longer than its timeout; then it raises QuackTimeout, which says what it waited for.
+All errors are QuackErrors.
 
-Who may call: any thread; calls of one object are made one after the other. A name is used by one
-client at a time.
+Any thread may call; calls of one object run one after the other. Only one client at a time may use
+a name.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ from quackmq.protocols.zmq.codec.queue_language import (
 )
 
 DEFAULT_TIMEOUT_S: Final = 5.0
-#: What a program that keeps the last id itself names before it has one.
+#: The value of `after` before the first message.
 BEFORE_THE_FIRST: Final = NONE_YET
 
 
 class ZmqMessage(NamedTuple):
-    """A message. Its id is a token to be given back as it is."""
+    """A message. Its id is an opaque token."""
 
     id: str
     topic: str
@@ -68,7 +68,8 @@ class ZmqMessage(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The content as UTF-8; UnicodeDecodeError where another door put bytes that are none."""
+        """The content decoded as UTF-8. Raises UnicodeDecodeError for other bytes, which another
+        protocol may have put."""
         return self.content.decode()
 
 
@@ -81,8 +82,8 @@ class ZmqClient:
         directory: str | os.PathLike[str] | None = None,
         timeout: float = DEFAULT_TIMEOUT_S,
     ) -> None:
-        """`address` is HOST:PORT, or tcp://HOST:PORT. Subscriptions, and the numbers of puts, are
-        kept by the broker under `name`. `timeout` is in seconds, for every call."""
+        """`address` is HOST:PORT or tcp://HOST:PORT. The broker stores subscriptions and the
+        numbers of puts under `name`. `timeout` is in seconds, for every call."""
         check_name(name)
         self.name = name
         self._asking = Asking(address)
@@ -109,21 +110,21 @@ class ZmqClient:
     # --- calls ------------------------------------------------------------------------------
 
     def put(self, topic: str, content: str | bytes, *, sequence: int | None = None) -> None:
-        """Add a message to a topic; bytes have to be UTF-8.
+        """Put a message into a topic; bytes must be UTF-8.
 
         client.put("ducks", "quack")
-        client.put("ducks", "quack", sequence=7)    # may be repeated, and is there once
+        client.put("ducks", "quack", sequence=7)    # can be repeated; stored once
         """
         put = Put(self.name, topic, _utf8(content), sequence)
         if sequence is not None and sequence < 0:
-            raise InvalidRequest(f"{sequence} is no sequence: they are whole numbers from 0 on")
+            raise InvalidRequest(f"invalid sequence {sequence}: sequences start at 0")
         self._ask(put, "the broker to take a message")
 
     def get(
         self, topic: str, *, timeout: float | None = None, after: str | None = None
     ) -> ZmqMessage:
-        """The next message of a topic that this client has subscribed to, waiting for it. With
-        `after`, the one behind the message of that id: for programs that keep the id themselves.
+        """Return the next message of a subscribed topic; wait for it. With `after`, return the
+        message after the one with that id: for programs that store the id themselves.
 
             message = client.get("ducks", timeout=60)
             message = client.get("ducks", after=kept_id)
@@ -132,18 +133,18 @@ class ZmqClient:
             last = self._ids.get(topic) if after is None else after
             get = Get(self.name, topic, None if last == BEFORE_THE_FIRST else last)
             deadline = Deadline(self._timeout_s if timeout is None else timeout)
-            # The broker waits a while and then says that there is none.
+            # The broker waits for a while and then answers that there is none.
             while (got := self._exchange(get, deadline, "a message")) is None:
                 if deadline.left_ms() <= 0:
                     raise self._timed_out(get, deadline, "a message")
-            assert isinstance(got, Got), "the codec gives nothing else for it"
+            assert isinstance(got, Got), "the codec returns Got or None for Get"
             if after is None:
                 self._ids.put(topic, got.id)
             return ZmqMessage(got.id, topic, got.content)
 
     def subscribe(self, topic: str) -> bool:
-        """What is put from now on is this client's to get, until it unsubscribes. True if that is
-        new, False if it was so before.
+        """Subscribe to messages put from now on, until `unsubscribe`. Return True if the
+        subscription is new.
 
             client.subscribe("ducks")
         """
@@ -155,7 +156,7 @@ class ZmqClient:
             return is_new
 
     def unsubscribe(self, topic: str) -> None:
-        """The subscription ends, with what it has not got. UnknownSubscription.
+        """End the subscription; unread messages are dropped. Raises UnknownSubscription.
 
         client.unsubscribe("ducks")
         """
@@ -165,16 +166,15 @@ class ZmqClient:
             self._ids.forget(topic)
 
     def last_sequence(self, topic: str) -> int | None:
-        """The sequence of the last numbered put of this client that the broker holds; None if it
-        holds none.
+        """Return the sequence of this client's last numbered put at the broker, or None.
 
-            next_sequence = (client.last_sequence("ducks") or 0) + 1
+        next_sequence = (client.last_sequence("ducks") or 0) + 1
         """
-        held = self._ask(LastSequence(self.name, topic), "the broker")
-        assert held is None or isinstance(held, int), "the codec gives nothing else for it"
-        return held
+        last = self._ask(LastSequence(self.name, topic), "the broker")
+        assert last is None or isinstance(last, int), "the codec returns a number or None"
+        return last
 
-    # --- how they are made --------------------------------------------------------------------
+    # --- requests --------------------------------------------------------------------
 
     def _ask(self, request: Request, waits_for: str) -> Got | bool | int | None:
         with self._lock:
@@ -194,7 +194,7 @@ class ZmqClient:
         text = f"{what} {request.topic}: waited {deadline.timeout_s:g} s for {waits_for}"
         text += f", for {self.name} at {self._asking.address}"
         if isinstance(request, Put):
-            text += "; whether it was taken is not known"
+            text += "; its outcome is unknown"
             text += "" if request.sequence is None else ": put it again with the same sequence"
         return QuackTimeout(text)
 
@@ -205,5 +205,5 @@ def _utf8(content: str | bytes) -> bytes:
             return content.encode()
         content.decode()
     except UnicodeError as error:
-        raise InvalidRequest(f"a message that is put over ZeroMQ is UTF-8: {error}") from None
+        raise InvalidRequest(f"a message over ZeroMQ must be UTF-8: {error}") from None
     return content

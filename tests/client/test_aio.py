@@ -158,7 +158,8 @@ async def test_it_has_every_method_of_the_client_with_the_same_parameters() -> N
 async def test_a_topic_that_is_full_says_so(client: AsyncClient, topic: str) -> None:
     await client.create_topic(topic, partitions=1, live_entries=1, when_full="refuse")
     await client.put(topic, "one")
-    why = rf"^topic {topic} refuses it: it is full \(live_entries is 1, and when_full is refuse\)$"
+    why = rf"^topic {topic} refuses the message: it is full \(live_entries is 1, and when_full is "
+    why += r"refuse\)$"
     for sequence in (None, 1):
         with pytest.raises(errors.Refused, match=why):
             await client.put(topic, "two", sequence=sequence)

@@ -239,7 +239,7 @@ def test_a_subscription_leaves_receipts_if_it_is_told_to_s5(clients: Clients, to
             break
     assert told[0] == ("begun", 0)
     assert {kind for kind, _ in told[1:]} == {"taken"}
-    with pytest.raises(errors.InvalidRequest, match="leave no receipts"):
+    with pytest.raises(errors.InvalidRequest, match="write no receipts"):
         reader.subscribe(RECEIPTS_TOPIC, receipts=True)
 
 
@@ -335,7 +335,8 @@ def test_a_topic_that_nobody_subscribes_to_may_refuse_messages(client: Client, t
 def test_a_topic_that_is_full_says_so(client: Client, topic: str) -> None:
     client.create_topic(topic, partitions=1, live_entries=1, when_full="refuse")
     client.put(topic, "one")
-    why = rf"^topic {topic} refuses it: it is full \(live_entries is 1, and when_full is refuse\)$"
+    why = rf"^topic {topic} refuses the message: it is full \(live_entries is 1, and when_full is "
+    why += r"refuse\)$"
     with pytest.raises(errors.Refused, match=why):
         client.put(topic, "two")
     for sequence in (1, 2):  # a transaction that was refused leaves nothing behind

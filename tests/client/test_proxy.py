@@ -294,7 +294,7 @@ def test_bad_names_and_a_broker_that_is_not_there(name: str) -> None:
     with pytest.raises(InvalidRequest):
         ReliablePublisher("127.0.0.1:1", "two words")
     for address in ("127.0.0.1", "127.0.0.1:", ":5558", "127.0.0.1:quack", "127.0.0.1:99999"):
-        with pytest.raises(InvalidRequest, match="no address of a proxy: write HOST:PORT"):
+        with pytest.raises(InvalidRequest, match="not the address of a proxy: write HOST:PORT"):
             ReliableSubscriber(address, name)
     with ReliablePublisher("127.0.0.1:1", name, timeout=IMPATIENT_S) as publisher:
         with pytest.raises(QuackTimeout, match="last_published ducks: waited 0.3 s"):

@@ -286,11 +286,11 @@ def test_a_registration_is_not_repeated_behind_ones_back(
 ) -> None:
     with Producer(bad_address) as producer, Consumer(bad_address) as consumer:
         weather.next("answers lost")
-        with pytest.raises(ProducerError, match="done or not") as raised:
+        with pytest.raises(ProducerError, match="its outcome is unknown") as raised:
             producer.register_producer(topic)
         assert raised.value.reason == queue.NO_ANSWER
         weather.next("answers lost")
-        with pytest.raises(ConsumerError, match="done or not"):
+        with pytest.raises(ConsumerError, match="its outcome is unknown"):
             consumer.register_consumer(topic)
         assert consumer.id is None
 
@@ -473,7 +473,7 @@ def test_two_programs_with_one_producer_id_are_told(
     producer.enqueue(me, topic, "one")
     with Producer(address) as other:
         other.enqueue(me, topic, "two")
-        with pytest.raises(ProducerError, match="somebody else uses") as raised:
+        with pytest.raises(ProducerError, match="another program also uses") as raised:
             producer.enqueue(me, topic, "three")
         assert raised.value.reason == queue.CLASH
         producer.enqueue(me, topic, "three")
@@ -548,7 +548,7 @@ def test_a_file_that_is_no_consumers_is_named(tmp_path: Path, content: bytes) ->
 
 @pytest.mark.parametrize("where", ["", "https://127.0.0.1:1", "127.0.0.1:1/path", "127.0.0.1:x"])
 def test_an_address_that_cannot_be_is_told_of_at_once(where: str) -> None:
-    with pytest.raises(ProducerError, match="is no HOST:PORT"):
+    with pytest.raises(ProducerError, match="is not the HOST:PORT"):
         Producer(where)
 
 

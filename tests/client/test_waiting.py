@@ -161,7 +161,7 @@ def test_what_is_no_broker_is_told_at_once(address: str, topic: str) -> None:
         answering = threading.Thread(target=_answer_as_http, args=(listening, 2), daemon=True)
         answering.start()
         with Client(elsewhere, timeout=600) as client:
-            said = f"what listens at {elsewhere} does not speak Kafka's protocol, and nothing was"
+            said = f"the server at {elsewhere} does not speak the Kafka protocol, and nothing was"
             with pytest.raises(errors.NoBroker, match=said):
                 client.put(topic, b"rain")
         with Client(f"{elsewhere},{address}", timeout=60) as client:

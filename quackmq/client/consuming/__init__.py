@@ -1,6 +1,6 @@
-"""How the Python client reads a topic, and how it remembers what a program has been given.
+"""How the Python client reads a topic and stores its progress.
 
-Open `consumer` first. `progress` knows which messages are waiting and which are in hand, `commits`
-sends progress to the broker, `position_file` and `directory` keep it on disk, `start` says where
-reading begins, and `browse` reads without a name.
+Open `consumer` first. `progress` tracks which messages are buffered, in hand and done, `commits`
+sends progress to the broker, `position_file` and `directory` store it on disk, `start` decides
+where reading starts, and `browse` reads without a name.
 """

@@ -1,9 +1,7 @@
-"""Reading a topic for nobody: without a name, a subscription or a group, so nothing is left behind.
+"""Read a topic without a name, a subscription or a group, so that nothing is left in the broker.
 
-Not even a process that is killed leaves anything in the broker, which is what commands that only
-look at a topic want. How far a browser has come is known to itself alone.
-
-One thread at a time.
+Even a killed process leaves nothing behind, which suits commands that only show a topic. Only the
+browser knows its position. Not thread-safe.
 """
 
 from __future__ import annotations
@@ -30,10 +28,10 @@ log = logging.getLogger(__name__)
 
 
 class Browser:
-    """A context manager over one topic, as a client finds it."""
+    """Reads one topic. A context manager."""
 
     def __init__(self, client: Client, topic: str, start: StartLike) -> None:
-        """UnknownTopic, QuackTimeout."""
+        """Raises UnknownTopic or QuackTimeout."""
         self._client = client
         self._cluster = client.session.cluster
         deadline = client.session.begin(None)
@@ -43,7 +41,7 @@ class Browser:
         settings = client.session.connection.consumer(
             f"quackmq-browser-{uuid.uuid4().hex}", limits.CLIENT_SESSION_MS, limits.CLIENT_BUSY_MS
         )
-        # What is trimmed meanwhile is stepped over.
+        # Skip records that are deleted meanwhile.
         self._consumer = Consumer(settings | {"auto.offset.reset": "earliest"})
         self._read(starts)
 
@@ -59,7 +57,7 @@ class Browser:
         close(self._consumer, Deadline(shared_limits.CLIENT_TIMEOUT_MS / 1000))
 
     def get(self, timeout: float) -> Message:
-        """Return the next message. QuackTimeout, UnknownTopic."""
+        """Return the next message. Raises QuackTimeout or UnknownTopic."""
         deadline = self._client.session.begin(timeout)
         what = f"a message of topic {self._topic.name}"
         while True:
@@ -67,7 +65,7 @@ class Browser:
             if record is None:
                 if deadline.passed():
                     raise deadline.timeout(what)
-                self._look_for_partitions(deadline)
+                self._check_partitions(deadline)
                 continue
             error = record.error()
             if error is None:
@@ -75,23 +73,23 @@ class Browser:
             if not error.retriable() and error.code() not in {*PASSING, KafkaError._PARTITION_EOF}:
                 raise translated(error, what, deadline)
 
-    def _look_for_partitions(self, deadline: Deadline) -> None:
-        """Read partitions that were added meanwhile from their beginning. A broker that does not
-        answer is asked again later: whoever waits for messages waits for it too."""
-        if time.monotonic() < self._looks_at:
+    def _check_partitions(self, deadline: Deadline) -> None:
+        """Check for added partitions now and then, and read them from their beginning. If the
+        broker does not answer, check again later."""
+        if time.monotonic() < self._next_check_s:
             return
         patience = Deadline(min(deadline.left(), limits.CLIENT_ASK_MS / 1000))
         try:
             now = self._cluster.topic(self._topic.name, patience, again=True)
         except QuackTimeout as error:
-            log.debug("the partitions of %s are not known: %s", self._topic.name, error)
+            log.debug("the partitions of %s are unknown: %s", self._topic.name, error)
             now = self._topic
         added = range(self._topic.partitions, now.partitions)
         self._topic = now
         self._read(dict.fromkeys(added, 0))
 
     def _read(self, starts: Mapping[int, int]) -> None:
-        self._looks_at = time.monotonic() + limits.CLIENT_TOPIC_MS / 1000
+        self._next_check_s = time.monotonic() + limits.CLIENT_TOPIC_MS / 1000
         if starts:
             with translating(f"topic {self._topic.name} to be read"):
                 self._consumer.incremental_assign(

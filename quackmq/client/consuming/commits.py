@@ -1,10 +1,10 @@
-"""The broker's cursor, moved by a member of a name: sent at once, answered later.
+"""Commit offsets as a member of a group: send the commit, and receive the answer later.
 
-librdkafka has a commit that waits, but for as long as it likes; so commits are sent, their answers
-come in by `poll` like everything else, and who must know waits for them with a deadline.
+librdkafka's blocking commit has no timeout. So commits are sent asynchronously, their answers
+arrive through `poll`, and callers that need the answer wait with a deadline.
 
-One is under way at a time: librdkafka sends one whose answer was lost again, by then perhaps behind
-a later one, and the cursor would go back.
+Only one commit at a time is in flight. librdkafka sends a commit again if its answer was lost,
+possibly after a later commit, and then the committed offset would go back.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from typing import Final
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from quackmq.client import limits
-from quackmq.client.kafka.cluster import is_of_nobody, partitions_of
+from quackmq.client.kafka.cluster import is_not_member, partitions_of
 from quackmq.client.kafka.config import Settings
 from quackmq.client.kafka.errors import Deadline, translated
 from quackmq.errors import MemberFenced, QuackError
 
-#: What became of a commit: the error, if there is one, and what was to be committed.
+#: The result of a commit: the error, if any, and the offsets.
 Answer = tuple[KafkaError | None, Mapping[int, int]]
-#: Who leaves looks so often whether an assignment was on its way, after the last one was gone.
+#: Polls without an assignment before a leaving member is sure that none is in flight.
 _QUIET_POLLS: Final = 4
 
 
 class Commits:
-    """Those of one member in one topic. One thread at a time."""
+    """The commits of one member in one topic. Not thread-safe."""
 
     def __init__(self, topic: str, acknowledged: Callable[[int, int], None]) -> None:
-        """`acknowledged` is told of each partition and offset that the broker has."""
+        """`acknowledged` is called with each committed partition and offset."""
         self._topic = topic
         self._acknowledged = acknowledged
         self._answers: list[Answer] = []
@@ -39,7 +39,7 @@ class Commits:
 
     @property
     def is_idle(self) -> bool:
-        """Whether none is under way."""
+        """Whether no commit is in flight."""
         return not self._unanswered
 
     def answered(self, error: KafkaError | None, told: list[TopicPartition]) -> None:
@@ -49,14 +49,14 @@ class Commits:
         self._answers.append((failed, {each.partition: each.offset for each in told}))
 
     def send(self, consumer: Consumer, offsets: Mapping[int, int], note: str) -> None:
-        """To be called when none is under way, or when there is no time to wait for it."""
+        """Send a commit. Call it when none is in flight, or when there is no time to wait."""
         if offsets:
             wanted = partitions_of(self._topic, offsets, note)
             consumer.commit(offsets=wanted, asynchronous=True)
             self._unanswered += 1
 
     def hear(self) -> list[Answer]:
-        """The answers since the last time."""
+        """Return the answers since the last call."""
         answers, self._answers = self._answers, []
         for error, offsets in answers:
             if error is None:
@@ -73,15 +73,15 @@ class Commits:
         *,
         poll: Callable[[], None],
     ) -> None:
-        """Until they are durable. While the group changes hands it is tried again; `poll` lets
-        that, and answers, happen. QuackTimeout."""
+        """Commit and wait for the answer; try again while the group rebalances. `poll` receives
+        answers and rebalance events. Raises QuackTimeout."""
         what = f"offsets in topic {self._topic} to be committed"
         while True:
             error = self._wait(consumer, offsets, note, deadline, what, poll)
             if error is None:
                 return
-            if not is_of_nobody(error) or deadline.passed():
-                raise _meaning(error, what, deadline)
+            if not is_not_member(error) or deadline.passed():
+                raise _translate(error, what, deadline)
             poll()
 
     def _wait(
@@ -111,27 +111,29 @@ class Commits:
             poll()
 
 
-def _meaning(error: KafkaError, what: str, deadline: Deadline) -> QuackError:
-    """A member is ended by one thing alone, and is told of it once: another one in its place. Then
-    all that it hears is that it has ended."""
+def _translate(error: KafkaError, what: str, deadline: Deadline) -> QuackError:
+    """Translate an error. A fatal error always means that another instance has fenced this
+    member; librdkafka reports the cause only once."""
     if error.fatal() or error.code() == KafkaError._FATAL:
         return MemberFenced(f"{what}: {error.str()}")
     return translated(error, what, deadline)
 
 
 def leave(consumer: Consumer, deadline: Deadline, tend_others: Callable[[], None]) -> None:
-    """Leave the group for good: librdkafka would keep the place of a member with an instance id,
-    unless it is unsubscribed before it is closed. An assignment that has come meanwhile must be
-    heard of and given back here: inside `close` that waits for librdkafka with Python's lock held,
-    at times for ever.
+    """Leave the group for good.
 
-    A member leaves by the id that the answer to its join brings. So a join that is under way is
-    waited for: the group would otherwise keep a member that nobody hears of again, and wait for it
-    until its session ends. `tend_others` lets members of this process take part in that."""
+    - librdkafka keeps the place of a member with an instance id unless it unsubscribes before
+      closing.
+    - An assignment that arrives meanwhile must be received and returned here: inside `close`,
+      librdkafka would wait for that with Python's lock held, sometimes forever.
+    - A member leaves with the id from the answer to its join. So wait for a join that is in flight:
+      otherwise the group would keep a dead member until its session expires. `tend_others` lets
+      other members of this process take part in the rebalance.
+    """
     try:
         while not consumer.memberid() and not deadline.passed():
             if consumer.poll(limits.CLIENT_LOOK_MS / 1000) is not None:
-                break  # the group refuses it
+                break  # the group refuses the member
             tend_others()
         consumer.unsubscribe()
         quiet = 0
@@ -139,11 +141,11 @@ def leave(consumer: Consumer, deadline: Deadline, tend_others: Callable[[], None
             come = consumer.poll(limits.CLIENT_LOOK_MS / 1000)
             quiet = quiet + 1 if come is None and not consumer.assignment() else 0
     except (KafkaException, RuntimeError):
-        return  # it is out already
+        return  # it has left already
 
 
 def close(consumer: Consumer, deadline: Deadline) -> None:
-    """librdkafka closes by itself, usually at once, without anybody waiting for ever."""
+    """Close in a background thread, and wait for it only until the deadline."""
     closing = threading.Thread(target=consumer.close, daemon=True)
     closing.start()
     closing.join(max(deadline.left(), 1.0))
@@ -156,9 +158,9 @@ def evict(
     deadline: Deadline,
     tend_others: Callable[[], None],
 ) -> None:
-    """Remove members whose process is dead from their group, by the names of their own. Take the
-    place of each, for which the group does not wait, and leave it. librdkafka has no request by
-    which one member removes another. `tend_others` as for `leave`."""
+    """Remove the members of dead processes from their group, by their instance ids. librdkafka
+    has no request for that. So take the place of each, for which the group does not wait, and
+    leave it. `tend_others` as for `leave`."""
     members = [Consumer(settings | {"group.instance.id": each}) for each in instances]
 
     def tend() -> None:
@@ -167,7 +169,7 @@ def evict(
         tend_others()
 
     for member in members:
-        member.subscribe([topic], on_assign=_take_paused)
+        member.subscribe([topic], on_assign=_accept_paused)
     while members:
         member = members.pop()
         try:
@@ -176,8 +178,8 @@ def evict(
             close(member, deadline)
 
 
-def _take_paused(member: Consumer, told: list[TopicPartition]) -> None:
-    # Taken, or librdkafka could not let go of them again, and would never close.
+def _accept_paused(member: Consumer, told: list[TopicPartition]) -> None:
+    # Accept the assignment; otherwise librdkafka cannot revoke it and never closes.
     member.incremental_assign(told)
     member.pause(told)
 
@@ -190,18 +192,18 @@ def commit_by_joining(
     deadline: Deadline,
     tend_others: Callable[[], None],
 ) -> None:
-    """Commit for a name that others use at the moment: one of its members may, so become one, for
-    as long as it takes, without reading anything. `tend_others` lets members of this process take
-    part in that. QuackTimeout."""
+    """Commit for a name that other processes use. Only members may commit, so join the group,
+    without reading anything, commit, and leave. `tend_others` lets other members of this process
+    take part in the rebalance. Raises QuackTimeout."""
     commits = Commits(topic, lambda partition, offset: None)
     consumer = Consumer(settings | {"on_commit": commits.answered})
     joined: list[bool] = []
 
     def assigned(member: Consumer, told: list[TopicPartition]) -> None:
-        _take_paused(member, told)
+        _accept_paused(member, told)
         joined.append(True)
 
-    def look() -> None:
+    def poll() -> None:
         consumer.poll(limits.CLIENT_LOOK_MS / 1000)
         tend_others()
 
@@ -216,8 +218,8 @@ def commit_by_joining(
                     f"than {session_s:g} s ago on another machine or with another directory; give "
                     "a longer timeout"
                 )
-            look()
-        commits.send_and_wait(consumer, offsets, note, deadline, poll=look)
+            poll()
+        commits.send_and_wait(consumer, offsets, note, deadline, poll=poll)
         leave(consumer, deadline, tend_others)
     finally:
         close(consumer, deadline)

@@ -1,18 +1,20 @@
-"""Getting: one topic's messages for one name, in one of two ways of remembering how far it is.
+"""Read one topic for one name, with one of two ways to store the progress.
 
-A reader is a member of the Kafka group of its name, for one topic. The group gives each partition
-to one process at a time, and the reader decides where to begin in it:
+A reader is a member of the name's Kafka group, for one topic. The group assigns each partition to
+one process at a time, and the reader decides where to start in it:
 
-- `by_id`: the program keeps the ids of its messages itself. What it names is done, nothing else is.
-- by the client's file (`PositionFile`): it says how far the name has come, unless the broker's
-  cursor was moved by somebody else since. A commit of ours bears the directory's own note, so it is
-  known whose the cursor is: with our note the file counts, which is never behind; else the cursor.
+- `by_id`: the program stores the ids of its messages itself. Only messages whose ids it passes are
+  done.
+- by the client's file (`PositionFile`): the file has the position, unless another program has moved
+  the committed offset since. Our commits carry the id of the directory as metadata. So if the
+  committed offset carries it, the file counts, which is never behind; otherwise the committed
+  offset counts.
 
-Messages are fetched in batches and wait in `Progress`, which also knows which of them are in hand
-and which are done. The broker's cursor follows what is done.
+Messages are fetched in batches and buffered in `Progress`, which also knows which are in hand and
+which are done. Done messages are committed to the broker.
 
-One thread at a time, which holds the reader's lock (see `Session`), except `take`: any thread may
-call that. librdkafka calls back inside `poll`.
+Not thread-safe: the caller holds the reader's lock (see `Session`). Only `take` may be called by
+any thread. librdkafka runs its callbacks inside `poll`.
 """
 
 from __future__ import annotations
@@ -50,7 +52,7 @@ log = logging.getLogger(__name__)
 
 OnCrash = Literal["skip", "repeat"]
 
-#: Where messages are got by id, one holder is all that there is.
+#: The only holder if messages are read by id.
 _PROGRAM: Final = "the program"
 
 
@@ -69,7 +71,7 @@ class Reader:
         busy_ms: int,
         tend_others: Callable[[], None],
     ) -> None:
-        """`tend_others` is called from time to time while a call waits."""
+        """`tend_others` is called regularly while a call waits."""
         self.topic = topic
         self.instance = directory.instance(topic.id)
         self._tend_others = tend_others
@@ -81,18 +83,18 @@ class Reader:
         self._note = "" if by_id else directory.note
         mode = Mode.NAMED if by_id else Mode(on_crash)
         self._progress = Progress(mode, busy_ms / 1000)
-        #: What the group gave us and we could not begin with, since nobody answered.
-        self._unbegun: set[int] = set()
-        #: Where the program says that it stands, also in partitions that others have.
+        #: Assigned partitions whose start is not known yet, because the broker did not answer.
+        self._unstarted: set[int] = set()
+        #: The positions that the program has passed, also for partitions of other processes.
         self._named: dict[int, int] = {}
-        #: Whether the group has ever told us which partitions are ours, be it none.
+        #: Whether the group has ever sent an assignment, even an empty one.
         self._has_joined = False
         self._trouble: QuackError | None = None
         self._commits = Commits(topic.name, self._acknowledged)
         self._committed_at = time.monotonic()
-        #: When `listen` has to look after the group and the broker's cursor again.
+        #: When `listen` has to poll the group and commit again.
         self._tend_at = 0.0
-        #: For callbacks, which cannot be given one.
+        #: For callbacks, which have no deadline argument.
         self._deadline = Deadline(shared_limits.CLIENT_TIMEOUT_MS / 1000)
         settings = connection.consumer(name, session_ms, busy_ms)
         settings["group.instance.id"] = self.instance
@@ -105,8 +107,8 @@ class Reader:
     # --- one message ------------------------------------------------------------------------
 
     def get(self, holder: object, deadline: Deadline) -> Record:
-        """Return the next message, by the client's file. What the holder had before is done.
-        QuackTimeout."""
+        """Return the next message, with the progress in the client's file. The holder's last
+        message is done. Raises QuackTimeout."""
         self._settle(holder)
         while True:
             record = self._next(deadline)
@@ -114,11 +116,11 @@ class Reader:
                 continue
             if self._progress.mode is Mode.REPEAT or self._write(record, deadline):
                 taken = self._progress.take(holder, time.monotonic())
-                if taken is not None:  # else a loop over `listen` in another thread was faster
+                if taken is not None:  # otherwise a `listen` loop in another thread was faster
                     return taken
 
     def get_after(self, named: Iterable[Place] | None, deadline: Deadline) -> Record:
-        """Return the next message behind those that are named. QuackTimeout."""
+        """Return the next message after those whose places are given. Raises QuackTimeout."""
         self._name_places(named or ())
         while True:
             record = self._next(deadline)
@@ -128,7 +130,7 @@ class Reader:
                     return taken
 
     def put_back(self, holder: object, record: Record) -> None:
-        """Nobody has seen the message that a holder was given: it comes next again."""
+        """Let the next get return the message that a holder was given."""
         holder = _PROGRAM if self.by_id else holder
         if self._progress.held(holder) is record:
             self._progress.put_back(holder)
@@ -140,7 +142,7 @@ class Reader:
     # --- many messages ----------------------------------------------------------------------
 
     def fill(self, holder: object, deadline: Deadline) -> None:
-        """Wait until there are messages for `take`; what the holder had before is done.
+        """Wait until there are messages for `take`. The holder's last message is done. Raises
         QuackTimeout."""
         self._settle(holder)
         if len(self._progress):
@@ -152,27 +154,26 @@ class Reader:
                 return
 
     def take(self, holder: object) -> Record | None:
-        """Return the next message of those that wait; what the holder had before is done. None if
-        `fill` has to be called first. Only where a message in hand is repeated after a crash. Any
-        thread may call."""
+        """Return the next buffered message, or None if `fill` must be called first. The holder's
+        last message is done. Only for `on_crash="repeat"`. Any thread may call."""
         now = time.monotonic()
         return self._progress.take(holder, now) if now < self._tend_at else None
 
     def leave(self, loop: object, caller: object) -> None:
-        """A loop over messages has ended: its last one is done when `caller` asks for another."""
+        """End a loop over messages: its last one is done when `caller` asks for another."""
         self._progress.leave(loop, caller)
 
     def tend(self) -> None:
-        """Let the group go on though nobody asks for our messages at the moment: it waits for all
-        its members whenever one comes or goes."""
+        """Poll without delivering messages: the group waits for all its members whenever one
+        joins or leaves."""
         if len(self._progress) < limits.CLIENT_BATCH_MESSAGES:
             self._take(self._consumer.poll(0))
 
     # --- moving -----------------------------------------------------------------------------
 
     def seek(self, starts: Mapping[int, int], note: str, deadline: Deadline) -> None:
-        """Go on from elsewhere, in all partitions; those of other processes are not moved in
-        these, but where they begin the next time."""
+        """Move the position in all partitions. Other processes use the new position when they
+        next start reading a partition."""
         self.commit_as_member(starts, note, deadline)
         for partition, start in starts.items():
             self._named.pop(partition, None)
@@ -182,17 +183,17 @@ class Reader:
                 self._go(partition, start)
 
     def positions(self) -> dict[int, int]:
-        """Return the next offsets of our partitions; a message in hand counts as taken."""
+        """Return the next offset of each assigned partition; a message in hand counts as read."""
         return {each: state.given for each, state in self._progress.partitions.items()}
 
     def commit_as_member(self, offsets: Mapping[int, int], note: str, deadline: Deadline) -> None:
-        """Also for partitions that are not ours: a member may speak for its name. Messages that
-        come meanwhile wait. QuackTimeout."""
-        self._commits.send_and_wait(self._consumer, offsets, note, deadline, poll=self._look)
+        """Commit as a member, which may also commit for partitions of other members. Messages
+        that arrive meanwhile are buffered. Raises QuackTimeout."""
+        self._commits.send_and_wait(self._consumer, offsets, note, deadline, poll=self._poll)
 
     def close(self, deadline: Deadline, *, is_done: bool) -> None:
-        """Leave the group, with everything written and committed as far as the time suffices. With
-        `is_done` the message in hand is done with."""
+        """Write and commit the progress as far as the time allows, and leave the group. With
+        `is_done`, the messages in hand are done."""
         try:
             if is_done:
                 self._progress.settle_all()
@@ -205,13 +206,13 @@ class Reader:
     # --- fetching -----------------------------------------------------------------------------
 
     def _next(self, deadline: Deadline) -> Record:
-        """Return the first message that waits, once there is one. QuackTimeout."""
+        """Return the first buffered message; wait for one. Raises QuackTimeout."""
         self._deadline = deadline
         consumer = self._consumer
         while (first := self._progress.first()) is None:
             self._raise_trouble()
-            if self._unbegun:
-                self._try_to_begin(consumer, deadline)
+            if self._unstarted:
+                self._try_to_start(consumer, deadline)
             self._commits.hear()
             come = consumer.consume(limits.CLIENT_BATCH_MESSAGES, 0)
             if not come:
@@ -219,7 +220,7 @@ class Reader:
                 if record is None:
                     self._raise_trouble()
                     if deadline.passed():
-                        raise self._silence(deadline)
+                        raise self._explain_timeout(deadline)
                     self._commit_sometimes()
                     self._tend_others()
                     continue
@@ -233,24 +234,24 @@ class Reader:
         return first
 
     def _take(self, record: Record | None) -> None:
-        """One message, or an error, or nothing."""
+        """Handle a message, an error, or None."""
         if record is None:
             return
         error = record.error()
         if error is not None:
-            self._trouble = self._trouble or self._meaning(error, record)
+            self._trouble = self._trouble or self._explain_error(error, record)
             return
         self._progress.add([record])
 
     def _go(self, partition: int, offset: int) -> None:
-        """Read a partition from elsewhere."""
+        """Continue reading a partition at another offset."""
         self._progress.move(partition, offset)
         with translating(f"partition {partition} of {self.topic.name} to be read from {offset}"):
             where = TopicPartition(self.topic.name, partition, offset)
             try:
                 self._consumer.seek(where)
             except KafkaException:
-                # It has not begun to be read.
+                # The partition is not being fetched yet.
                 self._consumer.incremental_unassign([where])
                 self._consumer.incremental_assign([where])
 
@@ -264,10 +265,12 @@ class Reader:
             if places.get(record.partition() or 0) == behind:
                 self._named[record.partition() or 0] = behind
             else:
-                self._progress.put_back(_PROGRAM)  # not named, so it is next again
+                self._progress.put_back(
+                    _PROGRAM
+                )  # its id was not passed, so it is the next one again
         for partition, wanted in places.items():
-            # Then nothing between it and the next one that waits was left out, also if there is
-            # a gap in the offsets: the marker of a transaction has one too.
+            # Then no message between it and the next buffered one was skipped, even if there is a
+            # gap in the offsets, for example from a transaction marker.
             is_known = self._named.get(partition) == wanted
             self._named[partition] = wanted
             state = self._progress.standing(partition)
@@ -283,9 +286,9 @@ class Reader:
         return state.end if first is None else first.offset() or 0
 
     def _others_committed(self, partition: int, deadline: Deadline) -> bool:
-        """Before a message of another partition than the last is returned, what is done in the
-        others is committed: so that the one id which the program stores next is enough to know
-        all. False if that had to be waited for."""
+        """Commit what is done in all other partitions before a message of this partition is
+        returned. Then the single id that the program stores next is enough to know all
+        positions. Return False if a commit was necessary."""
         open_ones = {
             each: state.done
             for each, state in self._progress.partitions.items()
@@ -299,33 +302,34 @@ class Reader:
     # --- files --------------------------------------------------------------------------------
 
     def _may_give(self, deadline: Deadline) -> bool:
-        """Whether a message may be given now. False if something had to be done first, which may
-        have taken messages away:
+        """Return whether a message may be delivered now. Return False after one of these steps,
+        which may have removed messages:
 
-        - Partitions whose files another process has taken over are let go of.
-        - The broker's cursors must bear our note: without it our files would not count after a
-          crash.
+        - Release partitions whose files another process has taken over.
+        - Commit with our metadata where the committed offset lacks it: without it, our file would
+          not count after a crash.
         """
         lost = self._progress.end_lost()
         if lost:
             log.warning("partitions %s of %s went to another process", lost, self.topic.name)
             return False
-        strange = {
+        unclaimed = {
             each: state.done
             for each, state in self._progress.partitions.items()
             if not state.is_claimed
         }
-        if not strange:
+        if not unclaimed:
             return True
-        self.commit_as_member(strange, self._note, deadline)
-        for partition in strange:
+        self.commit_as_member(unclaimed, self._note, deadline)
+        for partition in unclaimed:
             state = self._progress.standing(partition)
             if state is not None:
                 state.is_claimed = True
         return False
 
     def _write(self, record: Record, deadline: Deadline) -> bool:
-        """Whether it is on disk that this message is behind, and the partition is still ours."""
+        """Write to disk that this message is done; return whether that succeeded and the
+        partition is still ours."""
         partition = record.partition() or 0
         state = self._progress.standing(partition)
         if state is None or state.file is None:
@@ -333,52 +337,53 @@ class Reader:
         try:
             state.file.write(max(state.given, (record.offset() or 0) + 1), deadline)
         except Taken:
-            return False  # the next look lets go of it
+            return False  # the next check releases it
         return True
 
-    # --- what the group gives and takes --------------------------------------------------------
+    # --- assignment --------------------------------------------------------
 
     def _assigned(self, consumer: Consumer, told: list[TopicPartition]) -> None:
         self._has_joined = True
-        self._unbegun |= {each.partition for each in told}
-        self._try_to_begin(consumer, Deadline(shared_limits.CLIENT_TIMEOUT_MS / 1000))
+        self._unstarted |= {each.partition for each in told}
+        self._try_to_start(consumer, Deadline(shared_limits.CLIENT_TIMEOUT_MS / 1000))
 
-    def _try_to_begin(self, consumer: Consumer, deadline: Deadline) -> None:
-        """What does not succeed is tried again: the group, which gave it to us, will not."""
+    def _try_to_start(self, consumer: Consumer, deadline: Deadline) -> None:
+        """Try to start reading. A failed attempt is repeated by us: the group does not assign
+        again."""
         try:
-            self._begin(consumer, deadline)
+            self._start(consumer, deadline)
         except QuackTimeout as error:
-            log.warning("%s will try again to begin: %s", self._name, error)
+            log.warning("%s will try again to start reading: %s", self._name, error)
         except QuackError as error:
             self._trouble = error
         except KafkaException as exception:
-            self._trouble = self._watch.meaning(exception.args[0])
+            self._trouble = self._watch.explain_error(exception.args[0])
 
-    def _begin(self, consumer: Consumer, deadline: Deadline) -> None:
-        """Read what has not begun. UnknownSubscription, QuackTimeout."""
+    def _start(self, consumer: Consumer, deadline: Deadline) -> None:
+        """Start reading newly assigned partitions. Raises UnknownSubscription or QuackTimeout."""
         starts: list[TopicPartition] = []
         try:
             for partition, cursor in self._cursors(deadline).items():
-                start = self._begin_one(partition, cursor, deadline)
+                start = self._start_partition(partition, cursor, deadline)
                 starts.append(TopicPartition(self.topic.name, partition, start))
-                self._unbegun.discard(partition)
+                self._unstarted.discard(partition)
         finally:
-            # Also where there is nothing: of who does not say so librdkafka assumes it all.
+            # Call it even with an empty list: otherwise librdkafka assumes the whole assignment.
             consumer.incremental_assign(starts)
 
     def _cursors(self, deadline: Deadline) -> dict[int, Committed]:
-        """Of what has not begun."""
+        """Return the committed offsets of newly assigned partitions."""
         topic = self._watch.check_topic(deadline)
         committed = self._cluster.committed(self._name, topic, deadline)
         if not is_subscribed(committed):
             raise not_subscribed(self._name, self.topic.name)
-        if not self._unbegun <= committed.keys():
-            # Partitions that came after the subscription are read from their beginning.
+        if not self._unstarted <= committed.keys():
+            # Partitions added after the subscription are read from their beginning.
             firsts = enumerate(self._cluster.ends(topic, deadline)[0])
             committed = {each: Committed(first, "") for each, first in firsts} | committed
-        return {each: committed[each] for each in sorted(self._unbegun)}
+        return {each: committed[each] for each in sorted(self._unstarted)}
 
-    def _begin_one(self, partition: int, cursor: Committed, deadline: Deadline) -> int:
+    def _start_partition(self, partition: int, cursor: Committed, deadline: Deadline) -> int:
         file = None
         if self.by_id:
             start = self._named.get(partition, cursor.offset)
@@ -398,10 +403,10 @@ class Reader:
         return start
 
     def _revoked(self, consumer: Consumer, told: list[TopicPartition]) -> None:
-        """They go to another process, which begins where we are. The commit is on its way before we
-        say that we have let go, by the same connection; who answers for the group reads in order.
-        """
-        going = self._let_go(told)
+        """Commit and release partitions that go to another process. The commit is sent before
+        the release, over the same connection, and the coordinator reads in order. So the other
+        process starts at our position."""
+        going = self._release(told)
         behind = {each: state.done for each, state in going.items() if state.is_behind}
         try:
             self._commits.send(consumer, behind, self._note)
@@ -410,27 +415,27 @@ class Reader:
         self._unassign(consumer, told)
 
     def _lost(self, consumer: Consumer, told: list[TopicPartition]) -> None:
-        """They went to others already."""
-        self._let_go(told)
+        """Release partitions that already belong to other processes."""
+        self._release(told)
         self._unassign(consumer, told)
 
     def _unassign(self, consumer: Consumer, told: list[TopicPartition]) -> None:
-        begun = [each for each in told if each.partition not in self._unbegun]
-        self._unbegun -= {each.partition for each in told}
+        begun = [each for each in told if each.partition not in self._unstarted]
+        self._unstarted -= {each.partition for each in told}
         try:
             consumer.incremental_unassign(begun)
         except KafkaException as exception:
-            # An error that ends the consumer has taken them away before: `poll` tells of that one.
-            log.debug("there was nothing to let go of: %s", exception)
+            # A fatal error has already removed them; `poll` reports that error.
+            log.debug("there was nothing to unassign: %s", exception)
 
-    def _let_go(self, told: list[TopicPartition]) -> dict[int, PartitionPosition]:
+    def _release(self, told: list[TopicPartition]) -> dict[int, PartitionPosition]:
         going = {each.partition: self._progress.end(each.partition) for each in told}
         return {each: state for each, state in going.items() if state is not None}
 
     # --- committing ---------------------------------------------------------------------------
 
     def _commit_sometimes(self) -> None:
-        """The broker's cursor follows from time to time."""
+        """Commit the progress if the last commit is old enough."""
         now = time.monotonic()
         if (now - self._committed_at) * 1000 < limits.CLIENT_COMMIT_MS:
             return
@@ -449,8 +454,8 @@ class Reader:
         if state is not None:
             state.committed = offset
 
-    def _look(self) -> None:
-        """Let things happen for a moment."""
+    def _poll(self) -> None:
+        """Poll once."""
         self._take(self._consumer.poll(limits.CLIENT_LOOK_MS / 1000))
 
     # --- the end ------------------------------------------------------------------------------
@@ -461,30 +466,34 @@ class Reader:
             try:
                 self.commit_as_member(offsets, self._note, deadline)
             except QuackError as error:
-                # The file, or the program's store, knows.
-                log.warning("%s leaves %s uncommitted: %s", self._name, self.topic.name, error)
+                # The file, or the program's own store, has the progress.
+                log.warning(
+                    "%s could not commit its progress in %s: %s", self._name, self.topic.name, error
+                )
         leave(self._consumer, deadline, self._tend_others)
 
-    # --- what goes wrong ----------------------------------------------------------------------
+    # --- errors ----------------------------------------------------------------------
 
-    def _silence(self, deadline: Deadline) -> QuackError:
+    def _explain_timeout(self, deadline: Deadline) -> QuackError:
         has_any = bool(self._progress.partitions)
-        return self._watch.silence(deadline, has_joined=self._has_joined, has_partitions=has_any)
+        return self._watch.explain_timeout(
+            deadline, has_joined=self._has_joined, has_partitions=has_any
+        )
 
     def _raise_trouble(self) -> None:
         if self._trouble is not None:
             trouble, self._trouble = self._trouble, None
             raise trouble
 
-    def _meaning(self, error: KafkaError, record: Record) -> QuackError | None:
-        """None for what is mended already, or mends itself."""
+    def _explain_error(self, error: KafkaError, record: Record) -> QuackError | None:
+        """Handle or translate an error; None if the reader or librdkafka recovers."""
         state = self._progress.standing(record.partition() or 0)
         if error.code() not in OUT_OF_RANGE:
-            return self._watch.meaning(error)
+            return self._watch.explain_error(error)
         if state is None:
             return None
         try:
-            self._go(record.partition() or 0, self._watch.next_there_is(record, state.end))
+            self._go(record.partition() or 0, self._watch.next_existing_offset(record, state.end))
         except QuackError as found:
             return found
         return None

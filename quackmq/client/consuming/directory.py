@@ -1,8 +1,8 @@
-"""What a client keeps on disk: how far it has come in each partition, and which process it is.
+"""The directory of a client: its position in each partition, and the identity of its processes.
 
-    DIRECTORY/id                                   who this directory is, to tell it from others
-    DIRECTORY/process-0, process-1 …               each locked by a process that runs
-    DIRECTORY/TOPIC-ID-PARTITION.position          how far this name has come: see `position`
+    DIRECTORY/id                                   a random id of this directory
+    DIRECTORY/process-0, process-1 …               each locked by a running process
+    DIRECTORY/TOPIC-ID-PARTITION.position          the position of this name: see `position_file`
 
 Any number of processes on one machine may use a directory.
 """
@@ -24,12 +24,12 @@ from quackmq.client.consuming.position_file import PositionFile
 from quackmq.client.files.durable import sync_directory
 from quackmq.errors import LimitReached, UnusableDirectory
 
-#: File systems hold names of 255 bytes.
+#: File names are limited to 255 bytes.
 _NAME_BYTES: Final = 200
 
 
 def default_directory(name: str) -> Path:
-    """Where the user's programs keep their state, by the client's name."""
+    """Return the directory for this client name below the user's state directory."""
     home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     quoted = quote(name, safe="@+=,")
     if len(quoted) > _NAME_BYTES or quoted.startswith("."):
@@ -38,10 +38,10 @@ def default_directory(name: str) -> Path:
 
 
 class Directory:
-    """One process's use of a directory, until it is closed. Any thread may call."""
+    """The use of a directory by one process, until it is closed. Any thread may call."""
 
     def __init__(self, path: Path) -> None:
-        """UnusableDirectory, LimitReached."""
+        """Raises UnusableDirectory or LimitReached."""
         self.path = path
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -49,12 +49,12 @@ class Directory:
             self._process_fd, self.process = _lock_process(path)
         except OSError as error:
             raise UnusableDirectory(
-                f"{path} cannot hold a client's positions: {error}; give another directory"
+                f"{path} cannot store the positions of a client: {error}; use another directory"
             ) from error
 
     @property
     def note(self) -> str:
-        """Stands beside the broker's cursor where a process of this directory has moved it."""
+        """The metadata of offsets that processes of this directory have committed."""
         return f"quackmq:file:{self.id}"
 
     def instance(self, topic_id: uuid.UUID) -> str:
@@ -63,9 +63,9 @@ class Directory:
 
     @contextmanager
     def dead(self, instances: Iterable[str]) -> Iterator[list[str]]:
-        """Give those of the names of members that `instance` made in a process of this directory
-        which has ended. No other process becomes one of these inside the block. Names of this very
-        process are given too: who calls knows which of them are in use."""
+        """Yield the instance ids that belong to ended processes of this directory. No process
+        can take over one of them within the block. Ids of this process are included: the caller
+        knows which of them are in use."""
         found: list[str] = []
         with ExitStack() as locks:
             ended: dict[int, bool] = {self.process: True}
@@ -84,7 +84,7 @@ class Directory:
     def _lock_ended(self, process: int, locks: ExitStack) -> bool:
         try:
             fd = _lock(self.path, process)
-        except OSError:  # nobody has been that process, or it is another user's
+        except OSError:  # there was no such process, or it belongs to another user
             return False
         if fd is None:
             return False
@@ -98,7 +98,7 @@ class Directory:
         return PositionFile(self._path(topic_id, partition), topic_id)
 
     def peek(self, topic_id: uuid.UUID, partition: int) -> int | None:
-        """Return what the file says; None if there is none."""
+        """Return the stored position, or None."""
         return self.position(topic_id, partition).peek()
 
     def forget(self, topic_id: uuid.UUID) -> None:
@@ -111,7 +111,7 @@ class Directory:
 
 
 def _identity(path: Path) -> str:
-    """Who this directory is, made up when it is first used."""
+    """Return the directory's id; create it on first use."""
     file = path / "id"
     try:
         return uuid.UUID(file.read_text()).hex
@@ -123,7 +123,7 @@ def _identity(path: Path) -> str:
             stream.flush()
             os.fsync(stream.fileno())
         try:
-            os.link(fresh, file)  # unless somebody else was first
+            os.link(fresh, file)  # fails if another process was faster
         except FileExistsError:
             made = uuid.UUID(file.read_text()).hex
         fresh.unlink()
@@ -134,8 +134,9 @@ def _identity(path: Path) -> str:
 
 
 def _lock_process(path: Path) -> tuple[int, int]:
-    """The first number that no running process has: who starts again after a crash is the one that
-    it was, and the group need not wait for the old one to be missed."""
+    """Lock and return the lowest number that no running process has. A process that restarts
+    after a crash gets its old number, so the group need not wait for the session of the old one
+    to expire."""
     for number in range(limits.CLIENT_PROCESSES):
         fd = _lock(path, number, os.O_CREAT)
         if fd is not None:
@@ -144,7 +145,7 @@ def _lock_process(path: Path) -> tuple[int, int]:
 
 
 def _lock(path: Path, number: int, flags: int = 0) -> int | None:
-    """Return the file of a process, locked; None if that process runs."""
+    """Lock the file of a process and return its descriptor; None if that process is running."""
     fd = os.open(path / f"process-{number}", os.O_RDWR | os.O_CLOEXEC | flags, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,9 +1,9 @@
-"""How far a name has come in one partition, in a small file that is mapped into memory.
+"""The position of a name in one partition, in a small memory-mapped file.
 
-A position is noted for every message, so it must cost next to nothing: `note` stores one word in
-mapped memory. The kernel keeps that page whatever becomes of the process, so after SIGKILL the file
-says which messages are done. It does not survive a power cut; then the file may be an older one,
-and the broker's cursor says how far the name has come. `write` also waits for the disk.
+A position is stored for every message, so that must be very cheap: `note` stores one word in mapped
+memory. The kernel keeps that page when the process dies, so after SIGKILL the file says which
+messages are done. It does not survive a power failure: then the file may be outdated, and the
+committed offset is used. `write` also waits for the disk.
 
      0       4       8          24           32           40
      +-------+-------+----------+------------+------------+
@@ -11,17 +11,17 @@ and the broker's cursor says how far the name has come. `write` also waits for t
      | 4     | u32   | 16 bytes | i64        | i64        |     both i64: as this machine has them
      +-------+-------+----------+------------+------------+
 
-The two words are aligned, so each is written in one instruction, and a kill leaves the old one or
-the new one.
+The two words are aligned, so each is written by one instruction, and a kill leaves the old or the
+new value.
 
-The group gives a partition to one process at a time, but a process that slept may not know yet
-that it has lost the partition. So each process writes to a file of its own: `take_over` marks the
-present file as retired, and puts a new one in its place. What the process that slept writes
-afterwards is in a file without a name. It looks for the mark (`is_ours`) before it gives another
-message, if more than a moment has passed.
+The group assigns a partition to one process at a time, but a process that was suspended may not
+know yet that it has lost it. So each process writes to its own file: `take_over` marks the current
+file as retired and puts a new one in its place. Later writes of the suspended process go to a file
+without a name. It checks the mark (`is_ours`) before it delivers another message, if more than a
+moment has passed.
 
-Promised: a position is the old or the new one, never a mixture. Not promised: anything between
-machines, which have a directory each; there the broker's cursor decides.
+A position is the old or the new one, never a mixture. Nothing is promised between machines, which
+have separate directories; there the committed offset decides.
 """
 
 from __future__ import annotations
@@ -45,26 +45,26 @@ from quackmq.disk.syncing import sync_data
 from quackmq.errors import NewerFormat, UnusableDirectory
 
 _MAGIC: Final = b"QPO2"
-#: Written by version 0.1 until positions were mapped. Such a file counts as none: the broker's
-#: cursor, which followed it closely, is used instead.
+#: The format before positions were memory-mapped. Such a file is ignored; the committed offset,
+#: which follows closely, is used instead.
 _OLD_MAGIC: Final = b"QPO1"
 _HEADER: Final = struct.Struct(">4sI16s")
 _WORDS: Final = struct.Struct("=qq")
 _RETIRED_AT: Final = _HEADER.size
-#: The words, counted in the whole file.
+#: Indexes of the words in the file.
 _RETIRED: Final = _RETIRED_AT // 8
 _POSITION: Final = _RETIRED + 1
-#: One sector, which a disk writes as a whole.
+#: One sector, which a disk writes atomically.
 _FILE_BYTES: Final = 512
 
 
 class Taken(Exception):
-    """Another process has been given the partition."""
+    """The partition belongs to another process now."""
 
 
 class PositionFile:
-    """The position of a name in one partition. The caller sees to it that nobody closes the file
-    while another thread uses it."""
+    """The position of a name in one partition. The caller ensures that no thread closes the file
+    while another uses it."""
 
     def __init__(self, path: Path, topic_id: uuid.UUID) -> None:
         self._path = path
@@ -79,20 +79,20 @@ class PositionFile:
             os.close(self._fd)
 
     def peek(self) -> int | None:
-        """Return what the file says; None if there is none, or it is not one of this topic."""
+        """Return the stored position; None without a valid file for this topic."""
         try:
             return _parse(self._path.read_bytes(), self._topic_id)
         except FileNotFoundError:
             return None
 
     def take_over(self, resolve: Callable[[int | None], int], deadline: Deadline) -> int:
-        """Make the position ours; return it. `resolve` is given the present one, if there is one,
-        and says where to begin. QuackTimeout, UnusableDirectory."""
+        """Take over the position from its current owner and return it. `resolve` maps the
+        current position, or None, to the start. Raises QuackTimeout or UnusableDirectory."""
         with self._usable(), self._present_file(deadline) as present:
             found = _parse(os.pread(present, _FILE_BYTES, 0), self._topic_id)
             if found is not None:
                 os.pwrite(present, _WORDS.pack(1, found)[:8], _RETIRED_AT)
-                # Once more: its owner may have gone on until it was retired.
+                # Read again: the owner may have advanced until it was retired.
                 found = _parse(os.pread(present, _FILE_BYTES, 0), self._topic_id)
             position = resolve(found)
             self._replace(position)
@@ -100,18 +100,18 @@ class PositionFile:
 
     @property
     def is_ours(self) -> bool:
-        """Whether no other process has taken it over."""
+        """Whether this process still owns the position."""
         return self._words is not None and not self._words[_RETIRED]
 
     def note(self, position: int) -> None:
-        """Store a position that survives this process. It does nothing once the file is closed or
+        """Store a position, which survives this process. Does nothing if the file is closed or
         belongs to another process."""
         if self._words is not None:
             self._words[_POSITION] = position
 
     def write(self, position: int, deadline: Deadline) -> None:
-        """Store a position and wait for the disk. Taken, and nothing is written, if the position
-        belongs to another process now. QuackTimeout, UnusableDirectory."""
+        """Store a position and wait for the disk. Raises Taken, without writing, if the position
+        belongs to another process. Raises QuackTimeout or UnusableDirectory."""
         if self._words is None:
             raise Taken
         with self._usable(), self._locked(self._fd, deadline):
@@ -126,13 +126,13 @@ class PositionFile:
             yield
         except OSError as error:
             raise UnusableDirectory(
-                f"{self._path} cannot be written: {error.strerror}; make room, or give the client "
-                "another directory"
+                f"{self._path} cannot be written: {error.strerror}; free some space, or give the "
+                "client another directory"
             ) from error
 
     @contextmanager
     def _present_file(self, deadline: Deadline) -> Iterator[int]:
-        """Around what is done with the file that has the name, locked; made if there is none."""
+        """Open and lock the file that currently has the name; create it if missing."""
         while True:
             descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
@@ -151,7 +151,7 @@ class PositionFile:
                 break
             except BlockingIOError:
                 if deadline.passed():
-                    raise deadline.timeout(f"another process to let go of {self._path}") from None
+                    raise deadline.timeout(f"another process to release {self._path}") from None
                 time.sleep(limits.CLIENT_LOOK_MS / 1000)
         try:
             yield
@@ -159,15 +159,15 @@ class PositionFile:
             fcntl.flock(descriptor, fcntl.LOCK_UN)
 
     def _replace(self, position: int) -> None:
-        """Put a file of our own in the place of the present one, which we hold locked."""
+        """Replace the current file, which is locked, by a new one of ours."""
         for left in self._path.parent.glob(f"{self._path.name}.*"):
-            left.unlink(missing_ok=True)  # of a process that was killed just here
+            left.unlink(missing_ok=True)  # left by a process that was killed in this function
         fresh = self._path.with_name(f"{self._path.name}.{uuid.uuid4().hex}")
         descriptor = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             header = _HEADER.pack(_MAGIC, zlib.crc32(self._topic_id), self._topic_id)
             content = header + _WORDS.pack(0, position)
-            # All of it, so that storing a word never has to find room on the disk.
+            # Write all of it, so that storing a word never needs new disk space.
             os.pwrite(descriptor, content.ljust(_FILE_BYTES, b"\0"), 0)
             sync_data(descriptor)
             words = memoryview(mmap.mmap(descriptor, _FILE_BYTES)).cast("q")
@@ -181,7 +181,7 @@ class PositionFile:
 
 
 def _is_named(descriptor: int, path: Path) -> bool:
-    """Whether the open file is still the one with this name."""
+    """Return whether the path still refers to the open file."""
     try:
         named = os.stat(path)
     except FileNotFoundError:
@@ -190,7 +190,7 @@ def _is_named(descriptor: int, path: Path) -> bool:
 
 
 def _parse(data: bytes, topic_id: bytes) -> int | None:
-    """Return the position; None for a file that is not written yet, damaged, or of another topic.
+    """Return the position; None for a file that is empty, damaged or of another topic. Raises
     NewerFormat."""
     if len(data) < _HEADER.size + _WORDS.size:
         return None
@@ -198,6 +198,8 @@ def _parse(data: bytes, topic_id: bytes) -> int | None:
     if magic == _OLD_MAGIC or zlib.crc32(found) != checksum:
         return None
     if magic != _MAGIC:
-        raise NewerFormat(f"a position was written by another version, as {magic!r}")
+        raise NewerFormat(
+            f"the position file has the unknown format {magic!r}: it was written by another version"
+        )
     _, position = _WORDS.unpack_from(data, _HEADER.size)
     return position if found == topic_id and position >= 0 else None

@@ -1,19 +1,19 @@
-"""Which messages wait, which are in hand, and how far each partition is done.
+"""Track which messages are buffered, which are in hand, and up to where each partition is done.
 
-A message is *given* when `get` returns it or a loop over `listen` yields it. From then on it is *in
-hand*, until whoever holds it asks for the next one: then it is *done*. Nothing else makes a message
-done, so a position never lies behind a message that the program did not have.
+A message is *given* when `get` returns it or a `listen` loop yields it. Then it is *in hand* until
+its holder asks for the next one, which makes it *done*. Nothing else makes a message done, so the
+position never passes a message that the program did not get.
 
-A holder is a thread or a task that gets, or a loop over `listen`. Several may hold messages of one
-partition, and finish them in any order: the partition is done up to the first one in hand. A thread
-or task that has ended is done with its message. A message that was in hand for longer than
-`busy_timeout` is given again, to whoever asks next.
+A holder is a thread or a task that calls `get`, or a `listen` loop. Several holders may have
+messages of one partition and finish them in any order: the partition is done up to the first one in
+hand. A message is also done when its thread or task ends. A message that was in hand for longer
+than `busy_timeout` is given again to the next caller.
 
-By mode, the position of a partition (`done`) is
+The position of a partition (`done`) depends on the mode:
 
-- REPEAT: the first message in hand, or the next one to be given;
-- SKIP: the next one to be given, so that a message in hand at a crash is not given again;
-- NAMED: what the program has named.
+- REPEAT: the first message in hand, or the next one to give;
+- SKIP: the next one to give, so that a message in hand at a crash is not given again;
+- NAMED: the position that the program has passed.
 
 Any thread may call: `listen` takes messages without the reader's lock.
 """
@@ -39,7 +39,7 @@ class Mode(Enum):
 
 
 class _Waiting(NamedTuple):
-    """A message that was fetched, and what is needed of it for each step of a fast loop."""
+    """A buffered message, with the values that the fast loop needs."""
 
     record: Record
     partition: int
@@ -54,20 +54,20 @@ class Progress:
         self._lock = threading.Lock()
         self._waiting: deque[_Waiting] = deque()
         self._partitions: dict[int, PartitionPosition] = {}
-        #: The message that each holder has in hand, and since when.
+        #: The message in hand of each holder, and since when.
         self._held: dict[object, tuple[_Waiting, float]] = {}
-        #: Loops that were left, by the thread or task that left them.
+        #: Ended `listen` loops, by the thread or task that left them.
         self._left: dict[object, list[object]] = {}
 
     def __len__(self) -> int:
-        """How many messages wait."""
+        """Return the number of buffered messages."""
         return len(self._waiting)
 
     # --- partitions -------------------------------------------------------------------------
 
     @property
     def partitions(self) -> dict[int, PartitionPosition]:
-        """As they are at the moment."""
+        """A copy of the partitions by number."""
         with self._lock:
             return dict(self._partitions)
 
@@ -79,7 +79,7 @@ class Progress:
             self._partitions[partition] = standing
 
     def end(self, partition: int) -> PartitionPosition | None:
-        """Let go of a partition, its messages and its file."""
+        """Release a partition, its messages and its file."""
         with self._lock:
             self._drop(partition)
             standing = self._partitions.pop(partition, None)
@@ -88,7 +88,7 @@ class Progress:
             return standing
 
     def end_lost(self) -> list[int]:
-        """Let go of partitions whose positions other processes have taken over; return them."""
+        """Release the partitions whose positions other processes have taken over; return them."""
         lost = [
             partition
             for partition, standing in self.partitions.items()
@@ -99,7 +99,7 @@ class Progress:
         return lost
 
     def move(self, partition: int, offset: int) -> None:
-        """Go on from elsewhere in a partition."""
+        """Continue a partition at another offset."""
         with self._lock:
             self._drop(partition)
             standing = self._partitions[partition]
@@ -115,9 +115,8 @@ class Progress:
     # --- messages ---------------------------------------------------------------------------
 
     def add(self, records: Iterable[Record]) -> None:
-        """Let messages wait that were fetched. Left out are those of partitions that we do not
-        have, and those that came before: they were on their way while a partition went elsewhere,
-        and perhaps came back."""
+        """Buffer fetched messages. Drop those of unassigned partitions and repeated ones: they
+        were in flight while a partition was reassigned."""
         with self._lock:
             find, wait = self._partitions.get, self._waiting.append
             for record in records:
@@ -128,7 +127,7 @@ class Progress:
                     standing.end = offset + 1
 
     def first(self, partition: int | None = None) -> Record | None:
-        """Return the first message that waits, of all or of one partition."""
+        """Return the first buffered message, of all partitions or of one."""
         with self._lock:
             for each in self._waiting:
                 if partition is None or each.partition == partition:
@@ -136,9 +135,9 @@ class Progress:
         return None
 
     def take(self, holder: object, now: float) -> Record | None:
-        """Give the next message to a holder; what it held before is done. None if no message
-        waits, or the broker's cursor does not bear our note yet: without it the file would not
-        count after a crash. `now` is monotonic."""
+        """Give the next message to a holder, whose last message is done. Return None if no
+        message is buffered, or if the committed offset does not carry our metadata yet: without
+        it, the file would not count after a crash. `now` is monotonic."""
         with self._lock:
             held, waiting, mode = self._held, self._waiting, self.mode
             if holder in held:
@@ -153,7 +152,7 @@ class Progress:
             held[holder] = message, now
             if offset >= standing.given:
                 standing.given = offset + 1
-            else:  # it was put back, or held for too long
+            else:  # it was put back, or was in hand for too long
                 standing.again.discard(offset)
             if mode is Mode.SKIP:
                 self._note(standing, self._position(standing))
@@ -164,16 +163,16 @@ class Progress:
         return None if held is None else held[0].record
 
     def put_back(self, holder: object) -> None:
-        """Let the message that a holder was given wait again, before all others."""
+        """Put the message of a holder back to the front of the buffer."""
         with self._lock:
             held = self._held.pop(holder, None)
             if held is not None:
                 self._give_again(held[0])
 
-    # --- what is done -----------------------------------------------------------------------
+    # --- done messages -----------------------------------------------------------------------
 
     def settle(self, holder: object) -> None:
-        """What a holder was given is done: it asks for the next message, or is finished."""
+        """Mark a holder's message as done, and messages of holders that have ended."""
         with self._lock:
             self._settle(holder)
             for loop in self._left.pop(holder, ()):
@@ -187,14 +186,14 @@ class Progress:
                 self._settle(holder)
 
     def leave(self, loop: object, caller: object) -> None:
-        """A loop has ended: its last message is done when its thread or task, `caller`, asks for
+        """End a loop: its last message is done when its thread or task, `caller`, asks for
         another one."""
         with self._lock:
             if loop in self._held:
                 self._left.setdefault(caller, []).append(loop)
 
     def name(self, partition: int, position: int) -> None:
-        """The program has named a message: what lies before `position` is done."""
+        """Set the position that the program has passed: all messages before it are done."""
         with self._lock:
             standing = self._partitions.get(partition)
             if standing is not None:
@@ -209,7 +208,7 @@ class Progress:
         self._note(standing, standing.given if is_alone else self._position(standing))
 
     def _position(self, standing: PartitionPosition) -> int:
-        """Up to where all is done."""
+        """Return the position up to which all messages are done."""
         open_ones = [*standing.again, standing.given]
         if self.mode is Mode.REPEAT:
             open_ones += [
@@ -233,7 +232,8 @@ class Progress:
             self._note(standing, self._position(standing))
 
     def _sweep(self) -> None:
-        """Settle for holders that have ended; give again what others hold for too long."""
+        """Mark messages of ended holders as done; give messages again that were in hand for too
+        long."""
         late = time.monotonic() - self._busy_s
         for holder, (message, since) in list(self._held.items()):
             if _has_ended(holder):
@@ -247,8 +247,10 @@ class Progress:
 
 
 def _has_ended(holder: object) -> bool:
-    """Whether a thread or a task has; a loop says itself when it ends."""
+    """Return whether a thread or task has ended; a loop reports its end itself."""
     if isinstance(holder, threading.Thread):
         return not holder.is_alive()
-    is_done = getattr(holder, "done", None)  # of a task, without loading asyncio for it
+    is_done = getattr(
+        holder, "done", None
+    )  # asyncio tasks have `done`; this avoids importing asyncio
     return bool(is_done()) if is_done is not None else False

@@ -1,4 +1,5 @@
-"""Where a name stands in a topic: by the broker's cursor, by the client's file, in memory."""
+"""The position of a name in a topic: from the committed offset, from the client's file, in
+memory."""
 
 from __future__ import annotations
 
@@ -11,28 +12,28 @@ from quackmq.model.offset_notes import UNSUBSCRIBED, note_of
 
 
 class PartitionPosition:
-    """One partition that the group has given us. Offsets are always the next ones wanted."""
+    """The state of one assigned partition. Each offset is that of the next message."""
 
     __slots__ = ("again", "committed", "done", "end", "file", "given", "is_claimed")
 
     def __init__(self, start: int, file: PositionFile | None) -> None:
-        #: Behind the last message that was fetched.
+        #: After the last fetched message.
         self.end = start
-        #: Behind the last message that the program was given.
+        #: After the last message given to the program.
         self.given = start
-        #: Messages before that one which are to be given again.
+        #: Earlier messages that must be given again.
         self.again: set[int] = set()
-        #: Up to where all is done, to be committed.
+        #: The position up to which all messages are done, to be committed.
         self.done = start
-        #: What the broker has acknowledged of that.
+        #: The committed part of `done`.
         self.committed = start
         self.file = file
-        #: Whether the broker's cursor bears our note: from then on the file counts, not before.
+        #: Whether the committed offset carries our metadata; only then does the file count.
         self.is_claimed = False
 
     @property
     def is_behind(self) -> bool:
-        """Whether the broker's cursor is."""
+        """Whether the committed offset is behind `done`."""
         return self.done != self.committed
 
 
@@ -47,12 +48,14 @@ def not_subscribed(name: str, topic: str) -> UnknownSubscription:
 
 
 def is_note(said: str, note: str) -> bool:
-    """Whether a commit bears a note; what confluent-kafka reads beyond its end does not count."""
+    """Return whether a commit carries this metadata; ignores bytes that confluent-kafka reads
+    beyond its end."""
     return said.startswith(note) if note else not said
 
 
 def position_by(cursor: Committed, position: int | None, note: str) -> int:
-    """Where a name stands by the broker's cursor and the file: see `reader` whose word counts."""
+    """Return the position from the committed offset and the file; `consumer` explains which one
+    counts."""
     if position is None or not is_note(cursor.note, note):
         return cursor.offset
     return max(position, cursor.offset)

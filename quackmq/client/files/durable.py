@@ -1,7 +1,7 @@
-"""Small files that a crash leaves whole: the old content or the new one.
+"""Replace small files atomically: after a crash, a file has its old or its new content.
 
-What `replace` has returned from is on disk. Promised of one writer at a time; on failure, OSError,
-the file is as it was.
+When `replace` returns, the new content is on disk. Only one writer at a time. If it raises OSError,
+the file is unchanged.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from quackmq.disk.syncing import sync_data, sync_names
 
 
 def replace(file: Path, new: Path, content: bytes) -> None:
-    """The content is written to `new`, in the same directory, which then takes the file's place."""
+    """Write the content to `new`, which must be in the same directory, and rename it to `file`."""
     descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
     try:
         written = 0
@@ -27,7 +27,7 @@ def replace(file: Path, new: Path, content: bytes) -> None:
 
 
 def sync_directory(path: Path) -> None:
-    """That its files are there, or gone, is on disk."""
+    """Sync the creation and removal of files in a directory."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         sync_names(descriptor)

@@ -1,11 +1,10 @@
-"""The directory in which a ZeroMQ client keeps what it must not forget: one process at a time.
+"""The directory in which a ZeroMQ client stores its progress. Only one process at a time may use
+it.
 
     DIR/CLIENT/lock          held by the process that uses the directory
 
-Two processes with one directory and one name would undo each other's work, so the second is
-refused.
-
-Who may call: one thread at a time.
+Two processes with the same directory and name would overwrite each other's progress, so the second
+one is refused. Not thread-safe.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ from urllib.parse import quote
 from quackmq.client.files.durable import sync_directory
 from quackmq.errors import StoreLocked, UnusableDirectory
 
-#: A name that takes more as part of a path is told by its hash.
+#: A longer name is replaced by its hash.
 _PATH_CHARS: Final = 200
 
 
 class OwnDirectory:
     def __init__(self, directory: str | os.PathLike[str], client: str) -> None:
-        """UnusableDirectory, StoreLocked."""
+        """Raises UnusableDirectory or StoreLocked."""
         self.path = Path(directory) / _path_part(client)
         self._lock = -1
         with usable(self.path):
@@ -40,7 +39,7 @@ class OwnDirectory:
         except OSError:
             self.close()
             raise StoreLocked(
-                f"a process with this client's name uses {self.path}: one name, one process"
+                f"another process uses {self.path}: only one process at a time may use a name"
             ) from None
 
     def close(self) -> None:
@@ -51,7 +50,7 @@ class OwnDirectory:
 
 @contextmanager
 def usable(path: Path) -> Iterator[None]:
-    """Around what is done with files there. UnusableDirectory."""
+    """Translate an OSError within the block to UnusableDirectory."""
     try:
         yield
     except OSError as error:
@@ -59,7 +58,7 @@ def usable(path: Path) -> Iterator[None]:
 
 
 def _path_part(client: str) -> str:
-    """A client's name as the name of a directory; different for different ones."""
+    """Return a unique directory name for a client name."""
     quoted = quote(client, safe="").replace(".", "%2E")
     if len(quoted) <= _PATH_CHARS:
         return quoted

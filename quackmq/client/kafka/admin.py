@@ -1,8 +1,8 @@
-"""librdkafka's admin client, and how to ask the coordinator of a group with it.
+"""librdkafka's admin client, and how to send requests to the coordinator of a group with it.
 
-A request to a coordinator that is away must not time out inside librdkafka: the process would end
-when the coordinator is back (`rd_kafka_enq_once_del_source_return: Assertion failed`, seen with
-2.16). So such a request never times out there. The caller measures the time, and when it is up
+A request to an unavailable coordinator must not time out inside librdkafka: the process would abort
+when the coordinator returns (`rd_kafka_enq_once_del_source_return: Assertion failed`, seen with
+2.16). So such a request never times out there. The caller measures the time, and after the timeout
 `renew` drops the client together with the request.
 
 Any thread may call.
@@ -25,14 +25,14 @@ NEVER_S: Final = 3600.0
 
 class Admin:
     def __init__(self, settings: Callable[[], dict[str, Any]]) -> None:
-        """`settings` returns librdkafka's settings; they are asked for with each new client."""
+        """`settings` returns librdkafka's settings; it is called for each new client."""
         self._settings = settings
         self._lock = threading.Lock()
         self._held: list[AdminClient] = [AdminClient(settings())]
 
     @property
     def client(self) -> AdminClient:
-        """ClientClosed."""
+        """Raises ClientClosed."""
         try:
             return self._held[0]
         except IndexError:
@@ -46,8 +46,8 @@ class Admin:
         return GroupRequest(client, ask(client)[group])
 
     def result(self, request: GroupRequest, timeout_s: float) -> Any:
-        """Wait for the answer. When the time is up, drop the request and raise TimeoutError.
-        KafkaException."""
+        """Wait for the answer. After the timeout, drop the request and raise TimeoutError.
+        Raises KafkaException if the request fails."""
         try:
             return request.future.result(timeout_s)
         except TimeoutError:
@@ -62,33 +62,32 @@ class Admin:
         _drop(request.forget())
 
     def poll(self) -> None:
-        """Let librdkafka report what it knows of its connections."""
+        """Let librdkafka run its callbacks about connections."""
         for client in self._held[:1]:
             client.poll(0)
 
     def close(self, timeout_s: float) -> None:
-        """Close for good. Wait at most so long for librdkafka's threads."""
+        """Close for good. Wait for librdkafka's threads up to this time."""
         _drop(self._held).join(timeout_s)
 
 
 class GroupRequest:
-    """A request to the coordinator of a group that waits for its answer."""
+    """An unanswered request to the coordinator of a group."""
 
     def __init__(self, client: AdminClient, future: Future[Any]) -> None:
         self.client: AdminClient | None = client
         self.future = future
 
     def forget(self) -> list[AdminClient]:
-        """Return the client in a list that holds the only reference that the request had."""
+        """Move the client into a list, so that the request no longer references it."""
         held = [] if self.client is None else [self.client]
         self.client = None
         return held
 
 
 def _drop(held: list[AdminClient]) -> threading.Thread:
-    """Drop clients in a thread of their own. The last reference to a client waits until
-    librdkafka's threads have ended, and one of them was seen to stay for ever after its broker was
-    gone."""
+    """Drop clients in a background thread. Dropping the last reference to a client waits for
+    librdkafka's threads, and one of them was seen to run forever after its broker was gone."""
     dropping = threading.Thread(target=held.clear, daemon=True)
     dropping.start()
     return dropping

@@ -1,13 +1,13 @@
 """`AsyncClient`: the same as `Client`, for programs with an event loop.
 
-A put needs no thread of its own: librdkafka sends it and its answer wakes the loop, so thousands
-may be under way at once and share batches and syncs. Everything else is a call of `Client` in one
-of a bounded number of threads. (confluent-kafka's own asyncio producer gathers messages until a
-timer ends, which suits many and not one, and takes no headers.)
+A put needs no thread: librdkafka sends the message, and the acknowledgement wakes the loop. So
+thousands of puts can run at once and share batches and syncs. Every other call runs `Client` in one
+of a bounded number of threads. (confluent-kafka's own asyncio producer collects messages until a
+timer expires, which delays single messages, and it supports no headers.)
 
-A get that is cancelled takes no message with it: what its thread has got nevertheless comes next.
+A cancelled `get` loses no message: if its thread has got one, the next `get` returns it.
 
-One event loop uses a client; it is to be made and closed in it.
+Use a client within one event loop; create and close it there.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 
 class AsyncClient:
-    """As `Client`, of which it takes all arguments, with `await`.
+    """The asyncio version of `Client`, with the same arguments.
 
     >>> async def tour():
     ...     async with quackmq.AsyncClient(address, "aprinter", serialiser="str") as client:
@@ -50,10 +50,11 @@ class AsyncClient:
         self._threads = ThreadPoolExecutor(
             limits.CLIENT_THREADS, thread_name_prefix="quackmq-client"
         )
-        #: Gets from one topic come one after the other, so that what one gives back comes next.
+        #: Gets from one topic run one after the other, so that the next one returns the message of
+        #: a cancelled one.
         self._turns: dict[str, asyncio.Lock] = {}
         self._endings: set[asyncio.Future[Any]] = set()
-        #: How a topic's keys choose their partition, while the broker is asked for it.
+        #: Pending requests for a topic's partitioner.
         self._asking: dict[str, asyncio.Future[Placing]] = {}
 
     @property
@@ -115,16 +116,16 @@ class AsyncClient:
         sequence: int | None = None,
         timeout: float | None = None,
     ) -> str | None:
-        """See `Client.put`. One that is cancelled may be there or not."""
+        """See `Client.put`. The outcome of a cancelled put is unknown."""
         if sequence is not None:
             numbered = partial(self._client.put, sequence=sequence, timeout=timeout)
             return await self._run(numbered, topic, message, key, headers)
         deadline = await self._deadline(timeout)
         parcel = self._client.parcel(message, key, headers)
-        tell = await self._sent(topic, parcel, deadline)
+        result = await self._sent(topic, parcel, deadline)
         session = self._client.session
         try:
-            return tell() if session.cluster.knows(topic) else await self._run(tell)
+            return result() if session.cluster.knows(topic) else await self._run(result)
         except Refused as refused:
             raise await self._run(session.refusal, topic, refused) from None
 
@@ -254,7 +255,7 @@ class AsyncClient:
         """See `Client.delete_topic`."""
         await self._run(self._client.delete_topic, topic, timeout=timeout)
 
-    # --- how --------------------------------------------------------------------------------
+    # --- helpers --------------------------------------------------------------------------------
 
     async def _deadline(self, timeout: float | None, otherwise: float | None = None) -> Deadline:
         session = self._client.session
@@ -266,7 +267,8 @@ class AsyncClient:
     async def _sent(
         self, topic: str, parcel: SerializedMessage, deadline: Deadline
     ) -> Callable[[], str]:
-        """Until it is known what became of a message, or the time is up: what tells it."""
+        """Send a message and wait for its outcome or the deadline; return a function that
+        returns the id or raises the error."""
         loop = asyncio.get_running_loop()
         done = loop.create_future()
 
@@ -280,15 +282,15 @@ class AsyncClient:
 
         placing = await self._placing(topic, parcel[1], deadline)
         partition = placing.partition(parcel[1])
-        tell = await self._begun(topic, parcel, partition, reported, deadline)
+        result = await self._begun(topic, parcel, partition, reported, deadline)
         await asyncio.wait(
             (done,), timeout=min(deadline.left(), shared_limits.CLIENT_LONGEST_MS / 1000)
         )
-        return tell
+        return result
 
     async def _placing(self, topic: str, key: bytes | None, deadline: Deadline) -> Placing:
-        """Return how the topic's keys choose their partition. Puts that have to ask the broker wait
-        for one answer, so that they go on in their order."""
+        """Return the partitioner of the topic. Puts that have to ask the broker wait for the
+        same answer, so that they keep their order."""
         cluster = self._client.session.cluster
         known = BY_LIBRDKAFKA if key is None else cluster.known_placing(topic)
         if known is not None and topic not in self._asking:
@@ -299,7 +301,7 @@ class AsyncClient:
             def answered(asked: asyncio.Future[Placing]) -> None:
                 del self._asking[topic]
                 if not asked.cancelled():
-                    asked.exception()  # puts that still wait for it raise it
+                    asked.exception()  # waiting puts raise it
 
             asking.add_done_callback(answered)
         return await asyncio.shield(self._asking[topic])
@@ -322,8 +324,8 @@ class AsyncClient:
                 await asyncio.sleep(limits.CLIENT_LOOK_MS / 1000)
 
     async def _filled(self, topic: str, loop: object, deadline: Deadline) -> Reader:
-        """The reader of a topic, with messages. Whoever is cancelled does not leave a thread that
-        waits on."""
+        """Return the topic's reader with buffered messages. If cancelled, also end the wait in
+        the thread."""
         filling = self._submit(self._client.session.fill, topic, loop, deadline)
         try:
             return await asyncio.shield(filling)
@@ -341,7 +343,7 @@ class AsyncClient:
         getting: asyncio.Future[Message],
         turn: asyncio.Lock,
     ) -> None:
-        """The message of a get that was cancelled comes next: nobody else gets before that."""
+        """Put the message of a cancelled get back, before the next get may run."""
         try:
             (outcome,) = await asyncio.gather(getting, return_exceptions=True)
             if isinstance(outcome, Message):

@@ -1,15 +1,15 @@
-"""`Client`: put, get and subscribe, for programs that have never heard of offsets.
+"""`Client`: put, get and subscribe, for programs that do not want to deal with offsets.
 
-It speaks Kafka's protocol through librdkafka, so the same program runs against QuackMQ and against
-a Kafka cluster, by the address alone. Every call has a timeout and raises QuackTimeout that says
-what it waited for; all errors are QuackErrors.
+It uses the Kafka protocol through librdkafka, so the same program runs against QuackMQ and against
+a Kafka cluster; only the address differs. Every call has a timeout and raises QuackTimeout, which
+says what it waited for. All errors are QuackErrors.
 
-Promised: a put that returned is on disk. A subscription lasts until `unsubscribe`, whatever the
-client does. Messages come at least once: after a crash the message in hand comes again. They come
-exactly once where the program keeps their ids (`after`), and at most once with on_crash="skip":
-docs/python.md says when which is right.
+A put that returned is on disk. A subscription lasts until `unsubscribe`. Messages are delivered at
+least once: after a crash, the unfinished message is delivered again. They are delivered exactly
+once if the program stores their ids (`after`), and at most once with on_crash="skip".
+docs/python.md explains the choice.
 
-Any thread may call. Of several that get from one topic each message goes to one.
+Any thread may call. If several threads get from one topic, each message goes to one of them.
 """
 
 from __future__ import annotations
@@ -60,18 +60,18 @@ _POLICIES: Final = {field.name for field in dataclasses.fields(Policy)}
 
 
 class Remembered(Enum):
-    """What `after` is where it is not given: the client's file says where to go on."""
+    """The default of `after`: the client's position file says where to continue."""
 
     IN_FILE = "by the client's file"
 
 
 IN_FILE: Final = Remembered.IN_FILE
-#: The ids of messages that are done with: one, several, or none yet.
+#: The ids of processed messages: one, several, or none yet.
 After = str | Iterable[str] | None | Literal[Remembered.IN_FILE]
 
 
 class Client:
-    """One program's way to a broker.
+    """A connection of a program to a broker.
 
     >>> with quackmq.Client(address, "printer", serialiser="json") as client:
     ...     client.subscribe("jobs")
@@ -95,16 +95,17 @@ class Client:
         busy_timeout: float = limits.CLIENT_BUSY_MS / 1000,
         settings: Mapping[str, Any] | None = None,
     ) -> None:
-        """`address` is HOST:PORT, or several with commas between them; nothing is asked of it yet.
+        """`address` is HOST:PORT, or several separated by commas. The constructor does not connect.
 
-        `timeout`: how long a call may take, in seconds. Without it a call takes 5 s, and says at
-        once if nothing listens at the address; with it the client also waits for a broker to start.
-        `name`: under it subscriptions and numbers are kept; without one a client only puts.
-        `directory`: where the client keeps how far it has come; by default below the user's state
-        directory, by name. `on_crash`: whether the message that was in hand at a crash is given
-        again ("repeat") or not ("skip"). `session_timeout`: a process that is gone is missed after
-        so many seconds by others of its name. `busy_timeout`: a message may be worked on for so
-        long. `settings`: more of librdkafka's settings, for TLS or passwords of a cluster.
+        `timeout`: the timeout of a call in seconds. By default it is 5 s, and a call fails at once
+        if nothing listens at the address. With an explicit timeout, the client also waits for a
+        broker to start. `name`: the broker stores subscriptions and numbers under it; without a
+        name, a client can only put. `directory`: where the client stores its positions; by default
+        a directory for this name below the user's state directory. `on_crash`: whether the message
+        that was unfinished at a crash is delivered again ("repeat") or not ("skip").
+        `session_timeout`: after how many seconds the other processes of this name take over from a
+        dead one. `busy_timeout`: how long a message may be processed. `settings`: further settings
+        of librdkafka, for example for TLS or passwords of a cluster.
         """
         if name is not None:
             check_name(name)
@@ -116,7 +117,7 @@ class Client:
         self.address = address
         self.name = name
         self.serialiser = serialiser_of(serialiser)
-        #: For `AsyncClient`, which shares it.
+        #: Also used by `AsyncClient`.
         self.session = Session(
             KafkaConfig(address, name, dict(settings or {})),
             name,
@@ -136,12 +137,12 @@ class Client:
         self.session.close(is_done=kind is None)
 
     def close(self, *, done: bool = False) -> None:
-        """Finish what is under way, as far as that is possible within the client's timeout. Calls
+        """Close the client: finish running operations as far as the client's timeout allows. Calls
         that wait in other threads raise ClientClosed.
 
-        The message in hand is given again to the next client of this name, since nobody knows
-        whether the program is done with it. With `done` it is not, nor at the end of a `with` block
-        that ends without an error.
+        The last message is delivered again to the next client of this name, because it is unknown
+        whether the program has finished it. It is not delivered again with `done`, or after a
+        `with` block that ends without an error.
 
         >>> client.close()
         """
@@ -183,12 +184,13 @@ class Client:
         sequence: int | None = None,
         timeout: float | None = None,
     ) -> str | None:
-        """Put one message, which is on disk when this returns; its id. The topic may come to life
-        by it. Messages with one key stay in order.
+        """Put one message and return its id. The message is on disk when this returns. The topic is
+        created if the broker creates topics automatically. Messages with the same key stay in
+        order.
 
-        With `sequence`, a number that grows from message to message (gaps are fine), a producer
-        may put again after its own crash what it is unsure of: what the broker has is dropped. The
-        id is then None, unless it was the last one.
+        With `sequence`, an ascending number (gaps are allowed), a producer can put a message with
+        an unknown outcome again, even after a crash: the broker drops it if it has it. The returned
+        id is then None, unless it was the last message.
 
         >>> client.put("news", "rain")
         'A...'
@@ -212,9 +214,9 @@ class Client:
         sequence: int | None = None,
         timeout: float | None = None,
     ) -> list[str | None]:
-        """Put messages in their order, all on disk when this returns; their ids. One error stands
-        for all: some may be there then. With `sequence`, the number of the first, they are there
-        all or none.
+        """Put messages in order and return their ids. All are on disk when this returns. If it
+        raises, some of them may be stored. With `sequence`, the number of the first message, either
+        all or none are stored.
 
         >>> len(client.put_many("news", ["rain", "sun"]))
         2
@@ -226,8 +228,9 @@ class Client:
         return list(self.session.put(topic, parcels, deadline))
 
     def last_sequence(self, topic: str, *, timeout: float | None = None) -> int | None:
-        """The last number that the broker holds of this name in a topic; None before the first.
-        From now on another process of this name cannot put numbered messages any more.
+        """Return the last number that the broker has stored for this name in a topic; None before
+        the first. After this call, other processes of this name cannot put numbered messages any
+        more.
 
         >>> client.put("news", "rain", sequence=7)
         'A...'
@@ -239,13 +242,13 @@ class Client:
     # --- getting ----------------------------------------------------------------------------
 
     def get(self, topic: str, timeout: float | None = None, after: After = IN_FILE) -> Message:
-        """The next message of a topic that this name has subscribed to. QuackTimeout if none comes.
+        """Return the next message of a subscribed topic. Raises QuackTimeout if none arrives.
 
-        Without `after`, the client remembers how far the program is: the message is done when the
-        same thread asks for the next one. With `after` the program does, by the id of the message
-        that it is done with (None before the first): that message is done, the next one is
-        returned, and until it is named, it is returned again. Of several partitions one id is
-        enough; several, one a partition, may be given.
+        Without `after`, the client stores the progress: a message is done when the same thread asks
+        for the next one. With `after`, the program stores the progress: it passes the id of the
+        last message that it has processed (None before the first). That message is done, and the
+        next one is returned, again and again until its id is passed. For a topic with several
+        partitions one id is enough; several, one per partition, may be given.
 
         >>> client.put_many("news", ["rain", "sun"])
         ['A...', 'A...']
@@ -258,9 +261,10 @@ class Client:
         return self.get_by(self._deadline(timeout), topic, after, threading.current_thread())
 
     def listen(self, topic: str, timeout: float | None = None) -> Iterator[Message]:
-        """Yield the messages of a topic, one after the other; wait for more for ever. With a
-        timeout, QuackTimeout when nothing comes for so long. A message is done when the loop asks
-        for the next one; the last one of a loop that was left, when its thread asks again.
+        """Yield the messages of a topic, one after the other, and wait for more, by default
+        forever. With a timeout, raise QuackTimeout if no message arrives for that long. A message
+        is done when the loop asks for the next one. The last message of a loop that was left is
+        done when its thread asks for another message.
 
         >>> client.put_many("news", ["rain", "sun"])
         ['A...', 'A...']
@@ -271,12 +275,12 @@ class Client:
         rain
         sun
         """
-        self._deadline(timeout)  # complaints come before the first message is asked for
+        self._deadline(timeout)  # raise errors now, not at the first iteration
         return self._listen(topic, timeout)
 
     def size(self, topic: str, *, timeout: float | None = None) -> int:
-        """How many messages are still to come for this name. Where producers use transactions (as
-        numbered puts are), each counts a little more.
+        """Return the number of unread messages of this name. Each transaction (such as a numbered
+        put) adds a little to it.
 
         >>> client.put_many("news", ["rain", "sun"])
         ['A...', 'A...']
@@ -301,10 +305,10 @@ class Client:
         receipts: bool = False,
         timeout: float | None = None,
     ) -> bool:
-        """From now on this name wants the topic's messages, whether a client runs or not, until
-        `unsubscribe`: from the "end" on, the "beginning", an offset or a time. True if that is new;
-        a subscription that is there stays as it is. The topic may come to life by it. With
-        `receipts` a new one leaves receipts, from which an audit proves what it was delivered.
+        """Subscribe this name to a topic until `unsubscribe`, whether or not a client runs. `start`
+        is "end", "beginning", an offset or a time. Return True if the subscription is new; an
+        existing one is not changed. The topic is created if missing. With `receipts`, a new
+        subscription writes receipts, from which an audit can prove what was delivered.
 
         >>> client.subscribe("weather", start="beginning")
         True
@@ -313,7 +317,7 @@ class Client:
         """
         deadline = self._deadline(timeout)
         if receipts and topic == RECEIPTS_TOPIC:
-            raise InvalidRequest(f"subscriptions to {RECEIPTS_TOPIC} itself leave no receipts")
+            raise InvalidRequest(f"subscriptions to {RECEIPTS_TOPIC} itself write no receipts")
         place, session = start_of(start), self.session
         name, cluster = session.name, session.cluster
         info = cluster.ensure_topic(topic, deadline)
@@ -324,7 +328,7 @@ class Client:
         return True
 
     def unsubscribe(self, topic: str, *, timeout: float | None = None) -> None:
-        """End this name's subscription, also for its other processes, which should stop before.
+        """End this name's subscription for all its processes, which should stop before. Raises
         UnknownSubscription.
 
         >>> client.unsubscribe("news")
@@ -339,7 +343,7 @@ class Client:
         self.session.directory.forget(info.id)
 
     def subscriptions(self, *, timeout: float | None = None) -> list[str]:
-        """The topics that this name has subscribed to.
+        """Return the topics that this name is subscribed to.
 
         >>> client.subscriptions()
         ['news']
@@ -349,8 +353,8 @@ class Client:
         return sorted(topic for topic, cursors in committed.items() if is_subscribed(cursors))
 
     def seek(self, topic: str, to: StartLike, *, timeout: float | None = None) -> None:
-        """Go on from elsewhere, further on or back. GroupNotEmpty while other processes of this
-        name read, and this one does not. An id given as `after` counts more.
+        """Move the position forwards or backwards. Raises GroupNotEmpty if other processes of this
+        name read the topic and this one does not. An id passed as `after` takes precedence.
 
         >>> client.put("news", "rain")
         'A...'
@@ -372,14 +376,14 @@ class Client:
                 session.commit_as_nobody(info, starts, SUBSCRIBED, deadline)
             except UnknownMember:
                 raise GroupNotEmpty(
-                    f"other processes of the name {session.name} read: stop them, or seek in one "
+                    f"other processes named {session.name} are reading: stop them, or seek in one "
                     "of them"
                 ) from None
 
     # --- topics -----------------------------------------------------------------------------
 
     def topics(self, *, timeout: float | None = None) -> list[str]:
-        """The names of all topics.
+        """Return the names of all topics.
 
         >>> client.topics()
         ['news']
@@ -395,10 +399,10 @@ class Client:
         timeout: float | None = None,
         **policies: str | int | bool | None,
     ) -> None:
-        """Create a topic, with as many partitions as the broker's default unless told otherwise.
-        With `exist_ok` a topic that is there stays as it is: neither its partitions nor its
-        policies change. Policies are those of docs/kafka.md, such as `keep_for_ms=60_000`; for a
-        Kafka cluster, its own names with `_` for each dot, such as `retention_ms`. TopicExists,
+        """Create a topic. The default number of partitions is the broker's. With `exist_ok`, an
+        existing topic is not changed, neither its partitions nor its policies. Policies are those
+        of docs/kafka.md, for example `keep_for_ms=60_000`; for a Kafka cluster, use its config
+        names with `_` for each dot, for example `retention_ms`. Raises TopicExists or
         InvalidPolicy.
 
         >>> client.create_topic("jobs", partitions=4, needs_subscriber=True)
@@ -420,7 +424,7 @@ class Client:
             raise
 
     def delete_topic(self, topic: str, *, timeout: float | None = None) -> None:
-        """Delete a topic, with its messages and subscriptions. UnknownTopic.
+        """Delete a topic with its messages and subscriptions. Raises UnknownTopic.
 
         >>> client.delete_topic("news")
         """
@@ -428,10 +432,11 @@ class Client:
         self.session.drop_reader(topic, deadline)
         self.session.cluster.delete_topic(topic, deadline)
 
-    # --- how ----------------------------------------------------------------------------------
+    # --- helpers ----------------------------------------------------------------------------------
 
     def get_by(self, deadline: Deadline, topic: str, after: After, holder: object) -> Message:
-        """`get` until a deadline that somebody else may end. The holder's last message is done."""
+        """Like `get`, with a deadline that another thread may end. The holder's last message is
+        done."""
         tokens = None
         if after is not IN_FILE:
             tokens = [after] if isinstance(after, str) else list(after or ())
@@ -449,7 +454,7 @@ class Client:
     def parcel(
         self, message: Any, key: str | bytes | None, headers: Headers | None
     ) -> SerializedMessage:
-        """A message as it is sent."""
+        """Return the serialised message."""
         return self.serialiser.dumps(message), key_bytes(key), header_pairs(headers)
 
     def _deadline(self, timeout: float | None, otherwise: float | None = None) -> Deadline:
@@ -478,7 +483,7 @@ def _config_of(policy: str) -> str:
 
 
 def _text(value: str | int | bool | None) -> str:
-    """As configs have it, where -1 stands for no bound."""
+    """Return a config value as text; -1 means no bound."""
     if value is None:
         return "-1"
     return str(value).lower() if isinstance(value, bool) else str(value)

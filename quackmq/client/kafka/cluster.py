@@ -1,6 +1,6 @@
-"""What is asked of a cluster beside messages: topics, offsets, and what a name has committed.
+"""Queries and administration of a cluster: topics, offsets, and committed positions of a name.
 
-Everything is a request with a deadline. Any thread may call.
+Every call is a request with a deadline. Any thread may call.
 """
 
 from __future__ import annotations
@@ -51,38 +51,38 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-#: The config of a topic that says how its keys choose their partition.
+#: The topic config that names the partitioner.
 PARTITIONER_CONFIG: Final = CONFIG_PREFIX + "partitioner"
-#: How librdkafka is told to choose a partition itself.
+#: Lets librdkafka choose the partition.
 PARTITION_UA: Final = -1
-#: What stands for an offset that was never committed.
+#: Stands for "never committed".
 _NO_OFFSET = -1
 _EARLIEST: Any = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
 _LATEST: Any = OffsetSpec.latest()  # type: ignore[no-untyped-call]
-#: A future of librdkafka's says itself when its time is up; this much later nobody believes in it.
+#: librdkafka's futures report their timeout themselves; wait this much longer.
 _GRACE_S = 0.5
 
 
 class Committed(NamedTuple):
-    """The next offset that a name wants of a partition, and what was noted beside it."""
+    """The committed position of a name in a partition, and the metadata stored with it."""
 
     offset: int
     note: str
 
 
 class Placing(NamedTuple):
-    """How a client chooses the partitions of a topic's keys. librdkafka is set up for murmur2 and
-    chooses itself there."""
+    """How a client chooses partitions by key in a topic. librdkafka is configured for murmur2
+    and chooses itself in that case."""
 
     partitioner: Partitioner
     partitions: int = 0
 
     def partition(self, key: bytes | None) -> int:
-        """Return the partition of a key; -1 where librdkafka is to choose."""
+        """Return the partition of a key, or -1 to let librdkafka choose."""
         if key is None or self.partitioner is Partitioner.MURMUR2:
             return PARTITION_UA
         chosen = partition_of(self.partitioner, key, self.partitions)
-        # An empty key may go to any partition. librdkafka would put all of them into one.
+        # An empty key may go to any partition; librdkafka would send all of them to the same one.
         return random.randrange(self.partitions) if chosen is None else chosen
 
 
@@ -96,13 +96,13 @@ class Cluster:
         self._lock = threading.Lock()
         self._topics: dict[str, tuple[TopicInfo, float]] = {}
         self._placings: dict[str, tuple[Placing, float]] = {}
-        #: The last place known to be taken of each partition.
+        #: The highest known offset of each partition.
         self._last_places: dict[tuple[str, int], int] = {}
         #: Groups whose coordinator has answered.
         self._coordinated: set[str] = set()
 
     def close(self, deadline: Deadline) -> None:
-        """For good."""
+        """Close for good."""
         self._admin.close(max(deadline.left(), 1.0))
 
     # --- topics -----------------------------------------------------------------------------
@@ -116,7 +116,8 @@ class Cluster:
         return sorted(name for name in told.topics if name not in internal)
 
     def topic(self, name: str, deadline: Deadline, *, again: bool = False) -> TopicInfo:
-        """As it is, or was lately; `again` to ask whatever is known. UnknownTopic."""
+        """Return the topic, possibly from a recent answer; with `again`, always ask the cluster.
+        Raises UnknownTopic."""
         with self._lock:
             known = self._topics.get(name)
         if known is not None and not again and _age_ms(known[1]) < limits.CLIENT_TOPIC_MS:
@@ -135,10 +136,9 @@ class Cluster:
         return info
 
     def placing(self, name: str, deadline: Deadline) -> Placing:
-        """Return how the keys of a topic choose their partition, as the topic says now or lately.
-
-        A topic of a Kafka cluster has no such setting: there it is the Java client's way. The same
-        holds for a topic that does not exist yet, and where the cluster does not show configs."""
+        """Return the partitioner of a topic, possibly from a recent answer. Topics of a Kafka
+        cluster have no such config: there the Java client's partitioner is used, as for a topic
+        that does not exist yet or whose configs are not readable."""
         known = self.known_placing(name)
         if known is not None:
             return known
@@ -149,7 +149,7 @@ class Cluster:
         except QuackTimeout:
             raise
         except (KafkaException, QuackError) as error:
-            log.debug("the configs of topic %s are not shown: %s", name, error)
+            log.debug("the configs of topic %s are not readable: %s", name, error)
             told = {}
         config = told.get(PARTITIONER_CONFIG)
         found = BY_LIBRDKAFKA
@@ -161,7 +161,7 @@ class Cluster:
         return found
 
     def reasons_to_refuse(self, name: str, deadline: Deadline) -> list[str]:
-        """Return which policies of a topic make the broker refuse messages, in words."""
+        """Return the policies because of which the topic may refuse messages, as phrases."""
         told = self._configs(name, deadline)
         texts = {each: config.value for each, config in told.items()}
         reasons = []
@@ -178,7 +178,7 @@ class Cluster:
         return self._result(asked[resource], f"the configs of topic {name}", deadline)
 
     def known_placing(self, name: str) -> Placing | None:
-        """Return what `placing` would answer at once; None if it would have to ask."""
+        """Return the cached answer of `placing`; None if it would have to ask the cluster."""
         if self._connection.has_own_partitioner:
             return BY_LIBRDKAFKA
         with self._lock:
@@ -188,18 +188,18 @@ class Cluster:
         return known[0]
 
     def ensure_topic(self, name: str, deadline: Deadline) -> TopicInfo:
-        """Made, as the broker makes them, if it is not there."""
+        """Return the topic; create it with the broker's defaults if missing."""
         try:
             return self.topic(name, deadline, again=True)
         except UnknownTopic:
             try:
                 self.create_topic(name, -1, {}, deadline)
             except TopicExists:
-                pass  # somebody else was first
+                pass  # another client was faster
         return self._await_topic(name, deadline)
 
     def _await_topic(self, name: str, deadline: Deadline) -> TopicInfo:
-        """A cluster takes a moment to tell all its brokers of a new topic."""
+        """Wait until the topic is visible: a cluster needs a moment to tell all its brokers."""
         while True:
             try:
                 return self.topic(name, deadline, again=True)
@@ -209,8 +209,8 @@ class Cluster:
                 time.sleep(limits.CLIENT_LOOK_MS / 1000)
 
     def topic_of_put(self, name: str, places: Sequence[Place], deadline: Deadline) -> TopicInfo:
-        """The topic in which messages were just put. If offsets do not grow, it is a new one of
-        the same name."""
+        """Return the topic into which messages were just put. If their offsets do not grow, the
+        topic was deleted and created again, so ask the cluster."""
         again = False
         with self._lock:
             for partition, offset in places:
@@ -219,13 +219,13 @@ class Cluster:
         return self.topic(name, deadline, again=again)
 
     def knows(self, name: str) -> bool:
-        """Whether `topic` would answer at once."""
+        """Return whether `topic` would answer from the cache."""
         with self._lock:
             known = self._topics.get(name)
         return known is not None and _age_ms(known[1]) < limits.CLIENT_TOPIC_MS
 
     def forget(self, name: str) -> None:
-        """What was known of a topic."""
+        """Remove a topic from the caches."""
         with self._lock:
             self._topics.pop(name, None)
             self._placings.pop(name, None)
@@ -233,7 +233,8 @@ class Cluster:
     def create_topic(
         self, name: str, partitions: int, configs: Mapping[str, str], deadline: Deadline
     ) -> None:
-        """TopicExists, IllegalTopicName, InvalidPolicy. -1 partitions: the broker's own default."""
+        """Create a topic; -1 partitions means the broker's default. Raises TopicExists,
+        IllegalTopicName or InvalidPolicy."""
         new = NewTopic(name, partitions, -1, config=dict(configs))
         asked = self._admin.client.create_topics([new], request_timeout=_seconds(deadline))
         self._result(asked[name], f"topic {name} to be created", deadline)
@@ -247,7 +248,8 @@ class Cluster:
     # --- offsets ----------------------------------------------------------------------------
 
     def offsets(self, topic: TopicInfo, spec: OffsetSpec, deadline: Deadline) -> list[int]:
-        """Of each partition, among committed records; -1 where nothing fits."""
+        """Return one offset per partition, considering committed records only; -1 where none
+        matches."""
         wanted = {TopicPartition(topic.name, each): spec for each in range(topic.partitions)}
         asked = self._admin.client.list_offsets(
             wanted,
@@ -262,7 +264,7 @@ class Cluster:
         return [found[partition] for partition in range(topic.partitions)]
 
     def ends(self, topic: TopicInfo, deadline: Deadline) -> tuple[list[int], list[int]]:
-        """Where each partition begins, and where what is decided ends."""
+        """Return the first offset and the last stable offset of each partition."""
         return self._edges(topic, _EARLIEST, deadline), self._edges(topic, _LATEST, deadline)
 
     def _edges(self, topic: TopicInfo, spec: OffsetSpec, deadline: Deadline) -> list[int]:
@@ -270,14 +272,14 @@ class Cluster:
             found = self.offsets(topic, spec, deadline)
             if min(found) >= 0:
                 return found
-            # There is always one: where a connection breaks meanwhile, librdkafka has no offset to
-            # tell, and no error either.
+            # Every partition has such an offset. If a connection breaks meanwhile, librdkafka
+            # returns neither an offset nor an error.
             if deadline.passed():
                 raise deadline.timeout(f"the offsets of topic {topic.name}")
             time.sleep(limits.CLIENT_LOOK_MS / 1000)
 
     def starts(self, topic: TopicInfo, start: Start, deadline: Deadline) -> dict[int, int]:
-        """The offset in each partition that a start stands for. OffsetOutOfRange."""
+        """Return the offset in each partition for a start position. Raises OffsetOutOfRange."""
         first, end = self.ends(topic, deadline)
         if isinstance(start, Offset):
             if not 0 <= start.value <= max(end):
@@ -294,17 +296,17 @@ class Cluster:
             found = first if start == "beginning" else end
         return dict(enumerate(found))
 
-    # --- what a name has committed ----------------------------------------------------------
+    # --- committed offsets ----------------------------------------------------------
 
     def committed(self, group: str, topic: TopicInfo, deadline: Deadline) -> dict[int, Committed]:
-        """By partition; what was never committed has no entry. Decided ones: it waits while an
-        open transaction may change them."""
+        """Return the committed offsets by partition, without those that were never committed.
+        Waits while an open transaction may change them."""
         partitions = [TopicPartition(topic.name, each) for each in range(topic.partitions)]
         told = self._committed(group, partitions, deadline)
         return {each.partition: _committed(each) for each in told if each.offset > _NO_OFFSET}
 
     def all_committed(self, group: str, deadline: Deadline) -> dict[str, dict[int, Committed]]:
-        """By topic and partition."""
+        """Return the committed offsets by topic and partition."""
         found: dict[str, dict[int, Committed]] = {}
         for each in self._committed(group, None, deadline):
             if each.offset > _NO_OFFSET:
@@ -319,7 +321,7 @@ class Cluster:
         note: str,
         deadline: Deadline,
     ) -> None:
-        """For a name that nobody uses at the moment: UnknownMember if somebody does.
+        """Commit offsets for a group without members. Raises UnknownMember if it has members, or
         NameInOtherMode."""
         wanted = ConsumerGroupTopicPartitions(group, partitions_of(topic.name, offsets, note))
         what = f"offsets of {group} to be committed"
@@ -364,11 +366,10 @@ class Cluster:
         return found
 
     def _await_coordinator(self, group: str, what: str, deadline: Deadline) -> None:
-        """Wait until the group's coordinator serves it, for the first time. QuackTimeout.
-
-        A cluster that has just started elects coordinators first. librdkafka may end the process
-        when it is asked for offsets then (its issue 5040), and not when it is asked to describe the
-        group."""
+        """Wait until the group's coordinator has answered for the first time. Raises
+        QuackTimeout. A cluster that has just started elects coordinators first. librdkafka may
+        abort the process if it is asked for offsets then (its issue 5040), but not if it is
+        asked to describe the group."""
         while group not in self._coordinated:
             turn = Deadline(min(deadline.left(), limits.CLIENT_ASK_MS / 1000))
             try:
@@ -383,7 +384,7 @@ class Cluster:
             self._coordinated.add(group)
 
     def instances(self, group: str, deadline: Deadline) -> list[str]:
-        """Return the names (group.instance.id) that members of a group have of their own."""
+        """Return the group.instance.id of all members that have one."""
         told = self._described(group, f"the members of {group}", deadline)
         return [each.group_instance_id for each in told.members if each.group_instance_id]
 
@@ -402,7 +403,8 @@ class Cluster:
         waited_for: str,
         deadline: Deadline,
     ) -> Any:
-        """Ask the coordinator of a group, and wait for its answer. QuackTimeout."""
+        """Send a request to the coordinator of a group and wait for its answer. Raises
+        QuackTimeout."""
         request = self._admin.ask_group(group, ask)
         try:
             return self._admin.result(request, _seconds(deadline) + _GRACE_S)
@@ -443,9 +445,9 @@ def partitions_of(topic: str, offsets: Mapping[int, int], note: str) -> list[Top
     ]
 
 
-def is_of_nobody(error: KafkaError) -> bool:
-    """Whether a commit was refused since the name has members, and who commits is none, or no
-    longer one."""
+def is_not_member(error: KafkaError) -> bool:
+    """Return whether a commit was refused because the committer is not (or no longer) a member
+    of a group that has members."""
     return error.code() in (
         KafkaError.UNKNOWN_MEMBER_ID,
         KafkaError.ILLEGAL_GENERATION,
@@ -454,8 +456,9 @@ def is_of_nobody(error: KafkaError) -> bool:
 
 
 def note_beside(told: TopicPartition) -> str:
-    """What is noted beside an offset, and perhaps more: confluent-kafka reads a note as a string
-    of C, which the client below it does not end with a byte 0, and refuses what is then no text."""
+    """Return the metadata of a committed offset, possibly with more bytes after it:
+    confluent-kafka reads it as a C string, but the library below does not terminate it, and then
+    it may not be valid text."""
     try:
         return told.metadata or ""
     except UnicodeDecodeError as error:
@@ -471,7 +474,7 @@ def _age_ms(since_s: float) -> float:
 
 
 def _seconds(deadline: Deadline) -> float:
-    # librdkafka takes neither 0 nor what 32 bits of milliseconds cannot hold.
+    # librdkafka accepts neither 0 nor more than 32 bits of milliseconds.
     return min(max(deadline.left(), 0.001), NEVER_S)
 
 

@@ -1,6 +1,6 @@
-"""How librdkafka is set up: the address, what both directions share, and what each adds.
+"""Configuration of librdkafka: the address, shared settings, and those of producers and consumers.
 
-A program may add settings of librdkafka's own, for a cluster that wants to know who it talks to.
+A program may add further settings, for example for a cluster with TLS and passwords.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from quackmq.client.kafka.connection_errors import Trouble
 
 Settings = dict[str, Any]
 
-#: Of producers only: librdkafka would warn about it in a consumer.
+#: For producers only: librdkafka warns about it in a consumer.
 _PARTITIONER: Final = "partitioner"
 
 
 @dataclass(frozen=True, slots=True)
 class KafkaConfig:
-    """Where the broker is, and how clients of it are set up."""
+    """The address of the broker, and the librdkafka settings of its clients."""
 
     address: str
     client_name: str | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
-    #: Noted by all clients of librdkafka that are set up by this, unless the program has a callback
-    #: of its own.
+    #: Connection errors of all librdkafka clients with this configuration, unless the program sets
+    #: its own callback.
     trouble: Trouble = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -35,20 +35,20 @@ class KafkaConfig:
 
     @property
     def has_own_partitioner(self) -> bool:
-        """Whether the program has chosen a partitioner of librdkafka's itself."""
+        """Whether the program has configured a librdkafka partitioner itself."""
         return _PARTITIONER in self.extra
 
     @property
     def is_encrypted(self) -> bool:
-        """Whether the program has chosen TLS."""
+        """Whether the program has configured TLS."""
         return str(self.extra.get("security.protocol", "")).lower().endswith("ssl")
 
     def shared(self) -> Settings:
         return {
             "bootstrap.servers": self.address,
             "client.id": self.client_name or "quackmq",
-            # A broker that was away is tried again soon, and remembered: otherwise librdkafka may
-            # wait for ever for one that it has forgotten (its issue 5511).
+            # Reconnect quickly, and never forget a broker: otherwise librdkafka may wait forever
+            # for one that it has forgotten (its issue 5511).
             "reconnect.backoff.ms": 20,
             "reconnect.backoff.max.ms": 250,
             "metadata.recovery.strategy": "none",
@@ -71,9 +71,9 @@ class KafkaConfig:
             "retry.backoff.max.ms": 250,
             "message.max.bytes": shared_limits.BATCH_BYTES,
             "queue.buffering.max.kbytes": limits.CLIENT_SENDING_BYTES // shared_limits.KIB,
-            # librdkafka's own default is CRC32; everybody else's is the Java client's way.
+            # librdkafka's default is CRC32; all other clients use the Java client's partitioner.
             _PARTITIONER: self.extra.get(_PARTITIONER, "murmur2_random"),
-            # A topic that is not there is reported in the time of a call.
+            # Report a missing topic within the timeout of the call.
             "topic.metadata.propagation.max.ms": min(timeout_ms, shared_limits.CLIENT_TIMEOUT_MS)
             // 2,
         }
@@ -98,7 +98,7 @@ class KafkaConfig:
             "isolation.level": "read_committed",
             "queued.max.messages.kbytes": limits.CLIENT_AHEAD_BYTES // shared_limits.KIB,
             "fetch.wait.max.ms": limits.CLIENT_FETCH_WAIT_MS,
-            # When what waits is taken, more is asked for at once, not after a second.
+            # Fetch more as soon as the queue is emptied, not a second later.
             "fetch.queue.backoff.ms": limits.CLIENT_LOOK_MS,
             "fetch.error.backoff.ms": 100,
             "allow.auto.create.topics": False,

@@ -1,8 +1,8 @@
-"""What librdkafka said last of its connections, for calls that get no answer.
+"""The last connection error of librdkafka, for calls that get no answer.
 
-A client connects to the address that it was given, and the broker there tells it another one, at
-which it is to be reached: the advertised address. If that one cannot be reached, every call times
-out though the given address is right. So the error names the advertised address.
+A client connects to the given address, and the broker there tells it its advertised address. If the
+advertised address cannot be reached, every call times out although the given address is right. So
+the error names the advertised address.
 
 Any thread may call.
 """
@@ -17,8 +17,8 @@ from confluent_kafka import KafkaError
 
 log = logging.getLogger(__name__)
 
-#: "HOST:PORT/1: Connect to … failed: Connection refused (after 0ms in state CONNECT)". Behind the
-#: address is the broker's number, if it has told its address itself.
+#: "HOST:PORT/1: Connect to … failed: Connection refused (after 0ms in state CONNECT)". After the
+#: slash is the node id, if the address is an advertised one.
 _SAID: Final = re.compile(
     r"(?:\w+://)?(?P<address>[^ ]+)/(?P<node>\w+): (?P<what>.*?)(?: \(after .*)?", re.DOTALL
 )
@@ -26,14 +26,14 @@ _SAID: Final = re.compile(
 
 class Trouble:
     def __init__(self, addresses: str) -> None:
-        """`addresses` are those that the program has given."""
+        """`addresses` are the addresses that the program has given."""
         self._addresses = addresses
         self._given = {each.strip().rpartition("://")[2] for each in addresses.split(",")}
         self._words = ""
 
     def note(self, error: KafkaError) -> None:
-        """librdkafka's callback. Connections come and go; calls that cannot do without one say so
-        themselves."""
+        """Store a connection error; librdkafka's callback. It raises nothing, because
+        connections come and go, and calls that need one report it themselves."""
         log.debug("%s", error)
         if error.code() not in (KafkaError._TRANSPORT, KafkaError._RESOLVE):
             return
@@ -47,9 +47,9 @@ class Trouble:
         self._words = what
 
     def clear(self) -> None:
-        """An answer came: whatever was wrong with a connection is over."""
+        """Forget the last error, after an answer arrived."""
         self._words = ""
 
     def words(self) -> str:
-        """Return the last trouble in parentheses, to be added to an error; "" if there is none."""
+        """Return the last error in parentheses, as a suffix for a message; "" if there is none."""
         return f" ({self._words})" if self._words else ""

@@ -1,7 +1,7 @@
-"""What it means when messages do not come: librdkafka's errors, and silence.
+"""Explain why no messages arrive: translate librdkafka's errors and timeouts.
 
-Much of what librdkafka tells it mends itself. What is left is for the program: a topic that is gone
-or is another one, a name that is used in another way, a place that is not there.
+librdkafka recovers from many errors itself. The others concern the program: a topic that was
+deleted or created again, a name that is used in another mode, an offset that does not exist.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from quackmq.errors import (
 
 log = logging.getLogger(__name__)
 
-#: A topic that may be gone, or be another of the same name.
+#: The topic may have been deleted, or deleted and created again.
 _GONE: Final = frozenset(
     {
         KafkaError.UNKNOWN_TOPIC_OR_PART,
@@ -37,9 +37,9 @@ _GONE: Final = frozenset(
         KafkaError._UNKNOWN_PARTITION,
     }
 )
-#: What would be next is not there.
+#: The next offset does not exist.
 OUT_OF_RANGE: Final = frozenset({KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._AUTO_OFFSET_RESET})
-#: What librdkafka tells and mends itself.
+#: Errors from which librdkafka recovers itself.
 PASSING: Final = frozenset(
     {
         KafkaError._ALL_BROKERS_DOWN,
@@ -56,7 +56,7 @@ PASSING: Final = frozenset(
 
 
 class Watch:
-    """Over one name's reading of one topic."""
+    """Diagnoses problems of one name that reads one topic."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class Watch:
         directory: Path,
         session_s: float,
     ) -> None:
-        """`session_s`: a member that is gone is missed after so long."""
+        """`session_s`: the session timeout of the group."""
         self._cluster = cluster
         self._topic = topic
         self._name = name
@@ -76,16 +76,18 @@ class Watch:
         self._session_s = session_s
 
     def check_topic(self, deadline: Deadline) -> TopicInfo:
-        """As it is now. UnknownTopic; UnknownSubscription if it is another one."""
+        """Return the current topic. Raises UnknownTopic, or UnknownSubscription if it was
+        deleted and created again."""
         now = self._cluster.topic(self._topic.name, deadline, again=True)
         if now.id != self._topic.id:
             raise UnknownSubscription(
-                f"topic {self._topic.name} was deleted and made anew: subscribe {self._name} again"
+                f"topic {self._topic.name} was deleted and created again: subscribe {self._name} "
+                "again"
             )
         return now
 
-    def meaning(self, error: KafkaError) -> QuackError | None:
-        """None for what mends itself."""
+    def explain_error(self, error: KafkaError) -> QuackError | None:
+        """Translate an error; None for errors from which librdkafka recovers."""
         what = f"messages of topic {self._topic.name} for {self._name}"
         code = error.code()
         if error.fatal() or code == KafkaError._FATAL:
@@ -105,9 +107,9 @@ class Watch:
             return None
         return translated(error, what) if not error.retriable() else None
 
-    def next_there_is(self, told: Record, wanted: int) -> int:
-        """The topic has let go of the offset that would be next: where to go on. OffsetOutOfRange
-        for one that lies behind the end."""
+    def next_existing_offset(self, told: Record, wanted: int) -> int:
+        """Return where to continue after the next offset was deleted. Raises OffsetOutOfRange
+        for an offset beyond the end."""
         deadline = Deadline(limits.CLIENT_TIMEOUT_MS / 1000)
         topic = self.check_topic(deadline)
         partition = told.partition() or 0
@@ -115,20 +117,22 @@ class Watch:
         if wanted > end:
             raise OffsetOutOfRange(
                 f"{self._name} is at offset {wanted} of topic {topic.name}, partition {partition}, "
-                f"which ends at {end}: seek to where it should go on"
+                f"which ends at {end}: seek to another position"
             )
         lost = first - wanted
         if lost > 0:
             log.warning(
-                "topic %s has let go of %d offsets that %s had not read",
+                "topic %s has deleted %d offsets that %s had not read",
                 topic.name,
                 lost,
                 self._name,
             )
         return max(first, wanted)
 
-    def silence(self, deadline: Deadline, *, has_joined: bool, has_partitions: bool) -> QuackError:
-        """Nothing came: why?"""
+    def explain_timeout(
+        self, deadline: Deadline, *, has_joined: bool, has_partitions: bool
+    ) -> QuackError:
+        """Return the error that explains why no message arrived."""
         what = f"a message of topic {self._topic.name} for {self._name}"
         try:
             self.check_topic(Deadline(limits.CLIENT_TIMEOUT_MS / 10_000))

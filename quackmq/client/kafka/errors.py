@@ -1,6 +1,6 @@
-"""librdkafka's errors as ours, and time that runs out.
+"""Translate librdkafka's errors to QuackErrors; deadlines.
 
-Every wait of the client ends by a `Deadline`, and what it waited for stands in its QuackTimeout.
+Every wait of the client ends at a `Deadline`. Its QuackTimeout says what the client waited for.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ _CODES: Final[Mapping[int, type[QuackError]]] = {
     KafkaError._BAD_MSG: errors.DamagedData,
 }
 
-#: Nobody said no: there was no answer.
-_SILENCES: Final = frozenset(
+#: Errors that mean that there was no answer.
+_NO_ANSWER: Final = frozenset(
     {
         KafkaError._TIMED_OUT,
         KafkaError._MSG_TIMED_OUT,
@@ -81,41 +81,40 @@ _SILENCES: Final = frozenset(
 )
 
 _TOPIC_NAMES: Final = (
-    f"take 1 to {shared_limits.TOPIC_NAME_CHARS} of the characters A-Z a-z 0-9 . _ - "
+    f"use 1 to {shared_limits.TOPIC_NAME_CHARS} of the characters A-Z a-z 0-9 . _ - "
     "(not '.' or '..')"
 )
 
-#: Instead of librdkafka's own words, "Broker: Policy violation" and the like.
+#: Replacements for librdkafka's texts like "Broker: Policy violation".
 _PLAINER: Final[Mapping[int, str]] = {
-    KafkaError.TOPIC_EXCEPTION: f"that is no topic name: {_TOPIC_NAMES}",
+    KafkaError.TOPIC_EXCEPTION: f"invalid topic name: {_TOPIC_NAMES}",
     KafkaError.POLICY_VIOLATION: (
-        "refused, since the topic is full, or wants a subscriber, or a bound of the broker is "
-        "reached"
+        "refused: the topic is full or needs a subscriber, or a bound of the broker is reached"
     ),
     KafkaError.KAFKA_STORAGE_ERROR: (
-        "the broker's disk is full or fails, and it takes nothing until that is mended"
+        "the broker's disk is full or failing; it accepts no messages until this is fixed"
     ),
 }
 
 
 def no_topic_name(topic: str) -> errors.IllegalTopicName:
-    return errors.IllegalTopicName(f"{topic!r} is no topic name: {_TOPIC_NAMES}")
+    return errors.IllegalTopicName(f"{topic!r} is not a topic name: {_TOPIC_NAMES}")
 
 
 def in_other_mode(name: str) -> errors.NameInOtherMode:
     return errors.NameInOtherMode(
-        f"the name {name} is used in another way at the moment: pushed, by last id or by a Kafka "
-        "group of another kind: stop that, or use another name"
+        f"the name {name} is used in another mode: by a pushed subscription, by last ids, or by "
+        "a Kafka group of another kind: stop that, or use another name"
     )
 
 
 class Deadline:
-    """A moment by which something must be over, and the wait that it came from."""
+    """The time at which a wait must end, and its length."""
 
     __slots__ = ("__weakref__", "_at", "is_given", "seconds")
 
     def __init__(self, seconds: float, *, is_given: bool = True) -> None:
-        """`is_given`: whether the program chose this time, or it is a default."""
+        """`is_given`: whether the program has set this timeout, or it is a default."""
         if not _is_number(seconds) or not seconds >= 0:
             raise InvalidRequest(f"a timeout is a number of seconds, 0 or more, not {seconds!r}")
         self.seconds = seconds
@@ -126,11 +125,11 @@ class Deadline:
         return max(0.0, self._at - time.monotonic())
 
     def slice(self) -> float:
-        """A wait that is no longer than what is left, and short enough for Ctrl-C."""
+        """Return the remaining time, but at most a slice that is short enough for Ctrl-C."""
         return min(self.left(), limits.CLIENT_POLL_MS / 1000)
 
     def end(self) -> None:
-        """Nobody waits any more; any thread may say so."""
+        """End the wait now. Any thread may call this."""
         self._at = time.monotonic()
 
     def passed(self) -> bool:
@@ -148,14 +147,14 @@ def _is_number(value: object) -> bool:
 
 
 def kafka_error(exception: BaseException) -> KafkaError | None:
-    """The error inside an exception of librdkafka's."""
+    """Return the error inside a librdkafka exception."""
     error = exception.args[0] if exception.args else None
     return error if isinstance(error, KafkaError) else None
 
 
 def translated(error: KafkaError, waited_for: str, deadline: Deadline | None = None) -> QuackError:
-    """Our error for one of librdkafka's; `waited_for` is what the caller wanted."""
-    if error.code() in _SILENCES:
+    """Translate a librdkafka error; `waited_for` is what the caller wanted."""
+    if error.code() in _NO_ANSWER:
         waited = "" if deadline is None else f"{deadline.words()} "
         return QuackTimeout(f"waited {waited}for {waited_for}: {error.str()}")
     kind = _CODES.get(error.code(), QuackError)
@@ -163,14 +162,14 @@ def translated(error: KafkaError, waited_for: str, deadline: Deadline | None = N
 
 
 def _words(error: KafkaError) -> str:
-    """The broker's own, where librdkafka has them; it has none of what was put."""
+    """Return the broker's text if librdkafka has it, which it never has for produced messages."""
     stock = KafkaError(error.code()).str()
     return _PLAINER.get(error.code(), stock) if error.str() == stock else error.str()
 
 
 @contextmanager
 def translating(waited_for: str, deadline: Deadline | None = None) -> Iterator[None]:
-    """Around calls of librdkafka."""
+    """Translate KafkaException within the block."""
     try:
         yield
     except KafkaException as exception:

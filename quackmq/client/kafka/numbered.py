@@ -1,14 +1,14 @@
-"""Puts that are numbered, so that a producer may repeat after its own crash what it is unsure of.
+"""Numbered puts, which a producer can repeat after its own crash.
 
-A numbered put is one Kafka transaction of the messages and of their number, which is committed as
-the offset of a group that belongs to the publisher (see `quackmq.model.offset_notes`). So the
-broker holds both or neither, and the last number tells what it holds. Beside the number stands
-where the last message lies, so that its repeat is answered like the first time.
+A numbered put is one Kafka transaction with the messages and their number. The number is committed
+as the offset of a group that belongs to the publisher (see `quackmq.model.offset_notes`). So the
+broker stores both or neither, and the last number tells which messages it has. The metadata of the
+offset is the id of the last message, so that a repeat of this message gets the same answer.
 
-A name is one publisher: who begins under it ends what an earlier one has left open and fences it
-(ProducerFenced), so that a process that slept cannot put in between.
+A name is one publisher. A new process with this name aborts an open transaction of an earlier one
+and fences it (ProducerFenced), so that a process that was suspended cannot put any more.
 
-Any thread may call; one put at a time.
+Any thread may call; one put runs at a time.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from quackmq.model.subscription import Place, message_id
 
 
 class Last(NamedTuple):
-    """The last number that the broker holds, and the id of its message where that is known."""
+    """The last number that the broker has, and the id of its message if known."""
 
     number: int
     id: str | None
@@ -50,31 +50,32 @@ class Last(NamedTuple):
 
 class Numbered:
     def __init__(self, connection: KafkaConfig, name: str, cluster: Cluster) -> None:
-        """InvalidRequest for a name that leaves no room for what is put before it."""
+        """Raises InvalidRequest for a name that is too long with its prefix."""
         self._connection = connection
         self._name = name
         self._cluster = cluster
         self._group = publisher_group(name)
         if len(self._group.encode()) > limits.NAME_BYTES:
             most = limits.NAME_BYTES - len(publisher_group(""))
-            raise InvalidRequest(f"a publisher's name takes {most} bytes as UTF-8 at the most")
+            raise InvalidRequest(f"the name of a publisher is limited to {most} bytes of UTF-8")
         self._lock = threading.Lock()
         self._producer: Producer | None = None
         self._group_metadata: Any = None
-        #: Known since the producer that is there has begun: nobody else puts under its name.
+        #: Cached last numbers, valid while this producer is not fenced.
         self._last: dict[str, Last | None] = {}
 
     def put(
         self, topic: str, parcels: Sequence[SerializedMessage], sequence: int, deadline: Deadline
     ) -> list[str | None]:
-        """The ids of messages numbered from `sequence` on. What the broker has already is dropped,
-        and has an id only where that is known. ProducerFenced, QuackTimeout."""
+        """Put messages numbered from `sequence` on; return their ids. Messages that the broker
+        already has are dropped; their ids are None unless known. Raises ProducerFenced or
+        QuackTimeout."""
         offset_of_number(sequence)
         offset_of_number(sequence + max(0, len(parcels) - 1))
         if len(parcels) > limits.CLIENT_NUMBERED_MESSAGES:
             raise LimitReached(
-                f"{len(parcels)} messages in one numbered put; {limits.CLIENT_NUMBERED_MESSAGES} "
-                "is the most"
+                f"{len(parcels)} messages in one numbered put: the limit is "
+                f"{limits.CLIENT_NUMBERED_MESSAGES}"
             )
         with held(self._lock, f"another numbered put of {self._name}", deadline):
             producer = self._ready(deadline)
@@ -90,15 +91,15 @@ class Numbered:
             return ids
 
     def last(self, topic: str, deadline: Deadline) -> int | None:
-        """The last number that the broker holds of this name. Whoever else puts under it is fenced:
-        otherwise the answer could be old before it is given."""
+        """Return the last number that the broker has for this name. Fences other producers of
+        this name; otherwise the answer could be outdated."""
         with held(self._lock, f"another numbered put of {self._name}", deadline):
             self._ready(deadline)
             found = self._last_of(topic, deadline)
             return None if found is None else found.number
 
     def close(self) -> None:
-        """What is under way in another thread ends by its own deadline."""
+        """Close; a put in another thread ends by its own deadline."""
         self._producer = None
 
     def _ready(self, deadline: Deadline) -> Producer:
@@ -161,7 +162,9 @@ class Numbered:
         except KafkaException as exception:
             raise self._ended(producer, topic, exception, deadline) from exception
         except BaseException:
-            self._producer = None  # the next call begins anew, and so ends what is open
+            self._producer = (
+                None  # the next call creates a producer, which aborts the open transaction
+            )
             raise
         self._last[topic] = Last(number, ids[-1])
         return ids
@@ -187,8 +190,8 @@ class Numbered:
     def _ended(
         self, producer: Producer, topic: str, exception: KafkaException, deadline: Deadline
     ) -> QuackError:
-        """A transaction failed. If it can be undone it is; else its outcome is open, and the next
-        call asks for the last number again, with a producer that has ended what was left."""
+        """Abort a failed transaction. If that fails, the outcome is unknown: the next call
+        creates a producer, which ends the transaction, and asks for the last number."""
         error = kafka_error(exception)
         self._last.pop(topic, None)
         undone = False
@@ -200,7 +203,7 @@ class Numbered:
                 exception = failed
         if not undone:
             self._producer = None
-        doubt = "" if undone else ", it may be there or not: put it again with the same sequence"
+        doubt = "" if undone else ", the outcome is unknown: put it again with the same sequence"
         return self._failure(exception, f"to take numbered messages for {topic}{doubt}", deadline)
 
     def _failure(self, exception: KafkaException, what: str, deadline: Deadline) -> QuackError:
@@ -213,7 +216,7 @@ class Numbered:
             return QuackTimeout(f"{found}{self._connection.trouble.words()}")
         if isinstance(found, ProducerFenced):
             return ProducerFenced(
-                f"another process puts numbered messages under the name {self._name}: one at a "
-                "time can; if this is to go on, stop the other one"
+                f"another process puts numbered messages under the name {self._name}: only one can "
+                "at a time; stop the other one to continue here"
             )
         return found

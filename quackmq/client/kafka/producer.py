@@ -1,11 +1,11 @@
-"""Putting: messages on their way to the broker, and who waits for them.
+"""Send messages to the broker and wait for their acknowledgements.
 
-librdkafka sends in threads of its own; what became of a message is told to whoever polls. A put
-that is alone polls itself, so that no other thread stands between it and the answer. Of several,
-one polls for all and hands that on when its own message is there.
+librdkafka sends in its own threads and reports results to the thread that polls. A single put polls
+itself, so that no thread switch delays its result. Of several concurrent puts, one polls for all,
+and passes this on when its own message is acknowledged.
 
-Promised: what was acknowledged is on disk; within this process a message that librdkafka sends
-again is there once. After a QuackTimeout a message is there or not: who must know numbers them.
+An acknowledged message is on disk. Within this process, a message that librdkafka sends again is
+stored once. After a QuackTimeout the outcome is unknown; numbered puts solve this.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from quackmq.model.subscription import Place
 
 log = logging.getLogger(__name__)
 
-#: So often librdkafka itself looks for a producer id.
+#: librdkafka's own interval of requests for a producer id.
 _OWN_TIMER_MS: Final = 500
 
 #: Value, key and headers of a message, serialised.
@@ -35,7 +35,7 @@ SerializedMessage = tuple[bytes | None, bytes | None, list[tuple[str, bytes | No
 
 
 class PendingDeliveries:
-    """Messages of one call, until each was acknowledged or given up."""
+    """The messages of one call, until each is acknowledged or has failed."""
 
     __slots__ = ("_awake", "_left", "error", "is_done", "on_done", "places")
 
@@ -49,7 +49,7 @@ class PendingDeliveries:
         self._awake.acquire()
 
     def report(self, index: int) -> Callable[[KafkaError | None, Record], None]:
-        """What librdkafka calls when it knows what became of a message."""
+        """Return librdkafka's delivery callback for a message."""
 
         def reported(error: KafkaError | None, record: Record) -> None:
             if error is None:
@@ -72,7 +72,7 @@ class PendingDeliveries:
         try:
             self._awake.release()
         except RuntimeError:
-            pass  # awake already
+            pass  # it is already awake
 
     def sleep(self, seconds: float) -> None:
         self._awake.acquire(timeout=seconds)
@@ -89,7 +89,7 @@ class Publisher:
         self._waiting: dict[PendingDeliveries, None] = {}
         self._poller: threading.Thread | None = None
         self._is_closed = False
-        #: Whether librdkafka was helped to send the first message.
+        #: Whether `hurry` has run.
         self._has_begun = False
 
     def send(
@@ -100,8 +100,8 @@ class Publisher:
         index: int,
         partition: int,
     ) -> None:
-        """Begin to send a message to a partition (-1: librdkafka chooses). The result is told to
-        `sending`. BufferError if too much waits."""
+        """Start sending a message to a partition (-1: librdkafka chooses) and report the result
+        to `sending`. Raises BufferError if too many messages are queued."""
         if self._is_closed:
             raise ClientClosed("the client is closed")
         value, key, headers = parcel
@@ -114,7 +114,7 @@ class Publisher:
             raise self._refusal(topic, parcel, exception) from exception
 
     def wait(self, sending: PendingDeliveries, deadline: Deadline) -> None:
-        """Until all is known, or the time is up."""
+        """Wait until all messages are acknowledged or have failed, or until the deadline."""
         if self._poller is None and self._polling.acquire(blocking=False):
             try:
                 self._poll_for(sending, deadline)
@@ -136,12 +136,12 @@ class Publisher:
             self._hand_on()
 
     def make_room(self, deadline: Deadline) -> None:
-        """Let some of what waits be sent."""
+        """Wait until some queued messages are sent."""
         self._producer.poll(deadline.slice())
 
     def hurry(self, topic: str, deadline: Deadline) -> None:
-        """Help librdkafka to send the first message. It needs a producer id, and looks for one only
-        every half second, or when it hears which topics there are."""
+        """Make librdkafka send the first message sooner. It needs a producer id, which it
+        requests only every half second or when it receives metadata. So request metadata."""
         wait_ms = limits.CLIENT_HURRY_MS
         while not self._has_begun and len(self._producer) and wait_ms < _OWN_TIMER_MS:
             self._producer.poll(min(wait_ms / 1000, deadline.left()))
@@ -155,8 +155,8 @@ class Publisher:
         self._has_begun = True
 
     def poll_always(self, topic: str) -> None:
-        """From now on a thread of its own polls: for callers that do not wait in one. The first
-        message is one to this topic."""
+        """Start a thread that polls, for callers that do not wait in a thread. The first message
+        will be for this topic."""
         if self._poller is None:
             self._poller = threading.Thread(
                 target=self._poll_until_closed,
@@ -167,14 +167,14 @@ class Publisher:
             self._poller.start()
 
     def close(self, deadline: Deadline) -> None:
-        """What is under way has until the deadline."""
+        """Close; queued messages may be sent until the deadline."""
         self._is_closed = True
         self._producer.flush(deadline.left())
         if self._poller is not None:
             self._poller.join(deadline.left() + limits.CLIENT_POLL_MS / 1000)
 
     def note_answer(self) -> None:
-        """Whatever was wrong with the connection is over."""
+        """Forget the last connection error, after an answer arrived."""
         self._trouble.clear()
 
     def failure(self, topic: str, error: KafkaError, deadline: Deadline) -> QuackError:
@@ -187,7 +187,7 @@ class Publisher:
 
     def unanswered(self, topic: str, deadline: Deadline) -> QuackError:
         return deadline.timeout(
-            f"{self._address} to acknowledge a message for topic {topic}: it may be there or not"
+            f"{self._address} to acknowledge a message for topic {topic}: the outcome is unknown"
             f"{self._trouble.words()}"
         )
 
@@ -202,7 +202,7 @@ class Publisher:
             self._producer.poll(limits.CLIENT_POLL_MS / 1000)
 
     def _hand_on(self) -> None:
-        """Somebody else has to poll now."""
+        """Wake another waiting call, which then polls."""
         for each in list(self._waiting):
             if not each.is_done:
                 each.wake()
@@ -217,7 +217,7 @@ class Publisher:
         if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
             size = sum(len(part) for part in parcel[:2] if part is not None)
             return RecordTooLarge(
-                f"a message of {size} bytes for topic {topic}; "
-                f"{shared_limits.BATCH_BYTES} is the most"
+                f"a message of {size} bytes for topic {topic}: the limit is "
+                f"{shared_limits.BATCH_BYTES} bytes"
             )
         return translated(error, f"a message for topic {topic}")

@@ -1,8 +1,8 @@
-"""Whether a broker listens at the address.
+"""Check that a broker listens at the address.
 
-librdkafka tries for ever to connect, and a call that waits for it ends with its timeout. So that a
-wrong port, or a broker that was not started, is told at once and in plain words, a client's first
-call connects once by itself before librdkafka does, and asks which requests the broker knows.
+librdkafka tries to connect forever, and a waiting call ends only with its timeout. To report a
+wrong port or a broker that is not running at once, the first call of a client connects itself
+before librdkafka does, and sends an ApiVersions request.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from quackmq.errors import InvalidRequest, NoBroker
 
 DEFAULT_PORT: Final = 9092
 _EXAMPLE: Final = f"127.0.0.1:{DEFAULT_PORT}"
-#: One of the addresses, between commas: [PROTOCOL://]HOST[:PORT], as librdkafka takes them.
+#: One address of the comma-separated list: [PROTOCOL://]HOST[:PORT], as librdkafka accepts it.
 _ADDRESS: Final = re.compile(
     r"(?:(?P<protocol>\w+)://)?(?:\[(?P<v6>.+)\]|(?P<host>[^:/]+))(?::(?P<port>\d+))?"
 )
-#: Of librdkafka, in an address; what is not encrypted can be asked here.
+#: librdkafka's protocols; unencrypted connections can be checked here.
 _PROTOCOLS: Final = {"plaintext", "ssl", "sasl_plaintext", "sasl_ssl"}
 _ENCRYPTED: Final = {"ssl", "sasl_ssl"}
-#: Kafka's ApiVersions request, version 0, from nobody in particular, and the start of its answer.
+#: Kafka's ApiVersions request, version 0, without a client id, and the start of its answer.
 _QUESTION_ID: Final = 0x71756163
 _QUESTION: Final = struct.pack(">ihhih", 10, 18, 0, _QUESTION_ID, -1)
 _ANSWER: Final = struct.Struct(">ii")
 
 
 def check_addresses(addresses: str) -> None:
-    """InvalidRequest for what librdkafka would try in vain to connect to."""
+    """Raise InvalidRequest for addresses that librdkafka could never connect to."""
     for address in _split(addresses):
         found = _ADDRESS.fullmatch(address)
         if found is None or (found["host"] or "").isdigit():
@@ -47,9 +47,9 @@ def check_addresses(addresses: str) -> None:
 
 
 def reach(addresses: str, deadline: Deadline, *, is_encrypted: bool = False) -> None:
-    """Return when one of the addresses takes a connection, or may do so later. NoBroker if all of
-    them refuse; if the caller gave a timeout, only after that time. NoBroker if something else than
-    a broker answers, which is not to be seen where connections are encrypted."""
+    """Return when one of the addresses accepts a connection, or may do so later. Raise NoBroker
+    if all of them refuse (if the caller gave a timeout, only after that time), or if something
+    other than a broker answers. The latter is not detected on encrypted connections."""
     while True:
         refusals = _refusals(addresses, deadline, is_encrypted=is_encrypted)
         if refusals is None:
@@ -70,13 +70,13 @@ def _split(addresses: str) -> list[str]:
 
 
 def _refusals(addresses: str, deadline: Deadline, *, is_encrypted: bool) -> list[str] | None:
-    """Return why each address refuses; None if one does not. NoBroker."""
+    """Return why each address refuses, or None if one does not. Raises NoBroker."""
     refusals: list[str] = []
     stranger: NoBroker | None = None
     for address in _split(addresses):
         found = _ADDRESS.fullmatch(address)
         if found is None:
-            return None  # librdkafka says what is wrong with it
+            return None  # librdkafka reports what is wrong with it
         host, port = found["v6"] or found["host"], int(found["port"] or DEFAULT_PORT)
         try:
             patience = max(0.001, min(deadline.left(), shared_limits.CLIENT_CONNECT_MS / 1000))
@@ -91,14 +91,15 @@ def _refusals(addresses: str, deadline: Deadline, *, is_encrypted: bool) -> list
         except socket.gaierror as error:
             refusals.append(f"{host}: {(error.strerror or str(error)).lower()}")
         except (OSError, OverflowError):
-            return None  # slow, or out of reach at the moment: librdkafka goes on trying
+            return None  # slow or unreachable at the moment: librdkafka keeps trying
     if stranger is not None:
         raise stranger
     return sorted(set(refusals)) or None
 
 
 def _check_broker(connection: socket.socket, address: str) -> None:
-    """NoBroker if what answers is no broker. Silence tells nothing: a broker may be busy."""
+    """Raise NoBroker if the answer is not a broker's. No answer is not an error: a broker may be
+    busy."""
     connection.sendall(_QUESTION)
     answer = b""
     while len(answer) < _ANSWER.size:
@@ -108,6 +109,6 @@ def _check_broker(connection: socket.socket, address: str) -> None:
         answer += more
     if _ANSWER.unpack(answer)[1] != _QUESTION_ID:
         raise NoBroker(
-            f"what listens at {address} does not speak Kafka's protocol, and nothing was sent: "
-            "name the port that listens for Kafka clients, which `quackmq serve` prints"
+            f"the server at {address} does not speak the Kafka protocol, and nothing was sent: use "
+            "the Kafka address that `quackmq serve` prints"
         )

@@ -1,7 +1,7 @@
-"""What a client consists of, and how its parts work together: shared by `Client` and `AsyncClient`.
+"""The parts of a client and how they work together; shared by `Client` and `AsyncClient`.
 
-Parts are made when they are needed: a program that only puts never joins a group, one that only
-gets has no producer. Any thread may call.
+Parts are created on first use: a program that only puts never joins a group, and one that only gets
+has no producer. Any thread may call.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """How a client reads: see `Client`."""
+    """Options for reading, see `Client`."""
 
     on_crash: OnCrash = "repeat"
     timeout_s: float | None = None
@@ -63,15 +63,19 @@ class ReadOptions:
 
 class Session:
     def __init__(
-        self, connection: KafkaConfig, name: str | None, directory: Path | None, habits: ReadOptions
+        self,
+        connection: KafkaConfig,
+        name: str | None,
+        directory: Path | None,
+        options: ReadOptions,
     ) -> None:
         self.connection = connection
         self._name = name
-        self._habits = habits
+        self._read_options = options
         self._directory_path = directory
         self._lock = threading.Lock()
         self._is_closed = False
-        #: Whether anything has listened at the broker's address.
+        #: Whether a broker has accepted a connection.
         self.is_reached = False
         self._cluster: Cluster | None = None
         self._numbered: Numbered | None = None
@@ -79,16 +83,16 @@ class Session:
         self._publishers: dict[int, Publisher] = {}
         self._readers: dict[str, Reader] = {}
         self._reader_locks: dict[str, threading.RLock] = {}
-        #: Of calls that have not returned yet.
+        #: The deadlines of running calls.
         self._deadlines: weakref.WeakSet[Deadline] = weakref.WeakSet()
 
     @property
     def repeats(self) -> bool:
-        """Whether the message in hand at a crash is given again."""
-        return self._habits.on_crash == "repeat"
+        """Whether the message that was unfinished at a crash is delivered again."""
+        return self._read_options.on_crash == "repeat"
 
     def close(self, *, is_done: bool) -> None:
-        """Bounded, whatever the broker does."""
+        """Close all parts, within a bounded time whatever the broker does."""
         with self._lock:
             if self._is_closed:
                 return
@@ -112,12 +116,12 @@ class Session:
 
     @property
     def timeout_s(self) -> float:
-        """How long a call takes at most unless told otherwise."""
-        given = self._habits.timeout_s
+        """The default timeout of a call."""
+        given = self._read_options.timeout_s
         return shared_limits.CLIENT_TIMEOUT_MS / 1000 if given is None else given
 
     def reach(self, deadline: Deadline) -> None:
-        """Connect for the first time, unless that was done. NoBroker."""
+        """Check once that a broker listens at the address. Raises NoBroker."""
         if not self.is_reached:
             is_encrypted = self.connection.is_encrypted
             reach(self.connection.address, deadline, is_encrypted=is_encrypted)
@@ -126,9 +130,9 @@ class Session:
     # --- parts ------------------------------------------------------------------------------
 
     def begin(self, timeout: float | None, otherwise: float | None = None) -> Deadline:
-        """Return the deadline of a call that begins now: by its own timeout, else by the client's,
-        which may be another one for some calls (`otherwise`). ClientClosed after `close`."""
-        is_given = timeout is not None or self._habits.timeout_s is not None
+        """Start a call and return its deadline: from its own timeout, from `otherwise`, or from
+        the client's timeout. Raises ClientClosed after `close`."""
+        is_given = timeout is not None or self._read_options.timeout_s is not None
         if timeout is None:
             timeout = otherwise if otherwise is not None else self.timeout_s
         found = Deadline(timeout, is_given=is_given)
@@ -140,11 +144,11 @@ class Session:
 
     @property
     def name(self) -> str:
-        """InvalidRequest if it has none."""
+        """The client's name. Raises InvalidRequest if it has none."""
         if self._name is None:
             raise InvalidRequest(
-                "a client without a name only puts: give it one, under which the broker keeps what "
-                "it has subscribed to, as in Client(address, 'billing')"
+                "a client without a name can only put: give it a name, under which the broker "
+                "keeps its subscriptions, as in Client(address, 'billing')"
             )
         return self._name
 
@@ -172,8 +176,8 @@ class Session:
             return self._directory
 
     def publisher(self, deadline: Deadline) -> Publisher:
-        """That of calls which wait so long: librdkafka gives a message up by its producer's time.
-        Beyond a few, one that waits longer serves too."""
+        """Return the producer whose delivery timeout matches the deadline. When there are too
+        many producers, return one with a longer timeout."""
         timeout_ms = max(
             1, int(min(deadline.seconds, shared_limits.CLIENT_LONGEST_MS / 1000) * 1000)
         )
@@ -213,17 +217,21 @@ class Session:
             raise self.refusal(topic, refused) from None
 
     def refusal(self, topic: str, refused: Refused) -> Refused:
-        """Return the error with its reason, as far as the topic's policies tell it: librdkafka does
-        not hand on what the broker says of it."""
+        """Return the error with the reason, if the topic's policies tell it: librdkafka does not
+        pass on the broker's message."""
         if type(refused) is not Refused:
             return refused
         try:
             patience = Deadline(limits.CLIENT_ASK_MS / 1000)
             reasons = self.cluster.reasons_to_refuse(topic, patience)
         except (KafkaException, QuackError) as error:
-            log.debug("the policies of topic %s are not shown: %s", topic, error)
+            log.debug("the policies of topic %s are not readable: %s", topic, error)
             return refused
-        return Refused(f"topic {topic} refuses it: {' or '.join(reasons)}") if reasons else refused
+        return (
+            Refused(f"topic {topic} refuses the message: {' or '.join(reasons)}")
+            if reasons
+            else refused
+        )
 
     def begin_put(
         self,
@@ -233,9 +241,9 @@ class Session:
         on_done: Callable[[], None],
         deadline: Deadline,
     ) -> Callable[[], str]:
-        """Begin to send a message to a partition (-1: librdkafka chooses). `on_done` is called in
-        some thread when the result is known; then the function that is returned here returns the
-        message's id, or raises. BufferError if too much is on its way."""
+        """Start sending a message to a partition (-1: librdkafka chooses). `on_done` is called
+        in some thread when the result is known; then the returned function returns the message
+        id or raises the error. Raises BufferError if too many messages are queued."""
         publisher = self.publisher(deadline)
         sending = PendingDeliveries(1, on_done)
         publisher.send(topic, parcel, sending, 0, partition)
@@ -270,7 +278,7 @@ class Session:
             raise publisher.unanswered(topic, deadline)
         publisher.note_answer()
         places = [place for place in sending.places if place is not None]
-        # They are there: their ids are worth a moment beyond the deadline.
+        # The messages are stored, so it is worth exceeding the deadline a little for their ids.
         patience = Deadline(max(deadline.left(), 1.0))
         topic_id = self.cluster.topic_of_put(topic, places, patience).id
         return [message_id(topic_id, place) for place in places]
@@ -279,36 +287,37 @@ class Session:
 
     @contextmanager
     def reading(self, topic: str, deadline: Deadline, *, by_id: bool = False) -> Iterator[Reader]:
-        """A topic's reader, for one call. UnknownTopic, UnknownSubscription."""
+        """Provide the topic's reader for one call. Raises UnknownTopic or UnknownSubscription."""
         with held(self._reader_lock(topic), f"topic {topic} to be free", deadline):
             try:
                 yield self._reader(topic, by_id, deadline)
             except (NotFound, MemberFenced, NameInOtherMode):
-                # It is of no use any more: the next call makes another.
+                # This reader cannot continue; the next call creates another.
                 self.drop_reader(topic, Deadline(0))
                 raise
 
     def take(
         self, topic: str, deadline: Deadline, take: Callable[[Reader], T], *, by_id: bool = False
     ) -> T:
-        """What is taken from a topic's reader. Who is fenced begins once more: it may have been
-        fenced by itself, when a broker that was away came back and heard first that it joins, and
-        then what it had said before. Whoever really is another one is met again."""
+        """Call `take` with the topic's reader and return the result. After being fenced, try
+        once more: a member may have been fenced by itself, when a broker that was away first
+        received its new join and then its earlier requests. If another process really uses its
+        identity, the second attempt fails, too."""
         try:
             try:
                 with self.reading(topic, deadline, by_id=by_id) as reader:
                     return take(reader)
             except (MemberFenced, UnknownMember) as error:
-                log.warning("%s begins once more: %s", self.name, error)
+                log.warning("%s joins its group again: %s", self.name, error)
             with self.reading(topic, deadline, by_id=by_id) as reader:
                 return take(reader)
         except QuackTimeout:
-            if self._is_closed:  # which ended the wait
+            if self._is_closed:  # closing ended the wait
                 raise _closed() from None
             raise
 
     def fill(self, topic: str, holder: object, deadline: Deadline) -> Reader:
-        """Return the topic's reader, with messages to take; what the holder had is done."""
+        """Return the topic's reader with buffered messages. The holder's last message is done."""
 
         def fill(reader: Reader) -> Reader:
             reader.fill(holder, deadline)
@@ -318,18 +327,18 @@ class Session:
 
     @contextmanager
     def present_reader(self, topic: str, deadline: Deadline) -> Iterator[Reader | None]:
-        """The topic's reader if there is one."""
+        """Provide the topic's reader, or None if there is none."""
         with held(self._reader_lock(topic), f"topic {topic} to be free", deadline):
             yield self._readers.get(topic)
 
     def put_back(self, topic: str, holder: object, record: Record) -> None:
-        """Nobody has seen the message that a holder was given: it comes next again."""
+        """Let the next get return the message that a holder was given."""
         with self.present_reader(topic, Deadline(shared_limits.CLIENT_TIMEOUT_MS / 1000)) as reader:
             if reader is not None:
                 reader.put_back(holder, record)
 
     def leave(self, topic: str, loop: object, caller: object) -> None:
-        """A loop over messages has ended: its last one is done when `caller` asks for another."""
+        """End a loop over messages: its last one is done when `caller` asks for another."""
         reader = self._readers.get(topic)
         if reader is not None:
             reader.leave(loop, caller)
@@ -362,15 +371,16 @@ class Session:
             name,
             self.directory,
             by_id=by_id,
-            on_crash=self._habits.on_crash,
-            session_ms=self._habits.session_ms,
-            busy_ms=self._habits.busy_ms,
+            on_crash=self._read_options.on_crash,
+            session_ms=self._read_options.session_ms,
+            busy_ms=self._read_options.busy_ms,
             tend_others=lambda: self._tend_others(topic),
         )
         return self._readers[topic]
 
     def _tend_others(self, topic: str) -> None:
-        """The readers of other topics are members of the same group, which a new one waits for."""
+        """Poll the readers of other topics: they are members of the same group, and a new member
+        waits for them."""
         for other, reader in list(self._readers.items()):
             lock = self._reader_lock(other)
             if other != topic and lock.acquire(blocking=False):
@@ -383,7 +393,8 @@ class Session:
     # --- subscriptions ------------------------------------------------------------------------
 
     def positions(self, topic: str, deadline: Deadline) -> tuple[TopicInfo, dict[int, int]]:
-        """Where this name stands, by partition. UnknownTopic, UnknownSubscription."""
+        """Return the topic and this name's position by partition. Raises UnknownTopic or
+        UnknownSubscription."""
         directory = self.directory
         info = self.cluster.topic(topic, deadline, again=True)
         committed = self.cluster.committed(self.name, info, deadline)
@@ -401,8 +412,8 @@ class Session:
     def commit(
         self, info: TopicInfo, offsets: Mapping[int, int], note: str, deadline: Deadline
     ) -> None:
-        """By whoever of this name may: nobody in particular while it has no members, else one. If
-        no timeout was given, it waits until the group has missed a member that died."""
+        """Commit offsets for this name. While the group has members, join it to commit. Without
+        an explicit timeout, wait until the group has removed a dead member."""
         try:
             self.commit_as_nobody(info, offsets, note, deadline)
         except UnknownMember:
@@ -413,8 +424,8 @@ class Session:
     def commit_as_nobody(
         self, info: TopicInfo, offsets: Mapping[int, int], note: str, deadline: Deadline
     ) -> None:
-        """While no process of this name reads; dead ones of this directory do not count.
-        UnknownMember."""
+        """Commit offsets without being a member. Possible while no process of this name reads;
+        dead processes of this directory are evicted first. Raises UnknownMember."""
         try:
             self.cluster.commit(self.name, info, offsets, note, deadline)
         except UnknownMember:
@@ -423,30 +434,36 @@ class Session:
             self.cluster.commit(self.name, info, offsets, note, deadline)
 
     def _evict_dead(self, topic: TopicInfo, deadline: Deadline, *, but: str = "") -> bool:
-        """Remove the members of dead processes of this directory from the group, which would wait
-        for them until their sessions are over; not the member `but`, whose place is taken anyhow.
-        Return whether there were any."""
+        """Remove the members of dead processes of this directory from the group, which would
+        otherwise wait until their sessions expire. Keep the member `but`, which this process
+        replaces anyway. Return whether there were any."""
         used = {each.instance for each in list(self._readers.values())} | {but}
         try:
             instances = self.cluster.instances(self.name, deadline)
             with self.directory.dead(each for each in instances if each not in used) as dead:
                 if dead:
                     some = dead[: limits.CLIENT_EVICTIONS]
-                    log.info("%s removes %d members of dead processes", self.name, len(some))
+                    log.info(
+                        "%s removes %d members of dead processes from its group",
+                        self.name,
+                        len(some),
+                    )
                     tend_others = partial(self._tend_others, topic.name)
                     evict(self._settings(), topic.name, some, deadline, tend_others)
                 return bool(dead)
         except (KafkaException, QuackError) as error:
-            log.debug("the dead members of %s are not removed: %s", self.name, error)
+            log.debug("the dead members of %s were not removed: %s", self.name, error)
             return False
 
     def _settings(self) -> Settings:
-        return self.connection.consumer(self.name, self._habits.session_ms, self._habits.busy_ms)
+        return self.connection.consumer(
+            self.name, self._read_options.session_ms, self._read_options.busy_ms
+        )
 
     def _session_longer(self, deadline: Deadline) -> Deadline:
         if deadline.is_given:
             return deadline
-        found = Deadline(deadline.left() + self._habits.session_ms / 1000, is_given=False)
+        found = Deadline(deadline.left() + self._read_options.session_ms / 1000, is_given=False)
         with self._lock:
             self._deadlines.add(found)
         return found

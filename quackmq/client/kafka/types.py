@@ -1,7 +1,7 @@
-"""What the Python client gives and takes: messages, serialisers, places to begin at.
+"""The values that the Python client takes and returns: messages, serialisers, start positions.
 
-A message is opened when it is looked at: most programs read its value and nothing else, and a loop
-over many pays for what it uses.
+A message is decoded on access: most programs read only its value, and a loop over many messages
+pays only for what it uses.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ from confluent_kafka import Message as Record
 from quackmq.errors import InvalidRequest
 from quackmq.model.subscription import Offset, Place, Start, Time, message_id
 
-#: Headers as they are given: by name, or in pairs where one name comes several times.
+#: Headers as the program passes them: a mapping, or pairs if a name occurs several times.
 Headers = Mapping[str, str | bytes | None] | Sequence[tuple[str, str | bytes | None]]
-#: Where to begin, as it is given: an offset is a number, a time a `datetime` that knows its zone.
+#: A start position as the program passes it: an offset is an int, a time is a `datetime` with a
+#: time zone.
 StartLike = Literal["beginning", "end"] | int | datetime.datetime | Offset | Time
 
 SerialiserName = Literal["bytes", "str", "json"]
 
 
 class Serialiser(Protocol):
-    """Turns values into bytes and back; what either raises reaches who called."""
+    """Converts values to bytes and back. Its exceptions reach the caller."""
 
     def dumps(self, value: Any, /) -> bytes: ...
 
@@ -37,7 +38,8 @@ class Serialiser(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TopicInfo:
-    """A topic as the cluster describes it. One that was made anew has another id."""
+    """A topic as the cluster describes it. A topic that was deleted and created again has
+    another id."""
 
     name: str
     id: uuid.UUID
@@ -45,7 +47,7 @@ class TopicInfo:
 
 
 class Origin(NamedTuple):
-    """What messages of one topic have in common. `loads` is None where values stay bytes."""
+    """The common part of all messages of a topic. `loads` is None if values stay bytes."""
 
     topic: TopicInfo
     loads: Callable[[bytes], Any] | None
@@ -64,18 +66,18 @@ class Message:
     __slots__ = ("_origin", "record")
 
     def __init__(self, record: Record, origin: Origin) -> None:
-        #: As librdkafka has it.
+        #: librdkafka's message.
         self.record = record
         self._origin = origin
 
     @property
     def id(self) -> str:
-        """Names this message for good, among all topics; to be given back as `after`."""
+        """The globally unique and permanent id of this message, to be passed as `after`."""
         return message_id(self._origin.topic.id, Place(self.partition, self.offset))
 
     @property
     def value(self) -> Any:
-        """What was put, by the client's serialiser; None where a record has no value at all."""
+        """The value, decoded by the client's serialiser; None for a record without a value."""
         data = self.record.value()
         loads = self._origin.loads
         return data if loads is None or data is None else loads(data)
@@ -91,7 +93,7 @@ class Message:
 
     @property
     def headers(self) -> dict[str, bytes | None]:
-        """By name; of several with one name, the last."""
+        """The headers by name; the last one if a name occurs several times."""
         pairs: Any = self.record.headers() or ()
         return dict(pairs)
 
@@ -109,7 +111,7 @@ class Message:
 
     @property
     def timestamp_ms(self) -> int:
-        """When it was put, by its producer's clock."""
+        """The producer's time of the put."""
         return self.record.timestamp()[1]
 
     def __repr__(self) -> str:
@@ -149,7 +151,7 @@ class _Text:
         try:
             return value.encode()
         except UnicodeEncodeError as error:
-            raise InvalidRequest(f"this text cannot be UTF-8: {error}") from None
+            raise InvalidRequest(f"the text cannot be encoded as UTF-8: {error}") from None
 
     def loads(self, data: bytes, /) -> str:
         try:
@@ -165,7 +167,7 @@ class _Json:
         try:
             return orjson.dumps(value)
         except TypeError as error:
-            raise InvalidRequest(f"this value cannot be JSON: {error}") from None
+            raise InvalidRequest(f"the value cannot be encoded as JSON: {error}") from None
 
     def loads(self, data: bytes, /) -> Any:
         try:
@@ -183,14 +185,14 @@ def serialiser_of(given: SerialiserName | Serialiser) -> Serialiser:
     if isinstance(given, str):
         if given not in _SERIALISERS:
             raise InvalidRequest(
-                f"there is no serialiser {given!r}: it is one of {', '.join(_SERIALISERS)}, or an "
+                f"there is no serialiser {given!r}: use one of {', '.join(_SERIALISERS)}, or an "
                 "object with dumps and loads"
             )
         return _SERIALISERS[given]
     return given
 
 
-# --- what is given -------------------------------------------------------------------------------
+# --- arguments -------------------------------------------------------------------------------
 
 
 def key_bytes(key: str | bytes | None) -> bytes | None:
@@ -232,12 +234,11 @@ def _header_bytes(name: str, value: object) -> bytes | None:
 
 
 def start_of(given: StartLike) -> Start:
-    """InvalidRequest for what no place is."""
+    """Convert a start position. Raises InvalidRequest."""
     if isinstance(given, datetime.datetime):
         if given.tzinfo is None:
             raise InvalidRequest(
-                f"{given} does not say in which zone: give a datetime with tzinfo, such as "
-                "datetime.now(UTC)"
+                f"{given} has no time zone: give a datetime with tzinfo, such as datetime.now(UTC)"
             )
         return Time(int(given.timestamp() * 1000))
     if isinstance(given, int) and not isinstance(given, bool):
@@ -245,7 +246,7 @@ def start_of(given: StartLike) -> Start:
     if isinstance(given, Offset | Time) or given in ("beginning", "end"):
         return given
     raise InvalidRequest(
-        f"{given!r} is no place to begin: it is 'beginning', 'end', an offset or a datetime"
+        f"{given!r} is not a start position: use 'beginning', 'end', an offset or a datetime"
     )
 
 

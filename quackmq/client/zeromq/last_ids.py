@@ -1,13 +1,11 @@
-"""A ZeroMQ client's last ids on disk: a small file for each topic, replaced as a whole.
+"""Store the last ids of a ZeroMQ client: a small file for each topic, replaced atomically.
 
     DIR/CLIENT/TOPIC.id      the id of the last message, and a newline
-    DIR/CLIENT/new           what is about to take the place of one of them
+    DIR/CLIENT/new           the new content of one of them
 
-An id is written to another file, which is synced and then takes the old one's place, and the
-directory is synced: after a crash at any instant there is the old id or the new one, and what `put`
-has returned from is on disk. One process at a time uses the directory (`own_directory.py`).
-
-Who may call: one thread at a time.
+`put` writes the id to another file, syncs it, renames it, and syncs the directory. After a crash at
+any time, the file has the old or the new id. When `put` returns, the id is on disk. Only one
+process at a time uses the directory (`own_directory.py`). Not thread-safe.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ _NEW: Final = "new"
 
 
 class LastIds:
-    """With a directory; without one, ids are in memory and go with the process."""
+    """The last ids by topic. Without a directory they are only in memory."""
 
     def __init__(self, directory: str | os.PathLike[str] | None, client: str) -> None:
         self._ids: dict[str, str] = {}
@@ -38,7 +36,7 @@ class LastIds:
         return self._ids.get(topic)
 
     def put(self, topic: str, message_id: str) -> None:
-        """UnusableDirectory, and then it is as it was."""
+        """Store an id. Raises UnusableDirectory, and then nothing has changed."""
         if self._own is not None:
             path = self._own.path
             with usable(path):
@@ -46,7 +44,7 @@ class LastIds:
         self._ids[topic] = message_id
 
     def forget(self, topic: str) -> None:
-        """UnusableDirectory."""
+        """Remove the id of a topic. Raises UnusableDirectory."""
         if self._own is not None:
             path = self._own.path
             with usable(path):

@@ -1,23 +1,23 @@
-"""Which messages a reliable subscriber is done with, so that it sees none of them twice.
+"""Store which messages a reliable subscriber has processed, so that none is returned twice.
 
-Messages are known by topic, partition and offset, all of which their ids tell. Of each partition
-the offsets that are done are kept as ranges; what the broker says is done before a mark makes one
-of many.
+A message id contains topic, partition and offset. For each partition, the processed offsets are
+kept as ranges. When the broker tells that all messages before an offset are processed, ranges
+merge.
 
-    DIR/CLIENT/done          a head, then a record for each range that is done, as they came
-    DIR/CLIENT/new           the same shortened, about to take its place
+    DIR/CLIENT/done          a header, then a record for each processed range, in order of time
+    DIR/CLIENT/new           its compacted content, which will replace it
 
-    head: the 8 bytes QMDONE1\\n      record:   0          16          20      28      36
+    header: 8 bytes QMDONE1\\n      record:   0          16          20      28      36
                                               +----------+-----------+-------+-------+--------+
                                               | topic id | partition | first | next  | CRC32C |
                                               | 16 bytes | u32       | i64   | i64   | u32    |
                                               +----------+-----------+-------+-------+--------+
 
-A record is appended and synced before a message counts as done. A record that a crash has torn is
-the last one, and is cut off when the file is opened. When most of a file says nothing new, it is
-written anew.
+A record is appended and synced before a message counts as processed. A record that a crash has torn
+is the last one; it is cut off when the file is opened. The file is compacted when most of its
+records are redundant.
 
-Who may call: any thread; `add` waits for the disk, the others do not.
+Any thread may call. `add` waits for the disk, the others do not.
 """
 
 from __future__ import annotations
@@ -43,22 +43,22 @@ _HEAD_KIND: Final = 6
 _FIELDS: Final = struct.Struct(">16sIqq")
 _CHECKSUM: Final = struct.Struct(">I")
 _RECORD_BYTES: Final = _FIELDS.size + _CHECKSUM.size
-#: A file is written anew when it has so many records, and twice as many as there are ranges.
+#: The file is compacted when it has this many records, and twice as many as there are ranges.
 _MANY_RECORDS: Final = 10_000
 
 _Partition = tuple[uuid.UUID, int]
 
 
 class Done:
-    """With a directory; without one it is in memory and goes with the process."""
+    """The processed messages. Without a directory they are only in memory."""
 
     def __init__(self, directory: str | os.PathLike[str] | None, client: str) -> None:
-        """UnusableDirectory, StoreLocked."""
+        """Raises UnusableDirectory or StoreLocked."""
         self._ranges: dict[_Partition, _Ranges] = {}
         self._own: OwnDirectory | None = None
         self._file = -1
         self._records = 0
-        #: Around the ranges; around the file, which is waited for.
+        #: `_lock` guards the ranges, `_writing` the file and the slow writes to it.
         self._lock = threading.Lock()
         self._writing = threading.Lock()
         if directory is not None:
@@ -75,7 +75,8 @@ class Done:
             return ranges is not None and ranges.has(place.offset)
 
     def add(self, topic_id: uuid.UUID, place: Place) -> None:
-        """It is done, and that is on disk. UnusableDirectory, and then it is as it was."""
+        """Mark a message as processed, on disk. Raises UnusableDirectory, and then nothing has
+        changed."""
         partition, offset = place
         with self._writing:
             if self._own is not None:
@@ -85,8 +86,8 @@ class Done:
                 self._of(topic_id, partition).add(offset, offset + 1)
 
     def add_before(self, topic_id: uuid.UUID, mark: Place) -> None:
-        """The broker says that everything before a mark is done. It need not be on disk: what is
-        has come from here."""
+        """Mark all messages before `mark` as processed, because the broker has their
+        acknowledgements. This needs no record on disk: those came from here."""
         with self._lock:
             self._of(topic_id, mark.partition).add(0, mark.offset)
 
@@ -110,7 +111,7 @@ class Done:
                 content[: len(_HEAD)]
             ):
                 raise NewerFormat(f"{path} was written by a later version")
-            whole = self._take_up(content)
+            whole = self._load(content)
             if whole < len(_HEAD):
                 replace(path, path.with_name("new"), _HEAD)
                 whole = len(_HEAD)
@@ -118,8 +119,8 @@ class Done:
             os.ftruncate(self._file, whole)
             os.lseek(self._file, whole, os.SEEK_SET)
 
-    def _take_up(self, content: bytes) -> int:
-        """How many bytes of it are whole."""
+    def _load(self, content: bytes) -> int:
+        """Read all intact records; return the number of bytes that they take."""
         if not content.startswith(_HEAD):
             return 0
         position = len(_HEAD)
@@ -135,7 +136,7 @@ class Done:
         return position
 
     def _append(self, topic_id: uuid.UUID, partition: int, first: int, end: int) -> None:
-        self._shorten()
+        self._compact()
         record = _record(topic_id, partition, first, end)
         begin = os.lseek(self._file, 0, os.SEEK_CUR)
         try:
@@ -149,7 +150,7 @@ class Done:
             raise
         self._records += 1
 
-    def _shorten(self) -> None:
+    def _compact(self) -> None:
         if self._records < _MANY_RECORDS:
             return
         with self._lock:
@@ -160,7 +161,7 @@ class Done:
             ]
         if self._records < 2 * len(records):
             return
-        assert self._own is not None, "there is a file"
+        assert self._own is not None, "only called with a directory"
         path = self._own.path / "done"
         replace(path, path.with_name("new"), _HEAD + b"".join(records))
         os.close(self._file)
@@ -171,7 +172,7 @@ class Done:
 
 
 class _Ranges:
-    """Offsets as ranges that do not touch, in order."""
+    """Offsets as disjoint, non-adjacent ranges in ascending order."""
 
     __slots__ = ("ends", "starts")
 
@@ -186,7 +187,7 @@ class _Ranges:
     def add(self, first: int, end: int) -> None:
         if end <= first:
             return
-        # Those that it touches become one with it.
+        # Merge it with the ranges that it touches.
         begin = bisect_left(self.ends, first)
         after = bisect_right(self.starts, end)
         if begin < after:

@@ -1,16 +1,16 @@
-"""The receiving half of a reliable subscriber: a thread with its sockets, and what it has in hand.
+"""The receiving half of a reliable subscriber: a thread with its sockets and unfinished messages.
 
-The thread has a SUB socket for what the proxy sends to all, a REP socket for what it sends again,
-and a REQ socket for acknowledgements, of which several go together. A message is new, in hand (to
-be got, or got and held), or done:
+The thread has a SUB socket for messages to all subscribers, a REP socket for messages that the
+proxy sends again, and a REQ socket for acknowledgements, which are sent in batches. A message is
+new, in hand (buffered, or returned by `get` and not finished), or done:
 
-    comes by   new                  in hand      done
+    arrives by new                  in hand      done
     SUB        in hand              dropped      dropped, acknowledged again
     REP        in hand, `not_yet`   `not_yet`    `ack_received`
 
-With as many in hand as there is room for, a new one is not kept; it comes again.
+If there is no room for another message in hand, a new one is dropped; the proxy sends it again.
 
-Who may call: any thread, but for the thread's own part below.
+Any thread may call the public methods.
 """
 
 from __future__ import annotations
@@ -48,17 +48,17 @@ from quackmq.protocols.zmq.codec.words import failed
 
 log = logging.getLogger(__name__)
 
-#: An acknowledgement that was not answered for so long is sent again.
+#: Repeat an acknowledgement after this time without an answer.
 _AGAIN_S: Final = 3.0
-#: What is acknowledged at the end has so long to be sent.
+#: How long `close` may take to send the last acknowledgements.
 _FAREWELL_S: Final = 1.0
-#: The last answer has so long to leave.
+#: How long a closing socket may take to send its last answer.
 _LINGER_MS: Final = 200
 _WAKE: Final = b"!"
 
 
 class ProxyMessage(NamedTuple):
-    """A message. Its id is the same whenever and however it comes."""
+    """A message. A repeated message has the same id."""
 
     id: str
     topic: str
@@ -68,7 +68,7 @@ class ProxyMessage(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The content as UTF-8; UnicodeDecodeError where it is none."""
+        """The content decoded as UTF-8. Raises UnicodeDecodeError for other bytes."""
         return self.content.decode()
 
 
@@ -83,16 +83,16 @@ class Receiving:
         self._proxy = proxy
         self._name = name
         self._done = Done(directory, name)
-        #: Around what follows; told of each message.
+        #: Guards the fields below; notified of each message.
         self._changed = threading.Condition()
         self._inbox: deque[ProxyMessage] = deque()
         self._in_hand: dict[str, None] = {}
         self._in_hand_bytes = 0
-        #: What still comes of others is nobody's.
+        #: Subscribed topics; messages of other topics are dropped.
         self._topics: set[str] = set()
-        #: By topic, the ids that are to be acknowledged.
+        #: The ids to acknowledge, by topic.
         self._acks: dict[str, dict[str, None]] = {}
-        #: Topics to subscribe to, and to leave, at the XPUB socket's port.
+        #: Requests to the thread: (subscribe or unsubscribe, topic, port of the XPUB socket).
         self._orders: deque[tuple[bool, str, int]] = deque()
         self._is_closing = False
         self._failure: BaseException | None = None
@@ -107,11 +107,12 @@ class Receiving:
         self._thread = threading.Thread(target=self._run, name=f"proxy of {name}", daemon=True)
         self._thread.start()
 
-    # --- what any thread calls ----------------------------------------------------------------
+    # --- for any thread ----------------------------------------------------------------
 
     @contextmanager
     def expecting(self, topic: str) -> Iterator[None]:
-        """Around being welcomed: what was missed may come before that is heard."""
+        """Accept messages of a topic while the subscription is requested: missed messages may
+        arrive before the answer."""
         with self._changed:
             was_wanted = topic in self._topics
             self._topics.add(topic)
@@ -124,7 +125,7 @@ class Receiving:
             raise
 
     def subscribe(self, topic: str, port: int) -> None:
-        """To what is sent to all, at the XPUB socket's port."""
+        """Subscribe at the XPUB socket with this port."""
         with self._changed:
             self._check()
             self._orders.append((True, topic, port))
@@ -151,7 +152,7 @@ class Receiving:
             return self._inbox.popleft()
 
     def put_back(self, message: ProxyMessage) -> None:
-        """It was got, and could not be taken: it is the next to be got, unless it is done."""
+        """Let the next `get` return this message again, unless it is done."""
         with self._changed:
             if message.id not in self._in_hand:
                 return
@@ -162,7 +163,7 @@ class Receiving:
                 self._let_go(message)
 
     def done(self, message: ProxyMessage) -> None:
-        """It was taken: acknowledge it, once that is noted."""
+        """Mark a message as done, then acknowledge it."""
         topic_id, place = parse_message_id(message.id)
         self._done.add(topic_id, place)
         with self._changed:
@@ -173,7 +174,7 @@ class Receiving:
                 self._sockets.wake()
 
     def flush(self, timeout_s: float) -> None:
-        """Until the broker has heard of all that is done."""
+        """Wait until the broker has all acknowledgements. Raises QuackTimeout."""
         with self._changed:
             is_heard = self._changed.wait_for(
                 lambda: not self._acks or self._is_closing or self._failure is not None,
@@ -182,8 +183,8 @@ class Receiving:
             self._check()
             if not is_heard:
                 raise QuackTimeout(
-                    f"waited {timeout_s:g} s for {self._proxy} to hear what {self._name} is done "
-                    "with"
+                    f"waited {timeout_s:g} s for {self._proxy} to receive the acknowledgements of "
+                    f"{self._name}"
                 )
 
     def close(self) -> None:
@@ -219,10 +220,10 @@ class Receiving:
     def _run(self) -> None:
         try:
             while not self._is_closing:
-                self._turn(None)
+                self._run_once(None)
             deadline = time.monotonic() + _FAREWELL_S
             while (self._acks or self._sockets.asked) and time.monotonic() < deadline:
-                self._turn(deadline)
+                self._run_once(deadline)
         except BaseException as error:
             log.exception("the subscriber %s failed", self._name)
             with self._changed:
@@ -231,9 +232,9 @@ class Receiving:
         finally:
             self._sockets.close()
 
-    def _turn(self, deadline: float | None) -> None:
-        """Wait for something, and do what is to be done about it."""
-        self._obey()
+    def _run_once(self, deadline: float | None) -> None:
+        """Wait for the next event and handle it."""
+        self._run_orders()
         self._acknowledge()
         sockets = self._sockets
         for ready in sockets.poll(deadline):
@@ -242,11 +243,11 @@ class Receiving:
             elif ready is sockets.missed:
                 ready.send(self._answer(ready.recv_multipart()))
             elif ready is sockets.news:
-                self._on_news(ready.recv_multipart())
+                self._on_message(ready.recv_multipart())
             else:
-                self._on_noted(ready.recv_multipart())
+                self._on_acknowledged(ready.recv_multipart())
 
-    def _obey(self) -> None:
+    def _run_orders(self) -> None:
         with self._changed:
             orders, self._orders = self._orders, deque()
         for is_wanted, topic, port in orders:
@@ -255,7 +256,7 @@ class Receiving:
             else:
                 self._sockets.news.unsubscribe(with_ids(topic))
 
-    def _on_news(self, frames: list[bytes]) -> None:
+    def _on_message(self, frames: list[bytes]) -> None:
         if len(frames) != 3:
             return
         first, body, token = frames
@@ -264,11 +265,11 @@ class Receiving:
             self._take(topic, token.decode("ascii", "replace"), body)
 
     def _answer(self, frames: list[bytes]) -> bytes:
-        """To what was sent to us alone."""
+        """Answer a message that was sent to the REP socket."""
         try:
             data = parse_data(frames[-1])
             if data.client != self._name:
-                raise InvalidRequest(f"this is {self._name}, not {data.client}")
+                raise InvalidRequest(f"this subscriber is {self._name}, not {data.client}")
             return self._answer_data(data)
         except QuackError as error:
             return failed(error.code, str(error))
@@ -277,10 +278,10 @@ class Receiving:
         return received(data) if self._take(data.topic, data.id, data.content) else not_yet(data)
 
     def _take(self, topic: str, token: str, content: bytes) -> bool:
-        """Whether a message is done; if it is new, it is in hand from now on, if it can be."""
+        """Return whether a message is done. A new one is buffered if there is room."""
         topic_id, place = parse_message_id(token)
         with self._changed:
-            # In this order: what is done was let go of after it was noted.
+            # In this order: a message is marked as done before it leaves `_in_hand`.
             if token in self._in_hand:
                 return False
             if self._done.has(topic_id, place):
@@ -303,7 +304,7 @@ class Receiving:
         )
 
     def _acknowledge(self) -> None:
-        """Send acknowledgements, if none are on their way."""
+        """Send acknowledgements unless an earlier request is unanswered."""
         if not self._sockets.may_ask():
             return
         with self._changed:
@@ -313,15 +314,15 @@ class Receiving:
             some = tuple(ids)[: shared_limits.PROXY_IDS]
         self._sockets.ask(Received(self._name, topic, some))
 
-    def _on_noted(self, frames: list[bytes]) -> None:
+    def _on_acknowledged(self, frames: list[bytes]) -> None:
         request = self._sockets.answered()
         if request is None:
             return
         try:
             marks = read_answer(request, frames[-1])
-            assert isinstance(marks, tuple), "the codec gives nothing else for it"
+            assert isinstance(marks, tuple), "the codec returns a tuple for Received"
         except QuackError as error:
-            # What matters is sent again, and acknowledged again.
+            # The proxy sends these messages again, and they are acknowledged again.
             log.debug("acknowledgements of %s: %s", request.topic, error)
             marks = ()
         with self._changed:
@@ -337,7 +338,8 @@ class Receiving:
 
 
 class _Sockets:
-    """The thread's own, but for `wake`, which is called with a lock held."""
+    """The sockets. Only the receiving thread uses them, except `wake`, which any thread calls
+    while it holds the lock."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], proxy: str, listen: str | None):
         self._context = context
@@ -362,10 +364,10 @@ class _Sockets:
         try:
             self._waker.send(_WAKE, zmq.NOBLOCK)
         except zmq.Again:
-            return  # so often that it is awake
+            return  # enough wake-ups are queued
 
     def poll(self, deadline: float | None) -> list[zmq.Socket[bytes]]:
-        """Those that have something."""
+        """Return the sockets that have input."""
         ends = [] if deadline is None else [deadline]
         if self.asked is not None:
             ends.append(self._asked_at + _AGAIN_S)
@@ -375,7 +377,7 @@ class _Sockets:
         return [found for found, _ in self._poller.poll(wait_ms)]
 
     def subscribe(self, name: str, topic: str, port: int) -> None:
-        """To what the XPUB socket sends, which may be elsewhere than it was."""
+        """Subscribe at the XPUB socket, whose port may have changed."""
         address = f"{self._proxy.rpartition(':')[0]}:{port}"
         if port and address != self._xpub:
             if self._xpub:
@@ -419,7 +421,7 @@ class _Sockets:
 
 
 def _bind(missed: zmq.Socket[bytes], proxy: str, listen: str | None) -> str:
-    """Bind, and say where that is as seen from the proxy. InvalidRequest."""
+    """Bind the socket; return its address as seen from the proxy. Raises InvalidRequest."""
     try:
         if listen is None:
             host = _own_host(proxy)
@@ -436,11 +438,11 @@ def _bind(missed: zmq.Socket[bytes], proxy: str, listen: str | None) -> str:
 
 
 def _own_host(proxy: str) -> str:
-    """From where the way to the proxy begins; nothing is sent for it. InvalidRequest."""
+    """Return the local address that routes to the proxy; nothing is sent. Raises InvalidRequest."""
     host, _, port = proxy.removeprefix("tcp://").rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not host or not (port.isascii() and port.isdigit()) or not 1 <= int(port) <= 65_535:
-        raise InvalidRequest(f"{proxy} is no address of a proxy: write HOST:PORT")
+        raise InvalidRequest(f"{proxy} is not the address of a proxy: write HOST:PORT")
     found = socket.getaddrinfo(host, int(port), type=socket.SOCK_DGRAM)
     family, kind, protocol, _, address = found[0]
     with socket.socket(family, kind, protocol) as probe:

@@ -1,9 +1,7 @@
-"""A REQ socket of ZeroMQ that always comes back: one request, one answer, or none in time.
+"""A REQ socket with timeouts: one request, and one answer or none.
 
-A REQ socket that did not get its answer is of no more use, and a later answer must not be taken for
-that of another request: it is replaced by a new one.
-
-Who may call: one thread at a time.
+A REQ socket without its answer cannot be used again, and a late answer must not be taken for that
+of another request. So the socket is replaced after a timeout. Not thread-safe.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ from quackmq.errors import ClientClosed, InvalidRequest, ProtocolError, QuackErr
 
 
 class Deadline:
-    """When a call has to be over."""
+    """The time at which a call must end."""
 
     def __init__(self, timeout_s: float) -> None:
         self.timeout_s = timeout_s
@@ -28,14 +26,14 @@ class Deadline:
 
 class Asking:
     def __init__(self, address: str) -> None:
-        """`address` is HOST:PORT, or tcp://HOST:PORT. Nobody is asked yet."""
+        """`address` is HOST:PORT or tcp://HOST:PORT. The socket is opened by the first request."""
         self.address = address if "://" in address else f"tcp://{address}"
         self._socket: zmq.Socket[bytes] | None = None
         self._is_closed = False
 
     def ask(self, frame: bytes, wait_ms: int) -> bytes | None:
-        """The answer; None if there was none in time. InvalidRequest for an address that cannot
-        be, ProtocolError for an answer that cannot."""
+        """Send a request and return the answer, or None if there is none in time. Raises
+        InvalidRequest for an invalid address, ProtocolError for an invalid answer."""
         socket = self._connected()
         try:
             socket.send(frame, zmq.NOBLOCK)
@@ -45,7 +43,7 @@ class Asking:
             frames = socket.recv_multipart(zmq.NOBLOCK)
         except zmq.ZMQError as error:
             self.hang_up()
-            raise QuackError(f"ZeroMQ failed to ask {self.address}: {error}") from error
+            raise QuackError(f"the request to {self.address} failed: {error}") from error
         except BaseException:
             self.hang_up()
             raise
@@ -67,7 +65,7 @@ class Asking:
             raise ClientClosed("the client is closed")
         if self._socket is None:
             socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.REQ)
-            # What could not be sent in time is not to be sent later.
+            # Requests that could not be sent in time must not be sent later.
             socket.linger = 0
             try:
                 socket.ipv6 = True
