@@ -1,13 +1,12 @@
-"""Topics as Spark reads them: `format("quackmq")`, in batch and as a stream.
+"""Topics as Spark sources: `format("quackmq")`, in batch and as a stream.
 
-Spark makes these objects in processes of its own: where a query is planned (the driver's), and in
-every task. What is made in one place and used in the other is pickled in between, so nothing here
-holds a connection when it travels.
+Spark creates these objects in several processes: where a query is planned (the driver) and in every
+task. They are pickled in between, so they hold no connection while they travel.
 
-Promised to a stream: every committed record between two positions, once, whatever is archived,
-merged or restarted meanwhile; Spark's checkpoint says which positions. A position of another
-broker, of a topic made anew, or of records that are gone, fails the query with a message that says
-so, or is gone over, with `failOnDataLoss=false`.
+A stream gets every committed record between two positions exactly once, whatever is archived,
+merged or restarted meanwhile; Spark's checkpoint stores the positions. A position of another
+broker, of a topic that was deleted and created again, or of deleted records fails the query with a
+clear message, or is skipped with `failOnDataLoss=false`.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ NAME = "quackmq"
 
 
 class Split(InputPartition):
-    """What one task reads, and of whom."""
+    """The part of a read that one task performs."""
 
     def __init__(self, access: Access, pieces: Sequence[Piece]) -> None:
         self.access = access
@@ -72,10 +71,10 @@ class Split(InputPartition):
 
 
 class QuackSource(DataSource):
-    """See `quackmq.spark` for the options."""
+    """The data source; docs/spark.md lists the options."""
 
-    #: Whether readers take filters, where the option does not say. Spark refuses a reader that
-    #: does while `spark.sql.python.filterPushdown.enabled` is off.
+    #: Whether readers accept filters by default. Spark refuses a reader that does so while
+    #: `spark.sql.python.filterPushdown.enabled` is off.
     pushes = False
 
     @classmethod
@@ -104,7 +103,7 @@ class QuackSource(DataSource):
 
 
 class PushingSource(QuackSource):
-    """The same for sessions in which filters are pushed down."""
+    """The data source for sessions with filter pushdown."""
 
     pushes = True
 
@@ -173,7 +172,8 @@ class PushingReader(BatchReader):
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """One lives in the driver's process for as long as a query runs; others only read."""
+    """The reader of a streaming query. One exists in the driver while the query runs; the copies
+    in tasks only read."""
 
     def __init__(self, options: Options, schema: StructType) -> None:
         columns.check(schema)
@@ -181,17 +181,17 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._schema = columns.arrow_schema(schema)
         self._survey = BrokerMetadata(options)
         self._progress: Progress | None = None
-        #: Spark asks again until it has a batch, and must be told the same each time.
+        #: Spark asks repeatedly until it has a batch, and must get the same answer each time.
         self._initial: Position | None = None
         self._facts: TopicOffsets | None = None
-        #: Where a query that is to end ends.
+        #: The end of a query with the trigger availableNow.
         self._target: Topics | None = None
         self._reached: Position | None = None
         self._plan = Plan({})
         self._batch_at = time.monotonic()
 
     def __getstate__(self) -> dict[str, Any]:
-        """A reader that travels to a task brings what tasks need."""
+        """Return only what tasks need."""
         return {"_options": self._options, "_schema": self._schema}
 
     # --- where the query is -----------------------------------------------------------------
@@ -219,7 +219,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         is_new = any(ends[key] != each.first for key, each in sizes.items())
         if not is_new and not _is_elsewhere(here, facts, sizes):
             if self._target is not None:
-                # Spark ends the query now, and this process without another word.
+                # Spark now ends the query, and then this process without further calls.
                 self._told_progress().close(self._reached)
             return start
         self._batch_at = time.monotonic()
@@ -268,15 +268,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._let_go_of(begin, last)
         first = positions.beginning_of(begin, last)
         facts = self._facts
-        if facts is None:  # the batch is repeated after a restart
+        if facts is None:  # a batch that is repeated after a restart
             facts = self._facts = self._survey.look(last)
         ranges = self._ranges(first, last, facts)
-        # The batch before is done, and with it its plan.
+        # The previous batch is done, and so is its plan.
         release(self._survey.http, self._plan)
         self._plan = Plan({})
         size = sum(each.record_bytes * (each.next - each.first) for each in ranges)
         if size > self._options.split_bytes:
-            # Much at once: that is history. What comes by and by is read from the log anyway.
+            # A large batch is history, so use the archive. Recent records are read from the log
+            # anyway.
             topics = {each.topic: each.topic_id for each in ranges}
             self._plan = plan(self._survey.http, topics)
         return split(self._survey.access, self._options, pieces(ranges, self._plan.files))
@@ -297,8 +298,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._progress
 
     def _let_go_of(self, begin: Position, end: Position) -> None:
-        """A first batch that is repeated is that of the query as it was named when it first came:
-        the name that its beginning was given now is nobody's, and is forgotten."""
+        """Forget the group name of a new start: a repeated first batch continues the query under
+        its original name."""
         is_ours = self._initial is not None and begin.group == self._initial.group
         if is_ours and self._options.group is None and begin.group != end.group:
             self._told_progress().forget(begin.group)
@@ -309,15 +310,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._told_progress().tell(here)
 
     def _look(self, here: Position) -> TopicOffsets:
-        """What there is, after a wait for more if there is nothing; for a query that is to end,
-        what there was when it began."""
+        """Return the available offsets. If there are none, wait for more first; with
+        availableNow, return those from the start of the query."""
         wait_ms = limits.SPARK_IDLE_MS if self._target is None else 0
         facts = self._facts = self._survey.look(here, wait_ms)
         self._check_broker(here, facts)
         return facts
 
     def _sizes(self, here: Position, facts: TopicOffsets) -> dict[tuple[str, int], Range]:
-        """By topic and partition, what lies ahead."""
+        """Return the unread range by topic and partition."""
         found: dict[tuple[str, int], Range] = {}
         for name, topic in facts.topics.items():
             for partition, of in topic.partitions.items():
@@ -325,7 +326,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 if self._target is not None:
                     target = _end_in(self._target, name, topic.id, partition)
                     if target is None:
-                        continue  # it came later
+                        continue  # the partition was added later
                     end = min(target, end)
                 first = self._first(here.topics, name, topic.id, partition, of)
                 found[name, partition] = Range(
@@ -357,7 +358,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _first(
         self, begin: Topics, name: str, topic_id: str, partition: int, of: PartitionFacts
     ) -> int:
-        """Where reading begins in a partition: where it ended, or at the beginning of a new one."""
+        """Return where to start in a partition: where the query stopped, or at the beginning of
+        a new partition."""
         before = begin.get(name)
         if before is not None and before.id != topic_id:
             self._lose(
@@ -409,8 +411,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         log.warning("%s", error)
 
     def _should_wait(self, sizes: Mapping[tuple[str, int], Range], limit: ReadLimit) -> bool:
-        """Whether there is too little for a batch yet, and time for more to come. A query that is
-        to end does not wait."""
+        """Return whether to wait for a larger batch. A query with availableNow does not wait."""
         least = self._options.min_offsets
         if least is None or self._target is not None or isinstance(limit, ReadAllAvailable):
             return False
@@ -450,14 +451,14 @@ def split(access: Access, options: Options, wanted: Sequence[Piece]) -> list[Inp
         at_least=options.min_partitions,
         max_records=options.max_records,
     )
-    # None of ours would make Spark think of one of its own.
+    # With an empty list, Spark would create a partition of its own.
     return [Split(access, each) for each in tasks] or [Split(access, ())]
 
 
 def read(
     partition: InputPartition, schema: pa.Schema, options: Options
 ) -> Iterator[pa.RecordBatch]:
-    # Not where it is planned: what opens files and batches takes longer to load than a plan takes.
+    # Imported in tasks only: importing the decoders takes longer than planning.
     from quackmq.spark.source.task import Reading
 
     if not isinstance(partition, Split):
@@ -468,8 +469,8 @@ def read(
 def _is_elsewhere(
     here: Position, facts: TopicOffsets, ahead: Mapping[tuple[str, int], Range]
 ) -> bool:
-    """Whether reading goes on somewhere else than where it ended, since something is lost. That is
-    to be written down also if nothing lies ahead: what comes then is new."""
+    """Return whether data loss moved a start offset. Then the new position must be stored even
+    if nothing is unread."""
     for name, topic in here.topics.items():
         if name not in facts.topics or facts.topics[name].id != topic.id:
             return True

@@ -1,13 +1,12 @@
-"""Ranges of offsets made into tasks: which tier each part is read from, and who reads how much.
+"""Divide ranges of offsets into tasks: which tier each part is read from, and how much a task
+reads.
 
-A range is covered by archived files as far as the archive's plan tells of them, and by the broker
-for the rest, which serves every offset that there is from whichever tier has it. Every piece is
-told by its offsets alone: that a file is gone when its task comes, since it was merged or trimmed
-meanwhile, changes where the task reads, not what.
+A range is read from the archived files in the plan, and the rest from the broker, which serves
+every existing offset from any tier. A piece is defined by its offsets alone: if its file is gone
+when the task runs, because it was merged or trimmed, the task reads the same offsets elsewhere.
 
-Tasks get about the same number of bytes, as these are kept. A small batch is one task, however many
-partitions it has; a large partition is several, and its records stay in order within each.
-
+Tasks get about the same number of stored bytes. A small batch is one task, however many partitions
+it has. A large partition is divided into several tasks, and its records stay in order within each.
 Pure.
 """
 
@@ -22,7 +21,7 @@ from quackmq.spark import limits
 
 
 class Range(NamedTuple):
-    """Offsets of one partition that are wanted, and about what one of them takes."""
+    """Wanted offsets of one partition, and the approximate size of a record."""
 
     topic: str
     topic_id: str
@@ -33,8 +32,8 @@ class Range(NamedTuple):
 
 
 class File(NamedTuple):
-    """An archived file as the broker tells of it; `path` is where it lies on the broker's machine.
-    Of `lost` offsets there is nothing but batches that cannot be opened."""
+    """An archived file as the broker describes it; `path` is its path on the broker's machine.
+    The `lost` offsets contain only batches that cannot be decoded."""
 
     name: str
     path: str
@@ -46,13 +45,13 @@ class File(NamedTuple):
     least_timestamp_ms: int | None = None
     greatest_timestamp_ms: int | None = None
     lost: tuple[tuple[int, int], ...] = ()
-    #: Of the file a part before `first` is gone.
+    #: Whether the part before `first` has been deleted.
     is_edge: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Offsets that one task reads from one place: a file, or the broker."""
+    """Offsets that one task reads from one place: a file or the broker."""
 
     topic: str
     topic_id: str
@@ -63,7 +62,7 @@ class Piece:
     file: File | None = None
 
     def parts(self, count: int) -> Iterator[Piece]:
-        """The same in so many parts, or as many as it has offsets."""
+        """Divide into `count` parts, or into as many as there are offsets."""
         offsets = self.next - self.first
         count = max(1, min(count, offsets))
         bounds = [self.first + offsets * index // count for index in range(count + 1)]
@@ -74,8 +73,8 @@ class Piece:
 def pieces(
     ranges: Iterable[Range], archived: Mapping[tuple[str, int], Sequence[File]]
 ) -> list[Piece]:
-    """Every offset of the ranges once, in order. `archived` has the files of a partition by topic
-    and number, by offset."""
+    """Return pieces that cover every offset of the ranges once, in order. `archived` has the
+    files by topic and partition, in order of offset."""
     found: list[Piece] = []
     for wanted in ranges:
         at = wanted.first
@@ -107,8 +106,8 @@ def pieces(
 def splits(
     wanted: Sequence[Piece], *, split_bytes: int, at_least: int = 1, max_records: int | None = None
 ) -> list[tuple[Piece, ...]]:
-    """What each task reads: `at_least` so many tasks, if there are as many offsets, and no more
-    than `limits.SPARK_SPLITS`, unless it takes more for each to have `max_records` at the most."""
+    """Return the pieces of each task. There are at least `at_least` tasks if there are enough
+    offsets, and at most `limits.SPARK_SPLITS`, unless `max_records` per task requires more."""
     wanted = [each for each in wanted if each.first < each.next]
     if not wanted:
         return []
@@ -120,7 +119,7 @@ def splits(
     current: list[Piece] = []
     weight = records = 0.0
     for whole in wanted:
-        # So many that none is larger than a share; of what is smaller, several make one.
+        # Divide large pieces so that none exceeds a share; join small ones.
         offsets = whole.next - whole.first
         parts = max(math.ceil(_weight(whole) / target - _ROUNDING), math.ceil(offsets / most))
         for part in whole.parts(parts):
@@ -138,8 +137,8 @@ def splits(
 def limited(
     sizes: Mapping[tuple[str, int], Range], *, max_offsets: int | None, max_bytes: int | None
 ) -> dict[tuple[str, int], int]:
-    """Where each partition's share of the next batch ends, within both limits, by lag: those that
-    are far behind get most. There is one offset at the least, if there is any at all."""
+    """Return where each partition's part of the next batch ends, within both limits. Partitions
+    that are further behind get more. The batch has at least one offset if there is one."""
     total = sum(each.next - each.first for each in sizes.values())
     total_bytes = sum((each.next - each.first) * each.record_bytes for each in sizes.values())
     share = 1.0
@@ -150,7 +149,8 @@ def limited(
     if share >= 1.0:
         return {key: each.next for key, each in sizes.items()}
     ends = {key: each.first + int((each.next - each.first) * share) for key, each in sizes.items()}
-    # What rounding has left over goes to the first; without it, a share below one to nobody.
+    # The rounding remainder goes to the first partitions; otherwise shares below one would all be
+    # zero.
     left = max(1, int(total * share)) - sum(ends[key] - sizes[key].first for key in sizes)
     for key, each in sizes.items():
         if left > 0 and ends[key] < each.next:
@@ -159,12 +159,13 @@ def limited(
     return ends
 
 
-#: Floating-point dust is not worth a task.
+#: Ignores floating-point errors.
 _ROUNDING = 1e-6
 
 
 def _weight(piece: Piece) -> float:
-    """Bytes, and what records cost beside theirs: a million of them may be packed into nothing."""
+    """Return the cost of a piece: its bytes, plus a cost per record, because many records can be
+    compressed to almost nothing."""
     return piece.size + limits.SPARK_RECORD_BYTES * (piece.next - piece.first)
 
 

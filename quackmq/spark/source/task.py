@@ -1,14 +1,14 @@
-"""What a task does: read its pieces, one after the other, as rows that Spark takes as they are.
+"""The work of a task: read its pieces, one after the other, as rows for Spark.
 
-A piece is read from its archived file where this machine has that, else through the broker: the
-file's own bytes, or, of what lies in the log, raw batches, which are opened here. What has moved
-since it was planned (archived, merged) is looked for again, by its offsets, and goes on where it
-was: a file that vanishes in mid-task costs nothing but time.
+A piece is read from its archived file if this machine has it, otherwise from the broker: the bytes
+of the file or, for the log, raw batches, which are decoded here. If a range has moved since it was
+planned (archived, merged), the task looks it up again by its offsets and continues: a file that
+vanishes costs only time.
 
-Promised: every record of the range that is committed, once, in order, and no other. What was lost
-(trimmed since it was planned, damaged, a batch that cannot be opened) fails the task, named, or is
-gone over with a warning where `failOnDataLoss` is false. Memory: two answers of the broker and what
-one group of batches, or one row group, comes to.
+The task returns every committed record of the range once, in order, and no other. Lost records
+(trimmed since the plan, damaged, or in a batch that cannot be decoded) fail the task with their
+offsets, or are skipped with a warning if `failOnDataLoss` is false. Memory: two answers of the
+broker, and one decoded group of batches or one row group.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _TIMES: Final = "quackmq-append-times"
 
 
 class _Moved(Exception):
-    """From an offset on the piece lies somewhere else than it was planned."""
+    """From this offset on, the piece has moved since it was planned."""
 
     def __init__(self, at: int) -> None:
         super().__init__(at)
@@ -49,7 +49,7 @@ class _Moved(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How a task reads; travels with it."""
+    """The parameters of a task's reading; pickled with it."""
 
     access: Access
     schema: pa.Schema
@@ -69,14 +69,14 @@ class _Task:
         self._fails = reading.fail_on_data_loss
         self._shaper = Shaper(reading.schema)
         self._broker = broker
-        #: A thread in which the next answer comes while the last is worked on.
+        #: A thread that fetches the next answer while the last one is decoded.
         self._beside = beside
-        #: By producer id; None for one that has no durable name.
+        #: Durable names by producer id; None for a producer without one.
         self._publishers: dict[int, str | None] = {}
 
     def read(self, piece: Piece) -> Iterator[pa.RecordBatch]:
-        """A piece, from wherever it lies now. Looked for again a bounded number of times: after
-        that the broker is asked for batches, which it has of every tier."""
+        """Read a piece from where it is now. Look it up again a limited number of times; after
+        that, fetch batches from the broker, which serves all tiers."""
         waiting = [piece]
         finds = 0
         while waiting:
@@ -88,7 +88,8 @@ class _Task:
                 waiting[:0] = self._found(part, moved.at, finds < limits.SPARK_FINDS)
 
     def _read_as_planned(self, piece: Piece, may_move: bool) -> Iterator[pa.RecordBatch]:
-        """What was given until it had moved is right, and ends where that tells."""
+        """Read a piece as planned. Raises _Moved with the offset up to which the rows are
+        complete."""
         if piece.file is None:
             yield from self._read_log(piece, may_move)
             return
@@ -112,7 +113,7 @@ class _Task:
             raise _Moved(at) from error
 
     def _found(self, piece: Piece, at: int, may_move: bool) -> list[Piece]:
-        """What is left of a piece, as it lies now."""
+        """Return the rest of a piece as pieces with their current places."""
         files = {}
         if may_move:
             key = (piece.topic, piece.partition)
@@ -148,7 +149,7 @@ class _Task:
                 continue
             times = append_times(answer.headers.get(_TIMES, ""))
             if may_move and answer.body and (not times or times[0][0] > at):
-                # The log no longer has it: the archive, which does, knows more of it.
+                # The range has left the log for the archive.
                 raise _Moved(at)
             begin, at = at, answer.next_offset or 0
             if at <= begin:
@@ -171,7 +172,8 @@ class _Task:
         return self._beside.submit(self._broker.ask, "GET", path, query=query)
 
     def _first_offset(self, piece: Piece, at: int, error: OffsetOutOfRange) -> int:
-        """Where the partition begins now; whoever is beyond its end has met another."""
+        """Return the partition's first offset now. An offset beyond its end belongs to another
+        topic of this name."""
         found = self._broker.post("/v1/offsets", {"topics": [piece.topic]}).json["topics"]
         for topic in found:
             for partition in topic["partitions"]:
@@ -191,7 +193,7 @@ class _Task:
             try:
                 found = [opened(group)]
             except CorruptBatch:
-                # One after the other as they are wanted: each may come to much.
+                # One by one, because each may be large.
                 found = self._open_each(piece, group, begin)
             for rows in found:
                 rows = between(rows, begin, piece.next)
@@ -221,7 +223,7 @@ class _Task:
         return self._shaper.shape(columns, rows.num_rows)
 
     def _named(self, producer_ids: pa.Array) -> pa.Array | None:
-        """The durable names of producers, row by row; None if none has any."""
+        """Return the durable producer name of each row; None if there is none."""
         if producer_ids.null_count == len(producer_ids):
             return None
         ids = [each for each in pc.unique(producer_ids).to_pylist() if each is not None]
@@ -238,7 +240,7 @@ class _Task:
         return names.take(pc.index_in(producer_ids, known))
 
     def _ask(self, value: object) -> Any:
-        """By the same thread as the batches: a connection is used by one at a time."""
+        """Send a request in the fetching thread, because only one thread may use the connection."""
         return self._beside.submit(self._broker.post, "/v1/publishers", value).result().json
 
     def _lose(self, piece: Piece, first: int, end: int, why: str) -> None:
