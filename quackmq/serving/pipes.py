@@ -69,6 +69,12 @@ class Pipes:
         if self._writing is not None:
             self._writing.write(data)
 
+    def get_write_buffer_size(self) -> int:
+        return 0 if self._writing is None else self._writing.get_write_buffer_size()
+
+    def can_write_eof(self) -> bool:
+        return True
+
     def write_eof(self) -> None:
         """The peer reads an end, behind all that was written; what it writes is read on."""
         self._wrote_eof = True

@@ -17,10 +17,11 @@ import asyncio
 import logging
 from abc import ABC, abstractmethod
 from itertools import count
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from quackmq.broker import Broker
 from quackmq.loop_clock import loop_clock
+from quackmq.serving.connection import ServedConnection
 from quackmq.serving.first_bytes import MistakenPeers
 from quackmq.serving.pipes import Pipes
 from quackmq.serving.unix_socket import SocketFile
@@ -41,23 +42,7 @@ class Bounds(NamedTuple):
     cancel_ms: float = 0
 
 
-class Served(Protocol):
-    """What a server asks of a connection."""
-
-    def sweep(self, now: float) -> None:
-        """End what has lasted too long. `now` is seconds of the loop's clock."""
-
-    def drain(self) -> None:
-        """Take nothing more, finish what was taken, then close."""
-
-    def cancel(self) -> None:
-        """Give up what is still under way: the deadline for draining has passed."""
-
-    def abort(self) -> None:
-        """Close at once, even if the peer takes nothing."""
-
-
-ConnectionT = TypeVar("ConnectionT", bound=Served)
+ConnectionT = TypeVar("ConnectionT", bound=ServedConnection)
 
 
 class Server(ABC, Generic[ConnectionT]):

@@ -13,37 +13,38 @@ from typing import Any
 
 import pytest
 
+from quackmq.serving.budgets import SendBudget
+from quackmq.serving.connection import ConnectionBounds, ServedConnection
 from quackmq.serving.server import Address, Bounds, Server
 from tests.kit.waiting import until
 from tests.protocols.kafka.client import on_both_loops, soon
 
 
-class Echo(asyncio.Protocol):
+class Echo(ServedConnection, asyncio.Protocol):
     """A connection that notes what its server asks of it, and ends when it is told to."""
 
     def __init__(self, server: EchoServer, channel: str) -> None:
+        super().__init__(server, server.send_budget, channel)
         self.server = server
         self.channel = channel
         self.asked: list[str] = []
-        self.transport: Any = None
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = transport
-        if not self.server.opened(self):
-            self.transport.close()
+    @property
+    def bounds(self) -> ConnectionBounds:
+        return ConnectionBounds(1_000, self.server.send_wait_ms, self.server.linger_ms)
+
+    def _on_opened(self) -> None:
+        self.asked.append("opened")
 
     def data_received(self, data: bytes) -> None:
-        self.transport.write(data)
-
-    def connection_lost(self, error: Exception | None) -> None:
-        self.server.closed(self)
+        self._transport.write(data)
 
     def _on(self, what: str) -> None:
         self.asked.append(what)
         if self.server.ends_on == what:
-            self.transport.close()
+            self._finish()
 
-    def sweep(self, now: float) -> None:
+    def _sweep(self, now: float) -> None:
         self._on("sweep")
 
     def drain(self) -> None:
@@ -54,7 +55,7 @@ class Echo(asyncio.Protocol):
 
     def abort(self) -> None:
         self.asked.append("abort")
-        self.transport.abort()
+        super().abort()
 
 
 class EchoServer(Server[Echo]):
@@ -64,9 +65,12 @@ class EchoServer(Server[Echo]):
     drain_ms = 20.0
     cancel_ms = 0.0
     sweep_ms = 60_000.0
+    send_wait_ms = 60_000.0
+    linger_ms = 0.0
 
     def __init__(self, address: Address) -> None:
         super().__init__(SimpleNamespace(doors={}), address)  # type: ignore[arg-type]
+        self.send_budget = SendBudget(10_000_000)
         self.made: list[Echo] = []
 
     @property
@@ -188,7 +192,7 @@ async def test_closing_asks_for_no_more_than_a_connection_needs_to_end(
     await until(lambda: len(server.connections) == 1)
     (connection,) = server.connections
     await soon(server.close())
-    assert connection.asked == asked
+    assert connection.asked == ["opened", *asked]
     assert ("did not finish in time" in caplog.text) is (ends_on != "drain")
     assert server.is_closing
     with pytest.raises(OSError):

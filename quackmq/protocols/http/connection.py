@@ -13,11 +13,9 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, Protocol
 
-from quackmq.broker import Caller
 from quackmq.errors import BrokerClosing, QuackError
-from quackmq.loop_clock import loop_clock
 from quackmq.protocols.http import limits
 from quackmq.protocols.http.browser_guards import is_loopback
 from quackmq.protocols.http.errors import HttpFailure, failure, failure_of
@@ -32,36 +30,28 @@ from quackmq.protocols.http.response_writer import (
 )
 from quackmq.protocols.http.types import DeferredResponse, Response, Stream
 from quackmq.serving.budgets import SendBudget
+from quackmq.serving.connection import Admission, ConnectionBounds, ServedConnection
 
 log = logging.getLogger(__name__)
 
 _NOTHING: Final = memoryview(b"")
 
 
-class Door(ServerContext, Protocol):
+class Door(ServerContext, Admission, Protocol):
     """What connections share, and whom they tell."""
 
     date: Date
     send_budget: SendBudget
 
-    def opened(self, connection: Connection) -> bool:
-        """Whether one more connection may stay."""
-
-    def closed(self, connection: Connection) -> None: ...
-
     def streaming(self, change: int) -> None:
         """One more stream is being sent, or one fewer."""
 
 
-class Connection(asyncio.Protocol):
+class Connection(ServedConnection, asyncio.Protocol):
     def __init__(self, door: Door) -> None:
-        self._loop = asyncio.get_running_loop()
-        #: Pauses of the loop do not count: a peer may have sent its next word meanwhile.
-        self._time = loop_clock().time
+        super().__init__(door, door.send_budget)
         self._door = door
-        self._transport: asyncio.Transport | None = None
         self._receiver: Receiver | None = None
-        self._address = ""
         #: Behind the one that is being answered.
         self._waiting: deque[PendingRequest] = deque()
         #: Received while too many wait, and the memory that is reserved for it.
@@ -71,34 +61,31 @@ class Connection(asyncio.Protocol):
         #: What it waits for: a task, or a change.
         self._under_way: asyncio.Future[Any] | None = None
         self._is_streaming = False
-        self._reads = True
-        self._draining = False
-        self._has_ended = False
-        self._peer_is_slow = False
         #: What a stream waits for while the peer is slow.
         self._writable: asyncio.Future[None] | None = None
-        self._unsent_bytes = 0
         # By the loop's clock: when the request that is coming began to; since when nothing is asked
-        # nor answered; when the peer was last seen to take something.
+        # nor answered.
         self._begun_at: float | None = None
         self._idle_since: float | None = self._time()
-        self._took_at = 0.0
 
     # --- what the transport calls -----------------------------------------------------------
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
-        host, port, *_ = transport.get_extra_info("peername") or ("", 0)
-        own_host, *_ = transport.get_extra_info("sockname") or ("",)
-        self._address = f"{host}:{port}"
-        caller = Caller(address=self._address)
-        self._receiver = Receiver(self._door, caller, is_loopback(own_host), self._ask)
-        if self._door.opened(self):
-            # With `low=0` a peer that can be written to again has taken everything, so that none
-            # of its bytes stay counted.
-            self._transport.set_write_buffer_limits(high=limits.HTTP_WRITE_BUFFER_BYTES, low=0)
-        else:
-            self._receiver.refuse(503, "limit_reached", "there are too many connections")
+    @property
+    def bounds(self) -> ConnectionBounds:
+        return ConnectionBounds(
+            limits.HTTP_WRITE_BUFFER_BYTES, limits.HTTP_SEND_WAIT_MS, limits.HTTP_LINGER_MS
+        )
+
+    def _on_opened(self) -> None:
+        self._receiver = self._make_receiver()
+
+    def _on_refused(self) -> None:
+        self._receiver = self._make_receiver()
+        self._receiver.refuse(503, "limit_reached", "there are too many connections")
+
+    def _make_receiver(self) -> Receiver:
+        own_host, *_ = self._transport.get_extra_info("sockname") or ("",)
+        return Receiver(self._door, self._caller, is_loopback(own_host), self._ask)
 
     def data_received(self, data: bytes) -> None:
         assert self._receiver is not None
@@ -117,21 +104,16 @@ class Connection(asyncio.Protocol):
         self._regulate()
 
     def pause_writing(self) -> None:
-        self._peer_is_slow = True
-        self._note_unsent()
-        self._took_at = self._time()
+        super().pause_writing()
         self._regulate()
 
-    def resume_writing(self) -> None:
-        self._peer_is_slow = False
-        self._note_unsent()
+    def _on_writable(self) -> None:
         if self._writable is not None and not self._writable.done():
             self._writable.set_result(None)
         self._go_on()
 
-    def connection_lost(self, error: Exception | None) -> None:
+    def _on_lost(self) -> None:
         assert self._receiver is not None
-        self._transport = None
         if self._under_way is not None:
             self._under_way.cancel()
         for asked in (*self._waiting, self._current):
@@ -139,8 +121,6 @@ class Connection(asyncio.Protocol):
         self._receiver.close()
         self._drop_unparsed()
         self._waiting.clear()
-        self._note_unsent()
-        self._door.closed(self)
 
     # --- what the door calls ----------------------------------------------------------------
 
@@ -160,35 +140,27 @@ class Connection(asyncio.Protocol):
         if self._under_way is not None:
             self._under_way.cancel()
 
-    def abort(self) -> None:
-        """Without another word, also where the peer takes nothing."""
-        if self._transport is not None:
-            self._transport.abort()
-
-    def sweep(self, now: float) -> None:
-        """End what has lasted too long; called every now and then."""
-        transport, receiver = self._transport, self._receiver
-        if transport is None or receiver is None:
-            return
-        if self._note_unsent():
-            self._took_at = now
+    def _sweep(self, now: float) -> None:
+        assert self._receiver is not None
+        # What peers that are not slow have not taken counts too.
+        self._note_unsent()
         if self._unsent_bytes:
-            if now - self._took_at > limits.HTTP_SEND_WAIT_MS / 1000:
-                log.warning("%s disconnected: it does not take its answer", self._address)
-                transport.abort()
-        elif self._begun_at is not None:
+            return
+        if self._begun_at is not None:
             if now - self._begun_at > limits.HTTP_REQUEST_WAIT_MS / 1000 and self._reads:
                 wait_ms = limits.HTTP_REQUEST_WAIT_MS
-                receiver.refuse(408, "timeout", f"the request was not whole after {wait_ms} ms")
+                self._receiver.refuse(
+                    408, "timeout", f"the request was not whole after {wait_ms} ms"
+                )
         elif self._idle_since is not None:
             if now - self._idle_since > limits.HTTP_IDLE_MS / 1000:
-                transport.close()
+                self._transport.close()
 
     # --- requests are answered --------------------------------------------------------------
 
     def _ask(self, asked: PendingRequest) -> None:
         """A request has come: answer it, or let it wait for those before it."""
-        if self._current is None and not self._waiting and not self._peer_is_slow:
+        if self._current is None and not self._waiting and self._slow_since is None:
             self._begin(asked)
             return
         self._waiting.append(asked)
@@ -266,7 +238,7 @@ class Connection(asyncio.Protocol):
 
     def _go_on(self) -> None:
         """Begin the next that waits, if it may."""
-        if self._transport is None or self._current is not None or self._peer_is_slow:
+        if self._transport is None or self._current is not None or self._slow_since is not None:
             return
         if self._waiting:
             self._begin(self._waiting.popleft())
@@ -327,9 +299,9 @@ class Connection(asyncio.Protocol):
             if self._transport is None:
                 raise
         except BrokerClosing:
-            log.debug("a stream to %s ends: the broker closes", self._address)
+            log.debug("a stream to %s ends: the broker closes", self._caller.address)
         except Exception:
-            log.exception("a stream to %s broke off", self._address)
+            log.exception("a stream to %s broke off", self._caller.address)
             self.abort()
         finally:
             self._is_streaming = False
@@ -347,7 +319,7 @@ class Connection(asyncio.Protocol):
         async for data in stream.chunks:
             if data:
                 self._write(chunk(data) if chunked else data)
-            if self._peer_is_slow:
+            if self._slow_since is not None:
                 self._writable = self._loop.create_future()
                 await self._writable
 
@@ -365,50 +337,30 @@ class Connection(asyncio.Protocol):
         if receiver.wants_continue and self._current is None and not self._waiting:
             receiver.wants_continue = False
             transport.write(CONTINUE)
-        reads = not self._peer_is_slow and not self._unparsed
+        reads = self._slow_since is None and not self._unparsed
         reads = reads and len(self._waiting) < limits.HTTP_REQUESTS_AHEAD
         # What comes after the last request is let go of: what counts is that the peer hangs up.
         reads = reads or not receiver.takes_requests
         if reads == self._reads:
             return
-        self._reads = reads
-        if not reads:
-            transport.pause_reading()
-            return
-        if self._begun_at is not None:
+        if reads and self._begun_at is not None:
             self._begun_at = self._time()
-        transport.resume_reading()
+        self._read(reads)
 
     def _end(self) -> None:
-        """No more answers. Where something of the peer's is still coming, it has a little time to
-        hang up first: else it would be reset, and the last answer lost on its way."""
+        """Close, since nothing more is answered. A peer that is still sending hangs up first."""
         transport, receiver = self._transport, self._receiver
         if transport is None or receiver is None or self._has_ended or transport.is_closing():
             return
-        self._has_ended = True
         receiver.takes_requests = False
         for asked in self._waiting:
             receiver.release(asked)
         self._waiting.clear()
-        if not receiver.is_coming:
+        if receiver.is_coming:
+            self._finish()
+        else:
+            self._has_ended = True
             transport.close()
-            return
-        self._regulate()
-        try:
-            transport.write_eof()
-        except OSError:  # the peer was faster
-            transport.abort()
-            return
-        self._loop.call_later(limits.HTTP_LINGER_MS / 1000, self.abort)
-
-    def _note_unsent(self) -> int:
-        """Tell the door how much the peer has not taken; by how much that has changed."""
-        unsent_bytes = 0 if self._transport is None else self._transport.get_write_buffer_size()
-        change_bytes = unsent_bytes - self._unsent_bytes
-        self._unsent_bytes = unsent_bytes
-        if change_bytes:
-            self._door.send_budget.add(change_bytes)
-        return change_bytes
 
 
 def _as_it_is(answer: Response | Stream) -> Response | Stream:

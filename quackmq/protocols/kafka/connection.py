@@ -19,16 +19,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, Protocol
 
 from quackmq import limits as shared_limits
-from quackmq.broker import Broker, Caller
+from quackmq.broker import Broker
 from quackmq.errors import ProtocolError
-from quackmq.loop_clock import loop_clock
 from quackmq.protocols.kafka import limits
 from quackmq.protocols.kafka.api import Api, Call, LastAnswer, Node, Watch
 from quackmq.protocols.kafka.codec.framing import (
@@ -44,13 +42,14 @@ from quackmq.protocols.kafka.handlers.encoded_topics import DescribedTopics
 from quackmq.protocols.kafka.registry import API_VERSIONS_API, APIS
 from quackmq.records.batch import Buffer
 from quackmq.serving.budgets import SendBudget
+from quackmq.serving.connection import Admission, ConnectionBounds, ServedConnection
 from quackmq.serving.first_bytes import MistakenPeers, WireProtocol, protocol_of
 from quackmq.serving.waiting_line import WaitingLine, is_too_slow
 
 log = logging.getLogger(__name__)
 
 
-class Door(Protocol):
+class Door(Admission, Protocol):
     """What connections share, and whom they tell."""
 
     broker: Broker
@@ -65,11 +64,6 @@ class Door(Protocol):
     @property
     def answer_bytes(self) -> int:
         """How large an answer may be now."""
-
-    def opened(self, connection: Connection) -> bool:
-        """Whether one more connection may stay."""
-
-    def closed(self, connection: Connection) -> None: ...
 
     def node_for(self, host: str, port: int) -> Node:
         """This broker, to a peer that came to this address."""
@@ -119,49 +113,38 @@ class Waiting(NamedTuple):
     reply: PendingResponse
 
 
-class Connection(asyncio.BufferedProtocol):
+class Connection(ServedConnection, asyncio.BufferedProtocol):
     def __init__(self, door: Door) -> None:
-        self._loop = asyncio.get_running_loop()
-        #: Pauses of the loop do not count: a peer may have sent its next word meanwhile.
-        self._time = loop_clock().time
+        super().__init__(door, door.send_budget)
         self._door = door
         self._broker = door.broker
         self._frames = Frames(door.memory)
-        self._transport: asyncio.Transport | None = None
         self._replies: deque[PendingResponse] = deque()
         self._queue: deque[Waiting] = deque()
         self._worker: asyncio.Task[None] | None = None
         self._current: Waiting | None = None
         #: The last request that waited without a task, and its wait.
         self._parked: tuple[Waiting, Watch] | None = None
-        self._caller = Caller()
         self._client_id: bytes | None = None
         # By version; made once, because every request needs one.
         self._calls: dict[int, Call] = {}
         self._node = Node(0, "", 0)
-        self._unsent_bytes = 0
-        self._peer_is_slow = False
-        self._reads = True
         self._pumping = False
-        self._draining = False
-        self._has_ended = False
         self._flush_is_due = False
         #: When the request that is on its way began to come, by the loop's clock.
         self.begun_at: float | None = None
 
     # --- what the transport calls -----------------------------------------------------------
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = transport = cast(asyncio.Transport, transport)
-        host, port, *_ = transport.get_extra_info("peername") or ("?", 0)
-        self._caller = Caller(address=f"{host}:{port}")
-        own_host, own_port, *_ = transport.get_extra_info("sockname") or ("?", 0)
+    @property
+    def bounds(self) -> ConnectionBounds:
+        return ConnectionBounds(
+            limits.KAFKA_WRITE_BUFFER_BYTES, limits.KAFKA_SEND_WAIT_MS, limits.KAFKA_LINGER_MS
+        )
+
+    def _on_opened(self) -> None:
+        own_host, own_port, *_ = self._transport.get_extra_info("sockname") or ("?", 0)
         self._node = self._door.node_for(own_host, own_port)
-        # A peer that is gone without a word is found out by TCP, in its own time.
-        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        transport.set_write_buffer_limits(high=limits.KAFKA_WRITE_BUFFER_BYTES, low=0)
-        if not self._door.opened(self):
-            self.disconnect("no more connections are taken")
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._frames.buffer()
@@ -170,21 +153,11 @@ class Connection(asyncio.BufferedProtocol):
         if not self._has_ended and self._frames.received(nbytes):
             self.pump()
 
-    def pause_writing(self) -> None:
-        assert self._transport is not None
-        self._peer_is_slow = True
-        self._unsent_bytes = self._transport.get_write_buffer_size()
-        self._door.send_budget.add(self._unsent_bytes)
-
-    def resume_writing(self) -> None:
-        self._peer_is_slow = False
-        self._door.send_budget.add(-self._unsent_bytes)
-        self._unsent_bytes = 0
+    def _on_writable(self) -> None:
         self.flush_soon()
         self.pump()
 
-    def connection_lost(self, error: Exception | None) -> None:
-        self._transport = None
+    def _on_lost(self) -> None:
         self._replies.clear()
         self._queue.clear()
         if self._worker is not None:
@@ -193,9 +166,6 @@ class Connection(asyncio.BufferedProtocol):
             self._parked[1].cancel()
             self._parked = None
         self._frames.close()
-        self._door.send_budget.add(-self._unsent_bytes)
-        self._unsent_bytes = 0
-        self._door.closed(self)
 
     # --- what the door and the handlers call ------------------------------------------------
 
@@ -246,11 +216,6 @@ class Connection(asyncio.BufferedProtocol):
         self._parked = None
         self._work_on()
 
-    def disconnect(self, reason: str) -> None:
-        if self._transport is not None and not self._transport.is_closing():
-            log.warning("%s disconnected: %s", self._caller.address, reason)
-            self.abort()
-
     def _expel(self, reason: str) -> None:
         """Disconnect a peer that made no sense, and say where it would be served."""
         protocol = protocol_of(self._frames.opening)
@@ -260,15 +225,7 @@ class Connection(asyncio.BufferedProtocol):
         self._door.mistaken.report(self._caller.address, protocol, self._loop.time())
         self.abort()
 
-    def abort(self) -> None:
-        """Close at once, even if the peer takes nothing."""
-        if self._transport is not None:
-            self._transport.abort()
-
-    def cancel(self) -> None:
-        """Nothing that is under way gives another answer for being cancelled."""
-
-    def sweep(self, now: float) -> None:
+    def _sweep(self, now: float) -> None:
         """Disconnect a peer whose request began to come long ago and is still not whole."""
         wait_ms = limits.KAFKA_REQUEST_WAIT_MS
         if self.begun_at is not None and (now - self.begun_at) * 1000 > wait_ms:
@@ -302,7 +259,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _may_begin(self, has_room: bool = False) -> bool:
         return (
-            not self._peer_is_slow
+            self._slow_since is None
             and not self._draining
             and len(self._replies) < limits.KAFKA_REQUESTS_IN_FLIGHT
             and (has_room or self._broker.pending_bytes <= shared_limits.PENDING_BYTES)
@@ -326,15 +283,6 @@ class Connection(asyncio.BufferedProtocol):
             self.begun_at = None
         elif self.begun_at is None:
             self.begun_at = self._time()
-
-    def _read(self, reads: bool) -> None:
-        if self._transport is None or reads == self._reads:
-            return
-        self._reads = reads
-        if reads:
-            self._transport.resume_reading()
-        else:
-            self._transport.pause_reading()
 
     def _begin(self, frame: memoryview) -> None:
         header = read_header(frame)
@@ -407,7 +355,7 @@ class Connection(asyncio.BufferedProtocol):
             buffers += replies.popleft().buffers
         if buffers:
             self._write(buffers)
-        if self._draining and not replies and not self._peer_is_slow:
+        if self._draining and not replies and self._slow_since is None:
             self._end()
             return
         if self._queue:
@@ -416,22 +364,12 @@ class Connection(asyncio.BufferedProtocol):
             self.pump()
 
     def _end(self) -> None:
-        """Say that no more comes, and wait a little for the peer to hang up. To hang up first with
-        something of the peer's unread would reset the connection, and lose the last answers."""
-        if self._transport is None or self._has_ended:
-            return
-        self._has_ended = True
-        self._frames.close()
-        self._read(True)
-        try:
-            self._transport.write_eof()
-        except OSError:  # the peer was faster
-            self._transport.abort()
-            return
-        self._loop.call_later(limits.KAFKA_LINGER_MS / 1000, self.abort)
+        """Nothing more is answered: let the peer hang up."""
+        if self._transport is not None and not self._has_ended:
+            self._frames.close()
+            self._finish()
 
     def _write(self, buffers: list[Buffer]) -> None:
-        assert self._transport is not None
         if sum(map(len, buffers)) <= limits.KAFKA_JOINED_BYTES:
             self._transport.write(b"".join(buffers))
         else:
@@ -445,7 +383,7 @@ class Connection(asyncio.BufferedProtocol):
         return (
             bool(self._queue)
             and self._replies[0] is self._queue[0].reply
-            and not self._peer_is_slow
+            and self._slow_since is None
             and self._transport is not None
         )
 

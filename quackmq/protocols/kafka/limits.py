@@ -54,6 +54,9 @@ KAFKA_SCARCE_FETCH_BYTES: Final = 64 * KIB
 KAFKA_SEND_BYTES: Final = 256 * MIB
 #: Written and not yet taken by the peer; above it nothing more is begun for that connection.
 KAFKA_WRITE_BUFFER_BYTES: Final = 256 * KIB
+#: A peer that takes nothing of its answers for so long is disconnected. Some clients read only when
+#: their program asks for records, so this is as long as Kafka lets a connection be idle.
+KAFKA_SEND_WAIT_MS: Final = 600_000
 #: Answers up to this size together are copied into one buffer; larger ones are sent in pieces.
 KAFKA_JOINED_BYTES: Final = 16 * KIB
 #: Members described, or offsets given, by one answer: the largest group fits. Beyond it, groups are

@@ -22,7 +22,6 @@ from typing import Any, Final, Protocol
 
 from quackmq.broker import Broker, Caller
 from quackmq.errors import BrokerClosing, ProtocolError, QuackError
-from quackmq.loop_clock import loop_clock
 from quackmq.protocols.line import limits
 from quackmq.protocols.line.codec import (
     Choose,
@@ -41,6 +40,7 @@ from quackmq.protocols.line.publisher import Publisher
 from quackmq.protocols.line.records import ConnectionRecord, End
 from quackmq.protocols.line.settings import LineSettings
 from quackmq.protocols.line.subscriber import KeptLines, Subscriber
+from quackmq.serving.connection import Admission, ConnectionBounds, ServedConnection
 from quackmq.serving.first_bytes import MistakenPeers, WireProtocol, protocol_of
 
 log = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ _NAMED: Final = (State.PUB_NAMED, State.SUB_NAMED)
 _SETTLED: Final = (State.PUBLISHING, State.LISTENING, State.DELIVERING)
 
 
-class Door(Protocol):
+class Door(Admission, Protocol):
     """What a connection needs of its door."""
 
     broker: Broker
@@ -62,11 +62,6 @@ class Door(Protocol):
     lines: KeptLines
     outgoing: Outgoing
     mistaken: MistakenPeers
-
-    def opened(self, connection: Connection) -> bool:
-        """Whether it may stay."""
-
-    def closed(self, connection: Connection) -> None: ...
 
     def ended(self, record: ConnectionRecord, end: End) -> None:
         """Of a peer that had said who it is."""
@@ -80,28 +75,20 @@ class Door(Protocol):
         """Something that a closing door waits for."""
 
 
-class Connection(asyncio.BufferedProtocol):
+class Connection(ServedConnection, asyncio.BufferedProtocol):
     def __init__(self, door: Door, channel: str = "") -> None:
         """`channel` is the name of what leads to the peer, unless its address tells."""
-        self._loop = asyncio.get_running_loop()
-        #: Pauses of the loop do not count: a peer may have sent its next word meanwhile.
-        self._time = loop_clock().time
+        super().__init__(door, channel=channel)
         self._door = door
-        self._channel = channel
-        self._caller = Caller(address=channel)
         self._conversation = Conversation(door.settings.entry_bytes)
-        self._transport: Any = None
         self._unsent: bytes | None = None
         self._proxy: Publisher | Subscriber | None = None
         self._end: End | None = None
-        self._reads = True
         self._pumping = False
-        self._draining = False
         self._peer_is_done = False
         #: Whether the log has a rejection of its: a peer may try again and again.
         self._told = False
-        #: When the peer stopped taking answers, and since when an entry waits for its answer.
-        self._slow_since: float | None = None
+        #: Since when an entry waits for its answer.
         self._delivered_at: float | None = None
         #: The time of an entry whose answer was late at the last sweep.
         self._late: float | None = None
@@ -111,25 +98,34 @@ class Connection(asyncio.BufferedProtocol):
 
     # --- what the transport calls -----------------------------------------------------------
 
-    def connection_made(self, transport: Any) -> None:
-        self._transport = transport
+    @property
+    def bounds(self) -> ConnectionBounds:
+        return ConnectionBounds(
+            limits.LINE_WRITE_BUFFER_BYTES, limits.LINE_SEND_WAIT_MS, limits.LINE_LINGER_MS
+        )
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
         if not self._channel:
-            host, port, *_ = transport.get_extra_info("peername") or ("?", 0)
-            self._channel = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-            self._caller = Caller(address=self._channel)
+            # An answer does not wait for more to send with it.
             own = transport.get_extra_info("socket")
-            # A peer that is gone without a word is found out by TCP, in its own time; an answer
-            # does not wait for more to send with it.
-            own.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             own.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        transport.set_write_buffer_limits(high=limits.LINE_WRITE_BUFFER_BYTES, low=0)
-        if not self._door.opened(self):
-            self._end = End.EXPELLED
-            self._tell(None, self._end, "no more connections are taken")
-            # Without letting it linger: each holds a file.
-            transport.write(_TERMINATE)
-            transport.close()
-            self._loop.call_later(limits.LINE_LINGER_MS / 1000, self.abort)
+        super().connection_made(transport)
+
+    def _on_opened(self) -> None:
+        self._channel = self._caller.address
+
+    def _on_refused(self) -> None:
+        self._channel = self._caller.address
+        self._end = End.EXPELLED
+        self._has_ended = True
+        self._tell(None, self._end, "no more connections are taken")
+        # Without letting it linger: each holds a file.
+        self._transport.write(_TERMINATE)
+        self._transport.close()
+        self._loop.call_later(limits.LINE_LINGER_MS / 1000, self.abort)
+
+    def _address_of(self, host: str, port: int) -> str:
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._door.scratch
@@ -155,19 +151,13 @@ class Connection(asyncio.BufferedProtocol):
         self._end_if_done()
         return True
 
-    def pause_writing(self) -> None:
-        self._slow_since = self._time()
-
-    def resume_writing(self) -> None:
-        self._slow_since = None
+    def _on_writable(self) -> None:
         self.pump()
         if isinstance(self._proxy, Subscriber):
             self._proxy.look()
 
-    def connection_lost(self, error: Exception | None) -> None:
-        self._transport = None
+    def _on_lost(self) -> None:
         self.end(End.GONE)
-        self._door.closed(self)
 
     # --- what the door calls ----------------------------------------------------------------
 
@@ -212,10 +202,11 @@ class Connection(asyncio.BufferedProtocol):
         self._draining = True
         self._end_if_done()
 
-    def sweep(self, now: float) -> None:
-        """End it for a peer that has been silent, or slow, for too long."""
-        if self._end is not None:
-            return
+    def _on_deaf(self, wait_ms: float) -> None:
+        self.end(End.DEAD, f"it took no answers for {wait_ms} ms")
+
+    def _sweep(self, now: float) -> None:
+        """End the connection of a peer that has been silent for too long."""
         answer_ms = self._door.settings.answer_ms
         was_late, self._late = self._late, None
         if _passed_ms(self._delivered_at, now) > answer_ms and was_late != self._delivered_at:
@@ -223,8 +214,6 @@ class Connection(asyncio.BufferedProtocol):
             self._late = self._delivered_at
         elif _passed_ms(self._delivered_at, now) > answer_ms:
             self.end(End.DEAD, f"no answer to an entry for {answer_ms} ms; its subscription stays")
-        elif _passed_ms(self._slow_since, now) > limits.LINE_SEND_WAIT_MS:
-            self.end(End.DEAD, f"it took no answers for {limits.LINE_SEND_WAIT_MS} ms")
         elif (wait_ms := self._wait_ms()) is None:
             self._waits_since = None
         elif self._waits_since is None or self._waits_since[0] != self._messages:
@@ -237,6 +226,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._end is not None:
             return
         self._end = end
+        self._has_ended = True
         self._delivered_at = None
         record = self.record
         self._tell(record, end, detail)
@@ -250,11 +240,6 @@ class Connection(asyncio.BufferedProtocol):
 
     def cancel(self) -> None:
         self.end(End.CLOSED)
-
-    def abort(self) -> None:
-        """Close at once, even if the peer takes nothing."""
-        if self._transport is not None:
-            self._transport.abort()
 
     async def closed_proxy(self) -> None:
         """Returns when nothing of the broker's is in use by this any more."""
@@ -397,15 +382,6 @@ class Connection(asyncio.BufferedProtocol):
             return
         self._read(self._conversation.unread_bytes == 0 and self._slow_since is None)
 
-    def _read(self, reads: bool) -> None:
-        if reads == self._reads or self._transport is None or self._transport.is_closing():
-            return
-        self._reads = reads
-        if reads:
-            self._transport.resume_reading()
-        else:
-            self._transport.pause_reading()
-
     # --- the end ----------------------------------------------------------------------------
 
     def _end_if_done(self) -> None:
@@ -438,16 +414,11 @@ class Connection(asyncio.BufferedProtocol):
             return
         if not says_so or self._slow_since is not None:
             transport.close()
+            self._loop.call_later(limits.LINE_LINGER_MS / 1000, self.abort)
         else:
             self.send_unsent()
             transport.write(_TERMINATE)
-            try:
-                transport.write_eof()
-            except OSError:  # the peer was faster
-                transport.abort()
-                return
-            self._read(True)
-        self._loop.call_later(limits.LINE_LINGER_MS / 1000, self.abort)
+            self._finish()
 
     def _tell(self, record: ConnectionRecord | None, end: End, detail: str) -> None:
         # A peer that speaks another protocol is logged by the door, once a minute.

@@ -11,24 +11,20 @@ Who may call: the loop.
 from __future__ import annotations
 
 import asyncio
-import logging
-import socket
-from abc import ABC, abstractmethod
-from typing import Protocol, cast
+from abc import abstractmethod
+from typing import Protocol
 
-from quackmq.broker import Broker, Caller
+from quackmq.broker import Broker
 from quackmq.errors import ProtocolError
-from quackmq.loop_clock import loop_clock
 from quackmq.protocols.zmq import limits
 from quackmq.protocols.zmq.budgets import Budgets
 from quackmq.protocols.zmq.codec import zmtp
+from quackmq.serving.connection import Admission, ConnectionBounds, ServedConnection
 from quackmq.serving.first_bytes import MistakenPeers, WireProtocol, protocol_of
 from quackmq.serving.waiting_line import is_too_slow
 
-log = logging.getLogger(__name__)
 
-
-class Door(Protocol):
+class Door(Admission, Protocol):
     """What a peer needs of its door."""
 
     broker: Broker
@@ -36,11 +32,6 @@ class Door(Protocol):
     scratch: memoryview
     budgets: Budgets
     mistaken: MistakenPeers
-
-    def opened(self, peer: Peer) -> bool:
-        """Whether it may stay."""
-
-    def closed(self, peer: Peer) -> None: ...
 
     def has_room(self) -> bool:
         """Whether another request may begin."""
@@ -51,7 +42,7 @@ class Door(Protocol):
     def done(self, large_bytes: int) -> None: ...
 
 
-class Peer(asyncio.BufferedProtocol, ABC):
+class Peer(ServedConnection, asyncio.BufferedProtocol):
     #: What is done at once does not count as under way, so the number of events that are taken in
     #: one turn of the loop is bounded too: others are to have theirs.
     events_at_once = limits.ZMQ_REQUESTS_IN_FLIGHT
@@ -59,28 +50,19 @@ class Peer(asyncio.BufferedProtocol, ABC):
     may_be_slow = False
 
     def __init__(self, door: Door, decoder: zmtp.FrameDecoder) -> None:
-        self._loop = asyncio.get_running_loop()
-        #: Pauses of the loop do not count: a peer may have sent its next word meanwhile.
-        self._time = loop_clock().time
+        super().__init__(door, door.budgets.send)
         self._door = door
         self._broker = door.broker
         self._budgets = door.budgets
         self._decoder = decoder
-        self._transport: asyncio.Transport | None = None
-        self._caller = Caller()
         self._reserved_bytes = 0
-        self._unsent_bytes = 0
         self._takes_answers = asyncio.Event()
         self._takes_answers.set()
-        self._reads = True
         self._pumping = False
         self._is_ready = False
-        self._draining = False
-        self._has_ended = False
         self._opened_at = self._time()
-        #: When what is coming began to come; when the peer stopped taking what is sent.
+        #: When what is coming began to come.
         self._begun_at: float | None = self._opened_at
-        self._slow_since: float | None = None
         #: How long the peer says that it is silent at the most, and when it was heard last.
         self._ttl_ms = 0
         self._heard_at = 0.0
@@ -102,22 +84,21 @@ class Peer(asyncio.BufferedProtocol, ABC):
     def _is_done(self) -> bool:
         """Whether all that was taken from it is done."""
 
-    def _on_lost(self) -> None:
+    def _on_gone(self) -> None:
         """It is gone."""
 
     # --- what the transport calls -----------------------------------------------------------
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = transport = cast(asyncio.Transport, transport)
-        host, port, *_ = transport.get_extra_info("peername") or ("?", 0)
-        self._caller = Caller(address=f"{host}:{port}")
-        # A peer that is gone without a word is found out by TCP, in its own time.
-        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        transport.set_write_buffer_limits(high=limits.ZMQ_WRITE_BUFFER_BYTES, low=0)
-        if self._door.opened(self):
-            transport.write(zmtp.GREETING)
-        else:
-            self.disconnect("no more connections are taken")
+    @property
+    def bounds(self) -> ConnectionBounds:
+        return ConnectionBounds(
+            limits.ZMQ_WRITE_BUFFER_BYTES,
+            None if self.may_be_slow else limits.ZMQ_SEND_WAIT_MS,
+            limits.ZMQ_LINGER_MS,
+        )
+
+    def _on_opened(self) -> None:
+        self._transport.write(zmtp.GREETING)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._door.scratch
@@ -131,35 +112,19 @@ class Peer(asyncio.BufferedProtocol, ABC):
         self.pump()
 
     def pause_writing(self) -> None:
-        assert self._transport is not None
+        super().pause_writing()
         self._takes_answers.clear()
-        self._slow_since = self._time()
-        self._unsent_bytes = self._transport.get_write_buffer_size()
-        self._budgets.send.add(self._unsent_bytes)
 
-    def resume_writing(self) -> None:
-        self._forget_unsent()
+    def _on_writable(self) -> None:
+        self._takes_answers.set()
         self.pump()
 
-    def connection_lost(self, error: Exception | None) -> None:
-        self._transport = None
-        self._forget_unsent()
-        self._on_lost()
-        self._release_reserved()
-        self._door.closed(self)
-
-    def _forget_unsent(self) -> None:
+    def _on_lost(self) -> None:
         self._takes_answers.set()
-        self._slow_since = None
-        self._budgets.send.add(-self._unsent_bytes)
-        self._unsent_bytes = 0
+        self._on_gone()
+        self._release_reserved()
 
     # --- what the door calls ----------------------------------------------------------------
-
-    @property
-    def reads(self) -> bool:
-        """Whether more is read from it now."""
-        return self._reads
 
     def pump(self) -> None:
         """Begin as much of what has come as may begin now, and read on if all did."""
@@ -183,12 +148,11 @@ class Peer(asyncio.BufferedProtocol, ABC):
 
     def disconnect(self, reason: str) -> None:
         if self._transport is not None and not self._transport.is_closing():
-            log.warning("%s disconnected: %s", self._caller.address, reason)
+            self._log_disconnect(reason)
             self._close()
 
     def _expel(self, reason: str) -> None:
         """Disconnect a peer that made no sense, and say where it would be served."""
-        assert self._transport is not None
         mistaken, address, now = self._door.mistaken, self._caller.address, self._loop.time()
         protocol = protocol_of(self._decoder.opening)
         if protocol is not None and protocol is not WireProtocol.ZMTP:
@@ -214,24 +178,12 @@ class Peer(asyncio.BufferedProtocol, ABC):
             else:
                 self._transport.abort()
 
-    def cancel(self) -> None:
-        """Nothing that is under way gives another answer for being cancelled."""
-
-    def abort(self) -> None:
-        """Close at once, even if the peer takes nothing."""
-        if self._transport is not None:
-            self._transport.abort()
-
-    def sweep(self, now: float) -> None:
-        """Disconnect a peer that has been silent, or slow, for too long."""
-        if self._has_ended:
-            return
+    def _sweep(self, now: float) -> None:
+        """Disconnect a peer that has been silent for too long."""
         if not self._is_ready and _passed_ms(self._opened_at, now) > limits.ZMQ_HANDSHAKE_MS:
             self.disconnect(f"it had not introduced itself after {limits.ZMQ_HANDSHAKE_MS} ms")
         elif _passed_ms(self._begun_at, now) > limits.ZMQ_REQUEST_WAIT_MS:
             self.disconnect(f"a message was not whole after {limits.ZMQ_REQUEST_WAIT_MS} ms")
-        elif not self.may_be_slow and _passed_ms(self._slow_since, now) > limits.ZMQ_SEND_WAIT_MS:
-            self.disconnect(f"it took no answers for {limits.ZMQ_SEND_WAIT_MS} ms")
         elif self._ttl_ms and self._reads and _passed_ms(self._heard_at, now) > self._ttl_ms:
             self.disconnect(f"it was not heard for {self._ttl_ms} ms, as it had said it would be")
 
@@ -259,7 +211,6 @@ class Peer(asyncio.BufferedProtocol, ABC):
         return False
 
     def _on_event(self, event: zmtp.Event) -> None:
-        assert self._transport is not None
         if isinstance(event, zmtp.Ping):
             self._ttl_ms = event.ttl_ms
             self._heard_at = self._time()
@@ -301,32 +252,19 @@ class Peer(asyncio.BufferedProtocol, ABC):
             self._begun_at = self._time()
 
     def _read(self, reads: bool) -> None:
-        if self._transport is None or reads == self._reads or self._transport.is_closing():
-            return
-        self._reads = reads
-        if reads:
+        if reads and not self._reads:
             self._heard_at = self._time()
-            self._transport.resume_reading()
-        else:
-            self._transport.pause_reading()
+        super()._read(reads)
 
     def _end_if_done(self) -> None:
-        """Once everything is answered: say that this is the end, and let the peer hang up, for who
-        closes before having read everything takes back what was sent."""
+        """Once everything is answered: say that this is the end, and let the peer hang up."""
         if not self._draining or not self._is_done() or self._has_ended or self._transport is None:
             return
-        self._has_ended = True
-        transport = self._transport
-        if not self._is_ready or transport.is_closing():
-            transport.close()
-            return
-        try:
-            transport.write_eof()
-        except OSError:  # the peer was faster
-            transport.abort()
-            return
-        self._read(True)
-        self._loop.call_later(limits.ZMQ_LINGER_MS / 1000, transport.close)
+        if self._is_ready:
+            self._finish()
+        else:
+            self._has_ended = True
+            self._transport.close()
 
 
 def large_bytes(size: int) -> int:

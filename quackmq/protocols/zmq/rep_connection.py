@@ -100,7 +100,7 @@ class Connection(Peer):
     def _is_done(self) -> bool:
         return not self._requests
 
-    def _on_lost(self) -> None:
+    def _on_gone(self) -> None:
         for line in self._lines.values():
             while line:
                 self._forget_request(line.popleft())

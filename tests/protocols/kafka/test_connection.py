@@ -246,6 +246,30 @@ async def test_a_peer_that_takes_no_answers_gets_no_more_of_them_and_holds_up_no
 
 
 @on_both_loops
+async def test_a_peer_that_takes_nothing_of_its_answers_is_disconnected_in_the_end(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with served() as running:
+        topic = await running.broker.create_topic(TESTER, "news")
+        batch = Batch.parse(news(bytes(4 * limits.MIB)))
+        for _ in range(3):
+            await running.broker.publish(TESTER, topic, 0, batch)
+        deaf, other = await running.client(), await running.client()
+        deaf.reader._transport.pause_reading()  # type: ignore[attr-defined]
+        for _ in range(6):
+            deaf.send(FETCH, 11, **fetch_fields())
+        await until(lambda: running.door.send_budget.unsent_bytes > 0)
+        running.door.sweep()
+        running.door.sweep()
+        assert len(running.door.connections) == 2
+        monkeypatch.setattr(kafka_limits, "KAFKA_SEND_WAIT_MS", 1)
+        await until(lambda: (running.door.sweep(), len(running.door.connections) == 1)[1])
+        assert "took no answers" in caplog.text
+        assert running.door.send_budget.unsent_bytes == 0
+        await other.ask(METADATA, 1, topics=None)
+
+
+@on_both_loops
 async def test_answers_are_small_while_slow_peers_hold_much(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -190,9 +190,7 @@ class Subscriber(Peer):
             self._xpub.dropped.add(f"for {self._caller.address}", messages)
             return
         transport.write(frames)
-        unsent = transport.get_write_buffer_size()
-        self._budgets.send.add(unsent - self._unsent_bytes)
-        self._unsent_bytes = unsent
+        self._note_unsent()
 
     # --- what it is made of -----------------------------------------------------------------
 
@@ -205,7 +203,7 @@ class Subscriber(Peer):
     def _is_done(self) -> bool:
         return True
 
-    def _on_lost(self) -> None:
+    def _on_gone(self) -> None:
         self.is_gone = True
         self.subscriptions.clear()
         self.with_ids.clear()
