@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quackmq.broker import Broker
-from quackmq.model.topic import OffsetTime, PartitionKey, TimeKind, Topic
+from quackmq.errors import DamagedData, QuackError, StorageError
+from quackmq.model.topic import OffsetTime, PartitionKey, Read, Slice, TimeKind, Topic
 from quackmq.records import codec
 from quackmq.records.batch import Batch, Record
 from quackmq.stores.memory import MemoryStore
@@ -90,3 +93,60 @@ async def test_records_without_a_time_are_not_the_latest() -> None:
         await publish_times(broker, topic, 7)
         await publish_times(broker, topic, -1)
         assert await broker.max_timestamp(CALLER, key_of(topic)) == OffsetTime(1, 7)
+
+
+# --- what happens between the two steps of a lookup ---------------------------------------------
+
+
+class ChangedMeanwhile(MemoryStore):
+    """Runs `change` once the offset of a time is known and before the record there is read."""
+
+    change: Callable[[], Awaitable[None]] | None = None
+    read_error: QuackError | None = None
+
+    async def offset_for_time(
+        self, key: PartitionKey, time_ms: int, kind: TimeKind = "timestamp"
+    ) -> OffsetTime | None:
+        found = await super().offset_for_time(key, time_ms, kind)
+        if self.change is not None:
+            await self.change()
+        return found
+
+    async def read(self, reads: Sequence[Read], **options: Any) -> list[Slice]:
+        results = await super().read(reads, **options)
+        if self.read_error is not None:
+            return [result._replace(error=self.read_error, chunks=()) for result in results]
+        return results
+
+
+@pytest.mark.asyncio
+async def test_a_time_whose_record_was_trimmed_meanwhile_leads_to_the_next_one() -> None:
+    store = ChangedMeanwhile()
+    async with open_broker(store) as broker:
+        topic = await broker.create_topic(CALLER, TOPIC)
+        for time_ms in (100, 200, 300):
+            await publish_times(broker, topic, time_ms)
+        store.change = lambda: store.trim(key_of(topic), 2)
+        assert await broker.offset_for_time(CALLER, key_of(topic), 200) == OffsetTime(2, 300)
+
+
+@pytest.mark.asyncio
+async def test_a_time_in_a_damaged_batch_leads_to_its_first_offset_and_never_later() -> None:
+    store = ChangedMeanwhile()
+    async with open_broker(store) as broker:
+        topic = await broker.create_topic(CALLER, TOPIC)
+        await publish_times(broker, topic, 100)
+        await publish_times(broker, topic, 200, 250)
+        store.read_error = DamagedData("a bad sector", 3)
+        assert await broker.offset_for_time(CALLER, key_of(topic), 250) == OffsetTime(1, 250)
+
+
+@pytest.mark.asyncio
+async def test_a_lookup_by_time_tells_of_a_disk_that_cannot_be_read() -> None:
+    store = ChangedMeanwhile()
+    async with open_broker(store) as broker:
+        topic = await broker.create_topic(CALLER, TOPIC)
+        await publish_times(broker, topic, 100)
+        store.read_error = StorageError("input/output error")
+        with pytest.raises(StorageError, match="input/output error"):
+            await broker.offset_for_time(CALLER, key_of(topic), 100)

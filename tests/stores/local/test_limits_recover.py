@@ -179,6 +179,27 @@ async def test_with_sync_interval_each_rest_is_followed_by_a_sync(tmp_path: Path
     await store.close()
 
 
+async def test_with_sync_interval_a_sync_that_fails_at_rest_stops_all_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = CountedSyncs(tmp_path)
+    store = await LocalStore.open_on(
+        disk, options=LocalOptions(sync="interval", sync_interval_ms=20)
+    )
+    key = await new_partition(store)
+    await append_values(store, key, b"acknowledged before the sync")
+
+    def fail(file: _CountedFile) -> None:
+        raise OSError(errno.EIO, "the disk is gone")
+
+    monkeypatch.setattr(_CountedFile, "sync", fail)
+    await until(lambda: store.failure is not None)
+    with pytest.raises(StoreReadOnly, match="the disk is gone"):
+        await append_values(store, key, b"after it")
+    assert await read_all(store, key) == [(0, b"acknowledged before the sync")], "reads go on"
+    await store.close()
+
+
 async def test_a_sync_is_forced_when_many_offsets_are_not_synced_and_then_they_are_few_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
