@@ -82,7 +82,7 @@ class Registrations:
         self._lifecycle = lifecycle
 
     async def load(self) -> None:
-        """Take up what the store has. What is left of topics that are gone is removed."""
+        """Load producers and counters. Remove leftovers of deleted topics."""
         counters = await self._store.state(COUNTERS_KEY)
         self._counters = _decode_counters(counters.value)
         self._counters_version = counters.version
@@ -98,16 +98,17 @@ class Registrations:
         try:
             await self._put_all(gone)
         except StoreReadOnly as error:
-            # They do no harm, and a store that can only be read should be.
-            log.warning("what is left of %d producers stays: %s", len(gone), error)
+            # Leftovers do no harm, and a read-only store must stay readable.
+            log.warning("cannot remove %d leftover producers: %s", len(gone), error)
 
     # --- producers --------------------------------------------------------------------------
 
     async def register_producer(
         self, caller: Caller, topic_name: str, producer_id: str | None = None
     ) -> str:
-        """A new producer of a topic, which may come to life by it: its id. With an id it is that
-        producer, who must be of no topic: UnknownTopic, UnknownProducerId, AlreadyRegistered."""
+        """Register a producer with a topic, which may be created by that; return its id. Without
+        `producer_id` the producer is new; with it, that producer must have no topic. UnknownTopic,
+        UnknownProducerId, AlreadyRegistered."""
         if producer_id is None:
             topic = await self._publishing.ensure_topic(topic_name)
             return await self._lifecycle.run_shielded(self._new_producer(topic))
@@ -116,8 +117,8 @@ class Registrations:
         return await self._lifecycle.run_shielded(self._join(topic, number))
 
     def check_producer(self, topic_name: str, producer_id: str) -> None:
-        """Whether a producer may publish to a topic: UnknownTopic, UnknownProducerId,
-        NotRegistered."""
+        """Raise UnknownTopic, UnknownProducerId or NotRegistered if a producer may not publish to a
+        topic."""
         topic = self._topics.named(topic_name)
         number = self._producer(producer_id)
         own = self._own_topic(number)
@@ -134,9 +135,9 @@ class Registrations:
     async def register_consumer(
         self, caller: Caller, topic_name: str, consumer_id: str | None = None
     ) -> str:
-        """A new consumer, subscribed to what a topic will get from now on: its id, which is also
-        the name of the subscription. With an id it is that consumer, and one topic more.
-        UnknownTopic, UnknownConsumerId, AlreadySubscribed."""
+        """Subscribe a consumer to a topic, from its present end on; return its id, which is also
+        the name of the subscription. Without `consumer_id` the consumer is new. UnknownTopic,
+        UnknownConsumerId, AlreadySubscribed."""
         topic = self._topics.named(topic_name)
         if consumer_id is None:
             consumer_id = await self._lifecycle.run_shielded(self._new_consumer())
@@ -147,8 +148,8 @@ class Registrations:
         return consumer_id
 
     def check_consumer(self, topic_name: str, consumer_id: str) -> None:
-        """Whether a consumer may take messages of a topic: UnknownTopic, UnknownConsumerId,
-        UnknownSubscription."""
+        """Raise UnknownTopic, UnknownConsumerId or UnknownSubscription if a consumer may not take
+        messages of a topic."""
         topic = self._topics.named(topic_name)
         if self._pull.is_subscribed(topic, consumer_id):
             return
@@ -187,8 +188,8 @@ class Registrations:
 
     async def _register(self, topic: Topic, number: int, counters: _Counters) -> None:
         await self._store.room()
-        self._topics.with_id(topic.id)  # one that goes from now on takes the producer along
-        # One is there still while the producer's topic is on its way out.
+        self._topics.with_id(topic.id)  # a deletion from now on removes the producer, too
+        # It still has a state while its former topic is being deleted.
         former = self._producers.get(number)
         version = 0 if former is None else former.version
         puts = [StatePut(_producer_key(number), str(topic.id).encode(), version)]
@@ -254,14 +255,14 @@ class Registrations:
 
 
 class _Registered(NamedTuple):
-    """A producer's topic, and the version of the state that says so."""
+    """A producer's topic, and the version of the stored state."""
 
     topic_id: UUID
     version: int
 
 
 class _Counters(NamedTuple):
-    """The last numbers that were given."""
+    """The last numbers that were allocated."""
 
     producers: int = 0
     consumers: int = 0

@@ -1,16 +1,16 @@
-"""Consumer groups: members, the offsets that they commit, and how groups are looked after.
+"""Consumer groups: their members, their committed offsets, and their settings.
 
-Members come together in `Coordinator`. What a group commits is a cursor, in the one namespace that
-it shares with subscriptions: an explicit subscription of the same name and topic moves with it, and
-is itself visible as a group. A name is used in one mode at a time (see `Modes`). What is noted
-beside an offset is kept as it is; two notes also make and end a subscription of the group's name to
-the topic (see `quackmq.model.offset_notes`), but not in a transaction.
+`Coordinator` runs the members' protocols. A committed offset is a cursor. Groups and subscriptions
+share one namespace of cursors: a subscription of the same name and topic moves with the group's
+commits, and is listed as a group. A name has one mode at a time (see `NameModes`). The metadata of
+an offset is kept as it is. Two notes in it also create and end a subscription of the group's name
+(see `quackmq.model.offset_notes`), but not in a transaction.
 
-Promised: a commit that was answered is durable and never goes back by itself; a member that is not
-of the present generation does not commit; who asks for offsets sees every commit that was taken
-before it. A group without members, without commits meanwhile and without a subscription of its name
-expires, with its offsets: those that are publishers' numbers, by whichever way they came, after
-`limits.PUBLISHER_EXPIRY_MS`. One that was told to hold retention does not.
+Promised: a commit is durable when its call returns, and is never undone. A member of an older
+generation cannot commit. A fetch of offsets sees every commit that was accepted before it. A group
+expires, with its offsets, if it has no members, no new commits and no subscription of its name.
+Groups that hold publishers' sequence numbers expire after `limits.PUBLISHER_EXPIRY_MS`. A group
+that holds retention never expires.
 
 Not thread-safe: call from the broker's event loop.
 """

@@ -1,4 +1,4 @@
-"""What a topic says to a batch, as far as that does not depend on what others publish. Pure."""
+"""Check a batch against its topic, independent of what else is published. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from quackmq.records.batch import Batch
 
 
 def check_takes(topic: Topic, batch: Batch, count_subscriptions: Callable[[UUID], int]) -> None:
-    """CorruptBatch, RecordTooLarge, NoSubscriber."""
+    """Raise CorruptBatch, RecordTooLarge or NoSubscriber if a topic does not accept a batch."""
     check_records(batch)
     policy = topic.policy
     if policy.batch_bytes is not None and batch.size > policy.batch_bytes:
@@ -24,8 +24,8 @@ def check_takes(topic: Topic, batch: Batch, count_subscriptions: Callable[[UUID]
 
 
 def check_records(batch: Batch) -> None:
-    """CorruptBatch for a batch without records, or whose header contradicts itself. RecordTooLarge
-    for one of more records than readers of single messages should have to decode."""
+    """Raise CorruptBatch for a batch without records, or with a header that contradicts itself.
+    Raise RecordTooLarge for more records than a reader of single messages should have to decode."""
     if batch.record_count < 1 or batch.record_count != batch.last_offset_delta + 1:
         raise CorruptBatch(
             f"the batch says {batch.record_count} records and a last offset delta of "

@@ -1,24 +1,23 @@
-"""Single messages: put into a topic, read by offset. For doors that do not speak in batches.
+"""Put single messages into a topic and read them by offset, for protocols without batches.
 
-A put is one unit: its records, of one partition or of several, are all there or none is. A
-publisher that may have to repeat a put makes it known again in one of two ways:
+A put is one unit: all of its records are stored, or none, also over several partitions. A publisher
+that may have to repeat a put identifies it in one of two ways:
 
-- **By a number.** A publisher with a durable name gives each put a sequence; one that is not
-  greater than the last that the broker holds is a repeat. Number and records become durable
-  together, so no crash of either side comes between them. The number is a cursor of a group that is
-  the publisher's own (see `quackmq.model.offset_notes`), the same that Kafka clients set in a
-  transaction: both ways may be mixed. Gaps are fine. Puts of one publisher are done one after the
-  other, and if one fails, those that wait behind it fail too: were they taken, it could not be
-  repeated.
-- **By a key.** The same key again is answered like the first time, also if the topic has got more
-  partitions or another partitioner (see `placement`). The key becomes a producer id (see
-  `quackmq.model.producer_state`) and is remembered as producers are: by its partitions, as durably
-  as the records, for `stores_limits.PRODUCER_EXPIRY_MS`; but no more than
-  `model_limits.PRODUCERS_PER_PARTITION` at a time. Nothing is refused for that: the oldest keys are
-  forgotten, and a repeat of one is taken for a new put. Where that is too few, number.
+- **By a sequence number.** A publisher with a durable name numbers its puts. A number that is not
+  greater than the last stored one is a repeat. Number and records become durable together, so no
+  crash comes between them. The number is a cursor of the publisher's own group (see
+  `quackmq.model.offset_notes`); Kafka clients set the same cursor in a transaction, so both ways
+  can be mixed. Gaps are allowed. Puts of one publisher run one after the other. If one fails, those
+  waiting behind it fail, too: if they were accepted, the failed one could not be repeated.
+- **By an idempotency key.** A repeat gets the answer of the first put, also if the topic has more
+  partitions or another partitioner meanwhile (see `placement`). The key becomes a producer id (see
+  `quackmq.model.producer_state`), and each partition remembers it like a producer: as durably as
+  the records, for `stores_limits.PRODUCER_EXPIRY_MS`, at most
+  `model_limits.PRODUCERS_PER_PARTITION` at a time. Beyond that the oldest keys are forgotten, and a
+  repeat of one is stored as a new put. Use sequence numbers if that is not enough.
 
-Promised: what was answered is durable; a repeat adds nothing. Not promised: an order between puts
-that are on their way at the same time, unless they are of one publisher.
+Promised: a put is durable when its call returns; a repeat adds nothing. Not promised: an order
+between puts that run at the same time, unless they are of one publisher.
 
 Not thread-safe: call from the broker's event loop.
 """
@@ -70,22 +69,22 @@ from quackmq.stores.contract import Store
 
 
 class Put(NamedTuple):
-    """What became of a put: the id of each message, in the order given. A repeat has added nothing;
-    where the first of a numbered one lies may be forgotten, and then there are no ids."""
+    """The result of a put: the id of each message, in the order given. A repeat has added nothing.
+    It has no ids if the place of the first put is not remembered any more."""
 
     ids: tuple[str, ...]
     repeated: bool = False
 
 
 class BegunPut(NamedTuple):
-    """A put of one message that is on its way to a partition."""
+    """A put of one message that has begun and is not yet durable."""
 
     topic: Topic
     partition: int
     appended: asyncio.Future[Appended]
 
     def id_at(self, appended: Appended) -> str:
-        """The message's id, where it has come to lie."""
+        """Return the id of the message, given where it was appended."""
         return message_id(self.topic.id, Place(self.partition, appended.base_offset))
 
 
@@ -114,9 +113,9 @@ class Messages:
         self._lines: dict[tuple[UUID, str], _Line] = {}
         #: By topic id and producer id of an idempotency key.
         self._keys = NamedLocks()
-        #: Where the last numbered put of a publisher lies, as long as there is room for it here.
+        #: The place of the last numbered put of each publisher; the oldest are forgotten.
         self._last: OrderedDict[tuple[UUID, str], _Last] = OrderedDict()
-        #: Of each topic of several partitions, the one whose turn it was.
+        #: The partition that was chosen last for records without a key, by topic name.
         self._turns: dict[str, int] = {}
 
     def topic_deleted(self, topic: Topic) -> None:
@@ -136,10 +135,10 @@ class Messages:
         sequence: int | None = None,
         idempotency_key: str | None = None,
     ) -> Put:
-        """Add records to a topic that may come to life by it, as one unit. A record without a
-        timestamp gets the time of now. Without a partition each key chooses one; all that has no
-        key goes to the one whose turn it is. A repeat is known by publisher and sequence, or by its
-        idempotency key.
+        """Add records to a topic as one unit; this may create the topic. A record without a
+        timestamp gets the present time. If no partition is given, each record's key chooses one;
+        all records without a key go to one partition, in rotation. A repeat is recognised by
+        publisher and sequence, or by its idempotency key.
 
         Raises as `Broker.publish`; InvalidRequest for no records, and for a name, sequence or key
         that cannot be; Conflict for a key that was used for another number of records, and
@@ -167,7 +166,7 @@ class Messages:
     def put_at_once(
         self, caller: Caller, topic_name: str, value: bytes
     ) -> asyncio.Future[Appended] | None:
-        """One message without a key of which nobody asks for the id; else as `begin_put`."""
+        """Put one message without a key, as `begin_put`, for callers that do not need its id."""
         begun = self.begin_put(caller, topic_name, value)
         return None if begun is None else begun.appended
 
@@ -260,7 +259,7 @@ class Messages:
                 try:
                     if not self._groups.keeps_offsets(group):
                         await self._groups.keep(group)
-                    # Within the line: a put of short keys must not overtake one of long keys.
+                    # Inside the lock: a put with short keys must not overtake one with long keys.
                     topic = self._topics.with_id(topic.id)
                     shares = await self._shares(topic, records, partition)
                     await self._store.room()
@@ -283,7 +282,7 @@ class Messages:
 
     @contextmanager
     def _in_line(self, topic: Topic, number: _Number) -> Iterator[_Line]:
-        """Among the puts of a publisher that are on their way."""
+        """Register a put among the running puts of its publisher."""
         key = (topic.id, number.group)
         line = self._lines.setdefault(key, _Line())
         line.puts += 1
@@ -299,7 +298,7 @@ class Messages:
     ) -> None:
         key = (topic.id, number.group)
         self._last.pop(key, None)
-        if len(shares) == 1:  # of several, the records' order would have to be remembered too
+        if len(shares) == 1:  # several shares would need the order of the records, too
             self._last[key] = _Last(number.next_number, shares[0].partition, appended[0])
             if len(self._last) > limits.REMEMBERED_PUTS:
                 self._last.popitem(last=False)
@@ -321,7 +320,7 @@ class Messages:
         key: bytes,
     ) -> Put:
         producer_id = _producer_id(topic, key)
-        # One at a time: of two at once, each could be placed by another number of partitions.
+        # One at a time: two at once could be placed by different numbers of partitions.
         async with self._keys.hold((topic.id, producer_id)):
             topic = self._topics.with_id(topic.id)
             held = self._store.producers_of(topic.id, producer_id)
@@ -337,7 +336,7 @@ class Messages:
     async def _keyed_shares(
         self, topic: Topic, records: Sequence[Record], partition: int | None, key: bytes
     ) -> list[_Share]:
-        """Share out a put that the topic does not hold."""
+        """Distribute a put that the topic does not have yet."""
         placement = placement_of(topic)
         if partition is None:
             keys = [record.key for record in records]
@@ -350,7 +349,7 @@ class Messages:
     async def _held_shares(
         self, topic: Topic, records: Sequence[Record], key: bytes, held: Mapping[int, Producer]
     ) -> list[_Share]:
-        """Share out a repeat as the first time, whatever the topic and the request say now."""
+        """Distribute a repeat as the first time, whatever the topic and the request say now."""
         keys = [record.key for record in records]
         found = await held_placement(held, keys, key, topic)
         if found is None:
@@ -363,8 +362,8 @@ class Messages:
     async def _shares(
         self, topic: Topic, records: Sequence[Record], partition: int | None
     ) -> list[_Share]:
-        """Share out records by their keys. Records that may go to any partition all go to the one
-        whose turn it is."""
+        """Distribute records by their keys. Records without a key all go to one partition, in
+        rotation."""
         if partition is None and topic.partitions == 1:
             partition = 0
         if partition is not None:
@@ -380,7 +379,7 @@ class Messages:
         producer_id: int = NO_PRODUCER_ID,
         epoch: int = 0,
     ) -> list[_Share]:
-        """Make a batch for each partition that was chosen for a record."""
+        """Build one batch for each chosen partition."""
         if len(set(chosen)) == 1:
             return [_Share(chosen[0], self._batch(records, producer_id, epoch), None)]
         places: dict[int, list[int]] = {}
@@ -416,8 +415,8 @@ class Messages:
 
 
 class _Share(NamedTuple):
-    """What of a put goes to one partition; `places` are its records' among those of the put, None
-    for all of them."""
+    """The records of a put that go to one partition. `places` are their positions in the put; None
+    if all of its records are here."""
 
     partition: int
     batch: Batch
@@ -425,14 +424,14 @@ class _Share(NamedTuple):
 
 
 class _Number(NamedTuple):
-    """A publisher's group, and the next number that it is to wait for."""
+    """A publisher's group, and the number that follows this put."""
 
     group: str
     next_number: int
 
 
 class _Last(NamedTuple):
-    """A numbered put, and where it lies."""
+    """A numbered put, and where it was appended."""
 
     next_number: int
     partition: int
@@ -440,13 +439,13 @@ class _Last(NamedTuple):
 
 
 class _Line:
-    """The puts of one publisher to one topic that are on their way."""
+    """The running puts of one publisher to one topic."""
 
     __slots__ = ("failed", "puts")
 
     def __init__(self) -> None:
         self.puts = 0
-        #: The number of one that failed and has not been repeated.
+        #: The number of a put that failed and has not been repeated.
         self.failed: int | None = None
 
     def check(self, next_number: int) -> None:
