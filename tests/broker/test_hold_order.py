@@ -49,13 +49,25 @@ def test_an_order_knows_what_its_changes_come_to(
             assert sorted(order.names_before(bound)) == sorted(before)
 
 
+def walked(broker: Broker, key: PartitionKey) -> dict[str, int]:
+    """The cursors that hold a partition, found by walking over all subscriptions and groups."""
+    subscriptions = broker._registry.pull.of_topic(key.topic_id)
+    found = {each.name: each.progress.cursors[key.partition] for each in subscriptions}
+    for name in broker._coordinator.names():
+        kept, cursor = broker._coordinator.kept(name), broker._cursors.at(name, key)
+        if kept is not None and kept.settings.holds_retention:
+            if cursor is not None and cursor.offset is not None:
+                found[name] = cursor.offset
+    return found
+
+
 def check(broker: Broker) -> None:
     """Compare with what the subscriptions and groups themselves say."""
     holds = broker._holds
     topic = broker.topic(TOPIC)
     for partition in range(topic.partitions):
         key = PartitionKey(topic.id, partition)
-        cursors = holds.pull_cursors(key)
+        cursors = walked(broker, key)
         of_topic = broker._push.of_topic(topic.id)
         marks = {each.name: each.parts[partition].durable for each in of_topic}
         every = [*cursors.values(), *marks.values()]
