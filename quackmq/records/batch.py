@@ -1,8 +1,8 @@
 """Record batches: the one format in memory, on disk and on the Kafka wire.
 
-A batch is Kafka's record batch v2 (magic 2). Everything that the broker must know of it stands in
-its header; the records behind it are opened only by `quackmq.records.codec` (records) and
-`quackmq.records.columns` (columns).
+A batch is Kafka's record batch v2 (magic 2). Its header contains everything that the broker must
+know about it. Only `quackmq.records.codec` (records) and `quackmq.records.columns` (columns) decode
+the records after the header.
 
      0              8        12       16    17      21      23       27
      +--------------+--------+--------+-----+-------+-------+--------+----------------+
@@ -17,11 +17,11 @@ its header; the records behind it are opened only by `quackmq.records.codec` (re
      +-----------------+----------------+----------+----------+-----------+-----------+
 
 `length` counts from byte 12 on. The CRC32C covers byte 21 to the end, so neither the base offset
-nor the leader's epoch: the broker stamps both in place and touches nothing else.
+nor the leader's epoch: the broker stamps both in place and changes nothing else.
 
-Promised: `Batch.parse` of any bytes gives a batch or raises CorruptBatch, UnsupportedBatch or
-RecordTooLarge. Not promised: that the records inside a batch with a good checksum can be decoded;
-whoever opens one meets CorruptBatch then.
+Promised: `Batch.parse` of any bytes returns a batch or raises CorruptBatch, UnsupportedBatch or
+RecordTooLarge. Not promised: that the records in a batch with a good checksum can be decoded.
+Decoding them may raise CorruptBatch.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ HEADER: Final = struct.Struct(">qiibIhiqqqhii")
 HEADER_BYTES: Final = HEADER.size
 #: Bytes before those that `length` counts.
 LENGTH_OVERHEAD: Final = 12
-#: Where a batch keeps its checksum, and from where on the checksum covers it.
+#: The position of the checksum, and the position from which on it covers the batch.
 CRC_POSITION: Final = 17
 CRC_START: Final = 21
 _STAMP_OFFSET: Final = struct.Struct(">q")
@@ -65,7 +65,7 @@ _new_tuple: Final = tuple.__new__
 
 
 class Record(NamedTuple):
-    """One message. `offset` is where it lies; one not yet appended has none that counts."""
+    """One message. `offset` is its position in the partition; meaningless before the append."""
 
     offset: int
     timestamp_ms: int
@@ -75,7 +75,7 @@ class Record(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """A record batch over bytes that it does not own. Fields are the header's, in its order."""
+    """A record batch over bytes that it does not own. Its fields are the header's, in order."""
 
     view: memoryview
     base_offset: int
@@ -94,41 +94,41 @@ class Batch(NamedTuple):
 
     @classmethod
     def parse(cls, data: Buffer) -> Batch:
-        """The batch that `data` begins with, checked in every way that needs no decoding."""
+        """Parse the batch at the start of `data`; make every check that needs no decoding."""
         batch = cls.peek(data)
         if crc32c(batch[0][CRC_START:]) != batch[5]:
-            raise CorruptBatch("the batch's checksum is wrong: it was damaged on its way")
+            raise CorruptBatch("the batch's checksum is wrong: it was damaged in transit")
         if batch[13] != batch[7] + 1:
             raise CorruptBatch(
-                f"the batch says {batch.record_count} records and a last offset delta of "
+                f"the batch header says {batch.record_count} records but a last offset delta of "
                 f"{batch.last_offset_delta}"
             )
         return batch
 
     @classmethod
     def peek(cls, data: Buffer) -> Batch:
-        """The same without the checksum and the count: for bytes that were checked before."""
+        """Parse without checking checksum and record count, for bytes that were checked before."""
         view = memoryview(data)
         there = len(view)
         if there < HEADER_BYTES:
-            raise CorruptBatch(f"{there} bytes are too few for a batch's header")
+            raise CorruptBatch(f"{there} bytes are too few for a batch header")
         fields = _unpack_header(view)
         if fields[3] != 2:
             raise _not_version_2(fields[3])
         size = fields[1] + LENGTH_OVERHEAD
         if size != there:
             if not HEADER_BYTES <= size <= there:
-                raise CorruptBatch(f"the batch says {size} bytes, {there} are there")
+                raise CorruptBatch(f"the batch header says {size} bytes, but there are {there}")
             view = view[:size]
         if size > limits.BATCH_BYTES:
-            raise RecordTooLarge(f"a batch of {size} bytes; {limits.BATCH_BYTES} is the most")
+            raise RecordTooLarge(f"a batch has {size} bytes; at most {limits.BATCH_BYTES} fit")
         if fields[5] & COMPRESSION_MASK > _LAST_COMPRESSION:
             raise UnsupportedBatch(f"unknown compression {fields[5] & COMPRESSION_MASK}")
         if not 0 <= fields[6] < limits.RECORDS_PER_BATCH or fields[12] < 0:
             raise CorruptBatch(
-                f"the batch says {fields[12]} records and {fields[6]} as last offset delta"
+                f"the batch header says {fields[12]} records and last offset delta {fields[6]}"
             )
-        # A NamedTuple's own constructor takes 14 arguments one by one: half the time of a parse.
+        # A NamedTuple's constructor takes the 14 arguments one by one: half the time of a parse.
         return _new_tuple(cls, (view, *fields))
 
     @property
@@ -145,7 +145,7 @@ class Batch(NamedTuple):
 
     @property
     def timestamp_type(self) -> int:
-        """0: the producer's times; 1: the broker's, one for the whole batch."""
+        """0: the times are the producer's; 1: the broker's, one for the whole batch."""
         return 1 if self.attributes & TIMESTAMP_TYPE_FLAG else 0
 
     @property
@@ -158,13 +158,13 @@ class Batch(NamedTuple):
 
 
 def stamp(buffer: bytearray | memoryview, position: int, base_offset: int, epoch: int) -> None:
-    """Write the offset and leader epoch of the batch at `position`, in place."""
+    """Write offset and leader epoch into the batch at `position`, in place."""
     _STAMP_OFFSET.pack_into(buffer, position, base_offset)
     _STAMP_EPOCH.pack_into(buffer, position + 12, epoch)
 
 
 class Span(NamedTuple):
-    """Where a batch lies in a run of batches, and the offsets it holds: all that a walk needs."""
+    """The position of a batch in a sequence of batches, and its offsets."""
 
     position: int
     size: int
@@ -173,16 +173,16 @@ class Span(NamedTuple):
 
 
 def spans(data: Buffer, position: int = 0) -> Iterator[Span]:
-    """Walk whole batches from `position` on; a batch cut off at the end is not given.
+    """Yield the position of each whole batch from `position` on; leave out a truncated last batch.
 
-    For bytes whose checksum was checked: it trusts the lengths that it finds.
+    Only for bytes whose checksum was checked: the lengths in them are trusted.
     """
     end = len(data)
     while position + HEADER_BYTES <= end:
         base_offset, length, last_offset_delta = _SPAN.unpack_from(data, position)
         size = length + LENGTH_OVERHEAD
         if size < HEADER_BYTES:
-            raise CorruptBatch(f"a batch at byte {position} says {size} bytes")
+            raise CorruptBatch(f"the batch at byte {position} says it has {size} bytes")
         if position + size > end:
             return
         yield _new_tuple(Span, (position, size, base_offset, base_offset + last_offset_delta + 1))
@@ -190,7 +190,7 @@ def spans(data: Buffer, position: int = 0) -> Iterator[Span]:
 
 
 def batches(data: Buffer) -> Iterator[Batch]:
-    """Every whole batch of a run of batches whose checksums were checked before."""
+    """Yield every whole batch in a sequence of batches whose checksums were checked before."""
     view = memoryview(data)
     for span in spans(view):
         yield Batch.peek(view[span.position : span.position + span.size])
@@ -199,6 +199,6 @@ def batches(data: Buffer) -> Iterator[Batch]:
 def _not_version_2(magic: int) -> CorruptBatch | UnsupportedBatch:
     if magic in (0, 1):
         return UnsupportedBatch(
-            f"message format v{magic} is not taken: use a client of Kafka 0.11 or later"
+            f"message format v{magic} is not supported: use a client of Kafka 0.11 or later"
         )
     return CorruptBatch(f"unknown batch format {magic}")

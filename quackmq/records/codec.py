@@ -1,7 +1,7 @@
-"""Opens record batches and builds them: the only code, with `quackmq.records.columns`, that sees a
-record.
+"""Decodes record batches and builds them. Only this module and `quackmq.records.columns` see single
+records.
 
-The records behind a batch's header, after decompression, one after the other:
+The records follow the batch's header, one after the other, after decompression:
 
     +--------+------------+-----------+--------+-----+-----+---------------------------------+
     | length | attributes | timestamp | offset | key | val | number of headers, then for each|
@@ -11,19 +11,19 @@ The records behind a batch's header, after decompression, one after the other:
 Numbers are zigzag varints. Keys, values, names and header values are a length and the bytes; a
 length of -1 is null. `length` counts from `attributes` on.
 
-Promised: `decode` of any batch gives its records or raises CorruptBatch, and no more is inflated
-than `max_bytes` allows, whatever the batch claims; what `encode` gives, `decode` takes. A header's
-name that is not UTF-8 is given with replacement characters, as Kafka's Java client does.
-Not promised: speed where a batch was made to be slow. Opening one takes about 2 µs a record, so an
-event loop opens a large batch section by section (`sections`, `section_records`) and serves others
-in between. All functions here are thread-safe.
+Promised: `decode` of any batch returns its records or raises CorruptBatch. It inflates at most
+`max_bytes`, whatever the batch claims. `decode` accepts everything that `encode` returns. A header
+name that is not UTF-8 gets replacement characters, as in Kafka's Java client.
+Not promised: speed for a batch that was built to be slow. Decoding takes about 2 µs per record, so
+an event loop decodes a large batch section by section (`sections`, `section_records`) and serves
+other work in between. All functions here are thread-safe.
 
 aiokafka's parser does the work, in C. It trusts its input in four ways, found by reading and by
-fuzzing, and each is met here:
-- it decompresses without a bound: it is only given bytes that are already inflated;
-- a varint at the end is read past it: there is padding behind all that it is given;
-- a length close to 2^63 ends in a MemoryError: what it stumbles over is judged by `_careful`;
-- two bytes make a header of 60 in memory: it is given pieces of bounded size.
+fuzzing. Each is handled here:
+- It decompresses without a bound: it only gets bytes that are already inflated.
+- It reads past a varint at the end: all its input has padding behind it.
+- A length close to 2^63 makes it raise MemoryError: `_careful` decides about input it fails on.
+- A header of two bytes takes 60 in memory: it gets pieces of bounded size.
 """
 
 from __future__ import annotations
@@ -66,25 +66,25 @@ from quackmq.records.inflate import inflate
 
 NO_EPOCH: Final = -1
 
-#: More than aiokafka's parser can read past the end: two varints of ten bytes.
+#: More bytes than aiokafka's parser can read past the end: two varints of ten bytes.
 _PADDING: Final = bytes(32)
 _CRC: Final = struct.Struct(">I")
 _ATTRIBUTES: Final = struct.Struct(">h")
 _TIMESTAMPS: Final = struct.Struct(">qq")
-#: A header in two: what stands before that which its checksum covers, and that.
+#: The header in two parts: before the bytes that its checksum covers, and those bytes.
 _SINGLE_HEAD: Final = struct.Struct(">qiibI")
 _SINGLE_FIELDS: Final = struct.Struct(">hiqqqhii")
 _MAGIC: Final = 2
 _PLAIN_START: Final = bytes((0, 0, 0, 1))
 _NO_HEADERS: Final = bytes(1)
-#: Larger values cost so much more that how they are written no longer matters.
+#: Above this size, the fast path saves too little to matter.
 _PLAIN_VALUE_BYTES: Final = 64 * shared_limits.KIB
 _GREATEST_TIMESTAMP_MS: Final = 2**63 - 1
 _CRC_POSITION: Final = 17
 _TIMESTAMPS_POSITION: Final = 27
-#: Records made at one go: few enough that they are still in the processor's cache when used.
+#: Records decoded at once: few enough to be still in the processor's cache when they are used.
 _PART_RECORDS: Final = 1_024
-#: A NamedTuple from an iterable, without the Python function that is its constructor.
+#: Constructs a Record from an iterable without its constructor, which is a Python function.
 _record_from: Final[Callable[[Iterable[Any]], Record]] = partial(tuple.__new__, Record)
 
 
@@ -100,9 +100,9 @@ def encode(
     transactional: bool = False,
     control: bool = False,
 ) -> bytes:
-    """One batch of `records`, which lie one after the other from `base_offset` on: their own
-    offsets do not count. RecordTooLarge beyond the bounds of `limits`; InvalidRequest for no
-    records at all, and for what cannot be written."""
+    """Return one batch of `records`, at consecutive offsets from `base_offset` on; their own
+    offsets are ignored. Raises RecordTooLarge beyond the bounds in `limits`, and InvalidRequest if
+    there are no records or one cannot be written."""
     writer = BatchWriter(
         compression=compression,
         producer_id=producer_id,
@@ -114,9 +114,9 @@ def encode(
     delta = -1
     for delta, (_, timestamp_ms, key, value, headers) in enumerate(records):
         if not writer.add(delta, timestamp_ms, key, value, headers):
-            raise RecordTooLarge(f"{delta + 1} records or more are too much for one batch")
+            raise RecordTooLarge(f"{delta + 1} records or more are too many for one batch")
     if delta < 0:
-        raise InvalidRequest("a batch needs a record")
+        raise InvalidRequest("a batch needs at least one record")
     return writer.finish(base_offset, leader_epoch)
 
 
@@ -130,7 +130,7 @@ def single(
     producer_epoch: int = NO_EPOCH,
     base_sequence: int = NO_SEQUENCE,
 ) -> bytes:
-    """A batch of one message, uncompressed: what doors of single messages publish."""
+    """Return an uncompressed batch of one message, as protocols of single messages publish it."""
     if (
         (value is not None and len(value) <= _PLAIN_VALUE_BYTES)
         and (key is None and not headers)
@@ -151,8 +151,8 @@ def single(
 
 
 def _plain(fields: bytes, value: bytes) -> bytes:
-    """The same for a message that is a value and nothing else, without a builder: in 1.2 µs, not
-    3.2. `fields` are those of the header that the checksum covers."""
+    """Build a batch of a value without key and headers, without a builder: in 1.2 µs instead of
+    3.2. `fields` are the header's fields that the checksum covers."""
     covered = b"".join((fields, _plain_head(len(value)), value, _NO_HEADERS))
     length = len(covered) + CRC_START - LENGTH_OVERHEAD
     return _SINGLE_HEAD.pack(0, length, NO_EPOCH, _MAGIC, crc32c(covered)) + covered
@@ -160,7 +160,7 @@ def _plain(fields: bytes, value: bytes) -> bytes:
 
 @lru_cache(maxsize=1024)
 def _plain_head(value_bytes: int) -> bytes:
-    """What stands before such a value: the record's length, no attributes, both deltas 0, no key,
+    """Return the bytes before the value: the record's length, no attributes, both deltas 0, no key,
     and the value's length."""
     size = _encoded_varint(value_bytes)
     record_bytes = len(_PLAIN_START) + len(size) + value_bytes + len(_NO_HEADERS)
@@ -168,7 +168,7 @@ def _plain_head(value_bytes: int) -> bytes:
 
 
 def _encoded_varint(number: int) -> bytes:
-    """Of a number that is not negative, zigzag."""
+    """Encode a number of 0 or more as a zigzag varint."""
     zigzag = number << 1
     encoded = bytearray()
     while zigzag >= 0x80:
@@ -179,8 +179,8 @@ def _encoded_varint(number: int) -> bytes:
 
 
 def decode(batch: Batch, *, max_bytes: int = shared_limits.DECODED_BATCH_BYTES) -> list[Record]:
-    """Every record of a batch; of a control batch its markers. CorruptBatch, and nothing else,
-    for content that is none, or that inflates to more than `max_bytes`."""
+    """Return every record of a batch; of a control batch, its markers. Raises CorruptBatch for
+    invalid content, and for content that inflates to more than `max_bytes`."""
     records: list[Record] = []
     for part in open_batch(batch, max_bytes=max_bytes):
         records.extend(_records(part))
@@ -190,8 +190,8 @@ def decode(batch: Batch, *, max_bytes: int = shared_limits.DECODED_BATCH_BYTES) 
 def open_batch(
     batch: Batch, *, max_bytes: int = shared_limits.DECODED_BATCH_BYTES
 ) -> Iterator[list[DefaultRecord]]:
-    """The records of a batch as aiokafka has them, in parts of bounded size: for those who turn
-    many into something else. They have `offset`, `timestamp`, `key`, `value` and `headers`."""
+    """Yield the records as aiokafka's objects, in parts of bounded size, for callers that convert
+    many of them. They have `offset`, `timestamp`, `key`, `value` and `headers`."""
     data = inflated(batch, max_bytes=max_bytes)
     fields = _uncompressed_fields(batch)
     expected = batch.base_offset
@@ -208,8 +208,8 @@ def open_batch(
 
 
 class Section(NamedTuple):
-    """Some consecutive records of a batch: the offsets that they cover, where they lie in the
-    inflated bytes, how many they are, and the greatest of their timestamps."""
+    """Some consecutive records of a batch: the offsets that they cover, their position in the
+    inflated bytes, their number, and their greatest timestamp."""
 
     base_offset: int
     next_offset: int
@@ -220,20 +220,21 @@ class Section(NamedTuple):
 
 
 def inflated(batch: Batch, *, max_bytes: int = shared_limits.DECODED_BATCH_BYTES) -> memoryview:
-    """Return the records of a batch as bytes, decompressed. CorruptBatch if there are more than
-    `max_bytes`, if they cannot be decompressed, or if the header contradicts itself."""
+    """Return the records of a batch as decompressed bytes. Raises CorruptBatch if there are more
+    than `max_bytes`, if they cannot be decompressed, or if the header contradicts itself."""
     if batch.record_count > batch.last_offset_delta + 1:
         raise CorruptBatch(
-            f"the batch says {batch.record_count} records and a last offset delta of "
+            f"the batch header says {batch.record_count} records but a last offset delta of "
             f"{batch.last_offset_delta}"
         )
     return inflate(batch.compression, batch.view[HEADER_BYTES:], max_bytes)
 
 
 def sections(batch: Batch, data: memoryview) -> Iterator[tuple[Section, list[Record]]]:
-    """Open a batch section by section; `data` is what `inflated` gave. Each step of the iterator
-    does a bounded amount of work, so a loop can serve others between two steps. Checks all that
-    `decode` checks: CorruptBatch may come at any step, and then no section of the batch counts."""
+    """Decode a batch section by section; `data` is the result of `inflated`. Each step of the
+    iterator does bounded work, so an event loop can serve other work between two steps. Makes all
+    checks of `decode`: any step may raise CorruptBatch, and then no section of the batch is valid.
+    """
     fields = _uncompressed_fields(batch)
     expected = batch.base_offset
     headers, left = 0, batch.record_count
@@ -254,7 +255,7 @@ def sections(batch: Batch, data: memoryview) -> Iterator[tuple[Section, list[Rec
 
 
 def section_records(batch: Batch, data: memoryview, section: Section) -> list[Record]:
-    """Open one section of a batch that `sections` has gone through before."""
+    """Decode one section of a batch that `sections` has iterated before."""
     fields = _uncompressed_fields(batch)
     fields[12] = section.record_count
     records: list[Record] = []
@@ -264,7 +265,7 @@ def section_records(batch: Batch, data: memoryview, section: Section) -> list[Re
 
 
 class BatchWriter:
-    """A batch in the making. Used once, by one thread."""
+    """Builds one batch. Not thread-safe; use it once."""
 
     __slots__ = ("_attributes", "_builder", "_count", "_headers", "_shift")
 
@@ -280,8 +281,8 @@ class BatchWriter:
         append_time: bool = False,
         batch_bytes: int | None = None,
     ) -> None:
-        """`append_time`: the times are the broker's, one for all records. `batch_bytes`: a batch
-        that is larger before compression is full; without it, one that `limits` do not allow."""
+        """`append_time`: the times are the broker's, one for all records. `batch_bytes`: the batch
+        is full at this size before compression; by default, at the size that `limits` allow."""
         if compression not in COMPRESSIONS:
             raise InvalidRequest(f"unknown compression {compression!r}")
         most = shared_limits.BATCH_BYTES
@@ -312,10 +313,10 @@ class BatchWriter:
         value: bytes | None,
         headers: Headers = (),
     ) -> bool:
-        """False if the batch is full. Deltas grow, and the first is 0."""
+        """Add a record; return False if the batch is full. Offset deltas start at 0 and grow."""
         if not self._count:
-            # To aiokafka a first timestamp of -1 means that none was given yet, so that the next
-            # record would move it: such a batch is built a millisecond late and set back at last.
+            # aiokafka takes a first timestamp of -1 for "not set", and the next record would set
+            # it. Such a batch is built one millisecond late and corrected in `finish`.
             self._shift = 1 if timestamp_ms == NO_TIMESTAMP else 0
         elif (
             self._count >= shared_limits.PUBLISHED_RECORDS_PER_BATCH
@@ -329,9 +330,9 @@ class BatchWriter:
                 offset_delta, timestamp_ms + self._shift, key, value, list(headers)
             )
         except UnicodeEncodeError as error:
-            raise InvalidRequest(f"a header's name is no text: {error}") from error
+            raise InvalidRequest(f"a header name is not valid Unicode: {error}") from error
         except OverflowError as error:
-            raise InvalidRequest(f"a timestamp of {timestamp_ms} ms does not fit") from error
+            raise InvalidRequest(f"the timestamp {timestamp_ms} ms is out of range") from error
         if added is None:
             return False
         self._count += 1
@@ -339,21 +340,21 @@ class BatchWriter:
         return True
 
     def finish(self, base_offset: int = 0, leader_epoch: int = NO_EPOCH) -> bytes:
-        """The batch. RecordTooLarge if a first record alone is more than `limits` allow."""
+        """Return the batch. Raises RecordTooLarge if the first record alone exceeds `limits`."""
         inflated = self._builder.size() - HEADER_BYTES
         if inflated > shared_limits.DECODED_BATCH_BYTES:
             raise RecordTooLarge(
-                f"records of {inflated} bytes; {shared_limits.DECODED_BATCH_BYTES} is "
-                "the most in a batch"
+                f"records of {inflated} bytes are too large: a batch holds at most "
+                f"{shared_limits.DECODED_BATCH_BYTES}"
             )
         if self._headers > limits.HEADERS_PER_BATCH:
             raise RecordTooLarge(
-                f"a record with {self._headers} headers; {limits.HEADERS_PER_BATCH} is the most"
+                f"a record has {self._headers} headers; at most {limits.HEADERS_PER_BATCH} fit"
             )
         batch = self._builder.build()
         if len(batch) > shared_limits.BATCH_BYTES:
             raise RecordTooLarge(
-                f"a batch of {len(batch)} bytes; {shared_limits.BATCH_BYTES} is the most"
+                f"a batch has {len(batch)} bytes; at most {shared_limits.BATCH_BYTES} fit"
             )
         if self._shift or self._attributes:
             self._amend(batch)
@@ -362,7 +363,7 @@ class BatchWriter:
         return bytes(batch)
 
     def _amend(self, batch: bytearray) -> None:
-        """What aiokafka's builder cannot write, as it builds for producers only."""
+        """Write the fields that aiokafka's builder, made for producers only, cannot write."""
         (attributes,) = _ATTRIBUTES.unpack_from(batch, CRC_START)
         _ATTRIBUTES.pack_into(batch, CRC_START, attributes | self._attributes)
         first, greatest = _TIMESTAMPS.unpack_from(batch, _TIMESTAMPS_POSITION)
@@ -398,7 +399,7 @@ def _count_headers(part: list[DefaultRecord], before: int) -> int:
     headers = before + sum([len(record.headers) for record in part if record.headers])
     if headers > limits.HEADERS_PER_BATCH:
         raise CorruptBatch(
-            f"the batch has {headers} headers; {limits.HEADERS_PER_BATCH} is the most"
+            f"the batch has {headers} headers; at most {limits.HEADERS_PER_BATCH} are allowed"
         )
     return headers
 
@@ -406,15 +407,15 @@ def _count_headers(part: list[DefaultRecord], before: int) -> int:
 def _parts(
     data: memoryview, count: int, most_bytes: int, most_records: int
 ) -> Iterator[tuple[int, int, int]]:
-    """Start, end and number of records of pieces that are safe to parse at once: all of it, or
-    as many records as fit. A record above the bound is a piece of its own."""
+    """Yield (start, end, number of records) of pieces that are safe to parse at once: everything,
+    or as many records as fit. A record above the bound is a piece of its own."""
     end = len(data)
     if end <= most_bytes and count <= most_records:
         yield 0, end, count
         return
     start = position = held = 0
     for _ in range(count):
-        # Most lengths take one byte or two; the short cuts save more than a third of the walk.
+        # Most lengths take one or two bytes; handling these first saves a third of the time.
         if position < end and data[position] < 0x80:
             zigzag, body = data[position], position + 1
             length = (zigzag >> 1) ^ -(zigzag & 1)
@@ -424,26 +425,26 @@ def _parts(
         else:
             length, body = _varint(data, position, end)
         if not 0 <= length <= end - body:
-            raise CorruptBatch(f"the record at byte {position} says {length} bytes")
+            raise CorruptBatch(f"the record at byte {position} says it has {length} bytes")
         if held and (held >= most_records or body + length - start > most_bytes):
             yield start, position, held
             start, held = position, 0
         position = body + length
         held += 1
     if position != end:
-        raise CorruptBatch(f"{end - position} bytes lie behind the batch's {count} records")
+        raise CorruptBatch(f"{end - position} bytes follow the batch's {count} records")
     yield start, end, held
 
 
 def _parse(
     fields: list[int], data: memoryview, start: int, end: int
 ) -> Iterator[list[DefaultRecord]]:
-    """`fields` are a header's that fits the piece: its number of records, and no compression."""
+    """Parse a piece. `fields` are a header that fits it: its number of records, no compression."""
     if end - start > shared_limits.PARSED_BYTES:
         yield _careful(fields, data, start, end)
         return
     padded = b"".join((HEADER.pack(*fields), data[start:end], _PADDING))
-    # aiokafka's batch wants to be iterated over once only; a chain can be taken up again.
+    # aiokafka's batch can be iterated only once; a chain can be continued.
     parser = chain(DefaultRecordBatch(memoryview(padded)[: -len(_PADDING)]))
     done = 0
     try:
@@ -455,7 +456,7 @@ def _parse(
 
 
 def _careful(fields: list[int], data: memoryview, start: int, end: int) -> list[DefaultRecord]:
-    """The same in Python, every length checked before it is believed. Its word is final."""
+    """Parse in Python, checking every length before using it. Its verdict is final."""
     records = []
     batch = Batch(data, *fields)
     kind = batch.timestamp_type
@@ -464,7 +465,7 @@ def _careful(fields: list[int], data: memoryview, start: int, end: int) -> list[
         try:
             length, position = _varint(data, position, end)
             if not 0 <= length <= end - position:
-                raise CorruptBatch(f"it says {length} bytes, {end - position} are there")
+                raise CorruptBatch(f"it says {length} bytes, but there are {end - position}")
             stop = position + length
             _attributes, position = _varint(data, position, stop)
             timestamp_delta, position = _varint(data, position, stop)
@@ -480,7 +481,7 @@ def _careful(fields: list[int], data: memoryview, start: int, end: int) -> list[
         offset = batch.base_offset + offset_delta
         records.append(DefaultRecord(_int64(offset), _int64(timestamp), kind, key, value, headers))
     if position != end:
-        raise CorruptBatch(f"{end - position} bytes lie behind the batch's records")
+        raise CorruptBatch(f"{end - position} bytes follow the batch's records")
     return records
 
 
@@ -494,7 +495,7 @@ def _headers(
     for _ in range(count):
         name, position = _nullable(data, position, end)
         if name is None:
-            raise CorruptBatch("a header without a name")
+            raise CorruptBatch("a header has no name")
         value, position = _nullable(data, position, end)
         headers.append((name.decode("utf-8", "replace"), value))
     return headers, position
@@ -505,7 +506,7 @@ def _nullable(data: memoryview, position: int, end: int) -> tuple[bytes | None, 
     if length < 0:
         return None, position
     if length > end - position:
-        raise CorruptBatch(f"a field says {length} bytes, {end - position} are there")
+        raise CorruptBatch(f"a field says {length} bytes, but there are {end - position}")
     return bytes(data[position : position + length]), position + length
 
 
@@ -519,16 +520,16 @@ def _varint(data: memoryview, position: int, end: int) -> tuple[int, int]:
             result &= 0xFFFF_FFFF_FFFF_FFFF
             return (result >> 1) ^ -(result & 1), position
         shift += 7
-    raise CorruptBatch(f"a number does not end at byte {position}")
+    raise CorruptBatch(f"a number does not end before byte {position}")
 
 
 def _int64(number: int) -> int:
-    """As C adds: Kafka's clients wrap around, too."""
+    """Wrap a number to 64 bits as C does; Kafka's clients wrap too."""
     return (number + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
 def _check_offsets(part: list[DefaultRecord], expected: int, bound: int) -> int:
-    """Offsets grow from `expected` on and stay below `bound`; the next one expected."""
+    """Check that offsets grow from `expected` on and stay below `bound`; return the next one."""
     offsets = [record.offset for record in part]
     after = expected + len(part)
     if after <= bound and offsets == list(range(expected, after)):
@@ -536,7 +537,7 @@ def _check_offsets(part: list[DefaultRecord], expected: int, bound: int) -> int:
     for offset in offsets:
         if not expected <= offset < bound:
             raise CorruptBatch(
-                f"a record has offset {offset} where {expected} to {bound - 1} can be"
+                f"a record has offset {offset}, which is not within {expected} to {bound - 1}"
             )
         expected = offset + 1
     return expected

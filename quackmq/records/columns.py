@@ -1,14 +1,14 @@
-"""Record batches as Arrow columns and back: the way to Parquet and to Spark.
+"""Record batches as Arrow columns and back: for Parquet and for Spark.
 
-The columns have the names and types of Spark's Kafka source, then those of the producer. Null where
-there is nothing: a null key or value, no headers, no producer, no sequence number. A record without
-a timestamp has -1 ms. Microseconds reach 292,000 years either way; a timestamp beyond is set to the
-last that they can tell.
+The columns have the names and types of Spark's Kafka source, followed by those of the producer. A
+column is null for a null key or value, no headers, no producer, no sequence number. A record
+without a timestamp has -1 ms. Microseconds reach 292,000 years either way; a timestamp beyond that
+is set to the nearest one.
 
-Promised: what `to_arrow` gives, `from_arrow` turns into batches with the same records at the same
-offsets. Not promised: that these are the batches it was made of.
+Promised: `from_arrow` turns the result of `to_arrow` into batches with the same records at the same
+offsets. Not promised: that they are divided into the same batches.
 
-pyarrow takes 40 MB and a fifth of a second to load, so that nothing but this module imports it.
+pyarrow takes 40 MB and a fifth of a second to load, so only this module imports it.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from quackmq.records.codec import NO_EPOCH, BatchWriter, open_batch
 
 
 def constant(value: int | bytes, kind: pa.DataType) -> pa.Scalar:
-    """As `pa.scalar`, which loads pandas where it is installed. That takes half a second, which is
-    too long for the many short processes that Spark starts, and that import this module."""
+    """Return `pa.scalar(value, kind)` without importing pandas, which `pa.scalar` does where it is
+    installed. That takes half a second: too long for Spark's many short-lived processes."""
     if isinstance(value, bytes):
         content = [pa.py_buffer(struct.pack("=2i", 0, len(value))), pa.py_buffer(value)]
     else:
@@ -57,20 +57,20 @@ SCHEMA: Final = pa.schema(
 _MILLISECONDS: Final = pa.timestamp("ms", tz="UTC")
 _GREATEST_MS: Final = (2**63 - 1) // 1000
 _GREATEST_SEQUENCE: Final = 2**31 - 1
-#: As Arrow has it: told as Python's, the call would take ten times as long.
+#: An Arrow scalar: with a Python number the call would take ten times as long.
 _SEQUENCE_MASK: Final = constant(_GREATEST_SEQUENCE, pa.int64())
-#: Rows turned into columns at one go: with fewer the calls weigh, with more the objects that wait
-#: for theirs; over one list of a million records the same takes three times as long.
+#: Rows converted to columns at once. With fewer, the calls dominate; with more, the live objects
+#: do: one list of a million records takes three times as long.
 _CHUNK_ROWS: Final = 8_192
 
 
 def to_arrow(
     batches: Iterable[Batch], *, max_bytes: int = limits.DECODED_BATCH_BYTES
 ) -> pa.RecordBatch:
-    """The records of all batches, in order, as SCHEMA has them; control batches are left out.
+    """Return the records of all batches, in order, with SCHEMA; control batches are left out.
 
-    CorruptBatch as `codec.decode` raises it, for the first batch that cannot be opened. More than
-    `limits.ARROW_BYTES` at once is an InvalidRequest: the caller takes fewer batches at a time."""
+    Raises CorruptBatch, as `codec.decode` does, for the first batch that cannot be decoded, and
+    InvalidRequest for more than `limits.ARROW_BYTES`: then pass fewer batches at a time."""
     chunks: list[list[pa.Array]] = []
     size = 0
     for rows in _row_chunks(batches, max_bytes):
@@ -98,13 +98,13 @@ def from_arrow(
     base_sequence: int = NO_SEQUENCE,
     batch_bytes: int = limits.ENCODED_BATCH_BYTES,
 ) -> list[bytes]:
-    """Batches of about `batch_bytes` before compression, a larger record in one of its own.
+    """Return batches of about `batch_bytes` before compression; a larger record gets its own batch.
 
-    Needed is `value`; `key`, `headers`, `timestamp`, `timestampType` and `offset` are used where
-    they are there, other columns are not looked at: the producer is the one of the arguments. With
-    `offset` the records keep theirs, holes and all; else they are numbered from `base_offset`.
-    RecordTooLarge for a record that no batch can hold; InvalidRequest for columns of other types,
-    or offsets that do not grow."""
+    The column `value` is required. `key`, `headers`, `timestamp`, `timestampType` and `offset` are
+    used if present; other columns are ignored, since the arguments name the producer. With `offset`
+    the records keep their offsets, including gaps; else they are numbered from `base_offset`.
+    Raises RecordTooLarge for a record that no batch can hold, InvalidRequest for columns of other
+    types and for offsets that do not grow."""
     batches: list[bytes] = []
     writer: BatchWriter | None = None
     first = last = count = 0
@@ -114,8 +114,8 @@ def from_arrow(
         rows, base_offset, default_timestamp_ms
     ):
         if writer is not None and offset <= last:
-            raise InvalidRequest(f"offset {offset} follows on {last}: rows go by offset")
-        # A batch has one kind of time, and where it is the broker's, one time.
+            raise InvalidRequest(f"offset {offset} follows {last}: sort the rows by offset")
+        # A batch has one kind of time. If it is the broker's, the batch has one time.
         time = timestamp_ms if kind == 1 else None
         if (
             writer is None
@@ -144,7 +144,7 @@ def from_arrow(
 
 
 class _Rows:
-    """Rows on their way to columns: what differs by record in lists, what by batch in runs."""
+    """Rows to be converted: values per record in lists, values per batch in runs."""
 
     __slots__ = ("headers", "keys", "offsets", "run_ends", "runs", "size", "timestamps", "values")
 
@@ -159,7 +159,7 @@ class _Rows:
         self.runs: list[Batch] = []
 
     def add(self, batch: Batch, records: list[Any]) -> None:
-        """Records of one batch, as `codec.open_batch` gives them."""
+        """Add records of one batch, as `codec.open_batch` yields them."""
         keys = [record.key for record in records]
         values = [record.value for record in records]
         headers = [record.headers for record in records]
@@ -192,14 +192,14 @@ class _Rows:
     def _spread(
         self, values: list[int], kind: pa.DataType, known: list[bool] | None = None
     ) -> pa.Array:
-        """A value a batch, over all of its records; null where it is not `known`."""
+        """Repeat one value per batch over all its records; null where it is not `known`."""
         mask = None if known is None else [not is_known for is_known in known]
         runs = pa.array(values, kind, mask=mask)
         ends = pa.array(self.run_ends, pa.int32())
         return pc.run_end_decode(pa.RunEndEncodedArray.from_arrays(ends, runs))
 
     def _sequences(self, offsets: pa.Array) -> pa.Array:
-        """Offset and sequence run side by side through a batch; the sequence wraps."""
+        """Offset and sequence grow in step within a batch; the sequence wraps."""
         ahead = self._spread(
             [batch.base_sequence - batch.base_offset for batch in self.runs],
             pa.int64(),
@@ -240,7 +240,7 @@ def _headers(headers: list[list[tuple[str, bytes | None]]]) -> pa.Array:
 def _read_rows(
     rows: pa.RecordBatch, base_offset: int, default_timestamp_ms: int
 ) -> Iterator[tuple[int, int, int, bytes | None, bytes | None, Headers]]:
-    """Offset, timestamp, its type, key, value and headers of every row."""
+    """Yield offset, timestamp, its type, key, value and headers of every row."""
     count = rows.num_rows
     if rows.schema.get_field_index("value") < 0:
         raise InvalidRequest("the rows have no column `value`")
@@ -277,10 +277,10 @@ def _column(rows: pa.RecordBatch, name: str, wanted: pa.DataType) -> Any:
     if column.type == wanted:
         return column
     try:
-        # Not safe: microseconds are cut to milliseconds.
+        # Not safe: microseconds are truncated to milliseconds.
         return column.cast(wanted, safe=wanted != _MILLISECONDS)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        raise InvalidRequest(f"column `{name}` is {column.type} and no {wanted}: {error}") from (
+        raise InvalidRequest(f"column `{name}` is {column.type}, not {wanted}: {error}") from (
             error
         )
 

@@ -1,8 +1,8 @@
-"""Joining two CRC32C checksums into that of the two pieces of data together, without the data.
+"""Join two CRC32C checksums into the checksum of both pieces of data, without the data.
 
-A checksum is linear: behind n more bytes, the part of it that comes from the first piece is the
-first checksum times a fixed 32 x 32 matrix of bits to the power n. The powers of two are kept as
-tables, four of 256 entries each, so that one application is four look-ups.
+A checksum is linear. Appending n bytes multiplies the first piece's share of it by a fixed 32 x 32
+matrix of bits to the power n. The powers of two are stored as tables, four of 256 entries each, so
+that one multiplication is four look-ups.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from typing import Final
 _POLYNOMIAL: Final = 0x82F63B78
 _Tables = tuple[list[int], list[int], list[int], list[int]]
 
-#: What 1, 2, 4, … bytes of zeros do to a checksum, as far as anybody asked.
+#: The effect of 1, 2, 4, … zero bytes on a checksum; filled as far as needed.
 _powers: Final[list[_Tables]] = []
 
 
 def joined(first: int, second: int, second_bytes: int) -> int:
-    """The checksum of A and B together, of those of A and of B and the length of B."""
+    """Return the checksum of A followed by B, from the checksums of A and B and the length of B."""
     while len(_powers) < second_bytes.bit_length():
         _powers.append(_tables(len(_powers)))
-    # One look at a time: a call a step would take most of the time.
+    # Inlined: one call per step would take most of the time.
     for lowest, low, high, highest in _powers:
         if not second_bytes:
             break
@@ -36,7 +36,7 @@ def joined(first: int, second: int, second_bytes: int) -> int:
 
 
 def _tables(power: int) -> _Tables:
-    """What 2^power bytes of zeros do to a checksum."""
+    """Build the tables for the effect of 2^power zero bytes on a checksum."""
     columns = [_behind_bytes(1 << bit, power) for bit in range(32)]
     parts = [[0] * 256 for _ in range(4)]
     for part in range(4):

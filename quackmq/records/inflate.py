@@ -1,8 +1,8 @@
-"""Decompression with a bound on what comes out: a batch of 33 kB can inflate to 1 GiB.
+"""Decompression with a bound on its output: a batch of 33 kB can inflate to 1 GiB.
 
-Promised: `inflate` gives the whole of what was compressed, or raises CorruptBatch; it never makes
-more than `max_bytes` of output, whatever the compressed bytes say of their size, and holds no more
-than a small multiple of that at any time (zstd keeps a window of up to 128 MiB besides).
+Promised: `inflate` returns the whole uncompressed data, or raises CorruptBatch. It never produces
+more than `max_bytes`, whatever size the compressed bytes claim. It never holds more than a small
+multiple of that (zstd also keeps a window of up to 128 MiB).
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _BLOCK_LENGTH: Final = struct.Struct(">i")
 
 
 def inflate(compression: str, data: memoryview, max_bytes: int) -> memoryview:
-    """`compression` is one of `quackmq.records.batch.COMPRESSIONS`."""
+    """Decompress `data`; `compression` is one of `quackmq.records.batch.COMPRESSIONS`. Raises
+    CorruptBatch."""
     try:
         output = _INFLATERS[compression](data, max_bytes)
     except (zlib.error, cramjam.DecompressionError) as error:
         raise CorruptBatch(
-            f"the batch cannot be decompressed from {compression} to {max_bytes} bytes or less: "
-            f"{error}"
+            f"cannot decompress the batch from {compression} to {max_bytes} bytes or less: {error}"
         ) from error
     if len(output) > max_bytes:
         raise _too_much(max_bytes)
@@ -42,7 +42,8 @@ def _as_it_is(data: memoryview, max_bytes: int) -> memoryview:
 
 
 def _gunzip(data: memoryview, max_bytes: int) -> memoryview:
-    """One member, as every producer writes it: looking for more would take time in squares."""
+    """Decompress one gzip member, as every producer writes it. Supporting more members would take
+    quadratic time."""
     inflater = zlib.decompressobj(wbits=31)
     output = inflater.decompress(data, max_bytes + 1)
     if len(output) > max_bytes:
@@ -53,7 +54,7 @@ def _gunzip(data: memoryview, max_bytes: int) -> memoryview:
 
 
 def _unsnappy(data: memoryview, max_bytes: int) -> memoryview:
-    """Plain as librdkafka writes it, or in blocks behind a header as the Java client does:
+    """Decompress plain snappy, as librdkafka writes it, or blocks with a header, as Java does:
 
     +---------------+---------+------------+--------+-----------+--------+------
     | 82 SNAPPY 00  | version | compatible | length | a block   | length | ...
@@ -66,18 +67,18 @@ def _unsnappy(data: memoryview, max_bytes: int) -> memoryview:
     position = _XERIAL_HEADER_BYTES
     while position < len(data):
         if position + _BLOCK_LENGTH.size > len(data):
-            raise CorruptBatch("the batch's last snappy block is cut off")
+            raise CorruptBatch("the batch's last snappy block is truncated")
         (length,) = _BLOCK_LENGTH.unpack_from(data, position)
         position += _BLOCK_LENGTH.size
         if not 0 < length <= len(data) - position:
-            raise CorruptBatch(f"a snappy block says {length} bytes")
+            raise CorruptBatch(f"a snappy block says it has {length} bytes")
         output += _unsnappy_block(data[position : position + length], len(output), max_bytes)
         position += length
     return memoryview(output)
 
 
 def _unsnappy_block(block: memoryview, held: int, max_bytes: int) -> memoryview:
-    # The length in front is what the decoder allocates, and it gives no more.
+    # The decoder allocates the length at the front and never returns more.
     if held + cramjam.snappy.decompress_raw_len(block) > max_bytes:
         raise _too_much(max_bytes)
     return memoryview(cramjam.snappy.decompress_raw(block))
@@ -94,23 +95,24 @@ def _unzstd(data: memoryview, max_bytes: int) -> memoryview:
 def _into_growing_room(
     into: Callable[[Any, Any], int], data: memoryview, max_bytes: int
 ) -> memoryview:
-    """What a frame says of its size may lie or be missing, so it is not asked. Room grows fourfold:
-    all failed attempts together cost a third of the last one."""
+    """Decompress into buffers of growing size. A frame's own size may be wrong or missing, so it is
+    not used. Each buffer is four times as large: all failed attempts cost a third of the last one.
+    """
     room = min(max(4 * len(data), limits.KIB), max_bytes)
     while True:
         output = _room(room)
         try:
             return memoryview(output)[: into(data, output)]
         except cramjam.DecompressionError:
-            # Too little room and bad bytes look alike; bad bytes fail again and soon.
+            # A small buffer and bad bytes raise the same error; bad bytes fail again, and early.
             if room == max_bytes:
                 raise
         room = min(4 * room, max_bytes)
 
 
 def _room(size: int) -> bytearray | mmap.mmap:
-    """Large rooms are mapped: a page that nothing is written to costs nothing, and so a few bad
-    bytes cannot cost the clearing of 128 MiB."""
+    """Allocate a buffer. Large ones are mapped: pages that are never written cost nothing, so a few
+    bad bytes cannot cost the clearing of 128 MiB."""
     if size <= limits.MIB:
         return bytearray(size)
     return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
