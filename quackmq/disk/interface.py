@@ -1,11 +1,11 @@
-"""The disk as stores and the archive see it: passed in, so that a simulated one can take its place.
+"""The disk as stores and the archive use it; a simulated disk can take its place.
 
-The few blocking operations that durable data stands on, with the semantics of POSIX and nothing
-more: a write may be short, is in no order with other writes, and lasts only after `sync`; a new,
-renamed or removed name lasts only after `sync_directory` of the directory that holds it. Any
+These are the few blocking operations on which durable data depends, with the semantics of POSIX and
+nothing more. A write may be short, is not ordered with other writes, and is durable only after
+`sync`. A new, renamed or removed name is durable only after `sync_directory` of its directory. Any
 operation may raise OSError. Paths are relative to the broker's directory, with "/".
 
-All of it blocks: whoever runs a loop calls from a side thread.
+All operations block: an event loop runs them in a side thread.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from quackmq.records.batch import Buffer
 
 
 class File(Protocol):
-    """An open file. Any thread may call; the caller sees to it that nobody closes it meanwhile."""
+    """An open file. Thread-safe, but the caller must not close it during another call."""
 
     def write_some(self, data: Buffer, position: int) -> int:
-        """Write the bytes, or a first part of them; how many."""
+        """Write the bytes, or a first part of them; return how many."""
 
     def read_some(self, length: int, position: int) -> bytes:
-        """At most `length` bytes; none at all only at the end of the file."""
+        """Return at most `length` bytes; no bytes only at the end of the file."""
 
     def sync(self) -> None:
-        """Returns when every completed write, and the length, will survive a power cut."""
+        """Return when every completed write, and the length, will survive a power cut."""
 
     def size(self) -> int: ...
 
@@ -37,25 +37,25 @@ class File(Protocol):
 
 class Disk(Protocol):
     def open(self, path: str, *, create: bool = False) -> File:
-        """For reading and writing; FileNotFoundError unless it is there or to be created."""
+        """Open for reading and writing. Raises FileNotFoundError unless it exists or `create`."""
 
     def make_directory(self, path: str) -> None:
-        """One level; nothing happens if it is there."""
+        """Create one level; do nothing if it exists."""
 
     def sync_directory(self, path: str) -> None: ...
 
     def rename(self, old: str, new: str) -> None:
-        """Atomically, replacing `new`, within one directory."""
+        """Rename atomically within one directory, replacing `new`."""
 
     def remove(self, path: str) -> None:
-        """A file, or an empty directory; FileNotFoundError if it is not there."""
+        """Remove a file or an empty directory. Raises FileNotFoundError."""
 
     def list(self, path: str) -> list[str]:
-        """The names in a directory, sorted; none if it is not there."""
+        """Return the names in a directory, sorted; none if it does not exist."""
 
 
 def write_all(file: File, data: Buffer, position: int) -> None:
-    """Write everything, however short the single writes are."""
+    """Write all bytes, even if single writes are short."""
     while True:
         written = file.write_some(data, position)
         if written == len(data):
@@ -67,7 +67,7 @@ def write_all(file: File, data: Buffer, position: int) -> None:
 
 
 def read_all(file: File, length: int, position: int) -> bytes:
-    """`length` bytes, or fewer only where the file ends."""
+    """Return `length` bytes; fewer only if the file ends."""
     data = file.read_some(length, position)
     if len(data) == length or not data:
         return data
@@ -83,8 +83,8 @@ def read_all(file: File, length: int, position: int) -> bytes:
 
 
 def write_durable(disk: Disk, path: str, data: Buffer) -> None:
-    """A file with these bytes, durable but for its name. Synced as it grows: whoever else waits for
-    the device never waits behind much of it."""
+    """Write a file with these bytes; all but its name is durable then. It is synced as it grows, so
+    that other syncs of the device never wait for much of it."""
     file = disk.open(path, create=True)
     view = memoryview(data)
     try:
@@ -97,7 +97,7 @@ def write_durable(disk: Disk, path: str, data: Buffer) -> None:
 
 
 def replace_file(disk: Disk, path: str, data: Buffer) -> None:
-    """Put a file in place whole and durable, or not at all."""
+    """Replace a file atomically and durably."""
     temporary = f"{path}.new"
     write_durable(disk, temporary, data)
     disk.rename(temporary, path)

@@ -1,15 +1,15 @@
-"""Syncing a file without a thread of ours: Linux has one of its own workers do it (io_submit).
+"""Sync a file without a thread of ours: a worker of the Linux kernel does it (io_submit).
 
-A single small append is little but a sync. Handing that to a thread means to wake a processor for
-the thread and then one for the loop, and to pass the interpreter's lock to and fro; the kernel's
-worker runs where the loop runs, and its end is one more descriptor that the loop watches.
+The cost of a single small append is mostly its sync. Handing the sync to a thread wakes a processor
+for the thread and then one for the loop, and passes the interpreter's lock back and forth. The
+kernel's worker runs where the loop runs, and reports its end on a descriptor that the loop watches.
 
     iocb      data u64 | key u32 | rw flags u32 | opcode u16 | priority i16 | descriptor u32
               | buffer u64 | bytes u64 | offset i64 | reserved u64 | flags u32 | event u32
     io_event  data u64 | iocb u64 | result i64 | result2 i64
 
-`result` is 0 or a negative error number, the same that fdatasync would have given. Where there is
-no such call (another system, another processor, a sandbox that forbids it), `open` gives None.
+`result` is 0 or a negative error number, the same as that of fdatasync. Where the call does not
+exist (another system or processor, a sandbox that forbids it), `open` returns None.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _IO_EVENT: Final = struct.Struct("<QQqq")
 _FDATASYNC: Final = 3
 _TELLS_BY_EVENT_DESCRIPTOR: Final = 1
 
-#: Hears on the loop how a sync ended.
+#: Called on the loop with the error of a sync, or None.
 Synced = Callable[[OSError | None], None]
 
 
@@ -48,13 +48,13 @@ _NUMBERS: Final = {"x86_64": _Numbers(206, 207, 209, 208), "aarch64": _Numbers(0
 
 
 class KernelSync:
-    """One sync at a time. Who may call: the loop."""
+    """Runs one sync at a time. Not thread-safe: call from the event loop."""
 
     def __init__(self, numbers: _Numbers, loop: asyncio.AbstractEventLoop) -> None:
-        """OSError if the system does not have it, or not for us."""
+        """Raises OSError if the system does not have these calls, or forbids them."""
         self._numbers = numbers
         self._loop = loop
-        # None of these calls waits, so none gives the interpreter's lock away.
+        # None of these calls blocks, so none releases the interpreter's lock.
         self._call = ctypes.PyDLL(None, use_errno=True).syscall
         self._call.restype = ctypes.c_long
         self._context = ctypes.c_ulong(0)
@@ -66,7 +66,7 @@ class KernelSync:
         self._done: Synced | None = None
         self._request = ctypes.create_string_buffer(_IOCB.size)
         self._answer = ctypes.create_string_buffer(_IO_EVENT.size)
-        # The arguments are made once: that costs more than the calls.
+        # The arguments are built once: building them costs more than the calls.
         one = ctypes.c_long(1)
         requests = (ctypes.c_void_p * 1)(ctypes.addressof(self._request))
         at_once = (ctypes.c_long * 2)(0, 0)
@@ -87,9 +87,10 @@ class KernelSync:
             return None
 
     def begin(self, descriptor: int, done: Synced) -> bool:
-        """Whether the system has begun it; `done` then hears how it ended. One at a time."""
+        """Start a sync, one at a time. Return whether the system accepted it; `done` is called when
+        it ends."""
         if self._done is not None:
-            raise InternalError("a sync was begun while another one was on its way")
+            raise InternalError("a sync was started while another one was running")
         _IOCB.pack_into(
             self._request,
             0,
@@ -111,22 +112,22 @@ class KernelSync:
             return  # nothing has ended
         done, self._done = self._done, None
         if done is None:
-            raise InternalError("a sync has ended that nobody began")
+            raise InternalError("a sync ended that was never started")
         done(self._outcome())
 
     def _outcome(self) -> OSError | None:
-        """What became of the sync that has ended. One that the system cannot tell of has failed."""
+        """Return the error of the sync that ended, or None. An unknown result counts as failed."""
         try:
             count = self._system_call(*self._take)
         except OSError as error:
             return error
         if count != 1:
-            return OSError(errno.EIO, "the system does not tell how a sync has ended")
+            return OSError(errno.EIO, "the system did not report the result of a sync")
         _, _, result, _ = _IO_EVENT.unpack(self._answer)
         return OSError(-result, os.strerror(-result)) if result else None
 
     def close(self) -> None:
-        """Waits for a sync that is on its way."""
+        """Wait for a running sync, then close."""
         self._loop.remove_reader(self._event)
         self._system_call(ctypes.c_long(self._numbers.destroy), self._context)
         os.close(self._event)

@@ -1,18 +1,18 @@
-"""Whether the loop may wait for a sync itself, by what it has seen lately.
+"""Decides whether the event loop may wait for a sync itself, from recent observations.
 
-To have a sync done beside the loop means that the loop goes to sleep and is woken again. Where one
-publisher waits for each of its messages, that takes as long as the sync does, and the loop would
-have nothing else to do meanwhile. So it may as well wait, but only as long as both hold:
+Syncing outside the loop means that the loop goes to sleep and is woken again. If one publisher
+waits for each of its messages, this takes as long as the sync itself, and the loop has nothing else
+to do meanwhile. So the loop may wait itself, but only while both conditions hold:
 
-- The disk is quick. A sync that took longer than `limits.LOOP_SYNC_MS`, whoever waited for it, ends
-  this for a hundred times as long; and one must have been seen before.
-- The loop is idle. It has been at rest for half of the time since it was last asked, at least: else
-  others have something to do while the disk works.
+- The disk is fast. After a sync that took longer than `limits.LOOP_SYNC_MS`, whoever waited for it,
+  the loop does not wait for a hundred times as long. At least one sync must have been observed.
+- The loop is idle. It was at rest for at least half of the time since the last question: else it
+  has other work to do while the disk is busy.
 
-Not promised: that no sync ever holds the loop up. Each disk has its slow moments, and the first of
-them is met by all that the loop serves; but no more than a hundredth of the time goes that way.
+Not promised: that no sync ever blocks the loop. Every disk has slow moments, and the first slow
+sync delays everything that the loop serves. But at most a hundredth of the time is lost this way.
 
-Who may call: the loop.
+Not thread-safe: call from the event loop.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class LoopSyncPolicy:
         self._used_s = 0.0
 
     def took(self, seconds: float, now_s: float) -> None:
-        """A sync has ended; by `time.monotonic`."""
+        """Record how long a sync took; `now_s` is `time.monotonic`."""
         self._has_seen = True
         if seconds > limits.LOOP_SYNC_MS / 1000:
             self._waits_from = max(self._waits_from, now_s + limits.LOOP_SYNC_PAUSE * seconds)

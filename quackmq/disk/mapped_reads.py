@@ -1,14 +1,14 @@
-"""Reading in place: large pieces of files as the system holds them in memory, without a copy.
+"""Reading in place: large ranges of files from the page cache, without a copy.
 
-A large read of old news mostly finds its bytes in the system's memory already. Checking them there
-and handing them out as they are takes two thirds of the time that copying them out first takes.
+A large read of old records mostly finds its bytes in the page cache. Checking and sending them from
+there takes two thirds of the time that copying them first takes.
 
-A mapped byte that the system cannot bring (the device fails, the file was cut off by someone) ends
-the process with a signal, where a read would have raised. So the system is asked for the whole
-piece first, by a call that answers with an error instead (MADV_POPULATE_READ, Linux 5.14); where
-that fails or is not known there is no view, and the caller's read says what is wrong.
+If the system cannot load a mapped byte (the device fails, the file was truncated), a signal ends
+the process, where a read would have raised. So the system is first asked to load the whole range,
+with a call that returns an error instead (MADV_POPULATE_READ, Linux 5.14). If that fails or is
+unknown, there is no view, and the caller's ordinary read raises the error.
 
-One window a file, and few of them: the system counts what was looked at as the process's own.
+There is one window per file, and few of them: the system counts their pages as the process's own.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Final, NamedTuple
 
 from quackmq.disk import limits
 
-#: The system's number for it; Python's own modules have no name for it yet.
+#: The system's number of MADV_POPULATE_READ; Python has no name for it yet.
 _POPULATE_READ: Final = 22
 
 
@@ -35,11 +35,11 @@ class _Window(NamedTuple):
 
 
 class MappedFiles:
-    """Any thread may call `forget`; call everything else from the event loop."""
+    """Mapped windows of open files. `forget` is thread-safe; call the rest from the event loop."""
 
-    #: Elsewhere the system's number means something else, or nothing.
+    #: On other systems the number means something else, or nothing.
     is_supported = sys.platform == "linux"
-    #: The shortest piece that is viewed, and the longest.
+    #: The shortest and the longest range that is viewed.
     viewed_bytes: int = limits.VIEWED_BYTES
     window_bytes: int = limits.WINDOW_BYTES
 
@@ -50,8 +50,8 @@ class MappedFiles:
     def view(
         self, file: Hashable, descriptor: int, length: int, position: int
     ) -> memoryview | None:
-        """A piece of an open file; None if it is better read, or cannot be had. It stays good
-        whatever becomes of the file, as long as it is held."""
+        """Return a range of an open file; None if reading it is better, or it cannot be loaded. The
+        view stays valid while it is referenced, whatever happens to the file."""
         if not (self.is_supported and self.viewed_bytes <= length <= self.window_bytes):
             return None
         with self._lock:
@@ -64,7 +64,7 @@ class MappedFiles:
             start = position - window.start
             aligned = start - start % mmap.PAGESIZE
             window.mapped.madvise(_POPULATE_READ, aligned, start + length - aligned)
-        except (OSError, ValueError):  # a ValueError where the file was cut off meanwhile
+        except (OSError, ValueError):  # ValueError: the file was truncated meanwhile
             return None
         return window.view[start : start + length]
 
@@ -83,7 +83,7 @@ class MappedFiles:
         return window
 
     def forget(self, file: Hashable) -> None:
-        """The file is closed: the room that it takes on disk must not be held for nothing."""
+        """Drop the window of a closed file, so that a deleted file's disk space is freed."""
         with self._lock:
             self._windows.pop(file, None)
 

@@ -1,8 +1,8 @@
-"""The local store's disk: `quackmq.disk.interface`, with what a store needs beyond it.
+"""The local store's disk: `quackmq.disk.interface`, and what a store needs beyond it.
 
-A lock; reads in place; and the loop. `Disk.run` takes a blocking function to a side thread (a
-*lane*; functions of one lane run one after the other, but for "read", which has several threads;
-that of "archive" gives way to the others).
+It adds a lock file, reads in place, and the event loop. `Disk.run` runs a blocking function in a
+side thread, a *lane*. Functions of one lane run one after the other, except in "read", which has
+several threads. The thread of "archive" has a lower priority.
 """
 
 from __future__ import annotations
@@ -32,51 +32,50 @@ from quackmq.records.batch import Buffer
 
 T = TypeVar("T")
 Lane = Literal["flush", "checkpoint", "read", "archive"]
-#: Hears on the loop what a function returned, or raised.
+#: Called on the loop with a function's result and its exception; one of them is None.
 Ended = Callable[[Any, Any], None]
 
 _READ_THREADS = 2
-#: Linux alone can be asked to read only from memory; elsewhere the loop reads nothing itself.
+#: Only Linux can read without waiting for the device; elsewhere the loop itself reads nothing.
 _NOWAIT: Final[int | None] = getattr(os, "RWF_NOWAIT", None)
 
 
 class File(disk.File, Protocol):
-    """As there, and what is read in place."""
+    """`disk.File`, and reads in place."""
 
     def cached(self, length: int, position: int) -> bool:
-        """Whether reading this range now would very likely not wait for the device."""
+        """Return whether reading this range now would very likely not wait for the device."""
 
     def view(self, length: int, position: int) -> memoryview | None:
-        """The same bytes as `read_some` would give, in place: for a range that is `cached` and that
-        nobody writes to any more. None where reading is better, or says what is wrong. For the loop
-        only."""
+        """Return the bytes of `read_some` in place, for a range that is `cached` and that is no
+        longer written. None if an ordinary read is better, or would raise. Call from the loop."""
 
 
 class Disk(disk.Disk, Protocol):
     def open(self, path: str, *, create: bool = False) -> File: ...
 
     def lock(self, path: str) -> None:
-        """Hold a lock file until `close`; StoreLocked if another process has it."""
+        """Hold a lock file until `close`. Raises StoreLocked if another process holds it."""
 
     def location(self, path: str) -> str:
-        """Where a path lies for other programs of this machine."""
+        """Return the absolute path, for other programs on this machine."""
 
     def boot_id(self) -> str:
-        """Changes whenever what was not synced may have been lost: when the machine starts."""
+        """Return an id that changes when the machine starts: unsynced bytes may be lost then."""
 
     async def run(self, function: Callable[[], T], lane: Lane) -> T: ...
 
     def run_here(self, function: Callable[[], None]) -> None:
-        """On the loop: small writes, which the system takes without delay as a rule."""
+        """Run a function on the loop: small writes, which the system usually accepts at once."""
 
     @property
     def is_prompt(self) -> bool:
-        """Whether it still does so, by what `run_here` has seen lately."""
+        """Whether such writes are still fast, as recent calls of `run_here` showed."""
 
     def sync_soon(self, file: File, done: Synced, alone: bool) -> None:
-        """`file.sync` beside the loop, with as little as can be on the way there and back. One at a
-        time. `done` is called on the loop. Where nothing else waits for the loop as far as is known
-        (`alone`), the loop may do it itself, and `done` has been called when this returns."""
+        """Sync a file outside the loop with the least overhead, one at a time; call `done` on the
+        loop. If, as far as is known, nothing else waits for the loop (`alone`), the loop may sync
+        by itself; then `done` has been called when this returns."""
 
     def close(self) -> None: ...
 
@@ -128,14 +127,14 @@ class RealFile:
 
 
 class RealDisk:
-    """The operating system's files below one directory. One that is `read_only` changes nothing
-    there, and shares its lock with others of its kind."""
+    """The operating system's files below one directory. With `read_only` it changes nothing there,
+    and several of them can share the lock."""
 
     def __init__(self, root: Path, *, read_only: bool = False) -> None:
         self._root = root
         self._read_only = read_only
         self._lanes: dict[Lane, _Worker] = {}
-        #: When the loop may write again after the system has held a write up.
+        #: When the loop may write again after the system delayed a write.
         self._prompt_from = 0.0
         self._windows = MappedFiles()
         self._patience = LoopSyncPolicy()
@@ -179,7 +178,7 @@ class RealDisk:
         self._check_writable(path)
         try:
             os.unlink(self._path(path))
-        except (IsADirectoryError, PermissionError):  # the second is what macOS says of a directory
+        except (IsADirectoryError, PermissionError):  # macOS raises the second for a directory
             if not os.path.isdir(self._path(path)):
                 raise
             os.rmdir(self._path(path))
@@ -200,7 +199,7 @@ class RealDisk:
         os.pwrite(descriptor, str(os.getpid()).encode(), 0)
 
     def _lock_shared(self, path: str) -> None:
-        """Nobody writes meanwhile. Without a lock file there never was anybody who could."""
+        """Keep brokers out while we read. Without a lock file no broker ever used the directory."""
         try:
             descriptor = os.open(self._path(path), os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -209,8 +208,8 @@ class RealDisk:
 
     def _flock(self, descriptor: int, operation: int) -> None:
         if not _flocked(descriptor, operation):
-            # Tools that read the directory share the lock, and leave the last broker's number in
-            # it. So the number tells who it is only if the lock cannot be shared.
+            # Tools that read the directory share the lock and leave the last broker's process id in
+            # the file. So the id is that of the holder only if the lock cannot be shared.
             has_readers = operation == fcntl.LOCK_EX and _flocked(descriptor, fcntl.LOCK_SH)
             holder = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip() or "unknown"
             os.close(descriptor)
@@ -229,7 +228,7 @@ class RealDisk:
     def boot_id(self) -> str:
         try:
             return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        except OSError:  # not Linux: every start counts as one of the machine
+        except OSError:  # not Linux: treat every start as a start of the machine
             return os.urandom(16).hex()
 
     async def run(self, function: Callable[[], T], lane: Lane) -> T:
@@ -258,7 +257,7 @@ class RealDisk:
 
     def sync_soon(self, file: File, done: Synced, alone: bool) -> None:
         if not isinstance(file, RealFile):
-            raise InternalError(f"{file} is no file of this disk")
+            raise InternalError(f"{file} is not a file of this disk")
         began = time.monotonic()
         if alone and self._patience.may_wait(began):
             self._sync_here(file, done, began)
@@ -296,8 +295,8 @@ class RealDisk:
 
 
 class _Worker:
-    """Threads that take functions from one queue. Leaner than concurrent.futures, whose hand-over
-    costs as much as a small sync. The queue is bounded by its callers, who await each function."""
+    """Threads that run functions from one queue. Leaner than concurrent.futures, whose hand-over
+    costs as much as a small sync. Callers await each function, which bounds the queue."""
 
     def __init__(self, name: str, threads: int, niceness: int = 0) -> None:
         self._loop = asyncio.get_running_loop()
@@ -327,23 +326,23 @@ class _Worker:
             function, ended = job
             try:
                 result, error = function(), None
-            except BaseException as raised:  # handed to whoever waits for it
+            except BaseException as raised:  # passed to the caller that waits for the result
                 result, error = None, raised
             self._loop.call_soon_threadsafe(ended, result, error)
-            del job, function, ended, result, error  # an idle thread keeps no buffers alive
+            del job, function, ended, result, error  # so that an idle thread keeps no buffers alive
 
 
 def _be_nice(niceness: int) -> None:
-    """Let the system prefer other threads, where it can tell them apart."""
-    if sys.platform == "linux":  # elsewhere this would be said of the whole process
+    """Make the system prefer other threads to this one, where priorities are per thread."""
+    if sys.platform == "linux":  # elsewhere this would change the whole process
         thread = threading.get_native_id()
-        with suppress(OSError):  # not allowed in some sandboxes, and then it is as it is
+        with suppress(OSError):  # some sandboxes forbid it; the thread then keeps its priority
             present = os.getpriority(os.PRIO_PROCESS, thread)
             os.setpriority(os.PRIO_PROCESS, thread, present + niceness)
 
 
 def _flocked(descriptor: int, operation: int) -> bool:
-    """Lock the file, if nobody else has it; whether that was so."""
+    """Lock the file unless another process holds it; return whether it is locked."""
     try:
         fcntl.flock(descriptor, operation | fcntl.LOCK_NB)
     except BlockingIOError:
