@@ -1,6 +1,6 @@
-"""A clock that is cheap to wind. Pure.
+"""Deadlines that are cheap to move. Pure.
 
-A heartbeat moves a deadline in a dictionary; the heap learns of it when the earlier time comes.
+A heartbeat moves a deadline in a dictionary; the heap is corrected when the earlier time comes.
 """
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ import heapq
 from dataclasses import dataclass, field
 from typing import Final
 
-#: Entries of the heap that nobody needs any more, beyond one for each that is needed.
+#: How many stale entries the heap may hold beyond one for each deadline.
 _SPARE_ENTRIES: Final = 64
 
 
 @dataclass(slots=True)
 class Deadlines:
-    """A deadline for each key. Moving one to a later time, the common case, is O(1): the heap keeps
-    the earlier time and looks again when it has come. It may therefore name a time (`next_ms`) at
-    which nothing is due, never one that is too late."""
+    """One deadline per key. Moving one to a later time, the common case, is O(1): the heap keeps
+    the earlier time and checks again when it comes. So `next_ms` may be a time at which nothing is
+    due, but never too late."""
 
     _at_ms: dict[str, int] = field(default_factory=dict)
     _queued_ms: dict[str, int] = field(default_factory=dict)
@@ -44,7 +44,7 @@ class Deadlines:
         self._at_ms.pop(key, None)
 
     def due(self, now_ms: int) -> list[str]:
-        """The keys whose time has come; they have no deadline any more."""
+        """Remove and return the keys whose deadline has passed."""
         keys = []
         while self._heap and self._heap[0][0] <= now_ms:
             queued_ms, key = heapq.heappop(self._heap)

@@ -1,4 +1,4 @@
-"""The states of a group, as tables: what follows what, and what each makes of a request."""
+"""The states of a group, as tables: which state follows which, and how each answers requests."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from typing import Final, Literal, NamedTuple
 
 from quackmq.errors import QuackError, RebalanceInProgress
 
-#: Members of this protocol type read topics. Classic ones say in their metadata which; in a group
-#: of the newer kind there are no others.
+#: Members of this protocol type read topics. Classic members name the topics in their metadata;
+#: members of a newer group all have this type.
 CONSUMER_PROTOCOL_TYPE: Final = "consumer"
 
 
 class GroupKind(StrEnum):
-    """By which protocol its members come together. By Kafka's names."""
+    """The protocol of a group's members, by Kafka's names."""
 
     CLASSIC = "classic"
     CONSUMER = "consumer"
 
 
 class GroupState(StrEnum):
-    """By Kafka's names. Dead is what is said of a group that is not there.
+    """By Kafka's names. Dead describes a group that does not exist.
 
-    A classic group rebalances as a whole, in two phases; in one of the newer kind a target is set,
-    and each member approaches it.
+    A classic group rebalances as a whole, in two phases. A newer group gets a target, and each
+    member approaches it.
     """
 
     EMPTY = "Empty"
@@ -46,10 +46,10 @@ FOLLOWERS: Final[Mapping[GroupState, tuple[GroupState, ...]]] = {
 
 
 class Rules(NamedTuple):
-    """What a state makes of the requests of a member that is known, and of the right generation.
+    """How a state answers the requests of a known member of the current generation.
 
-    An error refuses; None allows. `rejoins_at_once` are those whose join, with nothing changed, is
-    answered with the present generation; any other join asks for a rebalance.
+    An error refuses; None allows. `rejoins_at_once`: members of this rank that join again unchanged
+    are answered with the current generation; any other join starts a rebalance.
     """
 
     heartbeat: type[QuackError] | None
@@ -58,31 +58,31 @@ class Rules(NamedTuple):
     rejoins_at_once: tuple[Literal["leader", "follower"], ...]
 
 
-#: The states that have members. Where there are none, every member is an unknown one.
+#: The states that have members. In the others, every member is unknown.
 RULES: Final[Mapping[GroupState, Rules]] = {
-    # A commit of the generation that ends is still good: the members learn of its end by heartbeat.
+    # A commit in the ending generation is still valid: members learn of the end by heartbeat.
     GroupState.PREPARING_REBALANCE: Rules(RebalanceInProgress, None, RebalanceInProgress, ()),
     # A join may be repeated because its answer was lost.
     GroupState.COMPLETING_REBALANCE: Rules(
         None, RebalanceInProgress, "waits for the leader", ("leader", "follower")
     ),
-    # A leader joins again because it wants a rebalance: topics have changed.
+    # A leader joins again because it wants a rebalance: its topics have changed.
     GroupState.STABLE: Rules(None, None, "is answered", ("follower",)),
 }
 
 
 class MemberState(StrEnum):
-    """How far a member of the newer kind has come on the way to its target. By Kafka's names."""
+    """How far a member of the newer protocol is on the way to its target. By Kafka's names."""
 
-    #: It has what it shall have.
+    #: It has its whole target.
     STABLE = "Stable"
-    #: It shall let go of partitions, and has not said that it did.
+    #: It must release partitions, and has not confirmed this.
     UNREVOKED = "UnrevokedPartitions"
-    #: It waits for partitions that others have not let go of.
+    #: It waits for partitions that other members have not released.
     UNRELEASED = "UnreleasedPartitions"
 
 
-#: What lets a member in a state take the next step.
+#: The event that lets a member in each state take the next step.
 MOVES_ON: Final[
     Mapping[MemberState, Literal["a new target", "its word that it let go", "any heartbeat"]]
 ] = {

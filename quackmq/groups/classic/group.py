@@ -1,44 +1,44 @@
 """One consumer group of Kafka's classic protocol: members, generations, assignments. Pure.
 
-Members join; when all have come, or time is up, a generation begins: everybody learns its number,
-the oldest member leads. The leader alone learns of all the others, says what each is to read, and
-everybody is told its part when asking for it (sync). Whoever comes, goes, falls silent or changes
-its mind ends the generation, and all join again.
+Members join. When all have joined, or time is up, a generation begins. Every member learns its
+number, and the oldest member leads. Only the leader learns about all members; it assigns partitions
+to each, and each member asks for its assignment (sync). When a member joins, leaves, expires or
+changes its subscription, the generation ends, and all join again.
 
-                         somebody joins
+                         a member joins
       Empty  ---------------------------------->  PreparingRebalance  <-----------------------+
         ^                                           |            ^                            |
-        |   nobody is left                          |            | somebody joins, leaves,    |
-        +-------------------------------------------+            | is silent, does not sync   |
+        |   no member is left                       |            | a member joins, leaves,    |
+        +-------------------------------------------+            | expires, does not sync     |
                                                     |            |                            |
-                            all came, or time is up |            |                            |
+                         all joined, or time is up  |            |                            |
                                                     v            |                            |
                                               CompletingRebalance ---- the leader syncs ---> Stable
 
-Promised: generations only grow; one leader at a time, a member; a request of a past generation, of
-an unknown member or of a static member whose place was taken is refused; each waiter is answered
-once, and nobody waits for ever as long as `tick` is called when `next_deadline_ms` says. A member
-that takes part in a join or a sync does not fall silent meanwhile.
+Promised: generations only grow. There is one leader at a time, a member. A request of a past
+generation, of an unknown member or of a replaced static member is refused. Each waiter is answered
+once, and none waits for ever if `tick` is called at `next_deadline_ms`. A member does not expire
+while it waits for the end of a join or a sync.
 
-Rules beside the plain ones, by the proposals that brought them to Kafka:
-- KIP-62: the join waits for members as long as the most patient of them asks for, then goes on
-  without; silence is judged by the session alone.
-- KIP-134: the first join of an empty group waits for those who start at the same time.
-- KIP-345: a static member (one with an instance id) may come back under a new member id and take
-  its old place, with its old assignment and without a rebalance; the old id is fenced. A join that
-  runs out of time goes on with static members as they are.
-- KIP-394: a new dynamic member is first given an id, so that no repeated request makes two members.
-- KIP-814: a static leader that comes back is told that it leads and has nothing to assign.
+Further rules, by the proposals that brought them to Kafka:
+- KIP-62: the join waits for members as long as the longest rebalance timeout among them, then
+  continues without the missing ones. Only the session decides whether a member has expired.
+- KIP-134: the first join of an empty group waits for members that start at the same time.
+- KIP-345: a static member (one with an instance id) may return under a new member id and take its
+  old place, with its old assignment and without a rebalance; the old id is fenced. A join that runs
+  out of time keeps the static members that did not join.
+- KIP-394: a new dynamic member first gets an id, so that a repeated request creates no second one.
+- KIP-814: a returning static leader is told that it leads and has nothing to assign.
 
 Not here: durability. If `durable_changes` has grown, the caller makes generation, protocol type,
-static members and `kept_members` durable before it gives the answers of a call. A static member
-that comes back changes them without a new generation. With `kept_members` a group goes on after a
-restart as it was, and each member has a full session to be heard of. Without them (there were too
-many to keep) its members are unknown and join again; static ones are remembered by their ids alone,
-so that fenced ones stay fenced, for as long as a session may last.
+static members and `kept_members` durable before it sends the answers of a call. A returning static
+member changes them without a new generation. With `kept_members` a group continues after a restart
+as it was, and each member gets a full session. Without them (they were too many to store) its
+members are unknown and join again. Of static members the ids are remembered for as long as a
+session may last, so that fenced ones stay fenced.
 
-`join` and `sync` never raise a QuackError: whatever becomes of a request, also a refusal, comes as
-one Answer for its waiter, from that call or from a later one. The other calls raise.
+`join` and `sync` never raise a QuackError: the outcome of a request, even a refusal, is one Answer
+for its waiter, from that call or from a later one. The other calls raise.
 """
 
 from __future__ import annotations
@@ -75,10 +75,9 @@ from quackmq.groups.states import CONSUMER_PROTOCOL_TYPE, FOLLOWERS, RULES, Grou
 
 
 class Group:
-    """One group. A pure function of its calls, though mutable; one caller at a time.
+    """The state machine of one group. Deterministic in its calls. Not thread-safe.
 
-    `now_ms` is a monotonic clock. A waiter is whatever the caller likes that can be a key, a
-    new one for each request.
+    `now_ms` is a monotonic clock. A waiter is any hashable value, a new one for each request.
     """
 
     kind: Final = GroupKind.CLASSIC
@@ -95,9 +94,9 @@ class Group:
         now_ms: int = 0,
         initial_delay_ms: int = limits.GROUP_INITIAL_DELAY_MS,
     ) -> None:
-        """`new_member_id` makes an id that nobody ever had out of a client's or an instance's name.
-        Generation, protocol type, static members and kept members are those of before a restart:
-        the sessions of kept members begin at `now_ms`."""
+        """`new_member_id` returns a unique id made from a client's or an instance's name.
+        Generation, protocol type, static members and kept members are from before a restart; the
+        sessions of kept members begin at `now_ms`."""
         self.name = name
         self.state = GroupState.EMPTY
         self.generation = generation
@@ -105,9 +104,9 @@ class Group:
         self._initial_delay_ms = initial_delay_ms
         self._members = Members(name, new_member_id, static_members or {})
         self._protocol = ""
-        #: Who has not asked for its assignment in this generation.
+        #: Members that have not asked for their assignment in this generation.
         self._to_sync: set[str] = set()
-        #: The end of the join, or of the wait for everybody's sync.
+        #: When the join, or the wait for all syncs, ends.
         self._phase_ends_ms: int | None = None
         self._initial: _InitialJoin | None = None
         self._changes = 0
@@ -115,7 +114,7 @@ class Group:
         if kept_members is not None:
             self._restore(now_ms, kept_members)
 
-    # --- what it tells ---
+    # --- state ---
 
     @property
     def is_empty(self) -> bool:
@@ -123,18 +122,18 @@ class Group:
 
     @property
     def static_members(self) -> dict[str, str]:
-        """Member ids by instance id: of members, and for a while of those before a restart."""
+        """Member ids by instance id, for a while including those from before a restart."""
         return dict(self._members.statics.ids)
 
     @property
     def member_ids(self) -> tuple[str, ...]:
-        """None: `kept_members` has more than their ids."""
+        """Always empty: `kept_members` contains more than the ids."""
         return ()
 
     @property
     def kept_members(self) -> KeptMembers | None:
-        """The members that a restart must not forget: those that were told of a generation. None if
-        there are none."""
+        """The members that a restart must not forget: those that know a generation. None if there
+        are none."""
         members = tuple(_kept(member) for member in self._members if not member.is_new)
         if not members:
             return None
@@ -144,31 +143,31 @@ class Group:
 
     @property
     def durable_changes(self) -> int:
-        """Grows with every change of generation, protocol_type or static_members, and with those
-        changes of kept_members that must not be undone by a restart: a phase that ends, a member
-        that goes. That a join begins is none: after a restart it begins again."""
+        """Grows with every change of generation, protocol_type or static_members, and with changes
+        of kept_members that a restart must not undo: the end of a phase, the removal of a member.
+        The beginning of a join is not counted: after a restart it begins again."""
         return self._changes + self._members.statics.changes
 
     @property
     def size(self) -> int:
-        """Members, without those that only hold an id."""
+        """The number of members, without reserved ids."""
         return len(self._members)
 
     @property
     def held_bytes(self) -> int:
-        """What members said and were assigned, in bytes."""
+        """Bytes of the members' metadata and assignments."""
         return self._members.held_bytes
 
     @property
     def next_deadline_ms(self) -> int | None:
-        """When `tick` is to be called next; at that time there may turn out to be nothing to do."""
+        """When to call `tick` next; there may be nothing to do at that time."""
         members = self._members
         times = (members.next_silence_ms, members.statics.look_again_ms, self._phase_ends_ms)
         return min((time for time in times if time is not None), default=None)
 
     def reads_topic(self, topic_name: str) -> bool | None:
-        """Whether a member subscribes to it. None if that cannot be told: no consumers, or words
-        of theirs that make no sense."""
+        """Return whether a member subscribes to a topic. None if unknown: the members are not
+        consumers, or their metadata is invalid."""
         if not self._members:
             return False
         if self.protocol_type != CONSUMER_PROTOCOL_TYPE:
@@ -181,7 +180,7 @@ class Group:
         return None if topics is None else topic_name in topics
 
     def description(self) -> GroupDescription:
-        """As Kafka tells it: protocol, metadata and assignments only while they are settled."""
+        """Describe the group as Kafka does: protocol, metadata and assignments only when stable."""
         stable = self.state is GroupState.STABLE
         members = tuple(
             MemberDescription(
@@ -197,10 +196,10 @@ class Group:
         protocol = self._protocol if stable else ""
         return GroupDescription(self.name, self.state, self.protocol_type, protocol, members)
 
-    # --- what it is asked ---
+    # --- requests ---
 
     def join(self, now_ms: int, join: Join, waiter: Hashable) -> list[Answer]:
-        """The answers that are due now: perhaps its own, perhaps those of others."""
+        """Return the answers that are due now: perhaps its own, perhaps those of others."""
         try:
             self._join(_Joining(now_ms, join, offered(join), waiter))
         except QuackError as error:
@@ -208,7 +207,7 @@ class Group:
         return self._due_answers()
 
     def sync(self, now_ms: int, sync: Sync, waiter: Hashable) -> list[Answer]:
-        """The answers that are due now: perhaps its own, perhaps those of others."""
+        """Return the answers that are due now: perhaps its own, perhaps those of others."""
         try:
             self._sync(now_ms, sync, waiter)
         except QuackError as error:
@@ -216,7 +215,8 @@ class Group:
         return self._due_answers()
 
     def heartbeat(self, now_ms: int, member: MemberRef) -> None:
-        """Raises RebalanceInProgress, IllegalGeneration, UnknownMember or MemberFenced."""
+        """Restart a member's session. Raises RebalanceInProgress, IllegalGeneration, UnknownMember,
+        MemberFenced."""
         if not member.member_id and self._members.statics.is_between_ids("", member.instance_id):
             raise self._joins_anew(member)
         known = self._of_this_generation(member)
@@ -224,18 +224,19 @@ class Group:
         self._refuse(RULES[self.state].heartbeat)
 
     def touch(self, now_ms: int, member_id: str) -> None:
-        """A member is alive, whatever it wants: its session begins anew, if it is known."""
+        """Restart the session of a member that sent any request, if it is known."""
         if member_id in self._members:
             self._members.heard(now_ms, self._members[member_id])
 
     def check_commit(
         self, now_ms: int, member: MemberRef, *, is_transactional: bool = False
     ) -> None:
-        """Whether offsets may be committed; raises what `heartbeat` does. Without a generation they
-        may while the group has no members: by a consumer that needs no group, or by hand.
+        """Check that a member may commit offsets; raises as `heartbeat` does. Without a generation,
+        commits are allowed while the group has no members: for consumers without a group, and by
+        hand.
 
-        Within a transaction, which fences in its own way, a rebalance does not matter, and clients
-        of before KIP-447 name no member."""
+        A transaction does its own fencing: a rebalance does not matter, and clients from before
+        KIP-447 name no member."""
         is_nobody = not member.member_id and member.instance_id is None
         if member.generation < 0 and (
             self.state is GroupState.EMPTY or (is_transactional and is_nobody)
@@ -249,10 +250,10 @@ class Group:
         self._members.heard(now_ms, known)
 
     def check_fetch(self, now_ms: int, member: MemberRef) -> None:
-        """Whether offsets may be asked for: by anybody."""
+        """Check that offsets may be fetched: anybody may."""
 
     def leave(self, now_ms: int, leaving: Leaving) -> list[Answer]:
-        """The answers that others get by it. Raises UnknownMember or MemberFenced."""
+        """Remove a member; return the answers to others. Raises UnknownMember, MemberFenced."""
         member_id, instance_id = leaving
         statics = self._members.statics.ids
         if not member_id and instance_id is not None:
@@ -272,7 +273,7 @@ class Group:
         return self._due_answers()
 
     def tick(self, now_ms: int) -> list[Answer]:
-        """What time has brought: silent members, ids that nobody used, phases that end."""
+        """Expire sessions, reserved ids and phases; return the answers that are due."""
         silent, unused = self._members.silent(now_ms)
         for member in silent:
             self._remove(member)
@@ -286,8 +287,8 @@ class Group:
         return self._due_answers()
 
     def forget_waiter(self, waiter: Hashable) -> None:
-        """Its peer is gone. The member has joined or synced all the same, and is judged by its
-        session when that phase is over."""
+        """Forget a waiter whose connection is gone. Its member has joined or synced all the same;
+        its session restarts when the phase ends."""
         self._members.forget_waiter(waiter)
 
     # --- joining ---
@@ -309,17 +310,17 @@ class Group:
 
     def _check_protocols(self, protocol_type: str, protocols: Mapping[str, bytes]) -> None:
         if not protocol_type or not protocols:
-            raise OtherGroupProtocol(f"who joins group {self.name} names a protocol and its type")
+            raise OtherGroupProtocol(f"a join of group {self.name} must name a protocol and type")
         if self.state is GroupState.EMPTY:
             return
         if protocol_type != self.protocol_type:
             raise OtherGroupProtocol(
-                f"the members of group {self.name} are of type {self.protocol_type!r}, "
+                f"the members of group {self.name} have the protocol type {self.protocol_type!r}, "
                 f"not {protocol_type!r}"
             )
         if not self._members.know_one_of(protocols):
             raise OtherGroupProtocol(
-                f"no protocol that all members of group {self.name} know is offered"
+                f"none of the offered protocols is supported by all members of group {self.name}"
             )
 
     def _add(self, joining: _Joining) -> None:
@@ -363,8 +364,8 @@ class Group:
         self._members.heard(joining.now_ms, member)
         joined = self._joined(member)
         if member.id == joined.leader:
-            # The generation is settled, its leader must not assign anew. One that cannot be told so
-            # is told its own old id as the leader's.
+            # The generation is settled, so its leader must not assign again. A leader that cannot
+            # be told this gets its own old id as that of the leader.
             joined = (
                 joined._replace(skip_assignment=True)
                 if joining.join.may_skip_assignment
@@ -373,7 +374,7 @@ class Group:
         self._members.answers.append(Answer(joining.waiter, joined))
 
     def _await_join(self, joining: _Joining, member: Member) -> None:
-        # The same member may ask twice, having lost patience or its connection.
+        # A member may ask twice, after a timeout or a lost connection.
         self._members.answer(member, self._rebalancing())
         self._members.wait(joining.now_ms, member, "join", joining.waiter)
         self._rebalance(joining.now_ms)
@@ -381,7 +382,7 @@ class Group:
     # --- rebalancing ---
 
     def _rebalance(self, now_ms: int) -> None:
-        """Somebody came, went or changed: everybody has to join again."""
+        """Start a rebalance after a member joined, left or changed: all have to join again."""
         if self.state is not GroupState.PREPARING_REBALANCE:
             self._begin_join(now_ms)
         self._end_join_if_all_came(now_ms)
@@ -412,7 +413,7 @@ class Group:
             self._end_join(now_ms)
 
     def _end_phase(self, now_ms: int) -> None:
-        """Its time is up."""
+        """End a phase whose time is up."""
         if self.state is not GroupState.PREPARING_REBALANCE:
             for member_id in self._to_sync:
                 self._remove(self._members[member_id])
@@ -434,8 +435,8 @@ class Group:
                     self._remove(member)
         self._phase_ends_ms = now_ms + self._patience_ms()
         if members and not members.joined:
-            # Static members alone, and none of them came: wait until their sessions are over. They
-            # may have asked for no wait at all, which must not become a loop.
+            # There are only static members, and none of them joined: wait for their sessions to
+            # expire. If they asked for no wait at all, this must not become a busy loop.
             self._phase_ends_ms = now_ms + max(self._patience_ms(), limits.SESSION_MIN_MS)
             return
         self.generation += 1
@@ -479,7 +480,7 @@ class Group:
         said = (sync.protocol_type, sync.protocol)
         for ours, theirs in zip((self.protocol_type, self._protocol), said, strict=True):
             if theirs is not None and theirs != ours:
-                raise OtherGroupProtocol(f"group {self.name} goes by {ours!r}, not {theirs!r}")
+                raise OtherGroupProtocol(f"group {self.name} uses {ours!r}, not {theirs!r}")
         rule = RULES[self.state].sync
         if isinstance(rule, type):
             self._refuse(rule)
@@ -533,8 +534,8 @@ class Group:
 
     def _joins_anew(self, member: MemberRef) -> RebalanceInProgress:
         return RebalanceInProgress(
-            f"{member.instance_id} joins group {self.name} anew since the broker was started: "
-            "try again under the new member id"
+            f"{member.instance_id} joins group {self.name} again after a broker restart: "
+            "try again with the new member id"
         )
 
     def _patience_ms(self) -> int:
@@ -550,14 +551,14 @@ class Group:
 
     def _refuse(self, error: type[QuackError] | None) -> None:
         if error is not None:
-            raise error(f"group {self.name} rebalances: join again")
+            raise error(f"group {self.name} is rebalancing: join again")
 
     def _rebalancing(self) -> QuackError:
-        return RebalanceInProgress(f"group {self.name} rebalances: join again")
+        return RebalanceInProgress(f"group {self.name} is rebalancing: join again")
 
 
 class _Joining(NamedTuple):
-    """A request to join, with its protocols once each."""
+    """A request to join, with each of its protocols once."""
 
     now_ms: int
     join: Join
@@ -567,8 +568,8 @@ class _Joining(NamedTuple):
 
 @dataclass(slots=True)
 class _InitialJoin:
-    """The first join of an empty group: it ends after a quiet while, not when all have come, and at
-    `last_ms` in any case."""
+    """The first join of an empty group. It ends when nobody has joined for a while, not when all
+    have joined, and at `last_ms` at the latest."""
 
     last_ms: int
     newcomers: bool = False
@@ -588,7 +589,7 @@ def _kept(member: Member) -> KeptMember:
 
 
 def _metadata(member: Member, protocol: str) -> bytes:
-    """What it says by the chosen protocol; before one is chosen, by the one that it prefers."""
+    """Return the metadata of the chosen protocol; before one is chosen, of the preferred one."""
     if protocol in member.protocols:
         return member.protocols[protocol]
     return next(iter(member.protocols.values()))

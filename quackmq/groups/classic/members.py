@@ -1,9 +1,9 @@
-"""The members of one group: who they are, what they said, who of them waits, how long each may be
-silent. Pure; which request is right at which moment is decided in `group.py`.
+"""The members of one classic group: their ids, their metadata, who waits, when sessions expire.
+Pure. `group.py` decides which request is allowed when.
 
-No request walks through the group: how many members know a protocol, how many await the end of the
-join and what they all cost is counted along. Only the choice of a protocol looks at everybody,
-once a generation.
+No request iterates over the group: the number of members that support a protocol, the number that
+wait for the end of the join and their total size are counted as they change. Only the choice of a
+protocol looks at every member, once per generation.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from quackmq.groups.classic.stored_members import KeptMembers
 from quackmq.groups.deadlines import Deadlines
 from quackmq.groups.static_members import StaticMembers
 
-#: Stands where a waiter was that has been answered or has gone.
+#: Replaces a waiter that has been answered or has gone.
 NOBODY: Final = object()
 
 Phase = Literal["join", "sync"]
@@ -29,8 +29,8 @@ Phase = Literal["join", "sync"]
 
 @dataclass(slots=True, eq=False)
 class Member:
-    """`awaits` is the phase in which it has done its part and which is not over; `waiter` is whom
-    to tell when it is, and may have gone. `is_new` until its first join is over."""
+    """`awaits` is the phase in which this member has done its part and which has not ended.
+    `waiter` is answered when it ends; it may have gone. `is_new` until its first join ends."""
 
     id: str
     instance_id: str | None
@@ -45,13 +45,13 @@ class Member:
     waiter: Hashable = NOBODY
 
     def offers(self, protocols: Mapping[str, bytes]) -> bool:
-        """The same protocols, in the same order, with the same metadata."""
+        """Return whether these are the same protocols, in the same order, with equal metadata."""
         return list(self.protocols.items()) == list(protocols.items())
 
 
 class Members:
-    """All members, the one who came first, first. `joined` counts those that await the end of the
-    join; `answers` gathers what waiters are to be told."""
+    """All members, oldest first. `joined` counts those that wait for the end of the join; `answers`
+    collects answers to waiters."""
 
     def __init__(self, group: str, new_id: Callable[[str], str], remembered: Mapping[str, str]):
         self._group = group
@@ -63,13 +63,13 @@ class Members:
         self._said_bytes = 0
         self._assigned_bytes = 0
         self.statics = StaticMembers(group, remembered)
-        #: Ids that were given out and are not in use yet.
+        #: Ids that were assigned and are not in use yet.
         self.reserved: set[str] = set()
         self.answers: list[Answer] = []
         self.joined = 0
-        #: Empty where there are no members.
+        #: Empty if there are no members.
         self.leader = ""
-        #: Grows with every change of what members say.
+        #: Grows with every change of the members' data.
         self.changes = 0
 
     def __len__(self) -> int:
@@ -89,7 +89,7 @@ class Members:
         return self._said_bytes + self._assigned_bytes + self.statics.held_bytes
 
     def known(self, member_id: str, instance_id: str | None) -> Member:
-        """Raises MemberFenced if another has taken the instance's place, or UnknownMember."""
+        """Return a member. Raises MemberFenced if the instance has been replaced, UnknownMember."""
         self.statics.check(member_id, instance_id)
         member = self._members.get(member_id)
         if member is None:
@@ -99,7 +99,7 @@ class Members:
     # --- coming and going ---
 
     def restore(self, now_ms: int, kept: KeptMembers) -> None:
-        """Take up the members of before a restart, each with a full session from now on."""
+        """Restore the members from before a restart; each gets a full session from now on."""
         for each in kept.members:
             member = Member(
                 id=each.member_id,
@@ -120,7 +120,7 @@ class Members:
         self.leader = kept.leader
 
     def reserve(self, now_ms: int, join: Join) -> str:
-        """An id, kept for as long as the session of whoever asked would last."""
+        """Assign an id and reserve it for the length of the requested session."""
         self._check_count()
         member_id = self._id_for(join)
         self.reserved.add(member_id)
@@ -132,7 +132,7 @@ class Members:
         self._sessions.drop(member_id)
 
     def add(self, join: Join, protocols: dict[str, bytes]) -> Member:
-        """LimitReached if it is one too many or says too much."""
+        """Add a member. Raises LimitReached for too many members, or too much metadata."""
         if not join.member_id:
             self._check_count()
         member = Member(
@@ -155,7 +155,7 @@ class Members:
         return member
 
     def update(self, member: Member, join: Join, protocols: dict[str, bytes]) -> None:
-        """What a member now says of itself. LimitReached if that is too much."""
+        """Update a member's data. Raises LimitReached for too much metadata."""
         self._check_bytes(_said_bytes(protocols, join) - _said_bytes(member.protocols, member))
         self._count(member, -1)
         member.protocols = protocols
@@ -165,7 +165,7 @@ class Members:
         self._count(member, 1)
 
     def replace(self, member: Member, instance_id: str, join: Join) -> None:
-        """The member has a new id; the old one is fenced, at once where it waits."""
+        """Give the member a new id. The old id is fenced; if it waits, it is answered so."""
         old_id, new_id = member.id, self._id_for(join)
         self.statics.name(instance_id, new_id)
         self.answer(member, self.statics.fenced(old_id, instance_id))
@@ -177,8 +177,8 @@ class Members:
             self.leader = new_id
 
     def remove(self, member: Member) -> None:
-        """If it waits, it is told that it is unknown now. Without its leader the group is led by
-        whoever came first."""
+        """Remove a member; if it waits, answer UnknownMember. If it led the group, the oldest
+        member becomes leader."""
         self.answer(member, self.statics.unknown(member.id))
         del self._members[member.id]
         self._sessions.drop(member.id)
@@ -197,17 +197,17 @@ class Members:
 
     @property
     def next_silence_ms(self) -> int | None:
-        """Not later than the time when a session ends."""
+        """Return a time not later than the end of the next session."""
         return self._sessions.next_ms
 
     def heard(self, now_ms: int, member: Member) -> None:
-        """Its session begins anew, unless it takes part in a phase that is not over."""
+        """Restart a member's session, unless it waits for the end of a phase."""
         if member.awaits is None:
             self._sessions.set(member.id, now_ms + member.session_timeout_ms)
 
     def silent(self, now_ms: int) -> tuple[list[Member], list[str]]:
-        """The members whose time is over, who are to be removed, and the reserved ids that nobody
-        used, which are released."""
+        """Return the members whose session has expired, to be removed, and the unused reserved ids,
+        which are released."""
         due = self._sessions.due(now_ms)
         unused = [member_id for member_id in due if member_id in self.reserved]
         self.reserved.difference_update(unused)
@@ -216,8 +216,9 @@ class Members:
     # --- waiting ---
 
     def wait(self, now_ms: int, member: Member, phase: Phase, waiter: Hashable) -> None:
-        """It has done its part in a phase. A new member has to hear of the end within a while,
-        since it may have gone without a word; the others have no session meanwhile."""
+        """Record that a member has done its part in a phase and waits for its end. It has no
+        session meanwhile, except a new member, which may disappear silently: it has a time limit.
+        """
         assert member.awaits is None
         member.awaits, member.waiter = phase, waiter
         self._waiting[waiter] = member
@@ -228,7 +229,7 @@ class Members:
             self._sessions.set(member.id, now_ms + limits.NEW_MEMBER_WAIT_MS)
 
     def answer(self, member: Member, outcome: Joined | Synced | QuackError) -> None:
-        """If somebody waits in the member's place, this is the answer. It awaits nothing then."""
+        """Answer the member's waiter, if there is one; the member waits no longer."""
         if member.awaits is None:
             return
         self.joined -= member.awaits == "join"
@@ -245,12 +246,12 @@ class Members:
     # --- protocols ---
 
     def know_one_of(self, protocols: Iterable[str]) -> bool:
-        """Whether every member knows one and the same of these."""
+        """Return whether all members support one of these protocols."""
         return any(self._knowing[name] == len(self._members) for name in protocols)
 
     def choice(self) -> str:
-        """Of the protocols that all members know, the one that most of them prefer; of equal ones,
-        the one that the older member prefers."""
+        """Return the protocol that all members support and most prefer; on a tie, the one that the
+        oldest of them prefers."""
         everybody = len(self._members)
         common = {name for name, count in self._knowing.items() if count == everybody}
         votes = Counter(
@@ -271,13 +272,15 @@ class Members:
     def _check_count(self) -> None:
         if len(self._members) + len(self.reserved) >= shared_limits.GROUP_MEMBERS:
             raise LimitReached(
-                f"group {self._group} has {shared_limits.GROUP_MEMBERS} members, the most"
+                f"group {self._group} already has {shared_limits.GROUP_MEMBERS} members, the limit"
             )
 
     def _check_bytes(self, growth: int) -> None:
         most = limits.GROUP_METADATA_BYTES
         if growth > 0 and self._said_bytes + growth > most:
-            raise LimitReached(f"the members of group {self._group} say more than {most} bytes")
+            raise LimitReached(
+                f"the metadata of the members of group {self._group} exceeds {most} bytes"
+            )
 
     def _id_for(self, join: Join) -> str:
         name = join.client_id if join.instance_id is None else join.instance_id
@@ -285,6 +288,6 @@ class Members:
 
 
 def _said_bytes(protocols: Mapping[str, bytes], client: Join | Member) -> int:
-    """About what a member's words take in memory."""
+    """Return about how much memory a member's data takes."""
     words = len(client.client_id) + len(client.client_host)
     return words + sum(len(name) + len(metadata) for name, metadata in protocols.items())

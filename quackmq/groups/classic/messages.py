@@ -1,4 +1,4 @@
-"""What members and brokers say to a group, and what it says to them. Frozen values."""
+"""Requests to a classic group and its answers. Frozen values."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from quackmq.groups.states import GroupKind, GroupState
 
 
 def patience_ms(rebalance_timeout_ms: int) -> int:
-    """Return how long a rebalance waits for a member: as long as the member asks for, up to
-    limits.REBALANCE_MAX_MS. Some ask for less than nothing, which is nothing."""
+    """Return how long a rebalance waits for a member: as long as it asks for, from 0 to
+    limits.REBALANCE_MAX_MS. Some members ask for a negative time."""
     return min(max(rebalance_timeout_ms, 0), limits.REBALANCE_MAX_MS)
 
 
 class Join(NamedTuple):
-    """What a member says when it joins.
+    """A member's request to join.
 
-    `member_id` is empty if it has none yet; `instance_id` is a static member's own name; protocols
+    `member_id` is empty if it has none yet. `instance_id` is a static member's own name. Protocols
     are names with metadata, preferred first. With `needs_id_first` (JoinGroup v4+) a new dynamic
-    member is only given an id (MemberIdRequired) and joins again with it. `may_skip_assignment`
-    (v9+): a leader may be told to leave the assignment as it is.
+    member only gets an id (MemberIdRequired) and joins again with it. With `may_skip_assignment`
+    (v9+) a leader may be told to leave the assignment unchanged.
     """
 
     member_id: str
@@ -50,7 +50,7 @@ class JoinedMember(NamedTuple):
 
 
 class Joined(NamedTuple):
-    """`members` is empty but for the leader."""
+    """The answer to a join. Only the leader gets `members`."""
 
     generation: int
     protocol_type: str
@@ -68,7 +68,8 @@ class MemberRef(NamedTuple):
 
 
 class Sync(NamedTuple):
-    """`protocol_type` and `protocol` are None if the request has no such field (before v5)."""
+    """A member's request for its assignment; the leader's contains all assignments.
+    `protocol_type` and `protocol` are None if the request has no such field (before v5)."""
 
     member: MemberRef
     protocol_type: str | None
@@ -91,11 +92,11 @@ class Leaving(NamedTuple):
 
 
 class Left(NamedTuple):
-    """The member is gone."""
+    """The answer to a member that has left."""
 
 
 class MemberDescription(NamedTuple):
-    """`metadata` is that of the chosen protocol, and empty where none is chosen."""
+    """`metadata` is that of the chosen protocol; empty if none is chosen."""
 
     member_id: str
     instance_id: str | None
@@ -123,20 +124,21 @@ class Answer(NamedTuple):
 
 
 def offered(join: Join) -> dict[str, bytes]:
-    """The protocols of a member that joins, each once. Raises for what a member cannot be."""
+    """Return the protocols of a join request, each once. Raises InvalidSessionTimeout,
+    InvalidGroup."""
     shortest_ms, longest_ms = shared_limits.SESSION_MIN_MS, shared_limits.SESSION_MAX_MS
     if not shortest_ms <= join.session_timeout_ms <= longest_ms:
         raise InvalidSessionTimeout(
-            f"a session lasts {shortest_ms} to {longest_ms} ms, not {join.session_timeout_ms}"
+            f"session timeout {join.session_timeout_ms} ms: use {shortest_ms} to {longest_ms} ms"
         )
     if len(join.protocols) > limits.MEMBER_PROTOCOLS:
-        raise InvalidGroup(f"a member offers {limits.MEMBER_PROTOCOLS} protocols at the most")
+        raise InvalidGroup(f"a member may offer at most {limits.MEMBER_PROTOCOLS} protocols")
     if len(join.protocol_type) > shared_limits.NAME_BYTES:
         raise InvalidGroup(
-            f"a type of protocols has {shared_limits.NAME_BYTES} characters at the most"
+            f"a protocol type may have at most {shared_limits.NAME_BYTES} characters"
         )
     if join.instance_id is not None and not 1 <= len(join.instance_id) <= shared_limits.NAME_BYTES:
-        raise InvalidGroup(f"an instance id has 1 to {shared_limits.NAME_BYTES} characters")
+        raise InvalidGroup(f"an instance id must have 1 to {shared_limits.NAME_BYTES} characters")
     protocols: dict[str, bytes] = {}
     for name, metadata in join.protocols:
         protocols.setdefault(name, metadata)

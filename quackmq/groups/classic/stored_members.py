@@ -1,8 +1,9 @@
-"""What lasts of the members of a classic group, so that it goes on after a restart. Pure values.
+"""The stored form of a classic group's members, so that it continues after a restart. Pure values.
 
 A group that was stable before a restart is stable after it, in the same generation, with the same
-leader, members and assignments. So a member that only lost its connection notices nothing. One that
-was settling a generation goes on with that, and one that was rebalancing rebalances again.
+leader, members and assignments. So a member that only lost its connection notices nothing. A group
+that waited for the leader's assignment continues to wait, and one that was rebalancing rebalances
+again.
 """
 
 from __future__ import annotations
@@ -13,8 +14,7 @@ from quackmq.groups.states import GroupState
 
 
 class KeptMember(NamedTuple):
-    """A member that has been told of a generation. Its protocols are names with metadata, the
-    preferred one first."""
+    """A member that knows its generation. `protocols` are names with metadata, preferred first."""
 
     member_id: str
     instance_id: str | None
@@ -27,8 +27,8 @@ class KeptMember(NamedTuple):
 
 
 class KeptMembers(NamedTuple):
-    """All members of a group that has some, the oldest first, and the phase that they are in.
-    `protocol` is the one that was chosen for the generation."""
+    """All members of a group, oldest first, and the group's phase. `protocol` is the one chosen for
+    the generation."""
 
     state: GroupState
     protocol: str

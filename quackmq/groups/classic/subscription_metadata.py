@@ -1,7 +1,7 @@
-"""What a consumer's subscription says, as far as a broker wants to know: the topics. Pure.
+"""Reads the topics from a consumer's subscription, the only part that a broker needs. Pure.
 
-A group's members speak to each other in bytes that only they understand. Those of the protocol type
-"consumer" begin alike in all versions:
+The members of a group exchange bytes that only they understand. Those of protocol type "consumer"
+begin the same in all versions:
 
     0         2              6
     +---------+--------------+------------------------------+- - -
@@ -9,7 +9,7 @@ A group's members speak to each other in bytes that only they understand. Those 
     | i16     | i32, count   | i16, UTF-8                   |
     +---------+--------------+------------------------------+- - -
 
-Whatever the bytes are, reading them takes time and memory in proportion to them and to a bound.
+Reading any bytes takes time and memory in proportion to their length, and within a bound.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _LENGTH: Final = struct.Struct(">h")
 
 
 def subscribed_topics(subscriptions: Iterable[bytes]) -> frozenset[str] | None:
-    """The topics of all subscriptions together; None if one of them makes no sense, or if they name
-    more than limits.GROUP_SUBSCRIBED_TOPICS."""
+    """Return the topics of all subscriptions; None if one of them is invalid, or if they name more
+    than limits.GROUP_SUBSCRIBED_TOPICS."""
     names: set[bytes] = set()
     left = limits.GROUP_SUBSCRIBED_TOPICS
     try:
@@ -42,14 +42,14 @@ def _collect(subscription: bytes, names: set[bytes], most: int) -> int:
     count: int
     version, count = _HEAD.unpack_from(subscription)
     if version < 0 or not 0 <= count <= most:
-        raise ValueError(f"no subscription: version {version}, {count} topics")
+        raise ValueError(f"invalid subscription: version {version}, {count} topics")
     position = _HEAD.size
     for _ in range(count):
         (length,) = _LENGTH.unpack_from(subscription, position)
         position += _LENGTH.size
         name = subscription[position : position + length]
         if length < 0 or len(name) != length:
-            raise ValueError("a name is longer than what there is")
+            raise ValueError("a name is longer than the subscription")
         names.add(name)
         position += length
     return count

@@ -1,14 +1,15 @@
-"""Who of a group reads which partition, decided by the broker (KIP-848). Pure.
+"""Assigns the partitions of a group to its members, in the broker (KIP-848). Pure.
 
-Topics that the same members read make a pool; where all members subscribe alike there is one. An
-assignor is a function of the pools and of the shares before, by the name that clients call it:
+Topics that are read by the same members form a pool; if all subscriptions are equal there is one
+pool. An assignor is a function of the pools and of the previous assignment. Clients name it:
 
-- uniform: shares are as even as the subscriptions allow, and as much as possible stays where it
-  was. With one pool, sizes differ by one at the most, and no partition moves without need.
-- range: of each topic a run of partitions, in the order of the members, so that partitions of the
-  same number in topics of the same size have the same reader. What was before does not matter.
+- uniform: shares are as even as the subscriptions allow, and as many partitions as possible stay
+  where they were. With one pool, sizes differ by one at most, and no partition moves without need.
+- range: each member gets a contiguous range of each topic, in the order of the members. So the
+  same partition number of topics of equal size has the same reader. The previous assignment does
+  not matter.
 
-Promised of both: each partition of a pool has just one reader, and a reader of that pool.
+Promised by both: each partition of a pool has exactly one reader, a member of that pool.
 """
 
 from __future__ import annotations
@@ -23,20 +24,20 @@ from typing import Final, NamedTuple
 from quackmq.groups import limits
 from quackmq.model.topic import PartitionKey
 
-#: The partitions of each member; who has none may be left out.
+#: The partitions of each member. Members without partitions may be left out.
 Shares = Mapping[str, Collection[PartitionKey]]
 
 
 class Pool(NamedTuple):
-    """Members that read the same topics, at least one, in an order that is theirs for good; and
-    those topics, each with the number of its partitions."""
+    """Members that read the same topics, at least one, in a fixed order; and those topics, with
+    their numbers of partitions."""
 
     members: Sequence[str]
     topics: Mapping[uuid.UUID, int]
 
 
 def uniform(pools: Iterable[Pool], before: Shares) -> dict[str, list[PartitionKey]]:
-    # Who has little choice chooses first.
+    # Members with the least choice come first.
     pots = sorted(map(_Pot, pools), key=lambda pot: len(pot.members))
     loads = _keep(pots, before)
     for pot in pots:
@@ -66,7 +67,7 @@ def by_range(pools: Iterable[Pool], before: Shares) -> dict[str, list[PartitionK
     return shares
 
 
-#: By their names. The first is that of groups whose members name none.
+#: The assignors by name. The first is the default, if the members name none.
 ASSIGNORS: Final[
     Mapping[str, Callable[[Iterable[Pool], Shares], dict[str, list[PartitionKey]]]]
 ] = {"uniform": uniform, "range": by_range}
@@ -75,7 +76,7 @@ DEFAULT_ASSIGNOR: Final = next(iter(ASSIGNORS))
 
 @dataclass(slots=True, eq=False)
 class _Pot:
-    """A pool while its partitions are dealt out: who holds which, and those that nobody holds."""
+    """A pool while its partitions are assigned: each member's partitions, and the free ones."""
 
     pool: Pool
     held: dict[str, list[PartitionKey]] = field(init=False)
@@ -94,7 +95,7 @@ class _Pot:
                 yield PartitionKey(topic_id, partition)
 
     def give(self, loads: Counter[str]) -> None:
-        """What nobody holds goes to whoever has least, one by one."""
+        """Give each free partition to the member with the lowest load."""
         poor = _Poorest(self.members, loads)
         for key in self.free:
             member = poor.pop()
@@ -104,8 +105,8 @@ class _Pot:
         self.free.clear()
 
     def level(self, loads: Counter[str]) -> bool:
-        """Move partitions from who has most to who has least, while that makes their loads more
-        even. Whether anything was moved."""
+        """Move partitions from the member with the highest load to that with the lowest, while this
+        makes their loads more even. Return whether any was moved."""
         poor = _Poorest(self.members, loads)
         rich = [(-loads[member], member) for member, held in self.held.items() if held]
         heapq.heapify(rich)
@@ -119,7 +120,7 @@ class _Pot:
             loads[richest] -= 1
             loads[poorest] += 1
             has_moved = True
-            # Nobody changes sides: who gave still has more than who was given.
+            # The order stays valid: the giver still has more than the receiver.
             poor.push(poorest)
             if self.held[richest]:
                 heapq.heappush(rich, (-loads[richest], richest))
@@ -127,7 +128,7 @@ class _Pot:
 
 
 class _Poorest:
-    """Members by their load. Entries that are out of date are corrected when they come up."""
+    """Members by load, lowest first. Stale entries are corrected when they are reached."""
 
     def __init__(self, members: Iterable[str], loads: Counter[str]) -> None:
         self._loads = loads
@@ -147,7 +148,7 @@ class _Poorest:
 
 
 def _keep(pots: Sequence[_Pot], before: Shares) -> Counter[str]:
-    """Leave with each member what it had and may have; how much that is."""
+    """Let each member keep the partitions that it had and may still read; return the loads."""
     owners = {key: member for member, share in before.items() for key in share}
     loads: Counter[str] = Counter()
     for pot in pots:

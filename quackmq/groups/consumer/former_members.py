@@ -1,8 +1,8 @@
-"""The members that a group had before a restart, for as long as they may come back. Pure.
+"""The members that a group had before a restart, for as long as they may return. Pure.
 
-A restart forgets what members read, and they do not: each that says everything about itself is a
-member again, as it was. Until all are back, or a session is over, nothing changes hands, since who
-has not been heard may still be reading.
+A restart forgets the members' subscriptions and partitions, but the members know them. Each member
+that sends a full heartbeat is a member again, as before. Until all have returned, or a session has
+passed, no partition changes hands: a missing member may still be reading.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ from quackmq.groups import limits
 
 
 class FormerMembers:
-    """`until_ms` is when they are waited for no longer, `epoch` the last that any can have been
-    in. `missing` are those who have not come back; ask `are_awaited` first, which knows the time.
-    """
+    """`epoch` is the highest epoch that any of them can have been in. `missing` are those that have
+    not returned by `until_ms`; call `are_awaited` first, which checks the time."""
 
     def __init__(self, ids: Iterable[str] = (), epoch: int = 0, until_ms: int = 0) -> None:
         self.epoch = epoch
@@ -30,10 +29,10 @@ class FormerMembers:
         return bool(self.missing)
 
     def came(self, member_id: str) -> None:
-        """Back, or gone for good."""
+        """Remove a member that has returned, or has left for good."""
         self.missing.discard(member_id)
 
     def may_ask(self, member_id: str) -> bool:
-        """Whether it can be asked once more to say everything."""
+        """Count one more request for a full heartbeat; return whether it is allowed."""
         self._asked[member_id] += 1
         return self._asked[member_id] <= limits.MEMBER_ASKED

@@ -1,39 +1,40 @@
 """One consumer group of Kafka's newer protocol (KIP-848): epochs, targets, reconciliation. Pure.
 
-There is no leader and no moment when all stand still. Members send heartbeats and nothing else. The
-broker decides who shall read what, the target, and each member approaches its own by itself:
+There is no leader and no moment at which all members pause. Members only send heartbeats. The
+broker decides which member will read which partition, the target, and each member approaches its
+own target independently:
 
-    somebody comes, goes, reads other topics;          a member's heartbeat:
-    a topic comes, grows, goes
-        |                                               it shall let go of partitions
+    a member joins, leaves, subscribes anew;           a member's heartbeat:
+    a topic is created, grows, is deleted
+        |                                               it must release partitions
         v                                                   | told, in its old epoch (Unrevoked)
     group epoch + 1                                         v
-        |                                               it says that it did: they are free
+        |                                               it confirms the release: they are free
         v  at the next heartbeat (Assigning)                |
     assignment epoch = group epoch: a new target            v
-                                                        it is told what is free of its target, and
-                                                        is in the assignment's epoch (Unreleased,
-                                                        if others still hold something of it; else
-                                                        Stable)
+                                                        it gets the free partitions of its target,
+                                                        and enters the assignment's epoch
+                                                        (Unreleased, if other members still hold
+                                                        some of it; else Stable)
 
-Promised: a partition is given to a member only when its last reader has said that it let go, has
-left, or is no member any more; when all is quiet and heartbeats go on, every partition of a topic
-that somebody subscribes to has a reader; epochs only grow, but for a member that joins anew. A
-member that falls behind by more than one answer, or names an epoch that it never was told, is
-fenced: it has to let go of everything and join again. Who is silent for longer than a session, or
-does not let go within its own rebalance timeout, is no member any more.
+Promised: a partition is given to a member only when its last reader has confirmed the release, has
+left, or has been removed. Without further changes, and while heartbeats continue, every partition
+of a subscribed topic has a reader. Epochs only grow, except for a member that joins again. A member
+that misses more than one answer, or names an epoch that it was never told, is fenced: it must
+release everything and join again. A member that is silent for longer than a session, or does not
+release within its rebalance timeout, is removed.
 
-A static member (one with an instance id) may leave for a while: its share is kept for it until its
-session ends, and is its again if it comes back under whatever member id. While it has not left,
-another of its name is refused.
+A static member (one with an instance id) may leave temporarily. Its partitions are kept for it
+until its session ends; it gets them back even under another member id. Until it has left, another
+member with its instance id is refused.
 
-Not here: durability. Before the answers of a call are given, whoever calls makes epoch, static
-members and the members' ids durable if `durable_changes` has grown. What members read is forgotten
-by a restart; they say it themselves when they are back (see `former`), and who cannot joins anew.
-Nor are regular expressions tried on topics here, which may take a while: `patterns_due` says for
-which the caller has to bring the topics.
+Not here: durability. If `durable_changes` has grown, the caller makes epoch, static members and the
+members' ids durable before it sends the answers of a call. A restart forgets the members'
+subscriptions; returning members send them again (see `former_members`), and a member that cannot
+joins again. Nor are regular expressions matched with topics here, which may take a while:
+`patterns_due` returns those for which the caller must supply the topics.
 
-Every call but `heartbeat` raises its errors; a heartbeat's come as the Answer of its waiter.
+Every call but `heartbeat` raises its errors; those of a heartbeat are the Answer of its waiter.
 """
 
 from __future__ import annotations
@@ -78,14 +79,14 @@ from quackmq.groups.states import (
 )
 from quackmq.model.topic import PartitionKey
 
-#: About what a partition of the target takes in memory, with its owner, and a topic that matched.
+#: About how much memory an assigned partition takes, with its owner, and a matching topic.
 _PARTITION_BYTES: Final = 400
 _MATCH_BYTES: Final = 100
 
 
 class ConsumerGroup:
-    """One group. A pure function of its calls and of the catalog, though mutable; one caller at a
-    time. `now_ms` is a monotonic clock. `timing` may be changed at any time."""
+    """The state machine of one group. Deterministic in its calls and the catalog. Not thread-safe.
+    `now_ms` is a monotonic clock. `timing` may be changed at any time."""
 
     kind: Final = GroupKind.CONSUMER
     protocol_type: Final = CONSUMER_PROTOCOL_TYPE
@@ -101,14 +102,14 @@ class ConsumerGroup:
         former: FormerMembers | None = None,
         timing: Timing = Timing(),  # noqa: B008  (frozen)
     ) -> None:
-        """`generation` and `static_members` are what was kept, `former` those of before a restart,
-        if there was one."""
+        """`generation` and `static_members` are the stored ones; `former` are the members from
+        before a restart, if there was one."""
         self.name = name
         self.timing = timing
-        #: The group's epoch, by the name that it has in a classic group.
+        #: The group's epoch, named as in a classic group.
         self.generation = generation
         self._former = former or FormerMembers()
-        #: Whether members that were there before a restart have come back, or may.
+        #: Whether members from before a restart have returned, or may return.
         self._takes_back = bool(self._former.missing)
         self._new_member_id = new_member_id
         self._catalog = catalog
@@ -117,7 +118,7 @@ class ConsumerGroup:
         self._shares: dict[str, frozenset[PartitionKey]] = {}
         self._partitions = 0
         self._assign_again_ms = 0
-        #: The topics of each subscription, with their partitions, when the group last looked.
+        #: The topics of each subscription and their partitions, as of the last look.
         self._topics: dict[Subscription, dict[uuid.UUID, int]] = {}
         self._looked_at: tuple[int, int] | None = None
         self._matches: dict[str, Matched] = {}
@@ -125,7 +126,7 @@ class ConsumerGroup:
         self._match_again_ms = 0
         self._changes = 0
 
-    # --- what it tells ---
+    # --- state ---
 
     @property
     def state(self) -> GroupState:
@@ -145,18 +146,18 @@ class ConsumerGroup:
 
     @property
     def static_members(self) -> dict[str, str]:
-        """Member ids by instance id: of members, and for a while of those before a restart."""
+        """Member ids by instance id, for a while including those from before a restart."""
         return dict(self._members.statics.ids)
 
     @property
     def member_ids(self) -> tuple[str, ...]:
-        """Also of those that are awaited; none, if they are too many to be kept."""
+        """The ids of all members, including missing former ones; none if too many to store."""
         ids = (*(member.id for member in self._members), *sorted(self._former.missing))
         return ids if len(str(ids)) <= limits.MEMBER_IDS_BYTES else ()
 
     @property
     def kept_members(self) -> None:
-        """None: after a restart the members say themselves what they were."""
+        """Always None: after a restart the members send their data again."""
         return None
 
     @property
@@ -170,14 +171,14 @@ class ConsumerGroup:
 
     @property
     def held_bytes(self) -> int:
-        """About what it takes in memory."""
+        """About how much memory the group takes."""
         matches = sum(len(matched.names) for matched in self._matches.values())
         words = self._members.held_bytes
         return words + self._partitions * _PARTITION_BYTES + matches * _MATCH_BYTES
 
     @property
     def next_deadline_ms(self) -> int | None:
-        """When `tick` is to be called next; at that time there may turn out to be nothing to do."""
+        """When to call `tick` next; there may be nothing to do at that time."""
         return self._members.next_deadline_ms
 
     def reads_topic(self, topic_name: str) -> bool:
@@ -211,15 +212,16 @@ class ConsumerGroup:
         )
 
     def patterns_due(self, now_ms: int, pattern: str | None) -> list[str]:
-        """The regular expressions whose topics are to be brought to the next heartbeat, which says
-        this pattern: a new one, or those in use if topics have changed and it is not too early."""
+        """Return the regular expressions whose topics the caller must supply with the next
+        heartbeat, which contains `pattern`: a new one, or those in use if topics have changed and
+        the last refresh is long enough ago."""
         due = [pattern] if pattern and pattern not in self._matches else []
         if now_ms >= self._match_again_ms:
             changes = self._catalog.changes
             due += [known for known, old in self._matches.items() if old.changes != changes]
         return due
 
-    # --- what it is asked ---
+    # --- requests ---
 
     def heartbeat(
         self,
@@ -228,22 +230,23 @@ class ConsumerGroup:
         waiter: Hashable,
         matches: Mapping[str, Matched] = {},
     ) -> list[Answer]:
-        """InvalidRequest, InvalidGroup, InvalidPattern, UnsupportedAssignor, UnknownMember,
-        MemberFenced, FencedMemberEpoch, InstanceInUse, LimitReached, GroupLoading."""
+        """Process a heartbeat; return its answer, or as an answer one of InvalidRequest,
+        InvalidGroup, InvalidPattern, UnsupportedAssignor, UnknownMember, MemberFenced,
+        FencedMemberEpoch, InstanceInUse, LimitReached, GroupLoading."""
         try:
             return [Answer(waiter, self._heartbeat(now_ms, beat, matches))]
         except QuackError as error:
             return [Answer(waiter, error)]
 
     def touch(self, now_ms: int, member_id: str) -> None:
-        """A member is alive, whatever it wants: its session begins anew, if it is known and has not
-        left for a while."""
+        """Restart the session of a member that sent any request, if it is known and has not left
+        temporarily."""
         member = self._members.get(member_id)
         if member is not None and not member.is_away:
             self._members.heard(now_ms, member, self.timing.session_timeout_ms)
 
     def leave(self, now_ms: int, leaving: Leaving) -> list[Answer]:
-        """An administrator removes a member. Raises UnknownMember or MemberFenced."""
+        """Remove a member, for an administrator. Raises UnknownMember or MemberFenced."""
         member_id, instance_id = leaving
         if not member_id and instance_id is not None:
             member_id = self._members.statics.ids.get(instance_id, "")
@@ -253,27 +256,28 @@ class ConsumerGroup:
     def check_commit(
         self, now_ms: int, member: MemberRef, *, is_transactional: bool = False
     ) -> None:
-        """Whether offsets may be committed: UnknownMember, MemberFenced, StaleMemberEpoch. Who is
-        no member may while there is none, and within a transaction, which fences in its own way."""
+        """Check that offsets may be committed. Raises UnknownMember, MemberFenced,
+        StaleMemberEpoch. Non-members may commit while the group is empty, and within a transaction,
+        which does its own fencing."""
         is_nobody = not member.member_id and member.instance_id is None
         if member.generation < 0 and (not self._members or (is_transactional and is_nobody)):
             return
         self._check_epoch(now_ms, member)
 
     def check_fetch(self, now_ms: int, member: MemberRef) -> None:
-        """Whether offsets may be asked for; raises what `check_commit` does. Who does not say that
-        it is a member may always."""
+        """Check that offsets may be fetched; raises as `check_commit` does. A caller that does not
+        claim to be a member always may."""
         if member.member_id or member.generation >= 0:
             self._check_epoch(now_ms, member)
 
     def tick(self, now_ms: int) -> list[Answer]:
-        """What time has brought: members that were silent, or held on to partitions, too long."""
+        """Remove the members that were silent, or kept partitions, for too long."""
         self._remove(self._members.overdue(now_ms))
         self._members.statics.forget_remembered(now_ms, self._members)
         return []
 
     def forget_waiter(self, waiter: Hashable) -> None:
-        """Nobody waits here."""
+        """Do nothing: heartbeats are answered at once, so nobody waits."""
 
     # --- heartbeats ---
 
@@ -312,11 +316,13 @@ class ConsumerGroup:
         return self._answer(member, member.assigned if told else None)
 
     def _joining(self, beat: Heartbeat) -> ConsumerMember | None:
-        """The member that joins anew, or in whose place somebody joins; None if it is a new one."""
+        """Return the member that joins again, or that the caller replaces; None for a new one."""
         self._former.came(beat.member_id)
         known = self._members.get(beat.member_id)
         if known is not None and known.instance_id != beat.instance_id:
-            raise InvalidRequest(f"{known.id} is a member of group {self.name}, by another name")
+            raise InvalidRequest(
+                f"{known.id} is a member of group {self.name} with another instance id"
+            )
         if beat.instance_id is None:
             return known
         holder_id = self._members.statics.ids.get(beat.instance_id, "")
@@ -326,13 +332,13 @@ class ConsumerGroup:
             return None
         if holder.id != beat.member_id and not holder.is_away:
             raise InstanceInUse(
-                f"{beat.instance_id} of group {self.name} is {holder.id}, which has not left: stop "
-                "it, or wait until its session is over"
+                f"instance {beat.instance_id} of group {self.name} is in use by {holder.id}: stop "
+                "that member, or wait until its session expires"
             )
         return holder
 
     def _come_back(self, member: ConsumerMember, member_id: str) -> None:
-        """Under this id, which may be another than before. What it has is kept for it."""
+        """Let a member return, perhaps under a new id; it keeps its partitions."""
         old_id = member.id
         if old_id != member_id:
             self._members.replace(member, member_id)
@@ -345,14 +351,14 @@ class ConsumerGroup:
         if self._is_back(now_ms, beat.member_id):
             return self._take_back(beat)
         member = self._members.known(beat.member_id, beat.instance_id)
-        # It may not have heard of its present epoch, if that is the next one to its own.
+        # It may have missed the answer with its current epoch, if it names the previous one.
         heard_less = beat.epoch == member.previous_epoch and (
             beat.owned is not None and beat.owned <= member.assigned
         )
         if beat.epoch != member.epoch and not heard_less:
             raise FencedMemberEpoch(
                 f"{member.id} of group {self.name} is in epoch {member.epoch}, not {beat.epoch}: "
-                "let go of all partitions and join again"
+                "release all partitions and join again"
             )
         return member
 
@@ -360,11 +366,11 @@ class ConsumerGroup:
         return self._former.are_awaited(now_ms) and member_id in self._former.missing
 
     def _take_back(self, beat: Heartbeat) -> ConsumerMember:
-        """Somebody is heard for the first time since a restart."""
+        """Accept a member's first heartbeat since a restart."""
         self._members.statics.check(beat.member_id, beat.instance_id)
         if not beat.is_full and self._former.may_ask(beat.member_id):
-            # After any error clients leave nothing out.
-            raise GroupLoading(f"{beat.member_id} of group {self.name}: say everything once more")
+            # After any error, clients send a full heartbeat.
+            raise GroupLoading(f"{beat.member_id} of group {self.name}: send a full heartbeat")
         owned = beat.owned
         if (
             beat.epoch > self._former.epoch
@@ -373,8 +379,8 @@ class ConsumerGroup:
             or not owned.isdisjoint(self._members.owners)
         ):
             raise FencedMemberEpoch(
-                f"{beat.member_id} of group {self.name} cannot be what it was before the broker "
-                "was started again: let go of all partitions and join again"
+                f"{beat.member_id} of group {self.name} cannot continue after the broker's "
+                "restart: release all partitions and join again"
             )
         subscription = Subscription(beat.topics or frozenset(), beat.pattern or "")
         self._members.check_room(subscription, is_new=True)
@@ -406,7 +412,7 @@ class ConsumerGroup:
 
     def _check_epoch(self, now_ms: int, ref: MemberRef) -> None:
         if self._is_back(now_ms, ref.member_id) and 0 < ref.generation <= self._former.epoch:
-            # What it read before the restart nobody else has been given since.
+            # Nobody else has been given its partitions since the restart.
             self._members.statics.check(ref.member_id, ref.instance_id)
             return
         member = self._members.known(ref.member_id, ref.instance_id)
@@ -430,7 +436,7 @@ class ConsumerGroup:
         self._changes += 1
 
     def _take(self, now_ms: int, matches: Mapping[str, Matched]) -> None:
-        """The topics of patterns, as far as somebody still subscribes by them."""
+        """Store the matching topics of patterns that are still subscribed."""
         if not matches and not self._matches:
             return
         patterns = {subscription.pattern for subscription in self._members.readers} - {""}
@@ -445,8 +451,8 @@ class ConsumerGroup:
         return () if matched is None else matched.names
 
     def _look_at_topics(self) -> bool:
-        """Whether topics, or their partitions, are others than at the last look. What changed with
-        the members' own words is not counted."""
+        """Return whether topics or their partitions have changed since the last look. Changes of
+        the members' own subscriptions do not count."""
         looked_at = (self._catalog.changes, self._matches_brought)
         if looked_at == self._looked_at:
             return False
@@ -469,7 +475,7 @@ class ConsumerGroup:
 
     def _assign_if_due(self, now_ms: int) -> None:
         if self._takes_back:
-            # All are back that will be, and have what they had: that shall change little.
+            # All members that will return have returned, with their partitions: keep most of these.
             self._takes_back = False
             self._shares = {member.id: member.assigned for member in self._members}
             self._begin_epoch()
@@ -486,7 +492,7 @@ class ConsumerGroup:
         self._assign_again_ms = now_ms + self._partitions // limits.ASSIGNED_PER_MS
 
     def _pools(self) -> list[Pool]:
-        """Topics with those who read them; topics that the same subscriptions name, together."""
+        """Group topics that are read by the same subscriptions into pools, with their readers."""
         groups = list(self._members.readers.values())
         named_by: dict[uuid.UUID, list[int]] = {}
         partitions: dict[uuid.UUID, int] = {}
@@ -509,8 +515,8 @@ class ConsumerGroup:
     def _reconcile(
         self, now_ms: int, member: ConsumerMember, owned: frozenset[PartitionKey] | None
     ) -> None:
-        """Take the member as near to its target as that is possible now. `owned` is what it has not
-        let go of, None if it did not say."""
+        """Move the member as near to its target as possible now. `owned` are the partitions that it
+        has not released; None if it did not say."""
         match MOVES_ON[member.state]:
             case "a new target" if member.epoch == self._assignment_epoch:
                 return
@@ -533,8 +539,8 @@ class ConsumerGroup:
         self._settle(member, MemberState.STABLE if has_all else MemberState.UNRELEASED)
 
     def _hold_on(self, member: ConsumerMember) -> None:
-        """It has not let go yet. Of topics that it has unsubscribed from meanwhile it shall too:
-        it does not read them any more."""
+        """Wait for the release. Add the partitions of topics that it has unsubscribed from
+        meanwhile: it does not read them any more."""
         topics = self._topics_of(member.subscription)
         left = frozenset(key for key in member.assigned if key.topic_id not in topics)
         if left:

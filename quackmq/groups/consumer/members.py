@@ -1,8 +1,8 @@
-"""The members of one group of the newer kind (KIP-848): who they are, what they read and hold, how
-long each may be silent. Pure; what follows from that is decided in `consumer.py`.
+"""The members of one newer group (KIP-848): ids, subscriptions, partitions, sessions. Pure.
+`group.py` decides what follows from them.
 
-A partition belongs to a member from when that member is told so until it says that it has let go
-of it, or is no member any more. `owners` knows who that is: one for each partition, never two.
+A partition belongs to a member from the moment when that member is told so until it confirms the
+release, or is removed. `owners` has the one owner of each partition.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from quackmq.groups.static_members import StaticMembers
 from quackmq.model.topic import PartitionKey
 
 NOTHING: Final[frozenset[PartitionKey]] = frozenset()
-#: About what a member takes in memory beside its words, and a name of a topic beside its letters.
+#: About how much memory a member takes beside its data, and a topic name beside its characters.
 _MEMBER_BYTES: Final = 1_000
 _NAME_BYTES: Final = 100
 
 
 @dataclass(slots=True, eq=False)
 class ConsumerMember:
-    """`assigned` is what it has been told to read; `revoking` what it had, and shall let go of.
-    `previous_epoch` is the one that it may still name, if it did not hear of the present one."""
+    """`assigned` is what it was told to read; `revoking` what it had and must release.
+    `previous_epoch` is the one that it may still name if it does not know the current one."""
 
     id: str
     instance_id: str | None
@@ -50,12 +50,12 @@ class ConsumerMember:
 
     @property
     def is_away(self) -> bool:
-        """A static member that has left and is expected back."""
+        """Whether this is a static member that has left and is expected to return."""
         return self.epoch == LEAVES_FOR_A_WHILE
 
     @property
     def rank(self) -> str:
-        """Members are in this order: a static one has the same place when it is back."""
+        """The sort key of members: a static member keeps its place when it returns."""
         return self.id if self.instance_id is None else self.instance_id
 
     def enter(self, epoch: int) -> None:
@@ -67,7 +67,7 @@ class ConsumerMembers:
     def __init__(self, group: str, remembered: Mapping[str, str]) -> None:
         self._group = group
         self._members: dict[str, ConsumerMember] = {}
-        #: By what they read.
+        #: Members by subscription.
         self.readers: dict[Subscription, dict[str, ConsumerMember]] = {}
         self.owners: dict[PartitionKey, str] = {}
         self.statics = StaticMembers(group, remembered)
@@ -92,7 +92,7 @@ class ConsumerMembers:
 
     @property
     def assignor(self) -> str:
-        """The one that most members want, as far as they want one."""
+        """The assignor that most members ask for, else the default."""
         (most, *_) = [*self._assignors.most_common(1), (DEFAULT_ASSIGNOR, 0)]
         return most[0]
 
@@ -100,7 +100,7 @@ class ConsumerMembers:
         return self._members.get(member_id)
 
     def known(self, member_id: str, instance_id: str | None) -> ConsumerMember:
-        """Raises MemberFenced if another has taken the instance's place, or UnknownMember."""
+        """Return a member. Raises MemberFenced if the instance has been replaced, UnknownMember."""
         self.statics.check(member_id, instance_id)
         member = self._members.get(member_id)
         if member is None:
@@ -110,21 +110,23 @@ class ConsumerMembers:
     # --- coming and going ---
 
     def check_room(self, subscription: Subscription, *, is_new: bool) -> None:
-        """LimitReached for one member too many, or one that says too much."""
+        """Check the bounds. Raises LimitReached for too many members, topics or patterns."""
         if is_new and len(self._members) >= shared_limits.GROUP_MEMBERS:
             raise LimitReached(
-                f"group {self._group} has {shared_limits.GROUP_MEMBERS} members, the most"
+                f"group {self._group} already has {shared_limits.GROUP_MEMBERS} members, the limit"
             )
         if subscription in self.readers:
             return
         if self._said_bytes + _cost(subscription) > limits.GROUP_METADATA_BYTES:
             most = limits.GROUP_METADATA_BYTES
-            raise LimitReached(f"the members of group {self._group} say more than {most} bytes")
+            raise LimitReached(
+                f"the metadata of the members of group {self._group} exceeds {most} bytes"
+            )
         patterns = {known.pattern for known in (*self.readers, subscription)} - {""}
         if subscription.pattern and len(patterns) > limits.GROUP_PATTERNS:
             raise LimitReached(
                 f"the members of group {self._group} subscribe by {limits.GROUP_PATTERNS} regular "
-                "expressions, which is the most"
+                "expressions, the limit"
             )
 
     def add(
@@ -137,7 +139,7 @@ class ConsumerMembers:
         return member
 
     def update(self, member: ConsumerMember, beat: Heartbeat, subscription: Subscription) -> bool:
-        """What a member says of itself from now on; whether shares may change by it."""
+        """Update a member's data; return whether this may change the assignment."""
         has_changed = subscription != member.subscription
         if has_changed:
             self._read_no_more(member)
@@ -156,8 +158,8 @@ class ConsumerMembers:
         return has_changed
 
     def replace(self, member: ConsumerMember, new_id: str) -> None:
-        """A static member is back under another id, with all that was kept for it."""
-        assert member.instance_id is not None, "only a static member is kept a place for"
+        """Let a static member return under another id, with everything kept for it."""
+        assert member.instance_id is not None, "a place is kept only for a static member"
         self.statics.name(member.instance_id, new_id)
         del self._members[member.id]
         self._sessions.drop(member.id)
@@ -186,7 +188,7 @@ class ConsumerMembers:
             alike = self.readers[subscription] = {}
             self._said_bytes += _cost(subscription)
         elif alike:
-            # One value for all that read the same.
+            # Equal subscriptions share one object.
             subscription = next(iter(alike.values())).subscription
         alike[member.id] = member
         member.subscription = subscription
@@ -206,13 +208,13 @@ class ConsumerMembers:
         assigned: frozenset[PartitionKey],
         revoking: frozenset[PartitionKey],
     ) -> None:
-        """From now on these are the member's, and what it had beside them is free."""
+        """Set the partitions of a member; all others that it had become free."""
         had, has = member.assigned | member.revoking, assigned | revoking
         for key in had - has:
             del self.owners[key]
         for key in has - had:
             if key in self.owners:
-                raise InternalError(f"{key} belongs to {self.owners[key]} already")
+                raise InternalError(f"{key} already belongs to {self.owners[key]}")
             self.owners[key] = member.id
         member.assigned, member.revoking = assigned, revoking
 
@@ -220,7 +222,7 @@ class ConsumerMembers:
 
     @property
     def next_deadline_ms(self) -> int | None:
-        """Not later than the time when `overdue` has something to tell."""
+        """Return a time not later than the next one at which `overdue` returns a member."""
         times = (self._sessions.next_ms, self._revocations.next_ms, self.statics.look_again_ms)
         return min((time for time in times if time is not None), default=None)
 
@@ -234,12 +236,12 @@ class ConsumerMembers:
         self._revocations.drop(member.id)
 
     def overdue(self, now_ms: int) -> list[ConsumerMember]:
-        """Those that were silent, or held on to partitions, for too long; they are to go."""
+        """Return the members that were silent, or kept partitions, for too long; to be removed."""
         due = dict.fromkeys([*self._sessions.due(now_ms), *self._revocations.due(now_ms)])
         return [self._members[member_id] for member_id in due]
 
 
 def _cost(subscription: Subscription) -> int:
-    """About what it takes in memory, once for all members that say the same."""
+    """Return about how much memory it takes, once for all members with an equal subscription."""
     names = sum(len(name) + _NAME_BYTES for name in subscription.topics)
     return names + len(subscription.pattern) + _NAME_BYTES

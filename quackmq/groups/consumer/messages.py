@@ -1,7 +1,7 @@
-"""What members of the newer group protocol (KIP-848) say, and what they are told. Frozen values.
+"""Heartbeats of the newer group protocol (KIP-848) and their answers. Frozen values.
 
-A member says everything with its heartbeats, and with each only what has changed since the last:
-None stands for "as before".
+A member sends all its data in heartbeats, and each heartbeat contains only what has changed since
+the last: None means "unchanged".
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from quackmq.groups.consumer.assignors import ASSIGNORS
 from quackmq.groups.states import CONSUMER_PROTOCOL_TYPE, GroupKind, GroupState
 from quackmq.model.topic import PartitionKey, Topic
 
-#: Epochs that a member may name instead of its own: it joins, with nothing in its hands; it leaves;
-#: it leaves and, being static, will be back.
+#: Epochs that a member may name instead of its own: it joins, without any partitions; it leaves; it
+#: leaves and, being static, will return.
 JOINS: Final = 0
 LEAVES: Final = -1
 LEAVES_FOR_A_WHILE: Final = -2
 
 
 class Heartbeat(NamedTuple):
-    """`pattern` is a regular expression of topics that are read beside `topics`, empty for none.
-    `owned` are the partitions that the member has not let go of."""
+    """`pattern` is a regular expression of topics that are read beside `topics`; empty for none.
+    `owned` are the partitions that the member has not released."""
 
     member_id: str
     epoch: int
@@ -40,13 +40,13 @@ class Heartbeat(NamedTuple):
 
     @property
     def is_full(self) -> bool:
-        """Whether it leaves nothing out, as after a lost answer: then neither does the answer."""
+        """Whether it omits nothing, as after a lost answer. Its answer omits nothing either."""
         says_topics = self.topics is not None or self.pattern is not None
         return self.rebalance_timeout_ms is not None and says_topics and self.owned is not None
 
 
 class HeartbeatAnswer(NamedTuple):
-    """`assignment` is all that the member may read now, None if that is as before."""
+    """`assignment` is everything that the member may read now; None if unchanged."""
 
     member_id: str
     epoch: int
@@ -55,39 +55,39 @@ class HeartbeatAnswer(NamedTuple):
 
 
 class Timing(NamedTuple):
-    """How long members may be silent, and how often they are to be heard."""
+    """How long members may be silent, and how often they send heartbeats."""
 
     session_timeout_ms: int = limits.CONSUMER_SESSION_MS
     heartbeat_interval_ms: int = limits.CONSUMER_HEARTBEAT_MS
 
 
 class Subscription(NamedTuple):
-    """The topics that a member reads. Members that say the same share one value."""
+    """The topics that a member reads. Members with equal subscriptions share one object."""
 
     topics: frozenset[str] = frozenset()
     pattern: str = ""
 
 
 class Catalog(Protocol):
-    """The topics that there are."""
+    """The existing topics."""
 
     @property
     def changes(self) -> int:
-        """Grows when a topic comes, changes or goes."""
+        """Grows when a topic is created, changed or deleted."""
 
     @property
     def by_name(self) -> dict[str, Topic]: ...
 
 
 class Matched(NamedTuple):
-    """The names of topics that fit a pattern, as the catalog was after so many changes."""
+    """The names of topics that match a pattern, as of `changes` of the catalog."""
 
     names: Collection[str]
     changes: int
 
 
 class ConsumerMemberDescription(NamedTuple):
-    """`assigned` is what it has been given, `target` what it shall have in the end."""
+    """`assigned` are its current partitions; `target` those it will have in the end."""
 
     member_id: str
     instance_id: str | None
@@ -119,36 +119,39 @@ class ConsumerGroupDescription(NamedTuple):
 
 
 def check(heartbeat: Heartbeat) -> None:
-    """Raises for what no member can say."""
+    """Check a heartbeat by itself. Raises InvalidRequest, InvalidGroup, InvalidPattern,
+    UnsupportedAssignor."""
     epoch, instance_id, rack_id = heartbeat.epoch, heartbeat.instance_id, heartbeat.rack_id
     if epoch < LEAVES_FOR_A_WHILE:
-        raise InvalidRequest(f"no member is in epoch {epoch}")
+        raise InvalidRequest(f"invalid member epoch {epoch}: use {LEAVES_FOR_A_WHILE} or more")
     if not heartbeat.member_id and epoch != JOINS:
-        raise InvalidRequest("only who joins has no member id")
+        raise InvalidRequest("a member without an id must join: send epoch 0")
     for what, name in (("member", heartbeat.member_id), ("instance", instance_id or "")):
         if len(name) > limits.NAME_BYTES:
-            raise InvalidGroup(f"the id of a {what} has {limits.NAME_BYTES} characters at the most")
+            raise InvalidGroup(f"a {what} id may have at most {limits.NAME_BYTES} characters")
     if instance_id == "" or rack_id == "":
-        raise InvalidRequest("the id of an instance or a rack is left out, if there is none")
+        raise InvalidRequest("an instance id or rack id must not be empty: leave it out")
     if len(rack_id or "") > limits.NAME_BYTES:
-        raise InvalidGroup(f"the id of a rack has {limits.NAME_BYTES} characters at the most")
+        raise InvalidGroup(f"a rack id may have at most {limits.NAME_BYTES} characters")
     if epoch == LEAVES_FOR_A_WHILE and instance_id is None:
-        raise InvalidRequest("only a member with an instance id can leave for a while")
+        raise InvalidRequest("only a member with an instance id can leave temporarily")
     if epoch == JOINS:
         _check_joining(heartbeat)
     if heartbeat.assignor is not None and heartbeat.assignor not in ASSIGNORS:
         known = ", ".join(ASSIGNORS)
-        raise UnsupportedAssignor(f"no assignor {heartbeat.assignor[:100]!r}: there are {known}")
+        raise UnsupportedAssignor(
+            f"unknown assignor {heartbeat.assignor[:100]!r}: use one of {known}"
+        )
     if len(heartbeat.pattern or "") > limits.PATTERN_CHARS:
         raise InvalidPattern(
-            f"a regular expression has {limits.PATTERN_CHARS} characters at the most"
+            f"a regular expression may have at most {limits.PATTERN_CHARS} characters"
         )
 
 
 def _check_joining(heartbeat: Heartbeat) -> None:
     if heartbeat.rebalance_timeout_ms is None:
-        raise InvalidRequest("who joins says how long it may take to let go of partitions")
+        raise InvalidRequest("a joining member must send its rebalance timeout")
     if heartbeat.topics is None and heartbeat.pattern is None:
-        raise InvalidRequest("who joins says which topics it reads")
+        raise InvalidRequest("a joining member must send the topics that it reads")
     if heartbeat.owned is None or heartbeat.owned:
-        raise InvalidRequest("who joins has let go of all partitions, and says so")
+        raise InvalidRequest("a joining member must send an empty list of owned partitions")
