@@ -268,7 +268,7 @@ def _check_new(disk: Disk, path: str, first_offset: int) -> None:
         if manifests.is_ours(name) and found and int(found[0]) < first_offset:
             raise DamagedData(
                 f"{path} holds {name}, the log begins at offset {first_offset}, and there is no "
-                f"{_MANIFEST}: restore it from a copy"
+                f"{_MANIFEST}: restore it from a backup"
             )
 
 

@@ -1,6 +1,5 @@
-"""Where the broker keeps its data: one contract, several stores.
+"""Storage of the broker's data: one contract, several stores.
 
-Open `contract` first: it says what every store promises. `local` keeps everything in a directory,
-`memory` in memory for tests, and `catalog` is what all of them know about topics, cursors and small
-state.
+Open `contract` first: it says what every store promises. `local` stores everything in a directory,
+`memory` in memory for tests. `catalog` holds the topics, cursors and small state of each of them.
 """

@@ -22,7 +22,7 @@ CURSORS: Final = 1_000_000
 
 # --- producers -----------------------------------------------------------------------------
 
-#: A producer silent for so long is forgotten (Kafka: one day; ours also outlives a weekend).
+#: A producer silent for this long is forgotten (Kafka: one day; ours also survives a weekend).
 PRODUCER_EXPIRY_MS: Final = 7 * 24 * 3600 * 1000
 
 # --- the local store -----------------------------------------------------------------------
@@ -32,100 +32,100 @@ JOURNAL_SLOT_BYTES: Final = 64 * MIB
 JOURNAL_SLOTS: Final = 4
 #: Frames start on sector boundaries, so that writing one never rewrites another's bytes.
 JOURNAL_ALIGNMENT: Final = 512
-#: A partition's share of a cycle above this is synced in its segment and only named in the
-#: journal: beyond it the second write costs more than the second sync saves.
+#: If a partition's share of a cycle is larger, its segment is synced and the journal only refers to
+#: it: above this size the second write costs more than the second sync saves.
 JOURNAL_INLINE_BYTES: Final = 128 * KIB
-#: Bytes carried inline by one frame, over all partitions; what is more goes by reference.
+#: Bytes contained in one frame, over all partitions; the frame refers to the rest.
 JOURNAL_FRAME_INLINE_BYTES: Final = 8 * MIB
-#: Batches that one frame takes, unless a single call brings more. The loop commits a frame in one
-#: step, and this many small batches of as many partitions take some 10 ms of it.
+#: Batches in one frame, unless a single call has more. The loop commits a frame in one step, and
+#: this many small batches of as many partitions take about 10 ms.
 FRAME_BATCHES: Final = 1_000
-#: A frame with more than that, of more partitions than this, takes no further batches: it would
-#: refer to them, and each partition's file would be made and synced while all publishers wait.
+#: A frame above JOURNAL_FRAME_INLINE_BYTES with more partitions than this accepts no further
+#: batches: each partition's file would be created and synced while all publishers wait.
 REFERENCED_SHARES: Final = 64
-#: A slot grows by so much at a time, zeros behind the frame: a sync that must also make a new
-#: length durable takes half as long again, and so only one in some two thousand does.
+#: A slot grows by this much at a time, with zeros after the frame. A sync that must also make a new
+#: length durable takes half as long again; so only one in about two thousand does.
 JOURNAL_GROWTH_BYTES: Final = 1 * MIB
-#: A frame up to this size is written on the loop: copying it to the system's memory takes less time
-#: than handing it to a thread.
+#: The loop itself writes frames up to this size: copying one to the page cache takes less time than
+#: handing it to a thread.
 JOURNAL_LOOP_BYTES: Final = 64 * KIB
-#: The largest frame that recovery believes in.
+#: The largest frame that recovery accepts.
 JOURNAL_FRAME_BYTES: Final = 32 * MIB
-#: Appended bytes after which a checkpoint is made: it bounds what recovery has to read.
+#: Appended bytes after which a checkpoint is made: this bounds how much recovery has to read.
 CHECKPOINT_BYTES: Final = 256 * MIB
-#: Partitions whose state a checkpoint takes before others have their turn: some 5 ms of the loop.
+#: Partitions captured for a checkpoint before the loop serves other work: about 5 ms.
 CAPTURED_LOGS: Final = 500
-#: With sync = os so many times as much: recovery reads more, and less is synced meanwhile.
+#: With sync = os, checkpoints are this many times rarer: recovery reads more, fewer syncs are made.
 RARER_CHECKPOINTS: Final = 16
 #: A run of bytes below this size is written to a pack, which all partitions share. Creating and
 #: syncing a file takes as long as writing a hundred such runs to one file.
 PACKED_BYTES: Final = 64 * KIB
-#: A pack is closed beyond this size: what is removed or written again has this grain.
+#: A pack is closed above this size: packs are removed or rewritten as a whole.
 PACK_BYTES: Final = 64 * MIB
-#: Small runs are copied together and written to a pack by so much at a time.
+#: Small runs are copied together and written to a pack in blocks of this size.
 PACK_WRITE_BYTES: Final = 1 * MIB
-#: Extents of a path beyond which the next one is written together with those before it. An extent
-#: takes 24 bytes of memory, and a read of its own when it is read.
+#: If a path has more extents than this, the next one is written together with all before it. An
+#: extent takes 24 bytes of memory, and a separate read.
 PATH_EXTENTS: Final = 16
 #: Paths whose extents are joined in one write-back: reading 17 extents takes some 100 µs.
 PACK_JOINS: Final = 1_000
 #: A path with more than this in packs moves to a file of its own...
 MOVED_BYTES: Final = 128 * KIB
-#: ...at checkpoints, so many paths each time: a new file takes two syncs, some milliseconds...
+#: ...at checkpoints, this many paths each time: a new file takes two syncs, some milliseconds...
 MOVED_PATHS: Final = 256
-#: ...and so many at one go, since a write-back waits meanwhile.
+#: ...and this many at once, since a write-back waits meanwhile.
 MOVED_AT_ONCE: Final = 8
-#: Bytes in packs that nothing names, beyond which packs are written again; also, more than half of
-#: all bytes must be such. So packs take twice the room of what they hold, and this, at the most.
+#: Unused bytes in packs above which packs are rewritten, if they are also more than half of all
+#: bytes. So packs take at most twice the space of their content plus this.
 PACK_WASTE_BYTES: Final = 64 * MIB
-#: Bytes that one checkpoint writes again for this purpose, or those of one pack.
+#: Bytes that one checkpoint rewrites for this purpose; at least one pack.
 REWRITTEN_BYTES: Final = 16 * MIB
-#: Directories that are looked through at one go for files that a crash left.
+#: Directories searched at once for files that a crash left.
 SWEPT_AT_ONCE: Final = 64
-#: Logs whose chunks are written back at one go: the loop notes what was written, some 2 µs a log.
+#: Logs whose chunks are written back at once: the loop then spends about 2 µs per log.
 WRITE_BACK_LOGS: Final = 2_000
-#: A chunk, one partition's share of a flush cycle, takes no batch beyond this size but its first: a
+#: A chunk, one partition's share of a flush cycle, accepts no second batch beyond this size: a
 #: region is read as a whole, so its chunks must not be large.
 CHUNK_BYTES: Final = 1 * MIB
-#: Open files of segments; beyond it the one longest unused is closed.
+#: Open files of segments; above it the least recently used one is closed.
 OPEN_SEGMENT_FILES: Final = 512
-#: With fewer segments than these a log adds up what it is asked for. Beyond, it keeps sums and
-#: maxima, which take some hundred bytes for each log.
+#: Up to this many segments, a log adds up sizes when asked. Above, it keeps sums and maxima, which
+#: take about a hundred bytes per log.
 FEW_SEGMENTS: Final = 16
 #: Decoded indexes of closed segments held in memory.
 CACHED_INDEXES: Final = 64
-#: Indexes of aborted transactions held in memory; each of half a million fits.
+#: Indexes of aborted transactions held in memory: enough for half a million of them.
 CACHED_ABORTED_BYTES: Final = 16 * MIB
-#: Files of trimmed segments and deleted topics are removed behind a checkpoint, made for that
-#: purpose at most so often.
+#: Files of trimmed segments and deleted topics are removed after a checkpoint, which is made for
+#: this purpose at most this often.
 GARBAGE_INTERVAL_MS: Final = 1_000
 #: Changes of the catalog (topics, cursors, states, trims) that are not durable yet, in memory;
-#: callers wait above it. One call may bring as many bytes of them, because they share one frame.
+#: above it callers wait. One call may have this many bytes of them, because they share one frame.
 CHANGE_BYTES: Final = 8 * MIB
-#: What a batch takes of it beside its own bytes: its chunk, its future and answer, and its entry in
-#: the frame. Measured; without it, 4 MiB of small batches took 70 MiB of memory.
+#: Memory of a waiting batch beside its own bytes: its chunk, its future and answer, and its entry
+#: in the frame. Measured; without it, 4 MiB of small batches took 70 MiB of memory.
 PENDING_BATCH_OVERHEAD: Final = 1_400
-#: The same for what is remembered of its producer until it is durable.
+#: The same for the state of its producer until it is durable.
 PENDING_PRODUCER_OVERHEAD: Final = 400
-#: What a change of the catalog takes beside its bytes in the frame.
+#: Memory of a waiting catalog change beside its bytes in the frame.
 PENDING_CHANGE_OVERHEAD: Final = 864
-#: Memory for recent batches, over all partitions. Who reads what has left it finds it in the page
-#: cache; with all else a busy broker then stays below 200 MiB.
+#: Memory for recent batches, over all partitions. Older batches are read from the page cache. With
+#: this, a busy broker stays below 200 MiB in total.
 TAIL_BYTES: Final = 48 * MIB
-#: All memory of recent batches and of those that wait for the disk: the tail with what it cannot
-#: let go of yet, a cycle on its way, and what is gathered meanwhile. Beyond it publishers wait.
+#: All memory of recent batches and of those that wait for the disk: the tail with chunks that it
+#: cannot drop yet, the running cycle, and the next one. Above it publishers wait.
 HELD_BYTES: Final = 128 * MIB
-#: Chunks that only journal and tail hold, or what the tail has beyond its bound because of them.
-#: Half of it starts their write-back; at this size the next cycle waits for it.
+#: Chunks that are only in journal and tail, or how far the tail exceeds its bound because of them.
+#: Half of it starts a write-back; at this size the next cycle waits for the write-back.
 WRITE_BACK_BYTES: Final = HELD_BYTES - TAIL_BYTES - 2 * PENDING_BYTES
-#: In the weak sync modes a power cut may lose this many offsets of a partition at the most: a
-#: sync is forced before more are un-synced, and recovery skips so many, so none is given twice.
+#: In the weak sync modes a power cut may lose at most this many offsets of a partition: a sync is
+#: forced before more are unsynced. Recovery skips as many, so that no offset is assigned twice.
 UNSYNCED_OFFSETS: Final = 16_000_000
 
 # --- reading -------------------------------------------------------------------------------
 
-#: Readers waiting at once, over all doors.
+#: Readers waiting at once, over all protocols.
 WAITING_READERS: Final = 50_000
-#: Waiting readers that one turn of the event loop wakes. At 20 to 40 µs each they hold up others
-#: for about half a millisecond; fewer would spend more of the time on turns of the loop.
+#: Waiting readers that one turn of the event loop wakes. At 20 to 40 µs each they delay other work
+#: for about half a millisecond; with fewer, the turns themselves would cost more.
 READERS_WOKEN_AT_ONCE: Final = 16

@@ -171,7 +171,7 @@ def test_verify_names_a_lost_manifest_whose_records_the_log_has_no_more(
     output = archive("verify", directory)
     assert output.exit_code == 1
     assert output.lines[0].startswith("damage: archive/ducks/0, offsets 0 to 299: ")
-    assert "restore it from a copy" in output.lines[0]
+    assert "restore it from a backup" in output.lines[0]
 
 
 def test_verify_takes_a_log_that_begins_where_the_archive_ends_for_no_damage(

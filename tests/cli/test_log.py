@@ -358,7 +358,7 @@ def test_verify_tells_how_far_it_has_got(
     [
         (["verify", "{}/none"], "none is not a directory"),
         (["ls", "{}/data/checkpoint"], "checkpoint is not a directory"),
-        (["verify", "{}"], "there is no quackmq.json: this is no QuackMQ directory"),
+        (["verify", "{}"], "there is no quackmq.json: this is not a QuackMQ directory"),
         (["dump", "{}/data", "geese"], "there is no topic 'geese'"),
         (["dump", "{}/data", "ducks:2"], "topic ducks has 2 partitions, not '2'"),
         (["dump", "{}/data", "ducks:x"], "topic ducks has 2 partitions, not 'x'"),

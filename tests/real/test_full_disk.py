@@ -69,7 +69,7 @@ def test_on_a_full_disk_publishers_are_told_and_nothing_is_lost(
 
     # Started again with no room at all, it says so in its last words.
     log = broker.kill()
-    assert "Make room" in log
+    assert "Free disk space" in log
     disk.leave_no_room()
     broker.command = disk.command
     broker.launch()

@@ -208,7 +208,7 @@ def _check_seam(
         if manifest is None:
             what = (
                 "_manifest.json is missing, and the log no longer has these records: restore it "
-                "from a copy"
+                "from a backup"
             )
         yield Finding(Kind.DAMAGE, place.path, what, first_offset=ends, next_offset=log_first)
         return

@@ -1,9 +1,9 @@
-"""Reading a partition as far as it is decided, with the transactions in it that came to nothing.
+"""Reads a partition up to its stable offset, with the aborted transactions in that range.
 
-Where nothing is open and nothing was aborted, this is two comparisons more than any other read.
+If nothing is open and nothing was aborted, this takes two comparisons more than any other read.
 
-Aborted transactions stand in the segments that hold their markers, which may lie behind what is
-read; an entry says where the search may stop, so that rarely more than one file is looked into.
+An aborted transaction is recorded in the segment of its marker, which may lie after the range that
+is read. Each entry says where the search may stop, so rarely more than one file is read.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ _first_offset: Final = attrgetter("first_offset")
 
 
 class CommittedReader:
-    """Who may call: the loop."""
+    """Not thread-safe: call from the event loop."""
 
     def __init__(self, reader: Reader, disk: Disk, files: Packs) -> None:
         self._reader = reader
         self._disk = disk
         self._files = files
-        #: What files hold, by path. A path never comes to mean another segment.
+        #: The content of files by path. A path is never reused for another segment.
         self._cached: OrderedDict[str, bytes] = OrderedDict()
         self._cached_bytes = 0
 
     async def read(
         self, log: PartitionLog, offset: int, max_bytes: int, first_max_bytes: int
     ) -> tuple[Pieces, tuple[Aborted, ...]]:
-        """As `Reader.read`, up to the offset that is stable now: more may be appended, and nothing
-        of it decided, while it is being read."""
+        """Read as `Reader.read` does, up to the current stable offset, which is taken first: more
+        undecided batches may be appended during the read."""
         end_offset = log.stable_offset
         if end_offset <= offset <= log.readable:
             return (), ()
@@ -55,8 +55,10 @@ class CommittedReader:
             return pieces, ()
         aborted = await self._aborted_in(log, offset, _last_offset(pieces))
         if offset < log.first_offset:
-            # Trimmed meanwhile, and with it what was known of the transactions of these records.
-            raise OffsetOutOfRange(f"offset {offset} was trimmed: {log.first_offset} is the first")
+            # Trimmed meanwhile, and with it the transactions of these records.
+            raise OffsetOutOfRange(
+                f"offset {offset} was trimmed: the first offset is {log.first_offset}"
+            )
         return pieces, aborted
 
     async def _aborted_in(self, log: PartitionLog, first: int, last: int) -> tuple[Aborted, ...]:
@@ -72,8 +74,8 @@ class CommittedReader:
                 if segment not in log.segments:
                     continue  # trimmed while the file was being opened
                 raise DamagedData(
-                    f"{error.filename}: the file is missing, and with it what was aborted there; "
-                    "restore it from a copy",
+                    f"{error.filename}: the file is missing, so the aborted transactions there are "
+                    "unknown; restore it from a backup",
                     log.beyond(segment),
                 ) from error
             except DamagedData as damage:
@@ -86,7 +88,7 @@ class CommittedReader:
         return tuple(sorted(aborted, key=_first_offset))
 
     async def _written(self, segment: Segment) -> bytes:
-        """The entries in the segment's file."""
+        """Return the entries in the segment's file."""
         while True:
             count = segment.aborted
             if not count:
@@ -111,7 +113,7 @@ class CommittedReader:
 
 
 def _before(pieces: Pieces, end_offset: int) -> Pieces:
-    """The batches before an offset, at which one begins."""
+    """Return the batches before an offset, at which a batch begins."""
     count = len(pieces)
     while count and _BASE_OFFSET.unpack_from(pieces[count - 1])[0] >= end_offset:
         count -= 1

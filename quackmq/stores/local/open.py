@@ -1,10 +1,10 @@
-"""Opening a directory: make it if it is new, recover what it holds, begin a new run.
+"""Opening a directory: create it if it is new, recover its state, begin a new run.
 
-A crash while a directory is being made leaves one without `quackmq.json`, which is made again from
-the start. A crash while one is being opened leaves the old checkpoint or the new one; both are
-right, because until the new one is in place nothing is written but bytes that the journal holds.
+A crash while a directory is created leaves one without `quackmq.json`, which is created again from
+the start. A crash while one is opened leaves the old checkpoint or the new one. Both are right,
+because until the new one is in place, only bytes that are also in the journal are written.
 
-A directory of format 2 is opened as it is: it has no packs yet. Its number is set to 3 before the
+A directory of format 2 is opened unchanged: it has no packs yet. Its number is set to 3 before the
 first pack is written, so that an older program refuses it instead of missing data.
 """
 
@@ -36,9 +36,9 @@ from quackmq.stores.local.recovery import META_PATH, Meta, Recovered
 
 _logger = logging.getLogger("quackmq.store")
 LOCK_PATH: Final = "lock"
-#: Not the store's own: what stands on it keeps old records there (`quackmq.archive.layout`).
+#: Not the store's own: the archive keeps old records there (`quackmq.archive.layout`).
 _ARCHIVE_DIRECTORY: Final = "archive"
-#: What may lie in a directory whose making was cut short.
+#: The content that a directory may have if its creation was interrupted.
 _BEGINNINGS: Final = {
     LOCK_PATH,
     JOURNAL_DIRECTORY,
@@ -61,16 +61,16 @@ async def open_engine(
     clean = recovered.standing.clean
     if not clean:
         _logger.info(
-            "the store was not closed: %d frames replayed, %d cut off",
+            "the store was not closed cleanly: %d frames replayed, %d discarded",
             recovered.frames,
             recovered.abandoned,
         )
     if recovered.meta.format < FORMAT_VERSION:
-        # Before the first pack is written: an older program would not know of it.
+        # Before the first pack is written: an older program would not know it.
         replace_file(disk, META_PATH, recovered.meta.encode())
     _begin_run(disk, recovered)
     leftovers = Leftovers(disk, recovered, clean=clean)
-    # With a number that no pack has, whether a checkpoint names it or not.
+    # A number that no pack has, whether a checkpoint names it or not.
     numbers = (*packs.listed(disk), *recovered.packed.sizes)
     recovered.first_pack = max(numbers, default=0) + 1
     engine = Committer(disk, options, now_ms, recovered)
@@ -86,34 +86,32 @@ def _check_new(disk: Disk) -> None:
     strange = set(disk.list("")) - _BEGINNINGS
     if _ARCHIVE_DIRECTORY in strange:
         raise DamagedStore(
-            f"there is an {_ARCHIVE_DIRECTORY}/ here, and no {META_PATH}, nor the log that goes on "
-            f"where it ends: restore both from a copy, or name another directory and bring the "
-            f"records there with `quackmq archive import`"
+            f"there is an {_ARCHIVE_DIRECTORY}/ but no {META_PATH} and no log that continues it: "
+            f"restore both from a backup, or use another directory and import the records there "
+            f"with `quackmq archive import`"
         )
     if strange:
         raise UnusableDirectory(
-            f"the directory is not empty and holds no QuackMQ data (there is {min(strange)!r}): "
-            "name an empty or a new one"
+            f"the directory is not empty and contains no QuackMQ data (found {min(strange)!r}): "
+            "use an empty or a new directory"
         )
     if holds_data(disk):
-        raise DamagedStore(
-            f"{META_PATH} is missing, and there is data that it belongs to: restore it from a copy"
-        )
+        raise DamagedStore(f"{META_PATH} is missing, but its data exists: restore it from a backup")
 
 
 def holds_data(disk: Disk) -> bool:
-    """Whether anything was ever written here: not by the making of a directory."""
+    """Return whether anything was written here after the directory was created."""
     slots = (f"{JOURNAL_DIRECTORY}/{name}" for name in disk.list(JOURNAL_DIRECTORY))
     return bool(disk.list(LOG_DIRECTORY)) or any(read_file(disk, slot) for slot in slots)
 
 
 def _make(disk: Disk, options: LocalOptions) -> None:
-    """The file with the format version comes last: without it there is no store."""
+    """Create a store. The file with the format version comes last: without it, it is no store."""
     disk.make_directory(JOURNAL_DIRECTORY)
     disk.make_directory(LOG_DIRECTORY)
     disk.sync_directory("")
     start = Place(0, 0)
-    # The slot that a checkpoint names is always there, so that one that is missing is noticed.
+    # The slot that a checkpoint names always exists, so that a missing one is noticed.
     disk.open(slot_path(start.slot), create=True).close()
     disk.sync_directory(JOURNAL_DIRECTORY)
     standing = CheckpointHeader(0, 0, True, options.sync, disk.boot_id(), 1, start)
@@ -128,8 +126,8 @@ def _make(disk: Disk, options: LocalOptions) -> None:
 
 
 def _begin_run(disk: Disk, recovered: Recovered) -> None:
-    """A new run, so that nothing written before is taken for new; a new leader epoch if the end may
-    have been cut; and offsets that a power cut may have taken are not given out again."""
+    """Begin a new run, so that no old bytes are taken for new ones. Begin a new leader epoch if the
+    end of the log may have been cut off. Skip offsets that a power cut may have lost."""
     old = recovered.standing
     epoch = old.epoch if old.clean and old.run else old.epoch + 1
     recovered.standing = replace(old, run=old.run + 1, epoch=epoch, clean=False)

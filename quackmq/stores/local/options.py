@@ -13,9 +13,9 @@ SyncMode = Literal["always", "interval", "os"]
 
 @dataclass(frozen=True, slots=True)
 class LocalOptions:
-    """`sync` says what an acknowledgement means: "always", on disk; "interval", on disk within
-    `sync_interval_ms`; "os", in the operating system's hands. The last two survive a crash of the
-    broker, not one of the machine."""
+    """`sync` says where acknowledged data is: "always": on disk; "interval": on disk within
+    `sync_interval_ms`; "os": in the operating system's page cache. The last two survive a crash of
+    the broker, but not of the machine."""
 
     sync: SyncMode = "always"
     sync_interval_ms: int = shared_limits.SYNC_INTERVAL_MS

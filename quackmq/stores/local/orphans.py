@@ -1,11 +1,11 @@
-"""The sweep behind a crash: files that belong to nothing are removed, while the store is in use.
+"""The sweep after a crash: removes files that nothing refers to, while the store is in use.
 
-A crash may leave files of topics and segments that are gone, and packs that no checkpoint names.
-Nobody waits for their removal, so it is done when the store is ready, a few directories at a time.
+A crash may leave files of deleted topics and segments, and packs that no checkpoint names. Nobody
+waits for their removal, so it is done after the store is ready, a few directories at a time.
 
-What is swept was decided when the store was opened: which directories and packs were there, and
-which segments each partition had. So nothing is removed that was made later. A file that a later
-segment may come to have by its name is left alone: its base offset had not been given out yet.
+What to remove was decided when the store was opened, from the directories and packs that existed
+and the segments of each partition then. So no file that was created later is removed. A file whose
+name a later segment may get is left alone: its base offset had not been assigned yet.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ _SEGMENT_FILE: Final = re.compile(r"(\d+)-(\d{20})\.(log|index|aborted)")
 
 
 class _Known(NamedTuple):
-    """Of a partition at the opening: its next offset, and where its segments began."""
+    """The state of a partition when opened: its next offset, and its segments' base offsets."""
 
     end: int
     bases: frozenset[int]
 
 
 class Leftovers:
-    """What may be swept. The removals are made in the checkpoint lane."""
+    """The files that may be removed. The removals run in the checkpoint lane."""
 
     def __init__(self, disk: Disk, recovered: Recovered, *, clean: bool) -> None:
-        """Of a store that was closed, only packs: its process may have ended before it removed
-        them."""
+        """For a store that was closed cleanly, only packs: its process may have ended before it
+        removed them."""
         there = packs.listed(disk)
         self._disk = disk
         self._packs = [number for number in there if number not in recovered.packed.sizes]
@@ -60,7 +60,7 @@ class Leftovers:
         return bool(self._packs or self._directories)
 
     async def sweep(self, files: Packs) -> None:
-        """A failure is logged; what is left is swept after the next crash."""
+        """Remove them. A failure is logged; the rest is removed after the next crash."""
         try:
             for pack in self._packs:
                 await self._run(partial(self._remove_pack, files, pack))
@@ -69,7 +69,7 @@ class Leftovers:
                 some = names[at : at + limits.SWEPT_AT_ONCE]
                 await self._run(partial(self._sweep_some, files, some))
         except OSError as error:
-            _logger.warning("files that belong to nothing could not be removed: %s", error)
+            _logger.warning("unused files could not be removed: %s", error)
 
     async def _run(self, work: Callable[[], None]) -> None:
         await self._disk.run(work, "checkpoint")

@@ -1,11 +1,11 @@
-"""A partition's log: it owns its segments, gives out offsets and places, and knows what is durable.
+"""A partition's log: owns its segments, assigns offsets and positions, knows what is durable.
 
-A batch goes through three steps. `accept` gives it an offset and copies it into a chunk that waits
-for the next flush cycle. `plan` gives the chunks of a cycle their places in the segments. `commit`
-says that a chunk is durable: only then can readers see it. Reading is planned here, from what is
-committed, and carried out in segment.py.
+A batch goes through three steps. `accept` assigns its offset and copies it into a chunk that waits
+for the next flush cycle. `plan` assigns positions in the segments to the chunks of a cycle.
+`commit` makes a durable chunk visible to readers. Reads are planned here, from committed data, and
+carried out in segment.py.
 
-Who may call: the loop. No I/O happens here.
+Not thread-safe: call from the event loop. Does no I/O.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from quackmq.stores.local.segment_sums import SealedSegments
 from quackmq.stores.local.tail import Chunk, PartitionTail
 
 _new_tuple: Final = tuple.__new__
-#: Stand in every partition that never had any: most of them never do. A partition gets its own when
-#: something comes into it. So an idle partition takes less memory.
+#: Shared by all partitions without transactions, producers or waiting readers, which are most of
+#: them. A partition gets its own when it needs one, so that an idle partition takes less memory.
 _NO_TRANSACTIONS: Final = PartitionTransactions()
 _NO_PRODUCERS: Final[dict[int, Producer]] = {}
 _NO_WAITERS: Final[dict[WaitingReader, Awaited]] = {}
@@ -85,49 +85,49 @@ class PartitionLog:
         self.key = key
         self._options = options
         self.epoch = epoch
-        #: Readers see [first_offset, readable); offsets are given out from `end` on.
+        #: Readers see [first_offset, readable); new batches get offsets from `end` on.
         self.first_offset = 0
         self.readable = 0
         self.end = 0
         self.segments: list[Segment] = []
-        #: Sums over the segments, where there are many.
+        #: Sums over the segments, if there are many.
         self._sealed: SealedSegments | None = None
         #: Chunks that wait for the next flush cycle; None if there are none.
         self.pending: list[Chunk] | None = None
         self.tail = PartitionTail()
-        #: Chunks that have a place and are not committed yet.
+        #: Chunks that have a position and are not committed yet.
         self.flying: Sequence[Chunk] = ()
         #: Committed chunks that are not in their segments yet (write_back.py); None if there are
         #: none.
         self.unwritten: list[Chunk] | None = None
-        #: Producers by id, the longest silent first: of what is durable, and of what is ahead.
+        #: Producers by id, the longest silent first: the durable state, and the submitted one.
         self.producers = _NO_PRODUCERS
         self.submitted = _NO_PRODUCERS
-        #: Of what is durable.
+        #: The durable state.
         self.transactions = _NO_TRANSACTIONS
-        #: The offset of the last marker that aborted something: behind it there is nothing to find.
+        #: The offset of the last marker that aborted a transaction; no later one did.
         self.last_aborted = -1
-        #: Readers that wait for more, and what each of them waits for.
+        #: Waiting readers, and the data that each waits for.
         self.waiters = _NO_WAITERS
         self.deleted = False
-        #: Its topic's deletion is on its way: nothing more is taken.
+        #: Whether its topic is being deleted: no more batches are accepted.
         self.doomed = False
-        #: The region that the last planned chunk belongs to, if another may still follow: where it
-        #: begins, its size, and since when.
+        #: The region of the last planned chunk, if the next chunk may continue it: where it begins,
+        #: its size, and when it began.
         self.region_base: int | None = None
         self.region_bytes = 0
         self.region_since_ms = 0
-        #: The checksum of that region so far. Belongs to the flush lane.
+        #: The checksum of that region so far. Used only by the flush lane.
         self.flushed_crc = 0
 
-    # --- taking batches -----------------------------------------------------------------------
+    # --- accepting batches --------------------------------------------------------------------
 
     def check(
         self, batch: Batch, base_offset: int, now_ms: int, ahead: dict[int, Producer]
     ) -> Producer | Remembered | None:
-        """What `producers.advance` says of a batch; None for one without a producer.
+        """Return the verdict of `producers.advance` on a batch; None if it has no producer.
 
-        `ahead` are states that batches of the same unit made, which are not taken yet.
+        `ahead` are the producers' states after earlier batches of the same call.
         """
         if not producers.has_producer(batch):
             return None
@@ -138,7 +138,7 @@ class PartitionLog:
         return producers.is_repeat(self.producer(batch.producer_id), batch)
 
     def producer(self, producer_id: int) -> Producer | None:
-        """Return the state of a producer, including batches on their way to the disk."""
+        """Return the state of a producer, including batches that are not durable yet."""
         return self.submitted.get(producer_id) or self.producers.get(producer_id)
 
     def accept(
@@ -149,8 +149,8 @@ class PartitionLog:
         owned: bool,
         step: TransactionBoundary | None = None,
     ) -> Appended:
-        """Give a batch its offset and copy it, or keep it as it is if it is large and its buffer
-        was handed over. It must have been checked."""
+        """Assign an offset to a checked batch and copy it. A large batch whose buffer was handed
+        over is kept as it is."""
         base_offset, size = self.end, batch.size
         pending = self.pending
         if pending is None:
@@ -188,18 +188,18 @@ class PartitionLog:
                 if chunk.steps is None:
                     chunk.steps = []
                 chunk.steps.append(step)
-        # The class's own constructor takes its arguments one by one: three times as long.
+        # Faster than the class's constructor, which takes three times as long.
         return _new_tuple(Appended, (base_offset, self.end, now_ms, self.first_offset, False))
 
     # --- flush cycles -------------------------------------------------------------------------
 
     def take_pending(self) -> list[Chunk]:
-        """Return the chunks that wait; later batches begin others."""
+        """Remove and return the waiting chunks; later batches begin new ones."""
         taken, self.pending = self.pending, None
         return taken or []
 
     def plan(self, chunks: list[Chunk]) -> None:
-        """Give each of these chunks its place. They will be committed in this order."""
+        """Assign positions to these chunks. They will be committed in this order."""
         self.flying = chunks
         for chunk in chunks:
             self._place(chunk)
@@ -238,7 +238,7 @@ class PartitionLog:
             self.region_since_ms = chunk.append_time_ms
 
     def descriptor(self, chunk: Chunk) -> Descriptor:
-        # The class's own constructor takes its arguments one by one: three times as long.
+        # Faster than the class's constructor, which takes three times as long.
         return _new_tuple(
             Descriptor,
             (
@@ -259,9 +259,8 @@ class PartitionLog:
         )
 
     def commit(self, chunk: Descriptor, forget_before_ms: int = NEVER_MS) -> None:
-        """A chunk is durable: from now on it is read, its producers' repeats are known, and so is
-        what it begins and ends. Producers that were last heard at `forget_before_ms` or before are
-        forgotten."""
+        """Make a durable chunk visible; update its producers and transactions. Forget producers
+        that were last active at `forget_before_ms` or before."""
         segment = self.segment_with_base(chunk.segment_base)
         if segment is not self.segments[0] and not segment.size:
             at = bisect.bisect_left(self.segments, segment.base_offset, key=_base_offset)
@@ -278,7 +277,7 @@ class PartitionLog:
                 del self.producers[forgotten]
 
     def _remember(self, state: Producer) -> None:
-        """As the one that was heard last."""
+        """Store it as the most recently active producer."""
         if self.producers is _NO_PRODUCERS:
             self.producers = {}
         self.producers[state.producer_id] = state
@@ -289,7 +288,7 @@ class PartitionLog:
             and ahead.epoch == state.epoch
             and ahead.transaction_offset == state.transaction_offset
         ):
-            del self.submitted[state.producer_id]  # nothing more is on its way
+            del self.submitted[state.producer_id]  # it has no other batches in flight
 
     def _follow(self, step: TransactionBoundary, segment: Segment) -> None:
         if self.transactions is _NO_TRANSACTIONS:
@@ -308,7 +307,7 @@ class PartitionLog:
         )
 
     def restore(self, states: Iterable[Producer]) -> None:
-        """What a checkpoint says of producers, and so of what they have open."""
+        """Restore the producers from a checkpoint, and with them their open transactions."""
         self.producers = {state.producer_id: state for state in states} or _NO_PRODUCERS
         open_ = {
             state.producer_id: state.transaction_offset
@@ -325,14 +324,14 @@ class PartitionLog:
 
     @property
     def stable_offset(self) -> int:
-        """Everything before it is decided."""
+        """The offset before which every transaction is decided."""
         if not self.transactions.open:
             return self.readable
         return max(self.first_offset, self.transactions.stable(self.readable))
 
     def segment_with_base(self, base_offset: int) -> Segment:
-        """The segment with this base offset: nearly always the last one. A new one if there is
-        none yet, which happens in recovery."""
+        """Return the segment with this base offset, nearly always the last one. Create it if it
+        does not exist, which happens in recovery."""
         if self.segments and self.segments[-1].base_offset == base_offset:
             return self.segments[-1]
         for segment in reversed(self.segments):
@@ -347,7 +346,7 @@ class PartitionLog:
     # --- reading ------------------------------------------------------------------------------
 
     def segment_for(self, offset: int) -> Segment | None:
-        """The segment that holds `offset`, or the next one behind a gap; None if there is none."""
+        """Return the segment with `offset`, or the next one after a gap; None if there is none."""
         at = bisect.bisect_right(self.segments, offset, key=_base_offset) - 1
         for number in range(max(at, 0), len(self.segments)):
             following = self.segments[number + 1 : number + 2]
@@ -356,7 +355,7 @@ class PartitionLog:
         return None
 
     def segments_from(self, offset: int) -> list[Segment]:
-        """The segment that holds `offset`, and those behind it."""
+        """Return the segment that contains `offset`, and those after it."""
         at = bisect.bisect_right(self.segments, offset, key=_base_offset) - 1
         return self.segments[max(at, 0) :]
 
@@ -369,8 +368,8 @@ class PartitionLog:
     def plan_read(
         self, segment: Segment, index: bytes, offset: int, max_bytes: int, first_max_bytes: int
     ) -> Plan | None:
-        """The regions to read, all of one segment; None if the segment has none from `offset` on.
-        The first one may not be written yet if there is a gap before it."""
+        """Plan a read of regions of one segment; None if it has none from `offset` on. If there is
+        a gap before the first region, that one may not be written yet."""
         regions: list[Region] = []
         size = 0
         for region in segment.regions(offset, index):
@@ -378,7 +377,7 @@ class PartitionLog:
                 break
             length = _bytes_from(region, offset)
             if regions and size >= max_bytes // 2 and size + length > max_bytes:
-                break  # most of it would be read for nothing
+                break  # most of it would be read in vain
             regions.append(region)
             size += length
         if not regions:
@@ -386,13 +385,13 @@ class PartitionLog:
         return Plan(segment.path, tuple(regions), offset, max_bytes, first_max_bytes)
 
     def is_written(self, region: Region) -> bool:
-        """Whether the segment holds all of a region."""
+        """Return whether the segment file contains the whole region."""
         return not self.unwritten or region.next_offset <= self.unwritten[0].base_offset
 
     def can_spare(self, chunk: Chunk) -> bool:
-        """Whether the tail may let go of its oldest chunk here. A segment is read in whole regions,
-        so it must hold all of the chunk's region; and the region must not grow any more, since what
-        is added to it would be in the tail only."""
+        """Return whether the tail may evict its oldest chunk here. A segment is read in whole
+        regions, so all of the chunk's region must be in the file. The region must not grow any
+        more, since later chunks of it would be only in the tail."""
         offset = chunk.base_offset
         if not chunk.written:
             return False
@@ -410,7 +409,7 @@ class PartitionLog:
         self.waiters[waiter] = awaited
 
     def wake_trimmed(self) -> None:
-        """Wake the readers whose offset is no longer in the log."""
+        """Wake the readers whose offset was trimmed."""
         trimmed = [
             waiter for waiter, each in self.waiters.items() if each.offset < self.first_offset
         ]
@@ -424,11 +423,11 @@ class PartitionLog:
     # --- trimming -----------------------------------------------------------------------------
 
     def trim(self, first_offset: int) -> list[Segment]:
-        """Move the beginning; the segments that are no longer part of the log."""
+        """Move the beginning of the log; return the segments that no longer belong to it."""
         self.first_offset = max(self.first_offset, first_offset)
         count = bisect.bisect_right(self.segments, self.first_offset, key=_base_offset) - 1
         while count > 0 and not self.segments[count].size:
-            count -= 1  # its first chunk is still on its way
+            count -= 1  # its first chunk is not committed yet
         gone = self.segments[: max(count, 0)]
         del self.segments[: max(count, 0)]
         return gone
@@ -437,24 +436,24 @@ class PartitionLog:
 
     @property
     def size(self) -> int:
-        """Bytes at rest, of whole segments."""
+        """The stored bytes, of whole segments."""
         known = self._count_sealed()
         size = sum(segment.size for segment in self.segments[known:])
         return size + self._sealed.bytes_of(known, 0, known) if self._sealed else size
 
     def beyond(self, segment: Segment) -> int:
-        """The first offset of the segment behind this one, or the end. The segment itself may have
-        been trimmed."""
+        """Return the first offset of the next segment, or the end. `segment` itself may have been
+        trimmed."""
         at = bisect.bisect_right(self.segments, segment.base_offset, key=_base_offset)
         if at == len(self.segments) or not self.segments[at].size:
             return self.readable
         return self.segments[at].base_offset
 
     def bytes_between(self, first: int, next: int) -> int:
-        """About how many bytes lie between two offsets: a segment's share of what it has."""
+        """Estimate the bytes between two offsets; a segment counts in proportion."""
         begin = max(0, bisect.bisect_right(self.segments, first, key=_base_offset) - 1)
         end = bisect.bisect_left(self.segments, next, key=_base_offset)
-        # Of the segments in between, all counts.
+        # The segments in between count as a whole.
         inner, inner_end = begin + 1, min(end - 1, self._count_sealed())
         total = 0
         if self._sealed and inner < inner_end:
@@ -470,8 +469,8 @@ class PartitionLog:
         return total
 
     def segment_since(self, time_ms: int, begin: int) -> Segment | None:
-        """The first segment with a base offset of `begin` or more that has a record with this
-        timestamp or a later one."""
+        """Return the first segment with a base offset of `begin` or more that has a record with
+        this timestamp or a later one."""
         at = bisect.bisect_left(self.segments, begin, key=_base_offset)
         known = self._count_sealed()
         if self._sealed and at < known:
@@ -483,8 +482,8 @@ class PartitionLog:
         return next((each for each in rest if each.size and time_ms <= each.max_timestamp_ms), None)
 
     def segment_appended_since(self, time_ms: int) -> Segment | None:
-        """The first segment with a record that was appended at a time or later: append times never
-        fall."""
+        """Return the first segment with a record appended at a time or later; append times never
+        decrease."""
         count = len(self.segments)
         while count and not self.segments[count - 1].size:
             count -= 1
@@ -492,7 +491,7 @@ class PartitionLog:
         return self.segments[at] if at < count else None
 
     def _count_sealed(self) -> int:
-        """How many of the segments, from the first on, `_sealed` knows: none of a few."""
+        """Return how many segments, from the first on, `_sealed` knows: none if there are few."""
         if len(self.segments) < limits.FEW_SEGMENTS:
             self._sealed = None
             return 0
@@ -502,7 +501,7 @@ class PartitionLog:
 
 
 def _bytes_from(region: Region, offset: int) -> int:
-    """About how many bytes of a region lie behind an offset."""
+    """Estimate the bytes of a region from an offset on."""
     if offset <= region.base_offset:
         return region.length
     return (

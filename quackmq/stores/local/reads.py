@@ -1,7 +1,7 @@
-"""Reading a partition: from the tail if it reaches back far enough, else from the segments.
+"""Reads a partition: from the tail if it reaches back far enough, else from the segments.
 
-What the page cache holds is read at once, on the loop; what must come from the device is read in
-a side thread, so that old news never delays new news.
+Bytes in the page cache are read at once, on the loop. Bytes that must come from the device are read
+in a side thread, so that reading old records never delays new ones.
 """
 
 from __future__ import annotations
@@ -42,23 +42,24 @@ Pieces = tuple[memoryview, ...]
 
 
 class Reader:
-    """Who may call: the loop."""
+    """Not thread-safe: call from the event loop."""
 
     def __init__(self, disk: Disk, files: Packs) -> None:
         self._disk = disk
         self._files = files
         #: By path, with the number of entries, which grows while the segment is the last one.
         self._indexes: OrderedDict[str, tuple[int, bytes]] = OrderedDict()
-        #: The greatest timestamps of sealed regions, for segments in which a time was looked for.
+        #: The greatest timestamps of sealed regions, for segments that were searched by time.
         self._maxima: OrderedDict[str, Maxima] = OrderedDict()
 
     async def read(
         self, log: PartitionLog, offset: int, max_bytes: int, first_max_bytes: int
     ) -> Pieces:
-        """Whole batches from the one with `offset` on, `max_bytes` in all, but the first one even
-        if it alone has up to `first_max_bytes`; none at the end. OffsetOutOfRange, DamagedData,
-        StorageError where the disk does not give the bytes, UnknownTopic if it is deleted
-        meanwhile."""
+        """Return whole batches from the one with `offset` on, at most `max_bytes`; the first batch
+        may be larger, up to `first_max_bytes`. Return none at the end of the log.
+
+        Raises OffsetOutOfRange, DamagedData, StorageError if the disk cannot return the bytes,
+        UnknownTopic if the topic is deleted meanwhile."""
         while True:
             self.check_offset(log, offset)
             if offset == log.readable:
@@ -73,8 +74,8 @@ class Reader:
                     continue  # trimmed while the file was being opened
                 segment = log.segment_for(offset)
                 raise DamagedData(
-                    f"{error.filename}: the file is missing, and with it offset {offset} and what "
-                    "follows; restore it from a copy",
+                    f"{error.filename}: the file is missing, so offset {offset} and those after it "
+                    "cannot be read; restore it from a backup",
                     None if segment is None else log.beyond(segment),
                 ) from error
             if pieces or log.first_offset <= offset:
@@ -82,7 +83,7 @@ class Reader:
 
     @staticmethod
     def check_offset(log: PartitionLog, offset: int) -> None:
-        """OffsetOutOfRange."""
+        """Raise OffsetOutOfRange if an offset is not in the log."""
         if not log.first_offset <= offset <= log.readable:
             raise OffsetOutOfRange(
                 f"offset {offset} is not between {log.first_offset} and {log.readable}"
@@ -91,8 +92,7 @@ class Reader:
     async def _gather(
         self, log: PartitionLog, offset: int, max_bytes: int, first_max_bytes: int
     ) -> Pieces:
-        """From one segment after the other, then from the tail, until enough is there or something
-        is in the way."""
+        """Read segment after segment, then the tail, until there is enough or a read fails."""
         pieces: Pieces = ()
         room = max_bytes
         while (room > max_bytes // 2 or not pieces) and offset < log.readable:
@@ -105,7 +105,7 @@ class Reader:
                 index = await self._index(log, segment, offset)
                 plan = log.plan_read(segment, index, offset, room, first_max_bytes)
                 if plan is not None and not log.is_written(plan.regions[0]):
-                    # Behind a gap in the offsets: the tail does not reach `offset`, but this.
+                    # After a gap in the offsets: the tail begins after `offset`, at this region.
                     offset = plan.regions[0].base_offset
                     if not log.tail.reaches(offset):
                         raise InternalError(
@@ -115,7 +115,7 @@ class Reader:
                 got = Got((), True) if plan is None else await self._carry_out(plan)
             except (StorageError, FileNotFoundError):
                 if pieces:
-                    break  # the next read starts here, and is told
+                    break  # the next read starts here and gets the error
                 raise
             pieces += got.pieces
             if not got.complete:
@@ -143,12 +143,12 @@ class Reader:
             return await self._disk.run(lambda: self._read_aside(plan), "read")
 
     def _read_aside(self, plan: Plan) -> Got:
-        """In the read lane."""
+        """Read in the read lane."""
         with self._files.borrow(plan.path) as file:
             return carry_out(plan, read(file, plan))
 
     def _beyond_index(self, log: PartitionLog, segment: Segment) -> int:
-        """The first offset that can be found without the segment's index file."""
+        """Return the first offset that can be found without the segment's index file."""
         pending = segment.pending_base
         return log.beyond(segment) if pending is None else pending
 
@@ -181,7 +181,7 @@ class Reader:
     # --- by time ---------------------------------------------------------------------------
 
     async def offset_for_timestamp(self, log: PartitionLog, time_ms: int) -> OffsetTime | None:
-        """The first batch whose greatest timestamp is at or after `time_ms`."""
+        """Return the first batch whose greatest timestamp is `time_ms` or later."""
         begin = 0 if not log.segments else log.segments[0].base_offset
         while (segment := log.segment_since(time_ms, begin)) is not None:
             begin = segment.base_offset + 1
@@ -192,8 +192,8 @@ class Reader:
         return None
 
     async def offset_for_append(self, log: PartitionLog, time_ms: int) -> OffsetTime | None:
-        """What was appended at `time_ms` or later: exactly where the tail reaches back beyond that,
-        else from the beginning of a region."""
+        """Return the first offset appended at `time_ms` or later: exact if the tail reaches back
+        that far, else the beginning of a region."""
         tail_since_ms = log.tail.first_append_ms
         if tail_since_ms is not None and tail_since_ms < time_ms:
             chunk = log.tail.first_appended_since(time_ms)
@@ -214,7 +214,7 @@ class Reader:
         return None
 
     async def least_bytes_between(self, log: PartitionLog, first: int, next: int) -> int:
-        """Of the regions that lie wholly between."""
+        """Count the bytes of the regions that lie wholly in [first, next)."""
         size = 0
         first = max(first, log.first_offset)
         for segment in tuple(log.segments_from(first)):
@@ -226,7 +226,7 @@ class Reader:
             try:
                 index = await self._index(log, segment, first)
             except (DamagedData, FileNotFoundError):
-                continue  # named by who reads there
+                continue  # a read there will report it
             size += sum(
                 region.length
                 for region in segment.regions(first, index)
@@ -235,7 +235,7 @@ class Reader:
         return size
 
     async def append_times(self, log: PartitionLog, first: int, next: int) -> list[OffsetTime]:
-        """Of the regions, and exactly of what is in the tail."""
+        """Return append times: of regions, and exact ones for the tail."""
         times: list[OffsetTime] = []
         first = max(first, log.first_offset)
         tail_from = log.tail.first_offset
@@ -247,7 +247,7 @@ class Reader:
             try:
                 index = await self._index(log, segment, first)
             except (DamagedData, FileNotFoundError):
-                continue  # named by who reads there
+                continue  # a read there will report it
             wanted = takewhile(
                 lambda region: region.base_offset < next, segment.regions(first, index)
             )
@@ -267,7 +267,7 @@ class Reader:
     async def _regions_since(
         self, log: PartitionLog, segment: Segment, time_ms: int
     ) -> AsyncIterator[Region]:
-        """The regions of a segment that have a record with this timestamp or a later one."""
+        """Yield the regions of a segment that have a record with this timestamp or a later one."""
         entries = await self._entries(log, segment)
         if entries is None:
             return
@@ -294,8 +294,8 @@ class Reader:
         return last
 
     async def _entries(self, log: PartitionLog, segment: Segment) -> SealedRegions | None:
-        """The sealed regions of a segment; None if they cannot be known: the index is damaged,
-        which is named by who reads there, or trimmed meanwhile."""
+        """Return the sealed regions of a segment; None if they are unknown, because the index is
+        damaged, which a read there will report, or was trimmed meanwhile."""
         try:
             index = await self._index(log, segment, segment.base_offset)
         except (DamagedData, FileNotFoundError):
@@ -303,8 +303,8 @@ class Reader:
         return SealedRegions(index, bytes(segment.pending))
 
     def _maxima_of(self, segment: Segment, entries: SealedRegions) -> Maxima:
-        """The greatest timestamps of a segment's sealed regions, as far as they are known; regions
-        that were sealed since are added."""
+        """Return the greatest timestamps of a segment's sealed regions; add those of regions that
+        were sealed since the last call."""
         maxima = self._maxima.pop(segment.index_path, None)
         if maxima is None:
             maxima = Maxima()
@@ -336,8 +336,8 @@ class Reader:
 
 @contextmanager
 def reading(path: str) -> Iterator[None]:
-    """Turn an error of the device into StorageError. It may pass, so nothing is called damaged. A
-    file that is missing is another matter: it may have been trimmed meanwhile."""
+    """Turn a device error into StorageError. It may be temporary, so it is not called damage. Let a
+    missing file pass: it may have been trimmed meanwhile."""
     try:
         yield
     except FileNotFoundError:

@@ -1,14 +1,14 @@
-"""From a directory to the state that it holds: the checkpoint, then the journal behind it.
+"""Recovers the state in a directory: the checkpoint, then the journal after it.
 
-Nothing is written here, so that a tool can look at a directory as the broker would. What recovery
-learns of batches that only the journal holds safely (`Recovered.writes`), the store then puts into
-the segments, before it makes a checkpoint of its own.
+Nothing is written here, so that a tool can read a directory as the broker would. Batches that are
+safe only in the journal are returned as `Recovered.writes`; the store writes them to the segments
+before it makes its first checkpoint.
 
-How the end of the journal is judged: with every frame synced before the next one was written, a
-bad frame at the end was being written at the crash and was never acknowledged: it is cut off. A bad
-frame that a later one calls synced is damage, and the store does not open. In the weak sync modes
-several frames may have been under way; the first that is not whole, also in what it refers to,
-ends the journal.
+How the end of the journal is judged: if every frame was synced before the next one was written, a
+bad frame at the end was being written at the crash and was never acknowledged, so it is discarded.
+A bad frame that a later one calls synced is damage, and the store does not open. In the weak sync
+modes several frames may have been unsynced; the journal ends at the first one that is incomplete,
+or that refers to incomplete data.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ from quackmq.stores.local.options import LocalOptions
 from quackmq.stores.local.partition_log import PartitionLog
 
 META_PATH: Final = "quackmq.json"
-_RESTORE: Final = "restore it from a copy"
+_RESTORE: Final = "restore it from a backup"
 _WRONG_CHECKSUM: Final = "its checksum is wrong"
 
 
 @dataclass(frozen=True, slots=True)
 class Meta:
-    """What a directory is told once, when it is made; `format` when it is first opened by a program
-    that has a newer one."""
+    """Facts about a directory, written when it is created. `format` is raised when a program with a
+    newer format opens it first."""
 
     cluster_id: str
     salt: int
@@ -91,7 +91,7 @@ class Reference(NamedTuple):
 @dataclass(slots=True)
 class Recovered:
     meta: Meta
-    #: As the last checkpoint says, but for the journal's end.
+    #: As in the last checkpoint, except for the journal's end.
     standing: CheckpointHeader
     catalog: Catalog
     logs: dict[PartitionKey, PartitionLog]
@@ -99,21 +99,22 @@ class Recovered:
     #: The first number that no pack had.
     first_pack: int = 1
     writes: list[SegmentWrite] = field(default_factory=list)
-    #: What the segments hold, but perhaps only in memory: if a sync failed before the broker
-    #: stopped, the system may call it written although it is not. To be written once more.
+    #: Bytes in the segments that may be only in the page cache: if a sync failed before the broker
+    #: stopped, the system may call them written although they are not. They are written again.
     doubtful: list[Reference] = field(default_factory=list)
-    #: Segments whose own files replayed frames refer to: a process that was killed may not have
-    #: synced what it wrote there, nor the names that it gave.
+    #: Segments whose files replayed frames refer to. A killed process may not have synced its
+    #: writes there, nor the files' names.
     touched: set[str] = field(default_factory=set)
-    #: Segments that went with a trim or with their topic.
+    #: Segments that were trimmed, or deleted with their topic.
     gone: list[Segment] = field(default_factory=list)
     frames: int = 0
-    #: Frames behind the end that were never acknowledged as synced.
+    #: Frames after the end that were never acknowledged as synced.
     abandoned: int = 0
 
 
 def read_meta(disk: Disk) -> Meta | None:
-    """None for a directory that was never a store. NewerFormat, DamagedStore."""
+    """Read the metadata; None for a directory that never was a store. Raises NewerFormat,
+    DamagedStore, UnusableDirectory."""
     try:
         content: Any = orjson.loads(read_file(disk, META_PATH))
     except FileNotFoundError:
@@ -125,7 +126,7 @@ def read_meta(disk: Disk) -> Meta | None:
         whole = checksum == _checksum(content)
         if version > FORMAT_VERSION and (whole or checksum is None):
             raise NewerFormat(
-                f"the directory has format {version}, this program knows {FORMAT_VERSION}: "
+                f"the directory has format {version}, this program knows up to {FORMAT_VERSION}: "
                 "use a newer QuackMQ"
             )
         if not whole:
@@ -133,7 +134,7 @@ def read_meta(disk: Disk) -> Meta | None:
         if version < OLDEST_FORMAT_VERSION:
             raise UnusableDirectory(
                 f"the directory has format {version}, which was never released; this program "
-                f"knows {OLDEST_FORMAT_VERSION} to {FORMAT_VERSION}: begin with an empty directory"
+                f"knows {OLDEST_FORMAT_VERSION} to {FORMAT_VERSION}: use an empty directory"
             )
         return Meta(
             content["cluster_id"],
@@ -147,28 +148,29 @@ def read_meta(disk: Disk) -> Meta | None:
 
 
 def _checksum(fields: Any) -> int:
-    """Of the fields before it. A wrong salt would make a good journal look empty."""
+    """Return the checksum of the fields: a wrong salt would make a good journal look empty."""
     return crc32c(orjson.dumps(fields))
 
 
 def recover(disk: Disk, options: LocalOptions) -> Recovered:
-    """DamagedStore names what cannot be believed; UnusableDirectory if it is no store."""
+    """Recover the state. Raises DamagedStore, which names the damage, and UnusableDirectory if the
+    directory is not a store."""
     meta = read_meta(disk)
     if meta is None:
-        raise UnusableDirectory(f"there is no {META_PATH} here: this is no QuackMQ directory")
+        raise UnusableDirectory(f"there is no {META_PATH}: this is not a QuackMQ directory")
     standing, catalog, logs, packed = read_checkpoint(disk, options)
     recovered = Recovered(meta, standing, catalog, logs, packed)
     damage = None if standing.clean else replay(disk, options, recovered)
     if damage is not None:
         raise DamagedStore(
-            f"{damage} of the journal was on disk and is damaged now. It held acknowledged "
-            "data: restore the directory from a copy; `quackmq log verify` lists all damage"
+            f"{damage} of the journal was on disk and is now damaged. It held acknowledged "
+            "data: restore the directory from a backup; `quackmq log verify` lists all damage"
         )
     return recovered
 
 
 def read_checkpoint(disk: Disk, options: LocalOptions) -> Decoded:
-    """DamagedStore if it is missing or not whole."""
+    """Read the checkpoint. Raises DamagedStore if it is missing or incomplete."""
     try:
         return checkpoint.decode(read_file(disk, checkpoint.PATH), options)
     except FileNotFoundError:
@@ -178,11 +180,11 @@ def read_checkpoint(disk: Disk, options: LocalOptions) -> Decoded:
 
 
 def replay(disk: Disk, options: LocalOptions, recovered: Recovered) -> Damage | None:
-    """Bring what the checkpoint said up to the journal's end, or up to damage in it."""
+    """Apply the journal after the checkpoint up to its end, or up to damage, which is returned."""
     standing = recovered.standing
     if str(standing.place.slot) not in disk.list(JOURNAL_DIRECTORY):
         raise DamagedStore(
-            f"{slot_path(standing.place.slot)} is missing, which may have held acknowledged data: "
+            f"{slot_path(standing.place.slot)} is missing and may have held acknowledged data: "
             f"{_RESTORE}"
         )
     scan = Scan(
@@ -264,13 +266,13 @@ def _log(recovered: Recovered, key: PartitionKey) -> PartitionLog:
         return recovered.logs[key]
     except KeyError:
         raise DamagedStore(
-            f"the journal speaks of partition {key.partition} of topic {key.topic_id}, "
+            f"the journal refers to partition {key.partition} of topic {key.topic_id}, "
             "which is not in the catalog"
         ) from None
 
 
 def _references_hold(disk: Disk, frame: Frame, recovered: Recovered) -> bool:
-    """Whether all that a frame refers to reached the segments before the machine stopped."""
+    """Return whether everything that a frame refers to is completely in the segments."""
     checksums: dict[PartitionKey, int] = {}
     for entry in entries(frame.payload):
         if not isinstance(entry, AppendEntry):

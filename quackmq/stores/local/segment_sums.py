@@ -1,7 +1,7 @@
-"""Sums and maxima over a log's segments, and maxima over a segment's regions: pure.
+"""Sums and maxima over a log's segments, and maxima over a segment's regions. Pure.
 
-A log of a terabyte has thousands of segments, a segment has thousands of regions. Whoever asks for
-a time or a size finds it here by binary search instead of walking over all of them.
+A log of a terabyte has thousands of segments, a segment thousands of regions. Lookups by time or
+size use binary search here instead of walking over all of them.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 class Maxima:
-    """A row of numbers that only grows at its end. Beside the numbers stand the maxima of pairs, of
-    fours, and so on, so that the first number that is large enough is found in O(log n)."""
+    """A sequence of numbers that only grows at its end. It also has the maxima of pairs, of fours,
+    and so on, so that the first number that is large enough is found in O(log n)."""
 
     __slots__ = ("_levels",)
 
@@ -39,7 +39,7 @@ class Maxima:
             self._levels[level].append(number)
 
     def first_at_least(self, least: int, start: int = 0) -> int | None:
-        """Return the place of the first number from `start` on that is `least` or more."""
+        """Return the index of the first number from `start` on that is `least` or more."""
         at, level, levels = start, 0, self._levels
         while at < len(levels[0]):
             while at >> level >= len(levels[level]):
@@ -52,7 +52,7 @@ class Maxima:
         return None
 
     def _within(self, least: int, at: int, level: int) -> int:
-        """The same inside of a block that has one."""
+        """Find it within a block that contains one."""
         while level:
             level -= 1
             if self._levels[level][at >> level] < least:
@@ -61,20 +61,20 @@ class Maxima:
 
 
 class SealedSegments:
-    """Segments that do not grow any more, in the order of their offsets. Those that the log has let
-    go of stay here: whoever holds this begins anew when it is stale."""
+    """Segments that no longer grow, in offset order. Trimmed segments stay here; the owner makes a
+    new object when there are too many of them (`is_stale`)."""
 
     __slots__ = ("_bases", "_latest", "_sizes")
 
     def __init__(self) -> None:
         self._bases: list[int] = []
-        #: The bytes of all segments before each, and of all.
+        #: The bytes of all segments before each one, and at the end of all.
         self._sizes = [0]
         self._latest = Maxima()
 
     def follow(self, segments: Sequence[Segment]) -> int:
-        """Take in the log's segments that have come to an end. Return how many of the log's
-        segments, from the first on, are known here."""
+        """Add the log's segments that no longer grow. Return how many of the log's segments, from
+        the first on, are known here."""
         first = bisect_left(self._bases, segments[0].base_offset)
         for number in range(len(self._bases) - first, len(segments) - 1):
             if not segments[number + 1].size:
@@ -86,17 +86,17 @@ class SealedSegments:
         return len(self._bases) - first
 
     def is_stale(self, segments: Sequence[Segment]) -> bool:
-        """Whether the log has let go of half of the segments that are known here."""
+        """Return whether the log has trimmed half of the segments that are known here."""
         return bisect_left(self._bases, segments[0].base_offset) * 2 > len(self._bases)
 
     def bytes_of(self, known: int, begin: int, end: int) -> int:
-        """The bytes of the log's segments from one number to before another, of `known` ones."""
+        """Return the bytes of the segments [begin, end) among the log's `known` ones."""
         first = len(self._bases) - known
         return self._sizes[first + end] - self._sizes[first + begin]
 
     def first_since(self, known: int, begin: int, time_ms: int) -> int | None:
-        """The number of the first of the log's `known` segments, from `begin` on, that has a record
-        with this timestamp or a later one."""
+        """Return the index of the first of the log's `known` segments, from `begin` on, that has a
+        record with this timestamp or a later one; None if there is none."""
         first = len(self._bases) - known
         found = self._latest.first_at_least(time_ms, first + begin)
         return None if found is None else found - first

@@ -1,13 +1,13 @@
-"""The local store: the contract of stores/contract.py over one directory, for one broker at a time.
+"""The local store: the contract of stores/contract.py in one directory, for one broker at a time.
 
-    quackmq.json            what the directory is: format, cluster id, the journal's shape
-    lock                    held while a broker has it open
-    checkpoint              all that is known at one frame (checkpoint.py)
-    journal/0 … 3           the ring of slots with the frames behind it (journal.py)
+    quackmq.json            facts about the directory: format, cluster id, the journal's shape
+    lock                    locked while a broker has it open
+    checkpoint              the whole state at one frame (checkpoint.py)
+    journal/0 … 3           the ring of slots with the frames after it (journal.py)
     log/packs/NUMBER        small pieces of all segments and indexes (packs.py)
     log/TOPIC/P-OFFSET.log  segments of whole batches, .index and .aborted beside them (segment.py)
 
-Requests are checked here and handed to the engine (engine.py), which makes them durable.
+This class checks requests; the committer (commit/committer.py) makes them durable.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ from quackmq.stores.local.open import open_engine
 from quackmq.stores.local.options import LocalOptions
 from quackmq.stores.local.partition_log import Awaited, PartitionLog
 
-#: What the system says where a disk, a quota or a bound on files is exhausted.
+#: The system's errors when a disk, a quota or a limit on file sizes is exhausted.
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -79,23 +79,23 @@ class LocalStore(Store):
     def __init__(self, engine: Committer, cluster_id: str) -> None:
         self._engine = engine
         self.cluster_id = cluster_id
-        #: Of the last append that was plain.
+        #: The log of the last plain append.
         self._last_log: PartitionLog | None = None
-        #: The last question of `read_at_once`, with the commit that it was asked at, and the
-        #: answer: many readers of a topic ask the same.
+        #: The last arguments of `read_at_once`, with the number of commits then, and its result:
+        #: many readers of a topic ask for the same.
         self._last_asked: tuple[int, int, int | None, Read] | None = None
         self._last_answer: Slice | None = None
         self._closed = False
 
     @property
     def disk(self) -> Disk:
-        """What it stands on, for who keeps more in the same directory. Closed with the store."""
+        """Its disk, for a part that stores more in the same directory. Closed with the store."""
         return self._engine.disk
 
     @property
     def work_done(self) -> int:
-        """How many writes, syncs and removals were made so far: while it grows, a store that is
-        being closed gets on."""
+        """The number of writes, syncs and removals so far. While it grows, the closing of a store
+        makes progress."""
         return self._engine.work_done
 
     @classmethod
@@ -105,7 +105,7 @@ class LocalStore(Store):
         options: LocalOptions | None = None,
         now_ms: Callable[[], int] = wall_clock_ms,
     ) -> LocalStore:
-        """StoreLocked, NewerFormat, DamagedStore, UnusableDirectory."""
+        """Open a directory. Raises StoreLocked, NewerFormat, DamagedStore, UnusableDirectory."""
         try:
             _make_directory(directory)
             os.listdir(directory)
@@ -127,7 +127,7 @@ class LocalStore(Store):
         options: LocalOptions | None = None,
         now_ms: Callable[[], int] = wall_clock_ms,
     ) -> LocalStore:
-        """The same on a disk and a clock that are passed in."""
+        """Open a store on the given disk and clock."""
         try:
             engine, meta = await open_engine(disk, options or LocalOptions(), now_ms)
         except OSError as error:
@@ -209,7 +209,7 @@ class LocalStore(Store):
             if step is not None:
                 engine.open_transactions.note(key, step)
             durable = False
-        if durable:  # nothing but repeats of what lies on disk
+        if durable:  # only repeats of durable batches
             return _done(results)
         return engine.submit(results)
 
@@ -220,10 +220,10 @@ class LocalStore(Store):
         return self._engine.submit(self._accept_plain(append))
 
     def _accept_plain(self, append: Append) -> Appended:
-        """What most publishers of single messages send: no repeats to look for."""
+        """Accept a batch without producer or transaction, as most single messages are."""
         key, batch, owned = append
         log = self._last_log
-        # Mostly it is the one as before, which needs no id to be hashed.
+        # Mostly it is the same log as before; then no id has to be hashed.
         if log is None or log.key != key or log.doomed or log.deleted:
             log = self._last_log = self._writable_log(key)
         gathering = self._engine.gathering
@@ -242,7 +242,7 @@ class LocalStore(Store):
     def _check_appends(
         self, appends: Sequence[Append], now_ms: int
     ) -> list[tuple[PartitionLog, Producer | Remembered | None, TransactionBoundary | None]]:
-        """What is to become of each batch; raises before anything is taken."""
+        """Return the verdict on each batch; raise before any batch is accepted."""
         checked: list[
             tuple[PartitionLog, Producer | Remembered | None, TransactionBoundary | None]
         ] = []
@@ -271,7 +271,7 @@ class LocalStore(Store):
     def _check_room_for_transaction(
         self, log: PartitionLog, opened: dict[PartitionKey, int]
     ) -> None:
-        """`opened` counts those that begin in the same unit."""
+        """`opened` counts the transactions that begin in the same call."""
         already = opened.get(log.key, 0)
         open_ = self._engine.open_transactions.count(log.key) + already
         check_room(log.key, open_)
@@ -310,10 +310,11 @@ class LocalStore(Store):
     ) -> list[Slice]:
         if len(reads) > shared_limits.READ_PARTITIONS:
             raise LimitReached(
-                f"{len(reads)} partitions in one read; {shared_limits.READ_PARTITIONS} is the most"
+                f"a read of {len(reads)} partitions; at most {shared_limits.READ_PARTITIONS} "
+                "are allowed"
             )
         max_bytes = min(max_bytes, shared_limits.READ_BYTES)
-        # A read from segments may stop at half of its bytes rather than read more for nothing.
+        # A read from segments may stop at half of its bytes rather than read more in vain.
         enough = min(min_bytes, max(1, max_bytes // 2))
         loop = asyncio.get_running_loop()
         deadline = loop.time() + min(wait_ms, shared_limits.READ_WAIT_MS) / 1000
@@ -371,7 +372,7 @@ class LocalStore(Store):
         return [log.key for log in changed]
 
     def wake_watches(self) -> None:
-        """Readers that wait in `read` are woken with them, and go on waiting."""
+        """Wake all watches. Readers that wait in `read` wake too, and continue to wait."""
         for log in self._engine.logs.values():
             log.wake_all()
 
@@ -492,7 +493,7 @@ class LocalStore(Store):
         try:
             (change,) = self._engine.latest.state_changes([StatePut(key, value, expected_version)])
         except StateChanged:
-            await self._engine.submit(None)  # what was met may still be on its way
+            await self._engine.submit(None)  # the newer version may not be durable yet
             raise
         self._engine.submit_changes([change])
         return await self._engine.submit(change.state)
@@ -520,20 +521,20 @@ class LocalStore(Store):
         self._check_open()
         log = self._engine.logs.get(key)
         if log is None:
-            self._engine.durable.topic_of(key)  # raises what is wrong with it
-            raise UnknownPartition(f"partition {key.partition} is not there yet")
+            self._engine.durable.topic_of(key)  # raises if the topic or partition is unknown
+            raise UnknownPartition(f"partition {key.partition} does not exist yet")
         return log
 
     def _writable_log(self, key: PartitionKey) -> PartitionLog:
         log = self._engine.logs.get(key)
         if log is None or log.doomed:
-            self._engine.latest.topic_of(key)  # raises what is wrong with it
-            raise UnknownPartition(f"partition {key.partition} is not there yet")
+            self._engine.latest.topic_of(key)  # raises if the topic or partition is unknown
+            raise UnknownPartition(f"partition {key.partition} does not exist yet")
         return log
 
 
 def _make_directory(directory: Path) -> None:
-    """With its parents, and so that their names last."""
+    """Create it with its parents, and make their names durable."""
     if directory.is_dir():
         return
     _make_directory(directory.parent)
@@ -550,7 +551,7 @@ def _is_plain(batch: Batch) -> bool:
 
 
 def _is_step(batch: Batch, state: Producer | None, base_offset: int) -> bool:
-    """Whether a batch ends a transaction or begins one; others go on with theirs."""
+    """Return whether a batch begins or ends a transaction, rather than continuing one."""
     return batch.is_control or (state is not None and state.transaction_offset == base_offset)
 
 

@@ -1,7 +1,7 @@
 """The tail: recent chunks of all partitions in memory, within one global bound.
 
-A chunk is what one flush cycle wrote of one partition: whole batches, already stamped, whose bytes
-are never changed again. The oldest chunk of the whole store leaves first.
+A chunk is the part of one flush cycle that belongs to one partition: whole, stamped batches, whose
+bytes never change again. The oldest chunk of the whole store is evicted first.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from quackmq.model.producer_state import Producer
 from quackmq.stores.local.files.format import ProducerBatch
 from quackmq.stores.local.files.segment import Segment, cut
 
-#: What a chunk costs beside its bytes: objects, list slots, the allocator's slack.
+#: The memory of a chunk beside its bytes: objects, list slots, the allocator's slack.
 CHUNK_OVERHEAD = 512
 
 
 class Chunk:
-    """Batches on their way to disk, then in the tail. Made by `PartitionLog`; the flush lane fills
-    in `region_crc`, once; nothing changes after the commit."""
+    """Batches that wait to be written, and later are in the tail. `PartitionLog` creates it; the
+    flush lane sets `region_crc`, once; nothing changes after the commit."""
 
     __slots__ = (
         "append_time_ms",
@@ -49,19 +49,19 @@ class Chunk:
         self.append_time_ms = append_time_ms
         self.max_timestamp_ms = -1
         self.batches = 0
-        #: The state of producers behind this chunk, and what of it the chunk's batches made. Both,
+        #: The producers' states after this chunk, and the batches in it that changed them. Both,
         #: and the steps, are dropped when the chunk is durable: the log then has them.
         self.producers: dict[int, Producer] | None = None
         self.producer_batches: tuple[ProducerBatch, ...] = ()
         #: Where its batches begin and end transactions.
         self.steps: list[TransactionBoundary] | None = None
-        # The place, given when the flush cycle takes the chunk.
+        # The position, assigned when a flush cycle takes the chunk.
         self.segment: Segment
         self.position = 0
         self.continues = False
         self.region_base = base_offset
         self.region_crc = 0
-        #: Whether the segment holds it; until then the tail is the only place to read it from.
+        #: Whether it is in the segment; until then it can be read only from the tail.
         self.written = False
 
 
@@ -69,7 +69,7 @@ _GONE: Final = Chunk(bytearray(), 0, 0)
 
 
 class PartitionTail:
-    """One partition's part of the tail, in offset order."""
+    """One partition's chunks in the tail, in offset order."""
 
     __slots__ = ("_chunks", "_head")
 
@@ -81,14 +81,14 @@ class PartitionTail:
         self._chunks += chunks
 
     def drop_oldest(self) -> None:
-        self._chunks[self._head] = _GONE  # its bytes go now, its place later
+        self._chunks[self._head] = _GONE  # frees its bytes now; its list slot is deleted later
         self._head += 1
         if self._head > 64 and self._head * 2 > len(self._chunks):
             del self._chunks[: self._head]
             self._head = 0
 
     def reaches(self, offset: int) -> bool:
-        """Whether everything from `offset` on is here."""
+        """Return whether everything from `offset` on is in the tail."""
         if self._head == len(self._chunks):
             return False
         return self._chunks[self._head].base_offset <= offset
@@ -100,7 +100,7 @@ class PartitionTail:
         return self._chunks[self._head].base_offset
 
     def append_times(self, first: int, next: int) -> Iterator[tuple[int, int]]:
-        """Base offset and append time of the chunks with something between two offsets."""
+        """Yield base offset and append time of the chunks that overlap [first, next)."""
         at = bisect.bisect_right(self._chunks, first, lo=self._head, key=_base_offset) - 1
         for number in range(max(at, self._head), len(self._chunks)):
             chunk = self._chunks[number]
@@ -116,8 +116,7 @@ class PartitionTail:
         return self._chunks[self._head].append_time_ms
 
     def read(self, offset: int, max_bytes: int, first_max_bytes: int) -> tuple[memoryview, ...]:
-        """Whole batches from the one with `offset` on. The caller has seen to it that the tail
-        reaches back to `offset`."""
+        """Return whole batches from the one with `offset` on. The tail must reach back to it."""
         at = bisect.bisect_right(self._chunks, offset, lo=self._head, key=_base_offset) - 1
         pieces: list[memoryview] = []
         room = max_bytes
@@ -139,7 +138,7 @@ class PartitionTail:
         return tuple(pieces)
 
     def first_appended_since(self, time_ms: int) -> Chunk | None:
-        """The oldest chunk that was appended at `time_ms` or later (append times never fall)."""
+        """Return the oldest chunk appended at `time_ms` or later (append times never decrease)."""
         at = bisect.bisect_left(self._chunks, time_ms, lo=self._head, key=_append_time)
         return self._chunks[at] if at < len(self._chunks) else None
 
@@ -154,7 +153,7 @@ class ChunkOwner(Protocol):
 
 
 class Tail:
-    """The bound over all partitions. Who may call: the loop."""
+    """The bound over all partitions. Not thread-safe: call from the event loop."""
 
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes
@@ -168,9 +167,9 @@ class Tail:
             self._bytes += len(chunk.data) + CHUNK_OVERHEAD
 
     def shrink(self) -> None:
-        """Let the oldest go until the bound holds, or one comes that cannot be read elsewhere. That
-        one, however small, keeps all that came after it; so whoever finds that much beyond the
-        bound (`excess_bytes`) writes it to where it can be read."""
+        """Evict the oldest chunks until within the bound; stop at one that is not yet in a segment.
+        That chunk, however small, keeps all later ones; so a caller that finds much beyond the
+        bound (`excess_bytes`) starts a write-back."""
         while self._bytes > self._most_bytes:
             log, chunk = self._order[0]
             if not log.can_spare(chunk):
@@ -181,7 +180,7 @@ class Tail:
 
     @property
     def excess_bytes(self) -> int:
-        """What is held beyond the bound."""
+        """The bytes beyond the bound."""
         return max(0, self._bytes - self._most_bytes)
 
 

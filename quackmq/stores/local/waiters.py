@@ -1,8 +1,8 @@
 """Readers that wait for new data, and the order in which a commit wakes them.
 
-A commit answers its publishers first. Its readers are woken afterwards, a few in each turn of the
-event loop (`limits.READERS_WOKEN_AT_ONCE`), so that requests of others are served in between. With
-a thousand readers of one topic, the publisher's answer would otherwise wait for a thousand reads.
+A commit answers its publishers first. It wakes its readers afterwards, a few in each turn of the
+event loop (`limits.READERS_WOKEN_AT_ONCE`), so that other requests are served in between. With a
+thousand readers of one topic, the publisher's answer would otherwise wait for a thousand reads.
 
 Not thread-safe: call from the event loop.
 """
@@ -22,7 +22,7 @@ _Waiting = Iterator[tuple[WaitingReader, Awaited]]
 
 class Waiter:
     """One waiting read over any number of partitions. It calls `on_wake` once: when enough bytes
-    were appended, when something was decided, when the offset is gone, or when its time is up."""
+    are appended, a transaction ends, the offset is trimmed, or the time is up."""
 
     __slots__ = ("_logs", "_missing_bytes", "_on_wake", "_readers", "_timer")
 
@@ -48,7 +48,7 @@ class Waiter:
         return self._missing_bytes <= 0 and self.wake()
 
     def wake(self) -> bool:
-        """Return False if the wait was over already."""
+        """Wake the reader; return False if the wait was already over."""
         if self._readers is None:
             return False
         self.cancel()
@@ -56,7 +56,7 @@ class Waiter:
         return True
 
     def cancel(self) -> None:
-        """End the wait without waking the reader. A wait that is over is left as it is."""
+        """End the wait without waking the reader; do nothing if it is over."""
         if self._readers is None:
             return
         self._readers.count -= 1
@@ -67,14 +67,14 @@ class Waiter:
 
 
 class WaitingReaders:
-    """All readers of a store that wait, and those that the last commits wake."""
+    """All waiting readers of a store, and those that the last commits will wake."""
 
     __slots__ = ("_due", "count", "loop")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self.count = 0
-        #: The readers that were waiting at a commit and have not been told of it yet, in the order
+        #: Readers that were waiting at a commit and have not been notified of it yet, in the order
         #: of the commits.
         self._due: deque[tuple[PartitionLog, int, Iterator[tuple[WaitingReader, Awaited]]]] = (
             deque()
@@ -87,10 +87,10 @@ class WaitingReaders:
         wait_s: float,
         on_wake: Callable[[], None],
     ) -> Waiter:
-        """Call `on_wake` when the logs have what is missing, or after `wait_s`. LimitReached if
-        too many readers wait already."""
+        """Call `on_wake` when `missing_bytes` are appended to the logs, or after `wait_s`. Raises
+        LimitReached if too many readers wait."""
         if self.count >= limits.WAITING_READERS:
-            raise LimitReached(f"{self.count} reads are waiting already: try again later")
+            raise LimitReached(f"{self.count} reads are already waiting: try again later")
         waiter = Waiter(self, logs, missing_bytes, wait_s, on_wake)
         self.count += 1
         return waiter
@@ -98,7 +98,7 @@ class WaitingReaders:
     async def wait(
         self, logs: Mapping[PartitionLog, Awaited], missing_bytes: int, wait_s: float
     ) -> None:
-        """Return when the logs have what is missing, or after `wait_s`."""
+        """Return when `missing_bytes` are appended to the logs, or after `wait_s`."""
         woken = self.loop.create_future()
         waiter = self.add(logs, missing_bytes, wait_s, lambda: _resolve(woken))
         try:
@@ -107,13 +107,13 @@ class WaitingReaders:
             waiter.cancel()
 
     def appended(self, log: PartitionLog, appended_bytes: int) -> None:
-        """Tell the readers that wait now: after the callbacks that are scheduled already."""
+        """Notify the readers that wait now, after the callbacks that are already scheduled."""
         if not self._due:
             self.loop.call_soon(self._serve)
         self._due.append((log, appended_bytes, iter(tuple(log.waiters.items()))))
 
     def _serve(self) -> None:
-        """Wake some readers; go on in the loop's next turn if there are more."""
+        """Wake some readers; continue in the loop's next turn if there are more."""
         woken = 0
         try:
             while self._due:
@@ -129,8 +129,8 @@ class WaitingReaders:
 
 
 def _tell(log: PartitionLog, waiter: WaitingReader, awaited: Awaited, appended_bytes: int) -> bool:
-    """Return whether the reader was woken. Readers of committed records, where there are
-    transactions, look again when anything more is decided: how many bytes that are is not known."""
+    """Notify a reader; return whether it was woken. If there are transactions, a reader of
+    committed records checks again when any is decided: the number of bytes is unknown."""
     if awaited.stable_offset is None or not log.has_transactions:
         return waiter.notify(appended_bytes)
     return awaited.stable_offset < log.stable_offset and waiter.wake()

@@ -230,7 +230,7 @@ async def test_a_frame_that_recovery_would_not_believe_is_never_made(
 ) -> None:
     """The last line of defence, should the accounting above it be wrong."""
     monkeypatch.setattr(stores_limits, "JOURNAL_FRAME_BYTES", 1000)
-    with pytest.raises(InternalError, match="recovery would refuse it"):
+    with pytest.raises(InternalError, match="recovery accepts at most"):
         encode_frame(Sync.ALWAYS, 1, 1, 0, [bytes(1001)], 0)
     journal = Journal(
         RealDisk(tmp_path), slot_bytes=SLOT_BYTES, slots=2, start=Place(0, 0), number=1

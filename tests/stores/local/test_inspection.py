@@ -251,7 +251,7 @@ async def test_a_damaged_batch_is_named_with_its_offsets_and_the_others_are_give
     [finding] = found_in(tmp_path / "data")
     assert str(finding) == (
         f"damage: {name_of(path, tmp_path / 'data')}, bytes 75 to 150, offsets 1 to 1: "
-        "what lies there fails its checksum"
+        "the checksum is wrong"
     )
     assert offsets_in(tmp_path / "data", key) == [0, *range(2, 20)]
 

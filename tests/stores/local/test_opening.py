@@ -161,8 +161,8 @@ async def test_a_flipped_bit_in_a_segment_costs_its_batch_and_nothing_else(tmp_p
     assert served == set(range(20)) - {first}
     assert damage == [
         f"log/{key.topic_id.hex}/{path.name}, bytes 0 to 75: offsets {first} to {first} are "
-        f"damaged on disk and not served; go on at offset {first + 1}, or restore the file from a "
-        "copy"
+        f"damaged on disk and cannot be read; continue at offset {first + 1}, or restore the file "
+        "from a backup"
     ]
 
 
@@ -174,7 +174,10 @@ async def test_a_flipped_bit_in_an_index_harms_no_other_segment(tmp_path: Path) 
     bases = [int(each.stem.partition("-")[2]) for each in segments_of(tmp_path / "data")]
     others = set(range(20)) - set(range(bases[1], bases[2]))
     assert others <= served
-    assert all(f"{path.name}, bytes 0 to 64: an index entry fails" in each for each in damage)
+    assert all(
+        f"{path.name}, bytes 0 to 64: an index entry has a wrong checksum" in each
+        for each in damage
+    )
     assert damage
 
 

@@ -110,7 +110,7 @@ async def test_damage_in_a_pack_is_named_with_its_place(tmp_path: Path) -> None:
     inspection.close()
     inspection.disk.close()
     assert len(findings) == 1
-    assert "fails its checksum (in log/packs/1 bytes 0 to" in findings[0]
+    assert "the checksum is wrong (in log/packs/1 bytes 0 to" in findings[0]
 
 
 async def test_a_missing_pack_costs_what_lay_in_it_and_nothing_else(

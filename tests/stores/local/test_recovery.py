@@ -76,7 +76,7 @@ async def test_nonsense_instead_of_what_the_directory_is_is_damage(
     tmp_path: Path, content: bytes
 ) -> None:
     (tmp_path / META_PATH).write_bytes(content)
-    with pytest.raises(DamagedStore, match="restore it from a copy"):
+    with pytest.raises(DamagedStore, match="restore it from a backup"):
         read_meta(RealDisk(tmp_path))
 
 
@@ -196,7 +196,7 @@ async def test_without_a_sync_a_frame_whose_batches_never_came_ends_the_journal(
 async def test_a_damaged_checkpoint_is_named(tmp_path: Path, position: int) -> None:
     await closed(tmp_path / "data", 4)
     flip(tmp_path / "data" / "checkpoint", position)
-    with pytest.raises(DamagedStore, match=r"^checkpoint: .*; restore it from a copy"):
+    with pytest.raises(DamagedStore, match=r"^checkpoint: .*; restore it from a backup"):
         recovered_from(tmp_path / "data")
 
 

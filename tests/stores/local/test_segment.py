@@ -304,5 +304,5 @@ def test_a_damaged_index_entry_is_named(on_disk: OnDisk, position: int) -> None:
 
 
 def test_an_index_that_was_cut_is_damage(on_disk: OnDisk) -> None:
-    with pytest.raises(DamagedData, match="an index entry fails"):
+    with pytest.raises(DamagedData, match="an index entry has a wrong checksum"):
         load_index(on_disk.files, on_disk.segment, 3)

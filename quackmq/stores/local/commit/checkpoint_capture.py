@@ -1,11 +1,11 @@
-"""Taking the content of a checkpoint from the logs, in slices, while commits go on.
+"""Captures the content of a checkpoint from the logs, in slices, while commits continue.
 
-A checkpoint is the state behind one frame. To take it from 50,000 partitions at once would hold the
-loop for a quarter of a second. So the logs that changed since the last checkpoint are taken a few
-at a time, and a log that is about to change is taken first. What is taken is therefore the state
-behind the frame at which the capture began, whatever is committed meanwhile.
+A checkpoint is the state after one frame. Capturing 50,000 partitions at once would block the loop
+for a quarter of a second. So the logs that changed since the last checkpoint are captured a few at
+a time, and a log that is about to change is captured first. The result is therefore the state after
+the frame at which the capture began, whatever is committed meanwhile.
 
-Who may call: the loop. No I/O happens here.
+Not thread-safe: call from the event loop. Does no I/O.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from quackmq.stores.local.partition_log import PartitionLog
 
 class Capture:
     def __init__(self, changed: dict[PartitionLog, None]) -> None:
-        """`changed` are the logs that changed since the last capture. It is used up."""
+        """`changed` are the logs that changed since the last capture. The capture empties it."""
         self._left = changed
-        #: Whether everything is taken.
+        #: Whether everything is captured.
         self.is_over = not changed
         self.logs: list[CapturedLog] = []
         self.indexes: list[Entries] = []
-        #: Committed chunks that are not in their segments yet. All belong to logs that changed.
+        #: Committed chunks that are not in their segments yet. Their logs are all in `changed`.
         self.waiting: list[Waiting] = []
 
     def keep(self, log: PartitionLog) -> None:
-        """The log is about to change: take it as it is, if it was not taken yet."""
+        """Capture a log that is about to change, if it is not captured yet."""
         if log in self._left:
             del self._left[log]
             self._take(log)
 
     async def finish(self) -> None:
-        """Take what is left, and let others run in between."""
+        """Capture the remaining logs; let other work run in between."""
         while self._left:
             for _ in range(min(limits.CAPTURED_LOGS, len(self._left))):
                 log, _ = self._left.popitem()
@@ -47,7 +47,7 @@ class Capture:
         self.is_over = True
 
     async def note_written(self, write_back: WriteBack) -> None:
-        """The checkpoint is in place: note what the files hold now, and let others run."""
+        """Record that the checkpoint's files are written; let other work run in between."""
         step = limits.CAPTURED_LOGS
         for at in range(0, len(self.waiting), step):
             write_back.done(self.waiting[at : at + step])
@@ -57,7 +57,7 @@ class Capture:
                 entries.written()
             await asyncio.sleep(0)
         for taken in (self.logs, self.waiting, self.indexes):
-            taken.clear()  # the engine holds this object until the next checkpoint
+            taken.clear()  # the committer keeps this object until the next checkpoint
 
     def _take(self, log: PartitionLog) -> None:
         if log.readable:

@@ -1,15 +1,16 @@
-"""The engine of the local store: it gathers changes, commits them cycle by cycle, and checkpoints.
+"""The committer of the local store: gathers changes, commits them in cycles, makes checkpoints.
 
-While one cycle is being written the next one gathers, so the more publishers there are, the more
-share one sync. Two catalogs are kept: of all that was submitted, against which requests are
-checked, and of all that is durable, which is what anybody sees.
+While one cycle is written, the next one gathers; so the more publishers there are, the more of them
+share one sync. There are two catalogs: `latest`, with everything submitted, against which requests
+are checked; and `durable`, which readers see.
 
-When a write or a sync fails (the disk is full, the device is broken), nobody knows what the disk
-holds. From then on the store only reads; what it holds is sorted out when it is opened again.
+If a write or a sync fails (the disk is full, the device is broken), the content of the disk is
+unknown. From then on the store is read-only. Recovery finds out what it holds when it is opened
+again.
 
-Who may call: the loop. Blocking work is handed to the disk's lanes: segments and journal to
-"flush", checkpoints and removals to "checkpoint". Only a small frame is written by the loop itself,
-and synced by it where that is over sooner than it would be handed to somebody else.
+Not thread-safe: call from the event loop. Blocking work runs in the disk's lanes: segments and
+journal in "flush", checkpoints and removals in "checkpoint". The loop itself writes only small
+frames. It syncs them itself if that is faster than handing the sync to a thread.
 """
 
 from __future__ import annotations
@@ -77,9 +78,9 @@ class Committer:
         self.readers = WaitingReaders(self._loop)
         self.run = standing.run
         self.epoch = standing.epoch
-        #: Why nothing is taken any more, if so.
+        #: Why the store accepts no more writes, or None.
         self.failure: QuackError | None = None
-        #: How many cycles were committed: while it stays the same, so does all that can be read.
+        #: The number of committed cycles. While it is unchanged, so is everything readable.
         self.commits = 0
         self._clock = Clock.of(now_ms)
         self.latest_append_ms = max(
@@ -102,13 +103,13 @@ class Committer:
         self._frame_inline_bytes = min(limits.JOURNAL_FRAME_INLINE_BYTES, frame_bytes // 4)
         self.gathering = Gathering(frame_bytes, self._frame_inline_bytes)
         self._closing = False
-        #: A cycle is on its way, or will begin in the loop's next turn.
+        #: Whether a cycle is being written, or will begin in the loop's next turn.
         self._is_flushing = False
-        #: How many units the cycle before had: whoever publishes among others comes with them.
+        #: How many callers the previous cycle had; tells whether a publisher is alone.
         self._units_before = 0
         self._flushing: asyncio.Task[None] | None = None
         self._at_rest: asyncio.Future[None] | None = None
-        # What is written and not synced; used by the weak sync modes.
+        # Written but not synced; used by the weak sync modes.
         self._synced_through = standing.frame - 1
         self._unsynced_offsets = 0
         self._unsynced_paths: dict[str, None] = {}
@@ -119,35 +120,35 @@ class Committer:
         self._capture = Capture({})
         self._checkpoint_place = standing.place
         self._since_checkpoint = 0
-        # A checkpoint syncs, which "os" wants to leave to the system as far as can be.
+        # A checkpoint syncs, which the mode "os" mostly leaves to the system.
         rarely = limits.RARER_CHECKPOINTS if self._sync is Sync.OS else 1
         self._checkpoint_bytes = options.checkpoint_bytes * rarely
         self._sweeping: asyncio.Task[None] | None = None
         self._removal: asyncio.TimerHandle | None = None
         self._touched: dict[PartitionLog, None] = {}
-        #: Logs that have changed since somebody asked (`Store.take_changed`).
+        #: Logs that have changed since the last `Store.take_changed`.
         self.changed: dict[PartitionLog, None] = {}
         self._garbage: list[Segment] = []
         self._deleted_topics: list[str] = []
 
-    # --- the store's side ---------------------------------------------------------------------
+    # --- called by the store ------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Make the recovered state the first checkpoint of a new run, and begin."""
+        """Write the recovered state as the first checkpoint of a new run."""
         await self._checkpoint(clean=False)
 
     def sweep(self, leftovers: Leftovers) -> None:
-        """Remove what a crash left and nothing needs, from now on."""
+        """Start to remove files that a crash left and nothing needs."""
         sweep = leftovers.sweep(self._packs)
         self._sweeping = self._loop.create_task(sweep, name="quackmq-sweep")
 
     def index_all(self) -> None:
-        """Every log may have regions that its index file does not hold yet."""
+        """Mark every log as changed: its index file may lack some regions."""
         self._touched.update(dict.fromkeys(self.logs.values()))
 
     def now_ms(self) -> int:
-        """Return the time of an append that is made now; it is never before that of another one,
-        since lookups by append time rely on the order."""
+        """Return the time of an append made now. It never goes back, since lookups by append time
+        rely on the order."""
         self.latest_append_ms = max(self.latest_append_ms, self._clock.now_ms())
         return self.latest_append_ms
 
@@ -157,40 +158,40 @@ class Committer:
 
     def check_writable(self) -> None:
         if self.failure is not None:
-            # Without the frames of those who met it before, which would be kept for ever.
+            # Without the traceback of earlier raises, which would be kept for ever.
             raise self.failure.with_traceback(None)
         if self._closing:
-            raise BrokerClosing("the store is closing: nothing more is taken")
+            raise BrokerClosing("the store is closing: no more writes are accepted")
 
     def submit(self, result: _T) -> asyncio.Future[_T]:
-        """Resolved with `result` when everything submitted so far is durable."""
+        """Return a future that gets `result` when everything submitted so far is durable."""
         future: asyncio.Future[_T] = self._loop.create_future()
         self.gathering.add_unit(future, result)
         if not self._is_flushing:
             self._is_flushing = True
-            self._loop.call_soon(self._begin_cycle)  # with all that the loop takes in this turn
+            self._loop.call_soon(self._begin_cycle)  # with all requests of this turn of the loop
         return future
 
     def submit_changes(self, changes: Sequence[Change]) -> None:
-        """LimitReached, and nothing is changed, if they are more than one frame takes."""
+        """Submit changes as one unit. Raises LimitReached, and changes nothing, if too many."""
         encoded = self.encoded(changes)
         self.gathering.fit(entry_bytes(encoded))
         self.submit_encoded(encoded)
 
     @staticmethod
     def encoded(changes: Iterable[Change]) -> list[tuple[Change, bytes]]:
-        """Changes of one call and their bytes. LimitReached if they are too many for one call."""
+        """Encode the changes of one call. Raises LimitReached if they are too many for one call."""
         encoded = [(change, encode_change(change)) for change in changes]
         size = entry_bytes(encoded)
         if size > limits.CHANGE_BYTES:
             raise LimitReached(
-                f"one call brings {size} bytes of cursors and states; {limits.CHANGE_BYTES} is the "
-                "most: use several calls"
+                f"one call has {size} bytes of cursors and states; at most {limits.CHANGE_BYTES} "
+                "are allowed: use several calls"
             )
         return encoded
 
     def submit_encoded(self, changes: Iterable[tuple[Change, bytes]]) -> None:
-        """Their unit must have been given room in a frame (`Gathering.fit`)."""
+        """Submit encoded changes; `Gathering.fit` must have reserved room for them."""
         for change, encoded in changes:
             self.latest.apply(change)
             self.gathering.add_change(change, encoded)
@@ -200,8 +201,8 @@ class Committer:
         self.gathering.add_trim(log, first_offset)
 
     async def close(self) -> None:
-        """Finish what was submitted, and leave a checkpoint that says so; if that fails, the next
-        opening finds everything in the journal."""
+        """Finish everything submitted, and write a clean checkpoint. If that fails, the next
+        opening recovers everything from the journal."""
         self._closing = True
         for timer in (self._removal, self._next_sync):
             if timer is not None:
@@ -224,8 +225,8 @@ class Committer:
     # --- flush cycles -------------------------------------------------------------------------
 
     def _begin_cycle(self) -> None:
-        """Commit what was gathered. A small frame is written here, since handing it to a thread
-        would take longer than that; only its sync goes on beside the loop."""
+        """Commit the gathered changes. A small frame is written here, since handing it to a thread
+        would take longer; only its sync runs outside the loop."""
         gathered = self.gathering.take()
         alone = self._is_alone(gathered)
         try:
@@ -246,8 +247,8 @@ class Committer:
             self._end_cycle(cycle)
 
     def _is_alone(self, gathered: PendingCommit) -> bool:
-        """Whether somebody publishes one thing at a time, and nobody else does: nobody gains then
-        by a sync that goes on beside the loop. Nor does anything of ours keep the disk busy."""
+        """Return whether there is only one publisher, with one request at a time. Then nobody gains
+        from a sync outside the loop. No write of ours may keep the disk busy either."""
         units_before, self._units_before = self._units_before, len(gathered.units)
         return (
             len(gathered.units) == 1
@@ -257,8 +258,8 @@ class Committer:
         )
 
     def _is_quick(self, cycle: Cycle, place: Place) -> bool:
-        """Whether writing the cycle takes no time to speak of. Where nothing is synced the system
-        may hold a write up until the disk has caught up; then the flush lane waits for it."""
+        """Return whether the loop may write the cycle. Without syncs the system may delay a write
+        until the disk has caught up; then the flush lane waits for it."""
         size = cycle.frame_bytes
         if self._sync is Sync.OS:
             may_be = self.disk.is_prompt and not self._must_sync(cycle)
@@ -280,7 +281,7 @@ class Committer:
         self._end_cycle(cycle)
 
     async def _flush(self, cycle: Cycle) -> None:
-        """The same in the flush lane."""
+        """Write and sync in the flush lane."""
         try:
             if not cycle.empty:
                 place = await self._reserve(cycle.frame_bytes)
@@ -298,7 +299,7 @@ class Committer:
             self._end_cycle(cycle)
 
     def _end_cycle(self, cycle: Cycle) -> None:
-        """Show what is durable now, and go on."""
+        """Make the cycle's changes visible, and begin the next cycle."""
         try:
             self._commit(cycle)
         except Exception as error:
@@ -311,7 +312,8 @@ class Committer:
         self._go_on()
 
     def _go_on_within_memory(self) -> None:
-        """Go on when write-back has kept up: until then publishers wait, and memory is bounded."""
+        """Begin the next cycle when write-back has caught up. Until then publishers wait, which
+        bounds memory."""
         behind = max(self._waiting.bytes, self._tail.excess_bytes)
         if behind >= limits.WRITE_BACK_BYTES and self._waiting.bytes and self.failure is None:
             write_back = self._start_write_back()
@@ -320,7 +322,7 @@ class Committer:
             self._go_on()
 
     def _is_write_back_due(self) -> bool:
-        """When enough waits for it; or little does, and the tail lets go of nothing behind that."""
+        """Return whether many chunks wait, or a few keep the tail far above its bound."""
         enough = limits.WRITE_BACK_BYTES // 2
         waiting = self._waiting.bytes
         return waiting >= enough or (waiting > 0 and self._tail.excess_bytes >= enough)
@@ -330,9 +332,9 @@ class Committer:
         self._go_on()
 
     def _go_on(self) -> None:
-        """Begin the next cycle if there is one to begin."""
+        """Begin the next cycle if there are changes."""
         if not self.gathering.is_empty:
-            # Behind the answers that were just given: who has been waiting may bring more.
+            # After the answers just given: their callers may submit more.
             self._loop.call_soon(self._begin_cycle)
             return
         self._is_flushing = False
@@ -348,7 +350,7 @@ class Committer:
             self._next_sync = self._loop.call_later(self._sync_due_s(), self._sync_now)
 
     def _sync_now(self) -> None:
-        """Unless a cycle is on its way, which does it."""
+        """Sync now, unless a running cycle will do it."""
         self._next_sync = None
         if not self._is_flushing and self.failure is None:
             self._is_flushing = True
@@ -370,8 +372,9 @@ class Committer:
     # --- write-back ---------------------------------------------------------------------------
 
     def _start_write_back(self) -> asyncio.Task[None]:
-        """Nothing later is written while a checkpoint takes the state behind a frame: after a power
-        cut the checkpoint would name what the journal has lost. It writes back itself."""
+        """Start a write-back, or return the running checkpoint, which writes back itself. During
+        its capture no later chunk may be written: after a power cut the checkpoint would name bytes
+        that the journal has lost."""
         if not self._capture.is_over and self._checkpointing is not None:
             return self._checkpointing
         if self._writing_back is None or self._writing_back.done():
@@ -381,7 +384,7 @@ class Committer:
         return self._writing_back
 
     async def _write_back_or_fail(self) -> None:
-        """Write back what waits now, a part at a time: the loop goes on in between."""
+        """Write back all chunks that wait now, in parts: the loop runs in between."""
         for _ in range(-(-self._waiting.logs // limits.WRITE_BACK_LOGS)):
             if not self._capture.is_over:
                 break
@@ -405,12 +408,12 @@ class Committer:
         if self._unsynced_offsets + cycle.offsets >= limits.UNSYNCED_OFFSETS:
             return True
         if any(isinstance(change, TopicPut) for change, _ in cycle.gathered.changes):
-            return True  # a partition made anew after a power cut would give its offsets again
+            return True  # a partition created again after a power cut would reuse offsets
         return self._sync is Sync.INTERVAL and self._sync_due_s() == 0.0
 
     def _write(self, cycle: Cycle, place: Place, paths: tuple[str, ...], sync: bool) -> None:
-        """In the flush lane, or on the loop. What the frame refers to is synced first, then the
-        frame is written and synced: the frame is the commit point."""
+        """Write a cycle, in the flush lane or on the loop. Everything that the frame refers to is
+        synced first, then the frame is written and synced: the frame is the commit point."""
         cycle.write_segments(self.files)
         if sync:
             for path in sorted(paths):
@@ -422,7 +425,7 @@ class Committer:
             self._journal.sync()
 
     def _sync_written(self, paths: tuple[str, ...]) -> None:
-        """In the flush lane."""
+        """Sync files and journal, in the flush lane."""
         for path in sorted(paths):
             self.files.sync(path)
         self._journal.sync()
@@ -434,7 +437,7 @@ class Committer:
         self._last_sync_s = self._loop.time()
 
     def _commit(self, cycle: Cycle) -> None:
-        """A cycle is durable: show it, and answer whoever waits."""
+        """Make a durable cycle visible, and answer its callers."""
         self.commits += 1
         forget_before_ms = self._clock.expired_before(limits.PRODUCER_EXPIRY_MS)
         keep = self._capture.keep
@@ -466,7 +469,7 @@ class Committer:
         for future, result in cycle.gathered.units:
             if not future.done():
                 future.set_result(result)
-        # Behind the publishers' answers: readers may be many.
+        # After the publishers' answers: there may be many readers.
         for log, chunks, _ in cycle.shares:
             if log.waiters:
                 self.readers.appended(log, sum(len(chunk.data) for chunk in chunks))
@@ -502,11 +505,11 @@ class Committer:
             self._garbage.append(segment)
 
     def _fail(self, error: Exception) -> QuackError:
-        """No further write: nobody knows what of the last one is on disk."""
+        """Make the store read-only: it is unknown how much of the last write is on disk."""
         if self.failure is None:
             self.failure = StoreReadOnly(
-                f"the store takes no further writes, because one failed ({error}); it can still "
-                "be read. Make room or mend the disk, then restart the broker"
+                f"the store is read-only because a write failed ({error}); its data can still "
+                "be read. Free disk space or repair the disk, then restart the broker"
             )
             self.failure.__cause__ = error
             _logger.error("%s", self.failure, exc_info=error)
@@ -521,7 +524,7 @@ class Committer:
         for future, _ in gathered.units:
             if not future.done():
                 future.set_exception(error)
-                future.exception()  # whoever no longer waits for it must not be warned of it
+                future.exception()  # no warning if its caller no longer waits
 
     # --- checkpoints --------------------------------------------------------------------------
 
@@ -533,7 +536,7 @@ class Committer:
             self._remove_soon()
 
     def _remove_soon(self) -> None:
-        """Files go behind a checkpoint, so one is made for them, but not for each."""
+        """Schedule a checkpoint, after which files can be removed; one for many removals."""
         if self._removal is None:
             self._removal = self._loop.call_later(
                 limits.GARBAGE_INTERVAL_MS / 1000, self._remove_now
@@ -552,7 +555,7 @@ class Committer:
 
     async def _checkpoint_or_fail(self, *, clean: bool) -> None:
         if self.failure is not None:
-            return  # what one that failed had in hand is not known to be on disk
+            return  # it is unknown which writes of the failed cycle are on disk
         try:
             if not clean:
                 await self._move_some()
@@ -561,7 +564,7 @@ class Committer:
             self._fail(error)
 
     async def _checkpoint(self, *, clean: bool) -> None:
-        """Write the state behind the frame that was committed last (checkpoint_capture.py)."""
+        """Write the state after the frame that was committed last (checkpoint_capture.py)."""
         place, boot_id, sync = self._journal.place, self.disk.boot_id(), self.options.sync
         run, epoch, frame = self.run, self.epoch, self._journal.number
         standing = CheckpointHeader(run, epoch, clean, sync, boot_id, frame, place)
@@ -583,16 +586,16 @@ class Committer:
         self._journal.release(place)
         await self.disk.run(partial(self.housekeeping.remove, removal), "checkpoint")
         if (self._garbage or self._deleted_topics) and not self._closing:
-            self._remove_soon()  # it went while this checkpoint was on its way
+            self._remove_soon()  # garbage that was added during this checkpoint
 
     async def _move_some(self) -> None:
-        """Give files of their own to segments that have grown. Others use the lane in between."""
+        """Give grown segments files of their own; let others use the lane in between."""
         for paths in await self.disk.run(self.housekeeping.moves, "checkpoint"):
             await self.disk.run(partial(self._packs.move, paths), "checkpoint")
 
 
 def entry_bytes(changes: Iterable[tuple[Change, bytes]]) -> int:
-    """What encoded changes take in a frame."""
+    """Return the size of encoded changes in a frame."""
     return sum(change_bytes(len(encoded)) for _, encoded in changes)
 
 

@@ -1,8 +1,8 @@
-"""A flush cycle: everything that came in while the last one was on its way, committed by one frame.
+"""A flush cycle: all changes submitted during the previous cycle, committed by one journal frame.
 
-Gathered on the loop, written in the flush lane, and then committed on the loop again. The order of
-writing is the promise: what a frame refers to is synced first, then the frame is written and
-synced, and only then is anybody told.
+A cycle is gathered on the loop, written in the flush lane, and committed on the loop. The order of
+writes makes it durable: everything that a frame refers to is synced first, then the frame is
+written and synced, and only then are callers answered.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from quackmq.stores.local.partition_log import PartitionLog
 from quackmq.stores.local.tail import Chunk
 
 _CRC: Final = struct.Struct(">I")
-#: From here on joining checksums costs less than reading the bytes again.
+#: For batches of this size and more, joining checksums costs less than reading the bytes again.
 _LARGE_BATCH_BYTES: Final = 128 * limits.KIB
 
 
 class Share(NamedTuple):
-    """One partition's part of a cycle. `inline`: the frame carries its bytes."""
+    """One partition's part of a cycle. `inline`: the frame contains its bytes."""
 
     log: PartitionLog
     chunks: list[Chunk]
@@ -44,7 +44,7 @@ class Cycle:
         self.gathered = gathered
         self.shares: list[Share] = []
         self.offsets = 0
-        #: Whether something goes to a segment and is only named in the frame.
+        #: Whether any batches are written to a segment, so that the frame only refers to them.
         self.has_references = False
         most = inline_bytes
         if gathered.append_bytes > frame_inline_bytes:
@@ -72,7 +72,7 @@ class Cycle:
 
     @property
     def empty(self) -> bool:
-        """Only repeats of what an earlier cycle wrote: nothing to write."""
+        """Whether there is nothing to write: it contains only repeats of an earlier cycle."""
         return self.frame_bytes == 0
 
     @property
@@ -109,8 +109,8 @@ class Cycle:
         )
         if len(frame) != self.frame_bytes:
             raise InternalError(
-                f"a journal frame has {len(frame)} bytes and was planned with {self.frame_bytes}; "
-                "nothing of it was written. This is a bug: please report it"
+                f"a journal frame has {len(frame)} bytes instead of the planned "
+                f"{self.frame_bytes}; none of it was written. This is a bug: please report it"
             )
         journal.write(place, frame)
 
@@ -126,8 +126,8 @@ class Cycle:
 
 
 def _most_inline(gathered: PendingCommit, most: int, room: int) -> int:
-    """Return the size up to which shares are carried by the frame, of those up to `most` that may
-    be. The smallest come first: what is left takes a sync of a file for each share."""
+    """Return the size up to which the frame contains the bytes of a share, at most `most`. The
+    smallest shares come first: each of the others needs a sync of its own file."""
     total = 0
     for size in sorted(sum(len(chunk.data) for chunk in chunks) for _, chunks in gathered.chunks):
         total += size
@@ -137,8 +137,8 @@ def _most_inline(gathered: PendingCommit, most: int, room: int) -> int:
 
 
 def _checksum(chunk: Chunk, start: int) -> int:
-    """The checksum of a region behind this chunk. A large batch was read through once, when its own
-    checksum was checked; that one is made use of."""
+    """Return the checksum of a region including this chunk. A large batch was read once, when its
+    own checksum was verified, so that checksum is used instead of its bytes."""
     if len(chunk.data) < chunk.batches * _LARGE_BATCH_BYTES:
         return crc32c(chunk.data, start)
     checksum = start

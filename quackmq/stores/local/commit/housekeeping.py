@@ -1,9 +1,9 @@
-"""What the checkpoint lane does: write-back, checkpoints, and tidying up behind them.
+"""The work of the checkpoint lane: write-back, checkpoints, and removing files after them.
 
-The order of writing is the promise. A checkpoint is put in place when all that it names is synced,
-and nothing that the last checkpoint names is removed before the next one is in place.
+The order of writes makes it safe. A checkpoint replaces the last one when everything that it names
+is synced. Files that the last checkpoint names are removed only after the next one is in place.
 
-Threads: the checkpoint lane only, but for `write_recovered`, which the opening of a store calls
+Threads: call in the checkpoint lane, except `write_recovered`, which runs while a store is opened,
 before there are lanes.
 """
 
@@ -28,7 +28,7 @@ from quackmq.stores.local.recovery import Recovered, SegmentWrite
 
 
 class Removal(NamedTuple):
-    """What the next checkpoint no longer speaks of: segments, and directories of topics."""
+    """Segments and topic directories that the next checkpoint no longer names."""
 
     segments: Sequence[Segment] = ()
     directories: Sequence[str] = ()
@@ -39,7 +39,7 @@ class Removal(NamedTuple):
 
 class Housekeeping:
     def __init__(self, disk: Disk, files: OpenFiles, packs: Packs, packed_bytes: int) -> None:
-        """Runs of fewer than `packed_bytes` go to packs."""
+        """Runs of fewer than `packed_bytes` are written to packs."""
         self._disk = disk
         self._files = files
         self._packs = packs
@@ -49,8 +49,8 @@ class Housekeeping:
         self._unnamed_packs: list[int] = []
 
     def write_back(self, waiting: Iterable[Waiting]) -> None:
-        """Write all that was captured: a chunk that was let go of meanwhile, with its topic, is
-        still part of a checkpoint that speaks of the topic."""
+        """Write all captured chunks. A chunk whose topic was deleted meanwhile is written too: the
+        checkpoint still names its topic."""
         self._packs.write(runs_of(waiting), self._packed_bytes)
 
     def write_checkpoint(
@@ -75,7 +75,7 @@ class Housekeeping:
         self._unnamed_packs = self._packs.unnamed(packed)
 
     def remove(self, removal: Removal) -> None:
-        """Remove what the checkpoint that was just written does not speak of."""
+        """Remove the files that the checkpoint just written does not name."""
         for segment in removal.segments:
             for path in segment.paths:
                 self._packs.remove(path)
@@ -88,14 +88,14 @@ class Housekeeping:
         self._unnamed_packs = []
 
     def moves(self) -> list[list[str]]:
-        """Return the paths that should get files of their own now, a few at a time."""
+        """Return the paths that should get files of their own now, in small groups."""
         paths = self._packs.movable()
         step = limits.MOVED_AT_ONCE
         return [paths[at : at + step] for at in range(0, len(paths), step)]
 
     def write_recovered(self, recovered: Recovered) -> None:
-        """Write to segments what only the journal held for sure, and see to it that the checkpoint
-        does not rely on anything in their files that was never synced."""
+        """Write to the segments all batches that are safe only in the journal, and sync every file
+        that the checkpoint relies on."""
         for segment in recovered.gone:
             for path in segment.paths:
                 self._packs.forget(path)
@@ -104,13 +104,13 @@ class Housekeeping:
         recovered.writes.clear()
         self._packs.write(runs, self._packed_bytes)
         owned = {run.path for run in runs if run.size >= self._packed_bytes}
-        # The names of these files may be there and not be durable, since a process made them that
-        # was killed.
+        # These files' names may exist without being durable: the process that created them was
+        # killed.
         touched = sorted(owned | recovered.touched)
         for path in touched:
             self._files.wrote(path)
         for directory in sorted({path.rpartition("/")[0] for path in touched}):
-            with suppress(FileNotFoundError):  # missing, and named as damage when it is read
+            with suppress(FileNotFoundError):  # missing: reading it will report the damage
                 self._disk.sync_directory(directory)
         known = {segment.path for log in recovered.logs.values() for segment in log.segments}
         for path, position, length in recovered.doubtful:
@@ -127,7 +127,7 @@ def _index_runs(indexes: Iterable[Entries]) -> Iterator[Run]:
 
 
 def _recovered_runs(writes: Iterable[SegmentWrite]) -> list[Run]:
-    """Writes in the order of the journal, those that follow each other in a path together."""
+    """Group writes, in journal order, into runs that are contiguous within a path."""
     runs: list[Run] = []
     last: dict[str, int] = {}
     for path, position, data in writes:

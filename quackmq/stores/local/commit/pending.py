@@ -1,21 +1,22 @@
-"""Everything that was submitted and waits to be written, divided into frames of the journal.
+"""Submitted changes that wait to be written, divided into frames of the journal.
 
-Changes are gathered while a frame is on its way. A unit (what one call changes) is in one frame,
-because it is durable as a whole or not at all. `Gathering` therefore knows an upper bound of what
-the entries of each frame will take, and begins another frame before a unit would go beyond it. No
-number of small batches makes a frame that the journal cannot hold. The number of batches in a
-frame is bounded too, because the loop shows all of them in one step when the frame is durable.
+Changes are gathered while the previous frame is written. The changes of one call are in one frame,
+because they are durable together or not at all. `Gathering` therefore tracks an upper bound of the
+size of each frame's entries, and begins another frame before a call would exceed it. So no number
+of small batches makes a frame that the journal cannot hold. The number of batches in a frame is
+bounded too, because the loop makes all of them readable in one step when the frame is durable.
 
 The bound of a frame's size is
 
     header + entries + inline batches + padding
 
 where `entries` is counted here (each batch as if it were a chunk of its own, with a producer and a
-step), the inline batches are at most what `Cycle` is told, and the padding is less than one sector.
+transaction boundary), the inline batches are at most those that `Cycle` allows, and the padding is
+less than one sector.
 
-Memory is bounded by what the process really uses: a waiting batch of 70 bytes takes more than
-1 KiB, with its chunk, its future and its place in the frame. `batches` and `changes` count all of
-it, and hold back callers that wait for room.
+Memory is bounded by its real use: a waiting batch of 70 bytes takes more than 1 KiB, with its
+chunk, its future and its entry in the frame. `batches` and `changes` count all of it, and delay
+callers that wait for room.
 
 Not thread-safe: call from the event loop.
 """
@@ -37,7 +38,7 @@ from quackmq.stores.local.tail import Chunk
 
 
 class Room:
-    """Bytes on their way, and callers that wait until there are fewer."""
+    """Counts the bytes of waiting changes; callers wait until there are fewer."""
 
     __slots__ = ("_free", "_is_open", "_most", "used")
 
@@ -59,44 +60,44 @@ class Room:
             self._free.set()
 
     def open(self) -> None:
-        """Hold nobody back any more: nothing will be written, and callers must hear of it."""
+        """Stop delaying callers: nothing will be written, and they must get the error."""
         self._is_open = True
         self._free.set()
 
     async def wait(self) -> None:
-        """Return when the bound is kept. A caller that was woken looks again, because another one
-        may have taken the room first."""
+        """Return when the count is within the bound. A woken caller checks again, because another
+        one may have taken the room first."""
         while not self._free.is_set():
             await self._free.wait()
 
 
 class PendingCommit:
-    """What one frame will commit."""
+    """The changes that one frame will commit."""
 
     def __init__(self) -> None:
         self.logs: dict[PartitionLog, None] = {}
-        #: The chunks of each log, when nothing more is added.
+        #: The chunks of each log; set by `seal`, when no more are added.
         self.chunks: list[tuple[PartitionLog, list[Chunk]]] = []
         self.changes: list[tuple[Change, bytes]] = []
         self.trims: list[tuple[PartitionLog, int]] = []
         self.units: list[tuple[asyncio.Future[Any], Any]] = []
-        #: An upper bound of what the frame's entries take, without inline batches.
+        #: An upper bound of the size of the frame's entries, without inline batches.
         self.entry_bytes = 0
         self.batches = 0
         self.append_bytes = 0
-        #: What it takes of each room.
+        #: How much it counts for in each `Room`.
         self.batch_cost = 0
         self.change_cost = 0
 
     def seal(self) -> None:
-        """Take the chunks from their logs: later batches belong to the next frame."""
+        """Take the chunks from their logs; later batches belong to the next frame."""
         self.chunks = [(log, log.take_pending()) for log in self.logs]
 
 
 class Gathering:
     def __init__(self, frame_bytes: int, inline_bytes: int) -> None:
-        """Frames of `frame_bytes` at the most, of which inline batches may take `inline_bytes`."""
-        #: What the entries of one frame may take.
+        """Make frames of at most `frame_bytes`, of which inline batches may be `inline_bytes`."""
+        #: The most bytes that the entries of one frame may have.
         self.most_entry_bytes = format.payload_bytes(frame_bytes) - inline_bytes
         self._inline_bytes = inline_bytes
         self.batches = Room(shared_limits.PENDING_BYTES)
@@ -105,8 +106,9 @@ class Gathering:
         self._current = PendingCommit()
 
     def fit(self, entry_bytes: int) -> None:
-        """Call before the first part of a unit, with a bound of all its entries: the unit goes to
-        one frame. LimitReached, and nothing has changed, if no frame can hold it."""
+        """Reserve room for all entries of one call in one frame; `entry_bytes` is their upper
+        bound. Call this before adding the first of them. Raises LimitReached, and changes nothing,
+        if no frame can hold them."""
         current = self._current
         is_full = current.batches >= limits.FRAME_BATCHES or (
             current.append_bytes > self._inline_bytes
@@ -115,8 +117,8 @@ class Gathering:
         if is_full or current.entry_bytes + entry_bytes > self.most_entry_bytes:
             if entry_bytes > self.most_entry_bytes:
                 raise LimitReached(
-                    f"one call brings up to {entry_bytes} bytes of batch headers, cursors and "
-                    f"states; {self.most_entry_bytes} can be written at once: use several calls"
+                    f"one call has up to {entry_bytes} bytes of batch headers, cursors and "
+                    f"states; at most {self.most_entry_bytes} fit into one frame: use several calls"
                 )
             current.seal()
             self._full.append(current)
@@ -150,7 +152,7 @@ class Gathering:
         return not self._full and not self._current.units
 
     def take(self) -> PendingCommit:
-        """Return what the next frame commits."""
+        """Remove and return the changes of the next frame."""
         if self._full:
             return self._full.popleft()
         gathered, self._current = self._current, PendingCommit()
@@ -162,6 +164,6 @@ class Gathering:
             yield self.take()
 
     def ended(self, gathered: PendingCommit) -> None:
-        """It is durable, or it failed: it takes no room any more."""
+        """Release the room of changes that are durable or have failed."""
         self.batches.release(gathered.batch_cost)
         self.changes.release(gathered.change_cost)

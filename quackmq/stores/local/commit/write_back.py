@@ -1,10 +1,9 @@
-"""Write-back: chunks that the journal holds safely go to their segments later, many at once.
+"""Write-back: chunks that are durable in the journal are written to their segments later.
 
-A small chunk is durable in its frame. Writing it into its segment in the same cycle would cost one
-more system call a partition and cycle, which is most of what a cycle over many partitions costs.
-So it waits in the tail, which keeps it until it is written, and is written together with others:
-when enough wait, or when a checkpoint is made. Small runs of all partitions go to one pack
-(packs.py).
+A small chunk is durable in its frame. Writing it to its segment in the same cycle would cost one
+more system call per partition and cycle, which is most of the cost of a cycle over many partitions.
+So the tail keeps the chunk, and it is written together with others: when enough of them wait, or
+when a checkpoint is made. Small runs of all partitions are written to one pack (packs.py).
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ class Waiting(NamedTuple):
 
 
 class WriteBack:
-    """What waits. Who may call: the loop, but for `write_chunks`."""
+    """The chunks that wait to be written. Not thread-safe: call from the event loop."""
 
     def __init__(self) -> None:
         self._logs: dict[PartitionLog, None] = {}
@@ -43,15 +42,15 @@ class WriteBack:
 
     @property
     def logs(self) -> int:
-        """How many logs have something that waits."""
+        """The number of logs with waiting chunks."""
         return len(self._logs)
 
     def waiting(self, most_logs: int | None = None) -> list[Waiting]:
-        """All that waits, or that of the first few logs."""
+        """Return all waiting chunks, or those of the first `most_logs` logs."""
         return [Waiting(log, tuple(log.unwritten or ())) for log in islice(self._logs, most_logs)]
 
     def done(self, written: Sequence[Waiting]) -> None:
-        """These are in their segments. Two who wrote the same at the same time did no harm."""
+        """Record that these chunks are in their segments. Writing a chunk twice does no harm."""
         for log, chunks in written:
             for chunk in chunks:
                 if not chunk.written:
@@ -62,14 +61,14 @@ class WriteBack:
                 self._logs.pop(log, None)
 
     def forget(self, log: PartitionLog, segments: Sequence[Segment]) -> None:
-        """These segments are no longer part of a log: nothing need be written there."""
+        """Drop the chunks of segments that no longer belong to a log: they need not be written."""
         gone = tuple(chunk for chunk in log.unwritten or () if chunk.segment in segments)
         if gone:
             self.done([Waiting(log, gone)])
 
 
 def runs_of(waiting: Iterable[Waiting]) -> Iterator[Run]:
-    """Chunks as runs of bytes, neighbours together. Any thread may call."""
+    """Yield chunks as runs of bytes; adjacent chunks form one run. Thread-safe."""
     for _, chunks in waiting:
         for run in _runs(chunks):
             position = run[0].position
@@ -78,14 +77,14 @@ def runs_of(waiting: Iterable[Waiting]) -> Iterator[Run]:
 
 
 def write_chunks(files: OpenFiles, chunks: Sequence[Chunk]) -> None:
-    """Write chunks of one partition into the files of their segments, neighbours together. Any
-    thread may call."""
+    """Write chunks of one partition to their segment files; adjacent chunks in one write.
+    Thread-safe."""
     for run in _runs(chunks):
         files.write(run[0].segment.path, run[0].position, [chunk.data for chunk in run])
 
 
 def _runs(chunks: Sequence[Chunk]) -> list[list[Chunk]]:
-    """Chunks that lie behind each other in one segment."""
+    """Group chunks that are adjacent in one segment."""
     runs: list[list[Chunk]] = []
     end = -1
     for chunk in chunks:

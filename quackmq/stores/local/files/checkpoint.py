@@ -1,11 +1,11 @@
-"""The checkpoint: all that is known of the store at one frame, in one file that is replaced whole.
+"""The checkpoint: the whole state of the store at one frame, in one file that is replaced whole.
 
-Recovery starts from it and replays the frames behind it, so a journal slot may be written over
-once a checkpoint covers it, and a file that no checkpoint names any more may be removed. What a
-checkpoint says of segments is on disk before it is: the segments and their indexes are synced
-first. One JSON object behind a checksum (format.py):
+Recovery starts from it and replays the frames after it. So a journal slot may be overwritten once a
+checkpoint covers it, and a file that no checkpoint names any more may be removed. Segments and
+indexes are synced before the checkpoint that names them is written. It is one JSON object after a
+checksum (format.py):
 
-    run, epoch, clean, sync, boot_id      whose it is, and how the store was left
+    run, epoch, clean, sync, boot_id      which run wrote it, and whether the store was closed
     frame, slot, position                 the first frame to replay, and where it lies
     catalog                               the changes that make the catalog (catalog.py)
     partitions                            [topic id, partition, first, next, segments, producers,
@@ -18,7 +18,7 @@ first. One JSON object behind a checksum (format.py):
     extents                               [path, position, length, pack, byte in it, position, …]
 
 Packs and extents (packs.py) are captured in the checkpoint lane, when all of them are synced. A
-checkpoint of format 2 has neither.
+checkpoint of format 2 has neither of them.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ PATH: Final = "checkpoint"
 
 @dataclass(frozen=True, slots=True)
 class CheckpointHeader:
-    """Where a store stands: everything in a checkpoint but topics and partitions."""
+    """Everything in a checkpoint except topics and partitions."""
 
     run: int
     epoch: int
@@ -67,7 +67,7 @@ class CheckpointHeader:
 
 
 class CapturedLog(NamedTuple):
-    """A partition as it was. Producers are values, which nobody changes; segments are rows."""
+    """A snapshot of a partition. Producers are immutable values; segments are encoded rows."""
 
     key: PartitionKey
     first_offset: int
@@ -90,7 +90,7 @@ class CapturedLog(NamedTuple):
 
 class PartitionRows:
     """The encoded rows of all partitions, kept from one checkpoint to the next: most partitions do
-    not change in between. Who may call: one thread at a time."""
+    not change in between. Not thread-safe."""
 
     def __init__(self) -> None:
         self._rows: dict[PartitionKey, bytes] = {}
@@ -114,8 +114,8 @@ def encode(
     partitions: Iterable[bytes] = (),
     packed: Packed = NOTHING_PACKED,
 ) -> bytes:
-    """May be called in any thread. Rows are encoded one by one: to encode them all at once would
-    hold the interpreter's lock for as long."""
+    """Encode a checkpoint. Thread-safe. Rows are encoded one by one: encoding all at once would
+    hold the interpreter's lock too long."""
     fields = {
         "run": standing.run,
         "epoch": standing.epoch,
@@ -145,7 +145,7 @@ class Decoded(NamedTuple):
 
 
 def decode(data: bytes, options: LocalOptions) -> Decoded:
-    """DamagedStore if any of it makes no sense."""
+    """Decode a checkpoint. Raises DamagedStore."""
     content = decode_checkpoint(data)
     try:
         standing = CheckpointHeader(
@@ -166,7 +166,7 @@ def decode(data: bytes, options: LocalOptions) -> Decoded:
             {path: _extents(row) for path, *row in content.get("extents", ())},
         )
     except (KeyError, TypeError, ValueError, struct.error) as error:
-        raise DamagedStore(f"its content makes no sense: {error!r}") from error
+        raise DamagedStore(f"its content is invalid: {error!r}") from error
     return Decoded(standing, catalog, logs, packed)
 
 

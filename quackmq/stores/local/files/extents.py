@@ -1,10 +1,10 @@
 """Extents: which bytes of a segment's file lie in packs, and where. Pure values, no I/O.
 
-A caller speaks of a path and of a position in it (its *logical* position). An extent says that
-`length` bytes from a logical position on lie in a pack, from byte `at` on. Bytes that no extent
-covers lie in the file of that path. Where both have bytes, the extent counts.
+Callers use a path and a position in it (its *logical* position). An extent says that `length` bytes
+from a logical position on lie in a pack, from byte `at` on. Bytes that no extent covers lie in the
+file of that path. If both contain a byte, the extent is right.
 
-The extents of one path are kept as one immutable run of bytes, because a broker has tens of
+The extents of one path are stored as one immutable byte string, because a broker has tens of
 thousands of them. They are sorted by position and never overlap. Each row is (little endian)
 
     position u64 | length u32 | pack u32 | at u64
@@ -33,7 +33,7 @@ class Extent(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """Bytes that lie together: in a pack, or in the path's own file where `pack` is None."""
+    """Contiguous bytes: in a pack, or in the path's own file if `pack` is None."""
 
     pack: int | None
     at: int
@@ -58,8 +58,8 @@ def bytes_in(rows: bytes) -> int:
 
 
 def lay_over(rows: bytes, new: Extent) -> tuple[bytes, list[Extent]]:
-    """Add an extent, which replaces all that it covers. Return the new rows, and the parts of older
-    extents that nothing names any more."""
+    """Add an extent, which replaces everything that it covers. Return the new rows, and the parts
+    of older extents that are now unused."""
     if not rows or new.position >= _end(rows):
         return rows + _ROW.pack(*new), []
     kept: list[Extent] = []
@@ -82,7 +82,7 @@ def lay_over(rows: bytes, new: Extent) -> tuple[bytes, list[Extent]]:
 
 
 def piece_at(rows: bytes, position: int, length: int) -> Piece:
-    """Return where the first of `length` bytes lie, and how many of them lie together there."""
+    """Return where the first of `length` bytes lie, and how many of them are contiguous there."""
     for start, size, pack, at in _ROW.iter_unpack(rows):
         if position < start:
             return Piece(None, position, min(length, start - position))
@@ -104,12 +104,12 @@ def pieces(rows: bytes, position: int, length: int) -> list[Piece]:
 
 
 def worth_joining(rows: bytes, position: int, length: int, most_bytes: int) -> list[Extent]:
-    """Return the last extents, if they end at `position`, that should become one with a new one of
-    `length` bytes there.
+    """Return the last extents, if they end at `position`, that should be joined with a new extent
+    of `length` bytes there.
 
-    Extents join a new one that is at least half as large as they are. So a byte is written again
-    only when its extent grows to one and a half of its size at the least, and few extents are left:
-    each is then more than twice as large as the next one.
+    Extents are joined with a new one that is at least half as large as they are. So a byte is
+    rewritten only when its extent grows to at least one and a half times its size. Few extents are
+    left, since each is then more than twice as large as the next one.
     """
     joined: list[Extent] = []
     total = length
@@ -126,7 +126,7 @@ def worth_joining(rows: bytes, position: int, length: int, most_bytes: int) -> l
 
 
 def runs(extents: Sequence[Extent]) -> list[list[Extent]]:
-    """Divide extents into runs of those that follow each other without a gap."""
+    """Divide extents into runs that are contiguous."""
     found: list[list[Extent]] = []
     for extent in extents:
         if found and found[-1][-1].end == extent.position:

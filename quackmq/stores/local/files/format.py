@@ -1,6 +1,7 @@
 """The bytes of the local store's files. No I/O here, and no state.
 
-Frame: what one flush cycle commits, in a journal slot, on a 512-byte boundary (little endian).
+Frame: the changes that one flush cycle commits, in a journal slot, on a 512-byte boundary (little
+endian).
 
      0        4     5      6       8      16       24               32       36      40
      +--------+-----+------+-------+------+--------+----------------+--------+-------+---------+
@@ -8,22 +9,22 @@ Frame: what one flush cycle commits, in a journal slot, on a 512-byte boundary (
      |        | u8  | u8   | u16   | u64  | u64    | u64            | u32    | 32c   |         |
      +--------+-----+------+-------+------+--------+----------------+--------+-------+---------+
 
-`number` grows by one from frame to frame; `run` grows each time the store is opened, so that a
-frame left over from an earlier life of the slot is never taken for a new one. `synced through` is
-the last frame that was known to be on disk when this one was written: if that frame is bad now, it
-was damaged afterwards and not torn by a crash. The checksum covers the header before it and the
-payload, and starts from the store's own salt, so that no published bytes can pass for a frame.
+`number` grows by one from frame to frame. `run` grows each time the store is opened, so that an old
+frame in a reused slot is never taken for a new one. `synced through` is the last frame known to be
+on disk when this one was written: if that frame is bad now, it was damaged afterwards and not torn
+by a crash. The checksum covers the header before it and the payload, and starts from the store's
+own salt, so that published bytes cannot be mistaken for a frame.
 
-The payload is a run of entries, each `kind u8, length u32`, then
+The payload is a sequence of entries, each `kind u8, length u32`, then
 
     APPEND     the descriptor below, its producers' batches, then the batches themselves
     REFERENCE  the same, but the batches lie in the segment only, synced before the frame
     CHANGE     a change of the catalog, as JSON (see catalog.py)
     TRIM       topic id 16, partition u32, first offset u64
 
-Descriptor: where a chunk of whole batches lies. `CONTINUES` says that it extends the region that
-the partition's last chunk belongs to; `region crc` is the region's checksum up to its end. Behind
-the producers' batches come as many steps: where its batches begin and end transactions.
+Descriptor: where a chunk of whole batches lies. `CONTINUES` says that it extends the region of the
+partition's last chunk; `region crc` is the region's checksum up to its end. After the producers'
+batches come the steps: where its batches begin and end transactions.
 
      topic id 16 | partition u32 | flags u16 | steps u16 | segment base u64 | position u64
      | base offset u64 | next offset u64 | append time i64 | max timestamp i64 | length u32
@@ -33,8 +34,8 @@ A producer's batch is `id i64, epoch i16, first and last sequence i32, base and 
 append time i64`; a step is `id i64, epoch i16, what i8, offset u64, append time i64`, where -1
 begins a transaction, 0 aborts and 1 commits it.
 
-Region: one entry of a segment's index. A region is a run of whole batches of one leader epoch with
-offsets that follow each other; its checksum is checked whenever it is read.
+Region: one entry of a segment's index. A region is a sequence of whole batches of one leader epoch
+with consecutive offsets; its checksum is checked whenever it is read.
 
      base offset u64 | next offset u64 | position u64 | length u32 | data crc u32
      | first append i64 | last append i64 | max timestamp i64 | leader epoch i32 | entry crc u32
@@ -59,12 +60,12 @@ from quackmq.model.topic import PartitionKey
 from quackmq.records.batch import Buffer
 from quackmq.stores import limits
 
-#: The version of everything in the directory. A newer one is refused. Format 3 has packs; this
-#: program opens a directory of format 2 as one that has none.
+#: The version of everything in the directory. A newer one is refused. Format 3 added packs; a
+#: directory of format 2 is opened as one without packs.
 FORMAT_VERSION: Final = 3
 OLDEST_FORMAT_VERSION: Final = 2
-#: What frames and checkpoints begin with: they are as they were in format 2, but for fields of the
-#: checkpoint that a directory of format 2 does not have.
+#: The version in frames and checkpoints: they did not change since format 2, except for fields of
+#: the checkpoint that a directory of format 2 does not have.
 _PARTS_VERSION: Final = 2
 
 _FRAME: Final = struct.Struct("<4sBBHQQQII")
@@ -100,7 +101,7 @@ class Kind(IntEnum):
     TRIM = 4
 
 
-#: As plain numbers: an enumeration's member takes ten times as long to pack.
+#: As plain numbers: packing a member of an enumeration takes ten times as long.
 _APPEND: Final = int(Kind.APPEND)
 _REFERENCE: Final = int(Kind.REFERENCE)
 
@@ -128,7 +129,7 @@ class Descriptor(NamedTuple):
 
 
 class AppendEntry(NamedTuple):
-    """`data` is None where the batches lie in the segment only."""
+    """`data` is None if the batches are only in the segment."""
 
     descriptor: Descriptor
     data: memoryview | None
@@ -152,7 +153,7 @@ class Frame(NamedTuple):
     number: int
     synced_through: int
     payload: memoryview
-    #: With its padding: where the next frame starts.
+    #: Including padding: the distance to the next frame.
     size: int
 
 
@@ -178,16 +179,16 @@ class Region(NamedTuple):
 def encode_frame(
     sync: Sync, run: int, number: int, synced_through: int, payload: Iterable[Buffer], salt: int
 ) -> bytearray:
-    """A frame with its padding. InternalError if recovery would not believe in it."""
-    # One buffer that grows: a frame of many small pieces would take several times its size.
+    """Encode a frame with its padding. Raises InternalError if recovery would refuse it."""
+    # One growing buffer: a list of many small pieces would take several times the frame's size.
     frame = bytearray(FRAME_HEADER_BYTES)
     for piece in payload:
         frame += piece
     length = len(frame) - FRAME_HEADER_BYTES
     if length > limits.JOURNAL_FRAME_BYTES:
         raise InternalError(
-            f"a journal frame of {length} bytes: recovery would refuse it, because more than "
-            f"{limits.JOURNAL_FRAME_BYTES} are not believed. This is a bug: please report it"
+            f"a journal frame has {length} bytes, but recovery accepts at most "
+            f"{limits.JOURNAL_FRAME_BYTES}. This is a bug: please report it"
         )
     _FRAME_HEAD.pack_into(
         frame, 0, FRAME_MAGIC, _PARTS_VERSION, sync, 0, run, number, synced_through, length
@@ -200,7 +201,7 @@ def encode_frame(
 
 
 def parse_frame(data: Buffer, position: int, salt: int) -> Frame | None:
-    """The frame at `position`, or None if there is no good one."""
+    """Return the frame at `position`, or None if there is no good one."""
     view = memoryview(data)
     if position + FRAME_HEADER_BYTES > len(view):
         return None
@@ -220,7 +221,7 @@ def parse_frame(data: Buffer, position: int, salt: int) -> Frame | None:
 
 
 def append_bytes(chunks: int, producer_batches: int, data: int, steps: int = 0) -> int:
-    """The size of so many entries of batches, `data` being 0 for references."""
+    """Return the size of entries with `chunks` chunks; `data` is 0 for references."""
     heads = chunks * _ENTRY_AND_DESCRIPTOR.size + steps * _STEP.size
     return heads + producer_batches * _PRODUCER_BATCH.size + data
 
@@ -230,19 +231,19 @@ def change_bytes(change: int) -> int:
 
 
 TRIM_BYTES: Final = _ENTRY.size + _TRIM.size
-#: What one batch adds to a frame at the most, without its own bytes: it may be a chunk by itself,
-#: of a producer, and begin or end a transaction.
+#: The most that one batch adds to a frame, without its own bytes: it may be its own chunk, have a
+#: producer, and begin or end a transaction.
 BATCH_ENTRY_BYTES: Final = append_bytes(1, 1, 0, 1)
 
 
 def frame_bytes(payload: int) -> int:
-    """The size of a frame with its padding."""
+    """Return the size of a frame with its padding."""
     size = FRAME_HEADER_BYTES + payload
     return size + -size % limits.JOURNAL_ALIGNMENT
 
 
 def payload_bytes(frame: int) -> int:
-    """The most that the payload of a frame of this size can take, whatever its padding."""
+    """Return the most bytes that the payload of a frame of this size can have."""
     return frame - FRAME_HEADER_BYTES - (limits.JOURNAL_ALIGNMENT - 1)
 
 
@@ -277,7 +278,7 @@ def encode_trim(key: PartitionKey, first_offset: int) -> list[Buffer]:
 
 
 def entries(payload: memoryview) -> Iterator[Entry]:
-    """The entries of a frame whose checksum was good; DamagedStore if they are not whole."""
+    """Yield the entries of a frame whose checksum is right. Raises DamagedStore."""
     position = 0
     while position < len(payload):
         try:
@@ -285,10 +286,10 @@ def entries(payload: memoryview) -> Iterator[Entry]:
             position += _ENTRY.size
             body = payload[position : position + length]
             if len(body) != length:
-                raise ValueError(f"an entry of {length} bytes is cut off")
+                raise ValueError(f"an entry of {length} bytes is truncated")
             yield _parse_entry(kind, body)
         except (struct.error, ValueError) as error:
-            raise DamagedStore(f"a journal frame's payload makes no sense: {error}") from error
+            raise DamagedStore(f"the payload of a journal frame is invalid: {error}") from error
         position += length
 
 
@@ -319,7 +320,7 @@ def _parse_entry(kind: int, body: memoryview) -> Entry:
         return AppendEntry(descriptor, None)
     data = body[position:]
     if len(data) != descriptor.length:
-        raise ValueError(f"{len(data)} bytes of batches where {descriptor.length} were announced")
+        raise ValueError(f"there are {len(data)} bytes of batches instead of {descriptor.length}")
     return AppendEntry(descriptor, data)
 
 
@@ -332,7 +333,7 @@ def encode_region(region: Region) -> bytes:
 
 
 def parse_region(index: Buffer, number: int) -> Region | None:
-    """Entry `number` of an index, or None if its checksum is wrong."""
+    """Return entry `number` of an index, or None if its checksum is wrong."""
     position = number * REGION_ENTRY_BYTES
     head = memoryview(index)[position : position + _REGION.size]
     (checksum,) = _CRC.unpack_from(index, position + _REGION.size)
@@ -340,17 +341,17 @@ def parse_region(index: Buffer, number: int) -> Region | None:
 
 
 def region_at(index: Buffer, number: int) -> Region:
-    """An entry that was checked before."""
+    """Return an entry that was checked before."""
     return _new_tuple(Region, _REGION.unpack_from(index, number * REGION_ENTRY_BYTES))
 
 
 def base_offset_at(index: Buffer, number: int) -> int:
-    """The base offset of an entry that was checked before."""
+    """Return the base offset of an entry that was checked before."""
     offset: int = _BASE_OFFSET.unpack_from(index, number * REGION_ENTRY_BYTES)[0]
     return offset
 
 
-# --- the checkpoint and the store's own file -------------------------------------------------
+# --- the checkpoint ---------------------------------------------------------------------------
 
 _CHECKPOINT: Final = struct.Struct("<4sBxxxII")
 _CHECKPOINT_MAGIC: Final = b"QCP1"
@@ -359,7 +360,7 @@ _CHECKPOINT_MAGIC: Final = b"QCP1"
 def encode_checkpoint(
     fields: Mapping[str, Any], rows: Mapping[str, Iterable[bytes]] = MappingProxyType({})
 ) -> bytes:
-    """One JSON object of single values, and of lists whose rows are encoded already."""
+    """Encode one JSON object of single values, and of lists whose rows are already encoded."""
     parts = [b"%s:%s" % (orjson.dumps(name), orjson.dumps(value)) for name, value in fields.items()]
     for name, some in rows.items():
         parts.append(b"%s:[%s]" % (orjson.dumps(name), b",".join(some)))
@@ -368,7 +369,7 @@ def encode_checkpoint(
 
 
 def decode_checkpoint(data: Buffer) -> Any:
-    """DamagedStore unless it is whole."""
+    """Decode the JSON object. Raises DamagedStore unless it is complete."""
     view = memoryview(data)
     try:
         magic, version, length, checksum = _CHECKPOINT.unpack_from(view)
@@ -376,7 +377,7 @@ def decode_checkpoint(data: Buffer) -> Any:
         raise DamagedStore(f"{len(view)} bytes are too few for a checkpoint") from None
     body = view[_CHECKPOINT.size :]
     if magic != _CHECKPOINT_MAGIC or version != _PARTS_VERSION:
-        raise DamagedStore("it does not begin like a checkpoint")
+        raise DamagedStore("it does not begin as a checkpoint does")
     if len(body) != length or crc32c(body) != checksum:
         raise DamagedStore(f"the checksum of its bytes {_CHECKPOINT.size} to {len(view)} is wrong")
     return orjson.loads(body)

@@ -1,14 +1,14 @@
 """The journal: a ring of slots into which every flush cycle writes one frame. The commit point.
 
-Slots are files that are written over again and again: writing over old bytes costs a fraction of
-growing a file, because only data has to reach the disk. For the same reason a slot that must grow
-grows by a good piece, zeros behind the frame. A slot is used again only after a checkpoint covers
-all that it holds. A frame that does not fit behind the last one starts the next slot; a reader that
-finds no good frame looks there before it believes in the end.
+Slots are files that are overwritten again and again: overwriting costs a fraction of growing a
+file, because only data has to reach the disk. For the same reason a slot grows in large steps, with
+zeros after the frame. A slot is reused only after a checkpoint covers all its frames. A frame that
+does not fit after the last one starts the next slot; so a reader that finds no good frame looks
+there before it decides that the journal ends.
 
-`Journal` is the writing side. The loop reserves a place for a frame and counts frames; the frame is
-written and synced in the flush lane, or on the loop where that takes no time (`is_prepared`); one
-frame is on its way at a time. `Scan` is the reading side.
+`Journal` is the writing side. The loop reserves a position for a frame and counts frames. The frame
+is written and synced in the flush lane, or on the loop if that is fast (`is_prepared`). One frame
+is written at a time. `Scan` is the reading side.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ class Journal:
         self._files: dict[int, File] = {}
         self._sizes: dict[int, int] = {}
         self._unsynced: set[int] = set()
-        #: Where the next frame goes unless it must move on to the next slot.
+        #: Where the next frame is written, unless it must start the next slot.
         self.place = start
         #: The number of the next frame.
         self.number = number
-        #: The slot where recovery would start; not to be written over.
+        #: The slot where recovery would start; it must not be overwritten.
         self._oldest_slot = start.slot
 
     # --- on the loop ------------------------------------------------------------------------
 
     def reserve(self, size: int) -> Place | None:
-        """Return the place for a frame of `size` bytes; None until a checkpoint frees a slot.
-        InternalError if no slot can hold it."""
+        """Return the position for a frame of `size` bytes; None until a checkpoint frees a slot.
+        Raises InternalError if no slot can hold it."""
         if size > self.slot_bytes:
             raise InternalError(
                 f"a journal frame of {size} bytes does not fit in a slot of {self.slot_bytes}. "
@@ -63,22 +63,22 @@ class Journal:
         return None if slot == self._oldest_slot else Place(slot, 0)
 
     def advance(self, place: Place, size: int) -> None:
-        """The frame at `place` is committed."""
+        """Record that the frame at `place` is committed."""
         self.place = Place(place.slot, place.position + size)
         self.number += 1
 
     def release(self, before: Place) -> None:
-        """A checkpoint says that recovery starts at `before`: older slots may be written over."""
+        """Allow older slots to be overwritten: with the new checkpoint, recovery starts here."""
         self._oldest_slot = before.slot
 
     def is_prepared(self, place: Place, size: int) -> bool:
-        """Whether writing a frame there is a copy to the system's memory, and syncing it a write to
-        the disk: the file is open and need not grow."""
+        """Return whether the file is open and need not grow. Then writing a frame there is a copy
+        to the page cache, and syncing it one write to the disk."""
         return place.position + size <= self._sizes.get(place.slot, 0)
 
     def sync_soon(self, done: Synced, alone: bool) -> None:
-        """Sync the frame that was just written, all others being synced; `alone` as `Disk` has
-        it."""
+        """Sync the frame that was just written; all others are synced. `alone` is as in
+        `Disk.sync_soon`."""
         (slot,) = self._unsynced
         self._unsynced.clear()
         self._disk.sync_soon(self._files[slot], done, alone)
@@ -126,10 +126,10 @@ class SlotRange(NamedTuple):
 
 
 class Damage(NamedTuple):
-    """Bytes that held frames which were synced, and hold none now; behind them, the next good one.
+    """Bytes that held synced frames and hold none now, and where the next good frame is.
 
-    The ranges are exact as far as can be told: where a frame that is gone began or ended, nothing
-    says but its neighbours."""
+    The ranges are as exact as possible: only its neighbours show where a missing frame began or
+    ended."""
 
     ranges: tuple[SlotRange, ...]
     first_number: int
@@ -146,8 +146,8 @@ class Damage(NamedTuple):
 
 
 class Scan:
-    """The frames from a place on, in order. When they are at an end, `place` and `number` say
-    where the next one goes, and `damage` names what lies before a frame that is still good."""
+    """The frames from a place on, in order. At the end, `place` and `number` are those of the next
+    frame to write, and `damage` describes missing frames before one that is still good."""
 
     def __init__(
         self, disk: Disk, *, slots: int, start: Place, run: int, number: int, salt: int
@@ -194,8 +194,8 @@ class Scan:
         return self._data[slot]
 
     def _look_behind_the_end(self) -> None:
-        """A later frame of this run that was written after the missing one was synced proves that
-        the missing one was there. Without such a witness, the end is the end."""
+        """Look for later frames of this run. One that was written after the missing frame was
+        synced proves that the missing frame existed. Without such proof the journal ends here."""
         later: list[tuple[int, Place]] = []
         synced_through = 0
         for step in range(self._slots):
@@ -208,7 +208,7 @@ class Scan:
                     later.append((frame.number, Place(slot, position)))
                     synced_through = max(synced_through, frame.synced_through)
             if step and not empty:
-                break  # only a slot that is lost as a whole can hide the next one
+                break  # only a slot that is wholly lost can hide the next one
         self.abandoned = len(later)
         if later and synced_through >= self.number:
             number, resumes = min(later)
@@ -216,12 +216,12 @@ class Scan:
             self.damage = Damage(ranges, self.number, number - 1, resumes)
 
     def _ranges_before(self, number: int, resumes: Place) -> Iterator[SlotRange]:
-        """From the end to the next good frame."""
+        """Yield the ranges from the end to the next good frame."""
         slot, start = self.place
         if slot == resumes.slot:
             yield SlotRange(slot, start, resumes.position)
             return
-        # One frame that is missing from the beginning of the slot with the good one lay there.
+        # If only one frame is missing, and the next slot's beginning is bad, it was there.
         if number > self.number + 1 or not resumes.position:
             if start < len(self._slot(slot)):
                 yield SlotRange(slot, start, len(self._slot(slot)))
@@ -232,7 +232,7 @@ class Scan:
 
 
 def good_frames(data: bytes, start: int, salt: int) -> Iterator[tuple[int, Frame]]:
-    """Every good frame of a slot from a position on, of whatever run, and where it lies."""
+    """Yield every good frame of a slot from a position on, of any run, with its position."""
     position = data.find(FRAME_MAGIC, start)
     while position >= 0:
         frame = None
@@ -244,7 +244,7 @@ def good_frames(data: bytes, start: int, salt: int) -> Iterator[tuple[int, Frame
 
 
 def read_slot(disk: Disk, slot: int) -> bytes:
-    """The whole content; nothing if the slot was never used."""
+    """Return the whole content; no bytes if the slot was never used."""
     try:
         file = disk.open(slot_path(slot))
     except FileNotFoundError:

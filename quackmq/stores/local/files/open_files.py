@@ -1,9 +1,10 @@
-"""Open segment files: as many as the bound allows, closed only when nobody uses them, and never
-with un-synced bytes in them, because an error of writing them back may only be told to a
-descriptor that was open when it happened. Such an error is told once, to whoever syncs next,
-perhaps to a reader; so it is kept here, and every later sync fails with it.
+"""Open segment files, within a bound. A file is closed only when it is unused and synced.
 
-Any thread may call.
+A file with unsynced bytes stays open, because the system may report a failed write only to a
+descriptor that was open when it happened. It reports such an error once, to whichever thread syncs
+next, perhaps a reader's. So the error is kept here, and every later sync fails with it.
+
+Thread-safe.
 """
 
 from __future__ import annotations
@@ -19,21 +20,21 @@ from quackmq.disk.interface import write_all
 from quackmq.disk.real import Disk, File
 from quackmq.records.batch import Buffer
 
-#: Pieces smaller than this on average are copied together before they are written: a copy costs
-#: less than one more call of the system.
+#: If pieces are smaller than this on average, they are copied together before the write: copying
+#: costs less than one more system call.
 _JOINED_BYTES: Final = 4 * limits.KIB
 
 
 class _Entry(AbstractContextManager[File]):
-    """One open file. A `with` block is one user of it."""
+    """One open file. Each `with` block is one user of it."""
 
     __slots__ = ("_files", "file", "forgotten", "syncing", "users")
 
     def __init__(self, files: OpenFiles, file: File) -> None:
         self._files = files
         self.file = file
-        #: The operating system tells of an error once: of two syncs at once, one would fail and the
-        #: other go well, with nothing written. So they come one after the other.
+        #: The operating system reports an error once: of two concurrent syncs, one would fail and
+        #: the other succeed, with nothing written. So syncs of one file run one after the other.
         self.syncing = threading.Lock()
         self.users = 0
         self.forgotten = False
@@ -51,24 +52,25 @@ class OpenFiles:
         self._most = most
         self._lock = threading.Lock()
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
-        #: Paths with un-synced bytes, and the number of the last write to each.
+        #: Paths with unsynced bytes, and the number of the last write to each.
         self._dirty: dict[str, int] = {}
         self._writes = 0
         #: Writes, syncs and removals so far.
         self.work_done = 0
-        #: Paths that were written to and whose names may not be durable, and those that are. A file
-        #: that is there already may have been made by a process that was killed before it synced
-        #: the name.
+        #: Paths that were written and whose names may not be durable, and those whose names are. An
+        #: existing file may have been created by a process that was killed before it synced the
+        #: name.
         self._new_names: set[str] = set()
         self._durable_names: set[str] = set()
         self._failure: OSError | None = None
 
     def borrow(self, path: str, *, create: bool = False) -> AbstractContextManager[File]:
-        """The file, for a `with` block: open at least until that ends. FileNotFoundError."""
+        """Return the file for a `with` block; it stays open until the block ends. Raises
+        FileNotFoundError."""
         return self._take(path, create)
 
     def give_back(self, entry: _Entry) -> None:
-        """What the end of a `with` block does."""
+        """End the use of a file at the end of a `with` block."""
         with self._lock:
             entry.users -= 1
             last = entry.forgotten and not entry.users
@@ -76,28 +78,28 @@ class OpenFiles:
             entry.file.close()
 
     def wrote(self, path: str) -> None:
-        """To be called after a write, since a sync before it would not cover it, and while the file
-        is borrowed, since it could be closed."""
+        """Record a write. Call this after the write, since an earlier sync would not cover it, and
+        while the file is borrowed, since otherwise it could be closed."""
         with self._lock:
             self._writes += 1
             self.work_done += 1
             self._dirty[path] = self._writes
 
     def write(self, path: str, position: int, pieces: Sequence[Buffer]) -> None:
-        """Write pieces behind each other, and make the file if it is not there."""
+        """Write contiguous pieces; create the file if it does not exist."""
         with self.borrow(path, create=True) as file:
             if sum(map(len, pieces)) < len(pieces) * _JOINED_BYTES:
                 write_all(file, b"".join(pieces), position)
-            else:  # one write of many large buffers takes the system longer than many writes
+            else:  # one large write of many buffers takes the system longer than several writes
                 for piece in pieces:
                     write_all(file, piece, position)
                     position += len(piece)
             self.wrote(path)
 
     def sync(self, path: str) -> None:
-        """Make a file and its name durable. Nothing to do if they are.
+        """Make a file and its name durable; do nothing if they are.
 
-        Whoever asks meanwhile is still told that it is not, and waits for a sync of its own."""
+        Until this returns, other callers still see the file as unsynced and sync it themselves."""
         with self._lock:
             covered = self._dirty.get(path)
             new = path in self._new_names
@@ -109,7 +111,7 @@ class OpenFiles:
                 self._sync_file(path)
             if new:
                 self._disk.sync_directory(path.rpartition("/")[0])
-        except FileNotFoundError:  # removed meanwhile, with its topic or by a trim
+        except FileNotFoundError:  # removed meanwhile by a trim or the deletion of its topic
             self.forget(path)
             return
         except OSError as error:
@@ -139,7 +141,7 @@ class OpenFiles:
             return sorted(self._dirty.keys() | self._new_names)
 
     def forget(self, path: str) -> None:
-        """The file is about to be removed."""
+        """Close a file that is about to be removed, once it is unused."""
         with self._lock:
             self.work_done += 1
             self._dirty.pop(path, None)
@@ -190,13 +192,14 @@ class OpenFiles:
         return self._disk.open(path, create=True)
 
     def _note_name(self, path: str, create: bool) -> None:
-        """Under the lock, when the file is there."""
+        """Record a new name. Call it with the lock held, when the file exists."""
         if create and path not in self._durable_names:
             self._new_names.add(path)
 
     def _close_some(self) -> None:
-        """Close the longest unused above the bound. One with un-synced bytes only if there is no
-        other, and synced first; if that fails, it stays, and the next who needs a sync is told."""
+        """Close the least recently used files above the bound. Close a file with unsynced bytes
+        only if there is no other, and sync it first. If that fails, it stays open, and the next
+        sync raises the error."""
         while True:
             with self._lock:
                 if len(self._entries) <= self._most:

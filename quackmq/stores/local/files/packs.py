@@ -1,23 +1,23 @@
 """Packs: files that many partitions share, so that small writes to thousands of them are one write.
 
-Callers speak of a path and of a position in it, as if each segment and each index had a file. This
+Callers use a path and a position in it, as if each segment and each index had its own file. This
 layer decides where the bytes lie:
 
-- A small run of bytes is appended to the *active pack*, `log/packs/NUMBER`. An extent remembers
-  where (extents.py). A path that lies in packs only has no file and no directory.
-- A large run goes to the path's own file, at its position. So does all that a journal frame only
-  refers to, because recovery knows extents from the checkpoint only.
-- When a path has much in packs, a checkpoint moves it to its own file, a few paths each time.
+- A small run of bytes is appended to the *active pack*, `log/packs/NUMBER`. An extent records where
+  (extents.py). A path whose bytes are all in packs has no file and no directory.
+- A large run is written to the path's own file, at its position. So are all bytes that a journal
+  frame only refers to, because recovery knows extents only from the checkpoint.
+- When a path has many bytes in packs, a checkpoint moves them to its own file, a few paths at once.
 
-Durability: nothing in a pack is ever written over, and a pack is never written to by a later run of
-the broker. A checkpoint names all extents, and is written when the packs are synced. After a crash
-the extents of the last checkpoint count; what was packed since then is in the journal still. A pack
-goes when a checkpoint has been written that does not name it.
+Durability: no byte in a pack is ever overwritten, and a later run of the broker never writes to an
+old pack. A checkpoint names all extents, and is written after the packs are synced. After a crash
+the extents of the last checkpoint are valid; bytes packed since then are still in the journal. A
+pack is removed after a checkpoint that does not name it.
 
-Space: when packs hold more bytes that nothing names than others, the emptiest are written again.
+Space: when packs hold more unused bytes than used ones, the emptiest packs are rewritten.
 
-Threads: any thread may read (`borrow`, `places`). All changes are made by one thread at a time:
-recovery, and then the checkpoint lane.
+Threads: any thread may read (`borrow`, `places`). Only one thread at a time makes changes: during
+recovery the main thread, then the checkpoint lane.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ DIRECTORY: Final = "log/packs"
 
 
 class Run(NamedTuple):
-    """Bytes that follow each other from a position of a path on."""
+    """Contiguous bytes from a position of a path on."""
 
     path: str
     position: int
@@ -48,7 +48,7 @@ class Run(NamedTuple):
 
 
 class Packed(NamedTuple):
-    """What a checkpoint says of packs: their sizes by number, and the extents of each path."""
+    """The packs in a checkpoint: their sizes by number, and the extents of each path."""
 
     sizes: Mapping[int, int]
     extents: Mapping[str, bytes]
@@ -71,15 +71,15 @@ class Packs:
             for extent in extents.decode(rows):
                 self._live[extent.pack] = self._live.get(extent.pack, 0) + extent.length
         self._active = first
-        #: Packs that could not be read when they were to be written again, and paths that could not
-        #: be moved. They are left alone from then on, so that they do not keep others waiting.
+        #: Packs that could not be read for rewriting, and paths that could not be moved. They are
+        #: left alone from then on, so that they do not block others.
         self._unreadable: set[int] = set()
         self._unmovable: set[str] = set()
 
     # --- reading: any thread --------------------------------------------------------------------
 
     def borrow(self, path: str) -> AbstractContextManager[File]:
-        """The bytes of a path, for a `with` block. FileNotFoundError if there are none."""
+        """Return the bytes of a path for a `with` block. Raises FileNotFoundError."""
         if path in self._extents:
             return nullcontext(_PackedFile(self, self._files, path))
         return self._files.borrow(path)
@@ -88,7 +88,7 @@ class Packs:
         return self._extents.get(path, NO_EXTENTS)
 
     def places(self, path: str, start: int, end: int) -> str:
-        """Return where in packs these bytes of a path lie, for people; nothing if in no pack."""
+        """Return which bytes of packs contain these bytes of a path, as text; "" if none do."""
         found = extents.pieces(self.rows(path), start, end - start)
         return ", ".join(
             f"{pack_path(pack)} bytes {at} to {at + length}"
@@ -99,13 +99,14 @@ class Packs:
     # --- writing --------------------------------------------------------------------------------
 
     def write(self, runs: Iterable[Run], packed_bytes: int) -> None:
-        """Write runs, those of fewer than `packed_bytes` to the active pack. A path may come more
-        than once; of the same position, the last counts."""
+        """Write runs; those of fewer than `packed_bytes` to the active pack. If two runs overlap,
+        the later one is right."""
         self._append_all(self._small(runs, packed_bytes))
 
     def _small(self, runs: Iterable[Run], packed_bytes: int) -> Iterator[Run]:
-        """Write the large runs; give the small ones, joined with what lies before them where a path
-        has many extents. Few are joined at a time: reading them takes longer than all the rest."""
+        """Write the large runs; yield the small ones. If a path has many extents, they are joined
+        with the run. Only a few are joined at a time: reading them takes longer than all the rest.
+        """
         joins = 0
         for run in runs:
             if run.size >= packed_bytes:
@@ -131,8 +132,8 @@ class Packs:
             self._append(batch)
 
     def _joined(self, run: Run) -> Run:
-        """Put the small extents before a run and the run into one. If they cannot be read, they
-        stay where they are: whoever reads them is told."""
+        """Join a run with the small extents before it. If these cannot be read, they stay where
+        they are, and reading them reports the error."""
         before = extents.worth_joining(
             self.rows(run.path), run.position, run.size, limits.MOVED_BYTES
         )
@@ -143,7 +144,7 @@ class Packs:
         return Run(run.path, before[0].position, len(joined) + run.size, [joined, *run.pieces])
 
     def _append(self, batch: list[Run]) -> None:
-        """Append runs to the active pack, which is closed when it is full."""
+        """Append runs to the active pack; close it when it is full."""
         if self._sizes.get(self._active, 0) > limits.PACK_BYTES:
             self._active += 1
         pack, path = self._active, pack_path(self._active)
@@ -166,7 +167,7 @@ class Packs:
             self._live[extent.pack] -= extent.length
 
     def _content(self, some: Iterable[Extent]) -> list[bytes] | None:
-        """The bytes of extents; None if not all of them can be read."""
+        """Return the bytes of extents; None if any of them cannot be read."""
         content: list[bytes] = []
         for extent in some:
             try:
@@ -182,8 +183,8 @@ class Packs:
     # --- for checkpoints ------------------------------------------------------------------------
 
     def captured(self, without: Collection[str]) -> Packed:
-        """What the next checkpoint says, all of it synced, but for paths that it no longer knows.
-        In the checkpoint lane."""
+        """Return the packs and extents for the next checkpoint, all of them synced, except those of
+        the paths `without`. Call in the checkpoint lane."""
         held = dict(self._extents)
         live = dict(self._live)
         for path in without:
@@ -193,26 +194,25 @@ class Packs:
         return Packed(sizes, held)
 
     def unnamed(self, packed: Packed) -> list[int]:
-        """The packs that are closed and that a checkpoint does not name: they may be removed behind
-        it."""
+        """Return the closed packs that a checkpoint does not name: they may be removed after it."""
         return [pack for pack in self._sizes if pack != self._active and pack not in packed.sizes]
 
     def remove_packs(self, numbers: Iterable[int]) -> None:
         for pack in numbers:
             if self._live.pop(pack, 0):
-                raise InternalError(f"{pack_path(pack)} is in use and was to be removed")
+                raise InternalError(f"{pack_path(pack)} cannot be removed: it is in use")
             self._sizes.pop(pack, None)
             self._unreadable.discard(pack)
             self._remove_file(pack_path(pack))
 
     def remove(self, path: str) -> None:
-        """Remove a path and all its bytes. The own file goes first: a reader that needs both finds
-        that it is missing, and does not take what is left for damage."""
+        """Remove a path and all its bytes. Its own file goes first: a reader that needs both finds
+        it missing, and does not report the rest as damage."""
         self._remove_file(path)
         self.forget(path)
 
     def forget(self, path: str) -> None:
-        """Let go of the extents of a path."""
+        """Drop the extents of a path."""
         self._unmovable.discard(path)
         self._let_go(extents.decode(self._extents.pop(path, NO_EXTENTS)))
 
@@ -226,7 +226,7 @@ class Packs:
     # --- moving ---------------------------------------------------------------------------------
 
     def movable(self) -> list[str]:
-        """The paths that should have a file of their own, those with most bytes in packs first."""
+        """Return the paths that should get their own file, those with most bytes in packs first."""
         sizes: dict[str, int] = {}
         for path, rows in self._extents.items():
             if path in self._unmovable:
@@ -240,7 +240,7 @@ class Packs:
         return ordered
 
     def move(self, paths: Iterable[str]) -> None:
-        """Write what these paths have in packs to their own files, durably; then let go of it."""
+        """Write the packed bytes of these paths to their own files, durably; drop their extents."""
         for path in paths:
             rows = self.rows(path)
             if not rows:
@@ -248,7 +248,7 @@ class Packs:
             runs = extents.runs(extents.decode(rows))
             content = [self._content(run) for run in runs]
             if any(part is None for part in content):
-                self._unmovable.add(path)  # whoever reads it is told
+                self._unmovable.add(path)  # reading it reports the error
                 continue
             for run, part in zip(runs, content, strict=True):
                 self._files.write(path, run[0].position, part or [])
@@ -263,12 +263,12 @@ class Packs:
 
     @property
     def dead_bytes(self) -> int:
-        """Bytes in packs that nothing names."""
+        """The bytes in packs that nothing refers to."""
         return sum(self._sizes.values()) - self.live_bytes
 
     def rewrite(self) -> None:
-        """Write what is left in the emptiest packs to the active one, if much of all packs is dead.
-        It is a bounded part each time."""
+        """Write the remaining bytes of the emptiest packs to the active one, if most bytes in packs
+        are unused. Each call does a bounded part."""
         dead = self.dead_bytes
         if dead > self.live_bytes and dead > limits.PACK_WASTE_BYTES:
             self._append_all(self._runs_in(self._emptiest()))
@@ -290,7 +290,7 @@ class Packs:
         return chosen
 
     def _runs_in(self, packs: set[int]) -> Iterator[Run]:
-        """All that these packs hold and that can be read."""
+        """Yield the readable bytes that are still used in these packs."""
         for path, rows in list(self._extents.items()):
             inside = [extent for extent in extents.decode(rows) if extent.pack in packs]
             for run in extents.runs(inside):
@@ -324,7 +324,7 @@ class _PackedFile:
                     raise
 
     def _has_moved(self) -> bool:
-        """Whether the bytes lie elsewhere now: then the pack may have gone meanwhile."""
+        """Return whether the bytes have moved: then their pack may have been removed."""
         rows = self._packs.rows(self._path)
         moved, self._rows = rows != self._rows, rows
         return moved
@@ -339,7 +339,7 @@ class _PackedFile:
                     if not file.cached(piece.length, piece.at):
                         return False
             except FileNotFoundError:
-                return False  # reading it says what is wrong
+                return False  # reading it raises the error
         return True
 
     def view(self, length: int, position: int) -> memoryview | None:
@@ -353,7 +353,7 @@ class _PackedFile:
             return None
 
     def size(self) -> int:
-        """Where the bytes end."""
+        """Return the position at which the bytes end."""
         ends = [extent.end for extent in extents.decode(self._rows)]
         try:
             with self._files.borrow(self._path) as file:
@@ -375,7 +375,7 @@ class _PackedFile:
         raise self._read_only()
 
     def _read_only(self) -> InternalError:
-        return InternalError(f"{self._path} lies in packs and was to be changed in place")
+        return InternalError(f"{self._path} lies in packs and cannot be changed in place")
 
 
 def pack_path(number: int) -> str:
@@ -383,5 +383,5 @@ def pack_path(number: int) -> str:
 
 
 def listed(disk: Disk) -> list[int]:
-    """The packs in a directory."""
+    """Return the numbers of the packs in the directory."""
     return sorted(int(name) for name in disk.list(DIRECTORY) if name.isdecimal())

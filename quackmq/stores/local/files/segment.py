@@ -1,15 +1,15 @@
 """A segment: one file of whole batches, and the index of its regions.
 
-The index file is a row of fixed entries (format.py). Entries reach it at checkpoints only; those
-made since stand in `pending`, and the region that is still growing in `open`. What the last
-checkpoint says of a segment (`indexed` entries, `size` bytes) is all that recovery believes.
+The index file is a sequence of fixed-size entries (format.py). Entries are written to it only at
+checkpoints; later ones are in `pending`, and the region that still grows in `open`. Recovery relies
+only on the part that the last checkpoint names (`indexed` entries, `size` bytes).
 
-A third file, if there are any, holds in the same way the aborted transactions whose markers lie in
-the segment (transactions.py): `aborted` entries in the file, those since in `aborted_pending`.
+A third file, if needed, contains the aborted transactions whose markers lie in the segment
+(log_transactions.py): `aborted` entries in the file, later ones in `aborted_pending`.
 
-A reader takes whole regions, because only a whole region has a checksum, and cuts out of them the
-batches that were asked for. A region that fails its checksum is taken apart batch by batch: the
-batches that can be proved whole are still given, the others are named and never served.
+A reader reads whole regions, because only a whole region has a checksum, and cuts out the requested
+batches. A region with a wrong checksum is examined batch by batch: batches that are provably intact
+are still returned, the others are reported and never returned.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _NO_ENTRIES: Final = bytearray()
 
 
 class Segment:
-    """Who may call: the loop (recovery, before there is one)."""
+    """Not thread-safe: call from the event loop (during recovery, before there is one)."""
 
     __slots__ = (
         "aborted",
@@ -64,7 +64,7 @@ class Segment:
     def __init__(self, key: PartitionKey, base_offset: int) -> None:
         self.base_offset = base_offset
         self.path = f"{segment_stem(key, base_offset)}.log"
-        #: Bytes that are committed, and bytes that have been given a place.
+        #: Committed bytes, and bytes that have a position.
         self.size = 0
         self.planned = 0
         self.indexed = 0
@@ -128,11 +128,11 @@ class Segment:
             self.max_timestamp_ms = latest_ms
 
     def unwritten_entries(self) -> Entries:
-        """What both indexes hold and their files do not."""
+        """Return the entries of both indexes that are not in their files."""
         return Entries(self, bytes(self.pending), bytes(self.aborted_pending))
 
     def seal(self) -> None:
-        """The region that was growing is at an end."""
+        """End the region that was growing."""
         if self.open is not None:
             if self.pending is _NO_ENTRIES:
                 self.pending = bytearray()
@@ -146,14 +146,14 @@ class Segment:
 
     @property
     def pending_base(self) -> int | None:
-        """The first offset that the index file does not cover."""
+        """The first offset that the index file does not cover, or None."""
         if self.pending:
             return base_offset_at(self.pending, 0)
         return self.open.base_offset if self.open is not None else None
 
     def regions(self, offset: int, index: bytes) -> Iterator[Region]:
-        """The regions from the one that holds `offset` on. `index` is the index file's content,
-        which may be empty where `offset` is not before `pending_base`."""
+        """Yield the regions from the one with `offset` on. `index` is the content of the index
+        file; it may be empty if `offset` is `pending_base` or later."""
         for entries in (index, self.pending):
             count = len(entries) // REGION_ENTRY_BYTES
             for number in range(_entry_before(entries, count, offset), count):
@@ -165,8 +165,8 @@ class Segment:
 
 
 class SealedRegions:
-    """The regions of a segment that do not grow any more, at one moment: those of the index file,
-    and those that are still on their way there."""
+    """A snapshot of a segment's regions that no longer grow: those in the index file, and those
+    that are not written to it yet."""
 
     __slots__ = ("_index", "_indexed", "_pending", "_total")
 
@@ -185,28 +185,28 @@ class SealedRegions:
         return region_at(self._pending, number - self._indexed)
 
     def first_with(self, offset: int) -> int:
-        """The number of the first region with this offset or a later one."""
+        """Return the number of the first region with this offset or a later one."""
         return bisect.bisect_right(
             range(self._total), offset, key=lambda number: self.region(number).next_offset
         )
 
     def first_appended_since(self, time_ms: int) -> int:
-        """The number of the first region with something that was appended at a time or later:
-        append times never fall."""
+        """Return the number of the first region with a batch appended at a time or later; append
+        times never decrease."""
         return bisect.bisect_left(
             range(self._total), time_ms, key=lambda number: self.region(number).last_append_ms
         )
 
 
 class Entries(NamedTuple):
-    """Of a segment, on their way to its index files."""
+    """Entries of a segment that are being written to its index files."""
 
     segment: Segment
     regions: bytes
     aborted: bytes
 
     def files(self) -> Iterator[tuple[str, int, bytes]]:
-        """Path, position and bytes of each that there is something for."""
+        """Yield path, position and bytes of each file with new entries."""
         segment = self.segment
         if self.regions:
             yield segment.index_path, segment.indexed * REGION_ENTRY_BYTES, self.regions
@@ -235,9 +235,9 @@ def _entry_before(entries: bytes | bytearray, count: int, offset: int) -> int:
 
 
 def load_index(files: Packs, segment: Segment, indexed: int) -> bytes:
-    """The entries of the index file that the last checkpoint vouches for, all checked.
+    """Return the entries of the index file that the last checkpoint names, after checking them.
 
-    Any thread may call. DamagedData names the first that is not as it was written.
+    Thread-safe. Raises DamagedData, which names the first damaged entry.
     """
     with files.borrow(segment.index_path) as file:
         index = read_all(file, indexed * REGION_ENTRY_BYTES, 0)
@@ -246,13 +246,13 @@ def load_index(files: Packs, segment: Segment, indexed: int) -> bytes:
             start = number * REGION_ENTRY_BYTES
             raise DamagedData(
                 f"{segment.index_path}, bytes {start} to {start + REGION_ENTRY_BYTES}: "
-                "an index entry fails its checksum; `quackmq log verify` says what else does"
+                "an index entry has a wrong checksum; `quackmq log verify` lists all damage"
             )
     return index
 
 
 def load_aborted(files: Packs, segment: Segment, count: int) -> bytes:
-    """The same for the aborted transactions."""
+    """Return the entries of aborted transactions in the same way."""
     with files.borrow(segment.aborted_path) as file:
         entries = read_all(file, count * ABORTED_BYTES, 0)
     whole = len(entries) // ABORTED_BYTES
@@ -260,8 +260,8 @@ def load_aborted(files: Packs, segment: Segment, count: int) -> bytes:
     if number < count:
         start = number * ABORTED_BYTES
         raise DamagedData(
-            f"{segment.aborted_path}, bytes {start} to {start + ABORTED_BYTES}: what tells of an "
-            "aborted transaction fails its checksum; `quackmq log verify` says what else does"
+            f"{segment.aborted_path}, bytes {start} to {start + ABORTED_BYTES}: the entry of an "
+            "aborted transaction has a wrong checksum; `quackmq log verify` lists all damage"
         )
     return entries
 
@@ -270,7 +270,7 @@ def load_aborted(files: Packs, segment: Segment, count: int) -> bytes:
 
 
 class Plan(NamedTuple):
-    """Regions of one segment that lie behind each other, to be read in one go."""
+    """Contiguous regions of one segment, to be read at once."""
 
     path: str
     regions: tuple[Region, ...]
@@ -289,18 +289,18 @@ class Plan(NamedTuple):
 
 class Got(NamedTuple):
     pieces: tuple[memoryview, ...]
-    #: Whether everything of the plan from its offset on is there.
+    #: Whether it contains everything of the plan from its offset on.
     complete: bool
 
 
 def read(file: File, plan: Plan) -> memoryview:
-    """The bytes of a plan's regions, or fewer where the file ends. Any thread may call."""
+    """Return the bytes of a plan's regions, or fewer if the file ends. Thread-safe."""
     return memoryview(read_all(file, plan.length, plan.position))
 
 
 def carry_out(plan: Plan, data: memoryview) -> Got:
-    """The whole batches of a plan's regions from its offset on, within its bytes. Any thread may
-    call. DamagedData if the batch with the offset is damaged."""
+    """Return the whole batches of a plan from its offset on, within its bounds. Thread-safe. Raises
+    DamagedData if the batch with the offset is damaged."""
     pieces: list[memoryview] = []
     room = plan.max_bytes
     for region in plan.regions:
@@ -309,7 +309,7 @@ def carry_out(plan: Plan, data: memoryview) -> Got:
         if len(content) != region.length or crc32c(content) != region.data_crc:
             if not pieces:
                 pieces.append(_salvage(plan, region, content))
-            return Got(tuple(pieces), False)  # the next read starts at the damage, and is told
+            return Got(tuple(pieces), False)  # the next read starts here and gets the error
         if region.length <= room and plan.offset <= region.base_offset:
             piece, complete = content, True
         else:
@@ -326,8 +326,8 @@ def carry_out(plan: Plan, data: memoryview) -> Got:
 def cut(
     content: memoryview, offset: int, max_bytes: int, first_max_bytes: int
 ) -> tuple[memoryview, bool]:
-    """Of a run of whole batches, those from the one with `offset` on that fit into `max_bytes`, and
-    the first of them if it fits into `first_max_bytes`; and whether they reach the run's end."""
+    """Return the batches from the one with `offset` on that fit into `max_bytes` (the first one if
+    it fits into `first_max_bytes`), and whether they reach the end of `content`."""
     start = end = None
     for span in spans(content):
         if span.next_offset <= offset:
@@ -348,7 +348,7 @@ def cut(
 
 
 class BadRange(NamedTuple):
-    """Bytes of a segment that hold no provable batch, and the offsets that they held."""
+    """Bytes of a segment without a provably intact batch, and the offsets that they held."""
 
     start: int
     end: int
@@ -357,10 +357,10 @@ class BadRange(NamedTuple):
 
 
 def inspect(region: Region, content: memoryview) -> tuple[list[Span], list[BadRange]]:
-    """Take a damaged region apart: the batches that can be proved whole, and the rest.
+    """Examine a damaged region; return the batches that are provably intact, and the rest.
 
-    A batch's own checksum does not cover its offset and its leader epoch. The first must follow
-    from the batch before, or at least lie within what is left; the second is the region's.
+    A batch's own checksum does not cover its offset and its leader epoch. The offset must follow
+    from the batch before, or at least lie within the rest of the region; the epoch is the region's.
     """
     good: list[Span] = []
     bad: list[BadRange] = []
@@ -393,8 +393,8 @@ def _provable(region: Region, content: memoryview, position: int, expected: int)
 def _next_provable(
     region: Region, content: memoryview, position: int, expected: int
 ) -> tuple[int, int]:
-    """Where the next whole batch begins behind damaged ones, and its offset: by the lengths that
-    the damaged ones say, as far as these make sense, else nowhere in this region."""
+    """Return where the next intact batch after damaged ones begins, and its offset. It is found by
+    the lengths in the damaged ones, if these are plausible; else it is the end of the region."""
     while True:
         try:
             span = next(spans(content, position), None)
@@ -416,11 +416,11 @@ def _next_provable(
 
 
 def _salvage(plan: Plan, region: Region, content: memoryview) -> memoryview:
-    """The run of provable batches that begins with the one that holds `offset`."""
+    """Return the provably intact batches from the one with `offset` up to the next damage."""
     good, bad = inspect(region, content)
     if not bad:
-        # Nothing says which partition a batch belongs to: a disk that wrote to the wrong place may
-        # have left whole batches of another one, and the region's checksum alone tells.
+        # A batch does not say which partition it belongs to. A disk that wrote to a wrong place may
+        # have left intact batches of another partition; only the region's checksum shows this.
         everything = (region.position, region.end, region.base_offset, region.next_offset)
         bad, good = [BadRange(*everything)], []
     run = _run_from(good, plan.offset)
@@ -434,8 +434,8 @@ def _salvage(plan: Plan, region: Region, content: memoryview) -> memoryview:
 def describe_damage(path: str, lost: BadRange) -> str:
     return (
         f"{path}, bytes {lost.start} to {lost.end}: offsets {lost.first_offset} to "
-        f"{lost.next_offset - 1} are damaged on disk and not served; go on at offset "
-        f"{lost.next_offset}, or restore the file from a copy"
+        f"{lost.next_offset - 1} are damaged on disk and cannot be read; continue at offset "
+        f"{lost.next_offset}, or restore the file from a backup"
     )
 
 

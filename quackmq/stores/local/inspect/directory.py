@@ -1,12 +1,12 @@
-"""Looking into a data directory as it lies there, without a broker and without changing a byte.
+"""Reads a data directory as it is, without a broker and without changing a byte.
 
-An `Inspection` sees what recovery would see: the checkpoint, the journal behind it up to its end or
-up to damage in it, and segments as they would be after recovery (segments.py). Damage does not end
-it: what cannot be believed becomes a finding, and the rest is looked at all the same.
+An `Inspection` sees the same as recovery: the checkpoint, the journal after it up to its end or up
+to damage, and segments as they would be after recovery (segments.py). Damage does not end it:
+invalid data becomes a finding, and the rest is read all the same.
 
 Promised: nothing is written. StoreLocked, NewerFormat, UnusableDirectory and OSError say that the
-directory could not be looked at. Not promised: that bytes are sound for which nothing vouches;
-`verification` looks at all the others.
+directory could not be read. Not promised: that bytes without a checksum are intact; `verify` checks
+all the others.
 """
 
 from __future__ import annotations
@@ -58,26 +58,26 @@ from quackmq.stores.local.recovery import (
 class FrameAt(NamedTuple):
     place: Place
     frame: Frame
-    #: Whether the checkpoint does not cover it: recovery would replay it.
+    #: Whether it is after the checkpoint: recovery would replay it.
     behind_checkpoint: bool
 
 
 class Inspection:
-    """Who may call: one thread. Takes the directory's lock, shared with others that only read; it
-    is held until the disk is closed."""
+    """The state of a directory. Not thread-safe. Takes the directory's lock, shared with other
+    readers, and holds it until the disk is closed."""
 
     def __init__(self, disk: Disk) -> None:
-        """StoreLocked, NewerFormat, UnusableDirectory, OSError."""
+        """Raises StoreLocked, NewerFormat, UnusableDirectory, OSError."""
         self.disk = disk
         self.findings: list[Finding] = []
-        #: None where the file is damaged.
+        #: None if the file is damaged.
         self.meta: Meta | None = None
         self.checkpoint: CheckpointHeader | None = None
         self.catalog = Catalog()
         self.logs: dict[PartitionKey, PartitionLog] = {}
         #: Frames that recovery would replay.
         self.frames = 0
-        #: From frames behind damage: where batches lie in segments.
+        #: From frames after damage: where their batches lie in segments.
         self.stranded: list[Descriptor] = []
         self.packed = NOTHING_PACKED
         self.contents = OfflineSegments(disk)
@@ -113,13 +113,13 @@ class Inspection:
     def _miss_meta(self) -> None:
         if not holds_data(self.disk):
             raise UnusableDirectory(
-                f"there is no {META_PATH}: this is no QuackMQ directory, or one whose making was "
-                "cut short and that holds no data yet"
+                f"there is no {META_PATH}: this is not a QuackMQ directory, or its creation was "
+                "interrupted and it has no data yet"
             )
-        self._damage(META_PATH, "the file is missing: restore it from a copy")
+        self._damage(META_PATH, "the file is missing: restore it from a backup")
 
     def _damage(self, path: str, what: str, start: int = 0) -> None:
-        """From `start` to the end of a file."""
+        """Report damage from `start` to the end of a file."""
         what = what.removeprefix(f"{path}: ").removeprefix(f"{path} is damaged: ")
         size = self.size(path)
         if size is None:
@@ -128,7 +128,7 @@ class Inspection:
             self.findings.append(Finding(Kind.DAMAGE, path, what, start, size))
 
     def size(self, path: str) -> int | None:
-        """None if the file is missing."""
+        """Return the size of a file; None if it is missing."""
         try:
             file = self.disk.open(path)
         except FileNotFoundError:
@@ -143,7 +143,7 @@ class Inspection:
     def _replay(self, standing: CheckpointHeader, options: LocalOptions) -> None:
         path, position = slot_path(standing.place.slot), standing.place.position
         if self.meta is None:
-            what = f"which frames are there cannot be told without {META_PATH}"
+            what = f"its frames cannot be identified without {META_PATH}"
             self.findings.append(Finding(Kind.NOTE, path, what, position, self.size(path)))
             return
         recovered = Recovered(self.meta, standing, self.catalog, self.logs)
@@ -161,8 +161,8 @@ class Inspection:
             self._look_at_the_end(recovered, self.meta)
 
     def _go_on_behind(self, damage: Damage, meta: Meta, run: int) -> None:
-        """Frames behind damage cannot be replayed, but they can be damaged too, and so can what
-        they refer to."""
+        """Examine the frames after damage. They cannot be replayed, but they, and the batches that
+        they refer to, may be damaged too."""
         following: Damage | None = damage
         while following is not None:
             self._name(following)
@@ -181,7 +181,7 @@ class Inspection:
     def _name(self, damage: Damage) -> None:
         what = (
             f"frames {damage.first_number} to {damage.last_number} of the journal were on disk "
-            "and are damaged now; they held acknowledged data"
+            "and are now damaged; they held acknowledged data"
         )
         for slot, start, end in damage.ranges:
             path = slot_path(slot)
@@ -208,7 +208,7 @@ class Inspection:
         if recovered.abandoned:
             what = (
                 f"{recovered.abandoned} frames from number {end.frame} on were never known to be "
-                f"on disk (sync = {end.sync}), and will be cut off"
+                f"on disk (sync = {end.sync}), and will be discarded"
             )
             finding = Finding(Kind.NOTE, path, what, end.place.position, self.size(path))
             self.findings.append(finding)
@@ -217,14 +217,14 @@ class Inspection:
             if _begins_frame(self.disk, place, meta.salt):
                 path, position = slot_path(place.slot), place.position
                 what = (
-                    f"frame {end.frame}, the last one, is not whole: a crash while it was being "
-                    "written leaves this. It was not acknowledged, and will be cut off"
+                    f"frame {end.frame}, the last one, is incomplete, as after a crash during its "
+                    "write. It was not acknowledged, and will be discarded"
                 )
                 self.findings.append(Finding(Kind.NOTE, path, what, position, self.size(path)))
 
     def journal(self) -> Iterator[FrameAt | Finding]:
-        """Every good frame in the journal's slots, in the order of their bytes, and between them
-        what is wrong there."""
+        """Yield every good frame in the journal's slots, in the order of their bytes, and the
+        findings between them."""
         meta = self.meta
         if meta is None:
             return
@@ -246,7 +246,7 @@ class Inspection:
 
 
 def _begins_frame(disk: Disk, place: Place, salt: int) -> bool:
-    """Whether something that is no frame begins like one."""
+    """Return whether bytes that are not a frame begin like one."""
     try:
         file = disk.open(slot_path(place.slot))
     except FileNotFoundError:

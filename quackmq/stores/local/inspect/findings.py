@@ -1,4 +1,4 @@
-"""What a look into a data directory finds: values, and how those side by side become one."""
+"""The findings of an examination: values, and a function that joins adjacent ones."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ _Other = TypeVar("_Other")
 
 
 class Kind(StrEnum):
-    DAMAGE = "damage"  # bytes that were written, and are not as they were
-    POISON = "poison"  # a batch as its producer sent it, which nobody can decode
-    NOTE = "note"  # strange, and harmless
+    DAMAGE = "damage"  # written bytes that have changed
+    POISON = "poison"  # a batch as its producer sent it, which cannot be decoded
+    NOTE = "note"  # unusual but harmless
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something about bytes [start, end) of a file, or about the whole file."""
+    """A finding about bytes [start, end) of a file, or about the whole file."""
 
     kind: Kind
     path: str
     what: str
     start: int | None = None
     end: int | None = None
-    #: Which offsets of a partition lie there, [first, next).
+    #: The offsets of the partition that lie there, [first, next).
     first_offset: int | None = None
     next_offset: int | None = None
 
@@ -39,7 +39,7 @@ class Finding:
 
 
 def merged(found: Iterable[_Other | Finding]) -> Iterator[_Other | Finding]:
-    """The same, but findings that lie side by side and say the same made one."""
+    """Join findings that are adjacent and equal; pass everything else through."""
     last: Finding | None = None
     for each in found:
         if not isinstance(each, Finding):

@@ -1,11 +1,11 @@
 """The segments of a directory that no broker has open, as they would be after recovery.
 
-Recovery writes into the segments what only the journal holds for sure; a reader that changes
-nothing lays the same bytes over what the files have. Damage is told and passed by: a bad index
-entry costs nothing but itself, since the batches that it covered still prove themselves.
+Recovery writes to the segments all batches that are safe only in the journal. A reader that changes
+nothing lays the same bytes over the content of the files. Damage is reported and skipped: a bad
+index entry loses nothing but itself, since each batch that it covered has its own checksum.
 
-Promised: every batch given is proved by a checksum; no more than a region, an index and the largest
-batch are in memory. Not promised: anything about bytes behind the committed end of a segment.
+Promised: every returned batch has a correct checksum; no more than a region, an index and the
+largest batch are in memory. Not promised: anything about bytes after a segment's committed end.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from quackmq.stores.local.partition_log import PartitionLog
 from quackmq.stores.local.recovery import SegmentWrite
 
 _NOTHING = memoryview(b"")
-#: What a device or a file system says of bytes that it has lost.
+#: The errors of a device or a file system that has lost bytes.
 _BROKEN_DEVICE = (errno.EIO, errno.EBADMSG, errno.EUCLEAN)
-_BAD_BATCHES = "what lies there fails its checksum"
+_BAD_BATCHES = "the checksum is wrong"
 
 
 class ScannedRange(NamedTuple):
-    """A part of a segment that was read at one go: the batches in it that are proved, by their
-    place in `content`, and what is wrong with the rest."""
+    """A part of a segment that was read at once: the provably intact batches, by their position in
+    `content`, and the findings about the rest."""
 
     path: str
     position: int
@@ -50,7 +50,7 @@ class ScannedRange(NamedTuple):
 
 
 class Held(NamedTuple):
-    """A batch and where it lies."""
+    """A batch and its position."""
 
     path: str
     position: int
@@ -58,30 +58,30 @@ class Held(NamedTuple):
 
 
 class OfflineSegments:
-    """Who may call: one thread."""
+    """Not thread-safe."""
 
     def __init__(self, disk: Disk, packed: Packed = NOTHING_PACKED) -> None:
         self._open = OpenFiles(disk, limits.OPEN_SEGMENT_FILES)
         self._files = Packs(disk, self._open, packed)
-        #: What recovery would write, by path, in the order of the bytes.
+        #: The writes that recovery would make, by path, in the order of the bytes.
         self._writes: dict[str, list[SegmentWrite]] = {}
 
     def overlay(self, write: SegmentWrite) -> None:
-        """To be told of in the order of the journal, in which positions grow."""
+        """Add a write that recovery would make. Call in journal order, in which positions grow."""
         self._writes.setdefault(write.path, []).append(write)
 
     def close(self) -> None:
         self._open.close()
 
     def places(self, path: str, start: int, end: int) -> str:
-        """Return where in packs these bytes of a path lie; nothing if they lie in no pack."""
+        """Return which bytes of packs contain these bytes of a path, as text; "" if none do."""
         return self._files.places(path, start, end)
 
     # --- partitions ---------------------------------------------------------------------------
 
     def batches(self, log: PartitionLog, offset: int = 0) -> Iterator[Held | Finding]:
-        """A partition's batches from the one with `offset` on, and in their place what is damaged
-        among them."""
+        """Yield a partition's batches from the one with `offset` on, and findings in the place of
+        damaged ones."""
         return merged(self._batches(log, offset))
 
     def _batches(self, log: PartitionLog, offset: int) -> Iterator[Held | Finding]:
@@ -96,7 +96,7 @@ class OfflineSegments:
             yield from lost
 
     def stretches(self, log: PartitionLog, offset: int = 0) -> Iterator[ScannedRange]:
-        """All that a partition's segments hold from the region with `offset` on."""
+        """Yield the content of a partition's segments from the region with `offset` on."""
         for segment, end_offset in zip(log.segments, _end_offsets(log), strict=False):
             if segment.size and end_offset > offset:
                 yield from self.of_segment(segment, end_offset, offset)
@@ -106,7 +106,7 @@ class OfflineSegments:
     def of_segment(
         self, segment: Segment, end_offset: int, offset: int = 0
     ) -> Iterator[ScannedRange]:
-        """Region by region; batch by batch where no index entry tells of a region."""
+        """Yield a segment region by region; batch by batch where an index entry is missing."""
         path, position, expected = segment.path, 0, segment.base_offset
         entry_missing = False
         for region in self._regions(segment):
@@ -129,8 +129,8 @@ class OfflineSegments:
         yield from self._unindexed(path, position, segment.size, expected, end_offset)
 
     def _regions(self, segment: Segment) -> Iterator[Region | Finding]:
-        """Those of the index file that the checkpoint vouches for, then those that the journal and
-        the checkpoint itself tell of."""
+        """Yield the regions of the index file that the checkpoint names, then those from the
+        journal and from the checkpoint itself."""
         yield from merged(self._index_entries(segment))
         yield from segment.regions(0, b"")
 
@@ -145,7 +145,7 @@ class OfflineSegments:
             yield parse_region(index, number) or Finding(Kind.DAMAGE, path, what, start, end)
 
     def damaged_aborted(self, segment: Segment) -> Iterator[Finding]:
-        """What tells of aborted transactions and is not as it was written."""
+        """Yield the damaged entries of aborted transactions."""
         if not segment.aborted:
             return
         path = segment.aborted_path
@@ -161,21 +161,21 @@ class OfflineSegments:
             good = _whole_run(content, region)
             if good is not None:
                 return ScannedRange(path, region.position, content, good)
-            problem = "the bytes are as they were written, but offsets do not follow each other"
+            problem = "the bytes are as they were written, but their offsets are not consecutive"
         stretch = _taken_apart(path, region, content, problem)
         if stretch.bad:
             return stretch
-        what = problem or "every batch is sound, but the checksum of them all is wrong"
+        what = problem or "every batch is intact, but the checksum of the region is wrong"
         whole = Finding(Kind.DAMAGE, path, what, region.position, region.end)
         return stretch._replace(bad=(whole,))
 
     def _unindexed(
         self, path: str, start: int, end: int, expected: int, end_offset: int
     ) -> Iterator[ScannedRange]:
-        """Bytes of which only the batches themselves tell. They are believed one after the other;
-        behind the first that is not sound nothing says where the next one begins."""
+        """Yield bytes that only the batches themselves describe, one batch after the other. After
+        the first damaged one, it is unknown where the next one begins."""
         while start < end:
-            # The largest batch fits, so that one is found unless it is damaged.
+            # The largest batch fits, so a batch is found unless it is damaged.
             content, problem = self._read(path, start, min(shared_limits.BATCH_BYTES, end - start))
             good = tuple(_sound_batches(content, expected, end_offset))
             if not good:
@@ -188,7 +188,7 @@ class OfflineSegments:
             expected = good[-1].next_offset
 
     def of_chunk(self, chunk: Descriptor) -> ScannedRange:
-        """Batches that a frame refers to, where the region that they belong to is not known."""
+        """Return batches that a frame refers to, if their region is not known."""
         region = Region(
             chunk.base_offset,
             chunk.next_offset,
@@ -205,7 +205,8 @@ class OfflineSegments:
         return _taken_apart(path, region, content, problem)
 
     def _read(self, path: str, position: int, length: int) -> tuple[memoryview, str]:
-        """Bytes as they would be after recovery, zeros where there are none; and why, if so."""
+        """Return bytes as they would be after recovery, with zeros for missing ones; and the
+        problem, if there is one."""
         content = bytearray(length)
         problem = ""
         try:
@@ -254,7 +255,7 @@ def _taken_apart(path: str, region: Region, content: memoryview, problem: str) -
 
 
 def _whole_run(content: memoryview, region: Region) -> tuple[Span, ...] | None:
-    """The batches of a region, if they follow each other from its beginning to its end."""
+    """Return the batches of a region if they are consecutive from its beginning to its end."""
     try:
         run = tuple(spans(content))
     except CorruptBatch:
@@ -281,7 +282,7 @@ def _sound_batches(content: memoryview, expected: int, end_offset: int) -> Itera
 
 
 def _end_offsets(log: PartitionLog) -> Iterator[int]:
-    """For each segment, the offset that nothing in it reaches."""
+    """Yield for each segment the offset at which it ends."""
     yield from (segment.base_offset for segment in log.segments[1:])
     yield log.readable
 
@@ -289,6 +290,6 @@ def _end_offsets(log: PartitionLog) -> Iterator[int]:
 def _astray(segment: Segment, region: Region) -> Finding:
     what = (
         f"the entry for offsets {region.base_offset} to {region.next_offset - 1} at byte "
-        f"{region.position} does not follow from the one before it"
+        f"{region.position} does not continue the one before it"
     )
     return Finding(Kind.DAMAGE, segment.index_path, what)

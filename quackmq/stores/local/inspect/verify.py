@@ -1,14 +1,14 @@
-"""Checking every byte of a data directory that something vouches for.
+"""Checks every byte of a data directory that is covered by a checksum or a count.
 
-What vouches: `quackmq.json` and the checkpoint for themselves, a frame's checksum for the frame,
-the checkpoint for the number of entries in an index (of regions, of aborted transactions), and each
-entry's checksum for the entry; an entry, the checkpoint or a frame for a region of a segment; a
-batch's checksum for the batch. A region that is damaged is taken apart, so that what is named is
-the batch and not the region.
+Which data covers which bytes: `quackmq.json` and the checkpoint have their own checksums. A frame's
+checksum covers the frame. The checkpoint gives the number of entries in each index (of regions, of
+aborted transactions), and each entry has a checksum. An index entry, the checkpoint or a frame
+covers a region of a segment; a batch's checksum covers the batch. A damaged region is examined
+batch by batch, so that the report names the batch and not the region.
 
-Promised: every damaged range is named once, and nothing sound is called damaged. One thing nobody
-can tell: whether the last frame of a directory that was not closed was torn by the crash or damaged
-later. It is noted.
+Promised: every damaged range is reported once, and no intact bytes are called damaged. In one case
+the cause is unknown: the last frame of a directory that was not closed may have been torn by a
+crash or damaged later. It is reported as a note.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ from quackmq.stores.local.recovery import META_PATH
 
 _INDEX_NAME: Final = re.compile(r"(\d+)-(\d{20})\.index")
 _TOPIC_DIRECTORY: Final = re.compile(r"[0-9a-f]{32}")
-#: Beside the store, and not its own: `quackmq archive verify` looks at it.
+#: In the same directory, but not part of the store: `quackmq archive verify` checks it.
 _ARCHIVE: Final = "archive"
-_ORPHAN: Final = "it belongs to nothing that is known"
-#: No offset is as large.
+_ORPHAN: Final = "nothing refers to this file"
+#: Larger than any offset.
 _NO_END: Final = 2**63
 
 
 @dataclass(slots=True)
 class Tally:
-    """What was looked at so far, and what was found."""
+    """How much was examined so far, and how many findings there are."""
 
     partitions: int = 0
     segments: int = 0
@@ -59,7 +59,7 @@ class Tally:
 
 
 class Verification:
-    """Used once. `progress` is told bytes looked at and bytes in all, after each piece."""
+    """Use once. `progress` is called with the bytes examined and the total after each piece."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Verification:
         self._total = sum(log.size for log in inspection.logs.values())
 
     def findings(self) -> Iterator[Finding]:
-        """All there are, each as soon as it is known."""
+        """Yield all findings, each as soon as it is known."""
         for finding in map(self._placed, merged(self._findings())):
             match finding.kind:
                 case Kind.DAMAGE:
@@ -87,7 +87,7 @@ class Verification:
             yield finding
 
     def _placed(self, finding: Finding) -> Finding:
-        """Say also in which packs the bytes lie, if in any: that is where people find them."""
+        """Add in which packs the bytes lie, if any: users look for them there."""
         if finding.start is None or finding.end is None:
             return finding
         places = self._inspection.contents.places(finding.path, finding.start, finding.end)
@@ -118,10 +118,11 @@ class Verification:
         if self._deep:
             yield from _poison(stretch)
 
-    # --- what nothing vouches for ---------------------------------------------------------------
+    # --- bytes that nothing covers --------------------------------------------------------------
 
     def _without_checkpoint(self) -> Iterator[Finding]:
-        """Nothing says where an index ends: damage is only what has something good behind it."""
+        """Without a checkpoint the end of an index is unknown. So only entries that are followed by
+        a good one are called damaged."""
         disk = self._inspection.disk
         for directory in filter(_TOPIC_DIRECTORY.fullmatch, disk.list(LOG_DIRECTORY)):
             for name in disk.list(f"{LOG_DIRECTORY}/{directory}"):
@@ -169,7 +170,7 @@ def _poison(stretch: ScannedRange) -> Iterator[Finding]:
             yield Finding(
                 Kind.POISON,
                 stretch.path,
-                f"the batch is as it was published, and cannot be decoded: {error}",
+                f"the batch is as it was published, but cannot be decoded: {error}",
                 start,
                 end,
                 span.base_offset,

@@ -109,8 +109,8 @@ def test_on_a_full_disk_the_broker_lives_reads_and_is_not_ready(tmp_path: Path) 
             path = f"/v1/topics/{TOPIC}/messages"
             while (answer := api.post(path, {"value": "x" * 1_000_000})).status == 201:
                 count += 1
-            assert "Make room" in answer.problem(503, "store_read_only")
-            assert "Make room" in api.get("/v1/ready").problem(503, "store_read_only")
+            assert "Free disk space" in answer.problem(503, "store_read_only")
+            assert "Free disk space" in api.get("/v1/ready").problem(503, "store_read_only")
             assert api.get("/v1/health").status == 200
             last = api.get(f"/v1/topics/{TOPIC}/partitions/0/messages?offset={count - 1}")
             assert len(last.json["messages"]) == 1
