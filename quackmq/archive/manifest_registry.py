@@ -1,24 +1,24 @@
-"""Which partitions are archived, by manifests that are durable; and the one way to change them.
+"""The manifests of all archived partitions, as they are durable; and the only way to change them.
 
-A change is a step: its files are written and named, its manifest is committed, and only then does
-it count here. Changes of a partition come one after the other; those of different partitions wait
-for each other in the disk's lane alone. A change that has begun is carried out, also if whoever
-asked for it no longer waits. What a change dropped is removed when no `Pin` has it any more.
+A change is one step: its files are written and named, its manifest is committed, and only then is
+it visible here. Changes of one partition run one after the other; changes of different partitions
+wait for each other only in the disk's lane. A change that has begun is completed even if its caller
+no longer waits. Files that a change dropped are removed when no `Pin` has them any more.
 
-Log and archive are kept in step, also over a crash at any point:
+Log and archive are kept in step, even over a crash at any point:
 
     archive   |first ······ next|            the log's first offset is never beyond the archive's
-    log                  |first ······ end|  next; what both have is trimmed from the log
+    log                  |first ······ end|  next; records in both are trimmed from the log
 
-An archive that holds nothing has no place of its own: it begins where the log does, and moving it
-is not worth a write. After a change that failed nobody knows which manifest the disk holds, so its
-version is never given again and nothing is removed until another change has succeeded.
+An empty archive has no position of its own: it begins where the log does, and moving it is not
+worth a write. After a failed change it is unknown which manifest is on disk. So its version is
+never used again, and nothing is removed until another change has succeeded.
 
 A partition whose manifest is damaged, or whose archive and log do not meet, has a *problem*: its
 log is served, its archive as far as it is known, and nothing of it is archived or trimmed. Opening
 it again tries again.
 
-Who may call: the loop. Blocking work goes to the disk's lane "archive".
+Not thread-safe: call from the event loop. Blocking work runs in the disk's lane "archive".
 """
 
 from __future__ import annotations
@@ -62,12 +62,12 @@ log = logging.getLogger("quackmq.archive")
 
 
 class Disk(disks.Disk, Protocol):
-    """As there, with the lanes that the archive uses."""
+    """`disk.Disk`, with the lanes that the archive uses."""
 
     async def run(self, function: Callable[[], T], lane: Literal["read", "archive"]) -> T: ...
 
     def location(self, path: str) -> str:
-        """Where a path lies for other programs of this machine."""
+        """Return the absolute path, for other programs on this machine."""
 
 
 class ManifestRegistry:
@@ -79,9 +79,9 @@ class ManifestRegistry:
         self._known: dict[PartitionKey, _Partition] = {}
         self._changed: dict[PartitionKey, None] = {}
         self._pins = 0
-        #: Topics that were deleted, and why their archive is still there.
+        #: Deleted topics whose archive still exists, and why.
         self._left: dict[uuid.UUID, tuple[Topic, str]] = {}
-        #: Why nothing at all is known of the archive, where that is so.
+        #: Why the archive cannot be read at all, or None.
         self._failure: StorageError | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         self._loading = asyncio.Lock()
@@ -89,12 +89,12 @@ class ManifestRegistry:
         self._closed = False
 
     def __len__(self) -> int:
-        """How many partitions there is anything to say of."""
+        """The number of known partitions; at least 1 if the archive cannot be read."""
         return len(self._known) if self._failure is None else max(1, len(self._known))
 
     @property
     def reader(self) -> ArchiveReader:
-        """For lanes only: the first call loads what reads Parquet, which takes time and memory."""
+        """The reader, for lanes only: the first call loads Parquet, which takes time and memory."""
         with self._reader_lock:
             if self._reader is None:
                 from quackmq.archive.parquet.reader import ArchiveReader
@@ -103,8 +103,8 @@ class ManifestRegistry:
             return self._reader
 
     async def load_reader(self) -> None:
-        """Load what reads Parquet, if anything is archived. Whichever thread loads it, the loop
-        stands still for a fifth of a second: so call this before anybody is served."""
+        """Load the Parquet library, if anything is archived. In any thread, this blocks the loop for
+        a fifth of a second: so call it before anybody is served."""
         if any(each.manifest is not None and each.manifest.files for each in self._known.values()):
             try:
                 await self.disk.run(lambda: self.reader, "read")
@@ -113,18 +113,18 @@ class ManifestRegistry:
 
     @property
     def loaded_reader(self) -> ArchiveReader | None:
-        """The same for the loop: None until somebody has read."""
+        """The reader, for the loop: None until it is loaded."""
         return self._reader
 
-    # --- what is known -----------------------------------------------------------------------
+    # --- state -------------------------------------------------------------------------------
 
     def manifest(self, key: PartitionKey) -> Manifest | None:
-        """As it is durable; None where nothing is archived, or where it cannot be told what is."""
+        """Return the durable manifest; None if nothing is archived, or if that is unknown."""
         partition = self._known.get(key)
         return None if partition is None else partition.manifest
 
     def size(self, key: PartitionKey) -> int:
-        """Bytes of what is archived."""
+        """Return the bytes of the archived files."""
         partition = self._known.get(key)
         return 0 if partition is None else partition.size
 
@@ -135,14 +135,14 @@ class ManifestRegistry:
         return partition.manifest.first_offset <= offset < partition.manifest.next_offset
 
     def problem(self, key: PartitionKey) -> QuackError | None:
-        """Why a partition is not archived and not trimmed, where that is so."""
+        """Return the error that keeps a partition from being archived and trimmed, or None."""
         partition = self._known.get(key)
         if partition is not None and partition.problem is not None:
             return partition.problem
         return self._failure
 
     def unavailable(self, key: PartitionKey) -> QuackError | None:
-        """Why it cannot be told what is archived of a partition, where that is so."""
+        """Return the error that hides this partition's manifest, or None."""
         partition = self._known.get(key)
         if partition is None:
             return self._failure
@@ -150,26 +150,26 @@ class ManifestRegistry:
         return None if is_known else partition.problem
 
     def problems(self) -> Mapping[PartitionKey, QuackError]:
-        """Of all partitions that have one."""
+        """Return the problems of all partitions that have one."""
         known = self._known.items()
         return {key: each.problem for key, each in known if each.problem is not None}
 
     def left_behind(self) -> list[str]:
-        """What is still there of topics that were deleted, and why."""
+        """Describe the archives of deleted topics that could not be removed."""
         return [why for _, why in self._left.values()]
 
     @property
     def failure(self) -> StorageError | None:
-        """Why nothing at all is known of the archive, where that is so."""
+        """The error because of which the archive cannot be read at all, or None."""
         return self._failure
 
     def pin(self, key: PartitionKey) -> Pin:
-        """The present manifest of a partition, whose files stay until the pin is released.
-        UnknownPartition where there is none; LimitReached."""
+        """Return the current manifest of a partition; its files stay until the pin is released.
+        Raises UnknownPartition if there is none, LimitReached."""
         self.check_open()
         partition = self._ready(key)
         if self._pins >= limits.ARCHIVE_PINS:
-            raise LimitReached(f"{self._pins} manifests are held already: try again later")
+            raise LimitReached(f"{self._pins} manifests are already in use: try again later")
         self._pins += 1
         held = partition.hold()
         return Pin(held, lambda: self._released(partition, held))
@@ -177,16 +177,16 @@ class ManifestRegistry:
     # --- changes -----------------------------------------------------------------------------
 
     async def open_partition(self, topic: Topic, key: PartitionKey, first_offset: int) -> Manifest:
-        """The manifest of a partition, which from now on may be changed: an empty one from
-        `first_offset` on, or from where the log begins if that is later, if nothing is archived
-        yet. DamagedData, StorageError; UnknownTopic if it is gone."""
+        """Open a partition for changes; return its manifest. If nothing is archived yet, it is an
+        empty one from `first_offset` on, or from where the log begins if that is later. Raises
+        DamagedData, StorageError; UnknownTopic if the topic is deleted."""
         if self._failure is not None:
             await self._carry_out(self._load_again())
         partition = self._known.get(key)
         if partition is None:
             await self._log.offsets(
                 key
-            )  # raises if there is none; while there is, `forget` will come
+            )  # raises if it does not exist; if it is deleted later, `forget` is called
             made = _Partition(key, topic.name, self._lock(key), is_new=True)
             partition = self._known.setdefault(key, made)
         return await self._carry_out(self._open(partition, first_offset, files.take_partition))
@@ -197,20 +197,20 @@ class ManifestRegistry:
         make: Callable[[Manifest], Manifest],
         files: Sequence[tuple[str, Buffer]] = (),
     ) -> Manifest:
-        """Commit what `make` makes of the present manifest, with the files that it lists anew, by
-        name; the manifest that counts now. What `make` raises changes nothing. StorageError where
-        the disk fails: nothing counts then that did not before. UnknownPartition unless opened."""
+        """Commit the manifest that `make` returns for the current one, with the files that it adds,
+        by name. Return the committed manifest. If `make` raises, nothing changes. Raises
+        StorageError if the disk fails, and then nothing changes; UnknownPartition unless opened."""
         return await self._carry_out(self._change(self._ready(key), make, files, ()))
 
     async def replace(
         self, key: PartitionKey, make: Callable[[Manifest], Manifest], offered: Sequence[str]
     ) -> Manifest:
-        """The same with files that lie in the partition's directory under the names that they are
-        `offered` by, in the order of those that `make` lists anew."""
+        """Commit as `change` does, with files that already are in the partition's directory under
+        the `offered` names, in the order in which `make` adds them."""
         return await self._carry_out(self._change(self._ready(key), make, (), offered))
 
     def all(self) -> list[Manifest]:
-        """Of every partition that has one and may be changed."""
+        """Return every manifest that may be changed."""
         return [
             each.manifest
             for each in self._known.values()
@@ -218,14 +218,14 @@ class ManifestRegistry:
         ]
 
     async def trim(self, key: PartitionKey, before: int) -> None:
-        """Let go of what lies before an offset, in the archive and then in the log, with nobody in
-        between: what is being archived now is not brought back. Raises what is the partition's
-        problem, unless that goes with what is let go of; and what the log's trim raises."""
+        """Delete everything before an offset, in the archive and then in the log, as one step: a
+        running archive job does not bring it back. Raises the partition's problem, unless the trim
+        removes its cause, and the errors of the log's trim."""
         await self._carry_out(self._trim(key, before))
 
     async def forget(self, topic: Topic) -> None:
-        """A topic was deleted: its archive goes. What fails is told by `left_behind`, and tried
-        again by `remove_left_behind`, and at the next opening."""
+        """Remove the archive of a deleted topic. A failure is reported by `left_behind`, and
+        retried by `remove_left_behind`, and at the next opening."""
         gone = [key for key in self._known if key.topic_id == topic.id]
         for key in gone:
             self._known.pop(key).is_gone = True
@@ -233,15 +233,15 @@ class ManifestRegistry:
             await self._carry_out(self._remove(topic))
 
     async def remove_left_behind(self) -> None:
-        """Of topics that were deleted, what could not be removed then."""
+        """Retry to remove the archives of deleted topics."""
         for topic, _ in list(self._left.values()):
             await self._carry_out(self._remove(topic))
 
     # --- opening and closing -----------------------------------------------------------------
 
     async def load(self, topics: Mapping[str, Topic]) -> None:
-        """Everything that is archived, once, before anything else. What is damaged, or cannot be
-        read, is named and keeps nothing else from being opened."""
+        """Read all manifests, once, before anything else. A damaged or unreadable partition gets a
+        problem; the others are opened all the same."""
         try:
             found = await self.disk.run(partial(files.survey, self.disk, topics), "archive")
         except OSError as error:
@@ -258,7 +258,7 @@ class ManifestRegistry:
         for name, numbers in found.partitions.items():
             for number in numbers:
                 key = PartitionKey(topics[name].id, number)
-                # Until it is known what it holds: nobody takes that for nothing.
+                # Until it is read: nobody may take it for empty.
                 unread = StorageError(f"topic {name}, partition {number}: archive not read yet")
                 self._known[key] = _Partition(key, name, self._lock(key), problem=unread)
                 opening.append(self._known[key])
@@ -272,8 +272,8 @@ class ManifestRegistry:
                 _report(partition, error)
 
     async def close(self) -> None:
-        """Returns when what was begun is done; the disk is the caller's to close. Every later
-        change raises BrokerClosing."""
+        """Return when all running changes are done; the caller closes the disk. Every later change
+        raises BrokerClosing."""
         self._closed = True
         while self._tasks:
             await asyncio.wait(self._tasks)
@@ -317,7 +317,7 @@ class ManifestRegistry:
             return partition.usable()
 
     async def _adopt(self, partition: _Partition, found: Manifest) -> None:
-        """Bring log and archive into step, whatever a crash left between two of their changes."""
+        """Bring log and archive into step after a crash between two of their changes."""
         key = partition.key
         first_in_log = (await self._log.offsets(key)).first
         if not found.files:
@@ -328,8 +328,8 @@ class ManifestRegistry:
         if found.files and found.next_offset < first_in_log:
             raise DamagedData(
                 f"topic {partition.topic}, partition {key.partition}: the archive ends at offset "
-                f"{found.next_offset - 1}, the log begins at {first_in_log}: what lies between is "
-                "missing; restore the archive from a copy, or trim to where the log begins",
+                f"{found.next_offset - 1}, the log begins at {first_in_log}: the records between "
+                "are missing; restore the archive from a backup, or trim to where the log begins",
                 first_in_log,
             )
         if first_in_log < partition.manifest.next_offset:
@@ -338,8 +338,8 @@ class ManifestRegistry:
             await self._log.trim(key, min(end, partition.manifest.next_offset))
 
     def _make_sure(self, found: Manifest, first_in_log: int) -> None:
-        """In the archive lane, before the log lets go of what it has from an offset on: all of it
-        can be read, and the manifest is durable, whatever became of an earlier sync."""
+        """In the archive lane, before the log deletes its records from an offset on: check that all
+        of them can be read, and make the manifest durable, whatever happened to an earlier sync."""
         for file in found.files:
             if file.next_offset > first_in_log:
                 self.reader.verify(found, file)
@@ -376,17 +376,17 @@ class ManifestRegistry:
                 await self._log.trim(key, before)
 
     async def _trim_archive(self, partition: _Partition, present: Manifest, before: int) -> None:
-        """Under the partition's lock."""
+        """Call with the partition's lock held."""
         if before <= present.first_offset:
             return
         trimmed = manifest.trim(present, before)
-        # What a failed change may have left on disk must not bring back what goes now.
+        # A failed change may have left files on disk that must not come back.
         if present.files or partition.is_unsure:
             await self._commit(partition, present, trimmed, ())
         else:
             partition.take(dataclasses.replace(trimmed, version=present.version), self._changed)
         if not trimmed.files:
-            partition.problem = None  # what did not meet is gone
+            partition.problem = None  # the archive that did not meet the log is gone
 
     async def _commit(
         self,
@@ -396,7 +396,7 @@ class ManifestRegistry:
         data: Sequence[tuple[str, Buffer]],
         offered: Sequence[str] = (),
     ) -> None:
-        """Under the partition's lock."""
+        """Call with the partition's lock held."""
         taken = list(zip(offered, manifest.dropped(made, older), strict=False))
         _check_names(older, made, [*(name for name, _ in data), *(name for _, name in taken)])
         try:
@@ -419,7 +419,7 @@ class ManifestRegistry:
         data: Sequence[tuple[str, Buffer]],
         taken: Sequence[tuple[str, str]],
     ) -> None:
-        """In the archive lane."""
+        """Write in the archive lane."""
         for name, content in data:
             files.write_file(self.disk, made.topic, made.key.partition, name, content)
         for offered, name in taken:
@@ -430,7 +430,7 @@ class ManifestRegistry:
         try:
             await self.disk.run(partial(files.remove_topic, self.disk, topic), "archive")
         except (OSError, DamagedData) as error:
-            why = f"topic {topic.name} was deleted, its archive is still there: {error}"
+            why = f"topic {topic.name} was deleted, but its archive could not be removed: {error}"
             if topic.id not in self._left:
                 log.warning(why)
             if topic.id in self._left or len(self._left) < limits.ARCHIVE_FAILURES:
@@ -449,7 +449,7 @@ class ManifestRegistry:
         self.begin(self._sweep(partition))
 
     async def _sweep(self, partition: _Partition) -> None:
-        """Remove what neither the manifest nor a pin has."""
+        """Remove the files that are neither in the manifest nor pinned."""
         async with partition.lock:
             present = partition.manifest
             if present is None or partition.is_gone or partition.is_unsure:
@@ -459,8 +459,8 @@ class ManifestRegistry:
                 await self.disk.run(partial(files.sweep, self.disk, present, in_use), "archive")
             except OSError as error:
                 log.warning(
-                    "topic %s, partition %d: files of the archive that are no longer needed are "
-                    "still there: %s",
+                    "topic %s, partition %d: files of the archive that are no longer needed could "
+                    "not be removed: %s",
                     *(partition.topic, partition.key.partition, error),
                 )
                 return
@@ -469,7 +469,7 @@ class ManifestRegistry:
     # --- helpers -----------------------------------------------------------------------------
 
     def _lock(self, key: PartitionKey) -> asyncio.Lock:
-        """The same for all who ask for it while anybody has it."""
+        """Return a partition's lock; it is shared while any caller has it."""
         lock = self._locks.get(key)
         if lock is None:
             lock = self._locks[key] = asyncio.Lock()
@@ -482,19 +482,20 @@ class ManifestRegistry:
         return partition
 
     async def _carry_out(self, work: Coroutine[Any, Any, T]) -> T:
-        """To its end, whether or not the caller stays."""
+        """Run to the end, even if the caller is cancelled."""
         if self._closed:
             work.close()
             self.check_open()
         return await asyncio.shield(self.begin(work))
 
     def take_changed(self) -> Sequence[PartitionKey]:
-        """The partitions whose manifests have changed since the last call, for one caller."""
+        """Return the partitions whose manifests have changed since the last call. Only for one
+        caller."""
         changed, self._changed = self._changed, {}
         return list(changed)
 
     def begin(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Beside everything else; `close` waits for it."""
+        """Start a task; `close` waits for it."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
@@ -503,11 +504,11 @@ class ManifestRegistry:
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # told to whoever waits; if they have left, nobody needs to know
+            task.exception()  # a waiting caller gets it; if there is none, nobody needs it
 
 
 class _Partition:
-    """What is known of one partition. Its lock is held by whoever changes any of it on disk."""
+    """The state of one partition. Hold its lock to change any of it on disk."""
 
     def __init__(
         self,
@@ -521,16 +522,16 @@ class _Partition:
         self.topic = topic
         self.lock = lock
         self.problem = problem
-        #: Nothing of it was archived when the broker was opened.
+        #: Whether nothing of it was archived when the broker was opened.
         self.is_new = is_new
         self.manifest: Manifest | None = None
         self.size = 0
         self.is_gone = False
-        #: The last change failed: the disk may hold its manifest, or the one before.
+        #: Whether the last change failed: its manifest may be on disk, or the one before.
         self.is_unsure = False
-        #: There may be files that no manifest needs.
+        #: Whether there may be files that no manifest needs.
         self.is_unswept = False
-        #: Manifests that are held, by version, and how often.
+        #: Pinned manifests by version, and how often each is pinned.
         self._held: dict[int, tuple[Manifest, int]] = {}
 
     def take(self, present: Manifest, changed: dict[PartitionKey, None]) -> None:
@@ -539,7 +540,7 @@ class _Partition:
         self.size = present.size
 
     def usable(self) -> Manifest:
-        """The manifest, if it may be changed."""
+        """Return the manifest if it may be changed; raise otherwise."""
         if self.is_gone or self.manifest is None:
             raise _unknown(self.key)
         if self.problem is not None:
@@ -554,7 +555,7 @@ class _Partition:
         return self.manifest
 
     def let_go(self, held: Manifest) -> bool:
-        """Whether nobody holds that version any more."""
+        """Release one pin; return whether that version is no longer pinned."""
         _, count = self._held[held.version]
         if count > 1:
             self._held[held.version] = held, count - 1
@@ -570,26 +571,26 @@ def _check_names(older: Manifest, made: Manifest, given: Sequence[str]) -> None:
     missing = manifest.dropped(made, older)
     if set(given) != set(missing):
         raise InvalidRequest(
-            f"a change brings {', '.join(sorted(given)) or 'no files'} and lists "
-            f"{', '.join(missing) or 'none'} anew"
+            f"a change supplies {', '.join(sorted(given)) or 'no files'} but lists "
+            f"{', '.join(missing) or 'none'} as new"
         )
     if made.key != older.key or made.version != older.version + 1:
-        raise InvalidRequest("a change makes the next version of the same partition's manifest")
+        raise InvalidRequest("a change must make the next version of the same manifest")
 
 
 def _anew(problem: QuackError) -> QuackError:
-    """To be raised again, without the frames of the times before, which it would keep."""
+    """Drop the traceback of earlier raises, which the error would keep."""
     return problem.with_traceback(None)
 
 
 def _unknown(key: PartitionKey) -> UnknownPartition:
-    return UnknownPartition(f"nothing of partition {key.partition} of {key.topic_id} is archived")
+    return UnknownPartition(f"partition {key.partition} of {key.topic_id} is not archived")
 
 
 def _failed(partition: _Partition, error: OSError) -> StorageError:
     return StorageError(
-        f"topic {partition.topic}, partition {partition.key.partition}: its archive cannot be "
-        f"written or read: {error}"
+        f"topic {partition.topic}, partition {partition.key.partition}: cannot write or read its "
+        f"archive: {error}"
     )
 
 

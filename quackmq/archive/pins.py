@@ -1,6 +1,6 @@
-"""A manifest in somebody's hands: what it lists stays on disk until they let go of it.
+"""A manifest in use: the files that it lists stay on disk until it is released.
 
-Who may call: the loop.
+Not thread-safe: call from the event loop.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from quackmq.archive.manifest import Manifest
 
 
 class Pin:
-    """A manifest in use. Released once, or by leaving a `with`."""
+    """A manifest in use. Release it once, or use it in a `with` block."""
 
     __slots__ = ("_release", "manifest")
 
@@ -21,7 +21,7 @@ class Pin:
         self._release: Callable[[], None] | None = release
 
     def release(self) -> None:
-        """Whoever calls again does nothing."""
+        """Release the manifest; further calls do nothing."""
         release, self._release = self._release, None
         if release is not None:
             release()

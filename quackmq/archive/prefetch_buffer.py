@@ -1,13 +1,13 @@
-"""Batches made ahead of those who read on: a small store between two reads of one reader.
+"""Batches prefetched for sequential readers: a small buffer between two reads of one reader.
 
-Making a batch of rows costs much by itself and little for each row: four times as many rows take
-twice as long. So where a read begins exactly where another one ended, more batches are made than
-were asked for, and the rest waits here for the next read. What is made while the rest is taken
-(`quackmq.archive.prefetcher`) waits at its own offset, where the rest ends: the two are a *run*.
-Who reads here and there pays nothing.
+Making batches from rows has a high fixed cost and a low cost per row: four times as many rows take
+twice as long. So if a read begins exactly where another one ended, more batches are made than were
+requested, and the rest waits here for the next read. Batches that are made while the rest is taken
+(`quackmq.archive.prefetcher`) wait at their own offset, where the rest ends: the two are a *run*.
+Readers that jump around pay nothing.
 
-Promised: no more than a number of bytes, of which those go first that waited longest; what is taken
-is gone. Any thread may call.
+Promised: the buffer has a bound in bytes, and drops the batches that waited longest first. Taken
+batches are removed. Thread-safe.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Final
 from quackmq.model.topic import PartitionKey
 from quackmq.records.batch import Batch
 
-#: What an entry takes beside its batches, about.
+#: About how much memory an entry takes beside its batches.
 _ENTRY_BYTES: Final = 512
 _Key = tuple[PartitionKey, int]
 
@@ -33,8 +33,8 @@ class PrefetchBuffer:
         self._size = 0
 
     def take(self, key: PartitionKey, offset: int) -> tuple[bytes, ...] | None:
-        """The batches that wait at an offset; none if there are none, but somebody has read up to
-        there; None if nobody has."""
+        """Remove and return the prefetched batches at `offset`: () if a reader stopped here, else
+        None."""
         with self._lock:
             batches = self._waiting.pop((key, offset), None)
             if batches is not None:
@@ -42,15 +42,15 @@ class PrefetchBuffer:
             return batches
 
     def first_size(self, key: PartitionKey, offset: int) -> int:
-        """Of the first batch that waits at an offset; 0 if none does."""
+        """Return the size of the first batch at an offset; 0 if none waits there."""
         with self._lock:
             batches = self._waiting.get((key, offset))
             return len(batches[0]) if batches else 0
 
     def run_end(self, key: PartitionKey, offset: int, enough_bytes: int) -> int | None:
-        """Where the batches end that wait at an offset and behind each other. None if none wait, if
-        they are enough, if somebody is about to read what follows, or if there is no room for as
-        much again."""
+        """Return where the run of batches from an offset on ends. None if no batch waits there, if
+        they are enough, if a reader has stopped at their end, or if there is no room for as much
+        again."""
         with self._lock:
             if self._size + enough_bytes > self._most_bytes:
                 return None
@@ -62,8 +62,8 @@ class PrefetchBuffer:
         return None if offset == begin or size >= enough_bytes or is_awaited else offset
 
     def put(self, key: PartitionKey, offset: int, batches: Sequence[bytes]) -> None:
-        """Somebody has read up to an offset, and these follow; if there are none, those that wait
-        there go on waiting."""
+        """Record that a reader stopped at an offset, and store the batches that follow. If there
+        are none, keep the batches that already wait there."""
         if not batches and self.first_size(key, offset):
             return
         self.take(key, offset)

@@ -1,14 +1,14 @@
-"""Pieces of the archive for the loop, and the next one made while the last one is on its way.
+"""Reads pieces of the archive for the loop, and prefetches the next piece for sequential readers.
 
-Who reads history through a door asks for a piece, is given it, and works on it before it asks for
-the next. Made only then, each would wait for the other in turns. So while somebody takes what waits
-for them (`quackmq.archive.prefetch_buffer`), what follows is made in the read lane, and a piece
-that waits already is given without going there.
+A reader of history requests a piece, receives it, and processes it before it requests the next. If
+each piece were made only then, both sides would wait in turn. So while a reader takes a waiting
+piece (`quackmq.archive.prefetch_buffer`), the next one is made in the read lane. A piece that
+already waits is returned without using the lane.
 
-Promised: the same pieces as `ArchiveReader.read`; one thread of the lane at the most is taken, and
-nothing is made for which there is no room. Not promised: that it is made for everybody who reads.
+Promised: the same pieces as `ArchiveReader.read`. Prefetching uses at most one thread of the lane,
+and makes nothing for which there is no room. Not promised: that every reader gets prefetched data.
 
-Who may call: the loop.
+Not thread-safe: call from the event loop.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ log = logging.getLogger(__name__)
 class Prefetcher:
     def __init__(self, partitions: ManifestRegistry) -> None:
         self._partitions = partitions
-        #: What is made at present, and where it begins.
+        #: The running prefetch, and where it begins.
         self._making: asyncio.Task[None] | None = None
         self._place: tuple[PartitionKey, int] | None = None
 
     async def read(self, manifest: Manifest, offset: int, max_bytes: int) -> Piece:
-        """As `ArchiveReader.read`; the files of the manifest are the caller's to hold."""
+        """Read as `ArchiveReader.read` does; the caller keeps the manifest's files pinned."""
         if self._making is not None and self._place == (manifest.key, offset):
             await asyncio.wait([self._making])
             self._partitions.check_open()
@@ -50,11 +50,11 @@ class Prefetcher:
         return piece
 
     def _read(self, manifest: Manifest, offset: int, max_bytes: int) -> Piece:
-        """In the read lane."""
+        """Read in the read lane."""
         return self._partitions.reader.read(manifest, offset, max_bytes)
 
     def _make_next(self, key: PartitionKey, offset: int, max_bytes: int) -> None:
-        """For who has read up to an offset, if nothing else is being made."""
+        """Prefetch for a reader that has read up to an offset, unless a prefetch is running."""
         reader = self._partitions.loaded_reader
         if reader is None or self._making is not None:
             return
@@ -72,7 +72,7 @@ class Prefetcher:
         try:
             pin = self._partitions.pin(key)
         except (NotFound, LimitReached, BrokerClosing):
-            return  # whoever reads on is told
+            return  # the next read gets the error
         with pin:
             if pin.manifest.first_offset <= offset < pin.manifest.next_offset:
                 job = partial(reader.make_ahead, pin.manifest, offset, max_bytes)
@@ -81,4 +81,4 @@ class Prefetcher:
     def _made(self, task: asyncio.Task[None]) -> None:
         self._making = self._place = None
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("nothing was made ahead of a reader of the archive", exc_info=error)
+            log.error("prefetching from the archive failed", exc_info=error)

@@ -1,13 +1,14 @@
-"""One read over log and archive: which partition is served from where, within bounds over all.
+"""One read over log and archive: decides which of them serves each partition, within bounds.
 
-Partitions are served in the order asked for, so that whoever asks in turns gets all of them in
-turns. What the archive has goes on in the log where the archive ends, in the same slice. A read
-that has not got enough then waits in the log for the rest: whatever is appended is appended there.
+Partitions are served in the requested order, so that a caller that rotates them gets all of them in
+turn. If the archive ends within a slice, the slice continues with the log. If there is not enough
+data, the read waits in the log: all appends happen there.
 
-A partition may be archived, and its log trimmed, at any moment in between; what the log no longer
-has is looked for in the archive then.
+A partition may be archived, and its log trimmed, at any moment in between. Records that the log no
+longer has are then read from the archive.
 
-Who may call: the loop. The archive is read in the disk's read lane, a bounded piece at a time.
+Not thread-safe: call from the event loop. The archive is read in the disk's read lane, in bounded
+pieces.
 """
 
 from __future__ import annotations
@@ -34,16 +35,17 @@ class TieredReader:
         self._log = log
         self._partitions = partitions
         self._following = Prefetcher(partitions)
-        #: The last slice of `read_at_once` as the log gave it, and as readers of both see it.
+        #: The log's last slice in `read_at_once`, and the same with the archive's first offset.
         self._last_seen: tuple[Slice | None, Slice] = (None, _NOTHING)
 
     async def read(
         self, reads: Sequence[Read], max_bytes: int, min_bytes: int, wait_ms: int
     ) -> list[Slice]:
-        """As `Store.read`."""
+        """Read as `Store.read` does."""
         if len(reads) > shared_limits.READ_PARTITIONS:
             raise LimitReached(
-                f"{len(reads)} partitions in one read; {shared_limits.READ_PARTITIONS} is the most"
+                f"a read of {len(reads)} partitions; at most {shared_limits.READ_PARTITIONS} "
+                "are allowed"
             )
         deadline = (
             asyncio.get_running_loop().time() + min(wait_ms, shared_limits.READ_WAIT_MS) / 1000
@@ -62,7 +64,7 @@ class TieredReader:
         return await self._read_both(reads, max_bytes, min_bytes, deadline)
 
     def read_at_once(self, read: Read, max_bytes: int, epoch: int | None = None) -> Slice | None:
-        """As `Store.read_at_once`: of what the log has."""
+        """Read as `Store.read_at_once` does, only records in the log."""
         part = self._log.read_at_once(read, max_bytes, epoch)
         if part is None or not self._partitions:
             return part
@@ -81,17 +83,17 @@ class TieredReader:
         return of_both
 
     def _see_all(self, reads: Sequence[Read], slices: list[Slice]) -> bool:
-        """Slices of the log become such of both; False if one is in the archive by now."""
+        """Turn slices of the log into slices of both; return False if one is archived now."""
         if not self._partitions:
-            return True  # nothing is archived of anything
+            return True  # nothing is archived
         manifest_of, is_known = self._partitions.manifest, self._partitions.failure is None
         for index, read in enumerate(reads):
             part = slices[index]
             manifest = manifest_of(read.key)
             if manifest is not None and part.first_offset <= read.offset and part.error is None:
-                # Nearly always: what is asked for is in the log, and stayed there.
+                # The common case: the requested records are in the log, and stayed there.
                 if manifest.first_offset < part.first_offset and manifest.files:
-                    # As `_replace`, in a fifth of the time.
+                    # Does `_replace` in a fifth of the time.
                     key, chunks, size, _, end, error, stable, aborted = part
                     first = manifest.first_offset
                     slices[index] = Slice(key, chunks, size, first, end, error, stable, aborted)
@@ -127,8 +129,8 @@ class TieredReader:
         return [part.slice() for part in parts]
 
     async def _gather(self, reads: Sequence[Read], max_bytes: int) -> list[_Part]:
-        """What is there now. When the room is used up, or enough partitions were opened, the other
-        archived ones are left out: who asks again gets them."""
+        """Return what is available now. When the room is used up, or enough archived partitions
+        were opened, the others are left out; another read returns them."""
         parts: list[_Part] = []
         run: list[Read] = []
         room = max_bytes
@@ -147,20 +149,20 @@ class TieredReader:
                 continue
             parts.append(await self._read_archive(read, room, is_first=room == max_bytes))
             room = 0 if parts[-1].did_not_fit else room - parts[-1].size
-            # One that gives nothing, because records were aborted, must not keep others out.
+            # A partition without data, because its records were aborted, must not block others.
             opened += parts[-1].size > 0
         if run:
             parts += await self._read_log(run, room, is_first=room == max_bytes)
         return parts
 
     async def _is_archived(self, read: Read) -> bool:
-        """Whether the archive has, and the log has not, what is asked for."""
+        """Return whether the requested offset is in the archive and not in the log."""
         if not self._partitions.holds(read.key, read.offset):
             return False
         try:
             offsets = await self._log.offsets(read.key)
         except NotFound:
-            return False  # the log tells so
+            return False  # reading the log returns the error
         return read.offset < offsets.first
 
     async def _read_log(self, run: Sequence[Read], room: int, is_first: bool) -> list[_Part]:
@@ -171,8 +173,9 @@ class TieredReader:
         if not is_first and sum(part.size for part in parts) > room:
             for part in parts:
                 part.leave_out_log()
-        # Archived, and trimmed from the log, since we looked. All of them are chosen before one is
-        # read: the archive may be trimmed meanwhile, and each answer must fit what it says.
+        # Partitions that were archived and trimmed from the log since the check. All are chosen
+        # before one is read: the archive may be trimmed meanwhile, and each answer must be
+        # consistent.
         archived = [index for index, part in enumerate(parts) if self._goes_on_in_archive(part)]
         for index in archived:
             others = sum(each.size for each in parts)
@@ -182,7 +185,7 @@ class TieredReader:
         return parts
 
     async def _read_archive(self, read: Read, room: int, is_first: bool) -> _Part:
-        """One partition, from the archive and on into the log."""
+        """Read one partition, from the archive and on into the log."""
         part = _Part(read)
         while True:
             await self._read_pieces(part, room, is_first)
@@ -199,30 +202,30 @@ class TieredReader:
                 return part
 
     async def _left_out(self, read: Read) -> _Part:
-        """A partition of which nothing is read now."""
+        """Return an empty part for a partition that is not read now."""
         part = _Part(read)
         part.stop(None)
         part.follow(await self._nothing(read))
         return part
 
     async def _read_pieces(self, part: _Part, room: int, is_first: bool) -> None:
-        """From the archive, until there is enough, or the archive ends."""
+        """Read from the archive until there is enough, or the archive ends."""
         most = max(1, min(part.read.max_bytes, room))
         try:
             pin = self._partitions.pin(part.read.key)
         except NotFound:
-            return  # the log tells so
+            return  # reading the log returns the error
         with pin:
             end = pin.manifest.next_offset
             if part.position < pin.manifest.first_offset:
-                return  # trimmed meanwhile, and told so
+                return  # trimmed meanwhile; the log's slice gets the error
             while part.position < end and part.archived_size * 2 <= most:
                 wanted = max(1, min(most - part.archived_size, limits.ARCHIVE_READ_BYTES))
                 self._partitions.check_open()
                 try:
                     piece = await self._following.read(pin.manifest, part.position, wanted)
                 except StorageError as error:
-                    part.stop(None if part.chunks else error)  # told to whoever asks for it
+                    part.stop(None if part.chunks else error)  # the next read gets the error
                     return
                 size = part.archived_size + sum(map(len, piece.batches))
                 if size > (most if part.chunks else room) and (part.chunks or not is_first):
@@ -232,10 +235,10 @@ class TieredReader:
             if part.position < end:
                 part.stop(None)
 
-    # --- what the log says -------------------------------------------------------------------
+    # --- slices of the log -------------------------------------------------------------------
 
     async def _nothing(self, read: Read) -> Slice:
-        """A partition as it is now, without any of its batches."""
+        """Return a partition's current offsets as an empty slice."""
         try:
             offsets = await self._log.offsets(read.key)
         except NotFound as error:
@@ -247,7 +250,7 @@ class TieredReader:
         return bare._replace(first_offset=beginning(manifest, offsets.first))
 
     def _seen(self, read: Read, found: Slice) -> Slice:
-        """A slice of the log, as one of both."""
+        """Turn a slice of the log into one of both."""
         if isinstance(found.error, NotFound):
             return found
         offset, first_in_log = read.offset, found.first_offset
@@ -258,15 +261,15 @@ class TieredReader:
                 return found
             if isinstance(problem, DamagedData):
                 return found._replace(error=DamagedData(str(problem), first_in_log))
-            # Nothing is lost that could be gone over: it may go well another time.
+            # Not damage: a retry may succeed.
             return found._replace(error=StorageError(str(problem)))
         first = beginning(manifest, first_in_log)
         seen = found if first == first_in_log else found._replace(first_offset=first)
         if first_in_log <= offset and first <= offset:
-            if isinstance(seen.error, OffsetOutOfRange):  # the log knows but its own beginning
+            if isinstance(seen.error, OffsetOutOfRange):  # the log only knows its own beginning
                 return seen._replace(error=_out_of_range(offset, seen))
             return seen
-        # What the log gave may lack what was trimmed from it meanwhile, in the midst of it even.
+        # The slice may lack records that were trimmed from the log during the read.
         error: Exception = _out_of_range(offset, seen)
         if first <= offset and manifest.next_offset <= offset:
             what = self._partitions.problem(read.key) or error
@@ -279,18 +282,18 @@ class TieredReader:
         )
 
     def _goes_on_in_archive(self, part: _Part) -> bool:
-        """Whether nothing was found because it was archived, and the log trimmed, meanwhile."""
+        """Return whether nothing was found because it was archived and trimmed meanwhile."""
         return not part.chunks and self._is_archived_now(part.rest(), part.log)
 
 
 class _Part:
-    """What was found for one read: of the archive, then of the log."""
+    """The result of one read: chunks of the archive, then a slice of the log."""
 
     def __init__(self, read: Read) -> None:
         self.read = read
         self.chunks: tuple[bytes, ...] = ()
         self.archived_size = 0
-        #: Where the log follows on what the archive gave, unless this is where it ends.
+        #: Where the log continues after the archive's chunks, if `goes_on`.
         self.position = read.offset
         self.goes_on = True
         self.log = Slice(read.key, (), 0, -1, -1)
@@ -302,12 +305,12 @@ class _Part:
 
     @property
     def is_final(self) -> bool:
-        """Whether waiting for more makes no sense."""
+        """Whether waiting for more is useless."""
         return not self.goes_on or self.log.error is not None
 
     @property
     def did_not_fit(self) -> bool:
-        """Whether there was something, and no room for it."""
+        """Whether there was data, but no room for it."""
         return not self.goes_on and self._error is None and not self.size
 
     def add(self, chunks: tuple[bytes, ...], archived_size: int, next_offset: int) -> None:
@@ -316,12 +319,12 @@ class _Part:
         self.position = next_offset
 
     def stop(self, error: Exception | None) -> None:
-        """More is there, and is not given; or cannot be."""
+        """End the part: there is more, but it is left out, or `error` prevents it."""
         self.goes_on = False
         self._error = error
 
     def follow(self, log: Slice) -> None:
-        """What the log says, behind what the archive gave."""
+        """Set the log's slice, which follows the archive's chunks."""
         self.log = log
         if isinstance(log.error, NotFound):
             self._fail(log.error)
@@ -333,30 +336,30 @@ class _Part:
         self.log = self.log._replace(chunks=(), size=0, aborted=(), error=error)
 
     def leave_out_log(self) -> None:
-        """There is no room for it."""
+        """Drop the log's chunks: there is no room for them."""
         if self.log.chunks:
             self.log = self.log._replace(chunks=(), size=0, aborted=())
             self.goes_on = False
 
     def rest(self) -> Read:
-        """What is asked of the log, behind what the archive gave."""
+        """Return the read of the log that continues the archive's chunks."""
         read = self.read
         most = max(1, read.max_bytes - self.archived_size)
         return Read(read.key, self.position, most, read.committed)
 
     def slice(self) -> Slice:
         if self.chunks:
-            # What is wrong behind the archive's part is told to whoever asks for it.
+            # An error after the archive's chunks is returned by the next read, which begins there.
             return self.log._replace(
                 chunks=(*self.chunks, *self.log.chunks), size=self.size, error=None
             )
-        # A file may be missing because its topic is: the log knows better then.
+        # A file may be missing because its topic was deleted: then the log's error is right.
         return self.log._replace(error=self.log.error or self._error)
 
 
 def beginning(manifest: Manifest, first_in_log: int) -> int:
-    """Where a partition begins: an archive that holds nothing has no say in it, but for what is
-    still to be trimmed from the log."""
+    """Return the partition's first offset. Ignore an empty archive, unless it lies beyond the log's
+    beginning, which is then still to be trimmed."""
     if manifest.files:
         return manifest.first_offset
     return max(manifest.first_offset, first_in_log)

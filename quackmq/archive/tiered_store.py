@@ -4,17 +4,18 @@
     log                        |first ·················· end|
                                served from here on by the log
 
-What is in the log is served by the log; what lies before that, by the archive. Nobody above knows:
-a partition's first offset is the archive's, its size that of both, and trimming lets go of either.
-Everything that only concerns the log (appends, producers, cursors, states) is the log's own method,
-so nothing is added on the way of what is published.
+The log serves the records that it has; the archive serves those before. Callers see one store: a
+partition's first offset is the archive's, its size is that of both, and a trim affects both.
+Methods that concern only the log (appends, producers, cursors, states) are bound to the log's own
+methods, so that publishing costs nothing extra.
 
-Trimming moves the archive first, then the log. The archive moves what is below the log's end there
-by `partitions.change`, and lets the log go of it by `trim_log`, in this order. So a crash anywhere
-leaves no gap and, after the next opening, no overlap.
+A trim moves the archive's beginning first, then the log's. Archiving first adds records by
+`partitions.change`, then trims them from the log by `trim_log`. So a crash at any point leaves no
+gap and, after the next opening, no overlap.
 
-What is archived was decided before: a committed read of it needs no list of what was aborted, and
-its markers are gone. Batches are made anew by the archive: the same records, at the same offsets.
+Archived records were decided before: a committed read of them needs no list of aborted
+transactions, and their markers are gone. The archive makes new batches of the same records at the
+same offsets.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ log = logging.getLogger(__name__)
 
 
 class TieredStore(Store):
-    """Who may call: the loop that opened it."""
+    """Call it from the event loop that opened it."""
 
     def __init__(
         self, inner: Store, partitions: ManifestRegistry, now_ms: Callable[[], int] = wall_clock_ms
@@ -64,7 +65,7 @@ class TieredStore(Store):
         self.cluster_id = inner.cluster_id
         self.now_ms = now_ms
         self._reader = TieredReader(inner, partitions)
-        #: The damage that was gone over and told last.
+        #: The damage that was skipped and logged last.
         self._gone_over = ""
         self._take_no_detour()
 
@@ -72,8 +73,8 @@ class TieredStore(Store):
     async def open(
         cls, inner: Store, disk: Disk, now_ms: Callable[[], int] = wall_clock_ms
     ) -> TieredStore:
-        """Over a log's store that was just opened, and the disk that it stands on, which it closes.
-        What a crash left is brought into order. A damaged archive is named, and its log served."""
+        """Open the archive over a store that was just opened, and its disk, which that store
+        closes. Repair what a crash left. A damaged archive is reported, and its log is served."""
         partitions = ManifestRegistry(disk, inner)
         await partitions.load(await inner.topics())
         return cls(inner, partitions, now_ms)
@@ -89,7 +90,7 @@ class TieredStore(Store):
         return await self.inner.alter_topic(topic_id, partitions=partitions, policy=policy)
 
     async def delete_topic(self, topic_id: uuid.UUID) -> None:
-        """Its archive goes with it; what is left of that by a crash goes at the next opening."""
+        """Delete a topic with its archive; files that a crash leaves go at the next opening."""
         named = [each for each in (await self.inner.topics()).values() if each.id == topic_id]
         await self.inner.delete_topic(topic_id)
         for topic in named:
@@ -159,7 +160,7 @@ class TieredStore(Store):
             found = await self.inner.offset_for_time(key, time_ms, kind)
             if (await self.inner.offsets(key)).first <= searched:
                 break
-            # What nobody has looked through went to the archive, and out of the log, meanwhile.
+            # Meanwhile, unsearched records were archived and trimmed from the log.
             found, searched = await self._search_archive(key, time_ms, kind, searched)
         if found is None:
             return None
@@ -168,15 +169,15 @@ class TieredStore(Store):
         return found._replace(offset=max(found.offset, first))
 
     async def append_times(self, key: PartitionKey, first: int, next: int) -> Sequence[OffsetTime]:
-        """Of what the log has."""
+        """Return append times in the log only."""
         return await self.inner.append_times(key, first, next)
 
     async def bytes_between(self, key: PartitionKey, first: int, next: int) -> int:
-        """Of what the log has."""
+        """Estimate bytes in the log only."""
         return await self.inner.bytes_between(key, first, next)
 
     async def least_bytes_between(self, key: PartitionKey, first: int, next: int) -> int:
-        """Of what the log has."""
+        """Return the lower bound for the log only."""
         return await self.inner.least_bytes_between(key, first, next)
 
     async def trim(self, key: PartitionKey, before: int) -> int:
@@ -191,8 +192,8 @@ class TieredStore(Store):
         return (await self.offsets(key)).first
 
     async def trim_log(self, key: PartitionKey, before: int) -> None:
-        """Let the log go of what lies before an offset, as far as it is archived, and no further;
-        of nothing where the archive has a problem."""
+        """Trim the log before an offset, but only as far as it is archived; do nothing if the
+        archive has a problem."""
         manifest = self.partitions.manifest(key)
         if manifest is None or self.partitions.problem(key) is not None:
             return
@@ -238,7 +239,7 @@ class TieredStore(Store):
 
     @property
     def failure(self) -> QuackError | None:
-        """The log's. What is wrong with the archive is told by `partitions.problems`."""
+        """The log's failure. `partitions.problems` has those of the archive."""
         return self.inner.failure
 
     async def close(self) -> None:
@@ -248,7 +249,8 @@ class TieredStore(Store):
     # --- helpers ----------------------------------------------------------------------------
 
     def _take_no_detour(self) -> None:
-        """What is published goes to the log as if there were nothing around it."""
+        """Bind methods that concern only the log to the log's own, so that publishing costs nothing
+        extra."""
         self.append = self.inner.append  # type: ignore[method-assign]
         self.append_plain = self.inner.append_plain  # type: ignore[method-assign]
         self.is_repeat = self.inner.is_repeat  # type: ignore[method-assign]
@@ -259,13 +261,13 @@ class TieredStore(Store):
     async def _search_archive(
         self, key: PartitionKey, time_ms: int, kind: TimeKind, begin: int
     ) -> tuple[OffsetTime | None, int]:
-        """What the archive has of a time from an offset on; and from where on the log has all that
-        was not looked through, as long as it is not trimmed."""
+        """Search the archive for a time from an offset on. Also return the offset from which on the
+        log still has everything that was not searched, as long as it is not trimmed."""
         first_in_log = (await self.inner.offsets(key)).first
         manifest = self.partitions.manifest(key)
         if manifest is None or not manifest.files:
             return None, first_in_log
-        # Times of appending went there as the log tells them, up to a region's early.
+        # Archived append times are the log's, which may be up to a region early.
         since_ms = time_ms if kind == "timestamp" else time_ms - limits.REGION_MS + 1
         with self.partitions.pin(key) as pin:
             rest = manifests.trim(pin.manifest, begin)
@@ -276,8 +278,9 @@ class TieredStore(Store):
     def _offset_in_archive(
         self, manifest: Manifest, time_ms: int, kind: TimeKind
     ) -> OffsetTime | None:
-        """In the read lane. Who reads skips what is damaged; who lets go of what is old does not
-        take it for old before all of its file is: somebody may still be able to restore it."""
+        """Search in the read lane. A search by timestamp skips damaged files. A search by append
+        time, which retention uses, does not: a damaged file is not old before all of it is, since
+        it may still be restored."""
         while True:
             try:
                 return self.partitions.reader.offset_at(manifest, time_ms, kind)
@@ -287,9 +290,9 @@ class TieredStore(Store):
                     file = manifest.files[manifest.file_at(end - 1)]
                     begin = max(file.first_offset, manifest.first_offset)
                     return OffsetTime(begin, file.greatest_append_ms or time_ms)
-                if str(damage) != self._gone_over:  # once, as long as they all look there
+                if str(damage) != self._gone_over:  # log it once while all searches meet it
                     self._gone_over = str(damage)
-                    log.warning("who looks for a time is led past what is damaged: %s", damage)
+                    log.warning("time lookup skipped damaged data: %s", damage)
                 if end is None or end >= manifest.next_offset:
                     return None
                 manifest = manifests.trim(manifest, end)

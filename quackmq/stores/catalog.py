@@ -1,14 +1,14 @@
 """The catalog: topics, cursors and small state, as every store keeps them in memory.
 
-The catalog changes in one way only: `apply` of a change, which is a frozen value and has a form of
-bytes for a journal. Every change is made by a method here that checks the request against the
-catalog, raises what the store contract says and changes nothing; so a store asks for a change,
-writes it down where it has to, and applies it.
+Only `apply` changes the catalog. It takes a change, a frozen value that can be encoded for a
+journal. A method here makes each change: it checks the request against the catalog, raises as the
+store contract says, and changes nothing itself. So a store asks for a change, writes it to disk if
+it has one, and applies it.
 
-Promised: a change that a catalog made can be applied to it; the same changes in the same order make
-equal catalogs; a catalog made from a snapshot equals the one that it was taken of. Bytes, snapshots
-and changes that make no sense raise DamagedStore. Not promised: anything about durability, or about
-batches. Pure but for its own dictionaries; to be used from one thread.
+Promised: a change that a catalog made can be applied to it. The same changes in the same order make
+equal catalogs. A catalog made from a snapshot equals the original. Invalid bytes, snapshots and
+changes raise DamagedStore. Not promised: anything about durability, or about batches. Pure except
+for its own dictionaries. Not thread-safe.
 
 A change is a JSON array, its first element the kind:
 
@@ -62,35 +62,35 @@ from quackmq.stores import limits
 
 NO_STATE: Final = State(None, 0)
 _OFFSET_MAX: Final = 2**63 - 1
-#: The policy field whose absence means something.
+#: A policy field that is stored even with its default, since its absence has a meaning.
 _PARTITIONER: Final = "partitioner"
 _Of = TypeVar("_Of")
 
 
 @dataclass(frozen=True, slots=True)
 class TopicPut:
-    """A topic is there, new or altered."""
+    """A topic was created or altered."""
 
     topic: Topic
 
 
 @dataclass(frozen=True, slots=True)
 class TopicDeleted:
-    """A topic is gone, and its cursors with it."""
+    """A topic was deleted, and its cursors with it."""
 
     topic_id: uuid.UUID
 
 
 @dataclass(frozen=True, slots=True)
 class CursorSet:
-    """A cursor is set, or removed if its offset is None."""
+    """A cursor was set, or removed if its offset is None."""
 
     cursor: Cursor
 
 
 @dataclass(frozen=True, slots=True)
 class StateSet:
-    """A small value is kept, or removed if there is none."""
+    """A small value was set, or removed if it is None."""
 
     key: str
     state: State
@@ -100,28 +100,27 @@ Change = TopicPut | TopicDeleted | CursorSet | StateSet
 
 
 class CapturedCatalog(NamedTuple):
-    """A catalog at one moment: values that nobody changes."""
+    """A snapshot of a catalog, in immutable values."""
 
     topics: tuple[Topic, ...]
     cursors: tuple[Cursor, ...]
     states: tuple[tuple[str, State], ...]
 
     def rows(self) -> Iterator[list[Any]]:
-        """Rows that JSON can hold; `Catalog.from_snapshot` takes them back."""
+        """Yield rows for JSON; `Catalog.from_snapshot` reads them."""
         yield from (_row_of_change(TopicPut(topic)) for topic in self.topics)
         yield from (_row_of_change(CursorSet(cursor)) for cursor in self.cursors)
         yield from (_row_of_change(StateSet(key, state)) for key, state in self.states)
 
 
 class Catalog:
-    """Who may call: one thread. What it gives out is frozen, or a view that must not be kept
-    across a change."""
+    """Not thread-safe. Its results are frozen, or views that must not be kept across a change."""
 
     def __init__(self) -> None:
         self._topics: dict[uuid.UUID, Topic] = {}
         self._topics_by_name: dict[str, Topic] = {}
         self._partition_count = 0
-        # Cursors are asked for by name (every fetch of a subscription) and dropped by topic.
+        # Cursors are looked up by name (every fetch of a subscription) and removed by topic.
         self._cursors: dict[CursorKey, Cursor] = {}
         self._cursors_by_name: dict[str, dict[CursorKey, Cursor]] = {}
         self._cursors_by_topic: dict[uuid.UUID, dict[CursorKey, Cursor]] = {}
@@ -137,11 +136,11 @@ class Catalog:
         return catalog
 
     def snapshot(self) -> list[list[Any]]:
-        """The whole catalog as something that JSON can hold; `from_snapshot` takes it back."""
+        """Return the whole catalog as rows for JSON; `from_snapshot` reads them."""
         return list(self.capture().rows())
 
     def capture(self) -> CapturedCatalog:
-        """The whole catalog as it is now."""
+        """Return a snapshot of the whole catalog."""
         return CapturedCatalog(
             tuple(self._topics.values()),
             tuple(self._cursors.values()),
@@ -159,7 +158,7 @@ class Catalog:
 
     __hash__ = None  # type: ignore[assignment]
 
-    # --- what is there ----------------------------------------------------------------------
+    # --- content ----------------------------------------------------------------------------
 
     @property
     def topics(self) -> Mapping[str, Topic]:
@@ -177,7 +176,7 @@ class Catalog:
         return topic
 
     def topic_of(self, key: PartitionKey) -> Topic:
-        """The topic of a partition that is there. UnknownTopic, UnknownPartition."""
+        """Return the topic of an existing partition. Raises UnknownTopic, UnknownPartition."""
         topic = self.topic(key.topic_id)
         if not 0 <= key.partition < topic.partitions:
             raise UnknownPartition(
@@ -189,7 +188,7 @@ class Catalog:
     def cursors(
         self, name: str | None = None, topic_id: uuid.UUID | None = None
     ) -> dict[CursorKey, Cursor]:
-        """The cursors of a name, of a topic, of both, or all."""
+        """Return the cursors of a name, of a topic, of both, or all."""
         if name is None:
             if topic_id is None:
                 return dict(self._cursors)
@@ -205,46 +204,49 @@ class Catalog:
     def states(self, prefix: str) -> dict[str, State]:
         return {key: state for key, state in self._states.items() if key.startswith(prefix)}
 
-    # --- requests, checked and made into changes --------------------------------------------
+    # --- requests, checked and turned into changes ------------------------------------------
 
     def new_topic(
         self, name: str, partitions: int, policy: Policy, topic_id: uuid.UUID, created_ms: int
     ) -> TopicPut:
-        """IllegalTopicName, TopicExists, InvalidRequest, LimitReached."""
+        """Raises IllegalTopicName, TopicExists, InvalidRequest, LimitReached."""
         check_topic_name(name)
         if name in self._topics_by_name:
-            raise TopicExists(f"topic {name} exists already")
+            raise TopicExists(f"topic {name} already exists")
         if len(self._topics) >= limits.TOPICS:
-            raise LimitReached(f"there are {limits.TOPICS} topics: delete one to make another")
+            raise LimitReached(
+                f"there are already {limits.TOPICS} topics, the limit: delete one first"
+            )
         self._check_partitions(partitions, 0)
         return TopicPut(Topic(topic_id, name, partitions, _shared(policy), created_ms))
 
     def altered_topic(
         self, topic_id: uuid.UUID, partitions: int | None, policy: Policy | None
     ) -> TopicPut:
-        """UnknownTopic, InvalidRequest, LimitReached. None leaves a thing as it is."""
+        """None leaves a value unchanged. Raises UnknownTopic, InvalidRequest, LimitReached."""
         topic = self.topic(topic_id)
         if partitions is None:
             partitions = topic.partitions
         if partitions < topic.partitions:
             raise InvalidRequest(
                 f"topic {topic.name} has {topic.partitions} partitions; "
-                f"it can get more, never fewer ({partitions} were asked for)"
+                f"it cannot be reduced to {partitions}"
             )
         self._check_partitions(partitions, topic.partitions)
         policy = topic.policy if policy is None else _shared(policy)
         return TopicPut(dataclasses.replace(topic, partitions=partitions, policy=policy))
 
     def deleted_topic(self, topic_id: uuid.UUID) -> TopicDeleted:
-        """UnknownTopic."""
+        """Raises UnknownTopic."""
         return TopicDeleted(self.topic(topic_id).id)
 
     def cursor_changes(self, cursors: Sequence[Cursor]) -> list[CursorSet]:
-        """UnknownTopic, UnknownPartition, InvalidRequest, LimitReached; for all or for none."""
+        """Return changes for all cursors. Raises UnknownTopic, UnknownPartition, InvalidRequest,
+        LimitReached."""
         for cursor in cursors:
             self.topic_of(PartitionKey(cursor.key.topic_id, cursor.key.partition))
             if cursor.offset is not None and not 0 <= cursor.offset <= _OFFSET_MAX:
-                raise InvalidRequest(f"a cursor cannot stand at offset {cursor.offset}")
+                raise InvalidRequest(f"invalid offset {cursor.offset} of a cursor: use 0 or more")
             _check_text("a cursor's name", cursor.key.name, shared_limits.NAME_BYTES)
             _check_text("a cursor's metadata", cursor.metadata, shared_limits.CURSOR_METADATA_BYTES)
         if len(self._cursors) + len(cursors) > limits.CURSORS:
@@ -252,37 +254,39 @@ class Catalog:
         return [CursorSet(cursor) for cursor in cursors]
 
     def state_changes(self, states: Sequence[StatePut]) -> list[StateSet]:
-        """StateChanged, InvalidRequest, LimitReached; for all or for none. The new versions are in
-        the changes."""
+        """Return changes for all states, with their new versions. Raises StateChanged,
+        InvalidRequest, LimitReached."""
         changes = [self._state_change(*state) for state in states]
         if len({change.key for change in changes}) < len(changes):
-            raise InvalidRequest("a state is put twice in one go")
+            raise InvalidRequest("one call sets the same state twice")
         added = sum(change.state.version == 1 for change in changes)
         if added and len(self._states) + added > limits.STATE_KEYS:
-            raise LimitReached(f"there are {limits.STATE_KEYS} states: remove one to add another")
+            raise LimitReached(
+                f"there are already {limits.STATE_KEYS} states, the limit: remove one first"
+            )
         return changes
 
     def _state_change(self, key: str, value: bytes | None, expected_version: int) -> StateSet:
         _check_text("a state's key", key, shared_limits.STATE_KEY_BYTES)
         if value is not None and len(value) > shared_limits.STATE_VALUE_BYTES:
             raise LimitReached(
-                f"the state {key} would take {len(value)} bytes; "
-                f"{shared_limits.STATE_VALUE_BYTES} is the most"
+                f"the value of state {key} has {len(value)} bytes; at most "
+                f"{shared_limits.STATE_VALUE_BYTES} are allowed"
             )
         present = self.state(key)
         if present.version != expected_version:
             raise StateChanged(
                 f"the state {key} is at version {present.version}, not {expected_version}: "
-                "read it again and decide anew"
+                "read it again and retry"
             )
         if value is None:
             return StateSet(key, NO_STATE)
         return StateSet(key, State(_exact(value), present.version + 1))
 
-    # --- the one way to change --------------------------------------------------------------
+    # --- the only way to change -------------------------------------------------------------
 
     def apply(self, change: Change) -> None:
-        """DamagedStore, and no change, for one that was not made for this catalog."""
+        """Apply a change. Raises DamagedStore, and changes nothing, if it does not fit."""
         match change:
             case TopicPut(topic):
                 self._put_topic(topic)
@@ -302,10 +306,10 @@ class Catalog:
     def _put_topic(self, topic: Topic) -> None:
         named = self._topics_by_name.get(topic.name)
         if named is not None and named.id != topic.id:
-            raise DamagedStore(f"two topics are named {topic.name}: {named.id} and {topic.id}")
+            raise DamagedStore(f"two topics have the name {topic.name}: {named.id} and {topic.id}")
         old = self._topics.get(topic.id)
         if old is not None and old.name != topic.name:
-            raise DamagedStore(f"topic {topic.id} is named {old.name} and {topic.name}")
+            raise DamagedStore(f"topic {topic.id} has two names: {old.name} and {topic.name}")
         self._topics[topic.id] = topic
         self._topics_by_name[topic.name] = topic
         self._partition_count += topic.partitions - (0 if old is None else old.partitions)
@@ -313,7 +317,7 @@ class Catalog:
     def _delete_topic(self, topic_id: uuid.UUID) -> None:
         topic = self._topics.pop(topic_id, None)
         if topic is None:
-            raise DamagedStore(f"topic {topic_id} is deleted and was never there")
+            raise DamagedStore(f"topic {topic_id} is deleted but never existed")
         del self._topics_by_name[topic.name]
         self._partition_count -= topic.partitions
         for key in self._cursors_by_topic.pop(topic_id, {}):
@@ -324,7 +328,7 @@ class Catalog:
         key = cursor.key
         topic = self._topics.get(key.topic_id)
         if topic is None or not 0 <= key.partition < topic.partitions:
-            raise DamagedStore(f"{key.name} has a cursor in a partition that is not there: {key}")
+            raise DamagedStore(f"{key.name} has a cursor in an unknown partition: {key}")
         if cursor.offset is not None:
             self._cursors[key] = cursor
             self._cursors_by_name.setdefault(key.name, {})[key] = cursor
@@ -338,22 +342,25 @@ class Catalog:
 
     def _check_partitions(self, partitions: int, present: int) -> None:
         if partitions < 1:
-            raise InvalidRequest(f"a topic has at least one partition, not {partitions}")
+            raise InvalidRequest(f"a topic must have at least one partition, not {partitions}")
         if partitions > shared_limits.PARTITIONS_PER_TOPIC:
             raise LimitReached(
-                f"{partitions} partitions; a topic has "
-                f"{shared_limits.PARTITIONS_PER_TOPIC} at the most"
+                f"a topic may have at most {shared_limits.PARTITIONS_PER_TOPIC} partitions, "
+                f"not {partitions}"
             )
         if self._partition_count + partitions - present > limits.PARTITIONS:
             raise LimitReached(
-                f"{partitions - present} more partitions would be over {limits.PARTITIONS} in all"
+                f"{partitions - present} more partitions would exceed the limit of "
+                f"{limits.PARTITIONS} over all topics"
             )
 
     def _check_cursor_count(self, cursors: Sequence[Cursor]) -> None:
         added = {cursor.key for cursor in cursors if cursor.offset is not None}
         added.difference_update(self._cursors)
         if added and len(self._cursors) + len(added) > limits.CURSORS:
-            raise LimitReached(f"{len(added)} more cursors would be over {limits.CURSORS} in all")
+            raise LimitReached(
+                f"{len(added)} more cursors would exceed the limit of {limits.CURSORS}"
+            )
 
 
 def encode_change(change: Change) -> bytes:
@@ -361,13 +368,13 @@ def encode_change(change: Change) -> bytes:
 
 
 def _exact(data: bytes) -> bytes:
-    """A copy that takes as much memory as its length says: what orjson returns takes 4 KiB at
-    least, which matters for bytes that are kept."""
+    """Return a copy that takes no more memory than its length: orjson's results take at least
+    4 KiB, which matters for bytes that are kept."""
     return memoryview(data).tobytes()
 
 
 def decode_change(data: bytes | bytearray | memoryview) -> Change:
-    """The change that `encode_change` made these bytes of; DamagedStore if none did."""
+    """Decode a change. Raises DamagedStore."""
     try:
         row = orjson.loads(data)
     except orjson.JSONDecodeError as error:
@@ -383,7 +390,7 @@ def _row_of_change(change: Change) -> list[Any]:
             return ["topic-deleted", topic_id.hex]
         case CursorSet(Cursor((name, topic_id, partition), offset, metadata, updated_ms, epoch)):
             row = ["cursor", name, topic_id.hex, partition, offset, metadata, updated_ms]
-            # Left out where there is none, as in directories of before there were any.
+            # Left out if there is none, as in older directories.
             return row if epoch == NO_LEADER_EPOCH else [*row, epoch]
         case StateSet(key, State(value, version)):
             text = None if value is None else base64.b64encode(value).decode("ascii")
@@ -420,12 +427,12 @@ def _change_of_row(row: object) -> Change:
                 value = None if text is None else base64.b64decode(text, validate=True)
                 return StateSet(key, State(value, version))
     except (ValueError, InvalidPolicy) as error:
-        raise DamagedStore(f"a change of the catalog makes no sense: {error}") from error
-    raise DamagedStore(f"a change of the catalog is of no known kind: {str(row)[:200]}")
+        raise DamagedStore(f"a change of the catalog is invalid: {error}") from error
+    raise DamagedStore(f"a change of the catalog has an unknown kind: {str(row)[:200]}")
 
 
 def _leader_epoch_of(rest: list[object]) -> int | None:
-    """The leader epoch at the end of a cursor's row; None if something else is there."""
+    """Return the leader epoch at the end of a cursor's row; None if the rest is invalid."""
     match rest:
         case []:
             return NO_LEADER_EPOCH
@@ -435,8 +442,8 @@ def _leader_epoch_of(rest: list[object]) -> int | None:
 
 
 def _policy_dict(policy: Policy) -> dict[str, Any]:
-    """Return the fields that differ from the default, and always the partitioner. An enum stands as
-    its word."""
+    """Return the fields that differ from the default, and always the partitioner. An enum is stored
+    as its word."""
     values = ((field, getattr(policy, field.name)) for field in dataclasses.fields(policy))
     return {
         field.name: value
@@ -477,13 +484,13 @@ def _check_text(what: str, text: str, most_bytes: int) -> None:
     try:
         size = len(text.encode())
     except UnicodeEncodeError as error:
-        raise InvalidRequest(f"{what} is not text that UTF-8 can hold") from error
+        raise InvalidRequest(f"{what} is not valid Unicode text") from error
     if size > most_bytes:
-        raise LimitReached(f"{what} takes {size} bytes; {most_bytes} is the most")
+        raise LimitReached(f"{what} has {size} bytes; at most {most_bytes} are allowed")
 
 
 def _remove(index: dict[_Of, dict[CursorKey, Cursor]], of: _Of, key: CursorKey) -> None:
-    """Take a cursor out of an index; nothing empty is kept, or names would pile up for ever."""
+    """Remove a cursor from an index; remove its inner index when empty, or names would pile up."""
     cursors = index[of]
     del cursors[key]
     if not cursors:

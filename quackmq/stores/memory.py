@@ -1,13 +1,13 @@
-"""A store in memory: the contract of `stores.base` in its simplest form.
+"""A store in memory: the contract of `stores.contract` in its simplest form.
 
-For tests, and for brokers whose news need not outlive them. It keeps every promise of the contract
+For tests, and for brokers whose data need not survive them. It keeps every promise of the contract
 but one: nothing survives the process, so "durable" means "in this object" and everything is
 readable at once. Every change is a single step between two awaits, so no call ever sees half of
-another. How much it holds is bounded by the topics' policies alone.
+another. Only the topics' policies bound its size.
 
-Each partition is a list of whole batches, stamped with offset and epoch, beside a list of where
-they end, which a binary search finds an offset in. Readers that wait stand in the partitions that
-they wait for and say how many bytes they miss; an append counts that down and wakes whom it serves.
+Each partition is a list of whole batches, stamped with offset and epoch, and a list of their ends,
+in which a binary search finds an offset. Waiting readers are registered in their partitions with
+the number of bytes that they miss; an append counts this down and wakes the readers that it serves.
 """
 
 from __future__ import annotations
@@ -70,14 +70,14 @@ from quackmq.stores.catalog import Catalog, Change
 from quackmq.stores.contract import Store, changes_of_time
 
 _by_first_offset: Final = attrgetter("first_offset")
-#: Nobody else ever led these partitions.
+#: These partitions only ever have one leader.
 _LEADER_EPOCH: Final = 0
-#: Stands for the offsets of a partition that is not there.
+#: The offsets of a partition that does not exist.
 _NO_OFFSET: Final = -1
 
 
 class MemoryStore(Store):
-    """Who may call: one event loop."""
+    """Not thread-safe: call from one event loop."""
 
     def __init__(self, now_ms: Callable[[], int] = wall_clock_ms) -> None:
         self.cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
@@ -137,7 +137,7 @@ class MemoryStore(Store):
         now_ms = self._latest_append_ms = max(self._latest_append_ms, self._clock.now_ms())
         forget_before_ms = self._clock.expired_before(limits.PRODUCER_EXPIRY_MS)
         answers = [plans[key].add(batch, now_ms) for key, batch, _ in appends]
-        # From here on nothing can fail: all of it happens.
+        # From here on nothing can fail: everything happens.
         for plan in plans.values():
             plan.carry_out(forget_before_ms, self._open)
         self._catalog.apply_all(changes)
@@ -181,15 +181,17 @@ class MemoryStore(Store):
         self._check_open()
         if len(reads) > shared_limits.READ_PARTITIONS:
             raise LimitReached(
-                f"one read asks for {len(reads)} partitions; "
-                f"{shared_limits.READ_PARTITIONS} is the most"
+                f"a read of {len(reads)} partitions; at most {shared_limits.READ_PARTITIONS} "
+                "are allowed"
             )
         max_bytes = min(max_bytes, shared_limits.READ_BYTES)
         found = self._find(reads, max_bytes)
         if found.missing_bytes(min_bytes) <= 0 or wait_ms <= 0:
             return found.slices
         if len(self._waiting) >= limits.WAITING_READERS:
-            raise LimitReached(f"{limits.WAITING_READERS} readers are waiting: ask again later")
+            raise LimitReached(
+                f"{limits.WAITING_READERS} reads are already waiting: try again later"
+            )
         loop = asyncio.get_running_loop()
         deadline = loop.time() + min(wait_ms, shared_limits.READ_WAIT_MS) / 1000
         waiter = _Waiter()
@@ -304,7 +306,7 @@ class MemoryStore(Store):
     def _partition(self, key: PartitionKey) -> _Partition:
         partition = self._partitions.get(key)
         if partition is None:
-            self._catalog.topic_of(key)  # raises what the key is wrong in
+            self._catalog.topic_of(key)  # raises if the topic or partition is unknown
             raise InternalError(f"the catalog knows {key}, the store does not")
         return partition
 
@@ -313,7 +315,7 @@ class MemoryStore(Store):
             self._partitions[PartitionKey(topic.id, partition)] = _Partition()
 
     def _find(self, reads: Sequence[Read], max_bytes: int) -> _Found:
-        """What is there for a read now, within its bounds."""
+        """Return the available batches for a read, within its bounds."""
         slices: list[Slice] = []
         size, is_full = 0, False
         for read in reads:
@@ -331,8 +333,8 @@ class MemoryStore(Store):
     async def _wait(
         self, waiter: _Waiter, reads: Sequence[Read], missing_bytes: int, deadline: float
     ) -> None:
-        """Until so many bytes were appended to the partitions, something else happened to them,
-        or the deadline has passed."""
+        """Wait until this many bytes are appended to the partitions, something else happens to
+        them, or the deadline passes."""
         woken = waiter.begin(missing_bytes)
         partitions: dict[_Partition, bool] = {}
         for read in reads:
@@ -355,15 +357,15 @@ class _Found(NamedTuple):
     is_full: bool
 
     def missing_bytes(self, min_bytes: int) -> int:
-        """How many more make the answer worth giving; none are missed where something is wrong, or
-        where more is there already than the answer may hold."""
+        """Return how many more bytes are needed before the read is answered; 0 if there is an
+        error, or if more is available than the answer may hold."""
         if self.is_full or any(part.error is not None for part in self.slices):
             return 0
         return min_bytes - self.size
 
 
 class _Waiter:
-    """A read that waits; it stands in all its partitions, and the first to serve it wakes it."""
+    """A waiting read. It is registered in all its partitions; the first to serve it wakes it."""
 
     def __init__(self) -> None:
         self._woken: asyncio.Future[None] | None = None
@@ -385,7 +387,7 @@ class _Waiter:
 
 
 class _Held(NamedTuple):
-    """A batch in a partition, its bytes stamped."""
+    """A batch in a partition, with its stamped bytes."""
 
     data: memoryview
     base_offset: int
@@ -403,7 +405,7 @@ class _Partition:
         self.producers: dict[int, Producer] = {}
         self.transactions = PartitionTransactions()
         self.aborted = bytearray()
-        #: With whether they wait for committed records only.
+        #: Each with whether it waits only for committed records.
         self.waiters: dict[_Waiter, bool] = {}
         self._ends: list[int] = []
 
@@ -420,7 +422,7 @@ class _Partition:
     def trim(self, before: int) -> int:
         if before > self.next_offset:
             raise OffsetOutOfRange(
-                f"cannot trim before {before}: the partition ends at {self.next_offset}"
+                f"cannot trim before offset {before}: the partition ends at {self.next_offset}"
             )
         if before <= self.first_offset:
             return self.first_offset
@@ -434,8 +436,8 @@ class _Partition:
         return before
 
     def find(self, read: Read, room_bytes: int, whole: bool) -> tuple[Slice, bool]:
-        """The batches from an offset on, and whether a bound left any out. With `whole` the first
-        is given even if there is no room for it."""
+        """Return the batches from an offset on, and whether a bound left any out. With `whole` the
+        first batch is returned even if there is no room for it."""
         if not self.first_offset <= read.offset <= self.next_offset:
             error = OffsetOutOfRange(
                 f"offset {read.offset} is not in the partition: it holds "
@@ -483,7 +485,7 @@ class _Partition:
 
 
 class _Plan:
-    """What one append does to one partition: worked out first, so that an error changes nothing."""
+    """The effect of one append on one partition, computed before anything is changed."""
 
     def __init__(self, key: PartitionKey, partition: _Partition) -> None:
         self._key = key
@@ -522,7 +524,7 @@ class _Plan:
 
     def _note_step(self, batch: Batch, state: Producer, base_offset: int, now_ms: int) -> None:
         if not batch.is_control and state.transaction_offset != base_offset:
-            return  # it goes on with one that is open
+            return  # it continues an open transaction
         if not batch.is_control:
             opened = sum(step.marker is None for step in self._steps)
             check_room(self._key, len(self._partition.transactions.open) + opened)
@@ -535,7 +537,7 @@ class _Plan:
             partition.aborted += partition.transactions.note(step)
             open_transactions.note(self._key, step)
         for producer_id, state in self._producers.items():
-            partition.producers.pop(producer_id, None)  # to stand at the end, as `expired` wants
+            partition.producers.pop(producer_id, None)  # to be inserted last, as `expired` needs
             partition.producers[producer_id] = state
         for producer_id in expired(partition.producers, forget_before_ms):
             del partition.producers[producer_id]

@@ -456,7 +456,7 @@ async def test_a_missing_file_is_skipped_by_who_looks_for_a_time_and_named_once(
     for time, offset in ((1, 1), (2, 4), (4, 4), (5, 5)):
         found = await home.store.offset_for_time(key, START_MS + time)
         assert found == OffsetTime(offset, START_MS + offset)
-    (told,) = [each.message for each in caplog.records if "led past" in each.message]
+    (told,) = [each.message for each in caplog.records if "skipped damaged data" in each.message]
     assert made.files[1].name in told and "offsets 2 to 3" in told
     os.remove(home.path("ducks", "0", made.files[2].name))
     await home.reopen()

@@ -45,5 +45,5 @@ def test_what_was_not_checked_is_not_read() -> None:
     assert window.read(5) == b"quack"
     for begin in (39, 41):
         window.seek(begin)
-        with pytest.raises(ValueError, match="outside of what was checked"):
+        with pytest.raises(ValueError, match="outside of the checked range"):
             window.read(5)

@@ -2,5 +2,5 @@
 
 Open `schema` first: it defines the columns. `rows` writes rows to a file, `from_batches` turns
 record batches into rows, `reader` finds rows by offset and time, `to_batches` turns them back into
-record batches, `checked_range` checks the bytes that Parquet's reader is given.
+record batches, `checked_range` gives Parquet's reader only bytes whose checksum is right.
 """

@@ -1,6 +1,6 @@
-"""A checked stretch of a Parquet file, for Parquet's reader.
+"""A checked range of a Parquet file, for Parquet's reader.
 
-Not here: which stretch, and that it was checked; its callers know both.
+Not here: choosing the range and checking it; the callers do both.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ import pyarrow.parquet as pq
 
 
 def parquet_of(window: CheckedRange, metadata: pq.FileMetaData) -> pq.ParquetFile:
-    """The file around `window`, read by whoever asks and by no other thread. By default Arrow would
-    fetch ahead in one of its own: for nothing, since all is in memory, and if that one still holds
+    """Return the file around `window`, read only in the caller's thread. By default Arrow would
+    prefetch in its own thread: in vain, since everything is in memory. If that thread still holds
     our object when the interpreter ends, the process aborts."""
     return pq.ParquetFile(window, metadata=metadata, pre_buffer=False)
 
 
 class CheckedRange(io.RawIOBase):
-    """A file of which one stretch was read: all that Parquet's reader will ask for. ValueError for
-    anything else, which only a footer asks for that was not written by us."""
+    """A file of which one range was read: all that Parquet's reader will ask for. Raises ValueError
+    for anything else, which only a footer that we did not write asks for."""
 
     def __init__(self, size: int, start: int, data: bytes) -> None:
         super().__init__()
@@ -46,6 +46,6 @@ class CheckedRange(io.RawIOBase):
         end = self._size if size < 0 else min(self._size, self._position + size)
         begin = self._position - self._start
         if begin < 0 or end - self._start > len(self._data):
-            raise ValueError(f"bytes {self._position} to {end} lie outside of what was checked")
+            raise ValueError(f"bytes {self._position} to {end} are outside of the checked range")
         self._position = max(end, self._position)
         return bytes(self._data[begin : end - self._start])

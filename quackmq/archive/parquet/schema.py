@@ -1,17 +1,17 @@
-"""The archive's columns, and what a file says of itself behind them.
+"""The archive's columns, and the metadata that a file has about itself.
 
-First the columns of Spark's Kafka source, with its types, then what only this broker knows. Null
-where there is nothing: a null key or value, no headers, no producer, no sequence, no publisher.
-Times are microseconds, which Spark, DuckDB, Polars and pandas take for what they are. They hold
-every millisecond up to 292,000 years exactly; a producer's time beyond that is set to the last that
-they can tell, and stands in `exact_timestamp_ms`, which is null for all others. (Parquet could
-hold milliseconds, but Spark multiplies them by 1,000 and fails as a whole where one does not fit.)
+First come the columns of Spark's Kafka source, with its types, then those that only this broker
+has. A column is null for a null key or value, no headers, no producer, no sequence, no publisher.
+Times are microseconds, which Spark, DuckDB, Polars and pandas read as times. They hold every
+millisecond up to 292,000 years exactly. A producer's time beyond that is set to the nearest one,
+and its exact value is in `exact_timestamp_ms`, which is null for all others. (Parquet could hold
+milliseconds, but Spark multiplies them by 1,000 and fails completely if one does not fit.)
 
     | row group | row group | … | page index, footer with "quackmq.row_groups" and more | PAR1 |
     |-- crc32c -|-- crc32c -|   |---------------- the tail: crc32c in the manifest ---------------|
 
 Parquet's own footer has no checksum, and neither have the headers of its pages. So the manifest has
-one of the tail, and the tail one of each row group: no byte is believed that was not checked.
+a checksum of the tail, and the tail one of each row group: no unchecked byte is used.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from quackmq.records.columns import HEADERS_TYPE, TIMESTAMP_TYPE
 SCHEMA_VERSION: Final = 1
 VERSION_KEY: Final = "quackmq.schema_version"
 ROW_GROUPS_KEY: Final = "quackmq.row_groups"
-#: Whose a file is, and which offsets it has.
+#: The topic and partition of a file, and its offsets.
 TOPIC_ID_KEY: Final = "quackmq.topic_id"
 TOPIC_KEY: Final = "quackmq.model.topic"
 PARTITION_KEY: Final = "quackmq.partition"
@@ -52,12 +52,12 @@ SCHEMA: Final = pa.schema(
     ],
     metadata={VERSION_KEY: str(SCHEMA_VERSION)},
 )
-#: The last millisecond that the columns of times can tell, and the first.
+#: The last millisecond that the time columns can hold; its negative is the first.
 GREATEST_MS: Final = (2**63 - 1) // 1000
 
 
 class RowGroup(NamedTuple):
-    """Where a row group lies in its file, what it holds, and its checksum."""
+    """The position of a row group in its file, its content, and its checksum."""
 
     position: int
     size: int
@@ -76,13 +76,11 @@ def encode_row_groups(groups: Iterable[RowGroup]) -> bytes:
 
 
 def decode_row_groups(metadata: Mapping[bytes, bytes]) -> tuple[RowGroup, ...]:
-    """Of bytes whose checksum was right. ValueError for what this module did not write."""
+    """Decode bytes whose checksum is right. Raises ValueError if this module did not write them."""
     try:
         return tuple(RowGroup(*map(int, group)) for group in orjson.loads(_text(metadata)))
     except TypeError as error:
-        raise ValueError(f"its row groups are not told as this version tells them: {error}") from (
-            error
-        )
+        raise ValueError(f"its row groups have an unknown form: {error}") from (error)
 
 
 def schema_version(metadata: Mapping[bytes, bytes]) -> int:
@@ -92,5 +90,5 @@ def schema_version(metadata: Mapping[bytes, bytes]) -> int:
 def _text(metadata: Mapping[bytes, bytes]) -> bytes:
     text = metadata.get(ROW_GROUPS_KEY.encode())
     if text is None:
-        raise ValueError("it does not tell its row groups: the broker did not write it")
+        raise ValueError("it does not list its row groups: the broker did not write it")
     return text

@@ -160,7 +160,7 @@ def test_an_entry_of_an_unknown_kind_is_damage() -> None:
 
 def test_batches_of_another_length_than_announced_are_damage() -> None:
     payload = b"".join(format.encode_append(descriptor(length=6), b"12345"))
-    with pytest.raises(DamagedStore, match="5 bytes of batches where 6 were announced"):
+    with pytest.raises(DamagedStore, match="5 bytes of batches instead of 6"):
         list(format.entries(memoryview(payload)))
 
 

@@ -376,7 +376,7 @@ async def test_a_missing_first_file_is_damage_where_there_is_data(tmp_path: Path
         (Kind.DAMAGE, "quackmq.json"),
         (Kind.NOTE, "journal/0"),
     ]
-    assert "cannot be told without quackmq.json" in findings[1].what
+    assert "cannot be identified without quackmq.json" in findings[1].what
 
 
 async def test_without_a_checkpoint_damage_is_still_named_where_something_good_is_behind_it(
@@ -409,7 +409,7 @@ async def test_a_torn_last_frame_is_noted(tmp_path: Path) -> None:
     [finding] = found_in(directory)
     assert (finding.kind, finding.path) == (Kind.NOTE, name_of(path, directory))
     assert (finding.start, finding.end) == (position, position + 100)
-    assert "frame 5, the last one, is not whole" in finding.what
+    assert "frame 5, the last one, is incomplete" in finding.what
 
 
 async def test_frames_that_were_never_synced_are_noted(tmp_path: Path) -> None:

@@ -89,7 +89,7 @@ async def test_a_broker_does_not_start_while_somebody_reads_the_directory(tmp_pa
 
 async def test_a_directory_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("chapter one")
-    with pytest.raises(UnusableDirectory, match=r"there is 'thesis\.txt'") as raised:
+    with pytest.raises(UnusableDirectory, match=r"found 'thesis\.txt'") as raised:
         await LocalStore.open(tmp_path)
     assert str(raised.value).startswith(f"{tmp_path}: "), "who set it may have forgotten where"
     assert content_of(tmp_path) == {"thesis.txt": b"chapter one"}
@@ -131,7 +131,7 @@ async def test_a_store_whose_first_file_is_missing_is_not_taken_for_a_new_one(
     meta = (tmp_path / "data" / "quackmq.json").read_bytes()
     (tmp_path / "data" / "quackmq.json").unlink()
     before = content_of(tmp_path / "data")
-    with pytest.raises(DamagedStore, match=r"quackmq\.json is missing, and there is data"):
+    with pytest.raises(DamagedStore, match=r"quackmq\.json is missing, but its data exists"):
         await open_store(tmp_path / "data")
     assert content_of(tmp_path / "data") == before
     (tmp_path / "data" / "quackmq.json").write_bytes(meta)
