@@ -1,86 +1,86 @@
 """Every error that QuackMQ raises on purpose, in one tree.
 
     QuackError
-    ├── InvalidRequest            what was asked for cannot be, whenever it is asked
+    ├── InvalidRequest            the request can never succeed
     │   ├── IllegalTopicName
     │   ├── InvalidPolicy
     │   ├── InvalidMessageId
-    │   ├── InvalidGroup          a group's name, or what a member says of itself, cannot be
+    │   ├── InvalidGroup          an invalid group name, or invalid data of a member
     │   ├── InvalidSessionTimeout
-    │   ├── InvalidPattern        no regular expression, or one that takes too long
-    │   ├── UnsupportedAssignor   no way of sharing partitions that is known here
+    │   ├── InvalidPattern        not a regular expression, or one that takes too long
+    │   ├── UnsupportedAssignor   an assignor that this broker does not have
     │   ├── InvalidTransactionTimeout
-    │   ├── MetadataTooLarge      noted beside an offset
+    │   ├── MetadataTooLarge      the metadata of a committed offset
     │   ├── InvalidSetting
-    │   ├── ClientClosed          a client was asked for something after it was closed
-    │   ├── ProtocolError         bytes from a peer that make no sense in the protocol they came by
-    │   ├── CorruptBatch          bytes that are no record batch, or whose checksum is wrong
-    │   ├── UnsupportedBatch      a sound batch of a kind that this broker does not take
+    │   ├── ClientClosed          a call of a client after it was closed
+    │   ├── ProtocolError         bytes from a peer that violate their protocol
+    │   ├── CorruptBatch          bytes that are not a record batch, or whose checksum is wrong
+    │   ├── UnsupportedBatch      a valid batch of a kind that this broker does not accept
     │   └── RecordTooLarge
     ├── NotFound
     │   ├── UnknownTopic
     │   ├── UnknownPartition
     │   ├── UnknownSubscription
     │   ├── UnknownGroup
-    │   ├── UnknownMember         of a group: never there, or gone for being silent too long
+    │   ├── UnknownMember         of a group: it never joined, or its session expired
     │   ├── UnknownTransactionalId
-    │   ├── UnknownProducerId     of a queue: nobody was registered as that
-    │   ├── UnknownConsumerId     the same of a consumer
+    │   ├── UnknownProducerId     of a queue: no producer was registered with this id
+    │   ├── UnknownConsumerId     the same for a consumer
     │   ├── UnknownStage
-    │   ├── UnknownPlan           of the archive: never made, released, or over
-    │   └── UnknownFile           no file of the archive, or not any more
-    ├── Conflict                  the request disagrees with the state it meets
+    │   ├── UnknownPlan           of the archive: never made, released, or expired
+    │   └── UnknownFile           not a file of the archive, or no longer
+    ├── Conflict                  the request disagrees with the current state
     │   ├── TopicExists
-    │   ├── NotRegistered         a queue's producer, with a topic that is not its own
-    │   ├── AlreadyRegistered     a queue's producer, with this topic or another one
+    │   ├── NotRegistered         a queue's producer uses a topic that is not its own
+    │   ├── AlreadyRegistered     a queue's producer, for this topic or another one
     │   ├── AlreadySubscribed     a queue's consumer, to this topic
-    │   ├── StateChanged          compare-and-set met another version
-    │   ├── NameInOtherMode       a subscription's name is in use in another way
+    │   ├── StateChanged          compare-and-set found another version
+    │   ├── NameInOtherMode       a subscription name is in use in another mode
     │   ├── OutOfOrderSequence
-    │   ├── RepeatForgotten       a repeated batch, too old to be answered like the first
+    │   ├── RepeatForgotten       a repeated batch whose position is no longer remembered
     │   ├── UnknownProducer
     │   ├── ProducerFenced
-    │   ├── InvalidTransactionState   not what the transaction, or its absence, allows now
-    │   ├── InvalidProducerIdMapping  a transactional id that is not, or no longer, that producer's
-    │   ├── ConcurrentTransactions    what was asked before is still on its way: ask again
-    │   ├── StageConflict         a key that was committed with, or holds, other contents
+    │   ├── InvalidTransactionState   not allowed in the current state of the transaction
+    │   ├── InvalidProducerIdMapping  a transactional id that belongs to another producer
+    │   ├── ConcurrentTransactions    an earlier request is still running: try again
+    │   ├── StageConflict         a key that was committed with, or has, other contents
     │   │   ├── StageCommitted    a turn of a series that was committed: nothing is left to do
-    │   │   └── TurnOutdated      a turn before the last one that was committed of its series
-    │   ├── OtherGroupProtocol    no way of assigning partitions that all members know
-    │   ├── MemberIdRequired      join again, with the id that comes with this
-    │   ├── MemberFenced          another instance of a static member has taken its place
-    │   ├── IllegalGeneration     of a rebalance that is over
-    │   ├── FencedMemberEpoch     a member that has fallen behind: let go of everything, join again
-    │   ├── StaleMemberEpoch      told with an epoch that is over: ask with the present one
-    │   ├── InstanceInUse         a static member of that name is there, and has not gone
+    │   │   └── TurnOutdated      a turn before the last committed one of its series
+    │   ├── OtherGroupProtocol    no assignment protocol that all members support
+    │   ├── MemberIdRequired      join again with the member id in this error
+    │   ├── MemberFenced          another instance has replaced this static member
+    │   ├── IllegalGeneration     of an earlier rebalance
+    │   ├── FencedMemberEpoch     a member that fell behind: release everything, join again
+    │   ├── StaleMemberEpoch      a request with an old epoch: use the current one
+    │   ├── InstanceInUse         a static member with that instance id exists and has not left
     │   ├── RebalanceInProgress
     │   ├── GroupNotEmpty
     │   ├── GroupReadsTopic       its offsets are in use
-    │   ├── FencedLeaderEpoch     of a past that is over
-    │   └── UnknownLeaderEpoch    of a future that has not begun
+    │   ├── FencedLeaderEpoch     older than the current one
+    │   └── UnknownLeaderEpoch    newer than the current one
     ├── OffsetOutOfRange
-    ├── EntriesLost               gone before their subscriber read them; the next call goes on
-    ├── Refused                   right, but not now
+    ├── EntriesLost               deleted before their subscriber read them; the next call continues
+    ├── Refused                   a valid request that cannot be done now
     │   ├── TopicFull
     │   ├── NoSubscriber
     │   ├── LimitReached
-    │   ├── GroupLoading          a group that is not ready, since a restart for instance: ask again
-    │   ├── Unreachable           nobody answers at the address that a client says is its own
+    │   ├── GroupLoading          a group that is not ready, for instance after a restart: retry
+    │   ├── Unreachable           nothing answers at the address that a client gave as its own
     │   └── NotAllowed
     ├── QuackTimeout
     │   └── NoBroker              nothing listens at the address, so nothing was sent
     ├── BrokerClosing
-    ├── InternalError             a rule of this program does not hold: a bug, to be reported
+    ├── InternalError             an invariant of this program is violated: a bug, please report it
     └── StorageError
-        ├── StoreReadOnly         a full disk or a failed sync: reads go on, writes do not
-        ├── DamagedData           bytes at rest that fail their checksum; never served
-        ├── DamagedStore          damage that forbids opening the directory at all
+        ├── StoreReadOnly         a full disk or a failed sync: reads continue, writes do not
+        ├── DamagedData           stored bytes with a wrong checksum; never returned
+        ├── DamagedStore          damage because of which the directory cannot be opened
         ├── StoreLocked
         ├── NewerFormat
         └── UnusableDirectory
 
-A message says what happened and, where the reader can do something about it, what to do.
-Each class has a `code`, the same word in every door that can show one.
+A message says what happened and, if the reader can do something about it, what to do.
+Each class has a `code`, the same word in every protocol that can show one.
 """
 
 from __future__ import annotations
@@ -373,7 +373,7 @@ class BrokerClosing(QuackError):
 
 
 class InternalError(QuackError):
-    """Raised where going on would store, acknowledge or deliver something wrong."""
+    """Raised where continuing would store, acknowledge or deliver something wrong."""
 
     code = "internal_error"
 
@@ -387,7 +387,7 @@ class StoreReadOnly(StorageError):
 
 
 class DamagedData(StorageError):
-    """`next_offset` is where reading can go on, if that is known."""
+    """`next_offset` is where reading can continue, if known."""
 
     code = "damaged_data"
 

@@ -1,28 +1,28 @@
 """The archive on disk: a topic's directory, its partitions, their files and manifests.
 
     archive/
-      ducks/                     the living topic of that name, and of nobody else
-        _topic.json              whose it is
+      ducks/                     the existing topic of that name, and no other
+        _topic.json              the id of that topic
         0/                       a partition
           _manifest.json
           00000000000000000000-00000001.parquet
           _quarantined-00000000000000002012-00000003.batch
           _offered-….new         offered in the place of others, by the merger or another program
-          _new-….new             on its way; never believed, swept
-      ~0d9c6f3e-…/               what a topic left behind whose name was free to be taken again
+          _new-….new             being written; never read, and removed by the sweep
+      ~0d9c6f3e-…/               the archive of a deleted topic, whose name is free again
 
-A topic's name is a directory's name as it is; "~" is in no topic's name. When a topic ends, or when
-another one of its name is met (the process may have ended before it could), its directory is moved
-aside under its id by one rename. So `archive/NAME` never mixes two topics, and people find the
-living one there. The id stands in every manifest as well, and a manifest of another id is refused.
+A topic's name is used unchanged as the directory's name; "~" is in no topic's name. When a topic is
+deleted, or when another topic of its name is found (the process may have died before), its
+directory is renamed to its id. So `archive/NAME` never mixes two topics, and contains the existing
+one. Every manifest also contains the id, and a manifest with another id is refused.
 
-The order of everything durable: a file's bytes, then its name, then the manifest that lists it. The
-manifest is written beside and renamed over the old one, so a crash leaves the old or the new one.
-What no manifest lists is an orphan, and is swept; names that are not ours are left alone.
+The order of durable steps: a file's bytes, then its name, then the manifest that lists it. The
+manifest is written to a new file and renamed over the old one, so a crash leaves the old or the new
+one. A file that no manifest lists is an orphan, and is swept; other names are left alone.
 
-All functions block, and belong into a lane of the disk: those that write to one partition, one at a
-time. An OSError says that nothing may be relied on beyond what was durable before: who meets one
-may call again with the same or a later manifest, and until that succeeds lets go of nothing.
+All functions block: call them in a lane of the disk, and those that write to one partition one at a
+time. After an OSError only what was durable before is certain. The caller may call again with the
+same or a later manifest, and must delete nothing until that succeeds.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ _LEFT_BEHIND: Final = re.compile(rf"{_ASIDE}([0-9a-f]{{8}}(?:-[0-9a-f]{{4}}){{3}
 
 
 class Survey(NamedTuple):
-    """Which partitions of the living topics have a directory, by name; and topics whose directory
-    does not say whose it is."""
+    """The partitions of existing topics that have a directory, by topic name; and topics whose
+    directory does not name its owner."""
 
     partitions: Mapping[str, Sequence[int]]
     damaged: Mapping[str, DamagedData]
@@ -67,8 +67,8 @@ class Survey(NamedTuple):
 
 
 def survey(disk: Disk, topics: Mapping[str, Topic]) -> Survey:
-    """Look at everything, once, given the living topics by name. What topics left behind that are
-    gone is removed; if that fails, another time."""
+    """Read the whole directory, once, given the existing topics by name. Remove the archives of
+    deleted topics; if that fails, a later call does."""
     partitions: dict[str, list[int]] = {}
     damaged: dict[str, DamagedData] = {}
     for name in disk.list(ARCHIVE):
@@ -94,15 +94,15 @@ def survey(disk: Disk, topics: Mapping[str, Topic]) -> Survey:
 
 
 def remove_topic(disk: Disk, topic: Topic) -> None:
-    """The topic has ended: its archive goes."""
+    """Remove the archive of a deleted topic."""
     leave_topic(disk, topic.id, topic.name)
     if topic.id in left_behind(disk):
         remove_left_behind(disk, topic.id)
 
 
 def claim_topic(disk: Disk, topic_id: uuid.UUID, topic: str) -> None:
-    """Make `archive/NAME` this topic's; what another topic has there is moved aside. Nothing is
-    changed if it is this topic's already. DamagedData where nobody can tell whose it is."""
+    """Make `archive/NAME` this topic's directory; move that of another topic aside. Change nothing
+    if it already is this topic's. Raises DamagedData if the owner is unknown."""
     path = topic_path(topic)
     owner = _owner(disk, path)
     if owner == topic_id:
@@ -119,19 +119,19 @@ def claim_topic(disk: Disk, topic_id: uuid.UUID, topic: str) -> None:
 
 
 def leave_topic(disk: Disk, topic_id: uuid.UUID, topic: str) -> None:
-    """The topic has ended: its directory is moved aside, if it has one."""
+    """Move the directory of a deleted topic aside, if it has one."""
     if _owner(disk, topic_path(topic)) == topic_id:
         _move_aside(disk, topic_path(topic), topic_id)
 
 
 def left_behind(disk: Disk) -> list[uuid.UUID]:
-    """Topics that have ended and whose archive is still there."""
+    """Return the deleted topics whose archive still exists."""
     found = [_LEFT_BEHIND.fullmatch(name) for name in disk.list(ARCHIVE)]
     return [uuid.UUID(name[1]) for name in found if name is not None]
 
 
 def remove_left_behind(disk: Disk, topic_id: uuid.UUID) -> None:
-    """The archive of a topic that has ended, for good. Interrupted, it can be called again."""
+    """Remove the archive of a deleted topic for good. If interrupted, it can be called again."""
     path = _aside(topic_id)
     for name in disk.list(path):
         if name.isdecimal():
@@ -154,27 +154,26 @@ def partition_path(topic: str, partition: int) -> str:
 
 
 def take_partition(disk: Disk, key: PartitionKey, topic: str, first_offset: int) -> Manifest:
-    """The same as `open_partition`, of a topic that may not be claimed yet."""
+    """Claim the topic's directory, then do `open_partition`."""
     claim_topic(disk, key.topic_id, topic)
     _remove_all_left_behind(disk)
     return open_partition(disk, key, topic, first_offset)
 
 
 def open_partition(disk: Disk, key: PartitionKey, topic: str, first_offset: int) -> Manifest:
-    """The manifest of a partition whose topic is claimed, durable; an empty one from `first_offset`
-    on, where its log begins, if nothing of it is archived yet. Orphans are swept. DamagedData where
-    the manifest is damaged, or missing: there are files of offsets that the log has no more."""
+    """Return the durable manifest of a partition whose topic is claimed. If nothing is archived
+    yet, it is empty from `first_offset` on, where the log begins. Sweep orphans. Raises DamagedData
+    if the manifest is damaged or missing while there are files of offsets that the log lacks."""
     path = partition_path(topic, key.partition)
     manifest = read_manifest(disk, key, topic)
     if manifest is None:
         _check_new(disk, path, first_offset)
         disk.make_directory(path)
         disk.sync_directory(topic_path(topic))
-        # From here on a manifest that is missing was lost, and what lies there was not left by a
-        # crash.
+        # From here on a missing manifest was lost, and files without one were not left by a crash.
         manifest = manifests.empty(key, topic, first_offset)
         commit(disk, manifest)
-    # Renamed, perhaps, by a process that ended before it could make that last.
+    # A process may have renamed it, and died before it made that durable.
     disk.sync_directory(path)
     sweep(disk, manifest)
     sweep_offered(disk, topic, key.partition)
@@ -182,7 +181,8 @@ def open_partition(disk: Disk, key: PartitionKey, topic: str, first_offset: int)
 
 
 def read_manifest(disk: Disk, key: PartitionKey, topic: str) -> Manifest | None:
-    """As it is now; None if there is none. DamagedData for one that is damaged, or another's."""
+    """Return the current manifest, or None. Raises DamagedData if it is damaged or of another
+    partition."""
     path = f"{partition_path(topic, key.partition)}/{_MANIFEST}"
     data = _read(disk, path)
     if data is None:
@@ -190,30 +190,30 @@ def read_manifest(disk: Disk, key: PartitionKey, topic: str) -> Manifest | None:
     manifest = manifests.decode(data, path)
     if manifest.key != key:
         raise DamagedData(
-            f"{path} is of topic id {manifest.key.topic_id}, partition {manifest.key.partition}; "
-            f"{key.topic_id}, partition {key.partition} was expected"
+            f"{path} belongs to topic id {manifest.key.topic_id}, partition "
+            f"{manifest.key.partition}, not to {key.topic_id}, partition {key.partition}"
         )
     return manifest
 
 
 def write_file(disk: Disk, topic: str, partition: int, name: str, data: Buffer) -> None:
-    """A file's bytes under its name. It counts only with a manifest that lists it: `commit`."""
+    """Write a file under its name. It is valid only with a manifest that lists it: `commit`."""
     path = partition_path(topic, partition)
-    # Whoever globs for *.parquet meets nothing that is half there.
+    # A program that globs for *.parquet must never find an incomplete file.
     write_durable(disk, f"{path}/{_NEW}{name}.new", data)
     disk.rename(f"{path}/{_NEW}{name}.new", f"{path}/{name}")
 
 
 def commit(disk: Disk, manifest: Manifest) -> None:
-    """Make a manifest the one that counts. Its files were all written by `write_file`."""
+    """Make a manifest the valid one. All its files were written by `write_file`."""
     path = partition_path(manifest.topic, manifest.key.partition)
     disk.sync_directory(path)  # no manifest before the names of its files
     _replace(disk, path, _MANIFEST, manifests.encode(manifest))
 
 
 def sweep(disk: Disk, manifest: Manifest, in_use: Collection[str] = ()) -> list[str]:
-    """Remove what the manifest, which is durable, does not list, but for names that somebody still
-    reads by; which ones. What is still there after a crash is swept again."""
+    """Remove the files that the durable manifest does not list, except those `in_use`; return their
+    names. Files that remain after a crash are swept again."""
     path = partition_path(manifest.topic, manifest.key.partition)
     kept = {*manifests.names_of(manifest), *in_use}
     orphans = [
@@ -227,19 +227,19 @@ def sweep(disk: Disk, manifest: Manifest, in_use: Collection[str] = ()) -> list[
 
 
 def take_offered(disk: Disk, topic: str, partition: int, offered: str, name: str) -> None:
-    """A file that was offered, durable and under a name of ours. It counts only with a manifest
-    that lists it: `commit`. FileNotFoundError."""
+    """Make an offered file durable and give it its final name. It is valid only with a manifest
+    that lists it: `commit`. Raises FileNotFoundError."""
     path = partition_path(topic, partition)
     file = disk.open(f"{path}/{offered}")
     try:
-        file.sync()  # whoever wrote it may not have
+        file.sync()  # its writer may not have synced it
     finally:
         file.close()
     disk.rename(f"{path}/{offered}", f"{path}/{name}")
 
 
 def sweep_offered(disk: Disk, topic: str, partition: int, plan: str | None = None) -> list[str]:
-    """Remove what was offered under a plan that is over, or any, and was not taken; which files."""
+    """Remove offered files that were not taken, of an ended plan or of any; return their names."""
     path = partition_path(topic, partition)
     left = [
         name
@@ -252,7 +252,7 @@ def sweep_offered(disk: Disk, topic: str, partition: int, plan: str | None = Non
 
 
 def missing(disk: Disk, manifest: Manifest) -> list[str]:
-    """Names that the manifest lists and that are not there."""
+    """Return the names that the manifest lists and that do not exist."""
     there = set(disk.list(partition_path(manifest.topic, manifest.key.partition)))
     return [name for name in manifests.names_of(manifest) if name not in there]
 
@@ -261,19 +261,19 @@ def missing(disk: Disk, manifest: Manifest) -> list[str]:
 
 
 def _check_new(disk: Disk, path: str, first_offset: int) -> None:
-    """There was a manifest, if there are files; they are believed to be worth nothing only if the
-    log has all that may be in them."""
+    """Check files without a manifest. There was a manifest if there are files; they can be dropped
+    only if the log has all records that may be in them."""
     for name in disk.list(path):
         found = _FIRST_OFFSET.search(name)
         if manifests.is_ours(name) and found and int(found[0]) < first_offset:
             raise DamagedData(
-                f"{path} holds {name}, the log begins at offset {first_offset}, and there is no "
+                f"{path} contains {name}, the log begins at offset {first_offset}, and there is no "
                 f"{_MANIFEST}: restore it from a backup"
             )
 
 
 def _remove_begun(disk: Disk, path: str) -> None:
-    """A directory that was made, and never came to be anybody's."""
+    """Remove a directory that was created but never claimed."""
     for name in disk.list(path):
         disk.remove(f"{path}/{name}")
     disk.remove(path)
@@ -284,30 +284,30 @@ def _remove_all_left_behind(disk: Disk) -> None:
         try:
             remove_left_behind(disk, topic_id)
         except OSError as error:
-            log.warning("%s of a topic that is gone cannot be removed: %s", _aside(topic_id), error)
+            log.warning("%s of a deleted topic could not be removed: %s", _aside(topic_id), error)
 
 
 def _owner(disk: Disk, path: str) -> uuid.UUID | None:
-    """Whose a topic's directory is; None if there is none, or nothing in it."""
+    """Return the id of the topic that owns a directory; None if it does not exist or is empty."""
     data = _read(disk, f"{path}/{_TOPIC}")
     if data is not None:
         try:
             fields = orjson.loads(data)
             owner, name = uuid.UUID(fields["topic_id"]), fields["topic"]
         except (ValueError, KeyError, TypeError) as error:
-            raise DamagedData(f"{path}/{_TOPIC} does not say whose it is: {error!r}") from error
+            raise DamagedData(f"{path}/{_TOPIC} does not name its topic: {error!r}") from error
         if data != _encode_owner(owner, name):
-            # One wrong bit in the id, and all of it would be taken for a stranger's, and removed.
-            raise DamagedData(f"{path}/{_TOPIC} does not say whose it is: its checksum is wrong")
+            # With one wrong bit in the id, the archive would be removed as another topic's.
+            raise DamagedData(f"{path}/{_TOPIC} does not name its topic: its checksum is wrong")
         if path != topic_path(name):
-            # Some systems take names for one that differ in upper and lower case.
+            # Some file systems do not distinguish upper and lower case in names.
             raise DamagedData(f"{path} is the directory of topic {name!r}")
         return owner
     strangers = [name for name in disk.list(path) if not name.startswith(_NEW)]
     if strangers:
         raise DamagedData(
-            f"{path} holds {', '.join(strangers[:3])} and no {_TOPIC}: move it away, or put the "
-            "file back"
+            f"{path} contains {', '.join(strangers[:3])} but no {_TOPIC}: move the directory away, "
+            "or restore the file"
         )
     return None
 
@@ -327,7 +327,7 @@ def _aside(topic_id: uuid.UUID) -> str:
 
 
 def _replace(disk: Disk, directory: str, name: str, data: bytes) -> None:
-    """Put a file in place whole and durable, or not at all."""
+    """Replace a file atomically and durably."""
     write_durable(disk, f"{directory}/{_NEW}{name}", data)
     disk.rename(f"{directory}/{_NEW}{name}", f"{directory}/{name}")
     disk.sync_directory(directory)
@@ -339,7 +339,7 @@ def _read(disk: Disk, path: str) -> bytes | None:
     except FileNotFoundError:
         return None
     try:
-        # One byte more than there may be is enough to see that it is too much.
+        # One byte beyond the limit is enough to see that it is exceeded.
         return read_all(file, min(file.size(), limits.ARCHIVE_MANIFEST_BYTES + 1), 0)
     finally:
         file.close()

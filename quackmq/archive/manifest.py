@@ -1,17 +1,17 @@
-"""Which files hold which offsets of a partition: frozen values and pure functions over them.
+"""Which files contain which offsets of a partition: frozen values and pure functions over them.
 
     first_offset                                                          next_offset
       |                                                                        |
     [ file 0 … 999 ][ file 1000 … 1799 ][ file 1800 … 2399 ]  [ q 2012 … 2019 ]
       the edge: some of it may be trimmed                       quarantined, kept raw
 
-Files are **ranges** of offsets: what is not in a file of its range was aborted, was a marker, or
-is quarantined, and is no gap. The ranges follow on each other without gap and overlap from the
-first file's `first_offset` to the manifest's `next_offset`; a file may hold no record at all. What
-lies before the manifest's own `first_offset` is gone, also where a file still has it (the *edge*,
-until somebody rewrites that file). Each change makes a manifest with the next version.
+Files are **ranges** of offsets: an offset that is not in the file of its range was aborted, was a
+marker, or is quarantined; it is no gap. The ranges are contiguous from the first file's
+`first_offset` to the manifest's `next_offset`; a file may have no record at all. Offsets before the
+manifest's own `first_offset` are deleted, even if a file still has them (the *edge*, until that
+file is rewritten). Each change makes a manifest with the next version.
 
-On disk it is JSON with a file a line; the checksum on the last line covers all lines before it:
+On disk it is JSON with one line per file; the checksum in the last line covers all lines before it:
 
     {"format":1,"topic":"ducks","topic_id":"…","partition":0,"version":7,
     "first_offset":0,"next_offset":2400,
@@ -24,8 +24,8 @@ On disk it is JSON with a file a line; the checksum on the last line covers all 
     ],
     "crc32c":"9ae0daaf"}
 
-Names are unique in a partition for good: by the first offset, for people, and the version that the
-file came with. A name that is not `.parquet` begins with "_", so that no tool takes it for data.
+Names are never reused in a partition: they contain the first offset, for people, and the version
+that added the file. Other names than `.parquet` begin with "_", so that no tool reads them as data.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ _QUARANTINE_NAME: Final = re.compile(r"_quarantined-\d{20}-\d{8,}\.batch")
 
 @dataclass(frozen=True, slots=True)
 class ArchiveFile:
-    """A Parquet file: offsets, what it holds, and how its last bytes are checked (see `schema`).
-    The bounds of times are None where there are no records."""
+    """A Parquet file: offsets, content, and the checksum of its last bytes (see `schema`). The
+    bounds of times are None if there are no records."""
 
     name: str
     first_offset: int
@@ -76,7 +76,7 @@ class ArchiveFile:
 
 @dataclass(frozen=True, slots=True)
 class Quarantined:
-    """A batch that cannot be opened, kept as it came in a file of its own."""
+    """A batch that cannot be decoded, kept unchanged in its own file."""
 
     name: str
     first_offset: int
@@ -106,23 +106,23 @@ class Manifest:
 
     @property
     def edge(self) -> ArchiveFile | None:
-        """The file of which a part is gone, and which may be rewritten without it."""
+        """The file of which a part is trimmed, and which may be rewritten without it; or None."""
         if self.files and self.files[0].first_offset < self.first_offset:
             return self.files[0]
         return None
 
     def file_at(self, offset: int) -> int:
-        """The index of the file whose range holds an offset of [first_offset, next_offset)."""
+        """Return the index of the file whose range contains an offset in [first, next)."""
         return bisect_right(self.files, offset, key=lambda file: file.next_offset)
 
     def quarantined_from(self, offset: int) -> Quarantined | None:
-        """The first quarantined batch with something at or after an offset."""
+        """Return the first quarantined batch with an offset at or after this one, or None."""
         index = bisect_right(self.quarantined, offset, key=lambda one: one.next_offset)
         return self.quarantined[index] if index < len(self.quarantined) else None
 
 
 def empty(key: PartitionKey, topic: str, first_offset: int) -> Manifest:
-    """Of a partition of which nothing is archived yet. It has version 0."""
+    """Return the manifest of a partition without archived records. It has version 0."""
     return Manifest(key, topic, 0, first_offset, first_offset)
 
 
@@ -135,7 +135,7 @@ def quarantine_name(first_offset: int, version: int) -> str:
 
 
 def quarantined(batch: Batch, version: int, reason: str) -> Quarantined:
-    """The line of a batch that is kept as it came, in a file of just its bytes."""
+    """Return the manifest entry of a quarantined batch, whose file has just its bytes."""
     return Quarantined(
         quarantine_name(batch.base_offset, version),
         batch.base_offset,
@@ -147,19 +147,19 @@ def quarantined(batch: Batch, version: int, reason: str) -> Quarantined:
 
 
 def offered_name(plan: str, word: str) -> str:
-    """Of a file that somebody offers in the place of others, under a plan of theirs. `word` tells
-    it from others of that plan: letters, digits, "_" and "."."""
+    """Return the name of a file that is offered in the place of others, under a plan. `word`
+    distinguishes the files of a plan: letters, digits, "_" and "."."""
     return f"_offered-{plan}-{word}.new"
 
 
 def plan_of_offered(name: str) -> str | None:
-    """Under which plan a file is offered; None for a name that the one above does not give."""
+    """Return the plan under which a file is offered; None if it is not an offered file."""
     found = _OFFERED_NAME.fullmatch(name)
     return None if found is None else found[1]
 
 
 def is_ours(name: str) -> bool:
-    """Whether a name is one that the two above give."""
+    """Return whether a name is that of a file or of a quarantined batch."""
     return bool(_FILE_NAME.fullmatch(name) or _QUARANTINE_NAME.fullmatch(name))
 
 
@@ -167,15 +167,16 @@ def is_ours(name: str) -> bool:
 
 
 def add(manifest: Manifest, file: ArchiveFile, quarantined: Iterable[Quarantined] = ()) -> Manifest:
-    """With one more file behind the others, and what was quarantined of its range. InvalidRequest
-    where it does not follow on; LimitReached for more than a partition may have."""
+    """Add a file after the others, and the quarantined batches of its range. Raises InvalidRequest
+    if it does not continue the archive; LimitReached for more than a partition may have."""
     if file.first_offset != manifest.next_offset:
         raise InvalidRequest(
-            f"{file.name} begins at {file.first_offset}, the archive ends at {manifest.next_offset}"
+            f"{file.name} begins at {file.first_offset}, but the archive ends at "
+            f"{manifest.next_offset}"
         )
     for one in (aside := tuple(quarantined)):
         if not file.first_offset <= one.first_offset < one.next_offset <= file.next_offset:
-            raise InvalidRequest(f"{one.name} is not of the range of {file.name}")
+            raise InvalidRequest(f"{one.name} is not in the range of {file.name}")
     return _changed(
         manifest,
         next_offset=file.next_offset,
@@ -187,14 +188,15 @@ def add(manifest: Manifest, file: ArchiveFile, quarantined: Iterable[Quarantined
 def replace(
     manifest: Manifest, old: Sequence[str], new: Sequence[ArchiveFile], version: int
 ) -> Manifest:
-    """With `new` files in the place of the `old` ones, which are named in their order and follow
-    on each other. Both have the same range and as many records, but for the edge, which may be left
-    out. `version` is the manifest's that this was planned by. Changes since then do no harm while
-    the old files are listed: a name is given once, and the file of a name never changes; and what
-    is archived meanwhile must not make a merge futile that took an hour. StateChanged if an old
-    file went since then; InvalidRequest where a range, a number or a name does not fit."""
+    """Replace the `old` files, contiguous and named in order, by `new` ones. Both must have the
+    same range and number of records, except that the trimmed edge may be left out.
+
+    `version` is that of the manifest by which this was planned. Later changes do no harm while the
+    old files are listed, since a name is used once and its file never changes. So records archived
+    meanwhile do not invalidate a merge that took an hour. Raises StateChanged if an old file was
+    removed since then, InvalidRequest if a range, a number or a name does not fit."""
     if not old or not new:
-        raise InvalidRequest("files are replaced by files: name one of each at least")
+        raise InvalidRequest("name at least one old and one new file")
     start = _index_of(manifest, old, version)
     stop = start + len(old)
     gone = manifest.files[start:stop]
@@ -213,8 +215,9 @@ def replace(
 
 
 def trim(manifest: Manifest, before: int) -> Manifest:
-    """Without what lies before an offset. Whole files go; one that is cut becomes the edge. Where
-    nothing changes, the same manifest. Beyond the archive's end, all goes and it begins there."""
+    """Delete everything before an offset. Whole files are dropped; one that is cut becomes the
+    edge. Return the same manifest if nothing changes. Beyond the archive's end, everything is
+    dropped, and the archive begins there."""
     if before <= manifest.first_offset:
         return manifest
     return _changed(
@@ -227,8 +230,8 @@ def trim(manifest: Manifest, before: int) -> Manifest:
 
 
 def dropped(older: Manifest, newer: Manifest) -> tuple[str, ...]:
-    """Names that the older manifest has and the newer one has not: to be removed when the newer is
-    durable and nobody reads by the older any more."""
+    """Return the names that only the older manifest has. Their files can be removed when the newer
+    one is durable and the older one is no longer used."""
     return tuple(sorted(set(names_of(older)) - set(names_of(newer))))
 
 
@@ -237,23 +240,23 @@ def names_of(manifest: Manifest) -> list[str]:
 
 
 def _index_of(manifest: Manifest, names: Sequence[str], version: int) -> int:
-    """Where these files follow on each other, which were listed so at a version."""
+    """Return the index of the first of these files, which must be contiguous in the manifest."""
     if version > manifest.version:
         raise StateChanged(
-            f"the manifest is at version {manifest.version}, and not yet at {version}: plan again"
+            f"the manifest is at version {manifest.version}, not yet at {version}: plan again"
         )
     listed = [file.name for file in manifest.files]
     if missing := sorted(set(names) - set(listed)):
         if version < manifest.version:
             raise StateChanged(
-                f"{missing[0][:100]} is not in version {manifest.version} of the manifest, or not "
-                "any more: plan again"
+                f"{missing[0][:100]} is not, or no longer, in version {manifest.version} of the "
+                "manifest: plan again"
             )
         raise InvalidRequest(f"{missing[0][:100]!r} is not in the manifest")
     start = listed.index(names[0])
     if listed[start : start + len(names)] != list(names):
         raise InvalidRequest(
-            f"{names[0]} and {len(names) - 1} more do not follow on each other in the manifest"
+            f"{names[0]} and {len(names) - 1} more are not contiguous in the manifest"
         )
     return start
 
@@ -266,14 +269,13 @@ def _changed(manifest: Manifest, **changes: Any) -> Manifest:
     changed = dataclasses.replace(manifest, version=manifest.version + 1, **changes)
     if len(changed.files) > shared_limits.ARCHIVE_FILES:
         raise LimitReached(
-            f"{len(changed.files)} files of one partition; "
-            f"{shared_limits.ARCHIVE_FILES} is the most: "
-            "merge some, or let some go"
+            f"the partition would have {len(changed.files)} files; at most "
+            f"{shared_limits.ARCHIVE_FILES} are allowed: merge or delete some"
         )
     if len(changed.quarantined) > limits.ARCHIVE_QUARANTINED:
         raise LimitReached(
-            f"{len(changed.quarantined)} quarantined batches of one partition; "
-            f"{limits.ARCHIVE_QUARANTINED} is the most"
+            f"the partition would have {len(changed.quarantined)} quarantined batches; at most "
+            f"{limits.ARCHIVE_QUARANTINED} are allowed"
         )
     if wrong := broken_rule(changed):
         raise InvalidRequest(wrong)
@@ -281,18 +283,18 @@ def _changed(manifest: Manifest, **changes: Any) -> Manifest:
 
 
 def broken_rule(manifest: Manifest) -> str | None:
-    """Which of the rules above a manifest breaks; None if it is sound."""
+    """Return the rule that a manifest breaks, as text; None if it is valid."""
     files, aside = manifest.files, manifest.quarantined
     begin, end = manifest.first_offset, manifest.next_offset
     if not 0 <= begin <= end or manifest.version < 0 or manifest.key.partition < 0:
-        return f"version {manifest.version} of offsets {begin} to {end - 1} cannot be"
+        return f"version {manifest.version} with offsets {begin} to {end - 1} is impossible"
     for one in _all(manifest):
         if not 0 <= one.first_offset < one.next_offset or one.size <= 0:
             return f"{one.name} has offsets {one.first_offset} to {one.next_offset - 1}"
         if not is_ours(one.name):
-            return f"{one.name!r} is no name of a file in the archive"
+            return f"{one.name!r} is not the name of a file in the archive"
     if any(file.name[0] == "_" for file in files) or any(one.name[0] != "_" for one in aside):
-        return "a file and a quarantined batch have each other's kind of name"
+        return "a file is named like a quarantined batch, or the reverse"
     if len(set(names_of(manifest))) != len(files) + len(aside):
         return "a name is listed twice"
     for left, right in pairwise(files):
@@ -306,7 +308,7 @@ def broken_rule(manifest: Manifest) -> str | None:
     if not files:
         return None if begin == end else f"no file has offsets {begin} to {end - 1}"
     if not files[0].first_offset <= begin < files[0].next_offset or files[-1].next_offset != end:
-        return f"the files do not reach from {begin} to {end - 1}"
+        return f"the files do not cover offsets {begin} to {end - 1}"
     if any(not _has_sound_numbers(file) for file in files):
         return "a file's numbers contradict each other"
     return None
@@ -353,8 +355,8 @@ def encode(manifest: Manifest) -> bytes:
 
 
 def decode(data: bytes, where: str) -> Manifest:
-    """DamagedData, with `where` the bytes come from, for what `encode` did not give; NewerFormat
-    for what a later version of it did."""
+    """Decode a manifest; `where` names the source. Raises DamagedData, and NewerFormat for a later
+    format."""
     if len(data) > limits.ARCHIVE_MANIFEST_BYTES:
         raise DamagedData(f"{where}: {len(data)} bytes are too many for a manifest")
     body, last = data[:-_CHECKSUM_BYTES], data[-_CHECKSUM_BYTES:]
@@ -379,13 +381,15 @@ def decode(data: bytes, where: str) -> Manifest:
         )
         wrong = broken_rule(manifest)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DamagedData(f"{where}: no manifest, with a good checksum: {error!r}") from error
+        raise DamagedData(
+            f"{where}: an invalid manifest with a good checksum: {error!r}"
+        ) from error
     if wrong:
         raise DamagedData(f"{where}: {wrong}")
     return manifest
 
 
 def _encode_list(name: str, values: Sequence[ArchiveFile] | Sequence[Quarantined]) -> bytes:
-    # Copied, because what orjson returns takes 4 KiB at least, and there are up to 20,000 of it.
+    # Copied, because each result of orjson takes at least 4 KiB, and there are up to 20,000.
     lines = b",\n".join([memoryview(orjson.dumps(value)).tobytes() for value in values])
     return b'"%b":[\n%b],\n' % (name.encode(), lines + b"\n" if lines else b"")

@@ -103,7 +103,7 @@ class ManifestRegistry:
             return self._reader
 
     async def load_reader(self) -> None:
-        """Load the Parquet library, if anything is archived. In any thread, this blocks the loop for
+        """Load the Parquet library, if anything is archived. In any thread, it blocks the loop for
         a fifth of a second: so call it before anybody is served."""
         if any(each.manifest is not None and each.manifest.files for each in self._known.values()):
             try:
@@ -489,8 +489,7 @@ class ManifestRegistry:
         return await asyncio.shield(self.begin(work))
 
     def take_changed(self) -> Sequence[PartitionKey]:
-        """Return the partitions whose manifests have changed since the last call. Only for one
-        caller."""
+        """Return the partitions with manifests changed since the last call. Only for one caller."""
         changed, self._changed = self._changed, {}
         return list(changed)
 

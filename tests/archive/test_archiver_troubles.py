@@ -48,7 +48,7 @@ async def test_a_batch_that_nobody_can_open_is_kept_aside_and_archiving_goes_on(
         assert [one.first_offset for one in present.quarantined] == [at, last]
         assert home.ranges(key) == [(0, 4)], "a file may end behind a batch that was kept aside"
         assert await home.log_begins(key) == 4
-        assert f"offsets {at} to {at} cannot be opened" in caplog.text
+        assert f"offsets {at} to {at} cannot be decoded" in caplog.text
         raw = (tmp_path / "data/archive/ducks/0" / present.quarantined[0].name).read_bytes()
         assert raw[16:] == poison[16:], "it is kept as it came, but for the broker's stamp"
 
@@ -133,7 +133,7 @@ async def test_without_room_the_log_is_kept_and_all_is_caught_up_later(
         assert home.disk.failures == 2
         assert [await home.log_begins(key) for key in keys] == [0, 0]
         assert [await home.values(key) for key in keys] == list(put.values())
-        assert caplog.text.count("is not archived, and its log is kept") == 1, "told too often"
+        assert caplog.text.count("could not be archived; its log is kept") == 1, "told too often"
         home.disk.error = None
         home.clock.advance(archive_limits.ARCHIVE_RETRY_MAX_MS)
         await home.archiver.archive_due()
@@ -242,7 +242,7 @@ async def test_a_log_that_gives_nothing_is_named_and_not_asked_again_and_again(
             await home.archiver.archive_due()
         assert asked == 1
         (failure,) = home.archiver.state().failures
-        assert "gives nothing at offset 0" in failure.reason
+        assert "no batch at offset 0" in failure.reason
         home.clock.advance(archive_limits.ARCHIVE_RETRY_MS)
         await home.archiver.archive_due()
         assert home.ranges(key) == [(0, 10)]

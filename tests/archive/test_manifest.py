@@ -90,7 +90,7 @@ def test_a_file_may_hold_no_records_and_is_still_a_range() -> None:
 def test_what_is_quarantined_lies_within_the_file_it_comes_with() -> None:
     listed = add(of_ranges(10), file_of(10, 30, 2, records=15), [aside_of(12, 15, 2)])
     assert [listed.quarantined_from(offset) for offset in (14, 15)] == [aside_of(12, 15, 2), None]
-    with pytest.raises(InvalidRequest, match="not of the range"):
+    with pytest.raises(InvalidRequest, match="not in the range"):
         add(listed, file_of(30, 40, 3), [aside_of(29, 31, 3)])
 
 

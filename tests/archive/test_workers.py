@@ -117,7 +117,7 @@ def test_a_process_that_cannot_load_its_modules_is_a_failure_that_passes(
 ) -> None:
     with monkeypatch.context() as patched:
         patched.setattr(workers, "_PROGRAM", "raise SystemExit(3)")
-        with pytest.raises(StorageError, match="cannot be started, or has ended"):
+        with pytest.raises(StorageError, match="cannot be started, or has died"):
             workshop.begin(KEY, TOPIC, 0)
     make(workshop)
 

@@ -252,7 +252,7 @@ def test_many_small_batches_that_inflate_to_much_are_opened_one_by_one() -> None
 @pytest.mark.parametrize("starts", [(5, 3), (-1, 2), (2, 0), (4, 4)])
 def test_batches_come_in_the_order_of_their_offsets(starts: tuple[int, ...]) -> None:
     writer = FileWriter(KEY, TOPIC, 1)
-    with pytest.raises(InvalidRequest, match="comes after"):
+    with pytest.raises(InvalidRequest, match="follows offset"):
         writer.add([plain(start, 2) for start in starts])
 
 

@@ -1,25 +1,25 @@
-"""What is decided in the logs goes to the archive, and only then out of the logs (Q7, Q8).
+"""Moves decided records from the logs to the archive, and only then deletes them (Q7, Q8).
 
     log ── reads on the loop ──▶ two buffers ──▶ rows ──▶ file ──▶ manifest ──▶ the log is trimmed
-             buffers.py            turn about      builder.py       partitions.py    tiered_store.py
+             buffers.py           alternating      builder.py   manifest_registry.py tiered_store.py
 
-A partition is looked at when it has changed, or when its time comes; beside these, all in turns,
-slowly. Those that are due (`schedule.py`) take turns, a file each. One
-file is made at a time, so that memory is that of two buffers and one file, whatever the backlog and
-however many topics wait. `archive` does the same at once, whatever is due.
+A partition is checked when it has changed, or when its time comes. Besides, all partitions are
+checked in turn, slowly. Partitions that are due (`schedule.py`) take turns, one file each. One file
+is built at a time, so that memory is that of two buffers and one file, whatever the backlog and the
+number of waiting topics. `archive` does the same at once, even if nothing is due.
 
-Promised: publishing and delivery never wait for the archive: what it does on the loop are small
-reads. Nothing leaves a log before file and manifest are durable. A batch that nobody can open is
-kept aside as it is, named, and archiving goes on behind it.
+Promised: publishing and delivery never wait for the archive: on the loop it makes only small reads.
+Nothing leaves a log before file and manifest are durable. A batch that cannot be decoded is
+quarantined unchanged and reported, and archiving continues after it.
 
-What fails is named in the log and in `state`, once until it is another thing, and tried again after
-a wait that grows to a minute; meanwhile the log keeps what it has, and others are archived. Where
-there is no room, all wait together. **Damage in a log** stops its partition there: what lies before
-it is archived; going on behind it would trim the damaged bytes away, which somebody may still be
-able to restore, and would make a loss look like a hole that was always there. It goes on by itself
-when the log can be read again, or when retention or a trim has let go of the damaged range.
+A failure is logged and shown in `state`, once until it changes, and retried after a wait that grows
+to a minute. Meanwhile the log keeps its records, and other partitions are archived. If the disk is
+full, all wait together. **Damage in a log** stops its partition there: everything before it is
+archived. Continuing after it would trim the damaged bytes, which may still be restored, and would
+make a loss look like a gap that was always there. Archiving continues by itself when the log can be
+read again, or when retention or a trim has deleted the damaged range.
 
-Who may call: the broker's loop.
+Not thread-safe: call from the broker's event loop.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ArchiverState:
-    """For health. `backlog_bytes` are about the bytes in all logs that are decided and not
-    archived; `failures` are those of the first partitions of `failing` that fail. `no_room` is what
-    the disk said where all wait for room. `done` is since the start."""
+    """For health. `backlog_bytes` is about the decided, unarchived bytes in all logs. `failing` is
+    the number of failing partitions; `failures` are the first of them. `no_room` is the disk's
+    error if all wait for room. `done` counts since the start."""
 
     backlog_bytes: int
     due_partitions: int
@@ -71,8 +71,8 @@ class Archiver:
         publisher_of: Callable[[int], str | None],
         workshop: FileBuilder | None = None,
     ) -> None:
-        """`topics` are those to be archived, by name; `publisher_of` tells the durable name of a
-        producer that writes in transactions, by its id."""
+        """`topics` returns the topics to archive by name; `publisher_of` returns the durable name
+        of a transactional producer by its id."""
         self._store = store
         self._topics = topics
         self._clock = clock
@@ -80,17 +80,17 @@ class Archiver:
         self._publisher_of = publisher_of
         self._workshop = LocalFileBuilder() if workshop is None else workshop
         self._buffers = Buffers(store.inner)
-        #: Held by whoever makes a file.
+        #: Held while a file is built.
         self._making = asyncio.Lock()
         self._round: Iterator[tuple[str, PartitionKey]] = iter(())
-        #: Partitions to be looked at, and their topics' names: they have changed, or are new.
+        #: Partitions to check, and their topics' names: they have changed, or are new.
         self._unseen: dict[PartitionKey, str] = {}
         self._names: dict[uuid.UUID, str] = {}
-        #: Partitions to be looked at again at a time.
+        #: Partitions to check again at some time.
         self._agenda = Agenda()
         self._backlog_bytes = 0
         self._standings: dict[PartitionKey, _Standing] = {}
-        #: Partitions that wait for their turn, and their topics' names.
+        #: Partitions that are due, and their topics' names, in the order of their turns.
         self._due: dict[PartitionKey, str] = {}
         self._failures = Failures()
         self._done = Archived()
@@ -98,7 +98,7 @@ class Archiver:
         self._is_closed = False
 
     async def run(self) -> None:
-        """Archive whatever is due, until cancelled."""
+        """Archive partitions that are due, until cancelled."""
         loop = asyncio.get_running_loop()
         idle_from = loop.time()
         while True:
@@ -110,12 +110,12 @@ class Archiver:
                     await self._rest()
                     await self._store.partitions.remove_left_behind()
             except Exception:
-                log.exception("archiving failed; it is tried again")
+                log.exception("archiving failed; it will be retried")
             await asyncio.sleep(limits.ARCHIVE_LOOK_MS / 1000)
 
     async def archive_due(self) -> bool:
-        """Look at the partitions and archive what is due, until nothing is; whether anything was.
-        What fails stands in the state."""
+        """Check the partitions and archive those that are due, until none is; return whether any
+        was. Failures are in the state."""
         await self._look()
         was_due = False
         while self._due and not self._waits_for_room:
@@ -125,9 +125,9 @@ class Archiver:
         return was_due
 
     async def archive(self, topic_name: str | None = None) -> Archived:
-        """Everything that is decided now, of one topic or of all, whatever is due. UnknownTopic;
-        what keeps a partition from being archived is raised when the others are. It goes on where
-        nobody waits for it any more."""
+        """Archive all decided records now, of one topic or of all, even if nothing is due. Raises
+        UnknownTopic. An error of a partition is raised after the others are archived. The work
+        continues if the caller is cancelled."""
         topics = self._topics()
         if topic_name is not None and topic_name not in topics:
             raise UnknownTopic(
@@ -149,20 +149,20 @@ class Archiver:
         )
 
     def follow(self, topic: Topic) -> None:
-        """A topic is there, new or altered: look at it."""
+        """Schedule a check of a topic that was created or altered."""
         self._names[topic.id] = topic.name
         for number in range(topic.partitions):
             self._unseen[PartitionKey(topic.id, number)] = topic.name
 
     def forget(self, topic: Topic) -> None:
-        """A topic is gone."""
+        """Forget a deleted topic."""
         self._names.pop(topic.id, None)
         for number in range(topic.partitions):
             self._forget(PartitionKey(topic.id, number))
 
     async def close(self) -> None:
-        """A file in the making is given up; a manifest on its way arrives, by itself. `run` was
-        cancelled before."""
+        """Discard an unfinished file; a manifest that is being committed completes by itself.
+        Cancel `run` before."""
         self._is_closed = True
         self._workshop.close()
         for task in (tasks := set(self._tasks)):
@@ -170,11 +170,11 @@ class Archiver:
         if tasks:
             await asyncio.wait(tasks)
 
-    # --- looking -----------------------------------------------------------------------------
+    # --- checking ----------------------------------------------------------------------------
 
     async def _look(self) -> None:
-        """Find out which partitions are due: look at those that have changed, at those whose time
-        has come, and at a few others."""
+        """Find out which partitions are due: check those that have changed, those whose time has
+        come, and a few others."""
         changed = self._store.inner.take_changed()
         for key in changed or ():
             if key.topic_id in self._names:
@@ -192,12 +192,12 @@ class Archiver:
         await self._go_round(limits.ARCHIVE_ROUND_LOOKS if knows_all else limits.ARCHIVE_LOOKS)
 
     async def _go_round(self, looks: int) -> None:
-        """Look at all partitions, or at the next so many."""
+        """Check the next `looks` partitions of all, in turn."""
         for count in range(looks):
             following = next(self._round, None)
             if following is None:
                 if count:
-                    return  # all were looked at
+                    return  # all were checked
                 topics = self._topics()
                 self._round = _partitions_of(topics, list(topics))
                 continue
@@ -206,7 +206,7 @@ class Archiver:
                 await asyncio.sleep(0)
 
     async def _look_at(self, name: str, key: PartitionKey) -> None:
-        """A partition that is due keeps its place among those that wait for their turn."""
+        """Check a partition. One that is due keeps its place in the queue."""
         topic = self._topics().get(name)
         if topic is None or topic.id != key.topic_id:
             self._forget(key)
@@ -236,12 +236,12 @@ class Archiver:
         if standing is None:
             return False
         if ready.is_due(policy, self._clock):
-            # All of it, in as many turns as it takes: what is left would not be due for long.
+            # All of it, in as many runs as needed: the rest would soon be due again.
             standing.target = max(standing.target, ready.next)
         return ready.first < standing.target
 
     def _look_again(self, key: PartitionKey, policy: Policy) -> None:
-        """When the time comes at which what is there is due, or may be tried again."""
+        """Schedule the next check: when its records become due, or may be retried."""
         standing, failure = self._standings.get(key), self._failures.by_key.get(key)
         if failure is not None:
             self._agenda.put(key, failure.retry_ms)
@@ -249,7 +249,7 @@ class Archiver:
             self._agenda.drop(key)
         elif policy.archive_after_ms is not None:
             now_ms, at_ms = self._now_ms(), standing.oldest_ms + policy.archive_after_ms
-            # It may be time and not due: the clock was set back.
+            # The time may have come without being due: the clock was set back.
             self._agenda.put(key, at_ms if at_ms > now_ms else now_ms + limits.ARCHIVE_RETRY_MS)
 
     async def _ready(self, key: PartitionKey) -> ArchiveBacklog:
@@ -257,7 +257,7 @@ class Archiver:
         offsets = await log_store.offsets(key)
         present = self._store.partitions.manifest(key)
         first = offsets.first if present is None else present.next_offset
-        if offsets.first < first:  # a trim that failed, or did not come to its turn
+        if offsets.first < first:  # an earlier trim failed, or was not reached
             await self._store.trim_log(key, first)
         standing = self._standings.get(key)
         if standing is not None:
@@ -283,7 +283,7 @@ class Archiver:
     # --- turns -------------------------------------------------------------------------------
 
     async def _take_turns(self) -> None:
-        """Of those that are due, one after the other, until it is time to look at others."""
+        """Archive due partitions one after the other, until it is time to check again."""
         loop = asyncio.get_running_loop()
         until = loop.time() + limits.ARCHIVE_LOOK_MS / 1000
         while self._due and not self._waits_for_room and loop.time() < until:
@@ -302,7 +302,7 @@ class Archiver:
                 log.exception("topic %s, partition %d cannot be archived", name, key.partition)
                 self._failed(name, key, error)
             else:
-                await self._look_at(name, key)  # behind the others, if there is more
+                await self._look_at(name, key)  # at the end of the queue, if there is more
 
     async def _archive(self, partitions: Iterable[tuple[str, PartitionKey]]) -> Archived:
         done = Archived()
@@ -320,7 +320,7 @@ class Archiver:
         return done
 
     async def _archive_all(self, name: str, key: PartitionKey) -> Archived:
-        """Of one partition, up to where it is decided now."""
+        """Archive one partition up to its current stable offset."""
         end = (await self._store.inner.offsets(key)).stable
         done = Archived()
         before = -1
@@ -330,7 +330,7 @@ class Archiver:
         return done
 
     async def _archive_some(self, name: str, key: PartitionKey, end: int) -> Archived:
-        """A file at the most."""
+        """Archive at most one file."""
         async with self._making:
             if self._is_closed:
                 raise _closing()
@@ -364,15 +364,15 @@ class Archiver:
         if self._is_closed:
             return
         topic = self._topics().get(name)
-        if topic is None or topic.id != key.topic_id:  # deleted meanwhile: nobody looks at it again
+        if topic is None or topic.id != key.topic_id:  # deleted meanwhile
             self._forget(key)
             return
         is_new = self._failures.note(key, name, error, self._now_ms())
         self._agenda.put(key, self._failures.by_key[key].retry_ms)
         if is_new:
             log.error(
-                "topic %s, partition %d is not archived, and its log is kept: %s; it is tried "
-                "again",
+                "topic %s, partition %d could not be archived; its log is kept: %s; it will be "
+                "retried",
                 *(name, key.partition, error),
             )
 
@@ -398,42 +398,42 @@ class Archiver:
         except asyncio.CancelledError:
             if task.cancelled() and self._is_closed:
                 raise BrokerClosing(
-                    "the broker is closing: archive again when it is back"
+                    "the broker is closing: archive again after its restart"
                 ) from None
             raise
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # told to whoever waits; if they have left, it stands in the state
+            task.exception()  # a waiting caller gets it; without one it is in the state
 
 
 class _Standing:
-    """What is known of a partition that has, or had, something to archive."""
+    """The state of a partition that has, or had, records to archive."""
 
     __slots__ = ("oldest_ms", "oldest_offset", "passed", "ready_bytes", "suspects", "target")
 
     def __init__(self) -> None:
-        #: Between the archive's end and this lies nothing that could be archived.
+        #: Between the archive's end and this offset there is nothing to archive.
         self.passed = 0
-        #: It is due until all before this is archived.
+        #: It is due until everything before this offset is archived.
         self.target = 0
         self.ready_bytes = 0
-        #: The offset that is to be archived first, and when it was appended; -1 until it is known.
+        #: The first offset to archive, and when it was appended; -1 until it is known.
         self.oldest_offset = -1
         self.oldest_ms = 0
-        #: What a workshop ended over.
+        #: The offsets at which a worker process died.
         self.suspects: SuspectRange | None = None
 
 
 def _closing() -> BrokerClosing:
-    return BrokerClosing("the broker is closing: archive again when it is back")
+    return BrokerClosing("the broker is closing: archive again after its restart")
 
 
 def _partitions_of(
     topics: Mapping[str, Topic], names: Iterable[str]
 ) -> Iterator[tuple[str, PartitionKey]]:
-    """Of topics that may go meanwhile."""
+    """Yield the partitions of topics; a topic may be deleted meanwhile."""
     for name in names:
         topic = topics.get(name)
         if topic is not None:

@@ -1,11 +1,11 @@
-"""Two buffers, turn about: one is filled from a log while the other becomes rows (Q8).
+"""Two buffers in alternation: one is filled from a log while the other becomes rows (Q8).
 
 All memory in which batches wait for the archive is here, for all topics together, whatever their
-backlog: a buffer is taken, filled by reads of a log, handed on and given back. A read is small, so
-that the loop is free again in a fraction of a millisecond; a batch is always in one buffer as a
-whole. A topic that is being archived has both buffers at the most; nobody else has one then.
+backlog. A buffer is taken, filled by reads of a log, passed on and given back. Each read is small,
+so that the loop is free again in a fraction of a millisecond. A batch is always whole in one
+buffer. The topic that is being archived may use both buffers; then no other topic has one.
 
-Who may call: the loop.
+Not thread-safe: call from the event loop.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from quackmq.stores.contract import Store, changes_of_time
 
 
 class Filled(NamedTuple):
-    """A buffer with a piece in it. `next_offset` is behind its last batch; `error` is why nothing
-    behind that could be had, where that is so."""
+    """A buffer with a piece in it. `next_offset` is the offset after its last batch. `error` is why
+    nothing after that could be read, or None."""
 
     buffer: mmap.mmap
     piece: Piece
@@ -34,7 +34,7 @@ class Filled(NamedTuple):
 
     @property
     def is_last(self) -> bool:
-        """Whether nothing more can be had at present."""
+        """Whether nothing more can be read at present."""
         return self.error is not None or not self.piece.data
 
 
@@ -43,15 +43,15 @@ class Buffers:
         self._store = store
         self._free: asyncio.Queue[mmap.mmap] = asyncio.Queue()
         for _ in range(limits.ARCHIVE_BUFFERS):
-            # Mapped, since memory that was never written to costs nothing then.
+            # Mapped, since mapped memory costs nothing until it is written.
             self._free.put_nowait(mmap.mmap(-1, limits.ARCHIVE_BUFFER_BYTES))
 
     async def fill(
         self, key: PartitionKey, offset: int, end: int, most_bytes: int | None = None
     ) -> Filled:
-        """What a log has from an offset on and before another: as much as a buffer takes, or until
-        there are `most_bytes`, but one batch at least. Nothing but an error, or nothing at all,
-        leaves the piece empty."""
+        """Read a log from `offset` up to `end`: as much as fits into a buffer, or until there are
+        `most_bytes`, but at least one batch. The piece is empty if there is nothing to read, or
+        only an error."""
         buffer = await self._free.get()
         try:
             most = limits.ARCHIVE_FILL_BYTES if most_bytes is None else most_bytes
@@ -92,13 +92,13 @@ class Buffers:
             offset = following
             if len(chunks) > limits.ARCHIVER_READ_CHUNKS:
                 step = limits.ARCHIVER_READ_BYTES // 8
-            await asyncio.sleep(0)  # others have waited for the loop
+            await asyncio.sleep(0)  # let other work of the loop run
         piece = Piece(view[:size], first, tuple(aborted), changes_of_time(times))
         return Filled(buffer, piece, offset, error)
 
 
 def _before(chunks: Sequence[Buffer], end: int) -> tuple[Sequence[Buffer], int]:
-    """The batches that begin before an offset, and the offset behind the last of them."""
+    """Return the batches that begin before an offset, and the offset after the last of them."""
     following = _end_of(chunks[-1])
     if following <= end:
         return chunks, following
@@ -115,7 +115,7 @@ def _before(chunks: Sequence[Buffer], end: int) -> tuple[Sequence[Buffer], int]:
 
 
 def _end_of(batches: Buffer) -> int:
-    """The offset behind the last batch of a run."""
+    """Return the offset after the last batch of a sequence."""
     end = -1
     for span in spans(batches):
         end = span.next_offset

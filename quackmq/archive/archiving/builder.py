@@ -1,11 +1,11 @@
-"""Where files of the archive are made, one at a time: here, or in a process of its own.
+"""Builds files of the archive, one at a time: in this process, or in one of its own.
 
-Making a file is work for a processor, and much of it holds Python's lock, so a broker has it done
-by a process (`quackmq.archive.archiving.worker_main`): the loop that publishes and delivers is then
-never kept waiting for it. Tests and the simulation, which own the order of everything, make files
-here.
+Building a file takes much processor time, and much of that holds Python's lock. So a broker uses a
+separate process (`quackmq.archive.archiving.worker_main`): then the loop that publishes and
+delivers never waits for it. Tests and the simulation, which control the order of everything, build
+files in their own process.
 
-All of it blocks, and belongs into the disk's lane "archive", but for `close`.
+All calls block. Call them in the disk's lane "archive", except `close`.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ if TYPE_CHECKING:
 
 
 class WorkerDied(StorageError):
-    """Whoever did the work ended over it, or never came to an end: perhaps by what it was given.
-    It stays between the archive and its workshops: no door tells it from other StorageErrors."""
+    """The worker process died or did not answer, perhaps because of its input. Only the archive
+    handles this error; protocols treat it like other StorageErrors."""
 
 
 class FileBuilder(Protocol):
-    """StorageError where the work cannot be done at present, WorkshopGone among them. After any
-    error the file that was in the making is gone, and another one may be begun."""
+    """Builds one file at a time. Calls raise StorageError, WorkerDied among them, if the work
+    cannot be done at present. After any error the unfinished file is gone, and another may begin.
+    """
 
     def begin(self, key: PartitionKey, topic: str, first_offset: int) -> None:
-        """A new file; one that was in the making is given up."""
+        """Begin a new file; discard an unfinished one."""
 
     def add(
         self, piece: Piece, publishers: Mapping[int, str | None]
@@ -40,14 +41,14 @@ class FileBuilder(Protocol):
     def finish(self, version: int) -> BuiltFile: ...
 
     def rest(self) -> None:
-        """There is nothing to do for a while: memory is let go of."""
+        """Free memory: there is nothing to do for a while."""
 
     def close(self) -> None:
-        """From the loop, at any moment: whatever goes on ends, and whoever waits is told."""
+        """Stop all work; waiting callers get an error. May be called from the loop at any time."""
 
 
 class LocalFileBuilder:
-    """In the thread that calls."""
+    """Builds files in the calling thread."""
 
     def __init__(self) -> None:
         self._maker: FileMaker | None = None
@@ -60,11 +61,11 @@ class LocalFileBuilder:
     def add(
         self, piece: Piece, publishers: Mapping[int, str | None]
     ) -> Progress | UnknownProducers:
-        assert self._maker is not None, "a file is begun first"
+        assert self._maker is not None, "call begin first"
         return self._maker.add(piece, publishers)
 
     def finish(self, version: int) -> BuiltFile:
-        assert self._maker is not None, "a file is begun first"
+        assert self._maker is not None, "call begin first"
         maker, self._maker = self._maker, None
         return maker.finish(version)
 

@@ -1,19 +1,18 @@
-"""A file of the archive made of what a partition's log holds: runs of batches in, a file out.
+"""Builds a file of the archive from a partition's log: sequences of batches in, one file out.
 
-A *piece* is a run of whole batches as a committed read of the log gives them: with markers in it,
-and with the records of transactions that were aborted, which are told beside it. What becomes of
-each batch:
+A *piece* is a sequence of whole batches as a committed read of the log returns them: with markers,
+and with the records of aborted transactions, which are listed beside it. The fate of each batch:
 
-    a marker, or of an aborted transaction      left out; a hole in the offsets
+    a marker, or of an aborted transaction      left out; a gap in the offsets
     records                                     rows, by `quackmq.archive.parquet.from_batches`
-    poison: nobody can open it                  kept aside as it is, and named in the manifest
+    poison: it cannot be decoded                quarantined unchanged, and named in the manifest
 
-A file's range ends behind a record or a batch kept aside, never in a hole: what follows on the last
-of them stays in the log, so that a read of any archived offset finds something.
+A file's range ends after a record or a quarantined batch, never in a gap: batches after the last of
+them stay in the log. So a read of any archived offset finds something.
 
-Promised: no more memory than a file's own, what is kept aside, and what `FileWriter` takes; each
-has its bound, and `Progress.is_full` says when one is reached. All of it blocks: for a side thread
-or a process of its own.
+Promised: memory is bounded by a file's own size, the quarantined batches, and the buffers of
+`FileWriter`. `Progress.is_full` says when a bound is reached. All calls block: use a side thread or
+a separate process.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from quackmq.records.batch import Batch, batches
 
 
 class FileMaker:
-    """One file, from `first_offset` on. Used once, by one thread at a time."""
+    """One file, from `first_offset` on. Use once. Not thread-safe."""
 
     def __init__(self, key: PartitionKey, topic: str, first_offset: int) -> None:
         self._writer = FileWriter(key, topic, first_offset)
@@ -50,8 +49,8 @@ class FileMaker:
     def add(
         self, piece: Piece, publishers: Mapping[int, str | None]
     ) -> Progress | UnknownProducers:
-        """Take a piece, or its beginning, until the file is full. `publishers` are the durable
-        names of producers by id; if one is missing, nothing is taken and it is said which."""
+        """Add a piece, or its beginning, until the file is full. `publishers` are the durable names
+        of producers by id. If one is missing, nothing is added; the missing ids are returned."""
         found = [batch for batch in batches(piece.data) if batch.next_offset > piece.offset]
         kept = _committed(found, piece.aborted)
         unnamed = {batch.producer_id for batch in kept if batch.is_transactional}
@@ -70,12 +69,12 @@ class FileMaker:
         return Progress(self._position, self._end, self._is_full)
 
     def finish(self, version: int) -> BuiltFile:
-        """The file, as it comes with a manifest's version. There is something to put into it."""
+        """Return the file for this version of the manifest. It must have content."""
         file, data = self._writer.finish(self._end, version)
         aside = []
         for raw, reason in self._aside:
             line = manifests.quarantined(Batch.peek(raw), version, reason)
-            if line.first_offset < self._first_offset:  # what is before that was trimmed
+            if line.first_offset < self._first_offset:  # the records before that were trimmed
                 name = manifests.quarantine_name(self._first_offset, version)
                 line = dataclasses.replace(line, name=name, first_offset=self._first_offset)
             aside.append(QuarantinedBatch(line, raw))
@@ -90,7 +89,7 @@ class FileMaker:
         )
 
     def _take(self, entries: Sequence[Committed], first: int, poison: str | None) -> int:
-        """Those from one on, until the file is full or one of them is poison; which is the next."""
+        """Add entries until the file is full or one is poison; return the index of the next one."""
         if poison is not None:
             self._put_aside(entries[first].batch, poison)
             return first + 1
@@ -108,7 +107,7 @@ class FileMaker:
 
 
 def _committed(found: Sequence[Batch], aborted: Sequence[Aborted]) -> list[Batch]:
-    """Without markers and what was aborted."""
+    """Leave out markers and aborted records."""
     some = [batch for batch in found if not batch.is_control]
     if not aborted:
         return some
@@ -140,7 +139,7 @@ def _entries(
 
 
 def _times_of(kept: Sequence[Batch], times: Sequence[OffsetTime]) -> list[int]:
-    """When each batch was appended; where nobody knows, the latest time that it says itself."""
+    """Return when each batch was appended; if unknown, its latest timestamp."""
     if not times:
         return [max(batch.max_timestamp, 0) for batch in kept]
     starts = [time.offset for time in times]

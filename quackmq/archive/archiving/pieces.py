@@ -1,6 +1,6 @@
-"""What goes into a file of the archive, and what comes out: plain values, between the broker and
-whoever makes files for it (`quackmq.archive.archiving.file_maker`, which stands on pyarrow; a
-broker does not).
+"""The input and output of building a file: plain values between the broker and the file builder.
+
+`quackmq.archive.archiving.file_maker` builds files with pyarrow, which the broker does not load.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from quackmq.records.batch import Buffer
 
 
 class Piece(NamedTuple):
-    """`data` are whole batches, the first of which may begin before `offset`, from which on they
-    count. `times` say from which offset on which append time holds. Where it is known already that
-    they cannot be opened, `poison` says why, and nobody tries."""
+    """A part of a log. `data` are whole batches. The first of them may begin before `offset`; only
+    records from `offset` on count. `times` has (offset, time) wherever the append time changes. If
+    the batches are known to be undecodable, `poison` is the reason, and no attempt is made."""
 
     data: Buffer
     offset: int
@@ -26,14 +26,14 @@ class Piece(NamedTuple):
 
 
 class UnknownProducers(NamedTuple):
-    """Nothing was taken of a piece: the names of these producers are needed first."""
+    """The builder took nothing of a piece: it needs the names of these producers first."""
 
     producer_ids: frozenset[int]
 
 
 class Progress(NamedTuple):
-    """How far a file has come: everything before `position` was looked at, `end` is where the file
-    would end now (its beginning, if there is nothing to put into it)."""
+    """How far a file has come. Everything before `position` was examined. `end` is where the file
+    would end now (its beginning, if it has no content)."""
 
     position: int
     end: int
@@ -41,7 +41,7 @@ class Progress(NamedTuple):
 
 
 class QuarantinedBatch(NamedTuple):
-    """A batch that nobody can open: its line in the manifest, and its bytes."""
+    """An undecodable batch: its entry in the manifest, and its bytes."""
 
     line: Quarantined
     data: bytes

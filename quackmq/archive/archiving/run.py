@@ -1,15 +1,15 @@
-"""One turn of a partition: some of its log becomes a file, its manifest says so, the log lets go.
+"""One archive run of a partition: build a file from its log, commit its manifest, trim the log.
 
     fill a buffer ──▶ fill the other ──▶ fill the first …        on the loop, small reads
-                      turn into rows     turn into rows …        in the workshop, meanwhile
+                      turn into rows     turn into rows …        in the file builder, meanwhile
 
-A turn ends when the file is full, where the log is damaged, or at the offset that it was given. It
-may come to nothing: where there are only markers and what was aborted, it says how far that goes.
+A run ends when the file is full, where the log is damaged, or at a given offset. If it finds only
+markers and aborted records, it makes no file and reports how far it has examined.
 
-Crash anywhere: before the manifest is durable, nothing has changed but for a file that nobody
-lists; after it, the log still has what is archived, and is trimmed at the next opportunity.
+After a crash: before the manifest is durable, nothing has changed except for a file that no
+manifest lists. Later, the log still has the archived records, and is trimmed at the next chance.
 
-Who may call: `Archiver`, one turn at a time.
+Only `Archiver` calls this, one run at a time.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 
 class Archived(NamedTuple):
-    """What was done: files, their records and bytes, batches kept aside, and bytes of logs read."""
+    """What was done: files, their records and bytes, quarantined batches, bytes read from logs."""
 
     files: int = 0
     records: int = 0
@@ -47,8 +47,8 @@ class Archived(NamedTuple):
 
 
 class SuspectRange(NamedTuple):
-    """Offsets over which a workshop ended: they are taken a batch at a time, to see which of them
-    it is; when it is known, that batch is kept aside unopened."""
+    """Offsets at which the worker process died. They are tried one batch at a time, to find the
+    batch that kills it. That batch is then quarantined without decoding."""
 
     first: int
     next: int
@@ -57,8 +57,8 @@ class SuspectRange(NamedTuple):
 
 
 class ArchiveRun:
-    """What a partition is to archive: up to `end`, from where the archive ends. Nothing before
-    `passed` is left to do; the turn moves it on, and says in `done` what came of it."""
+    """One run: archive a partition up to `end`, from where the archive ends. Everything before
+    `passed` was examined; the run advances it, and sets `done` to its result."""
 
     __slots__ = ("done", "end", "key", "passed", "suspects", "topic")
 
@@ -85,8 +85,8 @@ async def take_turn(
     workshop: FileBuilder,
     publisher_of: Callable[[int], str | None],
 ) -> None:
-    """StorageError where something cannot be read or written, DamagedData among them: what could
-    be archived before it, is. NotFound if the topic is deleted meanwhile."""
+    """Archive at most one file. Raises StorageError, DamagedData among them, if something cannot be
+    read or written; everything before it is archived. Raises NotFound if the topic is deleted."""
     partitions = store.partitions
     present = partitions.manifest(turn.key)
     if present is None or partitions.problem(turn.key) is not None:
@@ -104,21 +104,23 @@ async def take_turn(
         await store.trim_log(turn.key, making.end)
     turn.passed = max(turn.passed, making.position)
     if stopped_by is None and making.position == start < turn.end:
-        stopped_by = StorageError(f"the log gives nothing at offset {start}, and ends later")
+        stopped_by = StorageError(
+            f"no batch at offset {start} although the log continues: run `quackmq log verify`"
+        )
     if stopped_by is not None and not _was_trimmed(turn, store, present):
         raise stopped_by
 
 
 def _was_trimmed(turn: ArchiveRun, store: TieredStore, present: Manifest) -> bool:
-    """Whether retention has let go of what was to be archived: then there is less to do, and
+    """Return whether retention has trimmed the records to archive: then there is less to do, and
     nothing is wrong."""
     now = store.partitions.manifest(turn.key)
     return now is None or now.first_offset > max(present.first_offset, present.next_offset)
 
 
 class _Making:
-    """A file in the making. Everything before `position` was looked at; `end` is where the file
-    ends; `log_bytes` were read."""
+    """A file being built. Everything before `position` was examined; `end` is where the file ends;
+    `log_bytes` were read."""
 
     def __init__(
         self,
@@ -144,7 +146,7 @@ class _Making:
         self.log_bytes = 0
 
     async def run(self) -> Exception | None:
-        """What stopped it before the turn's end, if anything did."""
+        """Fill the file; return the error that stopped it before the end of the run, or None."""
         end = self._end_of_turn()
         filling: asyncio.Task[Filled] | None = self._fill(self.position, end)
         try:
@@ -172,7 +174,7 @@ class _Making:
         return await self._disk.run(lambda: self._workshop.finish(version), "archive")
 
     def _end_of_turn(self) -> int:
-        """Where there are suspects, what lies before them goes first, in a file of its own."""
+        """If there are suspects, the records before them are archived first, in their own file."""
         suspects, end = self._turn.suspects, self._turn.end
         return end if suspects is None or suspects.first <= self.position else suspects.first
 
@@ -186,7 +188,7 @@ class _Making:
         return asyncio.get_running_loop().create_task(fill)
 
     async def _stop(self, filling: asyncio.Task[Filled]) -> None:
-        """A buffer that is not wanted any more is given back."""
+        """Stop filling a buffer, and give it back."""
         if not filling.done():
             filling.cancel()
             await asyncio.wait([filling])
@@ -194,7 +196,7 @@ class _Making:
             self._buffers.give_back(filling.result())
 
     async def _take(self, filled: Filled) -> None:
-        """Into the file, as far as it has room."""
+        """Add a piece to the file, as far as there is room."""
         piece = filled.piece
         if not piece.data:
             return
@@ -211,13 +213,13 @@ class _Making:
                 result = await self._disk.run(lambda: self._add(piece), "archive")
         except WorkerDied as error:
             self._turn.suspects = SuspectRange(
-                piece.offset, filled.next_offset, is_suspect, f"nobody could open it: {error}"
+                piece.offset, filled.next_offset, is_suspect, f"it could not be decoded: {error}"
             )
             raise
         self.position, self.end, self._is_full = result
 
     def _add(self, piece: Piece) -> Progress | UnknownProducers:
-        """In the archive lane."""
+        """Add in the archive lane."""
         if not self._is_begun:
             first_offset = self._present.next_offset
             self._workshop.begin(self._turn.key, self._turn.topic.name, first_offset)
@@ -226,8 +228,8 @@ class _Making:
 
 
 class _Pause:
-    """Between two pieces, while somebody publishes: a processor that they share has the one less
-    time for the other, however far it steps back. Who publishes seldom is seldom met."""
+    """A pause between two pieces while there are publishers: on a shared processor, archiving takes
+    time from publishing, however low its priority. Rare publishers are rarely met."""
 
     def __init__(self, store: TieredStore) -> None:
         self._store = store
@@ -235,7 +237,7 @@ class _Pause:
         self._began = asyncio.get_running_loop().time()
 
     async def take(self) -> None:
-        """After the work that has begun when this was made."""
+        """Pause after the work that began when this object was made."""
         if self._met_somebody or self._store.pending_bytes > 0:
             took = asyncio.get_running_loop().time() - self._began
             pause = took * limits.ARCHIVE_PAUSES
@@ -250,7 +252,7 @@ async def _commit(turn: ArchiveRun, store: TieredStore, made: BuiltFile) -> None
         manifest = _with(present, made)
         listed = {each.name for each in manifest.files[-1:]}
         listed.update(each.name for each in manifest.quarantined)
-        # What retention has let go of meanwhile is not brought.
+        # Leave out files that retention has trimmed meanwhile.
         files[:] = [(name, content) for name, content in files if name in listed]
         return manifest
 
@@ -263,8 +265,7 @@ async def _commit(turn: ArchiveRun, store: TieredStore, made: BuiltFile) -> None
     where = turn.topic.name, turn.key.partition
     for line, _ in aside:
         log.warning(
-            "topic %s, partition %d: offsets %d to %d cannot be opened, and are kept aside as %s: "
-            "%s",
+            "topic %s, partition %d: offsets %d to %d cannot be decoded; quarantined as %s: %s",
             *(*where, line.first_offset, line.next_offset - 1, line.name, line.reason),
         )
     log.info(
@@ -274,8 +275,7 @@ async def _commit(turn: ArchiveRun, store: TieredStore, made: BuiltFile) -> None
 
 
 def _with(present: Manifest, made: BuiltFile) -> Manifest:
-    """The manifest with a new file behind the others. Retention may have let go of a part of what
-    is in it meanwhile, or of all."""
+    """Add a new file to the manifest. Retention may have trimmed a part of it meanwhile, or all."""
     file = made.file
     lines = [one.line for one in made.aside]
     if present.next_offset == file.first_offset:

@@ -1,9 +1,9 @@
-"""When a partition is to be archived, and when that is tried again after it failed. Pure.
+"""Decides when a partition is archived, and when it is retried after a failure. Pure.
 
-Only what is decided counts: what lies below the last stable offset. Of that, a partition is due
-when `archive_bytes` are ready, or when the oldest of it was appended `archive_after_ms` ago; with
-neither it is never due. What is ready may still come to nothing (records of aborted transactions):
-whoever has looked at it remembers how far, and does not look again.
+Only decided records count: those below the last stable offset. A partition is due when
+`archive_bytes` of them are ready, or when the oldest of them was appended `archive_after_ms` ago;
+without both settings it is never due. Ready records may turn out to be of aborted transactions. The
+archiver remembers how far it has examined, and does not examine them again.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from quackmq.errors import QuackError
 from quackmq.model.policy import Policy
 from quackmq.model.topic import PartitionKey
 
-#: What the system says where no topic could be written.
+#: The system's errors when no topic can be written.
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
 class ArchiveBacklog(NamedTuple):
-    """What a partition has to archive: its offsets, about its bytes, when its oldest came."""
+    """The records that a partition has to archive: offsets, approximate bytes, oldest append."""
 
     first: int
     next: int
@@ -45,7 +45,7 @@ class ArchiveBacklog(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a partition is not archived, since when, and when it is tried again."""
+    """Why a partition is not archived, since when, and when it is retried."""
 
     topic: str
     partition: int
@@ -57,13 +57,13 @@ class Failure:
 
 
 class Agenda:
-    """Partitions that are to be looked at again at some time. Each has one time."""
+    """Partitions to check again, each at one time."""
 
     __slots__ = ("_heap", "_times")
 
     def __init__(self) -> None:
         self._times: dict[PartitionKey, int] = {}
-        #: Also holds times that were replaced or dropped, until they come.
+        #: Also contains replaced and dropped times, until they come.
         self._heap: list[tuple[int, PartitionKey]] = []
 
     def put(self, key: PartitionKey, time_ms: int) -> None:
@@ -79,7 +79,7 @@ class Agenda:
         self._times.pop(key, None)
 
     def take(self, now_ms: int) -> list[PartitionKey]:
-        """Take out those whose time has come."""
+        """Remove and return the partitions whose time has come."""
         taken: list[PartitionKey] = []
         while self._heap and self._heap[0][0] <= now_ms:
             time_ms, key = heapq.heappop(self._heap)
@@ -90,15 +90,15 @@ class Agenda:
 
 
 class Failures:
-    """Partitions whose archiving fails, each with a wait of its own that grows; and no room, for
-    which all wait."""
+    """Partitions whose archiving fails, each with its own growing wait; and a full disk, for which
+    all partitions wait."""
 
     def __init__(self) -> None:
         self.by_key: dict[PartitionKey, Failure] = {}
         self.no_room: Failure | None = None
 
     def note(self, key: PartitionKey, topic: str, error: Exception, now_ms: int) -> bool:
-        """Whether it is another failure than the one before, which was told."""
+        """Record a failure; return whether it is new and must be logged."""
         before = self.by_key.get(key)
         failure = self.by_key[key] = _failure(topic, key.partition, error, before, now_ms)
         if is_no_room(error):
@@ -107,7 +107,7 @@ class Failures:
         return before is None or before.code != failure.code
 
     def clear(self, key: PartitionKey) -> Failure | None:
-        """It went well; what it failed by before."""
+        """Record a success; return the failure before it, or None."""
         self.no_room = None
         return self.by_key.pop(key, None)
 
@@ -120,7 +120,7 @@ class Failures:
 
 
 def is_no_room(error: BaseException) -> bool:
-    """Whether nobody could write, whatever the topic."""
+    """Return whether the error is that of a full or read-only disk, which affects every topic."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, OSError) and cause.errno in _NO_ROOM:
@@ -130,7 +130,7 @@ def is_no_room(error: BaseException) -> bool:
 
 
 def wait_ms(attempts: int) -> int:
-    """Before the next attempt, when so many have failed."""
+    """Return the wait before the next attempt after `attempts` failures."""
     return min(limits.ARCHIVE_RETRY_MAX_MS, limits.ARCHIVE_RETRY_MS << min(attempts - 1, 16))
 
 
@@ -150,5 +150,5 @@ def _failure(
 
 
 def _is_ahead(time_ms: int, now_ms: int) -> bool:
-    """A clock that was set back makes nobody wait for longer than the longest wait."""
+    """Return whether a time is ahead. If the clock was set back, no wait exceeds the maximum."""
     return 0 < time_ms - now_ms <= limits.ARCHIVE_RETRY_MAX_MS

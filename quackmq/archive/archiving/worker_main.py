@@ -1,13 +1,13 @@
-"""The process that makes files of the archive for a broker, and how the two talk.
+"""The process that builds files of the archive for a broker, and the protocol between the two.
 
-It has one connection, to the broker that started it, and ends with it: also when the broker is
-killed, since then the system closes the other end. It is told a step at a time (`FileBuilder`),
-does it while all others go before it, and answers. It opens no files.
+It has one connection, to the broker that started it, and ends with it. This works even if the
+broker is killed, since the system then closes the other end. It receives one step at a time
+(`FileBuilder`), does it at low priority, and answers. It opens no files.
 
     | bytes of the message  u32 | bytes of data  u64 | the message, pickled | data |
 
-Both ends are of one version and of one user; nothing that a client sends is ever unpickled, since
-batches travel as data.
+Both ends have the same version and user. No bytes from a client are ever unpickled: batches travel
+as data.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ _LENGTHS: Final = struct.Struct(">IQ")
 
 
 class Channel:
-    """One end. OSError and EOFError where the other is gone, or does not answer in time."""
+    """One end of the connection. Raises OSError and EOFError if the other end is gone, or does not
+    answer in time."""
 
     def __init__(self, end: socket.socket) -> None:
         self._end = end
@@ -66,7 +67,7 @@ def main(descriptor: int) -> None:
     channel = Channel(socket.socket(fileno=descriptor))
     workshop = LocalFileBuilder()
     try:
-        channel.send("ready")  # to a broker that may have been killed meanwhile
+        channel.send("ready")  # the broker may have been killed meanwhile
         while True:
             request, data = channel.receive()
             channel.send(*_carry_out(workshop, request, data))
@@ -77,7 +78,7 @@ def main(descriptor: int) -> None:
 def _carry_out(
     workshop: LocalFileBuilder, request: Any, data: memoryview
 ) -> tuple[tuple[str, object], list[Buffer]]:
-    """The answer to a request, with its data."""
+    """Execute a request; return its answer and data."""
     step, *arguments = request
     try:
         if step == "add":
@@ -87,7 +88,7 @@ def _carry_out(
             workshop.begin(*arguments)
             return ("done", None), []
         file, content, aside = workshop.finish(*arguments)
-    except Exception as error:  # whatever it is: the broker names it, and this process serves on
+    except Exception as error:  # any error: the broker reports it, and this process continues
         return ("failed", f"{type(error).__name__}: {error}"), []
     lines = [one.line for one in aside]
     return ("done", (file, lines)), [content, *(one.data for one in aside)]

@@ -1,9 +1,9 @@
-"""A workshop in a process of its own, from the broker's side
+"""A file builder in its own process, seen from the broker
 (`quackmq.archive.archiving.worker_main`).
 
-The process is started when there is something to do, and ends when there was nothing for a while.
-If it ends by itself (the system may have killed it for its memory) or does not answer, the file in
-the making is lost, whoever waits for it is told, and the next file starts another one.
+The process is started when there is work, and ended after some time without work. If it dies (the
+system may have killed it for its memory) or does not answer, the unfinished file is lost, the
+waiting caller gets an error, and the next file starts another process.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from quackmq.errors import BrokerClosing, StorageError
 from quackmq.model.topic import PartitionKey
 from quackmq.records.batch import Buffer
 
-#: The same modules as the broker's, wherever it was started.
+#: Imports the same modules as the broker, wherever it was started.
 _PROGRAM: Final = (
     "import sys; sys.path[:] = {path!r}; "
     "from quackmq.no_pandas import without_pandas; without_pandas(); "
@@ -43,10 +43,10 @@ class _Worker(NamedTuple):
 
 
 class WorkerProcess:
-    """Who may call: the disk's lane "archive"; `close` is the loop's."""
+    """Call in the disk's lane "archive"; `close` from the event loop."""
 
     def __init__(self) -> None:
-        #: Held for as long as it takes to start or to end the process, not while it works.
+        #: Held while the process is started or ended, not while it works.
         self._lock = threading.Lock()
         self._worker: _Worker | None = None
         self._is_closed = False
@@ -60,7 +60,7 @@ class WorkerProcess:
         request = ("add", piece._replace(data=b""), dict(publishers))
         progress, _ = self._ask(request, [piece.data])
         if not isinstance(progress, Progress | UnknownProducers):
-            raise StorageError(f"the process that makes files answered {progress!r:.100}")
+            raise StorageError(f"the archive's worker process answered {progress!r:.100}")
         return progress
 
     def finish(self, version: int) -> BuiltFile:
@@ -82,7 +82,7 @@ class WorkerProcess:
 
     @property
     def pid(self) -> int | None:
-        """The process that is there now."""
+        """The id of the running process, or None."""
         worker = self._worker
         return None if worker is None else worker.process.pid
 
@@ -96,19 +96,19 @@ class WorkerProcess:
         except (OSError, EOFError) as error:
             code = self._end()
             if self._is_closed:
-                raise BrokerClosing("the broker is closing: no file is made any more") from error
+                raise BrokerClosing("the broker is closing: no more files are archived") from error
             raise WorkerDied(
-                "the process that makes files of the archive cannot be started, or has ended"
+                "the archive's worker process cannot be started, or has died"
                 f"{'' if code is None else f' (exit code {code})'}: {error}"
             ) from error
         if outcome != "done":
-            raise StorageError(f"no file of the archive could be made: {answer}")
+            raise StorageError(f"cannot build a file of the archive: {answer}")
         return answer, content
 
     def _started(self) -> _Worker:
         with self._lock:
             if self._is_closed:
-                raise EOFError("the workshop is closed")
+                raise EOFError("the file builder is closed")
             if self._worker is not None:
                 return self._worker
             ours, theirs = socket.socketpair()
@@ -119,11 +119,11 @@ class WorkerProcess:
                     ours.close()
                     raise
         ours.settimeout(limits.ARCHIVE_WORKER_MS / 1000)
-        worker.channel.receive()  # it has loaded its modules
+        worker.channel.receive()  # wait until it has loaded its modules
         return worker
 
     def _end(self) -> int | None:
-        """Its exit code, if there was one. A process has nothing that could be lost."""
+        """End the process; return its exit code, or None. It has no state that could be lost."""
         with self._lock:
             worker, self._worker = self._worker, None
         if worker is None:
@@ -135,8 +135,9 @@ class WorkerProcess:
 
 
 def _launch(descriptor: int) -> subprocess.Popen[bytes]:
-    """In a group of its own: an interrupt from the keyboard is for the broker, which ends it. Not
-    in a session of its own, which Linux would give as much of the processor as the broker's."""
+    """Start the process in its own process group: an interrupt from the keyboard is for the broker,
+    which ends the process. Not in its own session, which Linux would give as much processor time as
+    the broker's."""
     program = _PROGRAM.format(path=sys.path, descriptor=descriptor)
     return subprocess.Popen(
         [sys.executable, "-P", "-c", program],

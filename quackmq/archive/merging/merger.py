@@ -1,17 +1,17 @@
-"""Merges carried out inside the broker: what `merging` plans, one by one, while all else goes on.
+"""Runs the merges that `planner` plans inside the broker, one by one, beside all other work.
 
-A merge reads the old files a row group at a time and writes the new one as it grows, under a name
-by which files are offered; when it is whole and durable, one change of the manifest puts it in the
-place of the old ones. Readers notice nothing: who reads by an older manifest has its files until it
-lets go of it. What is archived or trimmed meanwhile does no harm; where an old file went, the merge
-came to nothing and the next plan is another one.
+A merge reads the old files one row group at a time and writes the new file as it grows, under a
+name of offered files. When the new file is complete and durable, one change of the manifest
+replaces the old ones by it. Readers notice nothing: the files of an older manifest are kept until
+it is released. Records that are archived or trimmed meanwhile do no harm. If an old file was
+removed, the merge is dropped and planned again.
 
-Promised: memory for a few row groups, whatever the files' sizes; one row group's work in the disk's
-lane at a time, and rest after it; a crash leaves the old files or the new one. A file that cannot
-be read is named and left alone until the broker is opened again. A partition that fails is named,
-too, and tried again later, while others are merged; where there is no room, all wait.
+Promised: memory for a few row groups, whatever the files' sizes. The disk's lane does one row
+group's work at a time, and rests after it. A crash leaves the old files or the new one. An
+unreadable file is reported and left alone until the broker is opened again. A partition whose merge
+fails is reported too, and retried later, while others are merged. If the disk is full, all wait.
 
-Who may call: the loop.
+Not thread-safe: call from the event loop.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ PLAN: Final = "merger"
 
 
 class Merged(NamedTuple):
-    """What was done: so many merges, of files with so many bytes, into fewer with so many."""
+    """The result of merges: their number, and the files and bytes before and after."""
 
     merges: int = 0
     files_before: int = 0
@@ -70,28 +70,28 @@ class Merger:
         self._disk = partitions.disk
         self._one_at_a_time = asyncio.Lock()
         self._numbers = iter(range(1, 2**63))
-        #: The version by which a partition was last found to need nothing.
+        #: The version of each partition's manifest that needed no merge.
         self._done: dict[PartitionKey, int] = {}
-        #: Files that cannot be read, and why.
+        #: Unreadable files, and why.
         self._unreadable: dict[PartitionKey, dict[str, str]] = {}
-        #: What merges failed with that will be tried again.
+        #: The errors of merges that will be retried.
         self._failures: dict[PartitionKey, QuackError] = {}
         self._total = Merged()
 
     @property
     def total(self) -> Merged:
-        """Of everything since the broker was opened."""
+        """The result of all merges since the broker was opened."""
         return self._total
 
     def problems(self) -> list[str]:
-        """What merges fail with, and files that cannot be read: a line for each."""
+        """Return one line for each failing merge and each unreadable file."""
         unreadable = [reason for each in self._unreadable.values() for reason in each.values()]
         return [*map(str, self._failures.values()), *unreadable]
 
     async def merge_due(self) -> Merged:
-        """All that is worth it now, in partitions that changed since they were looked at; with a
-        rest behind each step. Partitions take turns, merge by merge. What one fails with is raised
-        when the others are done."""
+        """Make all merges that are worth it now, in partitions that changed since the last check;
+        rest after each step. Partitions take turns, merge by merge. Raise the first error after the
+        others are done."""
         listed = {each.key: each for each in self._partitions.all()}
         self._done = {key: at for key, at in self._done.items() if key in listed}
         self._unreadable = {k: why for k, why in self._unreadable.items() if k in listed}
@@ -104,12 +104,12 @@ class Merger:
         return await self._merge_all(waiting, limits.MERGE_DUTY)
 
     async def merge(self, keys: Collection[PartitionKey]) -> Merged:
-        """The same in these partitions, without rest."""
+        """Make the merges of these partitions, without rest."""
         listed = {each.key: each.next_offset for each in self._partitions.all()}
         return await self._merge_all({key: listed[key] for key in keys if key in listed}, 1.0)
 
     async def _merge_all(self, ends: Mapping[PartitionKey, int], duty: float) -> Merged:
-        """In these partitions, up to these offsets: what comes meanwhile is for another time."""
+        """Merge in these partitions up to these offsets; later files are left for another time."""
         done = Merged()
         failed: QuackError | None = None
         waiting = list(ends)
@@ -122,7 +122,7 @@ class Merger:
                     continue
                 except QuackError as error:
                     if self._partitions.manifest(key) is None:
-                        continue  # what failed had lost its files: they went with the topic
+                        continue  # the files were removed with the topic
                     self._note(key, error)
                     if is_no_room(error):
                         raise
@@ -137,7 +137,7 @@ class Merger:
         return done
 
     async def _merge_one(self, key: PartitionKey, end: int, duty: float) -> Merged | None:
-        """The first of the merges that are worth it; None if none is."""
+        """Make the first merge that is worth it; return None if there is none."""
         async with self._one_at_a_time:
             with self._partitions.pin(key) as pin:
                 listed = pin.manifest
@@ -155,7 +155,7 @@ class Merger:
                 return None
 
     def _excluded(self, listed: Manifest) -> frozenset[str]:
-        """The names of files that cannot be merged, as far as the manifest still has them."""
+        """Return the unreadable files that are still in the manifest."""
         known = self._unreadable.pop(listed.key, {})
         if known:
             names = {file.name for file in listed.files}
@@ -176,7 +176,7 @@ class Merger:
             self._unreadable.setdefault(listed.key, {})[error.name] = str(error)
             return Merged()
         except StateChanged as error:
-            log.info("a merge came to nothing: %s", error)
+            log.info("a merge was dropped: %s", error)
             await self._undo(work)
             return Merged()
         except QuackError:
@@ -192,13 +192,13 @@ class Merger:
         return merged
 
     def _begin(self, listed: Manifest, merge: Merge, name: str) -> MergeWork:
-        """In the archive lane, where it may take a while to load what it stands on."""
+        """In the archive lane: importing the Parquet library may take a while."""
         from quackmq.archive.merging.merge import MergeWork
 
         return MergeWork(self._disk, self._partitions.reader, listed, merge, name)
 
     async def _make(self, work: MergeWork, duty: float) -> None:
-        """The new file; where that cannot be, nothing is left of it."""
+        """Write the new file; remove it if this fails."""
         loop = asyncio.get_running_loop()
         began = loop.time()
         try:
@@ -207,24 +207,24 @@ class Merger:
                 began = loop.time()
         except OSError as error:
             await self._undo(work)
-            # Without the file's name, which is another one each time: it is named once.
+            # Without the file's name, which differs each time, so that the error is logged once.
             why = error.strerror or error
-            raise StorageError(f"{work.directory}: files cannot be merged: {why}") from error
+            raise StorageError(f"{work.directory}: cannot merge files: {why}") from error
         except (QuackError, Unreadable, asyncio.CancelledError):
             await self._undo(work)
             raise
 
     def _note(self, key: PartitionKey, error: QuackError) -> None:
-        """Named in the log once, until it is another thing."""
+        """Record an error; log it unless it is the same as before."""
         if str(self._failures.get(key)) != str(error):
-            log.warning("files are not merged for now: %s", error)
+            log.warning("a merge failed; it will be retried: %s", error)
         self._failures[key] = error
 
     async def _undo(self, work: MergeWork) -> None:
         try:
             await self._disk.run(work.undo, "archive")
         except OSError as error:
-            log.warning("%s is still there: %s; it goes when the broker opens", work.path, error)
+            log.warning("cannot remove %s: %s; the next start removes it", work.path, error)
 
 
 def _replaced(present: Manifest, *, merge: Merge, file: ArchiveFile) -> Manifest:

@@ -1,25 +1,25 @@
-"""Which files of a partition should become one: a pure function of its manifest.
+"""Decides which files of a partition should be merged: a pure function of its manifest.
 
-Small files cost: a line in the manifest, a footer that is half of the file, a task of whoever reads
-the history. Rewriting costs too, so a merge has to be worth it:
+Small files are expensive: a line in the manifest, a footer that is half of the file, a task for
+each reader of the history. Rewriting is expensive too, so a merge has to be worth it:
 
-    records   16    16    16    4    4    1  1  1  1         the last four are one now:
-              16    16    16    4    4    4                   and four times as large
+    records   16    16    16    4    4    1  1  1  1         the last four become one,
+              16    16    16    4    4    4                   four times as large
 
-Neighbours are merged when together they have `growth` times the records of the largest of them, or
-twice as many where they make a file that is never touched again, of half of `target_bytes` or more.
+Neighbours are merged when together they have `growth` times the records of the largest of them; or
+twice as many, if they make a file of at least half of `target_bytes`, which is never touched again.
 So **a record is rewritten at most as often as the number of a file's records can double**, and
-about log₄ of that in practice; and what is left of small files is at most `growth - 1` of each
-size. Records are counted and not bytes, since only they add up whatever a compression makes of it.
+about log₄ of that in practice. At most `growth - 1` small files of each size remain. Records are
+counted and not bytes, since only records add up, whatever the compression.
 
-The edge, a file of which the beginning was trimmed, is rewritten when more than `edge_share` of it
-is gone, with its neighbours or alone.
+The edge, a file whose beginning was trimmed, is rewritten when more than `edge_share` of it is
+gone, with its neighbours or alone.
 
-Who wants to find a day in files of its own asks for it `by_day`: no merge then goes on into another
-day (UTC, by the time of appending, in which offsets are in order). A file that was archived across
-midnight is of the day that it began in.
+With `by_day`, each day is in files of its own: no merge crosses a day (UTC, by append time, which
+is ordered like the offsets). A file that was archived across midnight belongs to the day on which
+it began.
 
-The broker runs these merges one by one (`merger`); programs that have many hands may run all merges
+The broker runs these merges one by one (`merger`). A program with many workers may run all merges
 of a plan at once: no file is in two of them.
 """
 
@@ -35,16 +35,16 @@ from quackmq.archive.manifest import ArchiveFile, Manifest
 from quackmq.errors import InvalidSetting, QuackError
 from quackmq.model.topic import PartitionKey
 
-#: The most that the footers of merged files may take: the new one's lists all their row groups.
+#: The most bytes of the footers of merged files: the new footer lists all their row groups.
 _TAIL_BYTES: Final = limits.ARCHIVE_TAIL_BYTES // 8
 _DAY_MS: Final = 24 * 3_600_000
-#: By how much records grow at the least where the file will be large enough to be left alone.
+#: The least growth of records if the file will be large enough to be left alone.
 _LAST_GROWTH: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
 class MergeSettings:
-    """What files should become: about `target_bytes` large. `most_files` of one merge."""
+    """The target of merging: files of about `target_bytes`. One merge has at most `most_files`."""
 
     target_bytes: int = shared_limits.MERGE_TARGET_BYTES
     growth: int = limits.MERGE_GROWTH
@@ -55,18 +55,18 @@ class MergeSettings:
     def __post_init__(self) -> None:
         if self.target_bytes < 1 or self.most_files < 2 or self.growth < _LAST_GROWTH:
             raise InvalidSetting(
-                f"files of {self.target_bytes} bytes from {self.most_files} others, growing "
-                f"{self.growth} times, cannot be: bytes of 1, files of 2 and a growth of "
-                f"{_LAST_GROWTH} are the least"
+                f"invalid merge settings: target_bytes {self.target_bytes} must be 1 or more, "
+                f"most_files {self.most_files} 2 or more, growth {self.growth} {_LAST_GROWTH} or "
+                f"more"
             )
         if not 0 < self.edge_share < 1:
-            raise InvalidSetting(f"edge_share cannot be {self.edge_share}: it lies between 0 and 1")
+            raise InvalidSetting(f"edge_share must lie between 0 and 1, not {self.edge_share}")
 
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """Neighbouring files that become one, for the offsets from `first_offset` to before
-    `next_offset`; by the manifest of this version."""
+    """Neighbouring files to merge into one, for the offsets [first_offset, next_offset), by this
+    version of the manifest."""
 
     key: PartitionKey
     version: int
@@ -83,12 +83,12 @@ class Merge:
 
     @property
     def size(self) -> int:
-        """Bytes that are read for it."""
+        """The bytes to read for it."""
         return sum(file.size for file in self.files)
 
 
 class Unreadable(Exception):
-    """An old file that cannot be read, by name."""
+    """An old file, by name, that cannot be read."""
 
     def __init__(self, name: str, why: QuackError) -> None:
         super().__init__(str(why))
@@ -100,8 +100,8 @@ def plan(
     settings: MergeSettings = MergeSettings(),
     excluded: Collection[str] = (),
 ) -> list[Merge]:
-    """The merges that are worth it now, by offset, without a file in two of them. Files whose names
-    are `excluded`, damaged ones for instance, are left as they are."""
+    """Return the merges that are worth it now, by offset; no file is in two of them. Files whose
+    names are `excluded`, for instance damaged ones, are left as they are."""
     merges: list[Merge] = []
     parts = [_part(manifest, file) for file in manifest.files]
     start = 0
@@ -116,7 +116,7 @@ def plan(
 
 
 class _Part(NamedTuple):
-    """A file as far as it is not gone: of the edge, what there should be by its offsets."""
+    """The untrimmed part of a file; for the edge, estimated from its offsets."""
 
     file: ArchiveFile
     records: int
@@ -136,7 +136,7 @@ def _part(manifest: Manifest, file: ArchiveFile) -> _Part:
 def _worth_merging(
     parts: list[_Part], start: int, settings: MergeSettings, excluded: Collection[str]
 ) -> int:
-    """How many of the files from this one on should become one; 0 if none."""
+    """Return how many files, from this one on, should become one; 0 if none."""
     best = 0
     if parts[start].gone_share > settings.edge_share and parts[start].file.name not in excluded:
         best = 1
@@ -158,8 +158,8 @@ def _worth_merging(
 def _mergeable(
     parts: list[_Part], start: int, settings: MergeSettings, excluded: Collection[str]
 ) -> Iterator[_Part]:
-    """The files from this one on that may be merged with each other: none that is large, none that
-    is excluded, and by day none of another one."""
+    """Yield the files, from this one on, that may be merged: stop at a large one, an excluded one,
+    and with `by_day` at one of another day."""
     days: set[int] = set()
     for part in parts[start : start + settings.most_files]:
         if part.size * 2 >= settings.target_bytes or part.file.name in excluded:

@@ -1,16 +1,15 @@
-"""Files that are offered in the place of others: made beside the broker, and not believed.
+"""Files that are offered in the place of others: made outside of the broker, and not trusted.
 
-Whoever merges files of a partition writes the new ones into its directory, as
+A program that merges files of a partition writes the new ones into its directory, as
 `quackmq.archive.parquet.rows` makes them, under names that begin with `_offered-` and the id of a
-plan, and asks the broker to take them. Before it does, each is read from its first to its last
-byte:
+plan. Then it asks the broker to take them. Before it does, the broker reads every byte of each:
 
-    examine     its footer: whose it is, the columns, where its row groups lie and what they claim
-    compare     its rows: every one of the old files is in the new ones, once, the same in every
-                column, and nothing else is; and row groups are what the footer says of them
+    examine     its footer: its owner, the columns, the positions and the claims of its row groups
+    compare     its rows: each row of the old files is in the new ones, once, equal in every column;
+                there are no others; and the row groups are as the footer says
 
-So a program with a bug can cost time and room, and no record. All of it blocks and belongs into a
-lane of the disk; `compare` is done a row group at a time, so that others of that lane get a turn.
+So a program with a bug can waste time and disk space, but lose no record. All calls block: use a
+lane of the disk. `compare` does one row group at a time, so that other work gets a turn.
 """
 
 from __future__ import annotations
@@ -45,31 +44,31 @@ from quackmq.disk.interface import Disk, File, read_all
 from quackmq.errors import DamagedData, InvalidRequest
 
 _MAGIC: Final = b"PAR1"
-#: The length of the footer, and the magic number behind it.
+#: The length of the footer, and the magic number after it.
 _END_BYTES: Final = 8
 
 
 class ReplacementFile(NamedTuple):
-    """A file as it lies there, under the name that it is offered by."""
+    """An offered file: its manifest entry under the offered name, and its row groups."""
 
     file: ArchiveFile
     groups: tuple[RowGroup, ...]
 
 
 def examine(disk: Disk, manifest: Manifest, name: str) -> ReplacementFile:
-    """What a file that is offered for a partition says of itself. InvalidRequest if it is not
-    there, or could not be one of this partition's."""
+    """Read the footer of a file that is offered for a partition. Raises InvalidRequest if it does
+    not exist, or cannot belong to this partition."""
     if plan_of_offered(name) is None:
-        raise InvalidRequest(f"{name[:100]!r} is no name by which a file is offered")
+        raise InvalidRequest(f"{name[:100]!r} is not a name of an offered file")
     path = f"{partition_path(manifest.topic, manifest.key.partition)}/{name}"
     try:
         file = disk.open(path)
     except FileNotFoundError:
-        raise InvalidRequest(f"{path} is not there") from None
+        raise InvalidRequest(f"{path} does not exist") from None
     try:
         return _examine(file, manifest, name)
     except (pa.ArrowException, ValueError, KeyError) as error:
-        raise InvalidRequest(f"{path} is no file of the archive: {error}") from error
+        raise InvalidRequest(f"{path} is not a file of the archive: {error}") from error
     finally:
         file.close()
 
@@ -80,9 +79,9 @@ def compare(
     old: Sequence[ArchiveFile],
     new: Sequence[ReplacementFile],
 ) -> Iterator[None]:
-    """Whether new files hold what the old ones do, from where the first of the new ones begins.
-    Reads a row group of each between two yields. InvalidRequest where they do not; DamagedData
-    where an old one cannot be read."""
+    """Check that the new files contain the same rows as the old ones, from where the first new one
+    begins. Yields after each row group. Raises InvalidRequest if they differ, DamagedData if an old
+    one cannot be read."""
     begin = new[0].file.first_offset
     theirs = _rows_of_offered(reader, manifest, new)
     waiting = next(theirs, None)
@@ -93,12 +92,12 @@ def compare(
             rows = rows_from(found, begin)
             while rows.num_rows:
                 if waiting is None:
-                    raise InvalidRequest(f"offset {_first(rows)} is missing in what is offered")
+                    raise InvalidRequest(f"offset {_first(rows)} is missing in the replacement")
                 count = min(rows.num_rows, waiting.num_rows)
                 if not rows.slice(0, count).equals(waiting.slice(0, count)):
                     raise InvalidRequest(
-                        f"what is offered differs from {file.name} at offset {_first(rows)} or "
-                        f"one of the {count - 1} records behind it"
+                        f"the replacement differs from {file.name} at offset {_first(rows)} or one "
+                        f"of the {count - 1} records after it"
                     )
                 rows = rows.slice(count)
                 waiting = waiting.slice(count)
@@ -106,7 +105,9 @@ def compare(
                     waiting = next(theirs, None)
             yield
     if waiting is not None:
-        raise InvalidRequest(f"offset {_first(waiting)} is offered, and nobody has it")
+        raise InvalidRequest(
+            f"the replacement holds offset {_first(waiting)}, which the replaced files lack"
+        )
 
 
 # --- footers -------------------------------------------------------------------------------------
@@ -116,23 +117,25 @@ def _examine(file: File, manifest: Manifest, name: str) -> ReplacementFile:
     size = file.size()
     if not len(_MAGIC) + _END_BYTES < size <= shared_limits.ARCHIVE_OFFERED_BYTES:
         raise InvalidRequest(
-            f"{name} has {size} bytes; {shared_limits.ARCHIVE_OFFERED_BYTES} are the most"
+            f"{name} has {size} bytes; at most {shared_limits.ARCHIVE_OFFERED_BYTES} are allowed"
         )
     end = read_all(file, _END_BYTES, size - _END_BYTES)
     footer_bytes = int.from_bytes(end[:4], "little") + _END_BYTES
     if end[4:] != _MAGIC or footer_bytes > min(size, limits.ARCHIVE_TAIL_BYTES):
-        raise InvalidRequest(f"{name} does not end like a Parquet file")
+        raise InvalidRequest(f"{name} does not end as a Parquet file does")
     footer = read_all(file, footer_bytes, size - footer_bytes)
     metadata = _metadata(footer, name)
     said: Mapping[bytes, bytes] = metadata.metadata or {}
     groups = decode_row_groups(said)
     _check_owner(said, manifest, name)
     if schema_version(said) != SCHEMA_VERSION or not _has_our_columns(metadata, name):
-        raise InvalidRequest(f"{name} has not the columns of the archive's schema {SCHEMA_VERSION}")
+        raise InvalidRequest(
+            f"{name} does not have the columns of the archive's schema {SCHEMA_VERSION}"
+        )
     position = _check_groups(groups, metadata, name)
     tail = read_all(file, size - position, position)
     if len(tail) > limits.ARCHIVE_TAIL_BYTES:
-        raise InvalidRequest(f"{len(tail)} bytes stand behind the rows of {name}: too many")
+        raise InvalidRequest(f"{name} has too many bytes after its rows: {len(tail)}")
     return ReplacementFile(
         ArchiveFile(
             name=name,
@@ -153,26 +156,27 @@ def _check_owner(said: Mapping[bytes, bytes], manifest: Manifest, name: str) -> 
     wanted = (str(manifest.key.topic_id).encode(), str(manifest.key.partition).encode())
     if (topic_id, partition) != wanted:
         raise InvalidRequest(
-            f"{name} is of topic id {topic_id.decode()}, partition {partition.decode()}"
+            f"{name} belongs to topic id {topic_id.decode()}, partition {partition.decode()}"
         )
 
 
 def _metadata(footer: bytes, name: str) -> pq.FileMetaData:
     try:
         return pq.read_metadata(pa.BufferReader(footer))
-    except (pa.ArrowException, OSError) as error:  # so Arrow names bytes that make no sense
-        raise InvalidRequest(f"{name} does not end like a Parquet file: {error}") from error
+    except (pa.ArrowException, OSError) as error:  # Arrow's errors for invalid bytes
+        raise InvalidRequest(f"{name} does not end as a Parquet file does: {error}") from error
 
 
 def _has_our_columns(metadata: pq.FileMetaData, name: str) -> bool:
     try:
         return bool(metadata.schema.to_arrow_schema().equals(SCHEMA, check_metadata=False))
     except (pa.ArrowException, OSError) as error:
-        raise InvalidRequest(f"{name} has columns that make no sense: {error}") from error
+        raise InvalidRequest(f"{name} has invalid columns: {error}") from error
 
 
 def _check_groups(groups: Sequence[RowGroup], metadata: pq.FileMetaData, name: str) -> int:
-    """Where the last row group ends: they lie one after the other, from the magic number on."""
+    """Check the row groups; return where the last one ends. They are contiguous, after the magic
+    number."""
     if len(groups) != metadata.num_row_groups or len(groups) > limits.ARCHIVE_ROW_GROUPS:
         raise InvalidRequest(f"{name} has {metadata.num_row_groups} row groups, not {len(groups)}")
     position = len(_MAGIC)
@@ -197,20 +201,20 @@ def _rows_of_offered(
         next_offset = file.first_offset
         for group, rows in zip(groups, reader.scan(manifest, file), strict=False):
             if isinstance(rows, DamagedData):
-                raise InvalidRequest(f"what is offered cannot be read: {rows}") from rows
+                raise InvalidRequest(f"the replacement cannot be read: {rows}") from rows
             if _told_by(rows, group) != group:
                 raise InvalidRequest(
                     f"{file.name}: the row group of offsets {group.first_offset} to "
-                    f"{group.last_offset} is not what the footer says of it"
+                    f"{group.last_offset} differs from what the footer says"
                 )
             if group.first_offset < next_offset or group.last_offset >= file.next_offset:
-                raise InvalidRequest(f"{file.name} has offsets that are not of its range")
+                raise InvalidRequest(f"{file.name} has offsets outside of its range")
             next_offset = group.last_offset + 1
             yield rows
 
 
 def _told_by(rows: pa.RecordBatch, group: RowGroup) -> RowGroup:
-    """What a footer should say of these rows."""
+    """Return what the footer should say about these rows."""
     offsets = rows.column("offset")
     times = pc.min_max(timestamps_ms(rows)).as_py()
     appended = pc.min_max(append_times_ms(rows)).as_py()

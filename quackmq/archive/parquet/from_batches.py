@@ -1,15 +1,14 @@
-"""Committed batches of one partition, as the bytes of a Parquet file.
+"""Turns committed batches of one partition into the bytes of a Parquet file.
 
 Batches are opened by `quackmq.records.columns`, many small ones together, and their rows become a
 file by `quackmq.archive.parquet.rows`; a batch costs Python's time, a record that of C.
 
-Who calls leaves out what was aborted; markers are left out here. A batch with a good checksum may
-still be one that cannot be opened, or not be made a batch again: `PoisonBatch` names it, everything
-before it is in the file, and the caller keeps it aside as it is and goes on behind it.
+The caller leaves out aborted batches; markers are left out here. A batch with a good checksum may
+still be undecodable, or too large to be made a batch again. `PoisonBatch` names it: everything
+before it is in the file, and the caller quarantines it and continues after it.
 
-Promised: memory for the file, two row groups, and what the batches at hand inflate to, each within
-its limit. The same batches give the same bytes. Blocks for as long as it takes: for a side thread,
-one at a time.
+Promised: memory for the file, two row groups, and the inflated batches at hand, each within its
+limit. The same batches make the same bytes. All calls block: use a side thread. Not thread-safe.
 """
 
 from __future__ import annotations
@@ -34,13 +33,13 @@ from quackmq.records.codec import open_batch
 from quackmq.records.columns import to_arrow
 
 _MILLISECONDS: Final = pa.timestamp("ms", tz="UTC")
-#: A batch that inflates to less can always be made again without compression.
+#: A batch that inflates to less can always be encoded again without compression.
 _SURELY_ENCODABLE_BYTES: Final = shared_limits.BATCH_BYTES // 2
 
 
 class PoisonBatch(CorruptBatch):
-    """A batch that cannot go into the archive as records. It stays between the archive and whoever
-    feeds it: no door tells it, and so it is not in the tree of `quackmq.errors`."""
+    """A batch that cannot be archived as records. Only the archive and its caller see this error;
+    no protocol shows it, so it is not in the tree of `quackmq.errors`."""
 
     code = "poison_batch"
 
@@ -52,8 +51,8 @@ class PoisonBatch(CorruptBatch):
 
 
 class Committed(NamedTuple):
-    """A batch of no transaction, or of one that was committed; when it was appended, and the
-    durable name of its producer, if it has one."""
+    """A batch without a transaction, or of a committed one; when it was appended, and the durable
+    name of its producer, if it has one."""
 
     batch: Batch
     append_time_ms: int
@@ -61,14 +60,14 @@ class Committed(NamedTuple):
 
 
 class Written(NamedTuple):
-    """A file's bytes, and its line in the manifest."""
+    """A file's bytes, and its entry in the manifest."""
 
     file: ArchiveFile
     data: memoryview
 
 
 class FileWriter:
-    """A file in the making, from `first_offset` on. Used once, by one thread at a time."""
+    """Writes one file, from `first_offset` on. Use once. Not thread-safe."""
 
     def __init__(self, key: PartitionKey, topic: str, first_offset: int) -> None:
         self._first_offset = self._next_offset = first_offset
@@ -77,7 +76,7 @@ class FileWriter:
 
     @property
     def size(self) -> int:
-        """Bytes of the row groups so far; what still waits for its row group does not count."""
+        """The bytes of the row groups so far, without rows that wait for theirs."""
         return self._rows.size
 
     @property
@@ -86,14 +85,14 @@ class FileWriter:
 
     @property
     def is_full(self) -> bool:
-        """Nothing more is taken then."""
+        """Whether it takes no more batches."""
         return self._rows.is_full
 
     def add(self, entries: Sequence[Committed]) -> int:
-        """Batches by offset, all behind those before; how many were taken: all, or those after
-        which the file is full. Of a first batch that begins before the file does, the records are
-        taken that do not. PoisonBatch for the first that cannot be: those before it are taken, and
-        the caller goes on with those behind it."""
+        """Add batches in offset order, after all earlier ones. Return how many were added: all, or
+        those up to the one that filled the file. If the first begins before the file, only its
+        later records are added. Raises PoisonBatch for the first undecodable batch; those before it
+        are added, and the caller continues after it."""
         taken = 0
         for group in _groups_of(entries):
             if self.is_full:
@@ -104,7 +103,7 @@ class FileWriter:
         return taken
 
     def finish(self, next_offset: int, version: int) -> Written:
-        """The file, for all offsets before `next_offset`, as it comes with a manifest's version."""
+        """Return the file for all offsets before `next_offset`, for this manifest version."""
         if not self._next_offset <= next_offset:
             raise InvalidRequest(f"a file up to {self._next_offset} cannot end at {next_offset}")
         file = self._rows.finish(next_offset, version)
@@ -117,7 +116,7 @@ class FileWriter:
         for entry in group:
             if entry.batch.base_offset < offset:
                 raise InvalidRequest(
-                    f"a batch at offset {entry.batch.base_offset} comes after {offset - 1}"
+                    f"a batch at offset {entry.batch.base_offset} follows offset {offset - 1}"
                 )
             offset = entry.batch.next_offset
 
@@ -128,7 +127,7 @@ class FileWriter:
                     [entry.batch for entry in group],
                     max_bytes=limits.ARCHIVE_GROUP_BYTES // len(group),
                 )
-            except InvalidRequest:  # one is too large for company, or poison: which?
+            except InvalidRequest:  # one is too large to be decoded with others, or poison: which?
                 for entry in group:
                     self._add([entry])
                 return
@@ -145,7 +144,8 @@ class FileWriter:
 
 
 def _groups_of(entries: Sequence[Committed]) -> Iterator[Sequence[Committed]]:
-    """Entries to be opened together: small ones, up to a bound; a large one is alone."""
+    """Divide entries into groups that are decoded together: small ones up to a bound; a large one
+    is alone."""
     start = rows = 0
     for index, (batch, _, _) in enumerate(entries):
         is_large = batch.size >= (
@@ -169,7 +169,7 @@ def _groups_of(entries: Sequence[Committed]) -> Iterator[Sequence[Committed]]:
 
 
 def _open(batch: Batch) -> pa.RecordBatch:
-    """The rows of one batch, which can be made batches again."""
+    """Return the rows of one batch, which can be made batches again."""
     try:
         rows = to_arrow([batch])
         if rows.nbytes > _SURELY_ENCODABLE_BYTES:
@@ -180,14 +180,14 @@ def _open(batch: Batch) -> pa.RecordBatch:
 
 
 def _check_encodable(rows: pa.RecordBatch) -> None:
-    """RecordTooLarge if a record is so large that our compression does not make it a batch."""
+    """Raise RecordTooLarge if a record is too large to be made a batch even with compression."""
     nothing = pa.nulls(rows.num_rows, pa.int64())
     for _ in encode(rows.append_column("exact_timestamp_ms", nothing)):
         pass
 
 
 def _with_times_and_publishers(rows: pa.RecordBatch, group: Sequence[Committed]) -> pa.RecordBatch:
-    """With the columns that differ by batch."""
+    """Add the columns that differ by batch."""
     some = [entry for entry in group if entry.batch.record_count and not entry.batch.is_control]
     ends = []
     end = 0
@@ -195,7 +195,7 @@ def _with_times_and_publishers(rows: pa.RecordBatch, group: Sequence[Committed])
         end += entry.batch.record_count
         ends.append(end)
     if end != rows.num_rows:
-        raise InternalError(f"{rows.num_rows} rows of batches that say {end} records")
+        raise InternalError(f"there are {rows.num_rows} rows, but the batches say {end} records")
     append_times = pa.array([entry.append_time_ms for entry in some], _MILLISECONDS)
     publishers = pa.array([entry.publisher for entry in some], pa.string())
     run_ends = pa.array(ends, pa.int32())
@@ -214,7 +214,7 @@ def _spread(values: pa.Array, run_ends: pa.Array) -> pa.Array:
 
 
 def _exact_times(rows: pa.RecordBatch, group: Sequence[Committed]) -> pa.Array:
-    """Milliseconds that microseconds cannot tell, null for all others."""
+    """Return the milliseconds that microseconds cannot hold; null for all others."""
     bounds = pc.min_max(rows.column("timestamp").cast(pa.int64())).as_py()
     if -GREATEST_MS * 1000 < bounds["min"] and bounds["max"] < GREATEST_MS * 1000:
         return pa.nulls(rows.num_rows, pa.int64())

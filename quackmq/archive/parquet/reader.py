@@ -1,14 +1,14 @@
-"""What is archived, as consumers read it: batches by offset, offsets by time.
+"""Reads the archive for consumers: batches by offset, offsets by time.
 
-A read goes from offset to file by the manifest, to row group by the file's tail, and decodes that
-row group, unless it was used lately. What comes out is bounded by what was asked for; what goes in
-is a row group at a time, whatever a file's size. A quarantined batch is given as it came.
+A read finds the file of an offset in the manifest, and the row group in the file's tail. It decodes
+that row group, unless it is cached. The output is bounded by the request; the input is one row
+group at a time, whatever a file's size. A quarantined batch is returned unchanged.
 
-Promised: nothing is given that failed its checksum. DamagedData names the file and the offsets that
-cannot be had, and where to go on behind them; other offsets are served. Not promised: anything of
-files that were swept: who reads by a manifest keeps its files from that.
+Promised: nothing with a wrong checksum is returned. DamagedData names the file, the unreadable
+offsets, and where to continue after them; other offsets are served. Not promised: anything about
+files that were swept; a caller must keep the files of its manifest pinned.
 
-All of it blocks and belongs into the disk's read lane; several threads may call at once.
+All calls block: use the disk's read lane. Thread-safe.
 """
 
 from __future__ import annotations
@@ -46,24 +46,24 @@ from quackmq.records.batch import Batch
 
 V = TypeVar("V")
 _CacheKey = tuple[uuid.UUID, int, str, int]
-#: About what a record takes beside key, value and headers.
+#: About the size of a record beside key, value and headers.
 _RECORD_OVERHEAD: Final = 8
-#: What consumers are given, or ask by; the rest is known, or for others, and takes time to decode.
+#: The columns that consumers need; the others are known or not needed, and take time to decode.
 _SERVED: Final = [name for name in SCHEMA.names if name not in ("topic", "partition", "publisher")]
-#: In the cache beside the row groups of a file, which are counted from 0.
+#: The cache key of a file's tail; its row groups are counted from 0.
 _TAIL: Final = -1
 
 
 class Piece(NamedTuple):
-    """Whole batches, the first of which may begin after the offset asked for, and where to go on:
-    behind the last, or behind what was no record, too."""
+    """Whole batches, the first of which may begin after the requested offset, and the offset at
+    which to continue: after the last batch and after offsets without records."""
 
     batches: tuple[bytes, ...]
     next_offset: int
 
 
 class _Range(NamedTuple):
-    """Offsets that cannot be had where a part of a file cannot."""
+    """The offsets that are unreadable if a part of a file is."""
 
     first_offset: int
     next_offset: int
@@ -75,7 +75,7 @@ class _Tail(NamedTuple):
 
 
 class ArchiveReader:
-    """Reads by manifests that it is given. Its caches are shared by all partitions."""
+    """Reads by the manifests that it is given. All partitions share its caches."""
 
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
@@ -84,19 +84,19 @@ class ArchiveReader:
         self._ahead = PrefetchBuffer(limits.ARCHIVE_WAITING_BYTES)
 
     def read(self, manifest: Manifest, offset: int, max_bytes: int) -> Piece:
-        """Records from `offset` on: at most `max_bytes`, but one batch at least, if there is one
-        before the archive's end. OffsetOutOfRange outside of it."""
+        """Return records from `offset` on: at most `max_bytes`, but at least one batch, if there is
+        one before the archive's end. Raises OffsetOutOfRange."""
         _check_range(manifest, offset)
         batches: list[bytes] = []
         left = max_bytes
-        # The last bit of what was asked for is not worth a batch of its own.
+        # The last small rest of the request is not worth its own batch.
         while offset < manifest.next_offset and (not batches or left > max_bytes // 8):
             if batches and self._ahead.first_size(manifest.key, offset) > left:
-                break  # it is for the next read
+                break  # it is left for the next read
             try:
                 piece = self._read_some(manifest, offset, left)
             except StorageError:
-                if batches:  # told to whoever asks for it
+                if batches:  # the next read gets the error
                     break
                 raise
             size = sum(map(len, piece.batches))
@@ -108,7 +108,7 @@ class ArchiveReader:
         return Piece(tuple(batches), offset)
 
     def read_waiting(self, manifest: Manifest, offset: int, max_bytes: int) -> Piece | None:
-        """The same of what was made ahead, without any work; None if nothing that fits waits."""
+        """Return prefetched batches, without any work; None if none that fits is waiting."""
         _check_range(manifest, offset)
         if not 0 < self._ahead.first_size(manifest.key, offset) <= max_bytes:
             return None
@@ -124,14 +124,14 @@ class ArchiveReader:
         return Piece(tuple(batches), offset) if batches else None
 
     def wanted_ahead(self, manifest: Manifest, offset: int) -> int | None:
-        """Where batches are to be made for who has read up to an offset, if they are: somebody
-        takes what waits there, and will want more."""
+        """Return where to prefetch for a reader that has read up to an offset; None if no prefetch
+        is needed. It is if prefetched batches wait there, and more will be wanted."""
         end = self._ahead.run_end(manifest.key, offset, limits.ARCHIVE_AHEAD_BYTES)
         return end if end is not None and end < manifest.next_offset else None
 
     def make_ahead(self, manifest: Manifest, offset: int, max_bytes: int) -> None:
-        """Batches from an offset on, to wait there, of `max_bytes` each at the most. What cannot be
-        had is told to whoever asks for it."""
+        """Prefetch batches from an offset on, of at most `max_bytes` each. An error is left to the
+        read that meets it."""
         try:
             batches = self._make_some(manifest, offset, max_bytes, limits.ARCHIVE_AHEAD_BYTES)
         except StorageError:
@@ -141,8 +141,8 @@ class ArchiveReader:
     def offset_at(
         self, manifest: Manifest, time_ms: int, kind: TimeKind = "timestamp"
     ) -> OffsetTime | None:
-        """The first record whose time is `time_ms` or later; None if no archived one's is. Reads a
-        row group at the most (two, where the first is of the manifest's edge)."""
+        """Return the first record whose time is `time_ms` or later; None if there is none. Reads at
+        most one row group (two, if the first is at the manifest's edge)."""
         is_append = kind == "append"
         for file in manifest.files:
             greatest = file.greatest_append_ms if is_append else file.greatest_timestamp_ms
@@ -159,7 +159,7 @@ class ArchiveReader:
         return None
 
     def verify(self, manifest: Manifest, file: ArchiveFile | Quarantined) -> None:
-        """Read every byte of a file anew. DamagedData names the first thing that is wrong."""
+        """Read every byte of a file without the caches. Raises DamagedData for the first damage."""
         if isinstance(file, Quarantined):
             self._read_quarantined(manifest, file)
             return
@@ -168,8 +168,8 @@ class ArchiveReader:
                 raise rows
 
     def scan(self, manifest: Manifest, file: ArchiveFile) -> Iterator[pa.RecordBatch | DamagedData]:
-        """Every row of a file, read anew and a row group at a time; what cannot be had is named in
-        its place, and the rest is given."""
+        """Yield every row of a file, read without the caches, one row group at a time; yield the
+        error in the place of an unreadable row group."""
         try:
             tail = self._load_tail(manifest, file)
         except DamagedData as error:
@@ -182,15 +182,15 @@ class ArchiveReader:
                 yield error
 
     def pieces(self, manifest: Manifest, file: ArchiveFile | Quarantined) -> Iterator[bytes]:
-        """A file's bytes from its first to its last, of a row group at the most at a time, each
-        piece checked before it is given. DamagedData."""
+        """Yield a file's bytes in order, at most a row group at a time, each piece checked first.
+        Raises DamagedData."""
         if isinstance(file, Quarantined):
             yield self._read_quarantined(manifest, file)
             return
         path = f"{partition_path(manifest.topic, manifest.key.partition)}/{file.name}"
         position = 0
         for index, group in enumerate(self._load_tail(manifest, file).groups):
-            # Nothing but Parquet's magic number stands before the first, and nothing in between.
+            # Before the first row group there is only Parquet's magic number; between them nothing.
             yield self._read(path, file, position, group.position - position)
             data = self._read(path, file, group.position, group.size)
             if crc32c(data) != group.crc32c:
@@ -202,7 +202,7 @@ class ArchiveReader:
     # --- batches ---------------------------------------------------------------------------
 
     def _read_some(self, manifest: Manifest, offset: int, max_bytes: int) -> Piece:
-        """Of one row group, or one quarantined batch, or nothing up to the file's end."""
+        """Read from one row group, or one quarantined batch, or nothing up to the file's end."""
         aside = manifest.quarantined_from(offset)
         if aside is not None and aside.first_offset <= offset:
             return Piece((self._read_quarantined(manifest, aside),), aside.next_offset)
@@ -218,18 +218,18 @@ class ArchiveReader:
     def _make_some(
         self, manifest: Manifest, offset: int, max_bytes: int, ahead_bytes: int
     ) -> list[bytes]:
-        """Of one row group; none where there is nothing up to the file's end, or to what was kept
-        aside."""
+        """Make batches from one row group; none if there is nothing up to the file's end, or up to
+        a quarantined batch."""
         file = manifest.files[manifest.file_at(offset)]
         end = _end_of_records(manifest, offset)
         try:
             return self._read_records(manifest, file, offset, end, max_bytes, ahead_bytes)
         except DamagedData as error:
-            # What is kept aside can be had, whatever has become of the file around it.
+            # A quarantined batch can be read even if the file around it is damaged.
             raise DamagedData(str(error), min(error.next_offset or end, end)) from error
 
     def _given(self, manifest: Manifest, batches: Sequence[bytes], max_bytes: int) -> Piece:
-        """As many as fit, but one at least; the others wait for whoever reads on."""
+        """Return as many batches as fit, but at least one; keep the others for the next read."""
         count, size = 1, len(batches[0])
         while count < len(batches) and size + len(batches[count]) <= max_bytes:
             size += len(batches[count])
@@ -247,7 +247,7 @@ class ArchiveReader:
         max_bytes: int,
         ahead_bytes: int,
     ) -> list[bytes]:
-        """Of the first row group that has any in [offset, end)."""
+        """Read the first row group that has records in [offset, end)."""
         for index, group in enumerate(self._tail(manifest, file).groups):
             if group.first_offset >= end:
                 break
@@ -290,7 +290,7 @@ class ArchiveReader:
         if crc32c(data) != file.tail_crc32c:
             raise _damaged(path, file, "the checksum of its footer is wrong")
         try:
-            # A footer can be read without the file before it.
+            # A footer can be parsed without the file before it.
             metadata = pq.read_metadata(pa.BufferReader(data))
             version = schema_version(metadata.metadata or {})
             if version > SCHEMA_VERSION:
@@ -330,7 +330,7 @@ class ArchiveReader:
         except (pa.ArrowException, ValueError, KeyError, OSError) as error:
             raise _damaged(path, what, f"row group {index}: {error}") from error
         if len(rows) != 1 or rows[0].num_rows != group.records:
-            raise _damaged(path, what, f"row group {index} has not {group.records} records")
+            raise _damaged(path, what, f"row group {index} does not have {group.records} records")
         return rows[0]
 
     def _read(
@@ -347,7 +347,7 @@ class ArchiveReader:
         except OSError as error:
             if error.errno == errno.EIO:
                 raise _damaged(path, what, str(error)) from error
-            # Nothing is lost that could be gone over: it may go well another time.
+            # Not damage: a retry may succeed.
             raise StorageError(f"{path} cannot be read: {error}") from error
         if len(data) != length:
             raise _damaged(path, what, f"it ends at byte {position + len(data)}")
@@ -355,8 +355,8 @@ class ArchiveReader:
 
 
 class _Cache(Generic[V]):
-    """What was used last, up to a number of bytes. Any thread; what is not there is loaded without
-    holding others up, so that two may load the same at the same time."""
+    """The most recently used values, up to a number of bytes. Thread-safe. Loading does not block
+    others, so two threads may load the same value at the same time."""
 
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes
@@ -376,7 +376,7 @@ class _Cache(Generic[V]):
             if key not in self._entries:
                 self._entries[key] = value, size
                 self._size += size
-            # The one just loaded stays, however large: somebody is about to read it.
+            # The value just loaded stays, however large: the caller is about to use it.
             while len(self._entries) > 1 and self._size > self._most_bytes:
                 _, (_, dropped) = self._entries.popitem(last=False)
                 self._size -= dropped
@@ -386,21 +386,21 @@ class _Cache(Generic[V]):
 def _check_range(manifest: Manifest, offset: int) -> None:
     if not manifest.first_offset <= offset < manifest.next_offset:
         raise OffsetOutOfRange(
-            f"offset {offset} is not archived: {manifest.first_offset} to "
-            f"{manifest.next_offset - 1} are"
+            f"offset {offset} is not archived: the archive has {manifest.first_offset} to "
+            f"{manifest.next_offset - 1}"
         )
 
 
 def _end_of_records(manifest: Manifest, offset: int) -> int:
-    """Where the file of an offset ends, or before that a batch was kept aside; where that is the
-    offset itself, there is none."""
+    """Return where the file of an offset ends, or where a quarantined batch begins before that; the
+    offset itself if the batch is there."""
     end = manifest.files[manifest.file_at(offset)].next_offset
     aside = manifest.quarantined_from(offset)
     return end if aside is None else min(end, max(offset, aside.first_offset))
 
 
 def _rows_between(rows: pa.RecordBatch, offset: int, end: int) -> tuple[int, int]:
-    """The rows from one offset to before another, as indices."""
+    """Return the indices of the rows in [offset, end)."""
     offsets = rows.column("offset")
     bounds = [
         pc.sum(pc.less(offsets, pa.scalar(bound, pa.int64()))).as_py() for bound in (offset, end)
@@ -409,8 +409,8 @@ def _rows_between(rows: pa.RecordBatch, offset: int, end: int) -> tuple[int, int
 
 
 def _encode_some(rows: pa.RecordBatch, max_bytes: int, ahead_bytes: int) -> list[bytes]:
-    """As many rows as fit, but one batch at least; and others ahead of whoever reads on. What they
-    will take is guessed, so that no more rows are encoded than are given."""
+    """Encode as many rows as fit, but at least one batch; and more to be prefetched. Their size is
+    estimated, so that few rows are encoded in vain."""
     count = rows.num_rows
     content = sum(rows.column(name).nbytes for name in ("key", "value", "headers"))
     batch_bytes = max(1, min(shared_limits.ENCODED_BATCH_BYTES, max_bytes))

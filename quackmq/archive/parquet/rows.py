@@ -1,12 +1,12 @@
-"""Rows of one partition, as a Parquet file of the archive: rows in, row groups out.
+"""Writes rows of one partition to a Parquet file of the archive: rows in, row groups out.
 
-Zstandard, row groups of a bounded size with statistics and a page index, and what
-`quackmq.archive.parquet.schema` says behind them. Whoever makes a file of the archive makes it
-here: the archiver of batches (`writer`), the merger of other files, and programs that merge beside
-the broker. The same rows give the same bytes, however they come.
+Zstandard, row groups of a bounded size with statistics and a page index, and the metadata of
+`quackmq.archive.parquet.schema`. All files of the archive are written here: by the archiver of
+batches (`from_batches`), by the merger of other files, and by programs that merge outside of the
+broker. The same rows make the same bytes, however they are divided.
 
-A file is made where its sink is: in memory, or on a disk as it grows. Promised: memory for two row
-groups beside the sink. Blocks for as long as it takes: for a side thread, one at a time.
+The file grows in its sink: in memory, or on a disk. Promised: memory for two row groups beside the
+sink. All calls block: use a side thread. Not thread-safe.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from quackmq.errors import InvalidRequest
 from quackmq.model.topic import PartitionKey
 from quackmq.records.batch import Buffer
 
-#: What is worth skipping by. Keys and values are in no order, and their bounds could be long.
+#: Columns with statistics to skip by. Keys and values are unordered, and their bounds can be long.
 _STATISTICS: Final = ["topic", "partition", "offset", "timestamp", "append_time", "producer_id"]
-#: Few values, many times. The rest is told by differences, or as it is.
+#: Columns with few values, repeated often. The others are stored as differences, or as they are.
 _DICTIONARIES: Final = ["topic", "partition", "timestampType", "append_time", "producer_id"] + [
     "producer_epoch",
     "publisher",
@@ -56,19 +56,19 @@ _ENCODINGS: Final = {
 
 
 class Sink(Protocol):
-    """Where the bytes of a file go, one after the other."""
+    """Receives the bytes of a file in order."""
 
     def write(self, data: Buffer, /) -> object: ...
 
 
 class RowsWriter:
-    """A file in the making, from `first_offset` on. Used once, by one thread at a time."""
+    """Writes one file, from `first_offset` on. Use once. Not thread-safe."""
 
     def __init__(self, key: PartitionKey, topic: str, first_offset: int, sink: Sink) -> None:
         self._key = key
         self._topic = topic
         self._first_offset = first_offset
-        #: The offset behind the last row that was added.
+        #: The offset after the last row that was added.
         self._next_offset = first_offset
         self._bytes = _Checked(sink)
         self._writer = pq.ParquetWriter(
@@ -82,14 +82,14 @@ class RowsWriter:
             write_page_checksum=True,
         )
         self._groups: list[RowGroup] = []
-        #: Rows that wait until they make a row group.
+        #: Rows that wait until they fill a row group.
         self._waiting: list[pa.RecordBatch] = []
         self._waiting_rows = 0
         self._waiting_bytes = 0
 
     @property
     def size(self) -> int:
-        """Bytes of the row groups so far; what still waits for its row group does not count."""
+        """The bytes of the row groups so far, without rows that wait for theirs."""
         return self._bytes.position
 
     @property
@@ -98,21 +98,21 @@ class RowsWriter:
 
     @property
     def is_full(self) -> bool:
-        """As large as a file should be, or of as many row groups as it may have."""
+        """Whether it is as large as a file should be, or has as many row groups as it may have."""
         return (
             self.size >= shared_limits.ARCHIVE_FILE_BYTES
             or len(self._groups) >= limits.ARCHIVE_ROW_GROUPS
         )
 
     def add(self, rows: pa.RecordBatch) -> None:
-        """Rows by offset, all behind those before. All columns of the archive but `topic` and
-        `partition`, which are the file's; others are let go of."""
+        """Add rows in offset order, after all earlier ones. They have all columns of the archive
+        except `topic` and `partition`, which are the file's; other columns are dropped."""
         if not rows.num_rows:
             return
         offsets = rows.column("offset")
         if offsets[0].as_py() < self._next_offset:
             raise InvalidRequest(
-                f"a row at offset {offsets[0].as_py()} comes after {self._next_offset - 1}"
+                f"a row at offset {offsets[0].as_py()} follows offset {self._next_offset - 1}"
             )
         self._next_offset = offsets[-1].as_py() + 1
         rows = rows.select(_GIVEN)
@@ -126,8 +126,8 @@ class RowsWriter:
             self._write()
 
     def finish(self, next_offset: int, version: int) -> ArchiveFile:
-        """The file's line in a manifest of this version: it has all offsets before `next_offset`.
-        Its bytes are in the sink."""
+        """Finish the file; return its entry in a manifest of this version. It covers all offsets
+        before `next_offset`. Its bytes are in the sink."""
         if not self._next_offset <= next_offset or next_offset == self._first_offset:
             raise InvalidRequest(f"a file up to {self._next_offset} cannot end at {next_offset}")
         self._write(final=True)
@@ -157,7 +157,7 @@ class RowsWriter:
         )
 
     def _write(self, final: bool = False) -> None:
-        """Write all row groups that are full; at last also what is left."""
+        """Write all full row groups; with `final`, also the rest."""
         if not self._waiting:
             return
         rows = pa.concat_batches(self._waiting)
@@ -200,13 +200,13 @@ class RowsWriter:
         )
 
 
-#: The columns that come with the rows.
+#: The columns that are in the added rows.
 _GIVEN: Final = [name for name in SCHEMA.names if name not in ("topic", "partition")]
 
 
 class _Checked:
-    """Passes bytes on to a sink, counts them, and makes the checksum of each stretch. What Arrow
-    wants of a file that is written."""
+    """Passes bytes on to a sink, counts them, and computes the checksum of each range. It is the
+    file object that Arrow writes to."""
 
     closed = False
 
@@ -222,7 +222,7 @@ class _Checked:
         return len(data)
 
     def take_checksum(self) -> int:
-        """Of what was written since this was asked for last."""
+        """Return the checksum of the bytes written since the last call."""
         crc, self._crc = self._crc, 0
         return crc
 
@@ -235,7 +235,7 @@ class _Checked:
 
 
 def rows_from(rows: pa.RecordBatch, offset: int) -> pa.RecordBatch:
-    """Without those before an offset."""
+    """Drop the rows before an offset."""
     offsets = rows.column("offset")
     if not rows.num_rows or offsets[0].as_py() >= offset:
         return rows
@@ -243,7 +243,7 @@ def rows_from(rows: pa.RecordBatch, offset: int) -> pa.RecordBatch:
 
 
 def bounds_of(groups: Sequence[RowGroup]) -> dict[str, int]:
-    """The bounds of times, as a manifest's line has them; none where there are no records."""
+    """Return the bounds of times for a manifest entry; none if there are no records."""
     if not groups:
         return {}
     return {
@@ -255,7 +255,7 @@ def bounds_of(groups: Sequence[RowGroup]) -> dict[str, int]:
 
 
 def _pieces(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Halved until each is small enough for a row group, or one record."""
+    """Halve rows until each part is small enough for a row group, or one record."""
     if rows.num_rows <= 1 or rows.nbytes <= limits.ARCHIVE_ROW_GROUP_BYTES:
         yield rows
         return

@@ -1,15 +1,15 @@
-"""Rows of the archive as record batches, the way consumers get them: columns in, batches out.
+"""Turns rows of the archive into record batches for consumers: columns in, batches out.
 
-Each step is one call over a column; what Python does is done once a batch. A record is the join of
-nine columns of bytes, as `quackmq.records.codec` draws it, and the memory of the joined column
-holds the records of all batches, one after the other:
+Each step is one call over a column; Python code runs once per batch. A record is the join of nine
+byte columns, as `quackmq.records.codec` draws it, and the memory of the joined column contains the
+records of all batches, one after the other:
 
     length · attributes · time delta · offset delta · key length · key · value length · value ·
     headers
 
-Promised: the same records at the same offsets, holes and all; of the producer its id, epoch and
-sequence numbers. Not promised: that these are the batches which the records came in, that they are
-compressed, or part of a transaction: what is archived is committed.
+Promised: the same records at the same offsets, including gaps; the producer's id, epoch and
+sequence numbers. Not promised: that they are divided into the original batches, compressed, or part
+of a transaction: archived records are committed.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from quackmq.records.batch import (
 from quackmq.records.codec import NO_EPOCH, BatchWriter
 from quackmq.records.columns import constant
 
-#: Numbers whose varints are looked up: all lengths and deltas that are usual.
+#: Numbers whose varints are looked up: all usual lengths and deltas.
 _TABLE_SIZE: Final = 1 << 17
 _GREATEST_SEQUENCE: Final = 2**31 - 1
-#: More than a record takes beside key, value and headers.
+#: More than the size of a record beside key, value and headers.
 _RECORD_OVERHEAD: Final = constant(48, pa.int64())
-# Numbers as Arrow has them: told as Python's, each call would take ten times as long.
+# Arrow scalars: with Python numbers each call would take ten times as long.
 _ZERO, _ONE, _THOUSAND = (constant(number, pa.int64()) for number in (0, 1, 1000))
 _APPEND_TIME: Final = constant(1, pa.int32())
 _MOST_RECORDS: Final = constant(limits.RECORDS_PER_BATCH, pa.int64())
@@ -53,8 +53,8 @@ _ATTRIBUTES: Final = constant(b"\x00", pa.binary())
 def encode(
     rows: pa.RecordBatch, *, batch_bytes: int = limits.ENCODED_BATCH_BYTES
 ) -> Iterator[bytes]:
-    """Batches of `batch_bytes` at the most, but for a record that is larger. `rows` are rows of the
-    archive and grow by offset. RecordTooLarge for a record that no batch can hold."""
+    """Yield batches of at most `batch_bytes`; a larger record is alone. `rows` are rows of the
+    archive in offset order. Raises RecordTooLarge for a record that no batch can hold."""
     if not rows.num_rows:
         return
     offsets = rows.column("offset")
@@ -76,7 +76,7 @@ def encode(
 
 
 def timestamps_ms(rows: pa.RecordBatch) -> pa.Array:
-    """The records' times, also those that microseconds cannot tell."""
+    """Return the records' times, including those that microseconds cannot hold."""
     told = pc.divide(rows.column("timestamp").cast(pa.int64()), _THOUSAND)
     exact = rows.column("exact_timestamp_ms")
     return told if exact.null_count == rows.num_rows else pc.coalesce(exact, told)
@@ -87,7 +87,7 @@ def append_times_ms(rows: pa.RecordBatch) -> pa.Array:
 
 
 class _Fields(NamedTuple):
-    """What the header of one batch says."""
+    """The fields of one batch's header."""
 
     offset: int
     last_offset: int
@@ -114,7 +114,7 @@ class _Fields(NamedTuple):
 def _fields(
     rows: pa.RecordBatch, offsets: pa.Array, times: pa.Array, starts: list[int], ends: list[int]
 ) -> Iterator[_Fields]:
-    """Of the batches that these rows begin and end."""
+    """Return the header fields of the batches from these rows."""
     first = pa.array(starts, pa.int64())
     last = pa.array([end - 1 for end in ends], pa.int64())
     base_times = times.take(first).to_pylist()
@@ -137,7 +137,7 @@ def _fields(
 
 
 def _compressed(rows: pa.RecordBatch, row: int, fields: _Fields) -> bytes:
-    """A record so large that only its compression made it a batch: it is alone in this one."""
+    """Encode a record that only fits into a batch compressed; it is alone in its batch."""
     if fields.record_count != 1:
         raise DamagedData(
             f"{fields.record_count} records from offset {fields.offset} on are too large for a "
@@ -162,8 +162,8 @@ def _compressed(rows: pa.RecordBatch, row: int, fields: _Fields) -> bytes:
 def _starts(
     rows: pa.RecordBatch, offsets: pa.Array, times: pa.Array, headers: pa.Array, batch_bytes: int
 ) -> list[int]:
-    """The rows that begin a batch: it has one producer, whose numbers run with the offsets, one
-    kind of time, and where that is the broker's, one time; and it has its bounds."""
+    """Return the rows that begin a batch. A batch has one producer, whose sequence numbers grow
+    with the offsets, one kind of time, one time if it is the broker's, and bounds."""
     count = rows.num_rows
     if count == 1:
         return [0]
@@ -175,7 +175,7 @@ def _starts(
         pc.add(_lengths(rows.column("key")), _lengths(rows.column("value"))),
         pc.add(pc.binary_length(headers).cast(pa.int64()), _RECORD_OVERHEAD),
     )
-    # Rows of one half of the bound and the row that crosses into it: a batch of all of it at most.
+    # Rows within half of the bound and the row that crosses it: at most the bound together.
     half = pa.scalar(max(1, batch_bytes // 2), pa.int64())
     columns = [
         rows.column("producer_id").fill_null(NO_PRODUCER_ID),
@@ -200,7 +200,7 @@ def _starts(
 
 
 def _changes(column: pa.Array) -> pa.Array:
-    """Of every row but the first, whether it differs from the one before."""
+    """Return for every row but the first whether it differs from the one before."""
     return pc.not_equal(column.slice(1), column.slice(0, len(column) - 1))
 
 
@@ -232,7 +232,7 @@ def _records(
 
 
 def headers_of(column: pa.Array) -> pa.Array:
-    """How many headers a row has, and the headers."""
+    """Encode the number of headers of each row, and the headers."""
     if column.null_count == len(column):
         return pa.repeat(pa.scalar(b"\x00", pa.binary()), len(column))
     counts = column.value_lengths().fill_null(0).cast(pa.int64())
@@ -250,7 +250,7 @@ def headers_of(column: pa.Array) -> pa.Array:
 
 
 def _spread(column: pa.Array, starts: list[int], ends: list[int]) -> pa.Array | pa.Scalar:
-    """The value of each batch's first row, over all of its rows."""
+    """Repeat the value of each batch's first row over all its rows."""
     if len(starts) == 1:
         return column[0]
     firsts = column.take(pa.array(starts, pa.int64()))
@@ -266,7 +266,7 @@ def length_varints(column: pa.Array) -> pa.Array:
 
 
 def varints(numbers: pa.Array) -> pa.Array:
-    """As zigzag varints: looked up, or made once for each number that there is."""
+    """Encode as zigzag varints: looked up, or computed once for each distinct number."""
     # Arrow does not shift an int64 by 63.
     signs = pc.negate(pc.less(numbers, _ZERO).cast(pa.int64()))
     zigzag = pc.bit_wise_xor(pc.shift_left(numbers, _ONE), signs)
@@ -295,5 +295,5 @@ def _varint(zigzag: int) -> bytes:
 
 
 def positions_of(column: pa.Array) -> memoryview:
-    """Where each value of a column of bytes begins in its memory, and where the last one ends."""
+    """Return where each value of a byte column begins in its memory, and where the last ends."""
     return memoryview(column.buffers()[1]).cast("i")[column.offset :]

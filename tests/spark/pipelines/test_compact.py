@@ -351,7 +351,7 @@ def test_workers_that_cannot_reach_the_directory_say_so_in_a_sentence(
         place.mkdir(parents=True)
         manifest = Path(paths(broker, other)[0]).parent / "_manifest.json"
         (place / "_manifest.json").write_bytes(manifest.read_bytes())
-        assert_out_of_reach(replace(order, directory=str(elsewhere)), "is of topic id")
+        assert_out_of_reach(replace(order, directory=str(elsewhere)), "belongs to topic id")
         mine = Path(paths(broker, topic)[0]).parent / "_manifest.json"
         (place / "_manifest.json").write_bytes(mine.read_bytes())
         ahead = replace(order, merge=replace(order.merge, version=order.merge.version + 1))

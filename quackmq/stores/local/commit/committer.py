@@ -5,8 +5,7 @@ share one sync. There are two catalogs: `latest`, with everything submitted, aga
 are checked; and `durable`, which readers see.
 
 If a write or a sync fails (the disk is full, the device is broken), the content of the disk is
-unknown. From then on the store is read-only. Recovery finds out what it holds when it is opened
-again.
+unknown. From then on the store is read-only, until it is opened again and recovered.
 
 Not thread-safe: call from the event loop. Blocking work runs in the disk's lanes: segments and
 journal in "flush", checkpoints and removals in "checkpoint". The loop itself writes only small
@@ -312,8 +311,7 @@ class Committer:
         self._go_on()
 
     def _go_on_within_memory(self) -> None:
-        """Begin the next cycle when write-back has caught up. Until then publishers wait, which
-        bounds memory."""
+        """Begin the next cycle when write-back has caught up: waiting publishers bound memory."""
         behind = max(self._waiting.bytes, self._tail.excess_bytes)
         if behind >= limits.WRITE_BACK_BYTES and self._waiting.bytes and self.failure is None:
             write_back = self._start_write_back()
@@ -372,9 +370,8 @@ class Committer:
     # --- write-back ---------------------------------------------------------------------------
 
     def _start_write_back(self) -> asyncio.Task[None]:
-        """Start a write-back, or return the running checkpoint, which writes back itself. During
-        its capture no later chunk may be written: after a power cut the checkpoint would name bytes
-        that the journal has lost."""
+        """Start a write-back, or return a running checkpoint, which writes back itself. During its
+        capture no later chunk may be written: a power cut could make it name lost bytes."""
         if not self._capture.is_over and self._checkpointing is not None:
             return self._checkpointing
         if self._writing_back is None or self._writing_back.done():
