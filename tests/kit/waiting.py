@@ -11,6 +11,7 @@ T = TypeVar("T")
 
 #: For anything that takes milliseconds on an idle machine. Long, since machines can be busy.
 DEADLINE_S: Final = 60.0
+_EAGER_TURNS: Final = 1_000
 
 
 async def soon(awaitable: Awaitable[T]) -> T:
@@ -20,10 +21,15 @@ async def soon(awaitable: Awaitable[T]) -> T:
 
 
 async def until(condition: Callable[[], object]) -> None:
-    """Wait until `condition` is true, while other tasks run. TimeoutError."""
+    """Wait until `condition` is true, while other tasks run. TimeoutError.
+
+    It looks in every turn of the loop at first, so that a condition that holds for a moment only is
+    not missed."""
     async with asyncio.timeout(DEADLINE_S):
+        turns = 0
         while not condition():
-            await asyncio.sleep(0.001)
+            await asyncio.sleep(0 if turns < _EAGER_TURNS else 0.001)
+            turns += 1
 
 
 def wait_until(
