@@ -76,7 +76,7 @@ async def test_what_the_broker_did_is_told_as_a_path(monkeypatch: pytest.MonkeyP
     topic = await broker.create_topic(CALLER, "news")
     await broker.offsets(CALLER, PartitionKey(topic.id, 0))
     pause = await found_pause()
-    assert "Broker.offsets (quackmq/broker/broker.py:" in pause.cause
+    assert "LogService.offsets (quackmq/broker/log/service.py:" in pause.cause
     watchdog.stop()
     await broker.close()
 

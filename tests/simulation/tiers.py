@@ -28,6 +28,7 @@ from typing import Final
 
 from quackmq.archive.layout import ARCHIVE
 from quackmq.archive.tiered_store import TieredStore
+from quackmq.broker.lifecycle import Lifecycle
 from quackmq.broker.timekeeping import Timekeeping
 from quackmq.clock import Clock as BrokerClock
 from quackmq.errors import BrokerClosing, LimitReached, StorageError, StoreReadOnly
@@ -101,7 +102,7 @@ class TiersWorld(World):
         store = await self._open(disk, clock)
         if store is None:
             return True
-        timekeeping = Timekeeping(store, clock)
+        timekeeping = Timekeeping(store, clock, Lifecycle())
         await timekeeping.load()
         await self._truth.check(store, self._machine, sound=not disk.failed)
         self.counts["recoveries checked"] += 1

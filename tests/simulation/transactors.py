@@ -13,6 +13,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Final
 
+from quackmq.broker.lifecycle import Lifecycle
 from quackmq.broker.timekeeping import Timekeeping
 from quackmq.errors import BrokerClosing, OffsetOutOfRange, StorageError
 from quackmq.model.log_transactions import Marker, marker_batch
@@ -114,7 +115,7 @@ class TransactionWorld(World):
         await self._check(store)
         self._lossy = False
         try:
-            timekeeping = Timekeeping(store, clock)
+            timekeeping = Timekeeping(store, clock, Lifecycle())
             await timekeeping.load()
             await self._prepare(store)
             async with asyncio.TaskGroup() as group:

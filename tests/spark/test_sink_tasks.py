@@ -295,7 +295,7 @@ def test_a_topic_that_is_not_there_is_created_as_by_every_other_door(
 
 def test_a_broker_that_creates_no_topics_refuses_a_missing_one_before_anything_runs() -> None:
     with serving(settings=BrokerSettings(auto_create_topics=False)) as closed:
-        with pytest.raises(UnknownTopic, match="no topic 'nowhere', and none is created"):
+        with pytest.raises(UnknownTopic, match="there is no topic 'nowhere': create it first"):
             batch_sink(closed, "nowhere")
 
 

@@ -428,5 +428,5 @@ def test_a_failure_is_one_sentence_and_one_by_a_signal_is_told_as_that(
 
     monkeypatch.setattr(fake, "run", stopped)
     assert main(arguments) == 128 + signal.SIGTERM
-    assert capsys.readouterr().err == "quackmq: fake: stopped before it was done\n"
+    assert capsys.readouterr().err == "quackmq: fake: stopped before it was finished\n"
     assert threading.current_thread() is threading.main_thread()

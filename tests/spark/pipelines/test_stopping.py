@@ -43,7 +43,7 @@ def test_a_batch_that_spark_is_in_the_middle_of_is_given_up_and_nothing_is_publi
         running.send(signal.SIGTERM)
         assert running.process.wait(timeout=RUN_S) == 128 + signal.SIGTERM
         *progress, last = running.errors().splitlines()
-        assert last == "quackmq: replay: stopped before it was done"
+        assert last == "quackmq: replay: stopped before it was finished"
         assert not any("Traceback" in line for line in progress), progress
         assert running.line() == "", "it has no report"
     assert broker.consumed(again) == []

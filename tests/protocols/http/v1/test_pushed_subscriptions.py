@@ -41,7 +41,7 @@ def test_a_pushed_name_is_not_used_by_last_id_and_can_be_ended(
     served.run(served.broker.pushing.subscribe(_CALLER, "donald", topic))
     for answer in (api.put(path), api.post(f"{path}/get")):
         assert answer.status == 409
-        assert "pushed subscription" in answer.json["detail"]
+        assert "push subscription" in answer.json["detail"]
     assert api.ask("DELETE", path).status == 204
     assert api.get(f"{path}/lag").status == 404
     assert api.put(path).status == 201
