@@ -74,7 +74,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {"quackmq.clock", "quackmq.disk", "quackmq.model.producer_state"}
     | {"quackmq.model.log_transactions"},
     "quackmq.archive": VALUES
-    | {"quackmq.clock", "quackmq.model.producer_state", "quackmq.stores.contract"},
+    | {
+        "quackmq.clock",
+        "quackmq.model.agenda",
+        "quackmq.model.producer_state",
+        "quackmq.stores.contract",
+    },
     "quackmq.broker": VALUES
     | PURE
     | {"quackmq.clock", "quackmq.loop_clock", "quackmq.stores.contract", "quackmq.archive"},

@@ -3,5 +3,6 @@
 Everything here is pure: functions of their arguments, and state machines without I/O.
 Open `topic` first for the values that all packages exchange. `policy` holds the settings of topics,
 `leases` and `subscription` the rules of delivery, `producer_state`, `log_transactions` and
-`transactional_id` those of exactly-once publishing, `partitioning` the partition of a key.
+`transactional_id` those of exactly-once publishing, `partitioning` the partition of a key, `agenda`
+what is to be looked at at which time.
 """

@@ -40,3 +40,9 @@ LEASE_GAPS: Final = 1_000
 #: How many of the newest entries a live subscription that is behind receives in order. Entries
 #: appended later wait for no more than these.
 LIVE_WINDOW: Final = 100
+
+# --- agendas -------------------------------------------------------------------------------
+
+#: Times that were replaced or dropped and may still lie in an agenda's heap, beyond twice those
+#: that count: sorting them out then costs little for each change.
+AGENDA_SPARE: Final = 1_000

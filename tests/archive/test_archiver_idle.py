@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import uuid
 from pathlib import Path
 
 import pytest
 
 from quackmq.archive import limits as archive_limits
 from quackmq.archive.archiving.archiver import Archiver
-from quackmq.archive.archiving.schedule import Agenda
 from quackmq.errors import StorageError
 from quackmq.model.policy import Policy
 from quackmq.model.topic import PartitionKey, Topic
@@ -129,22 +127,3 @@ async def test_the_backlog_is_the_sum_over_all_partitions(tmp_path: Path) -> Non
         home.archiver.forget((await home.store.topics())["topic-1"])
         assert keys[1] not in standings
         assert home.archiver.state().backlog_bytes == added_up()
-
-
-async def test_an_agenda_gives_each_once_at_the_time_that_was_said_last() -> None:
-    agenda = Agenda()
-    keys = [PartitionKey(uuid.UUID(int=number), 0) for number in range(4)]
-    for key in keys:
-        agenda.put(key, 10)
-    agenda.put(keys[0], 20)
-    agenda.put(keys[1], 5)
-    agenda.drop(keys[2])
-    assert agenda.take(4) == []
-    assert agenda.take(5) == [keys[1]]
-    assert agenda.take(15) == [keys[3]]
-    assert agenda.take(100) == [keys[0]]
-    assert agenda.take(100) == []
-    for time_ms in range(5_000):
-        agenda.put(keys[0], 1_000_000 - time_ms)
-    assert len(agenda._heap) <= archive_limits.ARCHIVE_LOOKS + 3
-    assert agenda.take(2_000_000) == [keys[0]]

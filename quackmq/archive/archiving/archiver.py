@@ -37,10 +37,11 @@ from quackmq.archive import limits
 from quackmq.archive.archiving.buffers import Buffers
 from quackmq.archive.archiving.builder import FileBuilder, LocalFileBuilder
 from quackmq.archive.archiving.run import Archived, ArchiveRun, SuspectRange, take_turn
-from quackmq.archive.archiving.schedule import Agenda, ArchiveBacklog, Failure, Failures
+from quackmq.archive.archiving.schedule import ArchiveBacklog, Failure, Failures
 from quackmq.archive.tiered_store import TieredStore
 from quackmq.clock import Clock
 from quackmq.errors import BrokerClosing, NotFound, QuackError, UnknownTopic
+from quackmq.model.agenda import Agenda
 from quackmq.model.policy import Policy
 from quackmq.model.topic import PartitionKey, Topic
 
@@ -87,7 +88,7 @@ class Archiver:
         self._unseen: dict[PartitionKey, str] = {}
         self._names: dict[uuid.UUID, str] = {}
         #: Partitions to check again at some time.
-        self._agenda = Agenda()
+        self._agenda: Agenda[PartitionKey] = Agenda()
         self._backlog_bytes = 0
         self._standings: dict[PartitionKey, _Standing] = {}
         #: Partitions that are due, and their topics' names, in the order of their turns.

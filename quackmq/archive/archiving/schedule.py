@@ -9,7 +9,6 @@ archiver remembers how far it has examined, and does not examine them again.
 from __future__ import annotations
 
 import errno
-import heapq
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -54,39 +53,6 @@ class Failure:
     attempts: int
     since_ms: int
     retry_ms: int
-
-
-class Agenda:
-    """Partitions to check again, each at one time."""
-
-    __slots__ = ("_heap", "_times")
-
-    def __init__(self) -> None:
-        self._times: dict[PartitionKey, int] = {}
-        #: Also contains replaced and dropped times, until they come.
-        self._heap: list[tuple[int, PartitionKey]] = []
-
-    def put(self, key: PartitionKey, time_ms: int) -> None:
-        if self._times.get(key) == time_ms:
-            return
-        self._times[key] = time_ms
-        heapq.heappush(self._heap, (time_ms, key))
-        if len(self._heap) > 2 * len(self._times) + limits.ARCHIVE_LOOKS:
-            self._heap = [(each_ms, each) for each, each_ms in self._times.items()]
-            heapq.heapify(self._heap)
-
-    def drop(self, key: PartitionKey) -> None:
-        self._times.pop(key, None)
-
-    def take(self, now_ms: int) -> list[PartitionKey]:
-        """Remove and return the partitions whose time has come."""
-        taken: list[PartitionKey] = []
-        while self._heap and self._heap[0][0] <= now_ms:
-            time_ms, key = heapq.heappop(self._heap)
-            if self._times.get(key) == time_ms:
-                del self._times[key]
-                taken.append(key)
-        return taken
 
 
 class Failures:

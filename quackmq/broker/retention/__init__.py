@@ -2,5 +2,5 @@
 
 Open `service` first: it carries out the policies of topics. `facts` collects what a decision needs,
 `partition` and `marks` remember the age and size of appends, `holds` says which records consumers
-still need (`hold_order`, `hold_leases`, `blockers` are its parts), `due_times` says when to look.
+still need (`hold_order`, `hold_leases`, `blockers` are its parts).
 """

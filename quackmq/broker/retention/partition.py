@@ -15,9 +15,9 @@ from typing import Any
 
 from quackmq import limits
 from quackmq.archive.manifest import Manifest
-from quackmq.broker.retention.due_times import DueTimes
 from quackmq.broker.retention.marks import AppendAgeIndex, LogSizeIndex
 from quackmq.clock import Clock
+from quackmq.model.agenda import Agenda
 from quackmq.model.policy import Facts
 from quackmq.model.topic import Appended, Offsets, PartitionKey, Topic
 
@@ -46,7 +46,7 @@ class Partition:
         "unheld",
     )
 
-    def __init__(self, topic: Topic, key: PartitionKey, due_times: DueTimes[Partition]) -> None:
+    def __init__(self, topic: Topic, key: PartitionKey, due_times: Agenda[Partition]) -> None:
         self._due_times = due_times
         self._due_ms = math.inf
         #: Its topic was deleted, or lets go of nothing any more.
@@ -78,6 +78,11 @@ class Partition:
         self._gather()
         self.due_ms = 0 if self.topic.policy.lets_go else math.inf
 
+    def leave(self) -> None:
+        """Its topic was deleted, or lets go of nothing any more."""
+        self.is_gone = True
+        self.due_ms = math.inf
+
     @property
     def due_ms(self) -> float:
         """The cleaner need not look before this time."""
@@ -87,7 +92,10 @@ class Partition:
     def due_ms(self, due_ms: float) -> None:
         if due_ms != self._due_ms:
             self._due_ms = due_ms
-            self._due_times.put(self, due_ms)
+            if due_ms < math.inf and not self.is_gone:
+                self._due_times.put(self, due_ms)
+            else:
+                self._due_times.drop(self)
 
     def begin(self, offsets: Offsets, log: Offsets, now_ms: int) -> None:
         """`offsets` are those over all tiers, `log` those of the log alone."""

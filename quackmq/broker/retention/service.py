@@ -40,11 +40,11 @@ from quackmq import limits as shared_limits
 from quackmq.broker import limits
 from quackmq.broker.lifecycle import Lifecycle, closing_error
 from quackmq.broker.retention.blockers import HeldBackBook
-from quackmq.broker.retention.due_times import DueTimes
 from quackmq.broker.retention.facts import Archive, Holds, RetentionFacts
 from quackmq.broker.retention.partition import Partition
 from quackmq.clock import Clock
 from quackmq.errors import QuackError, RecordTooLarge, TopicFull, UnknownTopic
+from quackmq.model.agenda import Agenda
 from quackmq.model.policy import WhenFull, has_room, trim_before
 from quackmq.model.topic import Append, Appended, Cursor, PartitionKey, Topic
 from quackmq.records.batch import Batch
@@ -88,7 +88,8 @@ class Retention:
         #: Who keeps anything from being let go of.
         self.held_back = HeldBackBook(holds)
         self._partitions: dict[uuid.UUID, list[Partition]] = {}
-        self._due_times: DueTimes[Partition] = DueTimes()
+        #: When the cleaner is to look at which partition.
+        self._due_times: Agenda[Partition] = Agenda()
         self._queues: dict[PartitionKey, deque[_Waiter]] = {}
         self._waiting = 0
         self._waiting_bytes = 0
@@ -110,7 +111,7 @@ class Retention:
             self.held_back.forget(topic.id)
         if not topic.policy.counts_entries:
             for partition in self._partitions.pop(topic.id):
-                partition.is_gone = True
+                partition.leave()
             return
         for index in range(len(partitions), topic.partitions):
             key = PartitionKey(topic.id, index)
@@ -119,7 +120,7 @@ class Retention:
     def topic_deleted(self, topic: Topic) -> None:
         """Fail the publishers that wait for room in a deleted topic with UnknownTopic."""
         for partition in self._partitions.pop(topic.id, []):
-            partition.is_gone = True
+            partition.leave()
             error = UnknownTopic(f"topic {topic.name} was deleted")
             self._fail_queue(partition.key, error)
         self._failures.pop(topic.id, None)
@@ -216,6 +217,8 @@ class Retention:
     def _due(self) -> list[Partition]:
         """Take the partitions that are to be looked at now."""
         due = dict.fromkeys(self._due_times.take(self._now_ms()))
+        for partition in due:
+            partition.due_ms = math.inf  # until somebody says so again
         for topic_id, number in self._survey.archived_anew():
             partitions = self._partitions.get(topic_id, ())
             if number < len(partitions) and self._survey.is_archived_anew(partitions[number]):

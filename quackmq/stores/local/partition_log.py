@@ -11,7 +11,9 @@ Not thread-safe: call from the event loop. Does no I/O.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterable, Sequence
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import count, takewhile
 from typing import Final, NamedTuple, Protocol
 
 from quackmq import limits as shared_limits
@@ -52,6 +54,12 @@ class WaitingReader(Protocol):
 
     def wake(self) -> bool:
         """Return False if the wait was over already."""
+
+
+def keys_of(topic_id: uuid.UUID, logs: Mapping[PartitionKey, object]) -> list[PartitionKey]:
+    """Return the keys of a topic's partitions, which are numbered from 0 on without a gap."""
+    numbered = (PartitionKey(topic_id, number) for number in count())
+    return list(takewhile(logs.__contains__, numbered))
 
 
 class PartitionLog:

@@ -44,7 +44,7 @@ from quackmq.stores.local.files.journal import Damage, Place, Scan, slot_path
 from quackmq.stores.local.files.packs import NOTHING_PACKED, Packed
 from quackmq.stores.local.files.segment import Segment
 from quackmq.stores.local.options import LocalOptions
-from quackmq.stores.local.partition_log import PartitionLog
+from quackmq.stores.local.partition_log import PartitionLog, keys_of
 
 META_PATH: Final = "quackmq.json"
 _RESTORE: Final = "restore it from a backup"
@@ -211,6 +211,9 @@ def replay(disk: Disk, options: LocalOptions, recovered: Recovered) -> Damage | 
         if doubtful:
             recovered.doubtful += _references(frame)
         recovered.frames += 1
+    if recovered.gone:  # once for all of them: a journal may delete thousands of topics
+        gone = {segment.path for segment in recovered.gone}
+        recovered.writes = [write for write in recovered.writes if write.path not in gone]
     recovered.standing = CheckpointHeader(
         standing.run, standing.epoch, False, standing.sync, standing.boot_id, number, end
     )
@@ -251,14 +254,10 @@ def _change(encoded: bytes, options: LocalOptions, recovered: Recovered) -> None
 
 
 def _forget_topic(topic_id: uuid.UUID, recovered: Recovered) -> None:
-    gone = [key for key in recovered.logs if key.topic_id == topic_id]
-    segments = [segment for key in gone for segment in recovered.logs[key].segments]
-    recovered.gone += segments
-    paths = {segment.path for segment in segments}
-    for key in gone:
-        del recovered.logs[key]
-    recovered.writes = [write for write in recovered.writes if write.path not in paths]
-    recovered.touched -= paths
+    for key in keys_of(topic_id, recovered.logs):
+        segments = recovered.logs.pop(key).segments
+        recovered.gone += segments
+        recovered.touched.difference_update(segment.path for segment in segments)
 
 
 def _log(recovered: Recovered, key: PartitionKey) -> PartitionLog:

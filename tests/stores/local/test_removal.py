@@ -5,13 +5,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from quackmq.disk.real import RealDisk, RealFile
+from quackmq.model.policy import Policy
 from quackmq.model.topic import PartitionKey
 from quackmq.stores.local import LocalOptions, LocalStore
+from quackmq.stores.local.partition_log import PartitionLog
 from tests.stores.calls import DEADLINE_S, append_values, new_partition, read_all
 
 pytestmark = pytest.mark.asyncio
@@ -102,3 +105,26 @@ async def test_as_many_files_stay_open_as_the_bound_allows_and_others_are_opened
         assert sum(disk.opened[path] for path in segments(tmp_path)) <= 3
     await store.close()
     assert not +disk.opened
+
+
+async def test_deleting_a_topic_costs_no_more_in_a_store_with_many(tmp_path: Path) -> None:
+    store = await LocalStore.open(tmp_path)
+    topics = [await store.create_topic(f"topic-{n}", 3, Policy()) for n in range(4)]
+    logs = CountedLogs(store._engine.logs)
+    store._engine.logs = logs
+    await store.delete_topic(topics[1].id)
+    assert logs.looked_at == []
+    assert {key.topic_id for key in logs} == {topics[n].id for n in (0, 2, 3)}
+    await store.close()
+
+
+class CountedLogs(dict[PartitionKey, PartitionLog]):
+    """Notes each time that somebody goes through all of them."""
+
+    def __init__(self, logs: dict[PartitionKey, PartitionLog]) -> None:
+        super().__init__(logs)
+        self.looked_at: list[int] = []
+
+    def __iter__(self) -> Iterator[PartitionKey]:
+        self.looked_at.append(len(self))
+        return super().__iter__()

@@ -43,7 +43,7 @@ from quackmq.stores.local.files.segment import DIRECTORY as LOG_DIRECTORY
 from quackmq.stores.local.files.segment import Segment
 from quackmq.stores.local.options import LocalOptions
 from quackmq.stores.local.orphans import Leftovers
-from quackmq.stores.local.partition_log import PartitionLog
+from quackmq.stores.local.partition_log import PartitionLog, keys_of
 from quackmq.stores.local.reads import Reader
 from quackmq.stores.local.recovery import Recovered
 from quackmq.stores.local.tail import Tail
@@ -485,7 +485,7 @@ class Committer:
                 self._delete_logs(topic_id)
 
     def _delete_logs(self, topic_id: uuid.UUID) -> None:
-        for key in [key for key in self.logs if key.topic_id == topic_id]:
+        for key in keys_of(topic_id, self.logs):
             log = self.logs.pop(key)
             self._capture.keep(log)
             log.deleted = True
