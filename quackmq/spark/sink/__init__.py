@@ -1,6 +1,6 @@
-"""DataFrames and streams written to topics, exactly once.
+"""Write DataFrames and streams to topics, exactly once.
 
-Open `sink` first. `options` are its options, `encode` turns rows into record batches, `partitioner`
-chooses partitions as every other producer does, `write_ids` and `digest` recognise a repeated
-write.
+Open `sink` first: it holds the two writers that Spark calls. `options` parses their options.
+`encode` turns rows into record batches. `partitioner` chooses the same partitions as every other
+producer. `write_ids` and `digest` recognise a repeated write.
 """

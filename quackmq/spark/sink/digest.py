@@ -1,19 +1,20 @@
-"""A digest of the rows of a write, whatever their order and however they are spread over tasks.
+"""Compute a digest of a write's rows that does not depend on their order or their tasks.
 
 A write that comes again under its `writeId` is a repeat if it has the same rows. Spark promises no
 order of rows, and may split them into other tasks the second time. So each row is hashed by itself,
-to 128 bits, and the hashes are added up: each task adds up its own, and the driver adds up those of
-the tasks whose rows count.
+to 128 bits, and the hashes are added up. Each task adds up the hashes of its rows. The driver adds
+up the sums of the tasks whose rows are committed.
 
     row -> | topic | key | value | headers | -> two lanes of 64 bits -> sums modulo 2**64
 
-A row is its topic, key, value and headers. Its time and partition do not count: they may be set
-anew by each run. A null is not an empty text. The hash finds differences by accident or mistake;
-it does not withstand somebody who searches for two writes with the same digest.
+The hash covers a row's topic, key, value and headers. It does not cover the time and the partition,
+because each run may set them anew. A null and an empty text have different hashes. The hash finds
+differences by accident or mistake. It is not collision-resistant: an attacker can find two writes
+with the same digest.
 
-Pure: columns in, numbers out. Whatever is done for each row is done by numpy for all rows at once.
-The word that is made of a digest is stored by the broker: changing the hash makes repeats of stored
-writes look like other writes, so a change needs another `_VERSION`.
+The functions are pure: columns in, numbers out. Numpy does each step for all rows at once. The
+broker stores the text form of a digest (`Digest.word`). After a change of the hash, a repeat of a
+stored write would look like another write. So a change needs a new `_VERSION`.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ from quackmq.spark.sink.partitioner import Numbers
 
 _VERSION: Final = "rows-1"
 _MASK: Final = 2**64 - 1
-#: Fields of more bytes are hashed one by one, by a function that is fast for those: a step over all
-#: rows is made for every 8 bytes of the longest of the others.
+#: Fields longer than this are hashed one by one with BLAKE2b, which is fast for long input. Shorter
+#: fields take one numpy step over all rows for every 8 bytes of the longest field.
 _LONG_BYTES: Final = 512
-#: Rows that are hashed at one go: their lanes stay in the processor's cache.
+#: How many rows are hashed at once: their lanes fit in the processor's cache.
 _ROWS: Final = 8_192
-#: Headers of a row that has none, as they are encoded.
+#: The encoded headers of a row that has none.
 _NO_HEADERS: Final = b"\x00"
-# Odd numbers without a pattern: the fractional parts of square roots, as in SHA-512.
+# Odd numbers without a pattern: fractional parts of square roots, as in SHA-512.
 _WORD: Final = np.uint64(0x6A09E667F3BCC909)
 _FIRST: Final = np.uint64(0xBB67AE8584CAA73B)
 _SECOND: Final = np.uint64(0x3C6EF372FE94F82B)
@@ -46,19 +47,19 @@ _LAST: Final = np.uint64(0xA54FF53A5F1D36F1)
 
 
 class Digest(NamedTuple):
-    """Of so many rows: the sums of the two halves of their hashes."""
+    """Hold the number of rows and the sums of the two halves of their hashes."""
 
     records: int = 0
     first: int = 0
     second: int = 0
 
     def word(self) -> str:
-        """The digest as it is stored and compared."""
+        """Return the text form, which the broker stores and the driver compares."""
         return f"{_VERSION}:{self.records}:{self.first:016x}{self.second:016x}"
 
 
 def merged(digests: Iterable[Digest]) -> Digest:
-    """The digest of all the rows that these are digests of."""
+    """Return the digest of the rows of all given digests together."""
     records = first = second = 0
     for each in digests:
         records += each.records
@@ -68,7 +69,7 @@ def merged(digests: Iterable[Digest]) -> Digest:
 
 
 def digest_of(topic: str, rows: Rows) -> Digest:
-    """The digest of rows for a topic."""
+    """Return the digest of rows that are written to a topic."""
     headers = None if rows.headers is None else headers_of(rows.headers)
     return merged(
         _digest(
@@ -93,7 +94,7 @@ def _digest(topic: str, key: pa.Array | None, value: pa.Array, headers: pa.Array
 
 
 class _Lanes:
-    """The hashes of all rows while they are made, each as two numbers of 64 bits."""
+    """Build the hashes of all rows; each hash is two numbers of 64 bits."""
 
     def __init__(self, topic: str, count: int) -> None:
         first, second = _halves(topic.encode())
@@ -101,12 +102,12 @@ class _Lanes:
         self._second = np.full(count, second, np.uint64)
 
     def take(self, column: pa.Array | None) -> None:
-        """Mix in a field of each row: its length, and its bytes."""
+        """Mix in one field of each row: its length, then its bytes."""
         if column is None:
             self._mix(slice(None), np.zeros(1, np.uint64))
             return
         begins, lengths, data = _bytes_of(column)
-        # So that a null is nothing, and an empty text is something.
+        # Mark a null with 0 and an empty text with 1, so that their hashes differ.
         marks = lengths.astype(np.uint64) + np.uint64(1)
         if column.null_count:
             absent = np.asarray(column.is_null())
@@ -120,7 +121,7 @@ class _Lanes:
         self._take_short(begins, lengths, data)
 
     def take_constant(self, field: bytes) -> None:
-        """Mix the same field into all rows, as `take` would."""
+        """Mix the same field into all rows, with the same result as `take`."""
         self._mix(slice(None), np.array([len(field) + 1], np.uint64))
         word = int.from_bytes(field, "little")
         self._mix(slice(None), np.array([word], np.uint64))
@@ -145,7 +146,8 @@ class _Lanes:
         self._mix(rows, halves[:, 1])
 
     def _take_short(self, begins: Numbers, lengths: Numbers, data: bytes) -> None:
-        """Word by word, over the rows that have so many; then the bytes behind the last one."""
+        """Mix in whole words, one step over all rows that have that many; then the remaining 1 to 7
+        bytes of each row."""
         words = np.ndarray((len(data) - 7,), "<u8", data, strides=(1,))
         counts = lengths >> 3
         most = int(counts.max(initial=0))
@@ -173,8 +175,8 @@ class _Lanes:
 
 
 def _bytes_of(column: pa.Array) -> tuple[Numbers, Numbers, bytes]:
-    """Where each value begins, how long it is, and the bytes, with enough behind them for a word to
-    be read at each."""
+    """Return where each value begins, each value's length, and the bytes. The bytes are padded, so
+    that a word can be read at every position."""
     offsets = np.frombuffer(column.buffers()[1], np.int32)
     offsets = offsets[column.offset : column.offset + len(column) + 1].astype(np.int64)
     begin, end = int(offsets[0]), int(offsets[-1])

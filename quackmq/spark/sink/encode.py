@@ -1,12 +1,12 @@
-"""Rows that Spark writes as record batches, a partition each: columns in, batches out.
+"""Encode rows that Spark writes as record batches, each for one partition.
 
-The records are laid out as `quackmq.records.codec` draws them, by the same steps over whole columns
-as `quackmq.archive.parquet.to_batches`; here nothing has an offset yet, and nobody a sequence
-number, so that all partitions of a chunk are made in one go: rows are sorted by partition, and a
-batch ends where the partition does.
+`quackmq.records.codec` defines the layout of the records. This module computes it with the same
+steps over whole columns as `quackmq.archive.parquet.to_batches`. Rows have no offsets and no
+sequence numbers yet, so one pass encodes all partitions of a chunk. The rows are sorted by
+partition, and a batch ends where its partition ends.
 
-Promised: each partition's records in the order of the rows. RecordTooLarge for a row that no batch
-can hold. Pure.
+Each partition's records keep the order of the rows. Raise RecordTooLarge for a row that no batch
+can hold. The functions are pure.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from quackmq.records.codec import NO_EPOCH
 from quackmq.records.columns import constant
 from quackmq.spark.sink.partitioner import Numbers
 
-#: More than a record takes beside key, value and headers.
+#: More bytes than a record takes besides its key, value and headers.
 _RECORD_OVERHEAD: Final = 48
 _EMPTY: Final = constant(b"", pa.binary())
 _NULL_LENGTH: Final = constant(b"\x01", pa.binary())
 _NO_HEADERS: Final = constant(b"\x00", pa.binary())
-#: Attributes, and a time that is the first record's.
+#: Attributes, and a time delta of 0.
 _AT_ONCE: Final = constant(b"\x00\x00", pa.binary())
 _ATTRIBUTES: Final = constant(b"\x00", pa.binary())
 _COMPRESSORS: Final[dict[str, Callable[[Any], bytes]]] = {
@@ -54,8 +54,8 @@ _COMPRESSORS: Final[dict[str, Callable[[Any], bytes]]] = {
 
 
 class Rows(NamedTuple):
-    """What is to be written, sorted by partition. `key` and `headers` may be absent, and `times_ms`
-    one time for all."""
+    """Hold the rows to write, sorted by partition. `key` and `headers` may be None. `times_ms` may
+    be one time for all rows."""
 
     partitions: Numbers
     times_ms: Numbers | int
@@ -65,14 +65,15 @@ class Rows(NamedTuple):
 
 
 class Encoded(NamedTuple):
-    """One batch, for one partition."""
+    """Hold one batch and its partition."""
 
     partition: int
     batch: bytes
 
 
 def encode(rows: Rows, batch_bytes: int, compression: str = "none") -> Iterator[Encoded]:
-    """Batches of `batch_bytes` at the most before compression, but for a record that is larger."""
+    """Yield batches of at most `batch_bytes` before compression. A record that is larger gets a
+    batch of its own. Raise RecordTooLarge."""
     count = len(rows.value)
     if not count:
         return
@@ -111,8 +112,9 @@ def _offsets(column: pa.Array) -> Numbers:
 
 
 def _starts(partitions: Numbers, sizes: Numbers, batch_bytes: int) -> Numbers:
-    """The rows that begin a batch."""
-    # Rows of one half of the bound and the row that crosses into it: a batch of all of it at most.
+    """Return the indices of the rows that begin a batch."""
+    # A batch holds rows that end in the same half of the bound. With the row that crosses into that
+    # half, the batch takes at most the whole bound.
     half = max(1, batch_bytes // 2)
     begins = np.empty(len(sizes), bool)
     begins[0] = True
@@ -147,7 +149,8 @@ def _records(rows: Rows, headers: pa.Array | None, starts: Numbers, ends: Number
 
 
 def _time_deltas(times_ms: Numbers | int, starts: Numbers, ends: Numbers) -> list[pa.Array]:
-    """How far behind its batch's first each time is; nothing where none is."""
+    """Return the distance of each time from the first time of its batch, as varints; an empty list
+    if all distances are 0."""
     if isinstance(times_ms, int):
         return []
     deltas = times_ms - np.repeat(times_ms[starts], ends - starts)
@@ -155,7 +158,7 @@ def _time_deltas(times_ms: Numbers | int, starts: Numbers, ends: Numbers) -> lis
 
 
 def _times(times_ms: Numbers | int, starts: Numbers) -> tuple[list[int], list[int]]:
-    """The first and the greatest time of each batch."""
+    """Return the first and the greatest time of each batch."""
     if isinstance(times_ms, int):
         return [times_ms] * len(starts), [times_ms] * len(starts)
     return times_ms[starts].tolist(), np.maximum.reduceat(times_ms, starts).tolist()

@@ -1,8 +1,8 @@
-"""The options of `format("quackmq")` as a sink: those of Spark's Kafka sink, and `writeId`.
+"""Parse the options of `format("quackmq")` as a sink: those of Spark's Kafka sink, and `writeId`.
 
-Spark hands over texts, with names in any case, and adds some of its own; a table's options are
-those of the source too. So a name that is unknown is left alone, unless it looks like one of these:
-a misspelt `write_id` must not write twice. Pure.
+Spark passes texts, with names in any case, and adds options of its own. A table also passes the
+options of the source. So an unknown name is ignored, unless it resembles one of the sink's names: a
+misspelt `write_id` must not write twice. The functions are pure.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ TOPIC_OPTION: Final = "topic"
 WRITE_ID_OPTION: Final = "writeId"
 RETRY_OPTION: Final = "retryTimeoutMs"
 COMPRESSION_OPTION: Final = "kafka.compression.type"
-#: A name that is like one of ours by more than this is taken for a misspelt one.
+#: A name that is more similar than this to an option of the sink counts as misspelt.
 _LIKENESS: Final = 0.8
 _LONGEST_RETRY_MS: Final = 24 * 3_600_000
-#: Prefixes of keys, and what Spark's ids take beside.
+#: Leave room for the key's prefix.
 _LONGEST_ID_BYTES: Final = shared_limits.NAME_BYTES - len("spark-write/")
 
 
@@ -42,11 +42,12 @@ class SinkOptions:
 
 
 def sink_options(given: Mapping[str, str]) -> SinkOptions:
-    """InvalidRequest, quoting the option."""
+    """Parse and check the options. Raise InvalidRequest or IllegalTopicName, which quotes the
+    option."""
     options = {name.lower(): value.strip() for name, value in given.items()}
     _check_names(options)
     bootstrap, http_address, kafka = source_address(given)
-    # How batches are packed is our matter; all else is the connection's.
+    # The sink compresses batches itself. The other settings configure the connection.
     setting = COMPRESSION_OPTION.removeprefix("kafka.")
     return SinkOptions(
         bootstrap,

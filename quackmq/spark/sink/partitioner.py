@@ -1,11 +1,11 @@
-"""Which partition a row goes to: the partition that every other producer of the topic chooses.
+"""Choose the partition of each row: the one that every other producer of the topic chooses.
 
-This is `quackmq.model.partitioning` for whole columns: numpy hashes all keys at once. Both give the
-same partition for the same key. A topic that is `legacy` is the exception: there Spark's sink has
-always used murmur2, and still does, so that no key moves.
+This is `quackmq.model.partitioning` for whole columns: numpy hashes all keys at once. Both modules
+give the same partition for the same key. `legacy` topics are the exception: there the sink uses
+murmur2, as its earlier versions did, so that no key moves to another partition.
 
-Rows without a key are spread: in runs, one partition after the other, so that few rows make few
-batches. Pure: columns in, columns out.
+Rows without a key are spread in runs, one partition after the other, so that few rows make few
+batches. The functions are pure: columns in, columns out.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from quackmq.spark import limits
 Numbers = np.ndarray[Any, np.dtype[Any]]
 
 _MULTIPLIER: Final = np.uint32(MURMUR2_MULTIPLIER)
-#: Fewer keys than this that are longer than all others are hashed one by one: a step over all of
-#: them costs the same for one key as for these.
+#: If fewer keys than this have bytes left, they are hashed one by one. A numpy step costs the same
+#: for one key as for this many.
 _FEW_KEYS: Final = 16
 
 
 def partitions_of(
     keys: pa.Array | None, count: int, partitions: int, first: int, partitioner: Partitioner
 ) -> Numbers:
-    """Return the partition of each of `count` rows. Rows that may go to any partition begin at
-    `first`."""
+    """Return the partition of each of `count` rows. Rows without a partitioning key are spread over
+    all partitions, starting at `first`."""
     spread = max(limits.SPARK_SPREAD_ROWS, -(-count // partitions))
     if keys is None or keys.null_count == count:
         return (first + np.arange(count) // spread) % partitions
@@ -53,7 +53,8 @@ def _crc32(keys: pa.Array) -> Numbers:
 
 
 def murmur2(keys: pa.Array) -> Numbers:
-    """The hash of every value of a column of bytes, as 32 bits; of a null, that of no bytes."""
+    """Return the 32-bit hash of each value of a binary column. A null has the hash of an empty
+    value."""
     offsets = np.frombuffer(keys.buffers()[1], np.int32)[keys.offset : keys.offset + len(keys) + 1]
     begins, lengths = offsets[:-1].astype(np.int64), np.diff(offsets)
     data = _padded(keys.buffers()[2], int(offsets[-1]))
@@ -76,7 +77,7 @@ def murmur2(keys: pa.Array) -> Numbers:
 
 
 def _padded(buffer: pa.Buffer | None, size: int) -> bytes:
-    """The bytes, and so many more that a word can be read at each of them."""
+    """Return the first `size` bytes and 4 zero bytes: a word can be read at every position."""
     return b"".join((b"" if buffer is None else memoryview(buffer)[:size], bytes(4)))
 
 
@@ -89,7 +90,7 @@ def _mixed(hashes: Numbers, words: Numbers) -> Numbers:
 
 
 def _finished(hashes: Numbers, words: Numbers, begins: Numbers, lengths: Numbers) -> Numbers:
-    """With the one to three bytes behind the last whole word of each key."""
+    """Mix in the one to three bytes after the last whole word of each key; finish the hashes."""
     left = lengths & 3
     rows = np.flatnonzero(left)
     if len(rows):

@@ -1,22 +1,24 @@
-"""DataFrames and streams written to topics, exactly once: `format("quackmq")` as a sink.
+"""Write DataFrames and streams to topics, exactly once: `format("quackmq")` as a sink.
 
     df.write.format("quackmq").mode("append").option("kafka.bootstrap.servers", …)
         .option("topic", "news").save()
     stream.writeStream.format("quackmq")… .option("checkpointLocation", …).start()
 
-Columns as in Spark's Kafka sink: `value` (text or bytes; required), `key`, `headers`, `topic` where
-the option is not given, `partition`; and `timestamp`, which Kafka's does not have. Others are left
-alone. Rows with a key go to the partition that a Kafka client would put them in.
+The columns are those of Spark's Kafka sink: `value` (text or bytes; required), `key`, `headers`,
+`partition`, and `topic` if the option `topic` is not given. The column `timestamp` is ours: Spark's
+Kafka sink does not have it. Other columns are ignored. A row with a key goes to the partition that
+a Kafka client would choose.
 
-Tasks stage (see `staging`), the driver commits:
+Tasks stage their rows (see `quackmq.spark.broker.staging`), and the driver commits them:
 
-- Of a stream, by (query, batch): the query's id lasts as long as its checkpoint. Whatever is run
-  again, by Spark or by whoever starts the query anew, is committed once.
-- Of a batch write, by a key of its own: all rows or none. With the option `writeId`, by the topic
-  and that id: a job that is run again with the same rows adds nothing, and with other rows fails.
+- A stream commits by (query, batch). The query's id lasts as long as its checkpoint. A batch that
+  Spark repeats, or that a restarted query repeats, is committed once.
+- A batch write commits by a key of its own: all rows or none. With the option `writeId` it commits
+  by the topic and that id. A job that runs again with the same rows adds nothing; with other rows
+  it fails.
 
-Not promised: an order between rows of two tasks. Nothing here keeps state between batches, except
-where the broker is, in a process.
+The sink does not promise an order between rows of two tasks. It keeps no state between batches,
+except for the broker's address, which each process caches.
 """
 
 from __future__ import annotations
@@ -68,8 +70,8 @@ from quackmq.spark.sink.encode import Rows, encode
 from quackmq.spark.sink.options import TOPIC_OPTION, WRITE_ID_OPTION, sink_options
 from quackmq.spark.sink.partitioner import Numbers, partitions_of
 
-#: What Spark tells a task of the stream that it belongs to. The run has no property of its own: it
-#: is the group of the run's jobs.
+#: The local properties that tell a task which stream it belongs to. Spark has no property for the
+#: run: the run's id is the job group of its jobs.
 QUERY_PROPERTY: Final = "sql.streaming.queryId"
 BATCH_PROPERTY: Final = "streaming.sql.batchId"
 RUN_PROPERTY: Final = "spark.jobGroup.id"
@@ -88,15 +90,14 @@ _SPARK_HEADERS: Final = "array<struct<key:string,value:binary>>"
 
 @dataclass(frozen=True)
 class Message(WriterCommitMessage):
-    """What a task tells the driver."""
+    """Carry what one task staged from the task to the driver."""
 
     staged: Staged
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is written, where to and how: the options and the columns, checked. It travels to the
-    tasks."""
+    """Hold the checked options and columns of a write. Spark sends a plan to the tasks."""
 
     bootstrap: str
     http_address: str | None
@@ -112,7 +113,8 @@ class Plan:
 
 
 def plan(given: Mapping[str, str], schema: StructType) -> Plan:
-    """InvalidRequest, naming the option or the column."""
+    """Check the options and the columns of a write; return its plan. Raise InvalidRequest, which
+    names the option or the column."""
     options = sink_options(given)
     if options.topic is None and "topic" not in schema.fieldNames():
         raise InvalidRequest(
@@ -131,7 +133,7 @@ def plan(given: Mapping[str, str], schema: StructType) -> Plan:
 
 
 class BatchSink(DataSourceArrowWriter):
-    """Of `df.write`: all of its rows become visible at once, or none."""
+    """Write the rows of `df.write`: all of them become visible at once, or none."""
 
     def __init__(self, given: Mapping[str, str], schema: StructType, overwrite: bool) -> None:
         if overwrite:
@@ -152,14 +154,17 @@ class BatchSink(DataSourceArrowWriter):
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         if self._plan.write_id is None:
-            # Another run of the job may be at work under a given id.
+            # Another run of the job may be writing under the same given id: do not abort its rows.
             _abort(self._plan, messages)
 
 
 class StreamSink(DataSourceStreamArrowWriter):
-    """Of `writeStream`: every batch of a query becomes visible once, all of it at once. Spark makes
-    one of these for each batch, and another to commit it. What `overwrite` would mean, in the
-    output mode `complete`, is as in Spark's Kafka sink: the whole result is added every time."""
+    """Write the batches of `writeStream`: each batch of a query becomes visible once, and as a
+    whole.
+
+    Spark makes one writer for each batch, and another one to commit the batch. `overwrite`, which
+    is true in the output mode `complete`, is ignored, as in Spark's Kafka sink: each batch adds the
+    whole result again."""
 
     def __init__(self, given: Mapping[str, str], schema: StructType, overwrite: bool) -> None:
         self._plan = plan(given, schema)
@@ -173,7 +178,8 @@ class StreamSink(DataSourceStreamArrowWriter):
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
         for target in _targets(messages):
-            # A batch under a number that is not its own would never be told from another.
+            # A batch that is committed under another batch's number could not be told from that
+            # batch.
             if target.turn != batchId:
                 raise InvalidRequest(f"staged for batch {target.turn}, committed as {batchId}")
             _commit(self._plan, target, messages)
@@ -183,7 +189,8 @@ class StreamSink(DataSourceStreamArrowWriter):
 
 
 def stream_target(context: TaskContext | None) -> Target:
-    """The batch of the query that a task belongs to, as Spark tells."""
+    """Return the target of the query's batch that the task belongs to. Raise InvalidRequest if
+    Spark does not set the properties that name the query and the batch."""
     told = {
         name: None if context is None else context.getLocalProperty(name)
         for name in (QUERY_PROPERTY, BATCH_PROPERTY, RUN_PROPERTY)
@@ -227,7 +234,8 @@ def _abort(plan: Plan, messages: Sequence[WriterCommitMessage | None]) -> None:
 
 @contextmanager
 def _asking(plan: Plan) -> Iterator[Http]:
-    """A connection; where the broker stays away it is looked for anew the next time."""
+    """Open a connection to the broker. After a QuackTimeout, forget the broker's address, so that
+    the next call finds it anew."""
     try:
         with plan.connect() as http:
             yield http
@@ -247,15 +255,15 @@ class _Topic(NamedTuple):
 
 
 class _Topics:
-    """What a task has to know of its topics, asked once."""
+    """Cache what a task needs to know about its topics: it asks the broker once per topic."""
 
     def __init__(self, http: Http) -> None:
         self._http = http
         self._known: dict[str, _Topic] = {}
 
     def of(self, name: str) -> _Topic:
-        """Return the facts of a topic, which is created if it is not there. UnknownTopic from a
-        broker that creates no topics by their first use; IllegalTopicName."""
+        """Return the facts of a topic; create the topic if it does not exist. Raise UnknownTopic if
+        the broker does not create topics on first use, and IllegalTopicName."""
         if name not in self._known:
             try:
                 told = self._http.get(path_of("topics", name), limit=1).json
@@ -280,7 +288,7 @@ def _write(plan: Plan, target: Target, iterator: Iterator[pa.RecordBatch]) -> Me
             for name, rows in _by_topic(plan, table):
                 names.add(name)
                 if part.is_committed and plan.write_id is None:
-                    continue  # Spark wants its rows to be taken, all the same
+                    continue  # Spark needs the iterator to be read to its end
                 topic = topics.of(name)
                 sorted_rows = _sorted(rows, topic, first)
                 if plan.write_id is not None:
@@ -293,7 +301,7 @@ def _write(plan: Plan, target: Target, iterator: Iterator[pa.RecordBatch]) -> Me
 
 
 def _chunks(iterator: Iterator[pa.RecordBatch], columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """The rows, in pieces of about a size."""
+    """Yield the given columns of all rows, in chunks of about `SPARK_CHUNK_BYTES`."""
     gathered: list[pa.RecordBatch] = []
     size = 0
     for batch in iterator:
@@ -327,7 +335,7 @@ def _by_topic(plan: Plan, rows: pa.RecordBatch) -> Iterator[tuple[str, pa.Record
 
 
 def _sorted(rows: pa.RecordBatch, topic: _Topic, first: int) -> Rows:
-    """By partition, and otherwise in order."""
+    """Sort rows by partition; rows of one partition keep their order."""
     columns = {name: rows.column(name) for name in rows.schema.names}
     key = _bytes(columns.get("key"))
     targets = _partitions(columns.get("partition"), key, rows.num_rows, topic, first)
@@ -350,7 +358,8 @@ def _sorted(rows: pa.RecordBatch, topic: _Topic, first: int) -> Rows:
 
 
 def _columns(schema: StructType) -> tuple[str, ...]:
-    """The columns that are written, of the types that they must have."""
+    """Return the names of the columns to write. Raise InvalidRequest if `value` is missing, a
+    column occurs twice, or a column has the wrong type."""
     names = schema.fieldNames()
     if "value" not in names:
         raise InvalidRequest(f"the rows have no column `value`; they have {', '.join(names)}")
@@ -409,7 +418,8 @@ def _partitions(
     topic: _Topic,
     first: int,
 ) -> Numbers:
-    """Where the rows say, or where their keys belong."""
+    """Return the partition of each row: the one in the column `partition`, else the one that the
+    key chooses. Raise UnknownPartition for a number that the topic does not have."""
     partitions = topic.partitions
     if column is None or column.null_count == count:
         return partitions_of(key, count, partitions, first, topic.partitioner)

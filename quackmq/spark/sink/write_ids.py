@@ -1,7 +1,8 @@
-"""The `writeId` of a write inside `foreachBatch`: one that no other batch of no other query has.
+"""Make the `writeId` of a write inside `foreachBatch`: unique for each query and batch.
 
-Spark gives a batch function the batch's number alone, and every query counts its batches from 0. So
-does a query whose checkpoint was deleted. The query's id lasts as long as its checkpoint does.
+Spark passes only the batch's number to a batch function, and every query counts its batches from 0.
+A query whose checkpoint was deleted starts at 0 again. So the id also contains the query's id,
+which lasts as long as the checkpoint.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from quackmq.spark.sink.sink import QUERY_PROPERTY
 
 def write_id(batch: DataFrame, batch_id: int) -> str:
     """Return a `writeId` for a write of this batch, made of the query's id and the batch's number.
-    A function that writes twice to one topic adds a word of its own to each.
+    A function that writes twice to one topic must append a different suffix for each write.
 
-    InvalidRequest where Spark does not tell the query's id: outside `foreachBatch`, and in a
+    Raise InvalidRequest if Spark does not set the query's id: outside `foreachBatch`, and in a
     session over Spark Connect."""
     try:
         query = batch.sparkSession.sparkContext.getLocalProperty(QUERY_PROPERTY)
