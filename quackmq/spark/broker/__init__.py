@@ -1,6 +1,6 @@
-"""What Spark's driver and tasks ask the broker.
+"""Send the requests of Spark's driver and tasks to the broker.
 
-Open `http` first: one request and one answer on a kept connection. `metadata` asks for topics and
-offsets, `archive` for archived files, `staging` writes and commits the parts of a sink, `progress`
-makes a streaming query visible as a consumer group.
+Open `http` first: it sends one request at a time on one kept connection. `metadata` asks for topics
+and offsets, and `archive` for archived files. `staging` writes and commits the parts of a sink.
+`progress` makes a streaming query visible as a consumer group.
 """

@@ -1,7 +1,7 @@
-"""What the broker tells of its archive: the files of topics, by partition.
+"""Ask the broker for the archived files of topics, by partition.
 
-A **plan** keeps the files that it lists where they are for a while, whatever is merged and trimmed.
-A plan that is over, or whose broker was restarted, costs its reader another look, no records.
+A **plan** pins the files that it lists for a while: merges and trims do not remove them. A reader
+whose plan has ended, or whose broker was restarted, loses no records: it asks for the files again.
 """
 
 from __future__ import annotations
@@ -15,24 +15,26 @@ from quackmq.spark import limits
 from quackmq.spark.broker.http import Http, OtherFailure, path_of
 from quackmq.spark.source.splits import File
 
-#: By topic and partition, by offset.
+#: The files of each topic and partition, in the order of their offsets.
 Files = dict[tuple[str, int], Sequence[File]]
 
-#: Why there is no archive to be told of: a broker without one, or of an earlier version.
+#: The error codes of a broker that has no archive, or is older than the archive.
 _NO_ARCHIVE: Final = frozenset({"unknown_route", "no_archive"})
 
 
 class Plan(NamedTuple):
-    """Files, and the ids by which the broker knows the plans that keep them."""
+    """Hold files, and the ids of the broker's plans that pin them."""
 
     files: Files
     ids: tuple[str, ...] = ()
 
 
 def plan(broker: Http, topics: Mapping[str, str], lease_ms: int = limits.SPARK_PLAN_MS) -> Plan:
-    """The files of topics, by name with their ids, which stay for so long, unless too many plans
-    are about. None of a topic that is gone, or where there is no archive: then the broker is asked
-    for everything."""
+    """Pin the archived files of topics for `lease_ms`; return them. `topics` maps names to ids.
+
+    If the broker has too many plans, return the topic's files without a pin. A topic that is
+    deleted, and a broker without an archive, give no files: then all records are read from the
+    broker."""
     found: Files = {}
     ids: list[str] = []
     for name, topic_id in topics.items():
@@ -45,7 +47,7 @@ def plan(broker: Http, topics: Mapping[str, str], lease_ms: int = limits.SPARK_P
         except LimitReached:
             found |= files_now(broker, name, topic_id)
         except NotFound:
-            continue  # whoever reads the topic hears of it
+            continue  # reading the topic raises the error
         except OtherFailure as error:
             if error.reason not in _NO_ARCHIVE:
                 raise
@@ -53,7 +55,8 @@ def plan(broker: Http, topics: Mapping[str, str], lease_ms: int = limits.SPARK_P
 
 
 def held(broker: Http, plan_id: str, topics: Mapping[str, str]) -> Plan:
-    """The files of a plan that somebody else holds, and lets go of. If it is over, another one."""
+    """Return the files of a plan that another process holds and releases. If that plan has ended,
+    make a new one."""
     target = path_of("archive", "plans", plan_id)
     try:
         first = broker.get(target).json
@@ -64,16 +67,17 @@ def held(broker: Http, plan_id: str, topics: Mapping[str, str]) -> Plan:
 
 
 def release(broker: Http, made: Plan) -> None:
-    """Nobody reads by a plan any more."""
+    """End the plans of `made`: nothing reads their files any more."""
     for plan_id in made.ids:
         try:
             broker.ask("DELETE", path_of("archive", "plans", plan_id))
         except NotFound:
-            continue  # it was over already
+            continue  # the plan had ended already
 
 
 def files_now(broker: Http, topic: str, topic_id: str) -> Files:
-    """The files of a topic as they are now; they may go at any time."""
+    """Return the present archived files of a topic, without a pin: the broker may remove them at
+    any time. Return none if there is no topic or no archive."""
     target = path_of("topics", topic, "archive")
     try:
         return _files(_pages(broker, broker.get(target).json, target), topic, topic_id)

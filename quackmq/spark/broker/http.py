@@ -1,15 +1,16 @@
-"""How Spark's driver and tasks speak with the broker: HTTP, whose address Kafka's protocol tells.
+"""Connect Spark's driver and tasks to the broker over HTTP; find its address over Kafka.
 
-A user names `kafka.bootstrap.servers` and nothing else. The broker says in its configs where its
-HTTP door listens (`quackmq.http.address`), and everything that moves data goes there: one request,
-one answer, on one connection that is kept.
+A user gives `kafka.bootstrap.servers` and nothing else. The broker config `quackmq.http.address`
+says where the HTTP listener is. All data goes there: one request and one response at a time, on one
+connection that is kept.
 
-Promised: a request that finds the broker away, or told to come back, is made again until its time
-is over, and fails then with QuackTimeout, which says what was wanted and of whom. Every request
-made through here can be made again: none adds anything twice. What the broker refuses comes back as
-the very error that it raised.
+A request is repeated until its time is over if the broker is away or answers 503. Then it fails
+with QuackTimeout, which names the request and the broker. Every request made here can be repeated:
+none adds anything twice. An error of the broker is raised as the same QuackError class that the
+broker raised.
 
-Who may call: one thread at a time for each `Http`. An `Access` is a value and travels with tasks.
+An `Http` is not thread-safe: call each from one thread at a time. An `Access` is a value that Spark
+can send to tasks.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ from quackmq.client.kafka.errors import Deadline, kafka_error
 from quackmq.errors import DamagedData, InvalidRequest, QuackError, QuackTimeout
 from quackmq.spark import limits
 
-#: The broker's config that says where its HTTP door listens.
+#: The broker config that holds the address of the HTTP listener.
 HTTP_ADDRESS_CONFIG: Final = "quackmq.http.address"
-#: Where reading can go on: behind what was answered, or behind what is damaged.
+#: The response header with the offset to read next: after the records sent, or after damaged data.
 NEXT_OFFSET_HEADER: Final = "quackmq-next-offset"
 
 _JSON: Final = "application/json"
@@ -52,7 +53,7 @@ _ERRORS: Final[Mapping[str, type[QuackError]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Where the broker is. `kafka` are settings of librdkafka's beside the address."""
+    """Hold the addresses of a broker. `kafka` holds further settings for librdkafka."""
 
     bootstrap: str
     http: str
@@ -69,8 +70,10 @@ def find(
     http_address: str | None = None,
     retry_ms: int = limits.SPARK_RETRY_MS,
 ) -> Access:
-    """Ask the broker where its HTTP door is, unless that is given. QuackTimeout where nobody
-    answers; InvalidRequest where whoever does is no broker of ours, or has no such door."""
+    """Return the access to a broker; ask the broker for its HTTP address unless it is given.
+
+    Raise QuackTimeout if no broker answers. Raise InvalidRequest if the address is not HOST:PORT,
+    if the answering server is not a QuackMQ broker, or if the broker has no HTTP listener."""
     extra = dict(kafka or {})
     if http_address is None:
         http_address = _ask_for_address(bootstrap, extra, Deadline(retry_ms / 1000))
@@ -82,13 +85,13 @@ def find(
 
 
 def path_of(*segments: str | int) -> str:
-    """A path of these segments, below the API's root."""
+    """Join segments to a path under the API's root; quote each segment."""
     return "/v1/" + "/".join(quote(str(segment), safe="") for segment in segments)
 
 
 class OtherFailure(QuackError):
-    """The broker said no for a reason that is HTTP's own, or a later broker's; `reason` is its
-    word for it."""
+    """The broker refused a request with an error code that no QuackError class has: a code of HTTP
+    itself, or of a newer broker. `reason` is that code."""
 
     code = "other_failure"
 
@@ -98,7 +101,7 @@ class OtherFailure(QuackError):
 
 
 class Answer(NamedTuple):
-    """What a request was answered with; names of headers are in lower case."""
+    """Hold the response to a request. Header names are in lower case."""
 
     status: int
     headers: Mapping[str, str]
@@ -115,7 +118,7 @@ class Answer(NamedTuple):
 
 
 class Http:
-    """One connection to the HTTP door, which is made when it is needed and again when it broke."""
+    """Keep one connection to the HTTP listener: open it when needed, and again after a failure."""
 
     def __init__(self, address: str, retry_ms: int = limits.SPARK_RETRY_MS) -> None:
         self.address = address
@@ -152,9 +155,11 @@ class Http:
         headers: Mapping[str, str] | None = None,
         waits: int = 1,
     ) -> Answer:
-        """`value` goes as JSON, `body` as it is. The broker's errors are raised as they are;
-        QuackTimeout if it stays away, keeps telling us to come back, or has taken the request and
-        does not answer: that is waited for, and asked again, so many times."""
+        """Send a request and return the response. `value` is sent as JSON, `body` as it is.
+
+        Raise the broker's error if it refuses the request. Raise QuackTimeout if the broker stays
+        away or keeps answering 503. A broker that has taken the request and does not respond in
+        time is asked again, `waits` times in all; then QuackTimeout is raised."""
         if value is not None:
             body = json.dumps(value).encode()
         target = f"{path}?{urlencode(query)}" if query else path
@@ -205,7 +210,8 @@ class Http:
         return Answer(answer.status, said, data)
 
     def _connected(self) -> http.client.HTTPConnection:
-        """A host that says nothing at all is away, like one that refuses."""
+        """Open the connection. A host that does not respond counts as away, like one that refuses:
+        raise ConnectionError."""
         connect_ms = min(self._retry_ms, limits.SPARK_ANSWER_MS)
         connection = http.client.HTTPConnection(self._host, self._port, timeout=connect_ms / 1000)
         try:
@@ -221,7 +227,7 @@ class Http:
 
 
 def _failure(answer: Answer) -> QuackError:
-    """The error that the broker's answer tells of."""
+    """Return the error that a response describes."""
     try:
         problem = answer.json
         code, detail = str(problem["code"]), str(problem["detail"])
@@ -254,7 +260,7 @@ def _ask_for_address(bootstrap: str, extra: Mapping[str, str], deadline: Deadlin
 
 
 def _node_of(admin: AdminClient, bootstrap: str, deadline: Deadline) -> int:
-    """The id of a broker that is there; asked again while nobody answers."""
+    """Return the id of a broker in the cluster; ask again until the deadline while none answers."""
     while True:
         try:
             told = admin.list_topics(timeout=max(min(deadline.left(), 2.0), 0.1))

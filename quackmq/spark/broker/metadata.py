@@ -1,6 +1,6 @@
-"""What the driver asks the broker before it plans: topics, offsets, times, and what is archived.
+"""Ask the broker for the facts that the driver needs to plan: topics, offsets and times.
 
-Everything is asked for many partitions at once. Who may call: one thread.
+Each request asks for many partitions at once. Not thread-safe: call from one thread.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ from quackmq.spark.source.options import (
 
 @dataclass(frozen=True, slots=True)
 class PartitionFacts:
-    """Readable is [first, stable); `record_bytes` is about what a record takes where it is kept."""
+    """Describe a partition: [first, stable) is readable. `record_bytes` is the mean stored size of
+    a record."""
 
     first: int
     stable: int
@@ -59,7 +60,7 @@ class TopicFacts:
 
 @dataclass(frozen=True, slots=True)
 class TopicOffsets:
-    """Of the partitions that a query reads."""
+    """Hold the facts of the partitions that a query reads."""
 
     cluster: str
     topics: Mapping[str, TopicFacts]
@@ -105,8 +106,9 @@ class BrokerMetadata:
     # --- offsets ----------------------------------------------------------------------------
 
     def look(self, beyond: Position | None = None, wait_ms: int = 0) -> TopicOffsets:
-        """What there is of what is to be read. With a position, and where nothing lies beyond it
-        yet, it is waited so long. UnknownTopic for one that is named and not there."""
+        """Return the facts of the selected topics and partitions. With `beyond`, wait up to
+        `wait_ms` for a record after that position. Raise UnknownTopic for a named topic that does
+        not exist."""
         selection = self.options.selection
         names = self._names(selection)
         facts = self._ask(names, beyond, wait_ms)
@@ -115,8 +117,8 @@ class BrokerMetadata:
         return facts
 
     def offsets_at(self, place: Place, facts: TopicOffsets) -> dict[str, TopicPosition]:
-        """The offset in each partition that a place stands for. InvalidRequest quotes the option
-        that does not fit."""
+        """Return the offset in each partition that a place stands for. Raise InvalidRequest,
+        OffsetOutOfRange or UnknownTopic, which quotes the option."""
         if isinstance(place, Times):
             return self._at_times(place, facts)
         found: dict[str, TopicPosition] = {}
@@ -134,7 +136,8 @@ class BrokerMetadata:
         return found
 
     def first_at(self, timestamp_ms: int, facts: TopicOffsets) -> dict[tuple[str, int], int]:
-        """The first record at or after a time in each partition that has one."""
+        """Return the offset of the first record at or after a time, for each partition that has
+        one."""
         found: dict[tuple[str, int], int] = {}
         for name, topic in facts.topics.items():
             for partition, at in self._ask_times(name, topic, timestamp_ms).items():
@@ -168,7 +171,7 @@ class BrokerMetadata:
         some = limits.HTTP_OFFSETS_TOPICS
         for start in range(0, max(len(names), 1), some):
             asked = names[start : start + some]
-            # Who reads so many that it takes several questions waits with the last.
+            # Only the last of several requests waits.
             is_last = start + some >= len(names)
             for answer in self._answers(asked, beyond, wait_ms if is_last else 0):
                 cluster = answer["cluster_id"]
@@ -181,7 +184,9 @@ class BrokerMetadata:
         return TopicOffsets(cluster, topics)
 
     def _answers(self, names: Sequence[str], beyond: Position | None, wait_ms: int) -> list[Any]:
-        """One, or several where these topics have more partitions than an answer may."""
+        """Return the response for these topics; several responses if the topics have more
+        partitions than one response may hold. Raise LimitReached if one topic alone has too
+        many."""
         try:
             return [self._ask_some(names, beyond, wait_ms)]
         except LimitReached:
@@ -202,7 +207,7 @@ class BrokerMetadata:
             ]
             if len(places) > limits.HTTP_OFFSETS_PARTITIONS:
                 raise LimitReached(f"{len(places)} partitions in one question")
-            if not places:  # there is nothing to wait for yet, only somebody who asks
+            if not places:  # the broker has no partition to wait for, so wait here
                 time.sleep(wait_ms / 1000)
             asked |= {"beyond": places, "wait_ms": wait_ms}
         return self.http.post("/v1/offsets", asked).json
@@ -245,7 +250,7 @@ class BrokerMetadata:
         return found
 
     def _ask_times(self, name: str, topic: TopicFacts, timestamp_ms: int) -> dict[int, int]:
-        """By partition, -1 where there is nothing so late."""
+        """Return the first offset at or after a time by partition; -1 if there is none."""
         if self._cluster is None:
             access = self.access
             self._cluster = Cluster(KafkaConfig(access.bootstrap, "quackmq-spark", access.kafka))
@@ -285,7 +290,8 @@ def _assigned(facts: TopicOffsets, selection: Assign) -> dict[str, TopicFacts]:
 
 
 def _check_complete(option: str, numbers: ByPartition, facts: TopicOffsets) -> None:
-    """Each partition has a number, and no other has, as Spark's Kafka source wants it."""
+    """Check that each partition that is read has a number, and no other has: Spark's Kafka source
+    requires it too. Raise InvalidRequest, UnknownTopic."""
     for name, topic in facts.topics.items():
         given, there = set(numbers.get(name, {})), set(topic.partitions)
         if given != there:

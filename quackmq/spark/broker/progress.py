@@ -1,14 +1,16 @@
-"""A streaming query as the broker sees it: a consumer group that has committed so far.
+"""Show a streaming query to the broker as a consumer group with committed offsets.
 
-Kafka's tools show the group with its offsets and lag. Unless told otherwise it is a subscription
-too, so that retention keeps what the query has not read (`quackmq.model.offset_notes`). It is one
-from its first committed batch on: a query that fails before that holds nothing. Spark does not say
-when a checkpoint is deleted, so the subscription has a lease: it ends when the broker has not heard
-of the query for so long, or by `quackmq.spark.release`. A query that comes back later holds again.
+Kafka's tools show the group with its offsets and lag. By default the group is a subscription too,
+so that retention keeps the records that the query has not read (`quackmq.model.offset_notes`). It
+becomes a subscription with its first committed batch: a query that fails before that holds no
+records. Spark does not report that a checkpoint was deleted, so the subscription has a lease. The
+lease ends when the query has sent nothing for that time, or by `quackmq.spark.release`. A query
+that comes back later holds records again.
 
-Offsets are told on the way, and nobody waits for them: what counts is the checkpoint, and what is
-told later tells more. But for the first: where a query begins that was told "latest" is noted with
-the broker, so that one that died before its first batch begins there again, under its `groupId`.
+Offsets are sent in the background, and the query does not wait for them. The checkpoint is what
+counts, and later offsets replace earlier ones. There is one exception: the place where a query with
+the start "latest" begins. The broker stores it before the query goes on. So a query that died
+before its first batch begins there again, under its `groupId`.
 
 Not thread-safe: call from one thread.
 """
@@ -36,13 +38,13 @@ from quackmq.spark.source.offsets import Position, TopicPosition, Topics
 
 log = logging.getLogger(__name__)
 
-#: Noted beside offsets of a query that holds nothing.
+#: The offset note of a query that holds no records.
 _PLAIN: Final = "quackmq:spark"
-#: Behind the note, of a query that has had no batch yet. It holds nothing.
+#: The suffix of the note of a query that has had no batch yet. Such a query holds no records.
 _BEGINS: Final = " begins"
-#: How notes of such queries begin; in older versions they held from their beginning on.
+#: The prefixes of such notes. In older versions a query held records from its beginning.
 _BEGINNINGS: Final = (_PLAIN + _BEGINS, SUBSCRIBED + _BEGINS)
-#: The name is used otherwise, and will be the next time too.
+#: Errors which say that others use the group's name. Another try would fail too.
 _TAKEN: Final = frozenset(
     {
         KafkaError.UNKNOWN_MEMBER_ID,
@@ -55,13 +57,13 @@ _TAKEN: Final = frozenset(
 
 class Progress:
     def __init__(self, access: Access, hold_ms: int | None) -> None:
-        """`hold_ms` says for how long after the last word of the query retention waits for it; None
-        if it does not wait at all."""
+        """`hold_ms` is the lease of the subscription: how long retention waits for a silent query.
+        None makes no subscription."""
         self._access = access
         self._note, self._beginning = _PLAIN, _PLAIN + _BEGINS
         if hold_ms is not None:
             self._note = leased(SUBSCRIBED, hold_ms)
-            # A query that began before under this name may have left a subscription.
+            # An earlier query of this name may have left a subscription.
             self._beginning = leased(self._beginning, hold_ms)
         self._made: Admin | None = None
         self._told: Position | None = None
@@ -69,7 +71,8 @@ class Progress:
         self._on_its_way: GroupRequest | None = None
 
     def begin(self, position: Position) -> None:
-        """A query begins here; waits until the broker has it. QuackTimeout, NameInOtherMode."""
+        """Store where the query begins; wait until the broker has stored it. Raise QuackTimeout and
+        NameInOtherMode."""
         deadline = Deadline(self._access.retry_ms / 1000)
         while self._send(position, self._beginning):
             self._hear(deadline)
@@ -80,8 +83,9 @@ class Progress:
             time.sleep(limits.SPARK_PAUSE_MS / 1000)
 
     def begun(self, group: str, ends: Topics) -> Topics | None:
-        """Where a query of this group has begun that has had no batch yet, as far as these topics
-        go; None if there was none, or it has got on."""
+        """Return where a query of this group began that has had no batch yet, for the topics in
+        `ends`. Partitions without a stored beginning keep the offset in `ends`. Return None if the
+        group has no stored beginning, or has committed a batch since."""
         wanted = [TopicPartition(t, p) for t, topic in ends.items() for p in topic.offsets]
         deadline = Deadline(self._access.retry_ms / 1000)
         try:
@@ -111,8 +115,9 @@ class Progress:
         }
 
     def tell(self, position: Position) -> None:
-        """The query has got so far. Told at once, heard of later; told again now and then, so that
-        a query that is idle is not taken for one that is gone."""
+        """Send the position of the query to the broker, without waiting for the response. An
+        unchanged position is sent again every `SPARK_TOLD_MS`, so that the lease of an idle query
+        does not end. Raise the error of the request before, if that failed."""
         age_ms = (time.monotonic() - self._told_at) * 1000
         told = self._told
         is_news = told is None or (told.group, told.topics) != (position.group, position.topics)
@@ -121,14 +126,15 @@ class Progress:
         on_its_way = self._on_its_way
         if on_its_way is not None and not on_its_way.future.done():
             if age_ms < limits.SPARK_ANSWER_MS:
-                return  # the next time it is told from where it is then
+                return  # the next call sends the position of that time
             self._admin.renew(on_its_way)
             self._on_its_way = None
         self._hear(Deadline(0))
         self._send(position, self._beginning if position.initial else self._note)
 
     def close(self, position: Position | None = None) -> None:
-        """The last word."""
+        """Wait briefly for the last request; send `position` first if it is given; close the
+        client."""
         deadline = Deadline(limits.SPARK_STOP_MS / 1000)
         try:
             self._hear(deadline)
@@ -142,7 +148,7 @@ class Progress:
             self._made = None
 
     def forget(self, group: str) -> None:
-        """Let go of a name that no query goes on with: of its subscriptions and its offsets."""
+        """End the subscriptions of a group that no query will use again; delete its offsets."""
         release(self._access, group)
         deadline = Deadline(self._access.retry_ms / 1000)
         try:
@@ -166,11 +172,11 @@ class Progress:
     def _ask(
         self, group: str, ask: Callable[[AdminClient], Mapping[str, Any]], deadline: Deadline
     ) -> Any:
-        """KafkaException, TimeoutError."""
+        """Send a request of the group and return its result. Raise KafkaException, TimeoutError."""
         return self._admin.result(self._admin.ask_group(group, ask), max(deadline.left(), 0.1))
 
     def _send(self, position: Position, note: str) -> bool:
-        """Whether there is anything to tell."""
+        """Send the position in the background. Return False if it has no partitions."""
         places = [
             TopicPartition(topic, partition, offset, metadata=note)
             for topic, partition, offset in position.partitions()
@@ -187,7 +193,8 @@ class Progress:
         return True
 
     def _hear(self, deadline: Deadline) -> None:
-        """What became of what was told last."""
+        """Wait for the result of the last sent position. Raise its error; a timeout that the broker
+        reports is logged only."""
         on_its_way, told = self._on_its_way, self._told
         if on_its_way is None or told is None:
             return
@@ -201,7 +208,7 @@ class Progress:
             raise deadline.timeout(f"offsets of {told.group} to be committed") from None
         except KafkaException as exception:
             self._on_its_way = None
-            self._told = None  # to be told again
+            self._told = None  # the next call sends the position again
             error = self._meaning(exception, told.group, deadline)
             if isinstance(error, QuackTimeout):
                 log.info("%s", error)
@@ -222,8 +229,8 @@ class Progress:
 
 
 def release(access: Access, group: str) -> list[str]:
-    """Let go of all that a query holds, which will not come back: its subscriptions end. The names
-    of their topics."""
+    """End all subscriptions of a query that will not come back. Return the names of their topics.
+    Raise InvalidRequest for an empty group."""
     if not group:
         raise InvalidRequest("a group has a name")
     released: list[str] = []

@@ -1,24 +1,26 @@
-"""What a task of a sink does at the broker, and what the driver does: stage, and commit once.
+"""Stage rows in tasks, and commit them once in the driver.
 
-Each attempt at a task stages under a name of its own, which nobody else has, so that an attempt
-that died, was killed or ran twice leaves nothing behind but a part that no commit names. The driver
-commits the parts whose receipts reached it:
+Each attempt at a task stages its rows under a unique part name. So an attempt that died, was killed
+or ran twice leaves only a part that no commit names. The driver commits the parts whose receipts
+reached it:
 
     attempt 0 of task 0 --- stage --> part 6f0c…  ╲
     attempt 0 of task 1 --- stage --> part 91ab…   ✗ (it died: no receipt)    commit (series, turn)
     attempt 1 of task 1 --- stage --> part c3d2…  ╱       ---->  all of it is visible, once
 
-Promised: a call and a commit whose answers were lost are made again as they were, and count once.
-A write that was committed before adds nothing, and is known as a repeat:
+A call or a commit whose response was lost is repeated unchanged, and counts once. A write that was
+committed before adds nothing. It is recognised as a repeat:
 
-- of a stream, the last batch that was committed, for the same topics. Its rows may differ, for they
-  may be computed from a clock; a differing number of rows is logged as a warning. An earlier batch
-  is TurnOutdated.
-- under a `writeId`, the same rows by their digest, in any order. Other rows are a StageConflict.
+- A batch of a stream is a repeat if it is the last committed batch and has the same topics. Its
+  rows may differ, because they may depend on a clock; another number of rows is logged as a
+  warning. An earlier batch raises TurnOutdated.
+- A write under a `writeId` is a repeat if its rows have the same digest, in any order. Other rows
+  raise StageConflict.
 
-A write of no rows is not remembered: the next one under its name may have some.
+A write without rows is not remembered: the next write under its name may have rows.
 
-Not thread-safe: call from one thread. A `Target` and a `Staged` are values, and travel.
+Not thread-safe: call from one thread. A `Target` and a `Staged` are values that Spark can send to
+tasks and to the driver.
 """
 
 from __future__ import annotations
@@ -43,20 +45,22 @@ log = logging.getLogger(__name__)
 _BYTES: Final = "application/octet-stream"
 _PARTITION: Final = struct.Struct(">I")
 _SERIES_PREFIX: Final = "spark/"
-#: Keys of writes with a `writeId`, each followed by its topic; a star where rows name their topics.
-#: No topic's name has a star, a number sign or a slash.
+#: The prefix of the keys of writes with a `writeId`. The topic follows, or a star where rows name
+#: their topics. No topic name contains a star, a number sign or a slash.
 _NAMED_PREFIX: Final = "spark-write-id/"
 _ANY_TOPIC: Final = "*"
 _HASHED: Final = "#"
-#: Keys of writes without one; versions before digests were kept had those with one here, too.
+#: The prefix of the keys of writes without a `writeId`. Versions without digests used it for all
+#: writes.
 _PLAIN_PREFIX: Final = "spark-write/"
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What is committed as one: a key and, for a stream, which turn of which series. `name` is the
-    `writeId` of a batch write that has one, and `older_key` the key that versions before digests
-    were kept gave to it."""
+    """Name what one commit publishes: a key and, for a stream, the turn of a series.
+
+    `name` is the `writeId` of a batch write. `older_key` is the key that versions without digests
+    gave to that write."""
 
     key: str
     series: str | None = None
@@ -72,8 +76,10 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """What one attempt staged. `receipt` is None if there was nothing to stage, or the target had
-    been committed before: then `was_committed`. A digest is made of writes with a `writeId`."""
+    """Describe what one attempt staged.
+
+    `receipt` is None if the attempt had no rows, or if the target was committed before; in the
+    second case `was_committed` is true. `digest` is set for writes with a `writeId`."""
 
     target: Target
     receipt: dict[str, Any] | None
@@ -84,7 +90,8 @@ class Staged:
 
 
 def write_target(topic: str | None, write_id: str | None) -> Target:
-    """Of a batch write to a topic, or to those that its rows name."""
+    """Return the target of a batch write to a topic. Without a topic, the rows name their topics.
+    Without a `writeId`, the key is unique."""
     if write_id is None:
         return Target(f"{_PLAIN_PREFIX}{uuid.uuid4().hex}")
     key = f"{_NAMED_PREFIX}{topic or _ANY_TOPIC}/{write_id}"
@@ -95,13 +102,13 @@ def write_target(topic: str | None, write_id: str | None) -> Target:
 
 
 def batch_target(query: str, batch: int, run: str) -> Target:
-    """Of a batch of a streaming query."""
+    """Return the target of a batch of a streaming query."""
     series = _SERIES_PREFIX + query
     return Target(f"{series}/{batch}/{run}", series, batch)
 
 
 class Part:
-    """One attempt's part of a stage in the making."""
+    """Stage the part of one attempt."""
 
     def __init__(self, http: Http, target: Target) -> None:
         self._http = http
@@ -109,11 +116,12 @@ class Part:
         self._path = path_of("stages", target.key, "parts", uuid.uuid4().hex)
         self._calls = 0
         self._receipt: dict[str, Any] | None = None
-        #: The target was committed before: there is nothing to do.
+        #: Whether the target was committed before: then nothing is staged any more.
         self.is_committed = False
 
     def add(self, topic: str, batches: Iterable[Encoded]) -> None:
-        """Stage batches for partitions of a topic, in as few calls as may be. TurnOutdated."""
+        """Stage batches for partitions of a topic, in as few calls as possible. Raise
+        TurnOutdated."""
         pieces: list[bytes] = []
         size = 0
         for partition, batch in batches:
@@ -151,7 +159,7 @@ class Part:
 
 
 def commit(http: Http, target: Target, staged: Sequence[Staged]) -> None:
-    """Make the rows that these attempts staged visible, unless the target was committed before.
+    """Publish the rows that these attempts staged, unless the target was committed before. Raise
     TurnOutdated, StageConflict."""
     if target.series is not None:
         _commit_turn(http, target, staged)
@@ -162,7 +170,7 @@ def commit(http: Http, target: Target, staged: Sequence[Staged]) -> None:
 
 
 def abort(http: Http, target: Target) -> None:
-    """Let go of what was staged, if anything was, and was not committed."""
+    """Discard the staged rows of a target, if there are any and they are not committed."""
     try:
         http.ask("DELETE", path_of("stages", target.key))
     except (UnknownStage, StageConflict):
@@ -202,8 +210,9 @@ def _commit_turn(http: Http, target: Target, staged: Sequence[Staged]) -> None:
 def _check_same_topics(
     http: Http, target: Target, staged: Sequence[Staged], last: dict[str, Any]
 ) -> None:
-    """A batch that comes again for other topics would be missing there. Nothing is known of the
-    topics of a batch that an older version committed, nor of a repeat without rows."""
+    """Raise StageConflict if a repeated batch has other topics: its rows would be missing there.
+    The check is skipped for a repeat without rows, and for a batch that an older version committed
+    without its topics."""
     topics = sorted({name for each in staged for name in each.topics})
     if not topics or last["topics"] is None or topics == last["topics"]:
         return
@@ -269,8 +278,8 @@ def _commit_named(http: Http, target: Target, staged: Sequence[Staged]) -> None:
 
 
 def _is_repeat_of_older_version(http: Http, target: Target, digest: Digest) -> bool:
-    """Whether a version that kept no digests committed a write of this name. It did not note the
-    topic, either: all that can be compared is the number of rows."""
+    """Return whether a version without digests committed a write of this name. That version did not
+    store the topic, so only the number of rows is compared: raise StageConflict if it differs."""
     if target.older_key is None:
         return False
     committed = _committed(http, target.older_key)
@@ -298,7 +307,7 @@ def _other_rows(target: Target, committed: int, now: int) -> StageConflict:
 
 
 def _committed(http: Http, key: str) -> dict[str, Any] | None:
-    """The commit of a key, if there was one."""
+    """Return the commit of a key; None if the key was not committed."""
     try:
         commit: dict[str, Any] | None = http.get(path_of("stages", key), limit=1).json["commit"]
     except UnknownStage:
@@ -314,7 +323,7 @@ def _receipts(staged: Sequence[Staged]) -> list[dict[str, Any]]:
 
 
 def _is_to_be_committed(staged: Sequence[Staged]) -> bool:
-    """Whether all rows are staged. Where an attempt found the target committed, they are not."""
+    """Return whether all rows are staged. They are not if an attempt found the target committed."""
     return bool(_receipts(staged)) and not any(each.was_committed for each in staged)
 
 
