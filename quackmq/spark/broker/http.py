@@ -223,7 +223,7 @@ class Http:
         return connection
 
 
-# --- what the broker says ------------------------------------------------------------------------
+# --- responses of the broker ---------------------------------------------------------------------
 
 
 def _failure(answer: Answer) -> QuackError:

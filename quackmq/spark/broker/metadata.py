@@ -263,7 +263,7 @@ class BrokerMetadata:
         return dict(enumerate(self._cluster.offsets(info, spec, deadline)))
 
 
-# --- what the broker answers ---------------------------------------------------------------------
+# --- responses of the broker ---------------------------------------------------------------------
 
 
 def _facts(topic: Any) -> TopicFacts:

@@ -133,8 +133,8 @@ class Progress:
         self._send(position, self._beginning if position.initial else self._note)
 
     def close(self, position: Position | None = None) -> None:
-        """Wait briefly for the last request; send `position` first if it is given; close the
-        client."""
+        """Send `position` if it is given; wait briefly for the responses; close the client. An
+        error is logged."""
         deadline = Deadline(limits.SPARK_STOP_MS / 1000)
         try:
             self._hear(deadline)

@@ -1,17 +1,17 @@
-"""Pipelines that come with the broker: what Spark does with the news.
+"""Pipelines that come with the broker: Spark jobs over topics.
 
     quackmq pipeline ls
     quackmq pipeline run trending --topics news --once
 
-A pipeline is a module of this package that says in one line what it does:
+A pipeline is a module of this package that defines:
 
-    SUMMARY: Final = "…"                            # for `quackmq pipeline ls`
-    class Options: …                                # a frozen dataclass of `option.option`
+    SUMMARY: Final = "…"                            # one line, for `quackmq pipeline ls`
+    class Options: …                                # a frozen dataclass of `options.option`
     def run(job: Job, options: Options) -> Report   # what `quackmq pipeline run` calls
     def <its name>(df, …) -> DataFrame              # the same on any DataFrame
 
-Nothing is imported before it is asked for: the command line starts without PySpark, and lists the
-pipelines where there is none.
+A pipeline is imported only when it is used. So the command line starts without PySpark, and lists
+the pipelines where PySpark is not installed.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from quackmq.spark.pipelines.report import Report
 
 _SUMMARY: Final = "SUMMARY"
-#: What PySpark needs and PySpark itself, by the names that Python misses them by.
+#: The modules of PySpark and of its dependencies, as a ModuleNotFoundError names them.
 _OF_SPARK: Final = ("pyspark", "py4j", "numpy", "pandas")
 
 
 class Pipeline(Protocol):
-    """What the module of a pipeline offers."""
+    """The interface of a pipeline's module."""
 
     SUMMARY: str
     Options: type[Any]
@@ -45,8 +45,8 @@ class Pipeline(Protocol):
 
 @cache
 def summaries() -> dict[str, str]:
-    """Every pipeline by its name, with its line. Read from the source: importing a pipeline takes
-    PySpark, and a second."""
+    """Return the summary of each pipeline by its name. The summaries are read from the source,
+    because importing a pipeline needs PySpark and takes a second."""
     found: dict[str, str] = {}
     for module in pkgutil.iter_modules(__path__):
         if module.ispkg:
@@ -59,7 +59,8 @@ def summaries() -> dict[str, str]:
 
 
 def pipeline(name: str) -> Pipeline:
-    """KeyError where there is none of that name; NotInstalled without PySpark."""
+    """Import and return a pipeline's module. Raise KeyError if there is none of that name, and
+    NotInstalled without PySpark."""
     if name not in summaries():
         raise KeyError(name)
     try:
@@ -74,7 +75,7 @@ def pipeline(name: str) -> Pipeline:
 
 
 def _summary(statement: ast.stmt) -> str | None:
-    """What `SUMMARY: Final = "…"` says, of a statement that is this."""
+    """Return the text of the statement `SUMMARY: Final = "…"`; None for any other statement."""
     match statement:
         case ast.AnnAssign(target=ast.Name(id=name), value=ast.Constant(value=str(text))):
             return text if name == _SUMMARY else None

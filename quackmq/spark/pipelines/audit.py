@@ -1,23 +1,28 @@
-"""`audit`: proves from the data that nothing was lost, doubled or reordered, or names what was.
+"""`audit`: prove from the data that nothing was lost, doubled or reordered, or name what was.
 
-Three things are laid side by side: the records of topics, archived and not; what the broker knows
-of their holes; and the receipts that subscriptions have left. Of each topic it is told how many of
-its producers' numbers are lost, doubled and reordered, and how many offsets have no record for a
-reason, and for none. Of each subscription with receipts: how many records it passed without having
-taken them, took twice, or out of order, and how long they were on their way.
+The audit compares three sources: the records of topics, archived or not; the broker's knowledge of
+their holes; and the receipts that subscriptions have left. It reports:
 
-A topic is read once, and only the columns of places and numbers (`audit_runs` has the method, and
-says when it is exact). What is judged is the topic as it was when the audit came to it; publishers,
-subscribers and the archive go on meanwhile.
+- for each topic, how many of its producers' sequence numbers are lost, doubled and reordered;
+- for each topic, how many offsets without a record are explained, and how many are not;
+- for each subscription with receipts, how many records it passed without taking them, took twice or
+  took out of order, and the latency of its records.
 
-What the data cannot prove: that a publisher's last records are there, behind which no number is;
-anything of records that were published without numbers, but that their offsets are; and what a
-subscription without receipts has seen. One that leaves receipts, of which none is left, is named:
-nothing is wrong with it, and nothing is proved.
+The audit reads a topic once, and only the columns for offsets and sequence numbers
+(`audit_checks.runs` describes the method, and when it is exact). It judges the topic as it was when
+the audit read it. Publishers, subscribers and the archive go on meanwhile.
+
+The data cannot prove:
+
+- that a publisher's last records are there, because no later number follows them;
+- anything about records without sequence numbers, except that their offsets have records;
+- what a subscription without receipts has read. A subscription whose receipts are all deleted is
+  named: nothing is wrong with it, and nothing is proved.
 
     quackmq pipeline run audit --topics orders,payments --plot latency.png
 
-On any DataFrame with a topic's columns: `audit(df)`, and of receipts `audit_receipts.deliveries`.
+`audit(df)` works on any DataFrame with a topic's columns, and `audit_checks.receipts.deliveries` on
+receipts.
 """
 
 from __future__ import annotations
@@ -65,7 +70,7 @@ if TYPE_CHECKING:
 SUMMARY: Final = "prove from the data that nothing was lost, doubled or reordered, or name it"
 
 _PLACES: Final = ("partition", "offset", "producer_id", "producer_epoch", "sequence")
-#: Topics that are read in one job of Spark's: plans of very many take longer than the reading.
+#: How many topics one Spark job reads: planning very many takes longer than reading them.
 _TOPICS_AT_ONCE: Final = 16
 _WRONG: Final = ("lost", "doubled", "reordered")
 
@@ -84,16 +89,19 @@ class Options:
 
 
 def audit(records: DataFrame, whole: Mapping[str, Collection[int]] | None = None) -> DataFrame:
-    """What is wrong with records, by `topic` and `partition`: see `audit_runs.FINDINGS` for the
-    other columns. `whole` names the partitions, by topic, of which nothing was let go of, so that
-    each of their producers begins at number 0."""
+    """Return what is wrong with records, by `topic` and `partition`. `audit_checks.runs.FINDINGS`
+    lists the other columns.
+
+    `whole` names the partitions, by topic, from which no record was ever deleted. Each of their
+    producers must begin at sequence number 0."""
     places = [f.col(name).cast("bigint") for name in _PLACES]
     with_topic = records.select("topic", *places).mapInArrow(_by_topic, _with_topic(RUNS))
     return _findings(with_topic, whole or {})
 
 
 def _runs(records: DataFrame, topic: str) -> DataFrame:
-    """Runs of records of one topic, whose name need not be looked at in every row."""
+    """Return the runs of the records of one topic. The topic's name is added to the runs, so that
+    it is not read in every row."""
     runs = records.select(*_PLACES).mapInArrow(runs_of, from_arrow_schema(RUNS))
     return runs.withColumn("topic", f.lit(topic))
 
@@ -140,13 +148,13 @@ def run(job: Job, options: Options) -> Report:
 
 @dataclass(slots=True)
 class _Line:
-    """What was found of a topic, or of a subscription to one."""
+    """Count the findings of a topic, or of a subscription to a topic."""
 
     records: int = 0
     explained: int | None = None
     unexplained: int | None = None
     wrong: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_WRONG, 0))
-    #: Milliseconds at `PERCENTILES`, and the most.
+    #: The latency in milliseconds at `PERCENTILES`, and the greatest.
     latency_ms: Sequence[float] = ()
 
     @property
@@ -232,7 +240,7 @@ class _Audit:
                 self._judge(line, read, explain(self._http, read), rows)
 
     def _table(self, name: str, plans: list[Plan], *, fails: bool = True) -> DataFrame:
-        """A topic, whose files are kept by one plan more."""
+        """Return the records of a topic; add the plan that pins its archived files to `plans`."""
         frame, plan = planned_table(
             self._job.spark,
             name,
@@ -282,7 +290,8 @@ class _Audit:
     # --- subscriptions ----------------------------------------------------------------------
 
     def _subscribed(self, names: Sequence[str]) -> tuple[Cursors, dict[str, str]]:
-        """The cursors of subscriptions that leave receipts, and their topics' names by id."""
+        """Return the cursors of subscriptions that leave receipts, and the names of all audited
+        topics by id."""
         facts = self._look(names) if names else TopicOffsets("", {})
         ids = {topic.id: name for name, topic in facts.topics.items()}
         by_name = {name: topic_id for topic_id, name in ids.items()}
@@ -328,7 +337,8 @@ class _Audit:
     def _latencies(
         self, left: DataFrame, topics: Mapping[str, str], plans: list[Plan]
     ) -> DataFrame:
-        """Those that receipts tell, and those of entries that were archived before."""
+        """Return the latencies that receipts hold, and those of entries that were archived before
+        their receipt."""
         found = latencies(left)
         stretches = untimed(left)
         for row in stretches.select("topic_id").distinct().collect():
@@ -343,7 +353,7 @@ class _Audit:
             topic = topics[row["topic_id"]]
             line = self._subscriptions.setdefault((topic, row["subscription"]), _Line())
             read = self._partitions.get((row["topic_id"], row["partition"]))
-            if read is not None:  # a partition that came while this ran is not judged
+            if read is not None:  # a partition that was added during the audit is not judged
                 self._judge_delivery(line, read, row)
 
     def _judge_delivery(self, line: _Line, read: Partition, row: Any) -> None:
@@ -355,7 +365,7 @@ class _Audit:
             return
         if kind in ("over", "untold"):
             count = read.records(*span)
-            if kind == "untold":  # what is gone by now was there
+            if kind == "untold":  # records deleted since then were there
                 count += max(0, min(read.seen.first, span.next) - span.first)
             words = "passed without a receipt" if kind == "untold" else "gone over"
             kind = "lost"
@@ -375,14 +385,14 @@ class _Audit:
         for row in told.collect():
             whose = topics[row["topic_id"]], row["subscription"]
             self._subscriptions[whose].latency_ms = [*row["at"], float(row["most"])]
-        # Steps of a tenth are enough for a picture, whatever there is.
+        # Steps of 10 % are fine enough for a picture.
         step = f.expr("CAST(floor(log(1.1, greatest(latency_ms, 0) + 1)) AS INT)").alias("step")
         steps = latencies.groupBy("subscription", "topic_id", step).agg(f.sum("records").alias("n"))
         for row in steps.orderBy("step").collect():
             whose = topics[row["topic_id"]], row["subscription"]
             self._distribution.setdefault(whose, []).append((row["step"], row["n"]))
 
-    # --- what is told -----------------------------------------------------------------------
+    # --- the report -------------------------------------------------------------------------
 
     def _note(self, kind: str, words: str, records: int = 1) -> None:
         self._counts[kind] += records
@@ -409,7 +419,7 @@ class _Audit:
         return Report("audit", columns, rows, facts, is_good, plot)
 
     def _draw(self, axes: Any) -> None:
-        """What share of the records was with the subscriber after how long."""
+        """Draw the share of records that the subscriber had after each latency."""
         for (topic, subscription), steps in sorted(self._distribution.items()):
             total = sum(count for _, count in steps)
             milliseconds = [1.1 ** (step + 1) for step, _ in steps]
@@ -425,13 +435,13 @@ class _Audit:
 
 @contextmanager
 def _plans(survey: BrokerMetadata) -> Iterator[list[Plan]]:
-    """Plans that are put there are released when it is left."""
+    """Yield a list of plans; release all plans in it when the block is left."""
     made: list[Plan] = []
     try:
         yield made
     except BaseException:
-        # What went wrong first is what is to be told, and the broker may be what went: it is waited
-        # for once, and not for each of them.
+        # Report the first error. The broker may be the cause, so wait for it briefly and once, not
+        # once for each plan.
         with Http(survey.access.http, limits.SPARK_STOP_MS) as broker, suppress(QuackError):
             for plan in made:
                 release(broker, plan)
@@ -443,7 +453,8 @@ def _plans(survey: BrokerMetadata) -> Iterator[list[Plan]]:
 def _partition(
     topic: str, topic_id: str, partition: int, there: Span, rows: Sequence[Any]
 ) -> Partition:
-    """What was read of a partition, and of what the broker said was there when reading began."""
+    """Return what was read of a partition. `there` is the range that the broker reported when the
+    reading began."""
     holes = [Span(row["first_offset"], row["next_offset"]) for row in rows if row["kind"] == "hole"]
     seen = next((row for row in rows if row["kind"] == "seen"), None)
     if seen is None:

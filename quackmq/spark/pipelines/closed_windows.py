@@ -1,7 +1,7 @@
-"""Windows that `trending` has closed: kept in a Parquet table, and the last of them for the report.
+"""Keep the windows that `trending` has closed: all in a Parquet table, the last for the report.
 
-A batch of results is one directory of the table, `batch=000000017`, which is written over when
-Spark comes with the batch again: so each result is in the table once.
+Each batch of results is one directory of the table, `batch=000000017`. If Spark repeats a batch,
+its directory is overwritten. So each result is in the table once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ _LINES_DRAWN: Final = 8
 
 
 class Trends:
-    """Called by one stream at a time, in a thread of Spark's."""
+    """Collect the results of closed windows. One stream at a time calls it, in a thread of
+    Spark."""
 
     columns: Final = (
         "window_start",
@@ -38,11 +39,11 @@ class Trends:
         self._job = job
         self._table = table
         self._top = top
-        #: By the end of a window, its first rows; the last windows only.
+        #: The first rows of the last windows, by the end of the window.
         self._rows: dict[datetime, list[tuple[Any, ...]]] = {}
 
     def take(self, batch: DataFrame, number: int) -> None:
-        """A batch of results, for `foreachBatch`."""
+        """Add a batch of results to the table and to the report; pass this to `foreachBatch`."""
         batch.persist()
         try:
             closed = batch.select("window_end").distinct()
@@ -82,7 +83,7 @@ class Trends:
 
 
 def draw(axes: Any, rows: Sequence[tuple[Any, ...]]) -> None:
-    """Entries by window, a line for each of the names that have most."""
+    """Draw the entries of each window, with a line for each of the most frequent names."""
     series: dict[str, dict[datetime, int]] = {}
     for _, end, name, entries, *_ in rows:
         series.setdefault(str(name), {})[end] = entries

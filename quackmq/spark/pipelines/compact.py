@@ -1,16 +1,17 @@
-"""Small files of the archive into large ones, by all that Spark has, while the broker goes on.
+"""Merge small archive files into large ones on all of Spark's cores, while the broker runs.
 
-The plan is the archive's own (`quackmq.archive.merging.planner`), each merge is a task
-(`compact_work`), and what a task has made is offered to the broker, which compares it with what it
-is for, record by record, and puts it in its place at the version that it was planned by. Archiving,
-merging and reading go on meanwhile. Where the broker, or somebody else, has merged the same files
-first, what was made for nothing is swept, and the topic is planned again.
+The archive's own planner chooses the merges (`quackmq.archive.merging.planner`). Each merge is a
+Spark task (`merge_tasks.task`). The driver offers the merged file to the broker. The broker
+compares it with the files that it replaces, record by record. It puts the file in their place if
+the manifest still has the version of the plan. Archiving, merging and reading go on meanwhile. If
+the broker or another program has merged the same files first, the new file is swept, and the topic
+is planned again.
 
-Promised: no record is lost, doubled or moved, whatever is killed and whenever; what was put in its
-place stays, and the next run goes on from there. Not promised: fewer files where new ones come
-faster than old ones are merged: what was archived after it began is for another time.
+No record is lost, doubled or moved, whichever process is killed and whenever. A merge that is in
+its place stays, and the next run continues from there. Fewer files are not promised if new ones
+come faster than old ones are merged: a run does not merge files that were archived after it began.
 
-Workers write where the archive lies: on the broker's machine, or with a disk that they share.
+Workers write to the archive's directory: they run on the broker's machine, or share its disk.
 """
 
 from __future__ import annotations
@@ -69,9 +70,11 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Compacted:
-    """What became of a topic's archive, as far as it reached when this began. `merges` were put in
-    their place; `beaten` came to nothing, because others had merged the same files; `damaged` files
-    cannot be read, and are as they were."""
+    """Count the files and bytes of a topic's archive, up to the end that it had when the run began.
+
+    - `merges`: merged files that the broker has put in their place.
+    - `beaten`: merges without effect, because another program had merged the same files.
+    - `damaged`: files that cannot be read; they are left unchanged."""
 
     topic: str
     files_before: int
@@ -88,7 +91,7 @@ def run(job: Job, options: Options) -> Report:
     access = find(job.address)
     with access.connect() as broker:
         names = list(dict.fromkeys(options.topics))
-        # One that is named and not there is told before anything is done.
+        # Raise UnknownTopic for a named topic before any work begins.
         listed = [look(broker, name) for name in names] if names else _look_at_all(broker)
     if options.dry_run:
         return _report(
@@ -102,7 +105,7 @@ def run(job: Job, options: Options) -> Report:
         except UnknownTopic:
             if names:
                 raise
-            # It ended meanwhile, and nobody has named it.
+            # The topic was deleted meanwhile, and the user did not name it.
         job.check()
     return _report(done, "small files into large ones, as far as was archived when this began")
 
@@ -116,9 +119,10 @@ def compact(
     by_day: bool = False,
     tell: Callable[[str], None] = lambda text: None,
 ) -> Compacted:
-    """The same for a program that has a session: one topic, of the broker there. UnknownTopic;
-    StorageError where workers cannot work in the archive's directory; StateChanged where others
-    were faster again and again."""
+    """Compact one topic in the caller's Spark session; return the counts.
+
+    Raise UnknownTopic. Raise StorageError if workers cannot work in the archive's directory. Raise
+    StateChanged if other programs merged the same files first, several times in a row."""
     access = find(bootstrap_servers)
     with access.connect() as broker:
         listed = look(broker, topic)
@@ -127,7 +131,7 @@ def compact(
 
 
 def settings_of(target_bytes: int, by_day: bool) -> MergeSettings:
-    """How a compaction plans. InvalidRequest."""
+    """Return the settings of the planner for a compaction. Raise InvalidRequest."""
     if not 1 <= target_bytes <= shared_limits.ARCHIVE_OFFERED_BYTES:
         raise InvalidRequest(
             f"target_bytes cannot be {target_bytes}: 1 to {shared_limits.ARCHIVE_OFFERED_BYTES} are"
@@ -142,7 +146,7 @@ def settings_of(target_bytes: int, by_day: bool) -> MergeSettings:
 
 @dataclass
 class _Compaction:
-    """Of one topic. Used once, by one thread."""
+    """Compact one topic. Use an instance once, from one thread."""
 
     spark: SparkSession
     access: Access
@@ -171,7 +175,7 @@ class _Compaction:
             return self._compacted(look(broker, self.begun.topic), ends)
 
     def _round(self, broker: Http, ends: dict[int, int]) -> bool:
-        """Plan once and carry it out; whether there was anything to do."""
+        """Plan once and run the merges. Return whether there was anything to merge."""
         with Plan(self.access, self.begun.topic) as held:
             self._check_same(held.listed)
             merges = list(_planned(held.listed, self.settings, self.damaged, ends))
@@ -184,7 +188,8 @@ class _Compaction:
             return True
 
     def _carry_out(self, broker: Http, orders: Sequence[Order]) -> None:
-        """All merges of a plan, each a job of its own, so that each is offered when it is made."""
+        """Run all merges of a plan. Each is a Spark job of its own, so that its file is offered as
+        soon as it is made."""
         context = self.spark.sparkContext
         group = f"quackmq-compact-{uuid.uuid4().hex}"
 
@@ -203,7 +208,7 @@ class _Compaction:
                     )
                     for future in ended:
                         if self.stopping.is_set():
-                            break  # it may have ended because it was cancelled
+                            break  # the job may have been cancelled
                         self._settle(broker, waiting.pop(future), future)
             finally:
                 for future in waiting:
@@ -223,8 +228,9 @@ class _Compaction:
             self.beaten += 1
 
     def _offer(self, broker: Http, order: Order, made: Made) -> bool:
-        """Whether it was taken. A broker that takes long is asked again, and may have taken it when
-        it was asked first."""
+        """Offer a merged file to the broker; return whether the broker took it. A slow broker is
+        asked again. It may then refuse the repeat, because it took the file the first time: that
+        counts as taken."""
         merge = order.merge
         target = path_of(
             *("topics", order.topic, "archive", "partitions", merge.key.partition, "replace")
@@ -262,7 +268,7 @@ class _Compaction:
         )
 
 
-# --- what there is, and what is planned ----------------------------------------------------------
+# --- the archive, and its merges -----------------------------------------------------------------
 
 
 def _look_at_all(broker: Http) -> list[Listed]:
@@ -271,17 +277,18 @@ def _look_at_all(broker: Http) -> list[Listed]:
         try:
             found.append(look(broker, name))
         except UnknownTopic:
-            continue  # it ended meanwhile
+            continue  # it was deleted meanwhile
     return found
 
 
 def _ends(listed: Listed) -> dict[int, int]:
-    """Behind what was archived when this began, by partition; there may be more of them later."""
+    """Return the end of the archive by partition. Partitions may be added later: they are not
+    compacted."""
     return {each.key.partition: each.next_offset for each in listed.partitions}
 
 
 def _amount(listed: Listed, ends: dict[int, int]) -> tuple[int, int]:
-    """Files and bytes, up to there."""
+    """Count the files and bytes up to the given ends."""
     files = [
         file
         for each in listed.partitions
@@ -301,7 +308,7 @@ def _planned(
 
 
 def _is_merged(listed: Listed, merge: Merge) -> bool:
-    """Whether one file has the range of a merge by now, and is none of those that it was for."""
+    """Return whether a new file covers exactly the range of a merge."""
     files = listed.partitions[merge.key.partition].files
     return any(
         (file.first_offset, file.next_offset) == (merge.first_offset, merge.next_offset)
@@ -311,7 +318,8 @@ def _is_merged(listed: Listed, merge: Merge) -> bool:
 
 
 def _foreseen(listed: Listed, settings: MergeSettings) -> Compacted:
-    """By the first plan. Bytes are known when they are written: here they are those of before."""
+    """Return the result that the first plan would have. The size after a merge is not known, so it
+    is the size before."""
     ends = _ends(listed)
     files, size = _amount(listed, ends)
     merges = list(_planned(listed, settings, {}, ends))

@@ -1,8 +1,8 @@
-"""What goes wrong in a pipeline, as one sentence.
+"""Turn the failure of a pipeline into an error of one sentence.
 
-Spark tells of a failure in hundreds of lines: Java's stack, Python's, the plan of the query. What
-the user can use is in one of them: our own error, raised in a process of Spark's, or the sentence
-behind Spark's name for it.
+Spark reports a failure in hundreds of lines: Java's stack, Python's stack, the plan of the query.
+One of these lines helps the user: our own error, raised in a process of Spark, or the sentence
+after Spark's name for the error. This module finds that line.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Final
 from quackmq import errors
 from quackmq.errors import InvalidRequest, QuackError
 
-#: A sentence, not a page: what is cut off is in Spark's log.
+#: The bound of a message: one sentence, not a page. Spark's log has the whole text.
 _LONGEST_CHARS: Final = 400
 
 #: `quackmq.errors.UnknownTopic: there is no topic ducks`, at the end of a Python traceback.
@@ -21,30 +21,31 @@ _OURS: Final = re.compile(r"^\s*(?:\S+: )?quackmq\.[\w.]+\.(\w+): (.+)$", re.MUL
 #: `[PARSE_SYNTAX_ERROR] Syntax error at or near 'of'. SQLSTATE: 42601 (line 1, pos 5)`
 _CONDITION: Final = re.compile(r"^\[[A-Z0-9_.]+\]\s*")
 _SQL_STATE: Final = re.compile(r"\s*SQLSTATE: \w+;?")
-#: Errors of a query that was asked for, not of what it met: those that Spark's planner raises.
+#: Errors that Spark's planner raises: the query itself is wrong, not the data it meets.
 _OF_THE_REQUEST: Final = ("AnalysisException", "ParseException")
 
 
 class NotInstalled(QuackError):
-    """Something that Spark needs is not on this machine."""
+    """A program or package that Spark needs is not installed."""
 
     code = "not_installed"
 
 
 class SparkFailed(QuackError):
-    """Spark could not do what it was told, for a reason that is not ours."""
+    """Spark failed for a reason that is not an error of QuackMQ."""
 
     code = "spark_failed"
 
 
 class Stopped(QuackError):
-    """A signal ended a pipeline that had not come to its end."""
+    """A signal stopped a pipeline before it was done."""
 
     code = "stopped"
 
 
 def in_short(failure: BaseException) -> QuackError:
-    """The same failure as one sentence: our own error if one is behind it."""
+    """Return the failure as an error of one sentence: our own error if it is the cause, else
+    InvalidRequest or SparkFailed."""
     if isinstance(failure, QuackError):
         return failure
     text = str(failure)
@@ -60,12 +61,12 @@ def in_short(failure: BaseException) -> QuackError:
 def _made(kind: type[QuackError], message: str) -> QuackError:
     try:
         return kind(_cut(message))
-    except TypeError:  # one that tells more than a sentence
+    except TypeError:  # its constructor needs more than a message
         return SparkFailed(_cut(message))
 
 
 def _sentence(text: str) -> str:
-    """Spark's first line, without its name for the failure."""
+    """Return the first line of Spark's message, without the name of the error."""
     first = next((line for line in text.strip().splitlines() if line.strip()), "")
     return _SQL_STATE.sub("", _CONDITION.sub("", first)).strip()
 

@@ -1,14 +1,14 @@
-"""What a pipeline runs in: a Spark session, a broker's address, a progress line, a way to stop.
+"""Run a pipeline: a Spark session, a broker's address, a progress line, a way to stop.
 
-The session is made when it is first asked for, so that what can be said against the options is said
-before the seconds that this takes. The same pipeline runs on this machine (`local[*]`) and on a
-cluster, by the master's address alone.
+Starting the session takes seconds. So it starts when it is first used, and wrong options are
+reported before. The same pipeline runs on this machine (`local[*]`) and on a cluster: only the
+master's address differs.
 
-While a job is entered (`with Job(…) as job`), SIGTERM and SIGINT ask it to stop. Streams then end
-between two batches or within one, which is done again by the next run: nothing is lost or doubled
-by it. Jobs of a batch are cancelled. A second signal ends the process at once.
+While a job is entered (`with Job(…) as job`), SIGTERM and SIGINT ask it to stop. A stream then ends
+after its batch or within it; the next run repeats an unfinished batch, so nothing is lost or
+doubled. Spark jobs of a batch pipeline are cancelled. A second signal ends the process at once.
 
-One thread runs a job; signals need it to be the main one.
+Not thread-safe: run a job from one thread. Signals need the main thread.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ DEFAULT_MASTER: Final = "local[*]"
 DEFAULT_ADDRESS: Final = "127.0.0.1:9092"
 _LOCAL: Final = re.compile(r"local(?:\[(\d+|\*)(?:,\s*(?:\d+|\*))?\])?")
 _SILENT: Final = "OFF"
-#: What Spark says of a stream that has no source yet, and why one has failed.
+#: Texts of Spark: the status of a stream without a source yet, and the error of a source whose
+#: Python process started too slowly.
 _BEGINNING: Final = "Initializing"
 _TOO_SLOW: Final = "Python worker failed to connect back"
 _LOOK_EVERY_S: Final = 0.2
@@ -50,17 +51,19 @@ _TOLD_EVERY_S: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Streamed:
-    """What a stream has done while `run_stream` waited for it."""
+    """Count what a stream did while `run_stream` waited for it."""
 
     batches: int = 0
     rows: int = 0
-    #: What came after its window was closed: groups of rows, since Spark counts them so.
+    #: Late rows. Spark counts groups of rows here, not single rows.
     late: int = 0
 
 
 class Job:
-    """`spark` is a session that somebody else has made and will stop; otherwise there will be one
-    of `master`, with `configs`, which is stopped when the job is left."""
+    """Hold the settings and the Spark session of a pipeline's run.
+
+    `spark` is a session that the caller made and stops. Without it, the job starts a session on
+    `master` with `configs`, and stops it when the job is left."""
 
     def __init__(
         self,
@@ -77,16 +80,17 @@ class Job:
         self.address = address
         self.once = once
         self.checkpoint = checkpoint
-        #: Set by SIGTERM and SIGINT. A pipeline of several steps looks at it between them.
+        #: Set by SIGTERM and SIGINT. A pipeline of several steps checks it between them.
         self.stopping = threading.Event()
-        #: Which of the two it was.
+        #: The signal that asked the job to stop.
         self.signal: signal.Signals | None = None
         self._master = master
         self._configs = dict(configs or {})
         self._log_level = log_level
         self._spark = spark
         self._is_ours = spark is None
-        #: Streams are told to end, and what follows them is let come to its end: nobody cancels it.
+        #: Whether a stream was started. Streams are stopped, not cancelled, and a following stream
+        #: may finish.
         self._is_streaming = False
         self._is_left = threading.Event()
         self._cancelling: threading.Thread | None = None
@@ -114,43 +118,45 @@ class Job:
             try:
                 self._spark.stop()
             except OSError:
-                # Whoever ended us has ended Java, too.
+                # The signal that ended this process has ended Java too.
                 if not self.stopping.is_set():
                     raise
             self._spark = None
 
     @property
     def spark(self) -> SparkSession:
-        """NotInstalled without Java."""
+        """Return the Spark session; start it if there is none. Raise NotInstalled without Java."""
         if self._spark is None:
             self.tell(f"starting Spark ({self._master})")
             self._spark = _session(self._master, self._configs, self._log_level)
-            self._listen()  # Spark has put its own handler there
+            self._listen()  # Spark has installed its own handler
             self.check()
         return self._spark
 
     @property
     def broker(self) -> dict[str, str]:
-        """The options that lead to the broker, for `format("quackmq")`."""
+        """Return the options of `format("quackmq")` that name the broker."""
         return {"kafka.bootstrap.servers": self.address}
 
     def tell(self, text: str) -> None:
-        """A line about how far it is; on a terminal it replaces the line before."""
+        """Show the progress in one line; on a terminal it replaces the line before."""
         self._line.tell(text)
 
     def note(self, text: str) -> None:
-        """A line that stays."""
+        """Print a line that stays."""
         self._line.note(text)
 
     def check(self) -> None:
-        """Stopped, if it was asked to."""
+        """Raise Stopped if a signal has asked the job to stop."""
         if self.stopping.is_set():
             raise Stopped("stopped before it was done")
 
     def start(self, writer: DataStreamWriter) -> StreamingQuery:
-        """Start a stream, and wait until Spark has its source. Spark gives the Python process of a
-        source ten seconds to appear, which nobody can change and a busy machine may not keep: then
-        it is started once more, with nothing done yet."""
+        """Start a stream; wait until Spark has its source; return the query.
+
+        Spark gives the Python process of a source ten seconds to connect. This time cannot be
+        configured, and a busy machine may need longer. Then the stream is started again: it has not
+        done anything yet."""
         self._is_streaming = True
         for _ in range(limits.PIPELINE_STARTS):
             query = writer.start()
@@ -162,8 +168,9 @@ class Job:
         return query
 
     def run_stream(self, *queries: StreamingQuery) -> Streamed:
-        """Wait until these end by themselves, or stop them when somebody asks; what the first of
-        them has done, which the others follow. What fails one of them is raised, in short."""
+        """Wait until these queries end, or stop them when the job is asked to stop. Return the
+        counts of the first query; the others follow it. If a query fails, raise its error in
+        short."""
         tallies = [_Tally(query) for query in queries]
         try:
             while not self.stopping.wait(_LOOK_EVERY_S):
@@ -178,8 +185,9 @@ class Job:
                 query.stop()
 
     def finish(self, query: StreamingQuery) -> None:
-        """Let a stream of `availableNow` come to its end, also when the job was told to stop: one
-        that follows another, and has little to do. What it does not manage, the next run does."""
+        """Wait until a stream with `availableNow` ends, even if the job was asked to stop. Use it
+        for a stream that follows another and has little to do. After `PIPELINE_FOLLOW_MS` it is
+        stopped, and the next run continues it. Raise its error in short."""
         try:
             deadline = time.monotonic() + limits.PIPELINE_FOLLOW_MS / 1000
             while query.isActive and time.monotonic() < deadline:
@@ -191,7 +199,8 @@ class Job:
             query.stop()
 
     def _ended(self, tallies: list[_Tally]) -> Streamed:
-        """Once all have ended: one that fails or is stopped takes the others with it."""
+        """Wait until all queries have ended; return the counts of the first. If one has failed, or
+        the job was asked to stop, stop the others. Raise the first error."""
         is_cut = self.stopping.is_set() or any(tally.failure() is not None for tally in tallies)
         for tally in tallies:
             if is_cut:
@@ -203,7 +212,7 @@ class Job:
             tally.look()
         for tally in tallies:
             failure = tally.failure()
-            # What fails because it was told to stop has stopped.
+            # A failure after a stop is a consequence of the stop.
             if failure is not None and not self.stopping.is_set():
                 raise in_short(failure)
         return Streamed(tallies[0].batches, tallies[0].rows, tallies[0].late)
@@ -222,13 +231,14 @@ class Job:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
         self.signal = signal.Signals(number)
-        # The main thread, which this runs in, waits for Spark, in the middle of a call; or it holds
-        # the lock of `stopping`, which it would wait for here for ever.
+        # The handler runs in the main thread, which may be in the middle of a call to Spark. It may
+        # also hold the lock of `stopping`: waiting for that lock here would deadlock.
         self._cancelling = threading.Thread(target=self._cancel, daemon=True)
         self._cancelling.start()
 
     def _cancel(self) -> None:
-        """Again and again: a job may be about to begin, which would run to its end."""
+        """Set `stopping`; cancel Spark's jobs again and again until the job is left. A job that
+        begins after one cancellation would run to its end."""
         self.stopping.set()
         from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 
@@ -238,16 +248,16 @@ class Job:
             try:
                 self._spark.sparkContext.cancelAllJobs()
             except (OSError, Py4JError):
-                return  # whoever ended us has ended Java, too, and its jobs with it
+                return  # the signal has ended Java too, and its jobs
 
 
 class _Tally:
-    """What one query has done, from the reports that Spark keeps of its last batches."""
+    """Count what one query has done, from the progress reports of its last batches."""
 
     def __init__(self, query: StreamingQuery) -> None:
         self.query = query
         self.batches = self.rows = self.late = 0
-        #: Of the batch that was reported last: Spark may report on it again.
+        #: The counts of the batch that was reported last: Spark may report it again.
         self._last: tuple[int, int, int] | None = None
         self._rate = 0.0
 
@@ -287,14 +297,14 @@ class _Tally:
 
 
 class _Line:
-    """The progress line: overwritten on a terminal, else a new one now and then."""
+    """Show the progress line: overwritten on a terminal, else a new line every few seconds."""
 
     def __init__(self, output: TextIO) -> None:
         self._output = output
         self._is_terminal = output.isatty()
         self._told_at = -_TOLD_EVERY_S
         self._text = ""
-        #: Streams note things in a thread of Spark's.
+        #: Streams print notes in a thread of Spark.
         self._lock = threading.Lock()
 
     def tell(self, text: str) -> None:
@@ -343,8 +353,9 @@ def _session(master: str, configs: Mapping[str, str], log_level: str) -> SparkSe
     conf.setAll(list({**_defaults(master, log_level), **configs}.items()))
     is_silent = log_level == _SILENT
     try:
-        # Signals of a terminal are for us, and not for Java, which would just be gone. And it tells
-        # ten lines before its log can be told to be quiet, and of a failure what we tell ourselves.
+        # Java gets a session of its own, because a terminal's signals would end it at once. When
+        # Spark's log is off, Java's stderr is closed too: Java prints ten lines before the log
+        # level applies, and repeats failures that we report ourselves.
         apart = {"start_new_session": True, "stderr": subprocess.DEVNULL if is_silent else None}
         gateway = launch_gateway(conf, apart)  # type: ignore[no-untyped-call]
         context = SparkContext(conf=conf, gateway=gateway)
@@ -371,7 +382,8 @@ def _defaults(master: str, log_level: str) -> dict[str, str]:
     }
     local = _LOCAL.fullmatch(master)
     if local is not None:
-        # Spark's own 200 are for clusters: each is a task, and a state to keep, in every batch.
+        # Spark's default of 200 is for clusters: each partition is a task, and a state to keep, in
+        # every batch.
         cores = os.cpu_count() if local[1] == "*" else int(local[1] or 1)
         configs["spark.sql.shuffle.partitions"] = str(cores or 1)
         configs["spark.driver.host"] = configs["spark.driver.bindAddress"] = "127.0.0.1"

@@ -1,11 +1,11 @@
-"""`metrics`: a stress test by many processes, whose measurements Spark gathers from a topic.
+"""`metrics`: run a stress test with many processes; gather their measurements from a topic.
 
-An example to learn from. Each process puts messages and measures how long each takes (`stress`).
-None of them writes a file or knows of the others: what they measure goes into one topic, which
-survives all of them, and Spark reads and sums it up, now or a year later (`--run NAME --processes
-0` only sums up).
+This pipeline is an example to learn from. Each process puts messages and measures how long each put
+takes (`workers.stress`). The processes write no files and do not know of each other. They put their
+measurements into one topic, which outlives them. Spark reads the topic and sums it up, now or a
+year later (`--run NAME --processes 0` only sums up).
 
-Measurements are numbered by process, so that the report can say whether any is missing.
+Each process numbers its measurements, so that the report can say whether any is missing.
 """
 
 from __future__ import annotations
@@ -56,13 +56,16 @@ class Options:
 
 
 def metrics(samples: DataFrame) -> DataFrame:
-    """Of samples (`SAMPLE`), a row for each process and one for all, where `process` is null:
-    `operations`, how many `failed`, how many are `missing` between the numbers, how many there were
-    `per_second`, and how long they took: percentiles and the longest."""
+    """Sum up samples (`SAMPLE`): return a row for each process and one for all, whose `process` is
+    null.
+
+    The columns are `operations`, the number that `failed`, the number that are `missing` between
+    the sequence numbers, the rate `per_second`, percentiles of the duration, and the longest
+    duration."""
     took_ms = f.col("took_us") / 1000
     by_process = (
         samples.groupBy("run", "process", "number")
-        # A process that is not sure that a measurement is there puts it once more.
+        # A process that does not know whether a put succeeded repeats it: drop repeats.
         .agg(*(f.first(name).alias(name) for name in ("at_ms", "took_us", "is_good")))
         .rollup("process")
         .agg(
@@ -150,7 +153,8 @@ def _arguments(job: Job, options: Options, name: str) -> list[dict[str, Any]]:
 def _report(options: Options, name: str, rows: Sequence[tuple[Any, ...]]) -> Report:
     if not rows or not rows[0][1]:
         raise NotFound(f"there are no measurements of run {name!r} in topic {options.topic}")
-    # The row for all comes first, since null does; what is missing there says nothing.
+    # The row for all processes comes first, because its process is null. Its `missing` has no
+    # meaning.
     (_, operations, failed, _, *rest), *each = rows
     missing = sum(row[3] for row in each)
     if options.processes:

@@ -1,16 +1,21 @@
-"""The options of a pipeline, written once: as the fields of a frozen dataclass.
+"""Define the options of a pipeline once: as the fields of a frozen dataclass.
 
     @dataclass(frozen=True, slots=True, kw_only=True)
     class Options:
         topics: tuple[str, ...] = option("topics to read", metavar="TOPIC,…")
         window: timedelta = option("how long a window is", default=timedelta(minutes=1))
 
-Here they become options of the command line, `--topics a,b --window 30s`, typed and explained; a
-field without a default must be given. A list is written with commas, or the option repeated; a
-moment as 2026-11-16T09:12:00Z or in milliseconds; a span as 500ms, 30s, 5m, 1h or 7d. Other types
-bring `parse`, which raises ValueError with a phrase that continues "the value …".
+This module makes typed options of the command line from the fields, with help. The fields above
+become `--topics a,b --window 30s`. A field without a default is required. Values are written so:
 
-Pure: nobody is asked whether a topic is there.
+- a list: with commas, or with the option repeated;
+- a time: 2026-11-16T09:12:00Z, or milliseconds;
+- a span: 500ms, 30s, 5m, 1h or 7d.
+
+Other types bring a function `parse`. It raises ValueError with a phrase that continues the sentence
+"the value …".
+
+The functions are pure: they do not ask a broker whether a topic exists.
 """
 
 from __future__ import annotations
@@ -37,20 +42,20 @@ def option(
     choices: Sequence[str] | None = None,
     parse: Parse | None = None,
 ) -> Any:
-    """A field that is an option, too."""
+    """Return a dataclass field that is also an option of the command line."""
     about = {"help": help, "metavar": metavar, "choices": choices, "parse": parse}
     return field(default=default, metadata=about)
 
 
 def add_options(parser: argparse.ArgumentParser, options: type[Any]) -> None:
-    """Every field as an option of this parser."""
+    """Add each field of `options` to the parser as an option."""
     hints = get_type_hints(options)
     for each in fields(options):
         _add(parser, each, _without_none(hints[each.name]))
 
 
 def options_of(args: argparse.Namespace, options: type[T]) -> T:
-    """The value that was typed; `options_of(parser.parse_args(…), Options)`."""
+    """Return the parsed options as the dataclass: `options_of(parser.parse_args(…), Options)`."""
     names = [each.name for each in fields(cast(Any, options))]
     return options(**{name: getattr(args, name) for name in names})
 
@@ -67,7 +72,7 @@ def span(text: str) -> timedelta:
 
 
 def moment(text: str) -> datetime:
-    """Without a zone it is UTC."""
+    """Parse a time; without a zone it is UTC. Raise ValueError."""
     if text.isascii() and text.isdigit() and len(text) > _SHORTEST_MS_DIGITS:
         return datetime.fromtimestamp(int(text) / 1000, UTC)
     try:
@@ -78,7 +83,7 @@ def moment(text: str) -> datetime:
 
 
 def spelt(value: timedelta) -> str:
-    """A span as it is typed, and as Spark reads it."""
+    """Format a span as a user types it and as Spark reads it."""
     micros = value // timedelta(microseconds=1)
     for unit, length in reversed(_UNITS.items()):
         if not micros % (length // timedelta(microseconds=1)):
@@ -96,7 +101,7 @@ _UNITS: Final = {
     "d": timedelta(days=1),
 }
 _SPAN: Final = re.compile(r"([0-9]{1,9})\s*(ms|s|m|h|d)")
-#: 2026 is a year, 20261116 a day.
+#: More digits than this are milliseconds: 2026 is a year, 20261116 a day.
 _SHORTEST_MS_DIGITS: Final = 8
 
 
@@ -122,7 +127,7 @@ def _path(text: str) -> Path:
     return Path(text).expanduser()
 
 
-#: How a type is written, and how it is called in the help.
+#: The parser of each type, and its name in the help.
 _KINDS: Final[dict[Any, tuple[Parse, str]]] = {
     str: (str, "TEXT"),
     int: (_whole, "N"),
@@ -160,7 +165,7 @@ def _add(parser: argparse.ArgumentParser, each: Field[Any], kind: Any) -> None:
 
 
 class _List(argparse.Action):
-    """`a,b`, or the option twice; what is typed replaces the default."""
+    """Parse `a,b`, or the option twice. Given values replace the default."""
 
     def __init__(self, *args: Any, type: Parse, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -182,7 +187,8 @@ class _List(argparse.Action):
 
 
 def _explained(parse: Parse, choices: Sequence[str] | None) -> Parse:
-    """argparse quotes what an ArgumentTypeError says, and nothing of a ValueError."""
+    """Return a parser that raises ArgumentTypeError instead of ValueError: argparse shows the
+    message of the first and hides that of the second."""
 
     def explained(text: str) -> Any:
         try:
@@ -206,7 +212,7 @@ def _told(default: Any) -> str:
 
 
 def _without_none(kind: Any) -> Any:
-    """`datetime | None` is written as a datetime."""
+    """Return the type of an optional value: `datetime` for `datetime | None`."""
     if get_origin(kind) in (types.UnionType, Union):
         (kind,) = [each for each in get_args(kind) if each is not type(None)]
     return kind

@@ -1,8 +1,8 @@
-"""Directories that a pipeline writes to: its own, and never somebody else's.
+"""Mark the output directories of pipelines, so that no pipeline writes to a foreign directory.
 
-A pipeline that overwrites files, or goes on where it was, must know that a directory is the one it
-thinks. So it marks each with a small file, `_quackmq.json`, whose name readers of Parquet leave
-alone, and writes only where it finds its mark or nothing at all.
+A pipeline that overwrites files, or continues an earlier run, must know that a directory is its
+own. So it marks the directory with a small file, `_quackmq.json`. Readers of Parquet ignore a file
+of that name. A pipeline writes only to a directory that has its mark or is empty.
 """
 
 from __future__ import annotations
@@ -20,8 +20,11 @@ _PIPELINE: Final = "pipeline"
 
 
 def claim(directory: Path, pipeline: str, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Mark an empty or missing directory with these facts, which JSON can hold; or the facts that
-    it was marked with before. InvalidRequest where it is neither."""
+    """Return the facts that a directory is marked with; mark it with `facts` if it is empty or
+    missing.
+
+    `facts` must be serialisable as JSON. Raise InvalidRequest if the directory holds other files or
+    belongs to another pipeline."""
     told = facts_of(directory, pipeline)
     if told is not None:
         return told
@@ -36,7 +39,8 @@ def claim(directory: Path, pipeline: str, facts: Mapping[str, Any]) -> dict[str,
 
 
 def facts_of(directory: Path, pipeline: str) -> dict[str, Any] | None:
-    """What a directory was marked with; None if there is nothing in it, or no directory."""
+    """Return the facts that a directory is marked with; None if it is empty or missing. Raise
+    InvalidRequest if it holds other files or belongs to another pipeline."""
     try:
         told = json.loads((directory / MARK).read_text())
         owner = told.pop(_PIPELINE)

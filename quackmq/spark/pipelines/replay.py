@@ -1,28 +1,28 @@
-"""`replay`: a stretch of history once more, into a topic, exactly once.
+"""`replay`: publish a range of a topic's history again, into a topic, exactly once.
 
     quackmq pipeline run replay --topic orders --from 2026-11-16T08:00:00Z --to 2026-11-16T09:00:00Z
         --where "CAST(value AS STRING) LIKE '%paid%'" --to-topic again --checkpoint /var/replay
 
-What is replayed is settled when a replay begins: from which offset of each partition up to, not
-including, which. `--from` and `--to` are offsets, for all partitions, or times; without them it is
-all that there is. What is published later is no part of it. `--where` is an expression over a
-topic's columns (`docs/spark.md` lists them).
+A replay fixes its range when it begins: for each partition, the first offset and the end, which is
+excluded. `--from` and `--to` are offsets for all partitions, or times. Without them the range is
+the whole topic. Records that are published later are not part of it. `--where` is an expression
+over a topic's columns (`docs/spark.md` lists them).
 
-With `--checkpoint` it is published in portions of so many offsets (`--portion`), each of them all
-or nothing, under a name that the broker remembers. The directory says what was settled and which
-portions are done. A run that is killed, wherever, is gone on with by the same command: nothing is
-published twice and nothing left out (within a week: then the broker has forgotten the names). A
-replay that is done adds nothing when it is run again. Without a checkpoint all of it is one
-portion: it is published as a whole, or not at all.
+With `--checkpoint`, the replay publishes portions of `--portion` offsets. Each portion is published
+as a whole or not at all, under a name that the broker remembers. The directory holds the range and
+the number of finished portions. The same command continues a run that was killed: nothing is
+published twice, and nothing is left out. This holds for a week; then the broker has forgotten the
+names. A finished replay adds nothing when it runs again. Without a checkpoint the whole range is
+one portion.
 
-Keys, values, headers and timestamps stay as they are. Where both topics have the same number of
-partitions and the same partitioner, a record keeps the number of its partition. Otherwise its key
-chooses, as the other topic says; a record without a key goes to its partition's number modulo the
-number of partitions. **Order**: records of one partition stay in
-their order where they go to one partition; between partitions there is none, as there was none.
+Keys, values, headers and timestamps stay unchanged. If both topics have the same number of
+partitions and the same partitioner, a record keeps its partition number. Otherwise the key chooses
+the partition, by the target topic's partitioner. A record without a key goes to its partition
+number modulo the target's number of partitions. **Order**: records of one partition that go to one
+partition stay in order. There is no order between partitions, as in the source topic.
 
-On any DataFrame with a topic's columns: `replay(df, where, partitions, keys_choose=…)` makes the
-rows that are written.
+`replay(df, where, partitions, keys_choose=…)` works on any DataFrame with a topic's columns: it
+returns the rows to write.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ _WRITTEN: Final = ("key", "value", "headers", "timestamp", "partition")
 
 
 class Position(NamedTuple):
-    """An offset, or a time."""
+    """An offset or a time."""
 
     offset: int | None = None
     time: datetime | None = None
@@ -121,13 +121,15 @@ def replay(
     *,
     keys_choose: bool = False,
 ) -> DataFrame:
-    """The rows to write, of records of a topic: those that an expression holds for, each partition
-    in one task and in order. `partitions` is how many the topic has, and how many the other. With
-    `keys_choose`, a record with a key does not keep the number of its partition."""
+    """Return the rows to write: the records for which `where` is true. Each partition is in one
+    task, in order.
+
+    `partitions` holds the number of partitions of the source topic and of the target topic. With
+    `keys_choose`, the key of a record chooses the partition, even if both numbers are equal."""
     kept = records.where(where) if where.strip() else records
     if partitions is not None and (keys_choose or partitions[0] != partitions[1]):
         by_number = f.pmod(f.col("partition"), f.lit(partitions[1])).cast("int")
-        target = f.when(f.col("key").isNull(), by_number)  # else its key decides
+        target = f.when(f.col("key").isNull(), by_number)  # else its key chooses
     else:
         target = f.col("partition")
     ordered = kept.repartition("partition").sortWithinPartitions("partition", "offset")
@@ -139,14 +141,14 @@ def replay(
 
 @dataclass(frozen=True, slots=True)
 class _Settled:
-    """What is replayed, once and for all: by partition, from which offset up to which."""
+    """The fixed range of a replay: the first offset and the end of each partition."""
 
     id: str
     topic_id: str
     target_id: str
     begin: dict[int, int]
     end: dict[int, int]
-    #: How many offsets of each partition make a portion; None for all at once.
+    #: The number of offsets of each partition in a portion; None for one portion.
     width: int | None
 
     @property
@@ -155,7 +157,8 @@ class _Settled:
         return -(-longest // (self.width or max(longest, 1)))
 
     def portion(self, number: int) -> dict[int, tuple[int, int]]:
-        """By partition, the offsets of a portion; partitions of which it has none are left out."""
+        """Return the offset range of each partition in a portion. Partitions without offsets are
+        left out."""
         found: dict[int, tuple[int, int]] = {}
         for at, begin in self.begin.items():
             width = self.width or max(self.end[at] - begin, 1)
@@ -167,7 +170,7 @@ class _Settled:
 
 
 class _Sharing(NamedTuple):
-    """How many partitions the two topics have, and whether their partitioners differ."""
+    """The numbers of partitions of both topics, and whether their partitioners differ."""
 
     partitions: tuple[int, int]
     keys_choose: bool
@@ -175,7 +178,7 @@ class _Sharing(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Done:
-    """Portions that are published, and what was in them."""
+    """The number of published portions, and of the records read and kept for them."""
 
     portions: int = 0
     read: int = 0
@@ -186,7 +189,7 @@ def run(job: Job, options: Options) -> Report:
     if options.portion < 1:
         raise InvalidRequest(f"--portion cannot be {options.portion}: it is 1 or more")
     settled, sharing = _settle(job, options)
-    # Whatever can be said against the expression is said before anything is published.
+    # Check the expression before anything is published.
     _rows(job, options, settled, settled.portion(0), sharing)
     done = before = _done_of(job.checkpoint)
     survey = _survey(job, options)
@@ -211,8 +214,8 @@ def _survey(job: Job, options: Options) -> BrokerMetadata:
 
 
 def _settle(job: Job, options: Options) -> tuple[_Settled, _Sharing]:
-    """What is to be replayed, as a checkpoint says or as it is now; and how both topics share out
-    their records."""
+    """Return the range of the replay, and how both topics share out their records. The range comes
+    from the checkpoint; without one it is computed now."""
     survey = _survey(job, options)
     try:
         topic = _look(survey, options.topic)
@@ -254,7 +257,7 @@ def _settled_now(
 
 
 def _facts(options: Options, settled: _Settled) -> dict[str, Any]:
-    """As JSON can hold them."""
+    """Return the options and the range as JSON values, for the checkpoint."""
     return {
         "asked": {
             "topic": options.topic,
@@ -270,7 +273,8 @@ def _facts(options: Options, settled: _Settled) -> dict[str, Any]:
 def _agreed(
     directory: Path, options: Options, told: dict[str, Any], topic_id: str, target_id: str
 ) -> _Settled:
-    """What the directory says, if it was begun with the same options and topics."""
+    """Return the range that the checkpoint holds. Raise InvalidRequest if it was begun with other
+    options, and UnknownTopic if a topic was created anew since."""
     begin, end = ({int(at): n for at, n in told[name].items()} for name in ("begin", "end"))
     settled = _Settled(told["id"], told["topic_id"], told["target_id"], begin, end, told["width"])
     for name, value in _facts(options, settled)["asked"].items():
@@ -296,7 +300,8 @@ def _offsets(
     *,
     is_end: bool,
 ) -> dict[int, int]:
-    """The offset of each partition that a position stands for."""
+    """Return the offset of each partition that a position stands for. Raise OffsetOutOfRange for an
+    offset that no partition has."""
     ranges = topic.partitions
     if where is None:
         return {at: of.stable if is_end else of.first for at, of in ranges.items()}
@@ -322,13 +327,14 @@ def _offsets(
 def _files_kept(
     survey: BrokerMetadata, options: Options, settled: _Settled
 ) -> Iterator[str | None]:
-    """Archived files stay where they are until a portion is published, by a plan of this id; None
-    where there is none. Plans that a reader makes by itself would stay for an hour each."""
+    """Pin the archived files while a portion is published; yield the id of the plan, or None
+    without an archive. A plan that the reader makes by itself would last for an hour for each
+    portion."""
     made = plan(survey.http, {options.topic: settled.topic_id})
     try:
         yield made.ids[0] if made.ids else None
     except BaseException:
-        # What went wrong first is what is to be told, and the broker may be what went.
+        # Report the first error. The broker may be the cause, so wait for it only briefly.
         with Http(survey.access.http, limits.SPARK_STOP_MS) as broker, suppress(QuackError):
             release(broker, made)
         raise
@@ -344,7 +350,7 @@ def _rows(
     read: Observation | None = None,
     plan_id: str | None = None,
 ) -> DataFrame | None:
-    """The rows to write of a portion; None for one that has no offsets."""
+    """Return the rows to write of a portion; None for a portion without offsets."""
     if not portion:
         return None
     reader = _records(job, options, portion, plan_id)
@@ -380,7 +386,8 @@ def _publish(
     sharing: _Sharing,
     plan_id: str | None,
 ) -> tuple[int, int]:
-    """How many records were read, and how many of them published; also if an earlier run has."""
+    """Publish one portion. Return how many records were read and how many of them were kept, also
+    if an earlier run has published them."""
     read, kept = Observation(), Observation()
     portion = settled.portion(number)
     rows = _rows(job, options, settled, portion, sharing, read, plan_id)
@@ -391,7 +398,7 @@ def _publish(
     try:
         writer.mode("append").options(**job.broker, **named).save()
         if not (written := int(kept.get["rows"])):
-            # Of what comes to nothing Spark forgets the rest of the plan, and what it has counted.
+            # If no row is left, Spark prunes the plan and its counts. So count again.
             reader = _records(job, options, portion, plan_id)
             return reader.schema("offset bigint").load().count(), 0
     except Exception as error:
@@ -399,7 +406,7 @@ def _publish(
     return int(read.get["rows"]), written
 
 
-# --- how far it is -------------------------------------------------------------------------------
+# --- progress and report -------------------------------------------------------------------------
 
 
 def _done_of(directory: Path | None) -> _Done:
@@ -413,7 +420,8 @@ def _done_of(directory: Path | None) -> _Done:
 
 
 def _remember(directory: Path | None, done: _Done) -> None:
-    """If this is lost, the last portion is published again, which adds nothing."""
+    """Store the finished portions in the checkpoint. If the file is lost, the last portion is
+    published again, which adds nothing."""
     if directory is None:
         return
     half = directory / f"{_DONE}.new"

@@ -1,7 +1,7 @@
-"""What a pipeline has found: a table, a few facts beside it, and whether all is well.
+"""Hold the result of a pipeline: a table, a few facts, and whether all is well.
 
-A report is a value. The command line shows it as text, JSON or a picture; whoever calls a pipeline
-from Python reads it.
+A report is a value. The command line shows it as text, JSON or a picture. A program that calls a
+pipeline from Python reads it.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ class Report:
     columns: Sequence[str]
     rows: Sequence[Sequence[Any]]
     facts: Mapping[str, Any] = field(default_factory=dict)
-    #: Whether the command ends with 0: an audit that found something does not.
+    #: Whether the command exits with 0. It does not after an audit with findings.
     is_good: bool = True
-    #: Draws it on matplotlib's axes. None: a picture would not say more than the table.
+    #: Draw the report on matplotlib's axes. None if a picture would not say more than the table.
     plot: Callable[[Any], None] | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """Rows by their columns' names; of values that JSON knows."""
+        """Return the report as JSON values; each row is an object with the columns as names."""
         return {
             "title": self.title,
             "is_good": self.is_good,
@@ -41,7 +41,8 @@ class Report:
         }
 
     def save_plot(self, file: Path) -> None:
-        """The picture, of the kind that the file's name says. Needs `plot` and matplotlib."""
+        """Save the picture; the suffix of the file's name chooses the format. Needs `plot` and
+        matplotlib: raise NotInstalled without matplotlib."""
         assert self.plot is not None, "this report has no picture"
         figure_type = drawing()
         figure = figure_type(figsize=(10, 5), layout="constrained")
@@ -52,7 +53,7 @@ class Report:
 
 
 def drawing() -> Any:
-    """matplotlib's figure, which draws into files without a screen. NotInstalled."""
+    """Return matplotlib's `Figure`, which draws into files without a screen. Raise NotInstalled."""
     try:
         from matplotlib.figure import Figure
     except ModuleNotFoundError as error:
@@ -63,7 +64,7 @@ def drawing() -> Any:
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON has it: times in UTC as ISO 8601 says, spans in seconds."""
+    """Convert a value for JSON: times in UTC by ISO 8601, spans in seconds."""
     match value:
         case float() if not math.isfinite(value):
             return None
@@ -85,7 +86,8 @@ def plain(value: Any) -> Any:
 
 
 def moment(value: datetime) -> str:
-    """Without a zone it is UTC, as sessions of pipelines have it."""
+    """Format a time by ISO 8601, in UTC. A time without a zone is UTC, as in Spark sessions of
+    pipelines."""
     aware = value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
     whole = "milliseconds" if aware.microsecond else "seconds"
     return aware.isoformat(timespec=whole).replace("+00:00", "Z")

@@ -1,10 +1,11 @@
-"""`simulate`: work handed out to simulation workers through a topic, each result stored once.
+"""`simulate`: hand out work to simulation workers through a topic; store each result once.
 
-An example to learn from. Requests are put into a topic, under numbers, so that a run that is begun
-again puts none twice. Processes take them as one consumer group and put their results into another
-topic, in one transaction with the group's offsets (`simulation`). Spark joins the two.
+This pipeline is an example to learn from. It puts numbered requests into a topic, so that a run
+that starts again puts none twice. Worker processes take the requests as one consumer group. They
+put each result into another topic, in one transaction with the group's offsets
+(`workers.simulation`). Spark joins the two topics.
 
-So every request has exactly one result, though workers die on the way: try `--kills 2`.
+So every request has exactly one result, even if workers die: try `--kills 2`.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ REQUEST: Final = "run string, request int, load double, customers int, seed bigi
 RESULT: Final = "run string, request int, worker string, wait double"
 _COLUMNS: Final = ("load", "requests", "answered", "doubled", "mean_wait", "expected_wait")
 _POLL_S: Final = 0.1
-#: Few, so that workers are killed about when they are to be.
+#: A small number, so that workers are killed close to the planned moment.
 _RESULTS_AT_ONCE: Final = 5
 
 
@@ -57,8 +58,8 @@ class Options:
 
 
 def simulate(requests: DataFrame, results: DataFrame) -> DataFrame:
-    """Each request (of `REQUEST`) with what there is of results for it (of `RESULT`): how many in
-    `answers`, and the first one's `worker` and `wait`."""
+    """Join each request (`REQUEST`) with its results (`RESULT`): `answers` is their number, and
+    `worker` and `wait` are those of the result with the shortest wait."""
     answers = results.groupBy("run", "request").agg(
         f.count(f.lit(1)).alias("answers"),
         f.min_by("worker", "wait").alias("worker"),
@@ -78,7 +79,7 @@ def run(job: Job, options: Options) -> Report:
 
 
 def _simulate(job: Job, options: Options, name: str, watch: Watch) -> int:
-    """Have all requests answered; how many workers had to be started again for it."""
+    """Run workers until all requests have a result. Return how many workers were restarted."""
     _put_requests(job, options, name)
     arguments = [
         {
@@ -113,7 +114,8 @@ def _check(options: Options) -> None:
 
 
 def _put_requests(job: Job, options: Options, name: str) -> None:
-    """In as many pieces as keep all partitions busy; what is there already is dropped."""
+    """Put the requests in enough pieces to keep all partitions busy. The broker drops requests that
+    it has already."""
     requests = [
         {
             "run": name,
@@ -147,8 +149,8 @@ def _pieces(requests: Sequence[Any], count: int) -> Iterator[tuple[int, Sequence
 def _wait_for_results(
     job: Job, options: Options, name: str, workers: Workers, watch: Watch
 ) -> None:
-    """Until there is one for each request. Workers are killed, as many as are to be, each after
-    another share of the results."""
+    """Wait until each request has a result. Kill `kills` workers meanwhile, spread over the first
+    half of the results. Raise QuackTimeout."""
     consumer = Consumer(
         {
             "bootstrap.servers": job.address,

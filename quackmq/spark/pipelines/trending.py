@@ -1,19 +1,20 @@
-"""`trending`: entries and publishers of topics in each window of time, and how they grow.
+"""`trending`: count the entries and publishers of topics in each window of time, and their growth.
 
-Windows lie side by side and follow the entries' own times. A window is closed when an entry comes
-that is later than its end by the watermark; what comes for it after that is late, and left out.
+Windows follow each other without a gap, by the timestamps of the entries. A window closes when an
+entry comes that is later than its end by the watermark. Entries that come for a closed window are
+late, and are left out.
 
 Results go to a topic, exactly once, by our streaming sink: the query's checkpoint and the broker
-agree on which batches are there. A Parquet table and the terminal are filled by a second stream,
-which reads that topic; its batches are directories, written over where one is repeated. Without a
-topic the first stream fills the table itself.
+agree on which batches are published. A second stream reads that topic and fills a Parquet table and
+the terminal. Each of its batches is a directory, which a repeated batch overwrites. Without a topic
+the first stream fills the table itself.
 
-Growth needs the window before, and costs nothing more than the counts do. Entries are counted by
-window and publisher first; the few rows that this makes are counted again by pairs of windows, each
-beginning where the second half of the one before does.
+Growth needs the window before, at almost no extra cost. Entries are first counted by window and
+publisher. The few resulting rows are then counted by pairs of neighbouring windows. Each pair
+begins with the second window of the pair before.
 
-Not promised: a window whose end no watermark has reached. It stays in the checkpoint until later
-entries close it.
+A window whose end the watermark has not reached has no result yet. It stays in the checkpoint until
+later entries close it.
 """
 
 from __future__ import annotations
@@ -45,15 +46,15 @@ from quackmq.spark.source.options import batch_options
 SUMMARY: Final = "entries, publishers and growth of topics by window, as they come"
 NAME: Final = "trending"
 
-#: What is counted, and the column that it needs beside these.
+#: What can be counted by, and the column that it needs besides `COLUMNS`.
 BY: Final[Mapping[str, str | None]] = {"topic": None, "publisher": None, "key": "key binary"}
 COLUMNS: Final = "topic string, timestamp timestamp, producer_id bigint, publisher string"
-#: Of a result, as JSON in its topic and as columns of the table.
+#: The fields of a result: in the JSON of its topic, and as columns of the table.
 RESULT: Final = (
     "window_start timestamp, window_end timestamp, name string, entries bigint, before bigint, "
     "growth double, publishers bigint"
 )
-#: The header that says which run of the pipeline a result is of.
+#: The record header that holds the id of the pipeline's run.
 HEADER: Final = "pipeline"
 
 
@@ -81,10 +82,12 @@ def trending(
     watermark: timedelta = timedelta(minutes=1),
     by: str = "topic",
 ) -> DataFrame:
-    """A row for each window and name that has entries in it or in the window before: `entries`,
-    those of the window `before`, their `growth` (0.5 is half as many again; null where there were
-    none), and how many `publishers` there were. `df` has the columns of a topic, `COLUMNS` at
-    least; it may be a stream, for the output mode `append`."""
+    """Return a row for each window and name that has entries in this window or the one before.
+
+    The columns are the `entries` of the window, the entries of the window `before`, their `growth`
+    (0.5 is 50 % more; null if the window before had none), and the number of `publishers`. `df`
+    needs the columns of a topic, at least `COLUMNS`. It may be a stream, with the output mode
+    `append`. Raise InvalidRequest for an unknown `by`."""
     if by not in BY:
         raise InvalidRequest(f"by cannot be {by!r}: it is one of {', '.join(BY)}")
     length, pair = (_micros(span) for span in (window, 2 * window))
@@ -126,7 +129,7 @@ def trending(
 
 
 def run(job: Job, options: Options) -> Report:
-    """Until it is stopped, or `once` up to what there is now."""
+    """Run until the job is stopped; with `once`, up to the records that exist now."""
     with ExitStack() as kept:
         place = _begun(job, options, kept)
         trends = Trends(job, options.table, options.top)
@@ -161,17 +164,18 @@ def run(job: Job, options: Options) -> Report:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a run keeps what it must remember, and what it is called."""
+    """Hold where a run keeps its state, and the id of the run."""
 
     checkpoint: Path
     id: str
-    #: Where the results' topic ended before there were any, as `startingOffsets`.
+    #: The end of the results' topic before the first result, as `startingOffsets`.
     begins: str | None
     is_kept: bool
 
 
 def _begun(job: Job, options: Options, kept: ExitStack) -> _Place:
-    """Everything that can be said against it is said here, before Spark starts."""
+    """Check all options before Spark starts; return the place. Raise InvalidRequest,
+    UnknownTopic."""
     if bool(options.topics) == (options.pattern is not None):
         raise InvalidRequest("trending reads --topics TOPIC,… or --pattern REGEX: give one of them")
     if options.top < 1:
@@ -187,7 +191,7 @@ def _begun(job: Job, options: Options, kept: ExitStack) -> _Place:
     begins = None
     if options.to is not None:
         begins = json.dumps(_ends({**job.broker, "subscribe": options.to}))
-    # What a query was begun with is in its state: with other windows it would be another one.
+    # The state of a query depends on these options: it cannot continue with others.
     fixed = {
         "topics": sorted(options.topics),
         "pattern": options.pattern,
@@ -213,7 +217,7 @@ def _begun(job: Job, options: Options, kept: ExitStack) -> _Place:
 
 
 def _ends(given: Mapping[str, str]) -> dict[str, dict[str, int]]:
-    """Where each partition of these topics ends now. UnknownTopic, QuackTimeout."""
+    """Return the end of each partition of the selected topics. Raise UnknownTopic, QuackTimeout."""
     survey = BrokerMetadata(batch_options(given))
     try:
         ends = survey.look().ends()
@@ -239,14 +243,15 @@ def _which(options: Options) -> dict[str, str]:
 
 
 def _windows(job: Job, options: Options, place: _Place) -> DataFrame:
-    """All there is at once: a batch that had a part of each history would close windows that the
-    rest of another topic belongs to."""
+    """Return the stream of results. A batch reads all available records of all topics.
+    Otherwise a batch with a part of each topic could close windows that the rest of another
+    topic belongs to."""
     more = BY[options.by]
     source = (
         job.spark.readStream.format("quackmq")
         .schema(COLUMNS if more is None else f"{COLUMNS}, {more}")
         .options(**job.broker, **_which(options), startingOffsets=options.start)
-        # Of a checkpoint that is thrown away, nobody comes back for the rest.
+        # Nothing continues from a temporary checkpoint, so it must not hold records.
         .option("holdRetention", place.is_kept)
         .load()
     )
@@ -254,7 +259,7 @@ def _windows(job: Job, options: Options, place: _Place) -> DataFrame:
 
 
 def _publish(job: Job, options: Options, place: _Place, windows: DataFrame) -> StreamingQuery:
-    """Results to their topic, by our own sink."""
+    """Start the stream that writes the results to their topic, by our own sink."""
     run_id = f.encode(f.lit(place.id), "utf-8")
     header = f.struct(f.lit(HEADER).alias("key"), run_id.alias("value"))
     results = windows.select(
@@ -274,7 +279,8 @@ def _publish(job: Job, options: Options, place: _Place, windows: DataFrame) -> S
 def _follow(
     job: Job, options: Options, place: _Place, trends: Trends, *, once: bool
 ) -> StreamingQuery:
-    """Results of ours out of their topic, into the table and onto the terminal."""
+    """Start the stream that reads this run's results from their topic into the table and onto the
+    terminal."""
     source = (
         job.spark.readStream.format("quackmq")
         .schema("value binary, headers array<struct<key:string,value:binary>>")
@@ -309,7 +315,7 @@ def _start(
 
 # --- columns -------------------------------------------------------------------------------------
 
-#: What is counted by, beside who has published it.
+#: The columns to group by, besides the publisher.
 _COLUMN: Final[Mapping[str, tuple[str, ...]]] = {
     "topic": ("topic",),
     "publisher": (),
@@ -318,14 +324,14 @@ _COLUMN: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 def _number() -> Column:
-    """Of a publisher that has no name. Null where nobody has signed the entry: a put over HTTP
-    that was not numbered, for instance."""
+    """Return the producer id of a publisher without a name. It is null if the entry has no
+    publisher: for example a put over HTTP that was not numbered."""
     is_given = f.col("producer_id").between(0, FIRST_KEY_ID - 1)
     return f.when(f.col("publisher").isNull() & is_given, f.col("producer_id"))
 
 
 def _publisher() -> Column:
-    """By name or by number; made of counted rows, which are few."""
+    """Return the publisher by name or by number. Apply it to counted rows, which are few."""
     return f.coalesce(f.col("publisher"), f.concat(f.lit("producer "), f.col("number")))
 
 

@@ -1,6 +1,6 @@
-"""What the `audit` pipeline checks, one module for each kind of evidence.
+"""Checks of the `audit` pipeline, one module for each kind of evidence.
 
 Open `runs` first: it checks offsets and producers' sequence numbers. `holes` explains offsets
-without a record, and `receipts` checks what subscriptions have consumed.
-`quackmq.spark.pipelines.audit` runs them on Spark.
+without a record, and `receipts` checks which records subscriptions have taken.
+`quackmq.spark.pipelines.audit` runs these checks on Spark.
 """

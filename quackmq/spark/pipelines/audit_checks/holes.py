@@ -1,17 +1,17 @@
-"""Why offsets have no record: markers, what was aborted, what was let go of; or for no reason.
+"""Explain why offsets have no record: markers, aborted or deleted records, or no known reason.
 
-Three that know are asked, each for what it can tell:
+Three sources are asked:
 
-- **the broker's first offset**: what lies before it was let go of, by the topic's policy;
-- **the log**, through the broker: which batches are markers, and which are of transactions that
-  were aborted, with their producer's numbers. So a number that nobody has is explained, too;
-- **the archive's manifests**: a file has only what is committed, so its holes have lost their
-  reasons. But the manifest says how many records the file was made with. While they are all there,
-  its holes are those that it was made with; as many as are missing are holes that nothing explains.
-  A producer's numbers tell what the archive was made with itself.
+- **The broker's first offset**: records before it were deleted, by the topic's policy.
+- **The log**, through the broker: which batches are markers, and which belong to aborted
+  transactions, with their producers' numbers. So missing sequence numbers are explained too.
+- **The archive's manifests**: a file holds committed records only, so the reasons for its holes are
+  lost. But the manifest says how many records the file was made with. If all are there, the file
+  was made with its holes. If some are missing, as many holes are unexplained. The producers'
+  sequence numbers show whether the archive had all records when it made the file.
 
-What the archive keeps aside as unreadable, and what is damaged in the log, is no hole but a loss,
-and named as such.
+Batches that the archive has quarantined as unreadable, and damage in the log, are not holes. They
+are reported as lost records.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Reason = Literal["aborted", "marker", "archived", "let go of"]
 
 
 class Span(NamedTuple):
-    """Offsets from the first up to, not including, the next."""
+    """A range of offsets: `next` is excluded."""
 
     first: int
     next: int
@@ -40,7 +40,7 @@ class Span(NamedTuple):
 
 
 class Numbers(NamedTuple):
-    """Of one producer, so many from the first on, which a transaction had that was aborted."""
+    """A range of one producer's sequence numbers that belonged to an aborted transaction."""
 
     producer_id: int
     producer_epoch: int
@@ -49,7 +49,8 @@ class Numbers(NamedTuple):
 
 
 class Damage(NamedTuple):
-    """`records` of these offsets are missing, and nothing explains it but what `words` say."""
+    """`records` offsets of this range have no record; `words` is all that is known about the
+    reason."""
 
     span: Span
     records: int
@@ -57,7 +58,7 @@ class Damage(NamedTuple):
 
 
 class Spans:
-    """Offsets that hold nothing, in order and apart from each other."""
+    """Ranges of offsets without records, sorted and disjoint."""
 
     def __init__(self, spans: Iterable[Span] = ()) -> None:
         self._spans = sorted(spans)
@@ -66,7 +67,7 @@ class Spans:
         return iter(self._spans)
 
     def within(self, first: int, end: int) -> list[Span]:
-        """The parts of them between two offsets."""
+        """Return the parts of the ranges between two offsets."""
         at = bisect_right(self._spans, first, key=lambda span: span.next)
         stop = bisect_left(self._spans, end, key=lambda span: span.first)
         return [Span(max(first, span.first), min(end, span.next)) for span in self._spans[at:stop]]
@@ -77,18 +78,18 @@ class Spans:
 
 @dataclass(slots=True)
 class Explained:
-    """What became of the holes of a partition."""
+    """Hold the explanations of a partition's holes."""
 
     reasons: dict[Reason, int] = field(default_factory=dict)
-    #: Holes that nothing explains.
+    #: Holes without an explanation.
     damages: list[Damage] = field(default_factory=list)
-    #: What cannot be read any more: kept aside by the archive.
+    #: Unreadable records: quarantined by the archive, or damaged in the log.
     unreadable: list[Damage] = field(default_factory=list)
-    #: Numbers that went with aborted transactions, as the log tells.
+    #: Sequence numbers of aborted transactions, from the log.
     aborted: list[Numbers] = field(default_factory=list)
-    #: Holes that files of the archive were made with.
+    #: Holes that archive files were made with.
     archived: Spans = field(default_factory=Spans)
-    #: What was aborted, by producer and epoch, in the order of numbers; made when it is asked for.
+    #: The aborted numbers by producer and epoch, sorted; built on first use.
     _known: dict[tuple[int, int], list[Numbers]] | None = None
 
     @property
@@ -102,16 +103,18 @@ class Explained:
     def lost(
         self, producer_id: int, epoch: int, first_sequence: int, count: int, between: Span
     ) -> int:
-        """How many of these numbers of a producer no aborted transaction had. `between` are the
-        offsets where they would lie."""
+        """Return how many of a producer's missing numbers belong to no aborted transaction.
+        `between` is the range of offsets where their records would lie."""
         left = count - self._went(producer_id, epoch, first_sequence, count)
-        # What was aborted had a marker, too: an archived hole of just these numbers is none.
+        # An aborted transaction also has a marker. So an archived hole with more offsets than
+        # missing numbers is one; a hole of exactly these numbers is not.
         if left > 0 and self.archived.size(*between) > left:
             return 0
         return max(0, left)
 
     def _went(self, producer_id: int, epoch: int, first_sequence: int, count: int) -> int:
-        """How many of these numbers aborted transactions had. There may be very many of both."""
+        """Return how many of these numbers belonged to aborted transactions. The search is binary,
+        because both may be very many."""
         if self._known is None:
             self._known = {}
             for each in sorted(self.aborted):
@@ -119,7 +122,8 @@ class Explained:
         known = self._known.get((producer_id, epoch), [])
         at = bisect_left(known, first_sequence, key=lambda each: each.first_sequence)
         went = 0
-        # The one before may reach into them; behind the last comes the first again.
+        # The range before may overlap too. After the last range comes the first, because numbers
+        # wrap.
         for step in range(-1, len(known) - 1):
             each = known[(at + step) % len(known)]
             common = _common(first_sequence, count, each.first_sequence, each.records)
@@ -134,8 +138,7 @@ class Explained:
 
 
 class Partition(NamedTuple):
-    """A partition that was read: the offsets that its records have, its ends included, and those
-    within that no record has."""
+    """Describe what was read of a partition: the range of offsets seen, and the holes within it."""
 
     topic: str
     topic_id: str
@@ -144,13 +147,13 @@ class Partition(NamedTuple):
     holes: Spans
 
     def records(self, first: int, end: int) -> int:
-        """How many offsets between two have a record."""
+        """Return how many offsets between two have a record."""
         first, end = max(first, self.seen.first), min(end, self.seen.next)
         return max(0, end - first) - self.holes.size(first, end)
 
 
 def explain(broker: Http, read: Partition) -> Explained:
-    """The holes of a partition, as the broker can explain them now."""
+    """Return the explanations that the broker can give now for the holes of a partition."""
     explained = Explained()
     if not list(read.holes):
         return explained
@@ -181,7 +184,7 @@ class _File(NamedTuple):
 
 
 def _archive(broker: Http, read: Partition) -> tuple[int, list[_File], list[Span]]:
-    """Where the archive of a partition begins, its files, and what it keeps aside."""
+    """Return the first offset of a partition's archive, its files, and its quarantined ranges."""
     target = path_of("topics", read.topic, "archive")
     try:
         page = broker.get(target, from_partition=read.partition).json
@@ -197,7 +200,7 @@ def _archive(broker: Http, read: Partition) -> tuple[int, list[_File], list[Span
 def _of_file(
     explained: Explained, read: Partition, file: _File, first: int, aside: Sequence[Span]
 ) -> list[Span]:
-    """The holes that a file was made with; others are added to those that nothing explains."""
+    """Return the holes that a file was made with. Add other holes to the unexplained ones."""
     quarantined = Spans(aside)
     holes = [
         part
@@ -233,7 +236,7 @@ def _of_log(broker: Http, explained: Explained, read: Partition, begin: int) -> 
             try:
                 page = broker.get(target, offset=looked, topic_id=read.topic_id).json
             except (NotFound, OffsetOutOfRange):
-                break  # gone meanwhile: whoever asks again is told so
+                break  # deleted meanwhile: the hole stays unexplained
             except DamagedData as error:
                 part = Span(looked, max(looked + 1, min(error.next_offset or hole.next, hole.next)))
                 explained.unreadable.append(Damage(part, part.size, str(error)))
@@ -243,7 +246,7 @@ def _of_log(broker: Http, explained: Explained, read: Partition, begin: int) -> 
             known += (
                 _left_out(explained, each)
                 for each in page["holes"]
-                if read.holes.size(*_span(each))  # what came after the reading is another's
+                if read.holes.size(*_span(each))  # skip holes that came after the records were read
             )
             if page["next_offset"] <= looked:
                 break
@@ -269,7 +272,7 @@ def _first_offset(broker: Http, read: Partition) -> int:
     for topic in answer["topics"]:
         if topic["id"] == read.topic_id:
             return int(topic["partitions"][read.partition]["first_offset"])
-    return read.seen.next  # the topic went, and all of it
+    return read.seen.next  # the topic was deleted, with all records
 
 
 # --- helpers -------------------------------------------------------------------------------------
@@ -280,7 +283,7 @@ def _span(told: Any) -> Span:
 
 
 def _without(span: Span, others: Spans) -> Iterator[Span]:
-    """The parts of a span that no other covers."""
+    """Yield the parts of a range that no other range covers."""
     first = span.first
     for other in others.within(*span):
         if first < other.first:
@@ -291,7 +294,7 @@ def _without(span: Span, others: Spans) -> Iterator[Span]:
 
 
 def _common(first: int, count: int, other_first: int, other_count: int) -> int:
-    """How many numbers two stretches share; they may begin at 0 again."""
+    """Return how many numbers two ranges share; ranges may wrap to 0."""
     ahead = (other_first - first) % SEQUENCES
     if ahead < count:
         return min(count - ahead, other_count)

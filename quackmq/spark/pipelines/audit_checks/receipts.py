@@ -1,23 +1,27 @@
-"""What receipts prove of a subscription: what it took, in which order, how often, and how soon.
+"""Check receipts: which records a subscription took, in which order, how often, and how soon.
 
-Receipts of one subscription and partition are a chain: each says from where the cursor came and
-where it went (`quackmq.broker.subscriptions.receipts`). It begins anew where the cursor was put
-somewhere on purpose. Within such a stretch:
+The receipts of one subscription and partition are a chain. Each receipt says where the cursor was
+and where it went (`quackmq.broker.subscriptions.receipts`). A new stretch of the chain begins where
+the cursor was set on purpose. Findings within a stretch:
 
-    doubled     offsets that two receipts say were taken
-    reordered   offsets taken after later ones, and not doubled; not where each is acknowledged by
-                itself, in any order
-    lost        records that could not be had, as the broker told the subscriber itself
-    over        offsets that a step went over: right if there is no record
-    untold      offsets that the cursor has passed, by its own word or by that of other receipts,
-                of which no receipt speaks
+    doubled     offsets that two receipts report as taken
+    reordered   offsets that were taken after later ones, and are not doubled; not reported if
+                entries are acknowledged one by one, in any order
+    lost        records that were not available, as the broker told the subscriber
+    over        offsets that a step skipped: correct if they have no record
+    untold      offsets that the cursor has passed, by its own value or by other receipts, and that
+                no receipt mentions
 
-The last two are for whoever knows which offsets have records. Of a subscription that acknowledges
-each entry by itself, what lies behind the cursor may still be on its way, and is no finding; where
-its first receipts were let go of, neither is what they may have told, which is all that was lent
-when the next one was written. Latency is from append to receipt, both by the broker's clock. A
-receipt tells the times of appends that were in the log when it was written; those of entries that
-had been archived by then are `untimed`, and come from the records themselves.
+The caller judges the last two: it knows which offsets have records. Two cases are not findings, for
+a subscription that acknowledges entries one by one:
+
+- Entries after the cursor may still be in delivery.
+- If its first receipts were deleted, they may have mentioned all entries that were leased when the
+  next receipt was written.
+
+Latency is the time from append to receipt, both by the broker's clock. A receipt holds the append
+times of entries that were in the log when it was written. Entries that were archived by then are
+`untimed`: their append times come from the records themselves.
 """
 
 from __future__ import annotations
@@ -35,7 +39,7 @@ from quackmq.spark.pipelines.audit_checks.runs import Array, Covered
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-#: What one says.
+#: The JSON fields of a receipt.
 _RECEIPT: Final = (
     "subscription STRING, topic STRING, topic_id STRING, partition INT, kind STRING, "
     "from_offset BIGINT, first_offset BIGINT, next_offset BIGINT, lost BIGINT, time_ms BIGINT, "
@@ -43,18 +47,20 @@ _RECEIPT: Final = (
 )
 _STEPS: Final = "kind", "from_offset", "first_offset", "next_offset", "lost", "lent_to"
 _WHOSE: Final = "subscription", "topic_id", "partition"
-#: What was found. `taken` is no finding: how many offsets were taken, and the ends of the chain.
+#: The findings. `taken` is no finding: it holds the number of offsets taken, and the ends of the
+#: chain.
 DELIVERIES: Final = (
     "subscription STRING, topic_id STRING, partition INT, kind STRING, "
     "first_offset BIGINT, next_offset BIGINT, records BIGINT"
 )
-#: By subscription, topic id and partition: the cursor, where the broker keeps receipts of it now.
+#: The present cursors of subscriptions with receipts, by subscription, topic id and partition.
 Cursors = Mapping[tuple[str, str, int], int]
 PERCENTILES: Final = (0.5, 0.9, 0.99, 0.999)
 
 
 def receipts(records: DataFrame) -> DataFrame:
-    """The receipts among the records of their topic, in columns. What is none is left out."""
+    """Parse the records of the receipts' topic into columns. Records that are no receipts are left
+    out."""
     said = f.from_json(f.col("value").cast("string"), _RECEIPT)
     place = f.col("partition").alias("at_partition"), f.col("offset").alias("at_offset")
     parsed = records.select(*place, said.alias("said")).select(
@@ -65,7 +71,8 @@ def receipts(records: DataFrame) -> DataFrame:
 
 
 def deliveries(receipts: DataFrame, cursors: Cursors | None = None) -> DataFrame:
-    """What receipts tell of each subscription and partition, and what is wrong with them."""
+    """Return the findings of each subscription and partition, and how many offsets it took
+    (`taken`)."""
     known = dict(cursors or {})
 
     def check(key: tuple[pa.Scalar, ...], chain: pa.Table) -> pa.Table:
@@ -81,8 +88,8 @@ def deliveries(receipts: DataFrame, cursors: Cursors | None = None) -> DataFrame
 
 
 def latencies(receipts: DataFrame) -> DataFrame:
-    """How long each offset was on its way, in milliseconds, and how many were so long: columns
-    `subscription`, `topic_id`, `latency_ms`, `records`."""
+    """Count the offsets of each latency: columns `subscription`, `topic_id`, `latency_ms`,
+    `records`."""
     steps = f.expr(
         "transform(append_times, (step, i) -> struct(time_ms - step[1] AS latency_ms, "
         "coalesce(get(append_times, i + 1)[0], next_offset) - step[0] AS records))"
@@ -94,8 +101,9 @@ def latencies(receipts: DataFrame) -> DataFrame:
 
 
 def untimed(receipts: DataFrame) -> DataFrame:
-    """Stretches of offsets that receipts tell no append times of: columns `subscription`,
-    `topic_id`, `partition`, `first_offset`, `next_offset`, and the receipts' `time_ms`."""
+    """Return the ranges of offsets whose append times the receipts do not hold: columns
+    `subscription`, `topic_id`, `partition`, `first_offset`, `next_offset`, and the `time_ms` of the
+    receipt."""
     taken = receipts.where(f.col("kind").isin("taken", "acked"))
     end = f.expr("coalesce(get(get(append_times, 0), 0), next_offset)").alias("next_offset")
     stretches = taken.select(*_WHOSE, "first_offset", end, "time_ms")
@@ -103,9 +111,9 @@ def untimed(receipts: DataFrame) -> DataFrame:
 
 
 def latencies_of_records(stretches: DataFrame, records: DataFrame) -> DataFrame:
-    """Latencies as `latencies` tells them, of untimed stretches of one topic, by the append times
-    of its records. Offsets without a record, or whose record is gone, are left out."""
-    # In pieces, since Spark has the offsets of one in memory.
+    """Count the latencies of untimed ranges of one topic, by the append times of its records; the
+    columns are those of `latencies`. Offsets without a record are left out."""
+    # In pieces, because Spark holds all offsets of one piece in memory.
     starts = f.expr(f"explode(sequence(first_offset, next_offset - 1, {limits.AUDIT_STRETCH}))")
     pieces = stretches.select(*_WHOSE, "time_ms", "next_offset", starts.alias("start"))
     end = f"least(start + {limits.AUDIT_STRETCH}, next_offset) - 1"
@@ -142,14 +150,15 @@ class Delivered(NamedTuple):
 
 
 class _Steps(NamedTuple):
-    """Steps of one stretch, in their order, as columns."""
+    """The steps of one stretch in order, as columns."""
 
     come_from: Array
     first: Array
     next: Array
     lost: Array
     lent_to: Array
-    #: Each acknowledged by itself, or nobody is to be told of it; and the latter alone.
+    #: `is_acked`: the entries were acknowledged one by one, or were passed without delivery.
+    #: `is_passed`: only the second.
     is_acked: Any
     is_passed: Any
 
@@ -158,8 +167,8 @@ class _Steps(NamedTuple):
 
 
 def findings_of(chain: pa.Table, cursor: int | None) -> Iterator[Delivered]:
-    """Of all receipts of one subscription and partition. With `cursor`, which was read before them,
-    it is checked that they reach it."""
+    """Yield the findings of all receipts of one subscription and partition. With `cursor`, which
+    must be read before the receipts, also check that the receipts reach it."""
     chain = chain.sort_by([("at_partition", "ascending"), ("at_offset", "ascending")])
     kinds = chain.column("kind").to_numpy(zero_copy_only=False)
     come_from, first, following, lost, lent_to = (
@@ -174,7 +183,7 @@ def findings_of(chain: pa.Table, cursor: int | None) -> Iterator[Delivered]:
     yield Delivered("taken", int(steps.come_from[0]), reached, taken)
     borders = np.flatnonzero(is_put).tolist()
     starts = [(int(steps.next[at]), at + 1) for at in borders]
-    if not is_put[0]:  # the receipts before were let go of
+    if not is_put[0]:  # earlier receipts were deleted
         starts.insert(0, (max(int(steps.come_from[0]), int(steps.lent_to[0])), 0))
     ends = [*(borders if is_put[0] else [0, *borders])[1:], len(kinds)]
     for (start, begin), end in zip(starts, ends, strict=True):
@@ -183,7 +192,7 @@ def findings_of(chain: pa.Table, cursor: int | None) -> Iterator[Delivered]:
 
 
 def _of_stretch(steps: _Steps, start: int, cursor: int | None) -> Iterator[Delivered]:
-    """`start` is where the cursor was put."""
+    """Yield the findings of one stretch. `start` is where the cursor was set."""
     for at in np.flatnonzero(steps.first > steps.come_from):
         first, end = int(steps.come_from[at]), int(steps.first[at])
         yield Delivered("over", first, end, end - first)
@@ -198,7 +207,7 @@ def _of_stretch(steps: _Steps, start: int, cursor: int | None) -> Iterator[Deliv
 
 
 def _is_straight(steps: _Steps, start: int) -> bool:
-    """Whether each step begins where the one before has ended: then nothing can be wrong."""
+    """Return whether each step begins where the one before ended: then nothing can be wrong."""
     ends = np.append([start], steps.next[:-1]) if len(steps.next) else steps.next
     return bool((steps.come_from == ends).all())
 
@@ -219,7 +228,7 @@ def _of_crooked(steps: _Steps, start: int, cursor: int | None) -> Iterator[Deliv
             fresh = known_end
         yield from _reordered(fresh, min(end, highest), is_acked)
         covered.add(first, end)
-    # Acknowledged out of order, what lies between may be on its way: up to the cursor it is not.
+    # Entries between acknowledged ones may still be in delivery; entries before the cursor cannot.
     is_open = bool(steps.is_acked.any())
     for begin, end in told.gaps(start):
         begin = max(begin, start)

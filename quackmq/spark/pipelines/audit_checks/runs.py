@@ -1,20 +1,20 @@
-"""What a topic's offsets and its producers' numbers prove, from the records alone, in one pass.
+"""Check a topic's offsets and its producers' sequence numbers, from the records alone, in one pass.
 
-Records come in the order of their offsets, and producers count. So hardly anything has to be kept
-of them but **runs**: offsets that follow on each other, and for each producer numbers that follow
-on each other. A task makes runs of what it reads, wherever that was cut; runs of one partition then
-meet in one place and are laid side by side. What does not fit is a **finding**:
+Records come in the order of their offsets, and producers count. So a check needs only **runs**:
+consecutive offsets, and for each producer consecutive sequence numbers. A task makes runs of the
+records that it reads, wherever the input was split. The runs of one partition then meet in one
+group and are compared. A mismatch is a **finding**:
 
     hole        offsets between two records that no record has
     doubled     an offset, or a producer's number of one epoch, that an earlier record has already
     reordered   a producer's number that is smaller than an earlier record's, and not doubled
     lost        numbers of a producer that no record has, between those that some have
 
-"Earlier" is by offset. Exact for rows that come by partition and offset within a task, as files of
-the archive and the broker give them; of rows in another order, doubled and reordered may be taken
-for each other where stretches of one producer lie within each other.
+"Earlier" is by offset. The result is exact if the rows of a task are sorted by partition and
+offset, as archive files and the broker give them. For rows in another order, doubled and reordered
+may be confused if runs of one producer overlap.
 
-Pure functions of arrays; `quackmq.spark.pipelines.audit` has Spark carry them out.
+The functions are pure functions of arrays. `quackmq.spark.pipelines.audit` runs them on Spark.
 """
 
 from __future__ import annotations
@@ -31,17 +31,18 @@ from quackmq.spark import limits
 
 Array = npt.NDArray[np.int64]
 
-#: After the last number comes 0 again.
+#: The number of sequence numbers: the last one is followed by 0.
 SEQUENCES: Final = 2**31
-#: Farther apart than this, two numbers of one producer lie on both sides of that.
+#: A greater distance between two numbers of one producer means that the numbers wrapped in between.
 _HALF: Final = SEQUENCES // 2
-#: What a run of offsets has in the place of a producer.
+#: The producer id of a run of offsets, which has no producer.
 NOBODY: Final = -1
-#: Producers are checked in so many shares, of one partition at a time.
+#: The number of shares into which the producers of one partition are divided for the check.
 _SHARES: Final = 16
 
-#: One run: whose it is, its offsets, and of a producer's the first number. A run of a producer has
-#: `records` numbers, and as many offsets among those from the first to the last.
+#: One run: its producer, its offsets and, for a producer, the first sequence number. A producer's
+#: run has `records` numbers. It has as many offsets between the first and the last, perhaps with
+#: others between them.
 RUNS: Final = pa.schema(
     [
         ("partition", pa.int32()),
@@ -54,9 +55,9 @@ RUNS: Final = pa.schema(
         ("records", pa.int64()),
     ]
 )
-#: What was found. `seen` is no finding: it tells which offsets a partition has, and how many.
-#: Of a hole, of doubled offsets and of `seen` the offsets are exact; otherwise the records lie
-#: among them, or, where they are lost, would lie.
+#: The findings. `seen` is no finding: it holds the range of offsets of a partition, and the number
+#: of records. The offsets of `hole`, `seen` and doubled offsets are exact. For other kinds the
+#: records lie within the offsets, or would lie there if they were not lost.
 FINDINGS: Final = pa.schema(
     [
         ("kind", pa.string()),
@@ -71,7 +72,7 @@ FINDINGS: Final = pa.schema(
 
 
 class Runs(NamedTuple):
-    """Many of them, as columns."""
+    """Many runs, as columns."""
 
     partition: Array
     producer_id: Array
@@ -89,7 +90,8 @@ class Runs(NamedTuple):
 
 
 def runs_of(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The runs of rows with `partition`, `offset`, `producer_id`, `producer_epoch`, `sequence`."""
+    """Yield the runs of rows with the columns `partition`, `offset`, `producer_id`,
+    `producer_epoch` and `sequence`."""
     found: list[Runs] = []
     size = 0
     for batch in batches:
@@ -101,7 +103,7 @@ def runs_of(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         if size > limits.AUDIT_RUNS:
             found = [joined(_together(found))]
             size = len(found[0].partition)
-            if size > limits.AUDIT_RUNS // 2:  # they do not become fewer: let them go
+            if size > limits.AUDIT_RUNS // 2:  # joining does not help: emit them
                 yield _as_batch(found[0])
                 found, size = [], 0
     if found:
@@ -109,7 +111,7 @@ def runs_of(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _runs_of(batch: pa.RecordBatch) -> tuple[Runs, Runs]:
-    """Those of offsets, and those of producers, as rows follow on each other."""
+    """Return the runs of offsets and the runs of producers, in the order of the rows."""
     partition, offset = _numbers(batch, "partition"), _numbers(batch, "offset")
     begins = _changes(partition) | (np.diff(offset, prepend=offset[0]) != 1)
     begins[0] = True
@@ -152,7 +154,8 @@ def _cut(
 
 
 def joined(runs: Runs) -> Runs:
-    """Fewer runs of the same records: one ends where the next one of its producer goes on."""
+    """Join runs of one producer where one continues the other; return fewer runs of the same
+    records."""
     order = np.lexsort((runs.first_offset, runs.producer_epoch, runs.producer_id, runs.partition))
     runs = runs.picked(order)
     before = runs.picked(slice(0, -1))
@@ -209,8 +212,9 @@ def _changes(column: Array) -> npt.NDArray[np.bool_]:
 
 
 def findings_of(runs: pa.Table, is_whole: bool = False) -> pa.Table:
-    """Of one share of one partition: all runs of offsets, or all of some producers. `is_whole` says
-    that nothing was let go of at the beginning, so that each producer begins at number 0."""
+    """Return the findings of one share of one partition: all runs of offsets, or all runs of some
+    producers. `is_whole` says that no record was deleted from the partition, so that each producer
+    begins at number 0."""
     columns = {
         name: runs.column(name).to_numpy().astype(np.int64, copy=False) for name in Runs._fields
     }
@@ -241,12 +245,12 @@ def _of_offsets(runs: Runs) -> Iterator[Finding]:
 
 
 def _of_all(runs: Runs, is_whole: bool) -> Iterator[Finding]:
-    """Runs are by producer and epoch, and then by offset."""
+    """Yield the findings of all producers. The runs are sorted by producer, epoch and offset."""
     begins = _changes(runs.producer_id) | _changes(runs.producer_epoch)
     begins[0] = True
     start = np.flatnonzero(begins)
     end = np.append(start[1:], len(begins))
-    # What is as it should be is one run, and passed quickly.
+    # A producer without a fault has one run: skip it.
     looked_at = end - start > 1
     if is_whole:
         looked_at |= runs.first_sequence[start] != 0
@@ -279,7 +283,7 @@ def _of_producer(runs: Runs, is_whole: bool) -> Iterator[Finding]:
 
 
 class _Found(NamedTuple):
-    """Makes findings of the numbers of one run."""
+    """Make findings from the sequence numbers of one run."""
 
     producer: tuple[int, int]
     begin: int
@@ -292,14 +296,14 @@ class _Found(NamedTuple):
             return
         span = self.first_offset, self.next_offset
         if self.next_offset - self.first_offset == self.end - self.begin:
-            # Its offsets follow on each other, too: it is known which number has which.
+            # The offsets are consecutive too, so the offset of each number is known.
             apart = self.first_offset - self.begin
             span = begin + apart, end + apart
         yield Finding(kind, *span, end - begin, *self.producer, begin % SEQUENCES)
 
 
 class Covered:
-    """Numbers that were there, as stretches that do not touch."""
+    """A set of numbers, as sorted ranges that do not touch."""
 
     def __init__(self) -> None:
         self._begins: list[int] = []
@@ -307,11 +311,11 @@ class Covered:
 
     @property
     def end(self) -> int:
-        """Behind the greatest."""
+        """Return the greatest number plus one."""
         return self._ends[-1] if self._ends else -SEQUENCES
 
     def overlaps(self, begin: int, end: int) -> list[tuple[int, int]]:
-        """What of these was there."""
+        """Return the parts of a range that are in the set."""
         at = bisect_right(self._ends, begin)
         found: list[tuple[int, int]] = []
         while at < len(self._begins) and self._begins[at] < end:
@@ -328,14 +332,14 @@ class Covered:
         self._ends[left:right] = [end]
 
     def gaps(self, start: int | None = None) -> list[tuple[int, int]]:
-        """What was not there between the first (or `start`) and the last."""
+        """Return the ranges that are missing between the first number (or `start`) and the last."""
         ends = self._ends if start is None else [start, *self._ends]
         begins = self._begins[1:] if start is None else self._begins
         return [(end, begin) for end, begin in zip(ends, begins, strict=False) if end < begin]
 
 
 def _unwrapped(sequences: Array) -> Array:
-    """Numbers that go on beyond 2^31 instead of beginning at 0 again."""
+    """Return the numbers without the wrap at 2^31: they continue beyond it."""
     steps = np.diff(sequences, prepend=sequences[0])
     turns = np.cumsum((steps < -_HALF).astype(np.int64) - (steps > _HALF).astype(np.int64))
     return sequences + turns * SEQUENCES

@@ -1,9 +1,9 @@
-"""The archive of a topic as its broker tells it, and a plan that keeps it while files are merged.
+"""List the archive of a topic, and pin its files while they are merged.
 
-A plan's lease is short and renewed by a thread for as long as its block is not left: so what a
-driver leaves behind that was killed, files that went and files that it offered, is gone a minute
-later, and nobody has to come back for it. A broker that was restarted has forgotten its plans; then
-nothing can be offered under this one, and whoever tries is told so.
+A plan has a short lease, which a thread renews until the block is left. If the driver is killed,
+the lease ends within a minute: the broker then releases the pinned files and sweeps the offered
+ones, without any help. A restarted broker has forgotten its plans. Then an offer under the plan is
+refused.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from quackmq.spark.broker.http import Access, Http, path_of
 
 
 class Listed(NamedTuple):
-    """A topic's archive at one moment; the partitions have directories of their own in
-    `directory`, by their numbers."""
+    """Describe a topic's archive at one moment. Each partition has a subdirectory of `directory`,
+    named by its number."""
 
     topic: str
     topic_id: str
@@ -45,14 +45,15 @@ def all_topics(broker: Http) -> list[str]:
 
 
 def look(broker: Http, topic: str) -> Listed:
-    """As it is now. UnknownTopic, NotFound where there is no archive."""
+    """Return a topic's archive as it is now. Raise UnknownTopic, and NotFound without an
+    archive."""
     target = path_of("topics", topic, "archive")
     return _listed(broker, broker.get(target).json, target)
 
 
 class Plan:
-    """A context manager: the plan is over when its block is left, and what was offered under it and
-    not taken is swept. Who may call: one thread."""
+    """Hold a plan during a `with` block. When the block is left, the plan ends, and files that were
+    offered and not taken are swept. Not thread-safe: call from one thread."""
 
     def __init__(self, access: Access, topic: str) -> None:
         self.topic = topic
@@ -80,7 +81,7 @@ class Plan:
     ) -> None:
         self._is_over.set()
         self._renewing.join()
-        # Whoever has failed has waited for the broker already, if that is what failed.
+        # After an error, wait only briefly: the error may be that the broker is away.
         access = self._access
         if kind is not None:
             access = replace(access, retry_ms=min(access.retry_ms, limits.SPARK_STOP_MS))
@@ -88,9 +89,9 @@ class Plan:
             try:
                 broker.ask("DELETE", path_of("archive", "plans", self.id))
             except NotFound:
-                return  # its broker was restarted
+                return  # the broker was restarted
             except QuackError:
-                if kind is None:  # else what went wrong first is what is to be told
+                if kind is None:  # else report the first error
                     raise
 
     def _renew(self) -> None:
@@ -100,7 +101,7 @@ class Plan:
                 try:
                     broker.post(target, {"for_ms": limits.COMPACT_PLAN_MS})
                 except QuackError:
-                    return  # it is over; whoever offers something under it is told so
+                    return  # the plan has ended; an offer under it is refused
 
 
 def _listed(broker: Http, first: Any, target: str) -> Listed:

@@ -1,12 +1,12 @@
-"""One merge of a compaction, as a task carries it out on whatever machine it runs.
+"""Run one merge of a compaction as a Spark task, on any machine that sees the archive.
 
-The file is made by the broker's own merge (`quackmq.archive.merging.merge`), so that it is the
-same, byte by byte, as the broker would have made it. It lies in the partition's directory then,
-under a name by which files are offered; who called offers it. A second attempt at a task makes
-another file: what nobody offers is swept when the plan ends.
+The broker's own code makes the file (`quackmq.archive.merging.merge`). So the file is byte for byte
+the one that the broker would have made. It is written to the partition's directory, under a name
+that marks it as offered. The driver then offers it to the broker. A second attempt at a task makes
+another file. Files that are not offered are swept when the plan ends.
 
-Promised: nothing of the archive is changed here; memory for a few row groups. What can be told in
-a sentence comes back as a value, since an exception would come back as pages of Spark's.
+A task changes nothing in the archive, and needs memory for a few row groups. Expected failures are
+returned as values with one sentence: Spark would wrap an exception in pages of text.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from quackmq.records.batch import Buffer
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """A merge, of a topic whose archive's directory is this one, under a plan that offers."""
+    """A merge to run, with its topic, the topic's archive directory, and the plan to offer
+    under."""
 
     topic: str
     directory: str
@@ -40,27 +41,27 @@ class Order:
 
 
 class Made(NamedTuple):
-    """A file that may be offered, by its name; how large it is."""
+    """The name and the size of a merged file that can be offered."""
 
     name: str
     size: int
 
 
 class Damaged(NamedTuple):
-    """A file that cannot be read, by its name, and why: it is left as it is."""
+    """The name of a file that cannot be read, and the reason. The file is left unchanged."""
 
     name: str
     why: str
 
 
 class Moved(NamedTuple):
-    """Files went since they were planned with: their plan is over."""
+    """Files were removed after they were planned: the plan has ended."""
 
     why: str
 
 
 class Failed(NamedTuple):
-    """What no other plan would help against, in a sentence."""
+    """A failure that another plan would not avoid, in one sentence."""
 
     why: str
 
@@ -69,7 +70,7 @@ Outcome = Made | Damaged | Moved | Failed
 
 
 def carry_out(order: Order) -> Outcome:
-    """In a task."""
+    """Run the merge in a task; return its outcome."""
     root = os.path.dirname(os.path.dirname(order.directory))
     disk = _Directory(root)
     merge = order.merge
@@ -110,8 +111,8 @@ def _made(disk: _Directory, listed: Manifest, order: Order) -> Outcome:
 
 
 def _what_is_wrong(disk: _Directory, listed: Manifest) -> str | None:
-    """Whether this machine sees the directory that the broker writes to, and not none, or another
-    broker's, or a copy; None if so."""
+    """Check that this machine sees the broker's archive directory, and not a missing one, another
+    broker's or a copy. Return the reason, or None if all is well."""
     try:
         here = files.read_manifest(disk, listed.key, listed.topic)
     except (DamagedData, NotADirectoryError) as error:
@@ -132,9 +133,9 @@ def _out_of_reach(order: Order, why: str) -> str:
 
 
 class _Directory:
-    """`quackmq.disk.interface` for a task: the broker's directory, which is the broker's to change.
-    Only what a merge needs is here, and a name that is offered is all that it may make or
-    remove."""
+    """Implement `quackmq.disk.interface` for a task, on the broker's directory. Only the broker may
+    change that directory. So this class has only the operations that a merge needs, and makes or
+    removes only files with offered names."""
 
     def __init__(self, root: str) -> None:
         self._root = root

@@ -1,11 +1,11 @@
-"""Processes that a pipeline starts to do its work: watched, started again, and never left behind.
+"""Start, watch, restart and stop the worker processes of a pipeline; leave none behind.
 
-A worker is a module of this package that is run with one argument, a JSON object. It ends when its
-standard input does: when the pipeline closes it, or is gone, however it went. One that dies earlier
-is started again, as a service manager would, a bounded number of times.
+A worker is a module of this package that runs with one argument, a JSON object. It ends when its
+standard input ends: the pipeline closes it, or dies. A worker that dies earlier is started again,
+as a service manager would, a bounded number of times.
 
-Workers wait for a broker that is away, each by itself and again for every message. So whoever has
-started them looks after it, and says once that it is gone (`Watch`).
+Each worker waits for a missing broker by itself, again for every message. So the pipeline checks
+the broker too, and reports once that it is away (`Watch`).
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ from quackmq.spark.broker import http as connection
 
 
 class Workers:
-    """In a `with` block. One thread at a time."""
+    """Run worker processes during a `with` block. Not thread-safe: call from one thread at a
+    time."""
 
     def __init__(self, module: str, arguments: Sequence[Mapping[str, Any]]) -> None:
-        """A process for each of these arguments."""
+        """Prepare one process for each of `arguments`."""
         self._module = module
         self._arguments = [json.dumps(each) for each in arguments]
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -45,7 +46,8 @@ class Workers:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Those that do not end by themselves are killed."""
+        """Close the workers' input and wait for their end; kill those that do not end in time.
+        After an error, do not wait."""
         for process in self._processes:
             assert process.stdin is not None
             process.stdin.close()
@@ -57,9 +59,9 @@ class Workers:
                 process.wait()
 
     def tend(self) -> None:
-        """Start again what has died. QuackError if that happens too often."""
+        """Restart workers that died. Raise QuackError after `PIPELINE_RESTARTS` restarts."""
         for number, process in enumerate(self._processes):
-            if not process.poll():  # it runs, or has come to its end
+            if not process.poll():  # it runs, or has exited with 0
                 continue
             if self.restarts >= limits.PIPELINE_RESTARTS:
                 raise QuackError(
@@ -72,11 +74,11 @@ class Workers:
             self._processes[number] = self._started(self._arguments[number])
 
     def are_done(self) -> bool:
-        """Whether all have come to their end."""
+        """Return whether all workers have exited with 0."""
         return all(process.poll() == 0 for process in self._processes)
 
     def kill(self, number: int) -> None:
-        """As a power cut would."""
+        """Kill a worker without warning; wait for its end."""
         self._processes[number].kill()
         self._processes[number].wait()
 
@@ -89,15 +91,15 @@ class Workers:
 
 
 class Watch:
-    """Whether the broker is there. In a `with` block, by one thread. QuackTimeout if it is away
-    from the beginning."""
+    """Check that the broker responds, during a `with` block. Raise QuackTimeout if no broker
+    responds at the start. Not thread-safe: call from one thread."""
 
     def __init__(self, address: str) -> None:
         self._address = address
         found = connection.find(address)
         self._broker = connection.Http(found.http, limits.PIPELINE_LOOK_MS)
         self._looked_at = time.monotonic()
-        #: When it was first asked for in vain.
+        #: When the first request without a response was sent; None if the broker responds.
         self._missed_at: float | None = None
 
     def __enter__(self) -> Self:
@@ -112,7 +114,8 @@ class Watch:
         self._broker.close()
 
     def look(self) -> None:
-        """Called often; it is asked now and then. QuackTimeout if it stays away."""
+        """Ask the broker for its health, at most once in `PIPELINE_LOOK_MS`. Raise QuackTimeout if
+        it has been away for `PIPELINE_AWAY_MS`."""
         asked_at = time.monotonic()
         if asked_at - self._looked_at < limits.PIPELINE_LOOK_MS / 1000:
             return
@@ -132,8 +135,8 @@ class Watch:
 
 
 def end_with_input(ending: threading.Event) -> None:
-    """For a worker: the event is set when nobody wants it any more; if it does not end by itself
-    then, it is ended."""
+    """Set `ending` when standard input ends, in a worker. End the process if it still runs
+    `PIPELINE_WORKER_END_MS` later."""
 
     def watch() -> None:
         while os.read(sys.stdin.fileno(), 1):

@@ -1,12 +1,12 @@
-"""A simulation worker: takes requests from a topic, simulates, puts results into another.
+"""Run a simulation worker: take requests from a topic, simulate, put results into another topic.
 
-Workers share the requests as a consumer group. A result and the fact that its request is done are
-one transaction: both are there, or neither, whenever a worker is killed. Whoever is started in the
-place of a dead one takes over its name, its requests and whatever it has left open.
+Workers share the requests as a consumer group. A result and the offset of its request are committed
+in one transaction: both are visible or neither, whenever a worker is killed. A worker that replaces
+a dead one takes over its name, its requests and its open transaction.
 
-What is simulated: customers who wait at a counter, for theory knows the answer. They come at random
-and are served at random, one after the other (M/M/1); with a load of ρ they wait ρ/(1-ρ) times as
-long as one is served, on average.
+The simulation is a queue of customers at a counter, because theory knows the answer. Customers come
+at random times and are served for random times, one after the other (M/M/1). With a load of ρ, the
+mean wait is ρ/(1-ρ) times the mean service time.
 
     python -m quackmq.spark.pipelines.workers.simulation '{"address": …, "name": …, …}'
 """
@@ -23,15 +23,17 @@ from confluent_kafka import Consumer, KafkaException, Message, Producer, TopicPa
 
 from quackmq.spark.pipelines.workers.processes import end_with_input
 
-#: A worker that is gone and not started again is missed after this time.
+#: A dead worker leaves the group after this time, unless it is restarted before.
 _SESSION_MS: Final = 10_000
-#: What a dead worker left open, and nobody took over, is taken back after this time.
+#: The broker aborts the open transaction of a dead worker after this time, unless its successor
+#: does.
 _TRANSACTION_MS: Final = 10_000
 _ANSWER_S: Final = 30
 
 
 def simulate_counter(load: float, customers: int, seed: int) -> float:
-    """The mean time that customers wait, in times of service. The same for the same seed."""
+    """Return the mean wait in units of the mean service time. The same seed gives the same
+    result."""
     chance = random.Random(seed)
     waited = total = 0.0
     for _ in range(customers):
@@ -79,7 +81,8 @@ def main(address: str, name: str, group: str, requests: str, results: str) -> No
 def answer(
     producer: Producer, consumer: Consumer, message: Message, name: str, results: str
 ) -> None:
-    """All of the work first: readers of the results wait for what is open."""
+    """Process one request and commit its result. The transaction begins after the simulation,
+    because readers of the results wait for open transactions."""
     request = json.loads(message.value() or b"{}")
     result = _result(request, name)
     topic, partition, offset = message.topic(), message.partition(), message.offset()

@@ -1,8 +1,7 @@
-"""A process of a stress test: puts messages, one after the other, and reports how long each took.
+"""Run one process of a stress test: put messages one by one, and report how long each put took.
 
-Its measurements go through a topic, beside whatever else is measured anywhere, and are read by who
-cares; the process keeps nothing. Each has a number, so that whoever reads them can tell that all
-are there.
+The process puts its measurements into a topic and keeps none. Each measurement has a number, so
+that a reader can tell whether all are there.
 
     python -m quackmq.spark.pipelines.workers.stress '{"address": …, "run": …, "process": 0, …}'
 """
@@ -43,7 +42,7 @@ def main(
 
 
 def put(client: Client, target: str, payload: bytes) -> dict[str, object]:
-    """What is measured of one message."""
+    """Put one message; return its measurement."""
     begun_ns, begun_ms = time.perf_counter_ns(), time.time_ns() // 1_000_000
     try:
         client.put(target, payload)
