@@ -1,11 +1,11 @@
-"""Committed records only: what of a committed read is for readers of single messages.
+"""Select the committed batches of a read, for readers of single messages.
 
-A committed read of the store ends where the first open transaction begins; within it lie batches of
-transactions that were aborted, and markers. This is the one place that tells them from the rest,
-for every reader that is not to see them: subscriptions, and doors of single messages.
+A committed read of the store ends where the first open transaction begins. It may still contain
+batches of aborted transactions, and control batches (markers). This module is the one place that
+tells these from committed batches. Subscriptions and protocols that deliver single messages use it.
 
-Readers of whole batches get the bytes as they are, with the aborted transactions beside them
-(`Slice.aborted`): leaving those out is their protocol's business.
+Readers of whole batches, such as Kafka consumers, get the bytes unchanged together with the list of
+aborted transactions (`Slice.aborted`). Their protocol leaves the aborted batches out.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from quackmq.records.batch import Batch, batches
 
 
 class LeftOut(NamedTuple):
-    """A batch of a committed read that is for nobody, and why: its transaction was aborted, or it
-    is a marker, which has no sequence."""
+    """A batch of a committed read that holds no messages. Either its transaction was aborted, or it
+    is a marker; a marker has no sequence."""
 
     first_offset: int
     next_offset: int
@@ -30,8 +30,8 @@ class LeftOut(NamedTuple):
 
 
 def is_committed(batch: Batch, aborted: Iterable[Aborted]) -> bool:
-    """Whether a batch of a committed read holds records for readers of single messages. `aborted`
-    are the slice's."""
+    """Return whether a batch of a committed read holds messages. `aborted` is the `Slice.aborted`
+    of that read."""
     if batch.is_control:
         return False
     return not batch.is_transactional or not any(
@@ -42,7 +42,7 @@ def is_committed(batch: Batch, aborted: Iterable[Aborted]) -> bool:
 
 
 def left_out(part: Slice) -> Iterator[LeftOut]:
-    """The batches of a committed read that hold no records for readers of single messages."""
+    """Yield the batches of a committed read that hold no messages."""
     for chunk in part.chunks:
         for batch in batches(chunk):
             if not is_committed(batch, part.aborted):

@@ -1,21 +1,21 @@
-"""Decoded batches for readers of single records: a small cache, so that a subscriber that goes
-through a batch of 10,000 records decodes it once.
+"""A small cache of decoded batches for readers of single records. A subscriber that reads a batch
+of 10,000 records one by one decodes it once.
 
-A small batch is decoded in one step, and the cache holds it as a whole. A large one is decoded
-section by section (see `codec.sections`). First `prepare` goes through all of it, and the loop
-serves others between two sections; a compressed batch is inflated in a side thread before that.
-What is known then is the batch's *outline*: where each section lies. From then on a reader decodes
-only the section that it wants, in one step, wherever it stands in the batch; and the cache holds
-sections. So two readers in different places cost no more than two sections.
+A small batch is decoded in one step and cached as a whole. A large batch is decoded section by
+section (see `codec.sections`). First `prepare` scans the whole batch and yields to the event loop
+after each section; a side thread inflates a compressed batch before that. The result is the batch's
+*outline*: the position of each section. After that, a reader decodes in one step only the section
+that it needs, and the cache holds sections. Two readers at different positions of a batch therefore
+cost two sections.
 
     batch      |------------------------------------------------|
     outline    |    0    |    1    |    2    |    3    |    4   |   offsets and bytes of each
     cache                |#########|                   |########|   records, for two readers
 
-A batch that cannot be opened (`CorruptBatch` from the codec: a bomb, wrong counts, compression
-that is none) is poison, all of it. It is named in the log, remembered as having no records, and
-whoever asked goes on behind it. Its bytes stay where they are; readers of whole batches still get
-them.
+A batch that cannot be decoded is *poison* as a whole. The codec then raises `CorruptBatch`: the
+batch inflates beyond the limit, has wrong counts or is not valid compressed data. The batch is
+logged and cached as a batch without records, and readers continue after it. Its bytes stay in the
+log; readers of whole batches still get them.
 
 Not thread-safe: call from the broker's event loop.
 """
@@ -40,21 +40,21 @@ from quackmq.records.codec import Section
 
 log = logging.getLogger(__name__)
 
-#: What a record takes in memory beside its key and value, about.
+#: Approximate memory of a record besides its key and value.
 _RECORD_BYTES: Final = 256
 
 
 class Decoded(NamedTuple):
-    """A batch, or a section of a large one, with its records; without any if it is poison.
-    `is_committed` is said of batches whose transaction is known to be committed, and of those that
-    are in none."""
+    """A batch, or a section of a large batch, with its records. Poison has no records.
+    `is_committed` is true if the batch's transaction is known to be committed, or if the batch is
+    in no transaction."""
 
     base_offset: int
     next_offset: int
     records: list[Record]
     size: int
     is_committed: bool = True
-    #: The store could not give it, and may another time: a file comes back, a disk recovers.
+    #: The store could not read it now, but may later: a file can come back, a disk can recover.
     is_unread: bool = False
 
     @property
@@ -65,12 +65,12 @@ class Decoded(NamedTuple):
         return self.base_offset <= offset < self.next_offset
 
     def from_offset(self, offset: int) -> Record | None:
-        """The first record at or after an offset."""
+        """Return the first record at or after `offset`; None if there is none."""
         index = self._index(offset)
         return self.records[index] if index < len(self.records) else None
 
     def since(self, offset: int) -> list[Record]:
-        """Every record at or after an offset."""
+        """Return every record at or after `offset`."""
         return self.records[self._index(offset) :]
 
     def _index(self, offset: int) -> int:
@@ -78,8 +78,8 @@ class Decoded(NamedTuple):
 
 
 class _Outline:
-    """The sections of a large batch. `data` are its inflated bytes, None once they were dropped;
-    an uncompressed batch holds none, since every reader brings the batch."""
+    """The sections of a large batch. `data` holds the inflated bytes; None after they were dropped.
+    It is also None for an uncompressed batch, because every reader passes the batch itself."""
 
     __slots__ = ("data", "identity", "sections", "starts")
 
@@ -90,28 +90,29 @@ class _Outline:
         self.data = data
 
     def at(self, offset: int) -> Section:
-        """The section that holds an offset; the first one for an offset before the batch."""
+        """Return the section that holds `offset`; the first section for an offset before the
+        batch."""
         return self.sections[max(0, bisect_right(self.starts, offset) - 1)]
 
 
 class DecodedBatches:
     def __init__(self) -> None:
-        #: In the order of their last use, and by partition and base offset.
+        #: Cached items by partition and base offset, the least recently used first.
         self._used: OrderedDict[tuple[PartitionKey, int], None] = OrderedDict()
         self._decoded: dict[PartitionKey, dict[int, Decoded]] = {}
-        #: The base offsets of a partition's, sorted.
+        #: The sorted base offsets of each partition's cached items.
         self._bases: dict[PartitionKey, list[int]] = {}
         self._size = 0
-        #: In the order of their last use.
+        #: The least recently used outline first.
         self._outlines: OrderedDict[tuple[PartitionKey, int], _Outline] = OrderedDict()
         self._inflated_size = 0
         self._preparing: dict[tuple[PartitionKey, int], asyncio.Task[None]] = {}
-        #: One large batch at a time: each may hold DECODED_BATCH_BYTES inflated.
+        #: Prepare one large batch at a time: each may hold DECODED_BATCH_BYTES inflated.
         self._turn = asyncio.Lock()
         self._thread: ThreadPoolExecutor | None = None
 
     async def close(self) -> None:
-        """End what is being prepared; whoever waits for it is cancelled."""
+        """Cancel running preparations; callers that wait for one get BrokerClosing."""
         tasks = list(self._preparing.values())
         for task in tasks:
             task.cancel()
@@ -124,7 +125,8 @@ class DecodedBatches:
     # --- reading ------------------------------------------------------------------------------
 
     def find(self, key: PartitionKey, offset: int) -> Decoded | None:
-        """The batch, or section, that holds an offset, if it is here and known to be committed."""
+        """Return the cached batch or section that holds `offset`; None if it is not cached, not
+        known to be committed, or could not be read."""
         decoded = self._covering(key, offset)
         if decoded is None or not decoded.is_committed or decoded.is_unread:
             return None
@@ -140,9 +142,9 @@ class DecodedBatches:
         *,
         is_committed: bool = False,
     ) -> Decoded | None:
-        """What of a batch is decoded in one step: all of a small one, of a large one the section
-        that holds `offset`. None for a large batch that has to be prepared first. Its offsets are
-        those of the log. A caller that knows the batch to be committed says so."""
+        """Decode a batch in one step: the whole of a small batch, or the section of a large one
+        that holds `offset`. Return None if the batch must be prepared first. `is_committed` says
+        that the caller knows the batch to be committed."""
         is_committed = is_committed or _is_plain(batch)
         held = self._held(key, batch, offset)
         if held is not None:
@@ -158,7 +160,9 @@ class DecodedBatches:
         except CorruptBatch as error:
             if batch.compression == "none":
                 return self._poison(key, batch, topic_name, error)
-            return None  # damaged, or inflated too large for one step: that looks alike here
+            return (
+                None  # damaged, or too large for one step: `decode` raises the same error for both
+            )
         begin, end = batch.base_offset, batch.next_offset
         return self._hold(key, _decoded(begin, end, records, is_committed))
 
@@ -171,7 +175,8 @@ class DecodedBatches:
         *,
         is_committed: bool = False,
     ) -> Decoded:
-        """The same; a large batch is prepared if need be, which lets others run meanwhile."""
+        """Decode as `open_now` does, but prepare a large batch first if necessary. Other tasks run
+        during the preparation."""
         while True:
             opened = self.open_now(key, batch, offset, topic_name, is_committed=is_committed)
             if opened is not None:
@@ -181,7 +186,8 @@ class DecodedBatches:
     async def since_time(
         self, key: PartitionKey, batch: Batch, topic_name: str, timestamp_ms: int
     ) -> AsyncIterator[Decoded]:
-        """What of a batch may have records of this time or later, in order."""
+        """Yield, in order, the parts of a batch that may hold records with this timestamp or a
+        later one."""
         offset = batch.base_offset
         while offset < batch.next_offset:
             opened = await self.open(key, batch, offset, topic_name)
@@ -200,14 +206,15 @@ class DecodedBatches:
     # --- large batches ------------------------------------------------------------------------
 
     def sections(self, key: PartitionKey, batch: Batch) -> list[Section] | None:
-        """The sections of a large batch that was prepared; None for all others."""
+        """Return the sections of a prepared large batch; None for any other batch."""
         outline = self._outline(key, batch)
         return None if outline is None else outline.sections
 
     async def prepare(self, key: PartitionKey, batch: Batch, offset: int, topic_name: str) -> None:
-        """Find the sections of a large batch, and decode those that a reader at `offset` wants
-        first. Returns when `open_now` can open any of them. A caller that goes away leaves the work
-        to the others who wait for it."""
+        """Find the sections of a large batch, and decode the first ones that a reader at `offset`
+        needs. Return when `open_now` can open any section. If one of several waiting callers is
+        cancelled, the work continues for the others. Raise BrokerClosing if the broker closes
+        first."""
         where = (key, batch.base_offset)
         task = self._preparing.get(where)
         if task is None:
@@ -235,7 +242,7 @@ class DecodedBatches:
                 return
             outline = _Outline(batch, sections, None if batch.compression == "none" else data)
             self._hold_outline(key, batch, outline)
-            if self._held(key, batch, offset) is None:  # so that this reader gets on in any case
+            if self._held(key, batch, offset) is None:  # this reader must make progress in any case
                 self._hold_section(key, batch, data, outline.at(offset), _is_plain(batch))
 
     async def _inflate(self, batch: Batch) -> memoryview:
@@ -260,15 +267,17 @@ class DecodedBatches:
                 ahead.append(_decoded(begin, end, records, is_committed))
                 ahead_bytes += ahead[-1].size
             await asyncio.sleep(0)
-        # Not before all of the batch is known to be good. The one wanted first is used last.
+        # Cache only after the whole batch proved valid. The section needed first is cached last, so
+        # that it is evicted last.
         for decoded in reversed(ahead):
             self._hold(key, decoded)
         return sections
 
     def _outline(self, key: PartitionKey, batch: Batch) -> _Outline | None:
-        """The outline of a batch, if it is here with all that is needed to open a section."""
+        """Return the outline of a batch if it is cached with everything needed to decode a
+        section."""
         outline = self._outlines.get((key, batch.base_offset))
-        # An archive makes batches anew for each read: another one may begin at the same offset.
+        # The archive builds new batches for each read: another batch may begin at the same offset.
         if outline is None or outline.identity != _identity(batch):
             return None
         if outline.data is None and batch.compression != "none":
@@ -286,7 +295,7 @@ class DecodedBatches:
         for other in list(self._outlines.values())[:-1]:
             if self._inflated_size <= limits.INFLATED_CACHE_BYTES:
                 break
-            # Its sections stay known: to inflate it again costs far less than to find them.
+            # Keep its sections: inflating the batch again costs far less than finding them.
             self._inflated_size -= len(other.data or b"")
             other.data = None
 
@@ -307,12 +316,13 @@ class DecodedBatches:
         begin, end = section.base_offset, section.next_offset
         return self._hold(key, _decoded(begin, end, records, is_committed))
 
-    # --- what cannot be read ------------------------------------------------------------------
+    # --- unreadable data ----------------------------------------------------------------------
 
     def quarantine(
         self, key: PartitionKey, base_offset: int, next_offset: int, topic_name: str, why: Exception
     ) -> Decoded:
-        """Name what the store cannot give, unless that was done a short while ago."""
+        """Log that the store cannot read these offsets, unless the cache shows that they were
+        logged recently. Return a `Decoded` without records."""
         known = self._get(key, base_offset)
         if known is not None:
             return known
@@ -337,16 +347,17 @@ class DecodedBatches:
     # --- the cache ----------------------------------------------------------------------------
 
     def forget(self, topic_id: uuid.UUID) -> None:
-        """A topic is gone."""
+        """Drop everything cached for a deleted topic."""
         for key, base_offset in [used for used in self._used if used[0].topic_id == topic_id]:
             self._drop(key, base_offset)
         for where in [where for where in self._outlines if where[0].topic_id == topic_id]:
             self._drop_outline(where)
 
     def _held(self, key: PartitionKey, batch: Batch, offset: int) -> Decoded | None:
-        """What is held of a batch, if it is what a reader at `offset` wants."""
+        """Return the cached batch or section that serves a reader of `batch` at `offset`; None if
+        none."""
         held = self._get(key, batch.base_offset)
-        # An archive makes batches anew for each read: one from there may have reached less far.
+        # The archive builds new batches for each read: a cached one may end earlier than `batch`.
         if held is None or held.is_unread or held.next_offset < batch.next_offset:
             held = self._covering(key, max(offset, batch.base_offset))
         if held is None or held.is_unread:
@@ -385,7 +396,7 @@ class DecodedBatches:
         insort(self._bases.setdefault(key, []), decoded.base_offset)
         self._used[key, decoded.base_offset] = None
         self._size += decoded.size
-        # The one just opened stays, however large: somebody is about to go through it.
+        # Keep the item just opened, however large: a reader is about to use it.
         while len(self._used) > 1 and (
             len(self._used) > limits.DECODED_BATCHES or self._size > limits.DECODED_CACHE_BYTES
         ):
@@ -403,7 +414,7 @@ class DecodedBatches:
 
 
 def _is_large(batch: Batch) -> bool:
-    """Whether a batch is known, without a look inside, to be too large for one step."""
+    """Return whether the header alone shows that a batch is too large to decode in one step."""
     return (
         batch.record_count > limits.DECODED_AT_ONCE_RECORDS
         or batch.size > limits.DECODED_AT_ONCE_BYTES
@@ -411,7 +422,7 @@ def _is_large(batch: Batch) -> bool:
 
 
 def _is_plain(batch: Batch) -> bool:
-    """Whether a batch is in no transaction."""
+    """Return whether a batch is neither transactional nor a marker."""
     return not (batch.is_transactional or batch.is_control)
 
 

@@ -1,18 +1,19 @@
-"""Where the time of a leader ended: the offsets of an epoch, found from what its batches carry.
+"""Find the end offset of a leader epoch from the epochs that batches carry.
 
-Every batch is stamped with the leader's epoch of its append. The epoch grows with the offset, so
-the end of one is found by halves, reading a batch at a time; it is nearly always near the
-partition's end, where the search begins. An epoch ends where the first batch of a later one begins,
-or at the partition's end if there is none.
+Every batch is stamped with the leader epoch at its append. Epochs grow with the offset, so a binary
+search finds the end of an epoch and reads one batch per step. The end is nearly always near the
+partition's end, so the search begins there. An epoch ends where the first batch of a later epoch
+begins, or at the partition's end if there is no later batch.
 
-A reader asks for this to learn whether what it has read is still in the log. Here it always may go
-on from where it is: what was readable is never given to another record. After a power cut in one
-of the weak sync modes records may be missing, but their offsets are not given again: the next epoch
-begins behind all of them, so its beginning is beyond every reader of the epoch before.
+A consumer asks for this offset to learn whether the records that it read are still in the log. With
+this broker the consumer may always continue from its position: an offset that was readable is never
+given to another record. After a power cut in a weak sync mode, records may be missing, but their
+offsets are not reused. The next epoch begins after all of them, and therefore after the position of
+every reader of the epoch before.
 
-What is archived carries no epoch any more. It counts as being of the one that is asked for: so the
-end of an epoch that lies in the archive is told as where the log goes on with a later one, which is
-late and never early, and sends no reader back.
+Archived records carry no epoch. They count as records of the requested epoch. If an epoch ends in
+the archive, the answer is therefore the offset at which the log continues with a later epoch. That
+answer may be too late but never too early, so no consumer is sent back.
 """
 
 from __future__ import annotations
@@ -26,22 +27,24 @@ from quackmq.stores.contract import Store
 
 
 class EpochEnd(NamedTuple):
-    """The greatest epoch up to the one asked for of which there are batches (the one asked for, if
-    there are none), and the first offset behind it."""
+    """The end of an epoch. `epoch` is the greatest one that has batches and is not greater than the
+    requested one; the requested epoch if there are no such batches. `offset` is the first offset
+    after it."""
 
     epoch: int
     offset: int
 
 
 async def epoch_end(store: Store, key: PartitionKey, epoch: int) -> EpochEnd | None:
-    """None for an epoch that has not begun."""
+    """Return the end of `epoch`; None if that epoch has not begun."""
     offsets = await store.offsets(key)
     if not 0 <= epoch <= offsets.epoch:
         return None
     if epoch == offsets.epoch:
         return EpochEnd(epoch, offsets.next)
     last_epoch, end = epoch, offsets.next
-    # What lies before `low` is of the epoch or earlier, what lies from `high` on is later.
+    # Invariant: offsets before `low` belong to this epoch or an earlier one, offsets from `high` on
+    # to a later one.
     low, high = offsets.first, offsets.next
     step: int | None = 1
     while low < high:
@@ -61,7 +64,7 @@ async def epoch_end(store: Store, key: PartitionKey, epoch: int) -> EpochEnd | N
 
 
 async def _batch_from(store: Store, key: PartitionKey, offset: int) -> Batch | None:
-    """The batch that holds an offset, or the next one that can be read; None if there is none."""
+    """Return the batch that holds `offset`, or the next readable batch; None if there is none."""
     while True:
         (part,) = await store.read([Read(key, offset, 1)], max_bytes=1)
         if isinstance(part.error, OffsetOutOfRange) and offset < part.first_offset:

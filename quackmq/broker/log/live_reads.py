@@ -1,9 +1,10 @@
-"""Reads of one partition's newest records, without a task for each reader.
+"""Reads of a partition's newest records, without a task for each reader.
 
-Most waiting readers want what is published next. That is in memory when they are woken, so all a
-reader needs is a call back: `read` gives what is there now, `watch` calls back when there is more.
-Where `read` returns None (the records are on disk, in the archive, or in doubt), `Broker.read`
-answers instead. Equal reads get the same slice, so that a door can prepare one answer for all.
+Most waiting readers want the records that are published next. These records are in memory when a
+reader is woken, so a reader needs only a callback: `read` returns the available records, `watch`
+calls back when there are more. `read` returns None if the records are on disk, in the archive or
+not yet decided; `Broker.read` answers then. Equal reads get the same slice, so that a protocol can
+prepare one answer for all readers.
 
 Not thread-safe: call from the event loop.
 """
@@ -19,12 +20,13 @@ class LiveReads:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        # The store's own methods: every reader that is woken comes through here.
+        # Bind the store's methods directly: every woken reader calls them.
         self.read = store.read_at_once
         self.watch = store.watch
 
     def close(self) -> None:
-        """Wake every reader. From now on `Broker.read` answers all of them."""
+        """Wake every reader. From now on `read` returns None, and `Broker.read` answers the
+        readers."""
         self.read = _nothing
         self._store.wake_watches()
 

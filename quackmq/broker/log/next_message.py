@@ -1,12 +1,13 @@
-"""Finding the head of a subscription: the first committed record at or after its cursors.
+"""Find the next message of a subscription: the first committed record at or after its cursors.
 
-What cannot be had is gone over. A range that the topic dropped, a batch that cannot be opened and a
-range that the store knows to be damaged count as lost; offsets that no record has do not, nor those
-of markers and of records whose transaction was aborted. What is undecided is waited for. Damage
-whose end is not known stops its partition, but not the others.
+The search skips offsets that it cannot deliver. Some of them count as lost: a range that retention
+deleted, a batch that cannot be decoded, and a range that the store knows to be damaged. Others do
+not: offsets without a record, markers, and records of aborted transactions. The search never passes
+an open transaction; the caller waits for its end. Damage without a known end stops the search in
+its partition, but not in the others.
 
-Nothing is remembered from one search to the next but opened batches: the same cursors find the same
-head, with the same loss, for as long as the log stays as it is.
+Only decoded batches are kept between two searches. While the log does not change, the same cursors
+find the same message with the same losses.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from quackmq.stores.contract import Store
 
 
 class NextMessage(NamedTuple):
-    """The record at the front of a partition, and how many, and which, were lost on the way."""
+    """The next record of a partition, with the number and ranges of the records lost before it."""
 
     partition: int
     record: Record
@@ -41,13 +42,14 @@ class NextMessage(NamedTuple):
 async def find_head(
     store: Store, decoded: DecodedBatches, topic: Topic, cursors: Mapping[int, int]
 ) -> NextMessage | list[Read]:
-    """The head of the first partition that has one, in the order of `cursors`; if none has, the
-    reads with which to wait for one. DamagedData if there is nothing but damage."""
+    """Return the next message of the first partition that has one, in the order of `cursors`. If no
+    partition has one, return the reads with which to wait for one. Raise the error of a partition
+    that cannot be read if no other partition has a message."""
     for partition, cursor in cursors.items():
         head = await _find_decoded(store, decoded, PartitionKey(topic.id, partition), cursor)
         if head is not None:
             return head
-        break  # only the first, whose turn it is, may be answered without looking at the others
+        break  # only the first partition may be answered from the cache: it is its turn
     search = _Search(decoded, topic, cursors)
     while await search.look(await store.read(search.reads(), max_bytes=search.max_bytes)):
         if search.head is not None:
@@ -60,7 +62,7 @@ async def find_head(
 async def _find_decoded(
     store: Store, decoded: DecodedBatches, key: PartitionKey, cursor: int
 ) -> NextMessage | None:
-    """The head, if its batch was opened before."""
+    """Return the next message if its batch is already decoded; None otherwise."""
     batch = decoded.find(key, cursor)
     if batch is None:
         return None
@@ -72,13 +74,13 @@ async def _find_decoded(
 
 
 class _Search:
-    """How far a search has come in each partition."""
+    """The state of one search: its position and losses in each partition."""
 
     def __init__(self, decoded: DecodedBatches, topic: Topic, cursors: Mapping[int, int]) -> None:
         self.head: NextMessage | None = None
-        #: What stopped the search in a partition, which it then left out.
+        #: The first error that ended the search in a partition; that partition is left out.
         self.error: Exception | None = None
-        #: One batch is enough, which the store gives whole; where it is to be left out, more are.
+        #: Enough for one batch, which the store returns whole; raised when that batch is skipped.
         self.max_bytes = limits.HEAD_BYTES
         self._decoded = decoded
         self._topic = topic
@@ -92,8 +94,8 @@ class _Search:
         ]
 
     async def look(self, slices: list[Slice]) -> bool:
-        """Look at what was read of the partitions, in order, up to the first in which there is a
-        head, or a reason to read again. False if there is neither."""
+        """Examine the slices in order, up to the first one with records or an error. Return False
+        if all are empty, otherwise True: a message was found, or the caller must read again."""
         for part in slices:
             if part.error is not None:
                 self._go_over(part, part.error)
@@ -107,7 +109,7 @@ class _Search:
         partition = part.key.partition
         position = self._positions[partition]
         if isinstance(error, OffsetOutOfRange) and position > part.next_offset:
-            # Beyond the end: wait there for what comes.
+            # The cursor is beyond the end of the log: wait for the next record.
             self._positions[partition] = part.next_offset
         elif isinstance(error, OffsetOutOfRange) and position < part.first_offset:
             self._lose(partition, position, part.first_offset)
@@ -133,7 +135,8 @@ class _Search:
         self.max_bytes = shared_limits.REGION_BYTES
 
     async def _open_batch(self, part: Slice, batch: Batch) -> bool:
-        """Whether the head is in a batch; if not, the search goes on behind it."""
+        """Return whether the next message is in `batch`. If it is not, move the position after the
+        batch."""
         partition = part.key.partition
         if not is_committed(batch, part.aborted):
             self._positions[partition] = batch.next_offset

@@ -1,11 +1,11 @@
-"""Reading by offset: the committed messages of one partition, a page at a time.
+"""Read the committed messages of one partition by offset, one page at a time.
 
-What is no message is stepped over: markers, and records whose transaction was aborted. What cannot
-be read (a batch that cannot be opened, a range that the store knows to be damaged) is too, and
-counts as lost with the message behind it, or with the page where there is none. Damage whose end is
-not known ends a page, and is an error for one that begins with it.
+A page skips markers and records of aborted transactions. It also skips unreadable records: batches
+that cannot be decoded, and ranges that the store knows to be damaged. Skipped unreadable records
+count as lost. The next message reports them, or the page if no message follows. Damage without a
+known end ends a page; if the page is empty, it raises the error.
 
-Nothing is kept between two pages: whoever reads says where to go on.
+No state is kept between two pages: the caller passes the offset to continue from.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from quackmq.records.batch import Batch, Record, batches
 
 
 class Reader(Protocol):
-    """`LogService.read`, as a function."""
+    """The signature of `LogService.read`."""
 
     def __call__(
         self, reads: Sequence[Read], *, max_bytes: int, min_bytes: int = 1, wait_ms: int = 0
@@ -35,10 +35,10 @@ class Reader(Protocol):
 
 
 class Page(NamedTuple):
-    """Messages of one partition, and where to go on: at `next_offset`, which also steps over what
-    is no message. The partition is readable from `first_offset` to before `end_offset`. `losses`
-    are those behind the last message, which no message tells of: whoever goes on does not meet them
-    again."""
+    """Messages of one partition. Continue reading at `next_offset`, which is also after skipped
+    records. The partition is readable from `first_offset` up to, not including, `end_offset`.
+    `losses` are the lost records after the last message; no message reports them, and the next page
+    does not repeat them."""
 
     messages: tuple[Message, ...]
     next_offset: int
@@ -58,8 +58,9 @@ async def read_page(
     max_bytes: int,
     wait_ms: int,
 ) -> Page:
-    """As many messages from `offset` on as fit, but at least one if there is any; waits for it.
-    What the broker's reads say in their slices is raised."""
+    """Read as many messages from `offset` on as the limits allow, but at least one if there is one.
+    Wait up to `wait_ms` for the first message. Raise the error of the broker's read, unless the
+    page already has messages."""
     page = _Gathering(decoded, topic, partition, offset, max_records, max_bytes)
     loop = asyncio.get_running_loop()
     deadline = loop.time() + min(wait_ms, shared_limits.READ_WAIT_MS) / 1000
@@ -71,17 +72,19 @@ async def read_page(
         if isinstance(part.error, DamagedData) and page.steps_over(part.error):
             continue
         if isinstance(part.error, DamagedData | OffsetOutOfRange) and page.messages:
-            return page.finished(part)  # who goes on behind them is told of it
+            return page.finished(
+                part
+            )  # the next page, which begins at the damage, raises the error
         if part.error is not None:
             raise part.error
         await page.take(part)
         if page.is_full or (page.is_at_end(part) and (page.messages or left_ms <= 0)):
             return page.finished(part)
-        await asyncio.sleep(0)  # a long stretch that is stepped over must not keep others waiting
+        await asyncio.sleep(0)  # skipping a long range must not block other tasks
 
 
 class _Gathering:
-    """A page on its way."""
+    """A page that is being filled."""
 
     def __init__(
         self,
@@ -96,7 +99,7 @@ class _Gathering:
         self.is_full = False
         self._max_bytes = min(max(max_bytes, 1), limits.PAGE_BYTES)
         self._max_records = min(max(max_records, 1), limits.PAGE_RECORDS)
-        #: Of which most records are smaller; where they are not, it is read again.
+        #: Most records are smaller than PAGE_RECORD_BYTES; if they are not, the loop reads again.
         self.read_bytes = min(self._max_bytes, self._max_records * limits.PAGE_RECORD_BYTES)
         self._decoded = decoded
         self._topic = topic
@@ -109,7 +112,7 @@ class _Gathering:
         return [Read(self._key, self._position, self.read_bytes, committed=True)]
 
     def steps_over(self, error: DamagedData) -> bool:
-        """Whether it is known where the damage ends."""
+        """Skip the damaged range if its end is known; return whether it was skipped."""
         end = error.next_offset
         if end is None or end <= self._position:
             return False

@@ -1,8 +1,8 @@
-"""Which record is the first of a time, and which the latest: the store says near which batch, here
-that one is opened.
+"""Find offsets by timestamp. The store names a batch; this module decodes it.
 
-A batch that cannot be read or opened, or whose header promises a time that none of its records has,
-stands for itself: the answer is then its first offset, which is early and never late.
+For some batches the answer is the batch's first offset, which may be too early but never too late.
+These are batches that cannot be read or decoded, and batches whose header has a timestamp that none
+of their records has.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from quackmq.stores.contract import Store
 async def first_at(
     store: Store, decoded: DecodedBatches, key: PartitionKey, topic_name: str, timestamp_ms: int
 ) -> OffsetTime | None:
-    """The first record whose timestamp is this or later; None if there is none."""
+    """Return the first record whose timestamp is `timestamp_ms` or later; None if there is none."""
     found = await store.offset_for_time(key, timestamp_ms)
     if found is None:
         return None
@@ -48,11 +48,12 @@ async def first_at(
 async def latest(
     store: Store, decoded: DecodedBatches, key: PartitionKey, topic_name: str
 ) -> OffsetTime | None:
-    """The first of the records with the greatest timestamp; None if no record has one.
+    """Return the first of the records with the greatest timestamp; None if no record has a
+    timestamp.
 
-    Asking for the first record of a time tells of each time whether it is too late. Times mostly
-    grow, so the last batch's is asked about first, and mostly nothing is later. Otherwise the
-    greatest lies further on, by steps that double as long as there is something, then by halves.
+    `first_at` shows for any time whether a record is at least that late. Timestamps mostly grow, so
+    the search begins with the last batch's, and mostly finds nothing later. Otherwise it steps
+    forward, doubling the step until there is no later record, and then halves the interval.
     """
     latest_ms = await _time_at_end(store, key)
     found, too_late_ms, step_ms = None, None, 1
@@ -73,7 +74,8 @@ async def latest(
 
 
 async def _time_at_end(store: Store, key: PartitionKey) -> int:
-    """The greatest timestamp in the last batch, as far as that can be told by its header."""
+    """Return the greatest timestamp in the header of the last batch; NO_TIMESTAMP if it is
+    unreadable."""
     offsets = await store.offsets(key)
     if offsets.first == offsets.next:
         return NO_TIMESTAMP
@@ -92,8 +94,8 @@ async def _first_in(
     timestamp_ms: int,
     first_offset: int,
 ) -> OffsetTime | None:
-    """The first record of the time in one batch. `first_offset` is where the partition begins: a
-    batch that straddles it holds records that are gone."""
+    """Return the first record in `batch` with this timestamp or a later one. Skip records before
+    `first_offset`, the partition's first offset: they are already deleted."""
     if batch.max_timestamp < timestamp_ms:
         return None
     has_any = False
