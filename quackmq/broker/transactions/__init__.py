@@ -1,5 +1,6 @@
-"""Transactions of Kafka's producers, over the pure rules of `quackmq.model.transactional_id`.
+"""Transactions of Kafka producers, on top of the pure rules of `quackmq.model.transactional_id`.
 
-Open `service` first: who may write, how a transaction ends, when its time is up. `registry` holds
-every transactional id, `entry` is one of them in memory, `state` is its stored form.
+Open `service` first: which producer may write, how a transaction ends, when it times out.
+`registry` holds every transactional id, `entry` is one transactional id in memory, `state` is its
+stored form.
 """

@@ -1,4 +1,4 @@
-"""A transactional id in memory: what the store keeps of it, and the transaction that is open.
+"""A transactional id in memory: its stored state and its open transaction.
 
 Only `Transactions` calls this. Not thread-safe: call from the broker's event loop.
 """
@@ -19,16 +19,17 @@ from quackmq.model.transactional_id import TransactionalIdState, TransactionStat
 
 
 class ProducerEpoch(NamedTuple):
-    """Whom a transactional id stands for from now on."""
+    """The producer id and epoch that a transactional id now uses."""
 
     producer_id: int
     epoch: int
 
 
 class TransactionDescription(NamedTuple):
-    """`started_ms` is the wall time at which the open transaction began, or the last one that has
-    ended; None if none has begun since the producer did, or since the broker started.
-    `partitions` are those that the open transaction writes to, as far as it has said so."""
+    """The public state of one transactional id. `started_ms` is the wall time at which the open
+    transaction began, or else the last one. It is None if no transaction has begun since the
+    producer was initialised or the broker started. `partitions` are the known partitions of the
+    open transaction."""
 
     transactional_id: str
     state: TransactionState
@@ -40,8 +41,8 @@ class TransactionDescription(NamedTuple):
 
 
 class Pending(NamedTuple):
-    """Offsets of a group that are committed if the transaction is, and in which version the store
-    has them."""
+    """Offsets of a group that are committed if the transaction commits. `version` is the version of
+    the stored state that holds them."""
 
     version: int
     offsets: Mapping[PartitionKey, PendingOffset]
@@ -67,18 +68,19 @@ class TransactionalIdEntry:
 
     def __init__(self, transactional_id: str) -> None:
         self.transactional_id = transactional_id
-        #: What the store has, None if nothing, and in which version.
+        #: The stored state and its version; None if the store has no state for this id.
         self.standing: TransactionalIdState | None = None
         self.version = 0
-        #: Held by whoever changes anything here; `users` hold it or want it.
+        #: Hold `lock` while changing this entry. `users` counts the tasks that hold it or wait for
+        #: it.
         self.lock = asyncio.Lock()
         self.users = 0
-        #: Loaded by a restart, and nothing ended or begun anew since.
+        #: Loaded at a restart, and no transaction has ended and no producer was initialised since.
         self.is_recovered = False
-        #: The markers are on their way: nothing more gets in.
+        #: The markers are being appended: nothing more may be added to the transaction.
         self.is_ending = False
         self.timer: LoopTimer | None = None
-        #: Tells one open transaction from the next.
+        #: Distinguishes one open transaction from the next.
         self.serial = 0
         self.started_ms: int | None = None
         self.forget_transaction()
@@ -93,7 +95,7 @@ class TransactionalIdEntry:
         return ProducerEpoch(self.standing.producer_id, self.standing.epoch)
 
     def description(self, there: Container[UUID]) -> TransactionDescription:
-        """With the partitions of the topics that are there."""
+        """Describe this id; `there` limits the partitions to topics that still exist."""
         assert self.standing is not None, "an id in use has a standing"
         return TransactionDescription(
             self.transactional_id,
@@ -111,7 +113,7 @@ class TransactionalIdEntry:
         """Clear the open transaction."""
         self.is_ongoing = False
         self.partitions: dict[PartitionKey, None] = {}
-        #: Whose offsets it may commit.
+        #: Groups whose offsets this transaction may commit.
         self.groups: set[str] = set()
         self.pending: dict[str, Pending] = {}
         self.stop_timer()
@@ -133,7 +135,8 @@ class TransactionalIdEntry:
         self.groups.add(group)
 
     def cursors(self, there: Container[UUID], now_ms: int) -> list[Cursor]:
-        """What the pending offsets become, in the topics that are there."""
+        """Return the cursors that a commit sets from the pending offsets, in topics that still
+        exist."""
         return [
             Cursor(CursorKey(group, *key), offset, metadata, now_ms, leader_epoch)
             for group, pending in self.pending.items()
@@ -142,7 +145,8 @@ class TransactionalIdEntry:
         ]
 
     def states(self, standing: bytes) -> list[StatePut]:
-        """What the store keeps after the end: the standing, and no pending offsets."""
+        """Return the state changes at the end of a transaction: store `standing`, delete the
+        pending offsets."""
         gone = [
             StatePut(offsets_key(self.transactional_id, group), None, pending.version)
             for group, pending in self.pending.items()

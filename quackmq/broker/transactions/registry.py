@@ -1,9 +1,11 @@
-"""Every transactional id that is known, in memory as the store holds it, and how that changes.
+"""All known transactional ids in memory, and every change of their stored state.
 
-The end of a transaction is one append to the store (`finish`): markers, offsets of groups, and what
-is kept of the id. What is open is asked of the store when a broker starts.
+The end of a transaction is one append to the store (`finish`): the markers, the offsets of groups,
+and the state of the transactional id. When a broker starts, it asks the store for the open
+transactions.
 
-Who may call: `Transactions`, on the broker's loop. What changes an id is done within `alone`.
+Only `Transactions` calls this. Not thread-safe: call from the broker's event loop. Change an entry
+only within `alone`.
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ class TransactionRecords:
         now_ms: Callable[[], int],
         marked: Callable[[PartitionKey, Appended, int], None],
     ) -> None:
-        """`marked` is told of every marker that was appended, and its size."""
+        """`marked` is called with every appended marker's partition, result and size."""
         self._store = store
         self._topics = topics
         self._groups = groups
@@ -57,12 +59,12 @@ class TransactionRecords:
         self._marked = marked
         self._known: dict[str, TransactionalIdEntry] = {}
         self._by_producer: dict[int, TransactionalIdEntry] = {}
-        #: Those whose open transactions commit offsets of a group.
+        #: Entries whose open transactions commit offsets of a group, by group and transactional id.
         self._by_group: dict[str, dict[str, TransactionalIdEntry]] = {}
 
     async def load(self) -> None:
-        """Take up what the store has. What is open of producers that nobody knows is aborted: such
-        as the commit of a stage that a crash cut short."""
+        """Load the stored state. Abort open transactions of producers that no transactional id
+        owns, for example the commit of a stage that a crash interrupted. Raise DamagedStore."""
         for key, state in (await self._store.states(STATE_PREFIX)).items():
             if state.value is not None:
                 known = self._known[id_of(key)] = TransactionalIdEntry(id_of(key))
@@ -82,7 +84,7 @@ class TransactionRecords:
         for producer_id, keys in orphans.items():
             await self._abort_orphan(producer_id, keys)
 
-    # --- what is known ----------------------------------------------------------------------
+    # --- lookup -----------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[TransactionalIdEntry]:
         return iter([known for known in self._known.values() if known.standing is not None])
@@ -102,7 +104,7 @@ class TransactionRecords:
         return known
 
     def pending_offsets(self, group: str) -> frozenset[PartitionKey]:
-        """Where open transactions commit offsets of a group."""
+        """Return the partitions for which open transactions will commit offsets of `group`."""
         of_group = self._by_group.get(group, {}).values()
         return frozenset(key for known in of_group for key in known.pending[group].offsets)
 
@@ -110,7 +112,8 @@ class TransactionRecords:
 
     @asynccontextmanager
     async def alone(self, known: TransactionalIdEntry) -> AsyncIterator[TransactionalIdEntry]:
-        """Alone with a transactional id, which is kept in mind meanwhile."""
+        """Lock an entry. Keep it in memory while it is locked; drop it afterwards if it has no
+        stored state."""
         known.users += 1
         try:
             async with known.lock:
@@ -123,7 +126,7 @@ class TransactionRecords:
     async def put_pending(
         self, known: TransactionalIdEntry, group: str, new: Mapping[PartitionKey, PendingOffset]
     ) -> None:
-        """Offsets that are committed if the open transaction is."""
+        """Store offsets that are committed if the open transaction commits. Raise LimitReached."""
         before = known.pending.get(group, Pending(0, {}))
         offsets = {**before.offsets, **new}
         value = encode_offsets(offsets)
@@ -137,7 +140,7 @@ class TransactionRecords:
         self._add_pending(known, group, Pending(state.version, offsets))
 
     async def finish(self, known: TransactionalIdEntry, marker: Marker, after: Ended) -> None:
-        """The end of what is open, if anything is, and what is kept of the id from now on."""
+        """Append the end of the open transaction, if there is one, and the new state of the id."""
         known.is_ending = True
         try:
             await self._topics.retry_on_topic_deletion(
@@ -147,7 +150,7 @@ class TransactionRecords:
             known.is_ending = False
 
     async def forget(self, known: TransactionalIdEntry) -> None:
-        """Nothing is kept of an id that has nothing open."""
+        """Delete the stored state of an id that has no open transaction."""
         await self._store.put_state(state_key(known.transactional_id), None, known.version)
         self._stand(known, None, 0)
 
@@ -160,7 +163,8 @@ class TransactionRecords:
             if known.is_ongoing:
                 producer_id, _ = known.producer()
                 batch = Batch.peek(marker_batch(producer_id, after.marker_epoch, marker, now_ms))
-                # What is open is what the append meets: nothing is waited for between the two.
+                # Nothing runs between this call and the append, so the append meets exactly these
+                # transactions.
                 opened = await self._store.open_transactions(producer_id)
                 keys = known.partitions | dict.fromkeys(opened)
                 appends = [Append(key, batch) for key in keys if key.topic_id in there]
@@ -172,7 +176,7 @@ class TransactionRecords:
         for append, answer in zip(appends, appended, strict=True):
             self._marked(append.key, answer, append.batch.size)
 
-    # --- what was left by the last run --------------------------------------------------------
+    # --- loading after a restart --------------------------------------------------------------
 
     def _load_pending(
         self, key: str, offsets: Mapping[PartitionKey, PendingOffset], version: int
@@ -201,7 +205,7 @@ class TransactionRecords:
     def _stand(
         self, known: TransactionalIdEntry, standing: TransactionalIdState | None, version: int
     ) -> None:
-        """What the store has of an id is this, now."""
+        """Set an entry's stored state and version in memory."""
         if known.standing is not None:
             del self._by_producer[known.standing.producer_id]
         if standing is not None:

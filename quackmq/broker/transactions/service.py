@@ -1,21 +1,21 @@
-"""Transactions: who may write in one, how it ends, and when its time is up.
+"""Transactions: which producer may write in one, how it ends, and when it times out.
 
-The rules are `quackmq.model.transactional_id`'s. Here they meet the store, whose `append` takes
-several partitions, cursors and states as one unit:
+`quackmq.model.transactional_id` has the rules. This module applies them to the store, whose
+`append` commits several partitions, cursors and states as one unit:
 
 - **The end of a transaction is one append**: the markers of all its partitions, the offsets that it
-  commits for groups, and what is kept of its transactional id. After a crash all of it is there, or
-  none; nothing has to be done over.
-- **What is open is known from the log**: beginning a transaction, and adding a partition to it,
-  writes nothing. After a restart the store tells which producers have something open, and where;
-  their time begins anew.
-- Offsets of groups are durable before they are answered, and wait beside the transaction until it
-  ends (see `transaction_state`).
+  commits for groups, and the state of its transactional id. After a crash either all of it is
+  there or nothing; there is nothing to repair.
+- **The log knows the open transactions**: beginning a transaction, or adding a partition to it,
+  writes nothing. After a restart the store lists the open transactions with their producers and
+  partitions; their timeouts start again.
+- Offsets of groups are durable before they are acknowledged. They are stored beside the transaction
+  until it ends (see `transactions.state`).
 
-Promised: a producer that was told of an end finds it again, also after a crash; one that was fenced
-writes nothing more; no transaction stays open for longer than its timeout, as long as the store can
-be written. Not promised: that a restart knows which partitions a client of the older way had added;
-until it ends its transaction, it may then write to any.
+Promised: an acknowledged end of a transaction survives a crash. A fenced producer writes nothing
+more. No transaction stays open longer than its timeout, as long as the store can be written. Not
+promised: after a restart the broker does not know which partitions were added by a client that uses
+AddPartitionsToTxn. Until this client ends its transaction, it may write to any partition.
 
 Not thread-safe: call from the broker's event loop.
 """
@@ -76,7 +76,7 @@ from quackmq.stores.contract import Store
 
 log = logging.getLogger(__name__)
 
-#: The wall time at which nothing began, as Kafka counts it.
+#: The start time of an id that never had a transaction, as in Kafka.
 _BEFORE_ALL: Final = -1
 
 
@@ -91,7 +91,7 @@ class Transactions:
         marked: Callable[[PartitionKey, Appended, int], None],
         lifecycle: Lifecycle,
     ) -> None:
-        """`marked` is told of every marker that was appended, and its size."""
+        """`marked` is called with every appended marker's partition, result and size."""
         self._records = TransactionRecords(store, topics, groups, clock.now_ms, marked)
         self._topics = topics
         self._groups = groups
@@ -104,14 +104,15 @@ class Transactions:
         self._patterns = PatternThread()
 
     async def load(self) -> None:
-        """Take up what the store has; the time of what is open begins anew."""
+        """Load the stored state. The timeouts of open transactions start again. Raise
+        DamagedStore."""
         await self._records.load()
         for known in self._records:
             if known.partitions or known.pending:
                 self._begin(known)
 
     def name_of(self, producer_id: int) -> str | None:
-        """The transactional id that stands behind a producer's id now."""
+        """Return the transactional id that now uses `producer_id`; None if none does."""
         known = self._records.of_producer(producer_id)
         return None if known is None else known.transactional_id
 
@@ -121,7 +122,7 @@ class Transactions:
             known.stop_timer()
 
     def close(self) -> None:
-        """Stop the thread for patterns."""
+        """Stop the thread that matches patterns."""
         self._patterns.close()
 
     # --- beginning --------------------------------------------------------------------------
@@ -134,10 +135,10 @@ class Transactions:
         producer_id: int = NO_PRODUCER,
         epoch: int = NO_EPOCH,
     ) -> ProducerEpoch:
-        """A producer takes a transactional id over: what is open is aborted, who had it is fenced.
-        A producer may name the id and epoch that it has, to go on with the next one, and ask again
-        if it did not hear the answer. InvalidRequest, InvalidTransactionTimeout, ProducerFenced,
-        LimitReached."""
+        """Initialise a producer for a transactional id: abort the open transaction and fence the
+        previous producer. Return the producer id and epoch. A producer may pass its present id and
+        epoch to continue with the next epoch; it may repeat the call if it got no answer. Raise
+        InvalidRequest, InvalidTransactionTimeout, ProducerFenced or LimitReached."""
         self._check(transactional_id)
         if not 0 < timeout_ms <= limits.TRANSACTION_MAX_MS:
             raise InvalidTransactionTimeout(
@@ -149,9 +150,9 @@ class Transactions:
     async def add_partitions(
         self, caller: Caller, ref: ProducerRef, keys: Sequence[PartitionKey]
     ) -> list[QuackError | None]:
-        """The older way of saying where a transaction will write. If one of the partitions is not
-        there (UnknownTopic, UnknownPartition at its place), none is added. Raises
-        InvalidProducerIdMapping, ProducerFenced, LimitReached."""
+        """Add partitions to a transaction, as older clients do before they write. Return an error
+        or None for each partition: UnknownTopic, UnknownPartition. If one partition has an error,
+        none is added. Raise InvalidProducerIdMapping, ProducerFenced or LimitReached."""
         async with self._records.alone(self._find(ref)) as known:
             check_current(known.standing, ref)
             outcomes = [self._objection(key) for key in keys]
@@ -161,8 +162,8 @@ class Transactions:
             return outcomes
 
     async def add_offsets(self, caller: Caller, ref: ProducerRef, group: str) -> None:
-        """The older way of saying that a transaction will commit offsets of a group. Raises as
-        `add_partitions`, and InvalidGroup."""
+        """Announce that a transaction will commit offsets of `group`, as older clients do. Raise
+        the errors of `add_partitions`, and InvalidGroup."""
         self._groups.check_name(group, may_be_empty=True)
         async with self._records.alone(self._find(ref)) as known:
             check_current(known.standing, ref)
@@ -179,10 +180,11 @@ class Transactions:
         *,
         implicit: bool,
     ) -> None:
-        """Whether a transactional batch may be published now; to be asked right before `publish`.
-        With `implicit` its partition is added by that, otherwise it must have been.
-        InvalidProducerIdMapping, ProducerFenced, InvalidTransactionState, ConcurrentTransactions,
-        LimitReached, UnknownTopic, UnknownPartition, InvalidRequest without a transactional id."""
+        """Check that a transactional batch may be published now; call this directly before
+        `publish`. With `implicit`, add the batch's partition to the transaction; otherwise it must
+        have been added before. Raise InvalidProducerIdMapping, ProducerFenced,
+        InvalidTransactionState, ConcurrentTransactions, LimitReached, UnknownTopic or
+        UnknownPartition; InvalidRequest without a transactional id."""
         if transactional_id is None:
             raise InvalidRequest("a transactional batch comes with a transactional id")
         ref = ProducerRef(transactional_id, batch.producer_id, batch.producer_epoch)
@@ -203,8 +205,10 @@ class Transactions:
         self._begin(known)
 
     def check_admitted(self, key: PartitionKey, batch: Batch, serial: int | None = None) -> int:
-        """Whether `admit` has let a batch in, and its transaction is still open: its number. With
-        the number given, it must still be the same one."""
+        """Check that `admit` accepted a batch and that its transaction is still open. Return the
+        serial number of the transaction. If `serial` is given, the transaction must still have this
+        number. Raise InvalidTransactionState, ConcurrentTransactions, ProducerFenced or
+        InvalidProducerIdMapping."""
         known = self._records.of_producer(batch.producer_id)
         if known is None or key not in known.partitions or serial not in (None, known.serial):
             raise InvalidTransactionState(
@@ -228,17 +232,18 @@ class Transactions:
         *,
         implicit: bool,
     ) -> list[QuackError | None]:
-        """Offsets of a group, to be committed if the transaction is. What became of each, and what
-        is raised for all, as `Groups.commit`; and InvalidProducerIdMapping, ProducerFenced,
-        LimitReached. Unless `implicit`, `add_offsets` comes before (InvalidTransactionState)."""
+        """Store offsets of a group that are committed if the transaction commits. Return the result
+        of each, and raise errors, as `Groups.commit` does. Also raise InvalidProducerIdMapping,
+        ProducerFenced or LimitReached. Unless `implicit`, raise InvalidTransactionState if
+        `add_offsets` was not called before."""
         self._groups.check_name(group)
         known = self._find(ref)
         change = self._commit_offsets(known, ref, group, member, commits, implicit)
         return await self._lifecycle.run_shielded(change)
 
     def pending_offsets(self, caller: Caller, group: str) -> frozenset[PartitionKey]:
-        """Where open transactions commit offsets of a group: what is committed there may soon be
-        another offset."""
+        """Return the partitions for which open transactions will commit offsets of `group`. The
+        committed offsets of these partitions may soon change."""
         return self._records.pending_offsets(group)
 
     # --- ending -----------------------------------------------------------------------------
@@ -246,9 +251,10 @@ class Transactions:
     async def end(
         self, caller: Caller, ref: ProducerRef, commit: bool, *, bump_epoch: bool
     ) -> ProducerEpoch:
-        """All of the transaction becomes visible, or none of it ever will. With `bump_epoch` the
-        producer goes on with the epoch that is answered. A repeated end is answered like the
-        first. InvalidProducerIdMapping, ProducerFenced, InvalidTransactionState."""
+        """Commit or abort a transaction: all of its records become visible, or none. Return the
+        producer id and epoch; with `bump_epoch` the producer continues with this epoch. A repeated
+        call gets the first answer. Raise InvalidProducerIdMapping, ProducerFenced or
+        InvalidTransactionState."""
         known = self._find(ref)
         return await self._lifecycle.run_shielded(self._end(known, ref, commit, bump_epoch))
 
@@ -257,9 +263,9 @@ class Transactions:
     def all(
         self, caller: Caller, *, longer_than_ms: int | None = None
     ) -> list[TransactionDescription]:
-        """Describe every transactional id that is known. With `longer_than_ms`, leave out those
-        whose open or last transaction began less than so long ago; as in Kafka, an id without any
-        counts as one whose transaction began before all time."""
+        """Describe every known transactional id. With `longer_than_ms`, include only ids whose open
+        or last transaction began longer ago than that. As in Kafka, an id without a transaction is
+        always included."""
         self._lifecycle.check_open()
         now_ms = self._now_ms()
         return [
@@ -271,7 +277,8 @@ class Transactions:
         ]
 
     async def matching(self, caller: Caller, pattern: str) -> frozenset[str]:
-        """The transactional ids that a regular expression fits as a whole. InvalidPattern."""
+        """Return the transactional ids that a regular expression matches as a whole. Raise
+        InvalidPattern."""
         self._lifecycle.check_open()
         if len(pattern) > shared_limits.PATTERN_CHARS:
             raise InvalidPattern(
@@ -282,7 +289,7 @@ class Transactions:
         return fitting
 
     def describe(self, caller: Caller, transactional_id: str) -> TransactionDescription:
-        """UnknownTransactionalId."""
+        """Describe one transactional id. Raise UnknownTransactionalId."""
         self._check(transactional_id)
         known = self._records.get(transactional_id)
         if known is None or known.standing is None:
@@ -290,7 +297,7 @@ class Transactions:
         return known.description(self._topics.by_id)
 
     async def clean(self) -> None:
-        """Forget ids to which nothing has happened for long."""
+        """Forget transactional ids that were not used for TRANSACTIONAL_ID_EXPIRY_MS."""
         now_ms = self._now_ms()
         if 0 <= now_ms - self._looked_ms < limits.TRANSACTIONAL_ID_EXPIRY_INTERVAL_MS:
             return
@@ -299,7 +306,7 @@ class Transactions:
             if _is_expired(known, self._clock):
                 await self._lifecycle.run_shielded(self._expire(known))
 
-    # --- how it is done ---------------------------------------------------------------------
+    # --- implementation ---------------------------------------------------------------------
 
     async def _init(
         self, transactional_id: str, timeout_ms: int, producer_id: int, epoch: int
@@ -384,7 +391,7 @@ class Transactions:
     # --- time -------------------------------------------------------------------------------
 
     def _begin(self, known: TransactionalIdEntry) -> None:
-        """A transaction is open, from now on or already."""
+        """Mark a transaction as open and start its timer, unless it is open already."""
         if known.is_ongoing:
             return
         assert known.standing is not None, "an id in use has a standing"
@@ -405,7 +412,8 @@ class Transactions:
     async def _time_out(self, known: TransactionalIdEntry) -> None:
         async with self._records.alone(known):
             standing = known.standing
-            # It may have ended, and another one begun, while this waited for its turn.
+            # This transaction may have ended, and another begun, while this task waited for the
+            # lock.
             if standing is None or not known.is_ongoing or known.timer is not None:
                 return
             name = known.transactional_id
@@ -416,7 +424,7 @@ class Transactions:
                 log.error("a transaction of %s that took too long stays open: %s", name, error)
                 self._set_timer(known, limits.TRANSACTION_ABORT_AGAIN_MS)
             except Exception:
-                # A bug of ours must not hold the stable offset for ever, nor go unseen.
+                # A bug must not block the last stable offset for ever, and must not go unseen.
                 log.exception("a transaction of %s that took too long stays open", name)
                 self._set_timer(known, limits.TRANSACTION_ABORT_AGAIN_MS)
 

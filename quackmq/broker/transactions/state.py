@@ -1,4 +1,4 @@
-"""What the store keeps of a transactional id, and the bytes that it is kept as.
+"""The stored form of a transactional id. Pure.
 
     "transaction/ID": {"producer_id": 7, "epoch": 3, "state": "CompleteCommit", "timeout_ms": 60000,
     "updated_ms": 1700000000000, "previous_producer_id": 7, "previous_epoch": 2}
@@ -6,10 +6,10 @@
     "transaction-offsets/LENGTH/ID/GROUP":
         {"TOPIC ID": {"PARTITION": [offset, metadata, leader epoch]}}
 
-The second is there while a transaction is open that commits offsets of a group; LENGTH is that of
-the id, in characters, for both names may contain any. Older directories have no leader epoch, which
-means that there was none. Whether a transaction is open, and where,
-is not kept here: the log knows it. Pure.
+The second entry exists while an open transaction has offsets of a group to commit. LENGTH is the
+length of the id in characters, because both names may contain any character. Older directories have
+no leader epoch; that means that there was none. Whether and where a transaction is open is not
+stored here: the log has that information.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from quackmq.errors import DamagedStore
 from quackmq.model.topic import NO_LEADER_EPOCH, PartitionKey
 from quackmq.model.transactional_id import TransactionalIdState, TransactionState
 
-#: Keys of transactional ids in the store's small state begin so.
+#: Prefix of the state keys of transactional ids.
 STATE_PREFIX: Final = "transaction/"
-#: Keys of offsets that wait for the end of a transaction begin so.
+#: Prefix of the state keys of offsets that wait for the end of a transaction.
 OFFSETS_PREFIX: Final = "transaction-offsets/"
 
 
 class PendingOffset(NamedTuple):
-    """An offset that is committed if its transaction is."""
+    """An offset that is committed if its transaction commits."""
 
     offset: int
     metadata: str
@@ -50,7 +50,8 @@ def offsets_key(transactional_id: str, group: str) -> str:
 
 
 def parse_offsets_key(key: str) -> tuple[str, str]:
-    """Transactional id and group. DamagedStore for what `offsets_key` did not make."""
+    """Return the transactional id and the group. Raise DamagedStore if `offsets_key` did not make
+    `key`."""
     length, slash, names = key.removeprefix(OFFSETS_PREFIX).partition("/")
     end = int(length) if length.isdecimal() else len(names)
     if not slash or names[end : end + 1] != "/":
@@ -63,7 +64,7 @@ def encode_standing(standing: TransactionalIdState) -> bytes:
 
 
 def decode_standing(value: bytes) -> TransactionalIdState:
-    """DamagedStore for what `encode_standing` did not make."""
+    """Decode the value of `encode_standing`. Raise DamagedStore for any other value."""
     match _from_json(value):
         case {
             "producer_id": int(producer_id),
@@ -94,7 +95,7 @@ def encode_offsets(offsets: Mapping[PartitionKey, PendingOffset]) -> bytes:
 
 
 def decode_offsets(value: bytes) -> dict[PartitionKey, PendingOffset]:
-    """DamagedStore for what `encode_offsets` did not make."""
+    """Decode the value of `encode_offsets`. Raise DamagedStore for any other value."""
     by_topic = _from_json(value)
     try:
         return {
