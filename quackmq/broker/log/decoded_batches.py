@@ -160,9 +160,7 @@ class DecodedBatches:
         except CorruptBatch as error:
             if batch.compression == "none":
                 return self._poison(key, batch, topic_name, error)
-            return (
-                None  # damaged, or too large for one step: `decode` raises the same error for both
-            )
+            return None  # damaged, or too large for one step: the error is the same
         begin, end = batch.base_offset, batch.next_offset
         return self._hold(key, _decoded(begin, end, records, is_committed))
 

@@ -72,9 +72,7 @@ async def read_page(
         if isinstance(part.error, DamagedData) and page.steps_over(part.error):
             continue
         if isinstance(part.error, DamagedData | OffsetOutOfRange) and page.messages:
-            return page.finished(
-                part
-            )  # the next page, which begins at the damage, raises the error
+            return page.finished(part)  # the next page begins at the damage and raises the error
         if part.error is not None:
             raise part.error
         await page.take(part)
