@@ -1,8 +1,9 @@
-"""A stage's batches copied to where they belong, in one short transaction.
+"""Copy a stage's batches to their target partitions, in one short transaction.
 
-The producers of these transactions are the broker's own: a few, each used again and again, with the
-next epoch every time. Nobody else knows them: what one leaves open because the process died is
-aborted by the next start, like everything of a producer that nobody knows.
+The broker has a few producers of its own for these transactions. It reuses each of them, with the
+next epoch every time. No transactional id owns these producers. If the process dies during a copy,
+the next start aborts the open transaction, as it does for every producer without a transactional
+id.
 
 Only `Staging` calls this. Not thread-safe: call from the broker's event loop.
 """
@@ -39,26 +40,27 @@ class StageCopier:
         now_ms: Callable[[], int],
         appended: Callable[[PartitionKey, Appended, int], None],
     ) -> None:
-        """`appended` is told of everything that was appended, and its size."""
+        """`appended` is called with every appended batch's partition, result and size."""
         self._store = store
         self._topics = topics
         self._producer_ids = producer_ids
         self._now_ms = now_ms
         self._appended = appended
         self._turns = asyncio.Semaphore(limits.STAGE_COMMITS_AT_ONCE)
-        #: Producers that have nothing open.
+        #: Producers without an open transaction.
         self._idle: list[ProducerEpoch] = []
 
     async def copy(self, source: PartitionKey, calls: Iterable[Call], state: StatePut) -> None:
-        """All of it, and the state with the markers; or nothing that anybody will see. Raises what
-        `Store.append` does."""
+        """Copy the batches of these calls and commit them; store `state` with the commit markers.
+        If anything fails, abort, so that no record becomes visible. Raise the errors of
+        `Store.append`, and the error of a slice that cannot be read."""
         async with self._turns:
             producer = (
                 self._idle.pop()
                 if self._idle
                 else ProducerEpoch(await self._producer_ids.next(), 0)
             )
-            #: The next sequence in each partition that it writes to.
+            #: The next sequence number in each target partition.
             sequences: dict[PartitionKey, int] = {}
             try:
                 await self._copy_batches(source, calls, producer, sequences)
@@ -93,7 +95,7 @@ class StageCopier:
             await self._append(appends)
 
     async def _read(self, source: PartitionKey, call: Call) -> AsyncIterator[Batch]:
-        """The batches of one call, in order."""
+        """Yield the batches of one call, in order."""
         offset, end = call.offset, call.offset + call.header.records
         while offset < end:
             read = Read(source, offset, limits.STAGE_COPY_BYTES)
@@ -109,7 +111,7 @@ class StageCopier:
 
     async def _append(self, appends: Sequence[Append], states: Sequence[StatePut] = ()) -> None:
         await self._store.room()
-        # The store may keep what is handed over, so sizes are taken before.
+        # The store may take over the batches, so note their sizes first.
         sizes = [append.batch.size for append in appends]
         answers = await self._store.append(appends, (), states)
         for append, answer, size in zip(appends, answers, sizes, strict=True):
@@ -122,7 +124,8 @@ class StageCopier:
         marker: Marker,
         states: Sequence[StatePut],
     ) -> None:
-        """With the next epoch, as in the newer way of ending."""
+        """Append markers with the next epoch, as newer Kafka clients end a transaction (EndTxn with
+        an epoch bump), and store `states` with them."""
         producer_id, epoch = producer
         data = marker_batch(producer_id, epoch + 1, marker, self._now_ms())
 

@@ -1,17 +1,18 @@
-"""Series of stages: what a stream writes turn by turn, each turn once.
+"""Series of stages: a stream writes one turn after the other, and each turn takes effect once.
 
-A key that was committed is remembered by itself, for a while. A stream commits one after the other
-without an end, and may come back to its last turn after weeks: of a *series* only the last turn is
-remembered. So a series costs one small state, however long it runs, and
-`limits.STAGE_SERIES_REMEMBERED_MS` begins anew with each turn.
+A committed key without a series is remembered on its own, for a limited time. A stream commits
+without end, and may repeat its last turn weeks later. Therefore only the last turn of a *series* is
+remembered. A series costs one small state, however long it runs, and each turn restarts
+`limits.STAGE_SERIES_REMEMBERED_MS`.
 
-A stream that repeats its last turn lost the answer. A stream that comes with an earlier turn has
-gone back, and what it brings now need not be what that turn held. `check_takes` tells the two
-apart.
+A stream that repeats its last turn did not get the answer. A stream that sends an earlier turn was
+reset, and its records may differ from those that were committed for that turn. `check_takes` tells
+the two cases apart.
 
-Promised: `put` goes with what makes a turn visible, in one append. Turns may be left out.
+Promised: the state from `put` is stored in the same append that makes the turn visible. Turn
+numbers may be skipped.
 
-Who may call: `Staging`, which holds the lock of a series while it commits.
+Only `Staging` calls this. It holds the lock of a series while it commits.
 """
 
 from __future__ import annotations
@@ -24,20 +25,20 @@ from quackmq.errors import DamagedStore, LimitReached, StageCommitted, TurnOutda
 from quackmq.model.topic import StatePut
 from quackmq.stores.contract import Store
 
-#: Keys of what is kept of series in the store's small state begin so.
+#: Prefix of the state keys of series.
 _STATE_PREFIX: Final = "stage-series/"
 
 
 class Turn(NamedTuple):
-    """Which of a series of commits one is; later ones have greater numbers."""
+    """The number of a commit within a series; later commits have greater numbers."""
 
     series: str
     number: int
 
 
 class CommittedTurn(NamedTuple):
-    """The last turn of a series that was committed. `topics` are the names of the topics that it
-    was written to; None where an older version wrote it, which did not note them."""
+    """The last committed turn of a series. `topics` are the names of the topics that it was written
+    to; None if an older version, which did not store them, wrote the turn."""
 
     number: int
     contents: str
@@ -49,7 +50,7 @@ class CommittedTurn(NamedTuple):
 class SeriesBook:
     def __init__(self, store: Store) -> None:
         self._store = store
-        #: The last turn of each series, and the version of its state.
+        #: The last turn of each series, and the version of its stored state.
         self._last: dict[str, tuple[CommittedTurn, int]] = {}
 
     async def load(self) -> None:
@@ -66,13 +67,13 @@ class SeriesBook:
         return None if known is None else known[0]
 
     def holds(self, turn: Turn) -> bool:
-        """Whether a turn, or a later one, is committed."""
+        """Return whether this turn or a later one is committed."""
         last = self.last(turn.series)
         return last is not None and turn.number <= last.number
 
     def check_takes(self, turn: Turn) -> None:
-        """StageCommitted if the turn was the last one to be committed, TurnOutdated if a later one
-        was; LimitReached."""
+        """Check that `turn` may be written. Raise StageCommitted if it is the last committed turn,
+        TurnOutdated if a later turn was committed, LimitReached for too many series."""
         self.check_current(turn)
         if self.holds(turn):
             raise StageCommitted(f"turn {turn.number} of the series {turn.series} was committed")
@@ -80,7 +81,7 @@ class SeriesBook:
             raise LimitReached(f"there are {limits.STAGE_SERIES} series: delete some")
 
     def check_current(self, turn: Turn) -> None:
-        """TurnOutdated if a later turn of the series was committed."""
+        """Raise TurnOutdated if a later turn of the series was committed."""
         last = self.last(turn.series)
         if last is not None and turn.number < last.number:
             raise TurnOutdated(
@@ -89,7 +90,8 @@ class SeriesBook:
             )
 
     def put(self, turn: Turn, committed: CommittedTurn) -> StatePut:
-        """What makes a turn the last one, once it is in the store; `committed` is told then."""
+        """Return the state change that makes `turn` the last one. Call `committed` after it is
+        stored."""
         _, version = self._last.get(turn.series, (None, 0))
         return StatePut(_STATE_PREFIX + turn.series, _encode(committed), version)
 
@@ -98,11 +100,11 @@ class SeriesBook:
         self._last[turn.series] = (committed, version + 1)
 
     def left(self, since_ms: int) -> list[str]:
-        """Series whose last turn was committed no later than this."""
+        """Return the series whose last turn was committed at `since_ms` or before."""
         return [name for name, (last, _) in self._last.items() if last.committed_ms <= since_ms]
 
     async def forget(self, series: str) -> bool:
-        """Whether there was one."""
+        """Delete the state of a series; return whether the series existed."""
         known = self._last.get(series)
         if known is None:
             return False
@@ -116,7 +118,7 @@ def _encode(turn: CommittedTurn) -> bytes:
 
 
 def _decode(value: bytes) -> CommittedTurn:
-    """DamagedStore for what `_encode` did not make."""
+    """Decode the value of `_encode`. Raise DamagedStore for any other value."""
     try:
         fields = json.loads(value)
     except ValueError as error:

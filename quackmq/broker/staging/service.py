@@ -1,23 +1,24 @@
-"""Staging: atomic writes from any number of writers, of which nothing is seen before the commit.
+"""Staging: atomic writes by any number of writers; nothing is visible before the commit.
 
-Writers stage encoded batches under a key, each under a name of its own (a *part*); somebody commits
-the key once, naming the parts that count, and all of their records become visible together. It is
-for jobs whose writers may fail, be repeated or run twice: parts that the commit does not name come
-to nothing.
+Each writer stages encoded batches under a common key and under a name of its own, a *part*. One
+client commits the key once and names the parts to include. Then all records of these parts become
+visible together. This is for jobs whose writers may fail, be repeated or run twice: parts that the
+commit does not name are discarded.
 
-Staged batches lie in a hidden topic a stage (see `stage_log`), outside the logs that they are for:
-nobody's last stable offset waits for a writer. The commit copies them in one short transaction of a
-producer of the broker's own, and its last append holds the markers and that the key is committed.
-A crash on the way leaves a transaction that nobody can end, which the next start aborts, and the
-stage as it was.
+Staged batches are in a hidden topic per stage (see `stage_log`), outside their target logs.
+Therefore no last stable offset waits for a writer. The commit copies the batches in one short
+transaction of a broker-owned producer. The last append of this transaction holds the markers and
+records that the key is committed. A crash before it leaves the stage as it was, and an open
+transaction that the next start aborts.
 
-Promised: what `stage` answered survives a crash; a key is committed once, a repeat is answered like
-the first for `limits.STAGE_REMEMBERED_MS`, and with other contents it is a StageConflict; a stage
-that nobody adds to for `limits.STAGE_EXPIRY_MS` goes by itself; one that cannot be read any more is
-named, and is as if it had never been. A stage may be a *turn* of a series (see `stage_series`):
-then the series remembers it instead of the key, and the stage of it that is committed first counts.
-A turn before the last one that was committed is refused: whoever writes it has gone back.
-Not promised: that a commit asks whether a topic is full; what was staged is taken.
+Promised: staged batches that were acknowledged survive a crash. A key is committed once; for
+`limits.STAGE_REMEMBERED_MS` a repeated commit gets the first answer, or StageConflict if its
+contents differ. A stage without new calls for `limits.STAGE_EXPIRY_MS` is deleted. An unreadable
+stage is logged and treated as if it did not exist. A stage may be a *turn* of a series (see
+`staging.series`): then the series is remembered instead of the key, and the first committed stage
+of the turn counts. A turn before the last committed one is refused: its writer was reset.
+
+Not promised: a commit does not check whether a topic is full.
 
 Not thread-safe: call from the broker's event loop.
 """
@@ -97,8 +98,8 @@ class Staging:
         subscribers: Callable[[UUID], int],
         lifecycle: Lifecycle,
     ) -> None:
-        """`appended` is told of everything that a commit appended, and its size. `subscribers`
-        tells how many a topic has."""
+        """`appended` is called with the partition, result and size of every batch that a commit
+        appends. `subscribers` returns the number of a topic's subscriptions."""
         self._store = store
         self._topics = topics
         self._clock = clock
@@ -108,7 +109,8 @@ class Staging:
         self._stages: dict[str, Stage] = {}
         self._committed: dict[str, CommittedStage] = {}
         self._series = SeriesBook(store)
-        #: Topics of stages that could not be read, by their names; their writers begin anew.
+        #: Topics of unreadable stages, by name; a writer that uses the key again starts a new
+        #: stage.
         self._damaged: dict[str, UUID] = {}
         self._batches = 0
         self._size = 0
@@ -117,7 +119,7 @@ class Staging:
         self._looked_ms = 0
 
     async def load(self) -> None:
-        """Take up what the store has: stages as they were, without those that were committed."""
+        """Load stages and remembered commits from the store. Delete stages that were committed."""
         for key, state in (await self._store.states(STATE_PREFIX)).items():
             if state.value is not None:
                 self._committed[key_of(key)] = decode_committed(state.value)
@@ -130,8 +132,8 @@ class Staging:
         try:
             stage = await self._read_stage(topic)
         except (DamagedData, DamagedStore, CorruptBatch) as error:
-            # Nothing of it was committed: its writers will hear that it is not there, and begin
-            # anew. That is no reason for everybody else to do without a broker.
+            # Nothing of this stage was committed. Its writers learn that it does not
+            # exist, and start again. One damaged stage must not prevent the broker from starting.
             log.error("the stage in the hidden topic %s is given up: %s", topic.name, error)
             self._damaged[topic.name] = topic.id
             return
@@ -153,13 +155,15 @@ class Staging:
         staged: Sequence[StagedBatch],
         turn: Turn | None = None,
     ) -> Receipt:
-        """Keep batches that have passed `Batch.parse` for a part of a stage, which begins by that.
-        A writer numbers its calls from 0; one that it did not hear of it makes again, as it was.
-        What the part holds then is answered, to be named by the commit. The batches' bytes must
-        stay as they are until this returns. With a `turn`, the stage is that turn of a series.
+        """Store batches for a part of a stage; create the stage if it does not exist. With `turn`,
+        the stage is this turn of a series. The batches must have passed `Batch.parse`, and their
+        bytes must not change until this returns. A writer numbers its calls from 0, and repeats a
+        call unchanged if it gets no answer. Return the receipt of the part, for the commit.
 
-        UnknownTopic, UnknownPartition, CorruptBatch, UnsupportedBatch, RecordTooLarge,
-        StageConflict (StageCommitted: the turn was committed), LimitReached, InvalidRequest."""
+        Raise UnknownTopic, UnknownPartition, CorruptBatch, UnsupportedBatch, RecordTooLarge,
+        StageConflict (StageCommitted if the key or turn was committed), TurnOutdated, LimitReached
+        or InvalidRequest.
+        """
         self._lifecycle.check_open()
         _check_name("a stage's key", key)
         _check_name("a part's name", part)
@@ -181,15 +185,16 @@ class Staging:
         contents: str = "",
         turn: Turn | None = None,
     ) -> CommittedStage:
-        """The records of these parts become visible, all at once; of other parts nothing is left.
-        Without receipts it is all parts. `contents` says in a word what is committed, so that a
-        key that is committed again is known to be the same, also if its parts were staged anew;
-        without it that is told by the receipts. The turn of a series is committed once, whatever
-        the key and the contents: a repeat of the last turn adds nothing. TurnOutdated for a turn
-        before that.
+        """Make the records of these parts visible, all at once; discard the other parts. Without
+        `receipts`, commit all parts. `contents` is the client's digest of the committed data: a
+        repeated commit is recognised by it, even if the parts were staged again. Without it, the
+        receipts identify the data. A turn of a series is committed once, whatever the key and
+        contents: repeating the last turn adds nothing.
 
-        UnknownStage, StageConflict (it was committed with other contents, or a part holds another
-        thing than its receipt says), UnknownTopic, UnknownPartition, NoSubscriber."""
+        Raise UnknownStage, UnknownTopic, UnknownPartition, NoSubscriber, TurnOutdated for a turn
+        before the last one, or StageConflict (other contents were committed, or a part does not
+        match its receipt).
+        """
         self._lifecycle.check_open()
         _check_name("a stage's key", key)
         if len(contents.encode(errors="replace")) > shared_limits.STATE_KEY_BYTES:
@@ -202,7 +207,7 @@ class Staging:
         return await self._lifecycle.run_shielded(commit)
 
     async def abort(self, caller: Caller, key: str) -> bool:
-        """Nothing is left of a stage; whether there was one. StageConflict if it was committed."""
+        """Delete a stage; return whether it existed. Raise StageConflict if it was committed."""
         self._lifecycle.check_open()
         _check_name("a stage's key", key)
         return await self._lifecycle.run_shielded(self._abort(key))
@@ -210,12 +215,12 @@ class Staging:
     # --- looking ----------------------------------------------------------------------------
 
     def all(self, caller: Caller) -> list[StageDescription]:
-        """Every stage that is neither committed nor aborted."""
+        """Describe every stage that is neither committed nor aborted."""
         self._lifecycle.check_open()
         return [stage.description() for stage in self._stages.values()]
 
     def describe(self, caller: Caller, key: str) -> StageDescription | CommittedStage:
-        """UnknownStage."""
+        """Describe a stage or a remembered commit. Raise UnknownStage."""
         self._lifecycle.check_open()
         committed, stage = self._committed.get(key), self._stages.get(key)
         if committed is not None:
@@ -225,17 +230,17 @@ class Staging:
         return stage.description()
 
     def series(self, caller: Caller) -> dict[str, CommittedTurn]:
-        """The last turn of every series."""
+        """Return the last committed turn of every series."""
         self._lifecycle.check_open()
         return self._series.all()
 
     async def forget_series(self, caller: Caller, series: str) -> bool:
-        """Its next turn may be any, also one that was committed; whether there was one."""
+        """Forget a series, so that its next turn may have any number. Return whether it existed."""
         self._lifecycle.check_open()
         return await self._lifecycle.run_shielded(self._forget_series(series))
 
     async def clean(self) -> None:
-        """Let go of stages that were left, and forget commits of long ago."""
+        """Delete abandoned stages, and forget old commits and series."""
         now_ms = self._now_ms()
         if 0 <= now_ms - self._looked_ms < limits.STAGE_EXPIRY_INTERVAL_MS:
             return
@@ -249,11 +254,12 @@ class Staging:
         for series in self._series.left(series_since_ms):
             await self._lifecycle.run_shielded(self._forget_series(series))
 
-    # --- how it is done ---------------------------------------------------------------------
+    # --- implementation ---------------------------------------------------------------------
 
     async def _stage(self, header: Header, staged: Sequence[StagedBatch]) -> Receipt:
         if header.key not in self._stages:
-            # Without room nothing begins: an empty stage would take the place of another.
+            # Check the room before creating a stage: an empty stage would take the place of
+            # another.
             self._check_room(len(staged), header.size)
         if header.turn is None or header.key in self._stages:
             stage = await self._ensure(header.key, header.turn)
@@ -274,14 +280,14 @@ class Staging:
             return part.receipt()
 
     async def _check_counts(self, stage: Stage) -> None:
-        """Whether what was staged just now can still be committed: a commit that took the parts
-        before must have failed. StageConflict."""
+        """Check that a commit did not miss the call that was just appended. If a commit is running,
+        wait for it; the call counts only if that commit fails. Raise StageConflict."""
         if stage.is_ending:
             async with self._locks.hold(stage.key):
                 stage.check_takes()
 
     async def _begin_turn(self, key: str, turn: Turn) -> Stage:
-        # The lock of a series is always taken before that of a key.
+        # Lock order: the lock of a series before the lock of a key.
         async with self._locks.hold(_series_lock(turn)):
             self._series.check_takes(turn)
             others = sorted(self._of_series(turn.series), key=lambda stage: stage.touched_ms)
@@ -374,7 +380,8 @@ class Staging:
     def _remembering(
         self, key: str, turn: Turn | None, committed: CommittedStage, topics: tuple[str, ...]
     ) -> StatePut:
-        """What says in the store that a stage is committed."""
+        """Return the state change that records a commit: of the series if there is a turn, else of
+        the key."""
         if turn is None:
             return StatePut(state_key(key), encode_committed(committed), 0)
         return self._series.put(turn, _turn_of(turn, committed, topics))
@@ -382,8 +389,8 @@ class Staging:
     async def _commit_stage(
         self, stage: Stage, receipts: Sequence[Receipt] | None, contents: str
     ) -> tuple[CommittedStage, tuple[str, ...]]:
-        """What was committed, and the names of the topics that it went to."""
-        stage.is_ending = True  # what comes to its parts from here on is not among what is taken
+        """Copy the named parts to their topics. Return the commit and the names of these topics."""
+        stage.is_ending = True  # calls that arrive from here on are not part of this commit
         try:
             receipts = stage.receipts() if receipts is None else receipts
             calls = [call for part in stage.named(receipts) for call in part.calls]
@@ -410,7 +417,7 @@ class Staging:
             return True
 
     async def _remove_damaged(self, key: str) -> bool:
-        """Let go of what is left of a stage that could not be read; whether there was one."""
+        """Delete the topic of an unreadable stage; return whether there was one."""
         topic_id = self._damaged.get(topic_name(key))
         if topic_id is None:
             return False
@@ -439,7 +446,8 @@ class Staging:
             return await self._series.forget(series)
 
     async def _read_stage(self, topic: Topic) -> Stage | None:
-        """What a hidden topic tells of itself; None if nobody was ever told of it."""
+        """Rebuild a stage from the headers in its hidden topic. Return None if the topic is empty:
+        no call was acknowledged."""
         source = PartitionKey(topic.id, 0)
         offsets = await self._store.offsets(source)
         stage: Stage | None = None
@@ -486,7 +494,7 @@ class Staging:
         return [each for each in stages if each.turn is not None and each.turn.series == series]
 
     def _is_over(self, stage: Stage) -> bool:
-        """Whether what a stage is for was committed."""
+        """Return whether the stage's key or turn was committed."""
         if stage.turn is None:
             return stage.key in self._committed
         return self._series.holds(stage.turn)
@@ -511,7 +519,8 @@ class Staging:
             )
 
     def _check_batch(self, topic: Topic, batch: Batch) -> None:
-        """What `publish` would refuse, too."""
+        """Check a batch as `publish` does. Raise UnsupportedBatch, CorruptBatch or
+        RecordTooLarge."""
         if batch.attributes & TRANSACTION_FLAGS:
             raise UnsupportedBatch("what is staged is in no transaction yet, and no marker")
         check_records(batch)
@@ -520,7 +529,8 @@ class Staging:
             raise RecordTooLarge(f"a batch of {batch.size} bytes; topic {topic.name} takes {most}")
 
     def _check_targets(self, calls: Sequence[Call]) -> tuple[str, ...]:
-        """The names of the topics that calls are for. UnknownTopic, NoSubscriber."""
+        """Return the names of the topics that these calls write to. Raise UnknownTopic,
+        UnknownPartition or NoSubscriber."""
         names: set[str] = set()
         for key in dict.fromkeys(entry.key for call in calls for entry in call.header.entries):
             topic = self._topics.of(key)
@@ -549,7 +559,7 @@ def _turn_of(turn: Turn, committed: CommittedStage, topics: tuple[str, ...]) -> 
 
 
 def _series_lock(turn: Turn) -> Hashable:
-    """The name of a lock that no stage's key can have."""
+    """Return a lock name that differs from every stage's key."""
     return ("series", turn.series)
 
 

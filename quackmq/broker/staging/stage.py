@@ -1,4 +1,4 @@
-"""One stage in memory: its parts, what each holds, and whether it still takes anything.
+"""One stage in memory: its parts, their contents, and whether it still accepts calls.
 
 Only `Staging` calls this. Not thread-safe: call from the broker's event loop.
 """
@@ -18,12 +18,13 @@ from quackmq.broker.staging.stage_log import Header, digest_of
 from quackmq.errors import DamagedStore, LimitReached, StageConflict
 from quackmq.model.topic import PartitionKey
 
-#: Keys of what is kept of committed stages in the store's small state begin so.
+#: Prefix of the state keys of committed stages.
 STATE_PREFIX: Final = "staging/"
 
 
 class Receipt(NamedTuple):
-    """What a part holds: so many calls, whose batches have this digest. Who commits names it."""
+    """The contents of a part: the number of its calls and the digest of their batches. A commit
+    names its parts by their receipts."""
 
     part: str
     calls: int
@@ -40,8 +41,8 @@ class StageDescription(NamedTuple):
 
 
 class CommittedStage(NamedTuple):
-    """`contents` is what tells one commit of a key from another. `repeated` is said of a commit
-    that was made before."""
+    """A committed stage. `contents` distinguishes one commit of a key from another. `repeated` is
+    true in the answer to a commit that was made before."""
 
     contents: str
     records: int
@@ -50,7 +51,7 @@ class CommittedStage(NamedTuple):
 
 
 class Call(NamedTuple):
-    """What one call staged, and the offset at which its first batch lies."""
+    """One staging call: its header, and the offset of its first batch in the stage's log."""
 
     header: Header
     offset: int
@@ -61,7 +62,7 @@ class Part:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        #: Calls of one writer come one after the other.
+        #: Serialises the calls of one writer.
         self.lock = asyncio.Lock()
         self.calls: list[Call] = []
         self.digest = ""
@@ -74,7 +75,8 @@ class Part:
         return Receipt(self.name, len(self.calls), self.digest)
 
     def holds(self, header: Header) -> bool:
-        """Whether a call repeats one that was answered before. StageConflict if it does not fit."""
+        """Return whether a call repeats an earlier one. Raise StageConflict if its number is too
+        high, or if the earlier call had other batches."""
         if header.number == len(self.calls):
             return False
         if header.number > len(self.calls):
@@ -103,17 +105,17 @@ class Stage:
 
     def __init__(self, key: str, topic_id: UUID, now_ms: int, turn: Turn | None = None) -> None:
         self.key = key
-        #: Which of a series it is, if it is of one.
+        #: The turn of a series that this stage writes; None without a series.
         self.turn = turn
         self.topic_id = topic_id
         self.parts: dict[str, Part] = {}
-        #: With those that are on their way.
+        #: These two include calls that are still being appended.
         self.batches = 0
         self.size = 0
         self.touched_ms = now_ms
-        #: It is being committed, or has ended.
+        #: The stage is being committed, or has ended.
         self.is_ending = False
-        #: It has ended: nothing of it counts any more.
+        #: The stage was committed or aborted; it is removed.
         self.is_gone = False
 
     @property
@@ -137,7 +139,8 @@ class Stage:
             raise StageConflict(f"stage {self.key} is {_told(self.turn)}, not {_told(turn)}")
 
     def named(self, receipts: Iterable[Receipt]) -> list[Part]:
-        """The parts that receipts speak of, each as it was when its receipt was given."""
+        """Return the parts that receipts name. Raise StageConflict if a part no longer matches its
+        receipt, or is named twice."""
         parts: list[Part] = []
         for receipt in receipts:
             part = self.parts.get(receipt.part)
@@ -166,7 +169,7 @@ def _told(turn: Turn | None) -> str:
 
 
 def contents_of(receipts: Sequence[Receipt]) -> str:
-    """What is committed, in a word, whatever the order in which its parts are named."""
+    """Return a digest of the receipts that does not depend on their order."""
     rows = sorted(json.dumps(receipt) for receipt in receipts)
     return hashlib.blake2b("\n".join(rows).encode(), digest_size=16).hexdigest()
 
@@ -189,7 +192,7 @@ def encode_committed(committed: CommittedStage) -> bytes:
 
 
 def decode_committed(value: bytes) -> CommittedStage:
-    """DamagedStore for what `encode_committed` did not make."""
+    """Decode the value of `encode_committed`. Raise DamagedStore for any other value."""
     try:
         fields = json.loads(value)
     except ValueError as error:

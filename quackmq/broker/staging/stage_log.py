@@ -1,15 +1,16 @@
-"""How a stage lies in its log, and how its batches leave it: pure.
+"""The format of a stage's log, and the rewriting of staged batches for a transaction. Pure.
 
-A stage is a hidden topic of one partition. Each call that stages something appends, as one unit, a
-batch with a single record that says what follows, and then the batches themselves, as they came:
+A stage is a hidden topic with one partition. Each staging call appends one unit: a header batch
+with a single record that lists the batches of the call, and then these batches, unchanged except
+that producer ids are removed:
 
     | header: {"key", "part", "number", "batches": [[topic id, partition, records, size, crc], …]} |
     | batch | batch | …                                                                            |
 
-A header of a stage that is one turn of a series also has {"turn": [series, number]}.
+The header of a stage that is a turn of a series also has {"turn": [series, number]}.
 
-So the log tells all about itself, and a walk over it need not touch the batches: from one header to
-the next there are as many offsets as the records that it speaks of.
+The log therefore describes itself, and a scan over the headers need not read the batches: the next
+header follows after as many offsets as the header lists records.
 """
 
 from __future__ import annotations
@@ -38,10 +39,10 @@ from quackmq.records.batch import (
     Record,
 )
 
-#: Names of stages' topics begin so.
+#: Prefix of the names of the stages' topics.
 STAGE_PREFIX: Final = HIDDEN_PREFIX + "stage."
 _ATTRIBUTES: Final = struct.Struct(">h")
-#: Producer id, epoch and first sequence, which lie together.
+#: Producer id, epoch and base sequence, which are adjacent in a batch header.
 _PRODUCER: Final = struct.Struct(">qhi")
 _PRODUCER_POSITION: Final = 43
 _CRC: Final = struct.Struct(">I")
@@ -49,14 +50,14 @@ _DIGEST_BYTES: Final = 16
 
 
 class StagedBatch(NamedTuple):
-    """One batch for one partition, as a writer stages it."""
+    """One batch and its target partition, as a writer stages it."""
 
     key: PartitionKey
     batch: Batch
 
 
 class Entry(NamedTuple):
-    """A staged batch, as far as it must be known without reading it."""
+    """The header's description of a staged batch: enough to commit it without reading it."""
 
     key: PartitionKey
     records: int
@@ -81,7 +82,8 @@ class Header(NamedTuple):
 
 
 def topic_name(key: str) -> str:
-    """A key may be any text; a topic's name may not."""
+    """Return the name of the stage's hidden topic. It is a hash, because a key may be any text and
+    a topic name may not."""
     return STAGE_PREFIX + hashlib.blake2b(key.encode(), digest_size=_DIGEST_BYTES).hexdigest()
 
 
@@ -112,7 +114,7 @@ def encode_header(header: Header, now_ms: int) -> Batch:
 
 
 def decode_header(batch: Batch) -> Header:
-    """DamagedStore for what `encode_header` did not make."""
+    """Decode the value of `encode_header`. Raise DamagedStore for any other value."""
     try:
         (record,) = codec.decode(batch)
         fields = json.loads(record.value or b"")
@@ -127,7 +129,7 @@ def decode_header(batch: Batch) -> Header:
 
 
 def digest_of(before: str, entries: Sequence[Entry]) -> str:
-    """What a part holds, in a word: of the batches before these, and of these."""
+    """Extend the digest of a part's earlier batches by these batches."""
     digest = hashlib.blake2b(before.encode(), digest_size=_DIGEST_BYTES)
     for target, records, size, crc in entries:
         digest.update(f"{target.topic_id.hex}/{target.partition}/{records}/{size}/{crc};".encode())
@@ -135,14 +137,14 @@ def digest_of(before: str, entries: Sequence[Entry]) -> str:
 
 
 def without_producer(batch: Batch) -> Batch:
-    """The same records, of nobody in particular: their numbers are about another log."""
+    """Return the batch without its producer id, epoch and sequence: they belong to another log."""
     if batch.producer_id == NO_PRODUCER_ID:
         return batch
     return _of_producer(batch, batch.attributes, NO_PRODUCER_ID, -1, NO_SEQUENCE)
 
 
 def in_transaction(batch: Batch, producer_id: int, epoch: int, sequence: int) -> Batch:
-    """The same records in a transaction of a producer; in bytes of their own."""
+    """Return a copy of the batch that is in a transaction of this producer."""
     attributes = batch.attributes | TRANSACTIONAL_FLAG
     return _of_producer(batch, attributes, producer_id, epoch, sequence)
 
