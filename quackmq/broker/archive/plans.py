@@ -1,8 +1,8 @@
-"""Plans: looks at a topic's archive that stay true for as long as their lease.
+"""Plans: consistent views of a topic's archive that stay valid until their lease ends.
 
-A plan pins the manifests of its partitions, so that no file of theirs goes. It ends when it is
-released, or when its lease is over, and then what was offered under it and not taken is removed.
-Plans live in memory, and their number is bounded.
+A plan pins the manifests of its partitions, so that none of their files is removed. A plan ends
+when it is released or when its lease expires. Files that were offered under it and not taken are
+then removed. Plans are in memory only, and their number is bounded.
 
 Not thread-safe: call from the broker's event loop.
 """
@@ -24,7 +24,7 @@ from quackmq.broker import limits
 from quackmq.errors import InvalidRequest, LimitReached, UnknownPlan
 from quackmq.model.topic import PartitionKey, Topic
 
-if TYPE_CHECKING:  # what loads pyarrow, which a broker without an archive does without
+if TYPE_CHECKING:  # these modules load pyarrow, which a broker without an archive does not need
     from quackmq.archive.manifest_registry import ManifestRegistry
     from quackmq.archive.pins import Pin
 
@@ -33,9 +33,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PartitionArchive:
-    """A partition's files at one moment, and its log behind them. Archived is what lies from
-    `first_offset` up to, not including, `next_offset`; in the log, and decided, from
-    `log_first_offset` to `end_offset`. The log never begins behind the archive's end."""
+    """A partition's files at one moment, and the log after them. The archive holds the offsets from
+    `first_offset` up to, not including, `next_offset`. The log holds decided records from
+    `log_first_offset` up to, not including, `end_offset`. The log never begins after the archive's
+    end."""
 
     partition: int
     version: int
@@ -51,8 +52,8 @@ class PartitionArchive:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What keeps files of these partitions from going, until `expires_ms`. Files may be offered
-    under one that `offers`."""
+    """A lease on the files of these partitions: none is removed until `expires_ms`. If `offers` is
+    true, files may be offered under this plan."""
 
     id: str
     topic: Topic
@@ -61,7 +62,7 @@ class Plan:
     partitions: tuple[int, ...]
 
 
-#: Tells of a partition as it is, by the manifest that a function looks up for it.
+#: Describes a partition with the manifest that the given function looks up for it.
 Describe = Callable[
     [PartitionKey, Callable[[PartitionKey], Manifest | None]], Awaitable[PartitionArchive]
 ]
@@ -75,7 +76,7 @@ class Plans:
         now_ms: Callable[[], int],
         taking: asyncio.Lock,
     ) -> None:
-        """`taking` is held by whoever takes what is offered."""
+        """`taking` is the lock that the caller holds while it takes offered files."""
         self._taking = taking
         self._partitions = partitions
         self._describe = describe
@@ -92,7 +93,8 @@ class Plans:
     async def make(
         self, topic: Topic, numbers: Sequence[int], for_ms: int, offers: bool
     ) -> HeldPlan:
-        """InvalidRequest, LimitReached."""
+        """Make a plan for these partitions and start its lease. Raise InvalidRequest or
+        LimitReached."""
         _check_time(for_ms)
         if len(self._plans) >= limits.ARCHIVE_PLANS:
             raise LimitReached(f"{len(self._plans)} plans hold files already: try again later")
@@ -110,14 +112,14 @@ class Plans:
         return made
 
     def get(self, plan_id: str) -> HeldPlan:
-        """UnknownPlan."""
+        """Return a plan by its id. Raise UnknownPlan."""
         made = self._plans.get(plan_id)
         if made is None:
             raise UnknownPlan(f"there is no plan {plan_id[:100]!r}, or not any more: plan again")
         return made
 
     def renew(self, plan_id: str, for_ms: int) -> HeldPlan:
-        """For so long from now on. InvalidRequest, UnknownPlan."""
+        """Let the lease end `for_ms` from now. Raise InvalidRequest or UnknownPlan."""
         _check_time(for_ms)
         made = self.get(plan_id)
         self._lease(made, for_ms)
@@ -133,7 +135,7 @@ class Plans:
             task.add_done_callback(self._sweeps.discard)
 
     async def close(self) -> None:
-        """End them all."""
+        """End all plans; wait until their untaken files are removed."""
         for made in self.all():
             self.end(made)
         while self._sweeps:
@@ -147,7 +149,7 @@ class Plans:
         made.timer = loop.call_later(for_ms / 1000, self.end, made)
 
     async def _sweep_offered(self, made: HeldPlan) -> None:
-        """Remove what was offered under a plan that is over, and not taken."""
+        """Remove the files that were offered under an ended plan and not taken."""
         disk = self._partitions.disk
         for number in made.partitions:
             if self._partitions.manifest(PartitionKey(made.topic.id, number)) is None:
@@ -166,7 +168,7 @@ class Plans:
 
 
 class HeldPlan:
-    """A plan with all that it holds."""
+    """A plan together with the pins that it holds."""
 
     def __init__(self, plan_id: str, topic: Topic, offers: bool) -> None:
         self.id = plan_id
@@ -181,7 +183,7 @@ class HeldPlan:
         return Plan(self.id, self.topic, self.expires_ms, self.offers, tuple(self.partitions))
 
     def hold(self, partitions: ManifestRegistry, key: PartitionKey) -> Manifest | None:
-        """The present manifest of a partition, held from now on; None where there is none."""
+        """Pin the present manifest of a partition and return it; None if there is no manifest."""
         if partitions.manifest(key) is None:
             return None
         pin = self._pins[key.partition] = partitions.pin(key)

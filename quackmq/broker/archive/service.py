@@ -1,17 +1,18 @@
-"""The archive as doors see it: which files there are, plans that keep them, files put in the place
-of others, archiving and merging now, and how all of that is doing.
+"""The archive as protocols see it: files, plans, replacement of files, archiving and merging on
+request, and the archive's health.
 
-A **plan** is a look at a topic's files that stays true: whoever reads them by a plan finds them all
-until it releases the plan, or its lease is over. Merging and retention go on meanwhile; files that
-went stay on disk for as long as a plan has them. So plans are leases, renewed by those that need
-longer, and their number is bounded. They live in memory: after a restart, plan again.
+A **plan** is a consistent view of a topic's files. A reader with a plan finds all of these files
+until it releases the plan or the lease expires. Merging and retention continue meanwhile; files
+that they replace or delete stay on disk while a plan has them. Therefore plans are leases that
+readers renew, and their number is bounded. Plans are in memory only: after a restart, readers must
+plan again.
 
-Others may merge files beside the broker: they make a plan that `offers`, write what is to come in
-the place of its files into the partitions' directories, under names that begin with the plan's id,
-and call `replace`. What is offered is read and compared with what it is for, and only then taken;
-what was not taken when its plan is over is removed.
+Other programs may merge files, too. Such a program makes a plan that `offers`, and writes new files
+into the partitions' directories, under names that begin with the plan's id. Then it calls
+`replace`. The broker reads the offered files and compares them with the files to replace before it
+takes them. When the plan ends, offered files that were not taken are removed.
 
-Every call names its caller. Who may call: the broker's loop.
+Every call names its caller. Not thread-safe: call from the broker's event loop.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from quackmq.errors import (
 )
 from quackmq.model.topic import PartitionKey, Topic
 
-if TYPE_CHECKING:  # what loads pyarrow, which a broker without an archive does without
+if TYPE_CHECKING:  # these modules load pyarrow, which a broker without an archive does not need
     from quackmq.archive.archiving.archiver import Archiver, ArchiverState
     from quackmq.archive.archiving.run import Archived
     from quackmq.archive.manifest_registry import ManifestRegistry
@@ -56,14 +57,14 @@ if TYPE_CHECKING:  # what loads pyarrow, which a broker without an archive does 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-#: Behind the last step.
+#: Returned by `next` after the last step.
 _DONE: Final = object()
 
 
 @dataclass(frozen=True, slots=True)
 class TopicArchive:
-    """Some partitions of a topic, and the first that is not among them; None if all are. Their
-    directories lie in `directory`, which is named by the topic."""
+    """Some partitions of a topic. `next_partition` is the first partition that is not among them;
+    None if there are no more. `directory` holds the partitions' directories."""
 
     topic: Topic
     directory: str
@@ -73,14 +74,14 @@ class TopicArchive:
 
 @dataclass(frozen=True, slots=True)
 class ArchiveState:
-    """How the archive is doing. Each of `problems`, some of those that there are, needs somebody's
-    help, or time; what is published is kept in the log meanwhile."""
+    """The health of the archive. `problems` lists some of the present problems; each of them needs
+    an operator, or time. Meanwhile published records stay in the log."""
 
     problems: tuple[str, ...]
     archiver: ArchiverState
     merged: Merged
     quarantined: int
-    #: Some of the quarantined batches, for people.
+    #: Descriptions of some quarantined batches, for operators.
     kept_aside: tuple[str, ...]
     plans: int
 
@@ -106,14 +107,15 @@ class Archives:
         self._merger: Merger = Merger(
             self._partitions, MergeSettings(target_bytes=settings.merge_target_bytes)
         )
-        #: What is offered is compared one by one: it takes memory. Nothing is swept meanwhile.
+        #: Compare one replacement at a time, since it takes memory. Offered files are not swept
+        #: meanwhile.
         self._comparing = asyncio.Lock()
         self._plans = Plans(self._partitions, self._describe, now_ms, self._comparing)
         self._lifecycle = lifecycle
         self._task: asyncio.Task[None] | None = None
 
     def open(self) -> None:
-        """Begin to merge what is worth it, again and again."""
+        """Start merging in the background."""
         self._task = asyncio.get_running_loop().create_task(self._merge_again_and_again())
 
     async def stop(self) -> None:
@@ -131,7 +133,8 @@ class Archives:
     async def describe(
         self, caller: Caller, topic_name: str, from_partition: int = 0
     ) -> TopicArchive:
-        """What is archived of a topic now. UnknownTopic."""
+        """Describe the present archive of a topic: as many partitions as fit into one answer. Raise
+        UnknownTopic."""
         self._lifecycle.check_open()
         topic = self._topics.named(topic_name)
         numbers = range(from_partition, topic.partitions)
@@ -150,15 +153,15 @@ class Archives:
         *,
         offers: bool = False,
     ) -> Plan:
-        """Keep what is archived of a topic now, or of some of its partitions, for so long.
-        UnknownTopic, UnknownPartition, LimitReached."""
+        """Make a plan that keeps the present files of a topic, or of some of its partitions, for
+        `for_ms`. Raise UnknownTopic, UnknownPartition, InvalidRequest or LimitReached."""
         self._lifecycle.check_open()
         topic = self._topics.named(topic_name)
         numbers = range(topic.partitions) if partitions is None else sorted(set(partitions))
         for number in numbers:
             self._topics.of(PartitionKey(topic.id, number))
         made = await self._plans.make(topic, numbers, for_ms, offers)
-        if self._lifecycle.is_closing:  # all plans were ended while this one was made
+        if self._lifecycle.is_closing:  # `close` ended all plans while this one was being made
             self._plans.end(made)
         self._lifecycle.check_open()
         return made.told()
@@ -166,7 +169,7 @@ class Archives:
     async def planned(
         self, caller: Caller, plan_id: str, from_partition: int = 0
     ) -> tuple[Plan, TopicArchive]:
-        """A plan, and partitions of it as it holds them. UnknownPlan."""
+        """Return a plan, and some of its partitions as the plan holds them. Raise UnknownPlan."""
         self._lifecycle.check_open()
         made = self._plans.get(plan_id)
         numbers = [number for number in made.partitions if number >= from_partition]
@@ -174,12 +177,13 @@ class Archives:
         return made.told(), self._page(made.topic, found, numbers)
 
     async def renew(self, caller: Caller, plan_id: str, for_ms: int) -> Plan:
-        """Keep a plan for so long from now on, also if that is shorter. UnknownPlan."""
+        """Let a plan's lease end `for_ms` from now, even if that is earlier. Raise InvalidRequest
+        or UnknownPlan."""
         self._lifecycle.check_open()
         return self._plans.renew(plan_id, for_ms).told()
 
     async def release(self, caller: Caller, plan_id: str) -> None:
-        """A plan is over. UnknownPlan."""
+        """End a plan. Raise UnknownPlan."""
         self._lifecycle.check_open()
         self._plans.end(self._plans.get(plan_id))
 
@@ -189,20 +193,21 @@ class Archives:
     # --- bytes ------------------------------------------------------------------------------
 
     def file_size(self, caller: Caller, topic_name: str, partition: int, name: str) -> int:
-        """How many bytes a file has, of the present manifest or of a plan. UnknownTopic,
-        UnknownPartition, UnknownFile."""
+        """Return the size of a file that is in the present manifest or in a plan. Raise
+        UnknownTopic, UnknownPartition or UnknownFile."""
         return self._find(topic_name, partition, name)[1]
 
     def file(self, caller: Caller, topic_name: str, partition: int, name: str) -> FileBytes:
-        """The same file to be read, and closed then. LimitReached."""
+        """Open a file for reading; the caller closes it. Raise the errors of `file_size`, and
+        LimitReached."""
         key, size, is_present = self._find(topic_name, partition, name)
         path = f"{archive_files.partition_path(topic_name, partition)}/{name}"
-        # What only a plan has is that plan's to keep.
+        # A file that only a plan has needs no pin: the plan keeps it.
         pin = self._partitions.pin(key) if is_present else None
         return FileBytes(self._store, path, size, pin)
 
     def _find(self, topic_name: str, partition: int, name: str) -> tuple[PartitionKey, int, bool]:
-        """Whose file it is, its size, and whether the present manifest has it."""
+        """Return the file's partition, its size, and whether the present manifest has it."""
         self._lifecycle.check_open()
         key = PartitionKey(self._topics.named(topic_name).id, partition)
         self._topics.of(key)
@@ -227,9 +232,10 @@ class Archives:
         old: Sequence[str],
         new: Sequence[str],
     ) -> PartitionArchive:
-        """Put files that are offered, by offset, in the place of others, as `manifest.replace` has
-        it; the partition as it is then. UnknownPlan unless they are offered under a plan that
-        lives; InvalidRequest where they do not hold what the others do; StateChanged."""
+        """Replace the files `old` by the offered files `new`, both ordered by offset, as
+        `manifest.replace` does. Return the partition afterwards. Raise UnknownPlan if a file is not
+        offered under a living plan, InvalidRequest if the new files do not hold the same records as
+        the old ones, StateChanged if the manifest has another version."""
         self._lifecycle.check_open()
         key = PartitionKey(self._topics.named(topic_name).id, partition)
         self._topics.of(key)
@@ -244,13 +250,14 @@ class Archives:
         return await self._describe(key, self._partitions.manifest)
 
     async def archive(self, caller: Caller, topic_name: str) -> Archived:
-        """Archive now whatever is decided of a topic. UnknownTopic, StorageError."""
+        """Archive all decided records of a topic now. Raise UnknownTopic or StorageError."""
         self._lifecycle.check_open()
         self._topics.named(topic_name)
         return await self._archiver.archive(topic_name)
 
     async def merge(self, caller: Caller, topic_name: str) -> Merged:
-        """Merge now whatever is worth it of a topic. UnknownTopic, StorageError."""
+        """Merge the files of a topic now, where that is worthwhile. Raise UnknownTopic or
+        StorageError."""
         self._lifecycle.check_open()
         topic = self._topics.named(topic_name)
         keys = [PartitionKey(topic.id, number) for number in range(topic.partitions)]
@@ -285,7 +292,7 @@ class Archives:
     async def _describe(
         self, key: PartitionKey, look: Callable[[PartitionKey], Manifest | None]
     ) -> PartitionArchive:
-        # The log first: it never begins behind the end of a manifest that is looked at later.
+        # Read the log's offsets first: the log never begins after the end of a manifest read later.
         offsets = await self._store.inner.offsets(key)
         found = look(key)
         if found is None or not found.files:
@@ -314,7 +321,7 @@ class Archives:
         directory = self._disk.location(archive_files.topic_path(topic.name))
         return TopicArchive(topic, directory, tuple(found), more)
 
-    # --- what is offered --------------------------------------------------------------------
+    # --- offered files ----------------------------------------------------------------------
 
     async def _replace(
         self, key: PartitionKey, version: int, old: Sequence[str], new: Sequence[str]
@@ -322,7 +329,7 @@ class Archives:
         async with self._comparing:
             with self._partitions.pin(key) as pin:
                 offered = await self._compared(pin.manifest, old, new, version)
-            for name in new:  # its plan may be over by now
+            for name in new:  # the plan may have ended meanwhile
                 self._check_offered(name)
             make = partial(_replaced, old=old, offered=offered, version=version)
             await self._partitions.replace(key, make, new)
@@ -340,10 +347,11 @@ class Archives:
     async def _compared(
         self, present: Manifest, old: Sequence[str], new: Sequence[str], version: int
     ) -> list[ReplacementFile]:
-        """What is offered, when all of it was read and is as it should be."""
+        """Read the offered files, compare them with the files to replace, and return them. Raise if
+        they differ."""
         examine = partial(_examine, self._disk, present)
         offered = [await self._in_lane(partial(examine, name)) for name in new]
-        _replaced(present, old=old, offered=offered, version=version)  # for what it raises
+        _replaced(present, old=old, offered=offered, version=version)  # only to raise its errors
         named = {file.name: file for file in present.files}
         gone = [named[name] for name in old]
         compare = partial(_compare, self._partitions, present, gone, offered)
@@ -363,14 +371,15 @@ class Archives:
             await asyncio.sleep(limits.MERGE_INTERVAL_MS / 1000)
             try:
                 await self._merger.merge_due()
-            except QuackError as error:  # named by the merger
+            except QuackError as error:  # the merger has logged it
                 log.debug("merging goes on later: %s", error)
             except Exception:
                 log.exception("merging failed; it is tried again")
 
 
 class FileBytes:
-    """A file of the archive, piece by piece. It stays until this is closed, or its plan is over."""
+    """A file of the archive, read in pieces. It stays on disk until this is closed, or its plan
+    ends."""
 
     def __init__(self, store: TieredStore, path: str, size: int, pin: Pin | None) -> None:
         self.size = size
@@ -379,8 +388,8 @@ class FileBytes:
         self._pin = pin
 
     async def read(self, position: int, length: int) -> bytes:
-        """Bytes that are there. UnknownFile where the plan that had it is over; DamagedData,
-        StorageError."""
+        """Read exactly `length` bytes. Raise UnknownFile if the plan that had the file has ended,
+        DamagedData if the file is missing or too short, or StorageError."""
         try:
             data = await self._disk.run(partial(self._read, position, length), "read")
         except FileNotFoundError:
@@ -408,7 +417,7 @@ class FileBytes:
 def _replaced(
     present: Manifest, *, old: Sequence[str], offered: Sequence[ReplacementFile], version: int
 ) -> Manifest:
-    """With what is offered, under names of ours."""
+    """Return the manifest with the offered files, renamed, in place of `old`."""
     new = [
         dataclasses.replace(file, name=manifests.file_name(file.first_offset, present.version + 1))
         for file, _ in offered
@@ -417,14 +426,15 @@ def _replaced(
 
 
 def _size_of(listed: Manifest, name: str) -> int | None:
-    """Of a file by this name; quarantined ones are files, too."""
+    """Return the size of a file by its name, quarantined files included; None if it is not
+    listed."""
     sizes = {file.name: file.size for file in listed.files}
     sizes.update((aside.name, aside.size) for aside in listed.quarantined)
     return sizes.get(name)
 
 
 def _page_of(found: Iterable[PartitionArchive]) -> list[PartitionArchive]:
-    """The first ones, as many as go into one answer; one at the least."""
+    """Return the first partitions, as many as fit into one answer, but at least one."""
     page: list[PartitionArchive] = []
     files = 0
     for each in found:
@@ -436,7 +446,7 @@ def _page_of(found: Iterable[PartitionArchive]) -> list[PartitionArchive]:
 
 
 def _examine(disk: Disk, present: Manifest, name: str) -> ReplacementFile:
-    """In a lane: it stands on what takes its time to load."""
+    """Run in the archive thread: this import takes a while."""
     from quackmq.archive.merging.replacement import examine
 
     return examine(disk, present, name)
@@ -448,14 +458,14 @@ def _compare(
     gone: Sequence[ArchiveFile],
     offered: Sequence[ReplacementFile],
 ) -> Iterator[None]:
-    """In a lane, too."""
+    """Run in the archive thread, as `_examine` is."""
     from quackmq.archive.merging.replacement import compare
 
     return compare(partitions.reader, present, gone, offered)
 
 
 def _named(topic: str, partition: int, reason: str) -> str:
-    """A reason with where it holds, unless it says so itself."""
+    """Prefix a reason with its topic and partition, unless it begins with them."""
     where = f"topic {topic}, partition {partition}: "
     return reason if reason.startswith(where) else f"{where}{reason}"
 
