@@ -1,13 +1,13 @@
-"""The broker's clock over restarts: what the store remembers of it, and what operators are told.
+"""The broker's clock across restarts: the stored time, and warnings for operators.
 
-The store is told the time every CLOCK_KEEP_MS, and whenever the state of the clock changes. When
-the broker opens, the clock goes on from there (see `quackmq.clock`). The log names every change: a
-wall clock that jumped, a clock that is paused, a clock that is in order again.
+The store saves the time every CLOCK_KEEP_MS, and whenever the state of the clock changes. When the
+broker opens, the clock continues from the saved time (see `quackmq.clock`). Every change is logged:
+the wall clock jumped, the clock is paused, the clock is in order again.
 
-Promised: a confirmation that was answered is durable. Not promised: the exact time of a crash; it
-lies between the last time that was kept and CLOCK_KEEP_MS later.
+Promised: an answered confirmation is durable. Not promised: the exact time of a crash. It is
+between the last saved time and CLOCK_KEEP_MS later.
 
-Not thread-safe: call from the broker's loop.
+Not thread-safe: call from the broker's event loop.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 STATE_KEY: Final = "clock"
 
 _DAY_MS: Final = 24 * 3_600_000
-#: Years that datetime can show.
+#: Times below this are in years that `datetime` can show.
 _SHOWN_MS: Final = 250_000_000_000_000
 
 
@@ -44,7 +44,7 @@ class Timekeeping:
         self._lifecycle = lifecycle
 
     async def load(self) -> None:
-        """Let the clock go on from what the store knows."""
+        """Let the clock continue from the stored time. Raise DamagedStore."""
         state = await self._store.state(STATE_KEY)
         self._version = state.version
         if state.value is not None:
@@ -52,12 +52,14 @@ class Timekeeping:
         self._clock.resume(self._kept, await self._latest_stamp_ms())
         self._tell(self._clock.status())
         if self._clock.is_paused:
-            # Kept before anything is stamped: what comes from now on is not as old as the outage.
+            # Save this before anything is stamped: records from now on are not as old as the
+            # outage.
             await self.clean()
 
     async def _latest_stamp_ms(self) -> int:
         """Return the latest time that the store knows. A broker that was killed before its first
-        housekeeping has kept none; then committed offsets tell it where nothing was appended."""
+        housekeeping has saved no time. If it appended nothing either, committed offsets have the
+        time."""
         latest_ms = self._store.latest_append_ms
         if self._kept is not None or latest_ms:
             return latest_ms
@@ -65,7 +67,7 @@ class Timekeeping:
         return max((cursor.updated_ms for cursor in cursors), default=0)
 
     async def clean(self) -> None:
-        """Tell the store the time if it is due, and the log if the clock's state has changed."""
+        """Save the time in the store if that is due; log a change of the clock's state."""
         status = self._clock.status()
         self._tell(status)
         kept, present = self._kept, self._clock.kept()
@@ -84,9 +86,9 @@ class Timekeeping:
         return self._clock.status()
 
     async def confirm(self, caller: Caller, passed: bool | None = None) -> bool:
-        """Take the wall clock for right, as `Clock.confirm`. Return whether there was anything to
-        confirm. Raise StorageError if the confirmation cannot be stored. The clock is as before
-        then; after a restart it may be confirmed."""
+        """Accept the wall clock as right, as `Clock.confirm` does. Return whether there was
+        anything to confirm. Raise StorageError if the confirmation cannot be stored: then the clock
+        is unchanged, but after a restart it may be confirmed."""
         return await self._lifecycle.run_shielded(self._confirm(caller, passed))
 
     async def _confirm(self, caller: Caller, passed: bool | None) -> bool:
@@ -94,7 +96,7 @@ class Timekeeping:
             correction = self._clock.correction(passed)
             if correction is None:
                 return False
-            # Stored first: no append may have a time that a start after a crash cannot explain.
+            # Store this first: no append may have a time that a start after a crash cannot explain.
             await self._put(self._clock.kept_after(correction))
             self._clock.correct(correction)
         log.warning("the wall clock was confirmed by %s", caller.address or caller.principal)
@@ -154,7 +156,7 @@ def _encode(kept: KeptTime) -> bytes:
 
 
 def _decode(value: bytes) -> KeptTime:
-    """Raise DamagedStore for what `_encode` did not make."""
+    """Decode the value of `_encode`. Raise DamagedStore for any other value."""
     try:
         fields = json.loads(value)
     except ValueError as error:
