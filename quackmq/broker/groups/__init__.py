@@ -1,4 +1,4 @@
-"""Consumer groups of Kafka's clients, over the pure rules of `quackmq.groups`.
+"""Consumer groups of Kafka clients, on top of the pure rules of `quackmq.groups`.
 
 Open `service` first: members, offsets, listings. `coordinator` runs rebalances and their deadlines,
 `group_entry` is one group in memory, `state` and `member_codec` are its stored form,

@@ -1,24 +1,25 @@
-"""Consumer groups while they have members: who waits for a rebalance, when time is up, what lasts.
+"""The coordinator of consumer groups: it answers waiting members, runs deadlines and stores groups.
 
-The rules are `quackmq.groups`'s, one `Group` or `ConsumerGroup`, by the protocol of its members,
-for each that is alive. Here its answers find whoever waits for them, its deadlines become timers of
-the loop, and what it must not forget is kept in the store (see `group_state`).
+`quackmq.groups` has the rules: one `Group` or `ConsumerGroup` per active group, by the protocol of
+its members. This module delivers a group's answers to the waiting calls, turns its deadlines into
+timers of the event loop, and stores its durable facts (see `groups.state`).
 
-The members of a group all speak one protocol. A group without members is of either kind: the next
-member to join says which, and epochs go on where generations were, or the reverse.
+All members of a group use one protocol. A group without members may become either kind: the next
+member to join decides. Epochs then continue from the last generation, and the other way round.
 
-Promised: a generation, its members and their assignments are durable before a member is told of
-them, so that after a restart generations go on growing and fenced members stay fenced. If they
-cannot be made durable, waiting members hear why and may join again. After a restart the members of
-a classic group are members as they were, and each has a full session to be heard of again. That a
-member leaves is durable when it is told so: otherwise a restart would bring it back, and others
-would wait for it. Those of the newer kind say what they were, and are waited for (see
-`groups.former`). Heartbeats write nothing.
+Promised: a generation, its members and their assignments are durable before any member learns of
+them. After a restart generations therefore continue to grow, and fenced members stay fenced. If
+they cannot be stored, waiting members get the error and may join again. After a restart the members
+of a classic group are still members, and each has a full session timeout to send a heartbeat. A
+leave is durable when it is answered: otherwise a restart would bring the member back, and the
+others would wait for it. Members of the newer protocol report their own state after a restart, and
+the group waits for them (see `former_members`). Heartbeats write nothing.
 
-Not promised: the members of a classic group that are too many to be kept (limits.KEPT_MEMBERS_BYTES
-and KEPT_MEMBERS_TOTAL_BYTES). After a restart they are unknown, and join again.
+Not promised: a classic group's members are not stored if they are too large
+(limits.KEPT_MEMBERS_BYTES and KEPT_MEMBERS_TOTAL_BYTES). After a restart they are unknown, and must
+join again.
 
-A group that has no members and waits for nothing is held as what is kept of it alone.
+A group without members, deadlines and unfinished writes is in memory only as its stored state.
 
 Not thread-safe: call from the broker's event loop.
 """
@@ -105,11 +106,11 @@ class Coordinator:
         self._waits = Waits()
         self._lifecycle = lifecycle
         self._held_bytes = 0
-        #: What the members of all groups take in the store.
+        #: The stored size of the members of all groups.
         self._kept_members_bytes = 0
 
     async def load(self) -> None:
-        """Take up what the store keeps."""
+        """Load groups from the store. Raise DamagedStore."""
         for key, state in (await self._store.states(STATE_PREFIX)).items():
             if state.value is not None:
                 known = self._known[name_of(key)] = GroupEntry(name_of(key))
@@ -127,10 +128,10 @@ class Coordinator:
         self._waits.end(closing_error())
 
     def close(self) -> None:
-        """Stop the thread for patterns."""
+        """Stop the thread that matches patterns."""
         self._patterns.close()
 
-    # --- what is known ----------------------------------------------------------------------
+    # --- lookup -----------------------------------------------------------------------------
 
     def names(self) -> list[str]:
         return list(self._known)
@@ -140,7 +141,8 @@ class Coordinator:
         return None if known is None else known.kept
 
     def group(self, name: str) -> Group | ConsumerGroup | None:
-        """A group that has members, or is about to."""
+        """Return the active group of this name, which has members or is about to; None if there is
+        none."""
         known = self._known.get(name)
         return None if known is None else known.group
 
@@ -148,17 +150,17 @@ class Coordinator:
         return name in self._known
 
     def is_live(self, name: str) -> bool:
-        """Whether a group has members."""
+        """Return whether a group has members."""
         known = self._known.get(name)
         return known is not None and known.has_members()
 
     def keeps_offsets(self, name: str) -> bool:
-        """Whether what is committed under a name was committed by a group, and not left behind by a
-        subscription that is gone."""
+        """Return whether a group committed the offsets under this name. If not, they are left over
+        from a subscription that has ended."""
         return self.kept(name) is not None
 
     def holder(self, name: str) -> str | None:
-        """The members of a group in words, None if it has none."""
+        """Describe the members of a group in words; None if it has none."""
         if not self.is_live(name):
             return None
         members = self.description(name).members
@@ -166,13 +168,13 @@ class Coordinator:
         return one if len(members) == 1 else f"{one} and {len(members) - 1} more"
 
     def empty_since_ms(self, name: str) -> int | None:
-        """Wall time, as far as it is kept; None if the group has members, or had them when the
-        broker was last stopped."""
+        """Return the wall time since which the group has been empty, as stored. Return None if it
+        has members, or had members when the broker was last stopped."""
         kept = self.kept(name)
         return None if kept is None or self.is_live(name) else kept.empty_since_ms
 
     def description(self, name: str) -> GroupDescription | ConsumerGroupDescription:
-        """Of a group that is known, or only by its cursors."""
+        """Describe a group; a name without stored state or members is an empty classic group."""
         group, kept = self.group(name), self.kept(name) or NOTHING_KEPT
         if isinstance(group, ConsumerGroup):
             return group.description()
@@ -186,8 +188,9 @@ class Coordinator:
     # --- members ----------------------------------------------------------------------------
 
     async def join(self, name: str, join: Join) -> Joined:
-        """Waits until the rebalance is over. If the caller goes away, the member stays until its
-        session ends. LimitReached, and what `Group.join` answers with."""
+        """Add a member and wait until the rebalance ends. If the caller is cancelled, the member
+        stays until its session times out. Raise LimitReached, OtherGroupProtocol and the errors of
+        `Group.join`."""
         self._check_room(sum(len(metadata) for _, metadata in join.protocols))
         known = self._ensure(name)
         self._become(known, GroupKind.CLASSIC)
@@ -197,7 +200,8 @@ class Coordinator:
         return await self._wait(known, waiter, Joined)
 
     async def sync(self, name: str, sync: Sync) -> Synced:
-        """Waits for the leader's assignment."""
+        """Wait for the leader's assignment and return it. Raise LimitReached and the errors of
+        `Group.sync`."""
         self._check_room(sum(map(len, sync.assignments.values())))
         known = self._find(name)
         group = self._classic(known)
@@ -211,21 +215,21 @@ class Coordinator:
         self._act(known, lambda now_ms: group.heartbeat(now_ms, member))
 
     def touch(self, name: str, member_id: str) -> None:
-        """A member is alive: something of it has come, and is not heard yet because the broker is
-        busy."""
+        """Restart a member's session timeout: a request of it has arrived, but the broker is too
+        busy to process it yet."""
         group = self.group(name)
         if group is not None:
             group.touch(_loop_ms(), member_id)
 
     async def consumer_heartbeat(self, name: str, beat: Heartbeat) -> HeartbeatAnswer:
-        """All that a member of the newer protocol ever says. LimitReached, and what
-        `ConsumerGroup.heartbeat` answers with. UnknownGroup for a member of a group that is not
-        there, or is of the classic kind."""
+        """Process a heartbeat of the newer protocol: it joins, leaves or keeps a member alive.
+        Raise LimitReached and the errors of `ConsumerGroup.heartbeat`. Raise UnknownGroup if the
+        member does not join and the group does not exist or is classic."""
         check(beat)
         if beat.epoch == JOINS:
             self._check_bytes(1 + sum(map(len, beat.topics or ())))
         matches = await self._matches(name, beat)
-        # Anything may have become of the group meanwhile.
+        # The group may have changed while the patterns were matched.
         if beat.epoch == JOINS:
             known = self._ensure(name)
             self._become(known, GroupKind.CONSUMER)
@@ -237,7 +241,7 @@ class Coordinator:
         return await self._wait(known, waiter, HeartbeatAnswer)
 
     async def _matches(self, name: str, beat: Heartbeat) -> Mapping[str, Matched]:
-        """What a group has to know of regular expressions before it hears this."""
+        """Match the regular expressions that the group needs before it processes this heartbeat."""
         group = self.group(name)
         patterns = [beat.pattern] if beat.pattern else []
         if isinstance(group, ConsumerGroup):
@@ -245,7 +249,7 @@ class Coordinator:
         return await self._waits.wait(self._patterns.match(patterns)) if patterns else {}
 
     async def leave(self, name: str, leaving: Leaving) -> None:
-        """Waits until it is durable that the member is gone, or cannot be made so."""
+        """Remove a member; wait until that is durable, or until storing it has failed."""
         known = self._find(name)
         group = self._group(known)
         waiter: Waiter = asyncio.get_running_loop().create_future()
@@ -254,7 +258,8 @@ class Coordinator:
         await self._wait(known, waiter, Left)
 
     def check_commit(self, name: str, member: MemberRef, *, is_transactional: bool = False) -> None:
-        """Whether a member may commit now; a group that is not known is one without members."""
+        """Check that a member may commit now. An unknown group counts as a group without
+        members."""
         known = self._known.get(name)
         if known is None and member.generation >= 0:
             raise IllegalGeneration(f"the group {name} is not known here: join it again")
@@ -266,16 +271,17 @@ class Coordinator:
         )
 
     def check_fetch(self, name: str, member: MemberRef) -> None:
-        """Whether who says that it is this member may ask for offsets now."""
+        """Check that a caller with this member id may fetch offsets now."""
         known = self._known.get(name)
         if known is not None:
             group = self._group(known)
             self._act(known, lambda now_ms: group.check_fetch(now_ms, member))
 
-    # --- what is kept -----------------------------------------------------------------------
+    # --- stored state -----------------------------------------------------------------------
 
     async def keep(self, name: str, settings: GroupSettings | None = None) -> None:
-        """Know a group, whether or not it has members, with these settings or as they are."""
+        """Store a group, with new settings or with its present ones, whether or not it has
+        members."""
         known = self._ensure(name)
         if settings is not None or known.kept is None:
             try:
@@ -285,13 +291,13 @@ class Coordinator:
                 self._tidy(known)
 
     async def note_empty(self, name: str) -> None:
-        """Keep from when on a group has had no members, if that is not kept yet."""
+        """Store the time since which a group has been empty, unless it is stored already."""
         known = self._known.get(name)
         if known is not None and known.kept is not None and not known.has_members():
             await self._put(known, lambda: self._facts(known))
 
     async def forget(self, name: str) -> None:
-        """Nothing is kept of a group, unless it has members by then."""
+        """Delete the stored state of a group, unless it has members by then."""
         known = self._known.get(name)
         if known is None:
             return
@@ -301,7 +307,7 @@ class Coordinator:
         self._tidy(known)
 
     async def _put(self, known: GroupEntry, make: Callable[[], StoredGroup | None]) -> None:
-        """Make durable what `make` says when it is this change's turn."""
+        """Store the result of `make`, which is called when this change holds the entry's lock."""
         known.changes += 1
         try:
             async with known.lock:
@@ -317,7 +323,7 @@ class Coordinator:
 
     async def _write(self, known: GroupEntry, kept: StoredGroup | None) -> None:
         before = known.kept_members_bytes
-        # Counted at once, since other groups are written meanwhile.
+        # Count the new size now, since other groups are written meanwhile.
         self._count_kept_members(known, 0 if kept is None else members_bytes(kept.members))
         try:
             value = None if kept is None else encode_kept(kept)
@@ -328,7 +334,7 @@ class Coordinator:
         known.kept, known.version = kept, state.version
 
     def _facts(self, known: GroupEntry, settings: GroupSettings | None = None) -> StoredGroup:
-        """What is to be kept of a group as it is now."""
+        """Return the state to store for a group as it is now."""
         kept, group = known.kept or NOTHING_KEPT, known.group
         if settings is not None:
             kept = kept._replace(settings=settings)
@@ -384,7 +390,7 @@ class Coordinator:
         return known
 
     def _act(self, known: GroupEntry, act: Callable[[int], list[Answer] | None]) -> None:
-        """One call of a group, which has been asked for, and all that follows from it."""
+        """Call a group that exists, then deliver its answers and set its timer."""
         group = self._group(known)
         answers = None
         try:
@@ -399,7 +405,8 @@ class Coordinator:
         return known.group
 
     def _classic(self, known: GroupEntry) -> Group:
-        """For a call of the classic protocol; who comes by that is no member of another group."""
+        """Return the group for a call of the classic protocol. Raise UnknownMember if it is not
+        classic."""
         self._check_kind(known, GroupKind.CLASSIC)
         group = self._group(known)
         assert isinstance(group, Group)
@@ -416,7 +423,8 @@ class Coordinator:
             raise UnknownMember(f"group {known.name} goes by Kafka's {known.kind} group protocol")
 
     def _become(self, known: GroupEntry, kind: GroupKind) -> None:
-        """Somebody joins by this protocol. OtherGroupProtocol if members speak another one."""
+        """Prepare for a member that joins by this protocol. Raise OtherGroupProtocol if the group
+        has members of the other protocol."""
         if known.kind is kind:
             return
         group, kept = known.group, known.kept or NOTHING_KEPT
@@ -426,7 +434,7 @@ class Coordinator:
                     f"the members of group {known.name} speak Kafka's {group.kind} group protocol, "
                     f"not the {kind} one: stop them all before others join"
                 )
-            # What it knows last may not be durable yet; the next generation has to be a later one.
+            # The last generation may not be durable yet, and the next one must be greater.
             kept = kept._replace(
                 generation=group.generation,
                 protocol_type=group.protocol_type,
@@ -467,13 +475,13 @@ class Coordinator:
     def _follow(
         self, known: GroupEntry, group: Group | ConsumerGroup, answers: list[Answer]
     ) -> None:
-        """Answers are given in their order, when what they speak of is durable."""
+        """Give answers in their order, after the state that they report is durable."""
         self._held_bytes += group.held_bytes - known.held_bytes
         known.held_bytes = group.held_bytes
         known.outbox.extend(answers)
         self._schedule(known, group)
         if known.is_flushing:
-            return  # it looks again before it ends
+            return  # the running flush sees these answers before it ends
         if not known.is_durable():
             known.is_flushing = True
             self._lifecycle.start(self._flush(known))
@@ -494,7 +502,8 @@ class Coordinator:
                 log.exception("the group %s cannot be kept", known.name)
                 failure = StorageError(f"the group {known.name} cannot be kept: {error}")
             for member_id in known.give_answers(failure, waiting):
-                # It could say nothing while it waited for the disk, which is not its fault.
+                # The member could not send a heartbeat while it waited for the disk: restart its
+                # session.
                 self.touch(known.name, member_id)
         known.is_flushing = False
         if known.group is not None:
@@ -516,7 +525,7 @@ class Coordinator:
         deadline_ms = group.next_deadline_ms
         if deadline_ms is None or self._lifecycle.is_closing:
             known.stop_timer()
-        # A timer that is early only looks and is set again: heartbeats move deadlines all the time.
+        # A timer that fires too early is only set again: heartbeats move deadlines all the time.
         elif known.timer is None or deadline_ms < known.timer_ms:
             known.stop_timer()
             known.timer_ms = deadline_ms
@@ -526,12 +535,12 @@ class Coordinator:
     def _tick(self, known: GroupEntry) -> None:
         known.timer = None
         group = known.group
-        # Members that wait for what is being written do not time out; the flush sets a new timer.
+        # Members that wait for a write do not time out; the flush sets a new timer.
         if group is not None and not self._lifecycle.is_closing and not known.is_flushing:
             self._act(known, group.tick)
 
     def _tidy(self, known: GroupEntry) -> None:
-        """Hold no more of a group than it needs."""
+        """Drop what is no longer needed in memory: an idle group, an entry without stored state."""
         if known.is_at_rest():
             self._drop_group(known)
         if known.group is None and known.kept is None and not known.changes:
@@ -545,14 +554,15 @@ class Coordinator:
         known.held_bytes = 0
 
     def _check_room(self, said_bytes: int) -> None:
-        """For somebody more who waits, and says so much that is held."""
+        """Check the limits for one more waiting member that sends `said_bytes`. Raise
+        LimitReached."""
         self._check_bytes(said_bytes)
         if len(self._waits) >= limits.GROUP_WAITERS:
             raise LimitReached(f"{limits.GROUP_WAITERS} members are waiting: ask again later")
 
     def _check_room_for_publisher(self) -> None:
         if len(self._known) < limits.PUBLISHERS:
-            return  # most brokers need not count
+            return  # most brokers never have to count
         if sum(name.startswith(PUBLISHER_PREFIX) for name in self._known) >= limits.PUBLISHERS:
             raise LimitReached(
                 f"{limits.PUBLISHERS} publishers number their puts: delete the groups "
@@ -568,7 +578,7 @@ class Coordinator:
 
 
 def _loop_ms() -> int:
-    """The time by which sessions end: pauses of the loop do not count."""
+    """Return the clock of sessions, in which pauses of the event loop do not count."""
     return loop_clock().ms()
 
 

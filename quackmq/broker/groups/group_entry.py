@@ -1,4 +1,4 @@
-"""A group in memory: what the store keeps of it, its members if it has any, and their answers.
+"""A group in memory: its stored state, its active group if there is one, and waiting answers.
 
 Only `Coordinator` calls this. Not thread-safe: call from the broker's event loop.
 """
@@ -23,15 +23,15 @@ from quackmq.groups import (
 )
 from quackmq.loop_clock import LoopTimer
 
-#: Where the outcome of a member's call is waited for.
+#: A member's call waits on this future for its outcome.
 Waiter = asyncio.Future[Joined | Synced | Left | HeartbeatAnswer | QuackError]
 
-#: What there is to know of a group that nobody has heard of.
+#: The state of a group that is not in the store.
 NOTHING_KEPT: Final = StoredGroup(GroupKind.CLASSIC, 0, "", {}, (), GroupSettings(), None)
 
 
 class GroupEntry:
-    """A group, of either kind, as far as it is in memory."""
+    """A group of either kind, in memory."""
 
     __slots__ = (
         "changes",
@@ -52,15 +52,15 @@ class GroupEntry:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        #: What the store has, None if nothing, and in which version.
+        #: The stored state and its version; None if the store has no state for this group.
         self.kept: StoredGroup | None = None
         self.version = 0
-        #: What the members take of that.
+        #: The stored size of the members.
         self.kept_members_bytes = 0
-        #: Who was a member before a restart, and may be back.
+        #: The members before a restart, which may come back.
         self.former: FormerMembers | None = None
         self.group: Group | ConsumerGroup | None = None
-        #: How much the group had changed when it was last made durable.
+        #: The group's change counter when it was last stored.
         self.durable_changes = 0
         self.held_bytes = 0
         self.outbox: list[Answer] = []
@@ -68,7 +68,7 @@ class GroupEntry:
         self.timer: LoopTimer | None = None
         self.timer_ms = 0
         self.lock = asyncio.Lock()
-        #: Changes of what is kept that are on their way.
+        #: The number of unfinished changes of the stored state.
         self.changes = 0
 
     @property
@@ -79,7 +79,7 @@ class GroupEntry:
         return self.group is not None and self.group.size > 0
 
     def is_durable(self) -> bool:
-        """Whether the store has what an answer of the group may speak of."""
+        """Return whether the store has everything that an answer of the group may report."""
         if self.group is None:
             return True
         if self.group.durable_changes != self.durable_changes:
@@ -88,7 +88,7 @@ class GroupEntry:
         return was_empty or not self.group.is_empty
 
     def is_at_rest(self) -> bool:
-        """Whether all there is to know of the group is what is kept."""
+        """Return whether the stored state is all there is to know about the group."""
         group = self.group
         return (
             group is not None
@@ -99,8 +99,9 @@ class GroupEntry:
         )
 
     def give_answers(self, failure: QuackError | None, most: int | None = None) -> list[str]:
-        """Give the first so many answers. With a failure nobody is told of a generation, of an
-        assignment or of an epoch. Return the ids of the members that were waiting for one."""
+        """Give the first `most` answers, or all. With `failure`, members get this error instead of
+        a generation, an assignment or an epoch. Return the ids of the members that got such an
+        answer, or the error in its place."""
         members: list[str] = []
         answers, self.outbox = self.outbox[:most], self.outbox[len(self.outbox[:most]) :]
         for waiter, outcome in answers:

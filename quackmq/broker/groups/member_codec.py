@@ -1,11 +1,9 @@
-"""The members of a classic group as fields of JSON, and what they take.
+"""The members of a classic group as JSON fields, and the size of these fields. Pure.
 
-    {"state": "Stable" | "CompletingRebalance" | "PreparingRebalance", "protocol": "range",
-    "leader": member id, "members": [{"member_id": "...", "instance_id": "..." | null,
-    "client_id": "...", "client_host": "...", "session_timeout_ms": 45000,
-    "rebalance_timeout_ms": 300000, "protocols": [["range", base64], ...], "assignment": base64}]}
-
-Pure.
+{"state": "Stable" | "CompletingRebalance" | "PreparingRebalance", "protocol": "range",
+"leader": member id, "members": [{"member_id": "...", "instance_id": "..." | null,
+"client_id": "...", "client_host": "...", "session_timeout_ms": 45000,
+"rebalance_timeout_ms": 300000, "protocols": [["range", base64], ...], "assignment": base64}]}
 """
 
 from __future__ import annotations
@@ -19,9 +17,9 @@ from typing import Final
 from quackmq.errors import DamagedStore
 from quackmq.groups import GroupState, KeptMember, KeptMembers
 
-#: What the names of a member's fields take, with its numbers and all that stands between them.
+#: Size of a member's field names, numbers and punctuation.
 _FIELD_BYTES: Final = 256
-#: What stands between two protocols.
+#: Size of the punctuation of one protocol.
 _PROTOCOL_BYTES: Final = 8
 
 _STATES: Final = frozenset(
@@ -30,7 +28,7 @@ _STATES: Final = frozenset(
 
 
 def members_bytes(kept: KeptMembers | None) -> int:
-    """Return how many bytes `members_fields` takes as JSON, or a little more."""
+    """Return the size of `members_fields` as JSON, or slightly more."""
     if kept is None:
         return 0
     head = _FIELD_BYTES + _text_bytes(kept.protocol) + _text_bytes(kept.leader)
@@ -50,8 +48,8 @@ def members_fields(kept: KeptMembers) -> dict[str, object]:
 
 
 def decode_members(fields: object, static_members: Mapping[str, str]) -> KeptMembers | None:
-    """Return the members that `members_fields` made these fields of, None for None. DamagedStore if
-    they cannot be the members of a group with these static members."""
+    """Decode the value of `members_fields`; return None for None. Raise DamagedStore for any other
+    value, and if the members contradict each other or the static members."""
     if fields is None:
         return None
     match fields:

@@ -3,8 +3,8 @@
 `Coordinator` runs the members' protocols. A committed offset is a cursor. Groups and subscriptions
 share one namespace of cursors: a subscription of the same name and topic moves with the group's
 commits, and is listed as a group. A name has one mode at a time (see `NameModes`). The metadata of
-an offset is kept as it is. Two notes in it also create and end a subscription of the group's name
-(see `quackmq.model.offset_notes`), but not in a transaction.
+an offset is stored unchanged. Two notes in it also create and end a subscription of the group's
+name (see `quackmq.model.offset_notes`), but not in a transaction.
 
 Promised: a commit is durable when its call returns, and is never undone. A member of an older
 generation cannot commit. A fetch of offsets sees every commit that was accepted before it. A group
@@ -71,10 +71,10 @@ log = logging.getLogger(__name__)
 
 
 class Commit(NamedTuple):
-    """The next offset that a group wants of a partition, and what its member notes beside it.
+    """The next offset that a group wants from a partition, and the member's metadata.
 
-    With None the group takes back what it committed, and is in that partition as if it were new.
-    `leader_epoch` is kept beside the offset and given back with it.
+    The offset None deletes the committed offset: the group is then new in that partition.
+    `leader_epoch` is stored with the offset and returned with it.
     """
 
     key: PartitionKey
@@ -113,7 +113,7 @@ class Groups:
         self._reported = False
 
     def load(self) -> None:
-        """Take up what coordinator and cursors have loaded."""
+        """Register the groups that hold retention. Call this after the coordinator has loaded."""
         for name in self._coordinator.names():
             if self._settings(name).holds_retention:
                 self._holds.set_group(name, True)
@@ -121,33 +121,35 @@ class Groups:
     # --- members ----------------------------------------------------------------------------
 
     async def join(self, caller: Caller, group: str, join: Join) -> Joined:
-        """Waits until the rebalance is over; a cancelled caller leaves the member in place.
-        InvalidGroup, NameInOtherMode, LimitReached, and what `quackmq.groups` says."""
+        """Add a member and wait until the rebalance ends. If the caller is cancelled, the member
+        stays. Raise InvalidGroup, NameInOtherMode, LimitReached and the errors of
+        `quackmq.groups`."""
         self.check_name(group)
         self._names.check_group(group)
         return await self._coordinator.join(group, join)
 
     async def sync(self, caller: Caller, group: str, sync: Sync) -> Synced:
-        """Waits for the leader's assignment. RebalanceInProgress, IllegalGeneration, UnknownMember,
-        MemberFenced, OtherGroupProtocol."""
+        """Wait for the leader's assignment and return it. Raise RebalanceInProgress,
+        IllegalGeneration, UnknownMember, MemberFenced or LimitReached."""
         self.check_name(group)
         return await self._coordinator.sync(group, sync)
 
     def heartbeat(self, caller: Caller, group: str, member: MemberRef) -> None:
-        """RebalanceInProgress, IllegalGeneration, UnknownMember, MemberFenced."""
+        """Restart a member's session timeout. Raise RebalanceInProgress, IllegalGeneration,
+        UnknownMember or MemberFenced."""
         self.check_name(group)
         self._coordinator.heartbeat(group, member)
 
     def touch(self, group: str, member_id: str) -> None:
-        """A member is alive: its heartbeat has come, and waits behind other requests. Its session
-        begins anew; whether the heartbeat is a good one is seen when it is its turn."""
+        """Restart a member's session timeout: its heartbeat has arrived, but waits behind other
+        requests. The heartbeat itself is checked later, when it is processed."""
         self._coordinator.touch(group, member_id)
 
     async def consumer_heartbeat(
         self, caller: Caller, group: str, beat: Heartbeat
     ) -> HeartbeatAnswer:
-        """All that a member of the newer protocol says, and what it is told. InvalidGroup,
-        NameInOtherMode, OtherGroupProtocol, LimitReached, and what `quackmq.groups` says."""
+        """Process a heartbeat of the newer protocol and return the answer. Raise InvalidGroup,
+        NameInOtherMode, OtherGroupProtocol, LimitReached and the errors of `quackmq.groups`."""
         self.check_name(group)
         self._names.check_group(group)
         return await self._coordinator.consumer_heartbeat(group, beat)
@@ -155,7 +157,8 @@ class Groups:
     async def leave(
         self, caller: Caller, group: str, leaving: Sequence[Leaving]
     ) -> list[QuackError | None]:
-        """What became of each: UnknownMember, MemberFenced, or None if it is gone."""
+        """Remove members. Return for each UnknownMember or another error; None if it was
+        removed."""
         self.check_name(group)
         outcomes: list[QuackError | None] = []
         for each in leaving:
@@ -171,27 +174,29 @@ class Groups:
     async def commit(
         self, caller: Caller, group: str, member: MemberRef, commits: Sequence[Commit]
     ) -> list[QuackError | None]:
-        """What became of each: UnknownTopic, UnknownPartition, InvalidRequest, MetadataTooLarge, or
-        None if it is durable. One that makes or ends a subscription may be durable and fail in
-        that: LimitReached, or what the store raises. Raised is what concerns them all:
-        InvalidGroup, NameInOtherMode, RebalanceInProgress, IllegalGeneration, StaleMemberEpoch,
-        UnknownMember, MemberFenced, and what the store raises."""
+        """Commit offsets. Return for each UnknownTopic, UnknownPartition, InvalidRequest,
+        MetadataTooLarge or GroupReadsTopic; None if it is durable. An offset whose metadata creates
+        or ends a subscription may be durable and still have an error: LimitReached, or an error of
+        the store. Raise errors that concern all offsets: InvalidGroup, NameInOtherMode,
+        RebalanceInProgress, IllegalGeneration, StaleMemberEpoch, UnknownMember, MemberFenced, and
+        errors of the store."""
         self.check_name(group, may_be_empty=True)
         return await self._lifecycle.run_shielded(self._commit(group, member, commits))
 
     def check_fetch(self, caller: Caller, group: str, member: MemberRef) -> None:
-        """Whether who says that it is this member may ask for offsets. In a group of the newer kind
-        it has to be one: UnknownMember, MemberFenced, StaleMemberEpoch."""
+        """Check that a caller with this member id may fetch offsets. In a group of the newer
+        protocol it must be a member. Raise UnknownMember, MemberFenced or StaleMemberEpoch."""
         self.check_name(group, may_be_empty=True)
         self._coordinator.check_fetch(group, member)
 
     async def committed(
         self, caller: Caller, group: str, keys: Sequence[PartitionKey] | None = None
     ) -> dict[PartitionKey, Cursor]:
-        """The offsets of these partitions, or of all; what was never committed has no entry. A
-        partition that a subscription of this name wants from its beginning is at 0."""
+        """Return the committed offsets of these partitions, or of all. A partition without a commit
+        has no entry, except that one which a subscription of this name reads from the beginning is
+        at 0."""
         self.check_name(group, may_be_empty=True)
-        async with self._cursors.changing(group):  # behind every commit that is on its way
+        async with self._cursors.changing(group):  # wait for running commits
             pass
         wanted = self._pull.wanted(group)
         now = {partition_of(cursor.key): cursor for cursor in self._cursors.of(group)}
@@ -204,16 +209,16 @@ class Groups:
     async def delete_offsets(
         self, caller: Caller, group: str, keys: Sequence[PartitionKey]
     ) -> list[QuackError | None]:
-        """What became of each: UnknownTopic, UnknownPartition, GroupReadsTopic, or None if nothing
-        is committed there any more. Raises UnknownGroup, and GroupNotEmpty where members do not say
-        which topics they read."""
+        """Delete committed offsets. Return for each partition UnknownTopic, UnknownPartition or
+        GroupReadsTopic; None if it has no committed offset any more. Raise UnknownGroup;
+        GroupNotEmpty if the group has members whose topics are unknown."""
         self.check_name(group)
         return await self._lifecycle.run_shielded(self._delete_offsets(group, keys))
 
-    # --- looking after groups -----------------------------------------------------------------
+    # --- administration -----------------------------------------------------------------------
 
     def all(self, caller: Caller) -> list[GroupDescription | ConsumerGroupDescription]:
-        """Also those of which there is nothing but offsets, or a subscription."""
+        """Describe all groups, including names that only have offsets or a subscription."""
         self._lifecycle.check_open()
         names = dict.fromkeys(self._coordinator.names())
         names |= dict.fromkeys(self._cursors.names())
@@ -221,24 +226,24 @@ class Groups:
         return [self._coordinator.description(name) for name in names]
 
     def describe(self, caller: Caller, group: str) -> GroupDescription | ConsumerGroupDescription:
-        """UnknownGroup."""
+        """Describe one group. Raise UnknownGroup."""
         self.check_name(group, may_be_empty=True)
         self._check_known(group)
         return self._coordinator.description(group)
 
     async def delete(self, caller: Caller, group: str) -> None:
-        """The group goes, with its offsets. UnknownGroup; GroupNotEmpty if it has members, or a
-        subscription of its name is there."""
+        """Delete a group with its offsets. Raise UnknownGroup; GroupNotEmpty if it has members, or
+        if a subscription has its name."""
         self.check_name(group, may_be_empty=True)
         await self._lifecycle.run_shielded(self._delete(group))
 
     def settings(self, caller: Caller, group: str) -> GroupSettings:
-        """Those of a group that nobody knows are the defaults."""
+        """Return the settings of a group; the defaults for an unknown group."""
         self.check_name(group)
         return self._settings(group)
 
     async def alter(self, caller: Caller, group: str, settings: GroupSettings) -> None:
-        """Other settings, also for a group that is yet to come. InvalidSetting."""
+        """Change the settings of a group, which need not exist yet. Raise InvalidSetting."""
         self.check_name(group)
         settings.check()
         await self._lifecycle.run_shielded(self._alter(group, settings))
@@ -248,8 +253,9 @@ class Groups:
     async def prepare(
         self, group: str, member: MemberRef, commits: Sequence[Commit]
     ) -> list[QuackError | None]:
-        """What `commit` would say to commits that are made later, by the end of a transaction. The
-        group is known from now on. Raises as `commit`."""
+        """Check commits that the end of a transaction will make. Return for each the error that
+        `commit` would return. Store the group, so that it is known. Raise the errors of
+        `commit`."""
         self.check_name(group)
         self._check_commit(group, member, is_transactional=True)
         outcomes = [self._objection(group, each) for each in commits]
@@ -261,11 +267,11 @@ class Groups:
 
     @asynccontextmanager
     async def committing(self, cursors: Sequence[Cursor]) -> AsyncIterator[Sequence[Append]]:
-        """Around a change of the store that sets cursors of groups together with something else:
-        it is alone with them, and what follows from it in memory follows when it is done. Gives the
-        receipts that belong to it."""
+        """Enclose a change of the store that sets cursors of groups together with other things.
+        Lock the cursors' names meanwhile, and apply the cursors in memory after the change. Yield
+        the receipts to append with it."""
         async with AsyncExitStack() as alone:
-            # In one order for all, so that no two wait for each other.
+            # Lock in one order, so that no two callers wait for each other.
             for name in sorted({cursor.key.name for cursor in cursors}):
                 await alone.enter_async_context(self._cursors.changing(name))
             yield await alone.enter_async_context(self._pull.moving(cursors))
@@ -277,7 +283,7 @@ class Groups:
     # --- for the broker -----------------------------------------------------------------------
 
     async def clean(self) -> None:
-        """Let groups go whose time is over."""
+        """Remove expired groups, and store since when groups have been empty."""
         now_ms, looked_ms = self._now_ms(), self._looked_ms
         if looked_ms is not None and 0 <= now_ms - looked_ms < limits.GROUP_EXPIRY_INTERVAL_MS:
             return
@@ -298,7 +304,7 @@ class Groups:
                 log.error("groups that have expired stay: %s", error)
             self._reported = True
 
-    # --- how offsets change -------------------------------------------------------------------
+    # --- changing offsets ---------------------------------------------------------------------
 
     async def _commit(
         self, name: str, member: MemberRef, commits: Sequence[Commit]
@@ -321,7 +327,8 @@ class Groups:
     async def _heed(
         self, name: str, topic_id: UUID, note: str, receipts: bool, start: Start
     ) -> QuackError | None:
-        """Make or end a subscription; the offsets are committed."""
+        """Create or end a subscription after its offsets were committed; return the error, or
+        None."""
         try:
             if note == SUBSCRIBED:
                 await self._subscriptions.subscribe_group(name, topic_id, start, receipts)
@@ -329,7 +336,7 @@ class Groups:
                 topic_name = self._topics.with_id(topic_id).name
                 await self._subscriptions.end(name, topic_name)
         except UnknownSubscription:
-            return None  # it had not subscribed, or another has ended it: that is what is wanted
+            return None  # it does not exist, or another caller ended it: that is the wanted result
         except QuackError as error:
             return error
         return None
@@ -344,7 +351,7 @@ class Groups:
                 return outcomes
             if not self._coordinator.keeps_offsets(name):
                 await self._coordinator.keep(name)
-                self._check_commit(name, member)  # others may have come while that was written
+                self._check_commit(name, member)  # the group may have changed during the write
             good = [index for index, outcome in enumerate(outcomes) if outcome is None]
             now_ms = self._now_ms()
             cursors = [
@@ -383,14 +390,15 @@ class Groups:
         return None
 
     async def _set(self, name: str, cursors: Sequence[Cursor]) -> list[QuackError | None]:
-        """Set cursors, in one flush cycle unless they are very many; what became of each."""
+        """Set cursors, in one append unless there are very many. Return the error of each, or
+        None."""
         outcomes: list[QuackError | None] = []
         for some in _portions(cursors):
             try:
                 await self._pull.move(name, some)
                 outcomes.extend([None] * len(some))
             except NotFound:
-                # A topic is about to go, which the store knows first: it must not harm the others.
+                # The store already knows that a topic is being deleted: commit the other offsets.
                 outcomes.extend([await self._set_one(name, each) for each in some])
         if self._holds.is_holding_group(name):
             for cursor in cursors:
@@ -399,7 +407,7 @@ class Groups:
 
     async def _set_one(self, name: str, cursor: Cursor) -> QuackError | None:
         try:
-            # It may be the topic of receipts that goes, which is none of the committer's business.
+            # The deleted topic may be the topic of receipts; that must not fail the commit.
             await self._topics.retry_on_topic_deletion(partial(self._pull.move, name, [cursor]))
         except NotFound as error:
             return error
@@ -420,7 +428,7 @@ class Groups:
             return outcomes
 
     def _use_of(self, name: str, key: PartitionKey) -> QuackError | None:
-        """Why the offset of a partition must stay."""
+        """Return the reason why the offset of a partition must stay; None if it may be deleted."""
         try:
             topic = self._topics.of(key)
         except NotFound as error:
@@ -437,7 +445,7 @@ class Groups:
             return None
         return GroupReadsTopic(f"the group {name} reads topic {topic.name}: stop its members first")
 
-    # --- how groups go ------------------------------------------------------------------------
+    # --- removing groups ----------------------------------------------------------------------
 
     async def _delete(self, name: str) -> None:
         async with self._cursors.changing(name):
@@ -455,13 +463,13 @@ class Groups:
                 await self._remove(name)
 
     async def _remove(self, name: str) -> None:
-        # Cursors first: what a crash leaves is then known to be a group's.
+        # Remove the cursors first: after a crash the rest is still known to belong to a group.
         await self._set(name, [removal(cursor) for cursor in self._cursors.of(name)])
         await self._coordinator.forget(name)
         self._follow_settings(name)
 
     def _is_expired(self, name: str) -> bool:
-        # A group also is there while its first member has been given an id and nothing else.
+        # An active group without members exists after its first member got an id and nothing else.
         if self._pull.has_name(name) or self._coordinator.group(name) is not None:
             return False
         if self._holds.is_holding_group(name):
@@ -476,7 +484,7 @@ class Groups:
         return not any(cursor.updated_ms > since_ms for cursor in self._cursors.of(name))
 
     def _lost_its_members(self, name: str) -> bool:
-        """By a restart, and they have not come back since."""
+        """Return whether a restart left a group empty, with members in the stored state."""
         kept = self._coordinator.kept(name)
         is_empty = not self._coordinator.is_live(name)
         return kept is not None and kept.empty_since_ms is None and is_empty
@@ -505,8 +513,8 @@ class Groups:
             raise UnknownGroup(f"there is no group {name}")
 
     def check_name(self, name: str, *, may_be_empty: bool = False) -> None:
-        """Raise InvalidGroup for what no group can be called. A group without a name only has
-        offsets: old clients without a group commit to it."""
+        """Raise InvalidGroup for an invalid name. The group with the empty name only has offsets:
+        old clients without a group commit to it."""
         self._lifecycle.check_open()
         if not name and may_be_empty:
             return
@@ -521,7 +529,8 @@ class Groups:
 
 
 def _portions(cursors: Sequence[Cursor]) -> Iterator[list[Cursor]]:
-    """Parts of a size that one frame of a journal can hold. A byte may take six when written."""
+    """Split cursors into parts that fit into one journal frame. A byte may take six when
+    written."""
     part: list[Cursor] = []
     size = 0
     for cursor in cursors:

@@ -1,4 +1,4 @@
-"""What the store keeps of a consumer group beside its cursors, and the bytes that it is kept as.
+"""The stored state of a consumer group, besides its cursors. Pure.
 
     "group/NAME": {"kind": "classic" | "consumer", "generation": 7, "protocol_type": "consumer",
     "static_members": {instance id: member id}, "member_ids": [member id, ...],
@@ -7,10 +7,10 @@
 
     MEMBERS: see `quackmq.broker.groups.member_codec`
 
-A restart goes on from it: generations (the epochs of a group of the newer kind) grow, and a static
-member that was replaced stays replaced. The members of a classic group are members again, if they
-were kept: those of a group with very many are not, nor are those in a directory of an older broker.
-They join again. Those of the newer kind say what they were, for which their ids are kept. Pure.
+After a restart generations (epochs in the newer protocol) continue to grow, and a replaced static
+member stays replaced. The stored members of a classic group are members again. The members of a
+very large group are not stored, and an older broker stored none; they must join again. Members of
+the newer protocol report their own state; their ids are stored to recognise them.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from quackmq.broker.groups.member_codec import decode_members, members_fields
 from quackmq.errors import DamagedStore, InvalidSetting
 from quackmq.groups import GroupKind, KeptMembers, Timing
 
-#: Keys of groups in the store's small state begin so.
+#: Prefix of the state keys of groups.
 STATE_PREFIX: Final = "group/"
 
 
 class GroupSettings(NamedTuple):
-    """What people may set for a group. With `holds_retention` nothing that it has not committed is
-    let go of, as with a subscription, and it does not expire. The times are those of members of the
-    newer protocol; in the classic one each says its own."""
+    """The settings that users may change for a group. With `holds_retention`, records that the
+    group has not committed are not deleted, as with a subscription, and the group does not expire.
+    The two times apply to the newer protocol; in the classic one each member sends its own."""
 
     holds_retention: bool = False
     session_timeout_ms: int = shared_limits.CONSUMER_SESSION_MS
@@ -43,7 +43,7 @@ class GroupSettings(NamedTuple):
         return Timing(self.session_timeout_ms, self.heartbeat_interval_ms)
 
     def check(self) -> None:
-        """InvalidSetting."""
+        """Raise InvalidSetting for a time outside its limits."""
         shortest_ms, longest_ms = shared_limits.SESSION_MIN_MS, shared_limits.SESSION_MAX_MS
         if not shortest_ms <= self.session_timeout_ms <= longest_ms:
             raise InvalidSetting(
@@ -58,8 +58,8 @@ class GroupSettings(NamedTuple):
 
 
 class StoredGroup(NamedTuple):
-    """`empty_since_ms` is wall time; None while the group has members. `members` are those of a
-    classic group, None if there are none, or too many to be kept."""
+    """The stored state of a group. `empty_since_ms` is wall time; None while the group has members.
+    `members` belong to a classic group; None if it has none, or too many to store."""
 
     kind: GroupKind
     generation: int
@@ -95,7 +95,7 @@ def encode_kept(kept: StoredGroup) -> bytes:
 
 
 def decode_kept(value: bytes) -> StoredGroup:
-    """DamagedStore for what `encode_kept` did not make."""
+    """Decode the value of `encode_kept`. Raise DamagedStore for any other value."""
     try:
         fields = json.loads(value)
     except ValueError as error:

@@ -1,9 +1,9 @@
-"""Topics by regular expressions, as groups may subscribe to them; and other names likewise.
+"""Match regular expressions against topic names, for subscriptions, and against other names.
 
-They come from clients, and Python's own `re` can be kept busy for years by a short one. RE2 takes
-time in proportion to the text, in bounded memory; its syntax is the one that Kafka knows (RE2/J):
-no look-around, no back references. It is tried in a thread of its own, on one expression at a time,
-and gives up after so much of the processor's time; who brought the expression is told so.
+The expressions come from clients, and a short one can keep Python's `re` busy for years. RE2 takes
+time in proportion to the text, in bounded memory. Its syntax is the one of Kafka's RE2/J: no
+look-around, no back references. One side thread matches one expression at a time. It stops after
+limits.PATTERN_CPU_MS of processor time with InvalidPattern, which the client receives.
 
 Not thread-safe: call from the broker's event loop.
 """
@@ -25,14 +25,15 @@ from quackmq.groups.consumer.messages import Catalog
 
 
 class PatternThread:
-    """Tries regular expressions beside the loop, one at a time."""
+    """A side thread that matches one regular expression at a time."""
 
     def __init__(self) -> None:
         self._thread: ThreadPoolExecutor | None = None
         self._waiting = 0
 
     async def matching(self, patterns: Iterable[str], names: list[str]) -> list[frozenset[str]]:
-        """The names that each of the patterns fits as a whole. InvalidPattern, GroupLoading."""
+        """Return, for each pattern, the names that it matches as a whole. Raise InvalidPattern or
+        GroupLoading."""
         if self._thread is None:
             self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="patterns")
         if self._waiting >= limits.PATTERN_WAITERS:
@@ -59,7 +60,8 @@ class TopicPatterns:
         self._thread = PatternThread()
 
     async def match(self, patterns: Iterable[str]) -> Mapping[str, Matched]:
-        """The topics that each of these fits as a whole. InvalidPattern, GroupLoading."""
+        """Return, for each pattern, the topics that it matches as a whole. Raise InvalidPattern or
+        GroupLoading."""
         changes, names = self._catalog.changes, list(self._catalog.by_name)
         wanted = list(patterns)
         found = await self._thread.matching(wanted, names)
@@ -73,7 +75,7 @@ class TopicPatterns:
 
 
 def matching(pattern: str, names: Iterable[str]) -> frozenset[str]:
-    """The names that a pattern fits as a whole. InvalidPattern."""
+    """Return the names that a pattern matches as a whole. Raise InvalidPattern."""
     compiled = _compiled(pattern)
     end = time.thread_time() + limits.PATTERN_CPU_MS / 1000
     found = []
