@@ -1,16 +1,17 @@
-"""One peer's hold on a pushed subscription: it takes entries, and says what became of each.
+"""One connected peer of a push subscription: it takes entries and acknowledges each of them.
 
-Several channels may share a subscription; each entry is lent to one of them at a time. A channel is
-told by `on_change` when `take` may find something: new entries, a lease that has run out, room that
-an acknowledgement made, or the end of the subscription, which `take` then raises. It is told once,
-and again after the next `take`; so whoever is told takes until there is nothing. Where something
-could not be read it is told after a while, for a disk may fail once and then be well.
+Several channels may share a subscription; each entry is leased to one of them at a time. The
+channel calls `on_change` when `take` may find something: new entries, an expired lease, room that
+an acknowledgement made, or the end of the subscription, which `take` then raises. It calls
+`on_change` once, and again only after the next `take`; the peer must therefore take until there is
+nothing. After a failed read it calls `on_change` after a while, since a disk error may be
+temporary.
 
-What is new is lent from the topic's window, without a read and without waiting. Only who is behind
-reads, a region at a time, and lets others have a turn before each read: old news does not delay
-new news (Q13).
+New entries come from the topic's window, without a read and without waiting. Only a subscription
+that is behind the window reads, one region at a time. It yields to other tasks before each read, so
+that old entries do not delay new ones (Q13).
 
-Who may call: the broker's loop. A `take` that is cancelled has lent nothing.
+Not thread-safe: call from the broker's event loop. A cancelled `take` has leased nothing.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from quackmq.stores.contract import Store
 
 log = logging.getLogger(__name__)
 
-#: What a channel may remember to have been lent and has no longer, beyond as many as it has.
+#: Stale entries that `_lent` may hold besides as many as are still leased.
 _SPARE_LENT: Final = 64
 
 
@@ -55,15 +56,16 @@ class Channel:
         self._log = log
         self._on_change = on_change
         self._on_close = on_close
-        #: By partition and offset, how often what this channel has was lent; and of what it had,
-        #: and others were lent since, some. It is looked through when there are so many.
+        #: How often each entry was delivered, by partition and offset. It holds the entries leased
+        #: to this channel, and some that were leased to other channels since. It is cleaned when it
+        #: has more than `_lent_most` entries.
         self._lent: dict[tuple[int, int], int] = {}
         self._lent_most = _SPARE_LENT
         self._is_told = False
-        #: The last that was taken was the newest, and nobody was told of anything since.
+        #: The entry taken last was the newest, and there was no notification since.
         self._is_at_end = False
         self._is_closed = False
-        #: Rings when what could not be read is to be tried again.
+        #: Calls `on_change` when a failed read is to be tried again.
         self._again: asyncio.TimerHandle | None = None
         self._time = loop_clock().time
         self.feed: LiveTail | None = None
@@ -79,11 +81,13 @@ class Channel:
     # --- entries ------------------------------------------------------------------------------
 
     async def take(self, most: int = 1) -> list[LeasedEntry]:
-        """What is due again or new, now, lent to this channel: up to `most`, as there is room for
-        them, and fewer where more would have to be read. Nothing if there is nothing.
+        """Lease entries that are due again or new to this channel, and return them. Return at most
+        `most`, and fewer if the rest would have to be read or if there is no room for more leases.
+        Return an empty list if there are none.
 
-        Raises what has ended the subscription: UnknownSubscription, UnknownTopic, BrokerClosing;
-        and StorageError where nothing is left that can be read now."""
+        Raise the error that ended the subscription: UnknownSubscription, UnknownTopic or
+        BrokerClosing. Raise StorageError if there are only entries that cannot be read now.
+        """
         most = min(most, limits.TAKEN_ENTRIES)
         stuck: dict[Part, QuackError | None] = {}
         while True:
@@ -103,8 +107,8 @@ class Channel:
             await self._bring(*behind, stuck)
 
     def take_now(self, most: int = 1) -> list[LeasedEntry] | None:
-        """The same without waiting, for who counts microseconds; None where something has to be
-        read first: then `take`."""
+        """Lease entries as `take` does, but without waiting: the fast path. Return None if
+        something must be read first; call `take` then."""
         self._check_there()
         self._is_told = False
         newest = self._next_of_all() if most == 1 else None
@@ -117,8 +121,8 @@ class Channel:
 
     @property
     def is_idle(self) -> bool:
-        """Whether a `take` would find nothing now, and `on_change` will tell when that changes: for
-        who would only take to find out."""
+        """Return whether `take` would find nothing now, and `on_change` will be called when that
+        changes. This is cheaper than a `take`."""
         feed, parts = self.feed, self._held.parts
         if self._is_told or feed is None or len(feed.windows) < len(parts):
             return False
@@ -131,8 +135,8 @@ class Channel:
         return True
 
     def ack(self, partition: int, offset: int) -> bool:
-        """It is done. False if it is not outstanding: acked before, skipped meanwhile, or never
-        lent. Durable with the next flush."""
+        """Acknowledge an entry. Return False if it is not outstanding: acknowledged before, skipped
+        or never leased. The acknowledgement is durable with the next flush."""
         held = self._held
         if held.gone is not None or not 0 <= partition < len(held.parts):
             return False
@@ -151,8 +155,8 @@ class Channel:
         return True
 
     def nack(self, delivery: LeasedEntry, wait_ms: int = 0) -> bool:
-        """It was not taken: it is due again after so long. False if that delivery is not the one
-        that is outstanding."""
+        """Reject a delivery: the entry is due again after `wait_ms`. Return False if this delivery
+        is not the outstanding one."""
         place = (delivery.partition, delivery.offset)
         if self._held.gone is not None or not 0 <= delivery.partition < len(self._held.parts):
             return False
@@ -168,18 +172,18 @@ class Channel:
         return True
 
     async def flush(self) -> None:
-        """All acks so far are durable; what the store raises."""
+        """Make all acknowledgements so far durable. Raise the errors of the store."""
         await self._pushed.flush()
 
-    # --- how it stands ------------------------------------------------------------------------
+    # --- progress -----------------------------------------------------------------------------
 
     def counts(self) -> Counts:
-        """What became of the subscription's entries, over all its channels."""
+        """Return the counts of the subscription's entries by outcome, over all its channels."""
         self._skip_old()
         return self._held.counts()
 
     def lag(self) -> int:
-        """How many entries are still to come or outstanding."""
+        """Return how many entries are outstanding or not yet delivered."""
         self._skip_old()
         if self.feed is None:
             return 0
@@ -187,30 +191,31 @@ class Channel:
         return sum(part.leases.left(window.first, window.end) for part, window in both)
 
     def low_water_mark(self, partition: int) -> int:
-        """Everything of a partition before it is done; 0 for one that is not there."""
+        """Return the offset before which all entries of a partition are done; 0 for an unknown
+        partition."""
         parts = self._held.parts
         return parts[partition].leases.low_water_mark if 0 <= partition < len(parts) else 0
 
     def is_done(self, partition: int, offset: int) -> bool:
-        """Whether an entry will not be lent any more."""
+        """Return whether an entry will never be leased again."""
         parts = self._held.parts
         return 0 <= partition < len(parts) and parts[partition].leases.is_done(offset)
 
     def tell(self) -> None:
-        """For the broker: `take` may find something."""
+        """Call `on_change`, unless it was called since the last `take`. For the broker only."""
         if self._is_told or self._is_closed:
             return
         self._is_told = True
         try:
             self._on_change()
         except Exception:
-            # Others wait to be told behind this one.
+            # Other channels must still be notified after this one.
             log.exception("whoever is served as %s failed when told of news", self._held.name)
 
-    # --- the end ------------------------------------------------------------------------------
+    # --- closing ------------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """Give back what it holds, at once, to the other channels or to the next one."""
+        """Give this channel's entries back at once, to the other channels or to the next one."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -245,8 +250,8 @@ class Channel:
     def _lend(
         self, most: int, found: list[LeasedEntry], stuck: dict[Part, QuackError | None]
     ) -> tuple[Part, Wanted] | None:
-        """Lend what is in memory, partition by partition; what has to be read for more, if
-        anything is wanted that is not."""
+        """Lease entries that are in memory, partition by partition. Return the first partition, and
+        its wanted entries, that must be read for more; None if nothing must be read."""
         feed, held = self.feed, self._held
         assert feed is not None, "an open channel has a feed"
         behind = None
@@ -262,7 +267,7 @@ class Channel:
             if len(found) >= most:
                 break
             if missing is not None and not found and part.leases.terms.reading == "every":
-                break  # it has its turn; a live reading takes first what is new elsewhere
+                break  # read it first; a live subscription goes on with new entries elsewhere
         if found:
             held.turn = found[-1].partition + 1
             self._has_lent()
@@ -271,8 +276,8 @@ class Channel:
         return behind
 
     def _next_of_all(self) -> LeasedEntry | None:
-        """What comes most, at a fraction of the cost: the next entry, of the only partition, of a
-        subscription that has kept up. None where it is not so simple."""
+        """Lease the next entry on the fast path: the subscription has one partition and has kept
+        up. Return None in any other case."""
         feed, held = self.feed, self._held
         assert feed is not None, "an open channel has a feed"
         if len(held.parts) != 1 or len(feed.windows) != 1:
@@ -319,7 +324,7 @@ class Channel:
                 continue
             first, end, _ = wanted
             if first < window.first:
-                cell, known_to = None, end  # lost: it is gone from the log
+                cell, known_to = None, end  # lost: it was deleted from the log
             elif first >= window.start:
                 cell = window.cell_at(first, self._log.decoded, self._held.topic.name)
                 known_to = window.end
@@ -330,7 +335,7 @@ class Channel:
                     break
                 known_to = cell.next_offset
             if cell is not None and not cell.is_open:
-                missing = (part, wanted)  # its batch has to be prepared
+                missing = (part, wanted)  # its batch must be prepared first
                 break
             self._lend_cell(part, wanted, cell, known_to, now_ms, most, found)
         if leases.counts is not counts and not part.is_dirty:
@@ -347,8 +352,8 @@ class Channel:
         most: int,
         found: list[LeasedEntry],
     ) -> None:
-        """Lend what one cell has of what is wanted; without one there is nothing there. However
-        much of it holds no entries, that is one step."""
+        """Lease the wanted entries of one window batch. Without a batch, mark the wanted offsets as
+        holding no entries. Skipping offsets without entries is one step, however many there are."""
         leases, key = part.leases, part.key
         first = wanted.first_offset
         if cell is None:
@@ -361,7 +366,7 @@ class Channel:
         offsets = [entry.offset for entry in entries]
         lent = leases.lend(wanted, offsets, known_to, now_ms)
         partition = key.partition
-        # Of those wanted, the first so many.
+        # `lend` leases the first of the wanted entries.
         for (offset, deliveries, _), entry in zip(lent, entries, strict=False):
             self._lent[partition, offset] = deliveries
             if deliveries == 1:
@@ -374,9 +379,8 @@ class Channel:
     async def _bring(
         self, part: Part, wanted: Wanted, stuck: dict[Part, QuackError | None]
     ) -> None:
-        """Read what is wanted and not in memory, or prepare its batch. If that does not help, the
-        partition is stuck for now: damaged, and nobody knows where the damage ends, or the disk
-        refuses."""
+        """Read wanted entries that are not in memory, or prepare their batch. Mark the partition as
+        stuck if that fails: a disk error, or damage without a known end."""
         assert self.feed is not None, "an open channel has a feed"
         async with self._held.lock:
             try:
@@ -389,14 +393,15 @@ class Channel:
                 elif not cell.is_open:
                     offset, topic_name = wanted.first_offset, self._held.topic.name
                     await self._log.decoded.prepare(part.key, cell.batch, offset, topic_name)
-                # else another channel has read or prepared it meanwhile
+                # else another channel has read or prepared it in the meantime
             except StorageError as error:
                 stuck[part] = error
             except OSError as error:
                 stuck[part] = StorageError(f"partition {part.key.partition}: {error}")
 
     def _cell_of(self, part: Part, offset: int) -> WindowBatch | None:
-        """The cell that has what is wanted, in the window or read before."""
+        """Return the batch that holds `offset`, from the window or the catch-up buffer; None if
+        neither has it."""
         assert self.feed is not None, "an open channel has a feed"
         window = self.feed.windows[part.key.partition]
         if offset >= window.start:
@@ -425,7 +430,7 @@ class Channel:
             self._pushed.skip(part, feed.live_from(window.key.partition))
 
     def _has_lent(self) -> None:
-        """Something was lent: the timer may have to ring sooner, what is remembered may be old."""
+        """Update the timer after a lease, and drop stale entries of `_lent`."""
         if self._held.timer is None or self._held.is_timer_late:
             self._held.set_timer()
         if len(self._lent) > self._lent_most:
@@ -439,13 +444,14 @@ class Channel:
 
 
 class LogReader:
-    """Reads for subscriptions that are behind the window; holds what is not lent yet, bounded."""
+    """Reads for subscriptions that are behind the window. Buffers entries that are not yet leased,
+    within a bound."""
 
     def __init__(self, store: Store, decoded: DecodedBatches) -> None:
         self.decoded = decoded
         self._store = store
         self._size = 0
-        #: In the order of their last read.
+        #: The least recently read first.
         self._ahead: OrderedDict[Part, int] = OrderedDict()
 
     async def read(
@@ -455,9 +461,9 @@ class LogReader:
         pushed: PushRegistry,
         stuck: dict[Part, QuackError | None],
     ) -> None:
-        """Have what is wanted ahead in `part`, or count it as lost; if neither can be done, it is
-        stuck."""
-        await asyncio.sleep(0)  # those who are not behind first
+        """Read the wanted entries into `part.ahead`, or count them as lost. If neither is possible,
+        mark `part` as stuck."""
+        await asyncio.sleep(0)  # subscriptions that are not behind go first
         max_bytes = 1 if wanted.is_again else shared_limits.REGION_BYTES
         read = Read(part.key, wanted.first_offset, max_bytes, committed=True)
         (found,) = await self._store.read([read], max_bytes=max_bytes)
@@ -480,12 +486,13 @@ class LogReader:
             self.drop(next(iter(self._ahead)))
 
     def drop(self, part: Part) -> None:
-        """Hold nothing for a subscription in a partition any more."""
+        """Drop the catch-up buffer of a subscription's partition."""
         part.ahead = None
         self._size -= self._ahead.pop(part, 0)
 
     def _lose(self, part: Part, wanted: Wanted, found: Slice, error: Exception) -> bool:
-        """Whether what is wrong has an end, up to which all is lost."""
+        """Count offsets as lost up to the end of the damage; return False if that end is
+        unknown."""
         first, end = wanted.first_offset, 0
         if isinstance(error, OffsetOutOfRange):
             end = found.first_offset

@@ -1,13 +1,14 @@
-"""New entries of topics whose subscriptions are pushed: one reader a topic, for all of them.
+"""New entries of topics with push subscriptions: one reader per topic, for all of them.
 
-A feed waits for what is appended to a topic and holds the newest batches in a window for each
-partition (`window.py`); then it tells everybody who listens, once for all that came together. So a
-hundred subscribers of a topic cost one read and one decoding of each batch. A feed is there for as
-long as somebody listens.
+A live tail waits for appends to a topic and holds the newest batches in a window for each partition
+(`window.py`). Then it notifies all listeners, once for all batches that arrived together. A hundred
+subscribers of a topic therefore cost one read and one decoding of each batch. A live tail exists
+while it has listeners.
 
-It also knows what is live: a topic's `live_for_ms` and `live_entries` say which offsets a live
-reading skips. Ages are those of appends, up to a thousandth of δ and the time of a wake-up late, so
-that an entry is live a moment too long rather than too short.
+It also knows which entries are live: a topic's `live_for_ms` and `live_entries` decide which
+offsets a live subscription skips. The age of an entry is the time since its append. Ages may lag by
+a thousandth of δ and by the time of a wake-up, so an entry may be live a moment too long, but never
+too short.
 
 Not thread-safe: call from the broker's event loop.
 """
@@ -37,7 +38,7 @@ log = logging.getLogger(__name__)
 
 class Listener(Protocol):
     def tell(self) -> None:
-        """There may be something new."""
+        """Notify the listener that there may be new entries."""
 
 
 class Feeds:
@@ -55,7 +56,8 @@ class Feeds:
         self._feeds: dict[uuid.UUID, LiveTail] = {}
 
     async def listen(self, topic: Topic, listener: Listener) -> LiveTail:
-        """The topic's feed, which knows where each partition ends now."""
+        """Register a listener; return the topic's live tail, which knows the present end of each
+        partition."""
         feed = self._feeds.get(topic.id)
         if feed is None:
             feed = self._feeds[topic.id] = LiveTail(topic, self.store, self._read, self._clock)
@@ -76,11 +78,11 @@ class Feeds:
             self._share()
 
     async def first_live(self, topic: Topic, partition: int) -> int:
-        """The first offset of a partition that is live; its end if none is. Asks the store, whether
-        or not anybody listens."""
+        """Return the first live offset of a partition; its end if there is none. Ask the store; no
+        live tail is needed."""
         policy, key = topic.policy, PartitionKey(topic.id, partition)
         offsets = await self.store.offsets(key)
-        first, end = offsets.first, offsets.stable  # what is undecided is yet to come
+        first, end = offsets.first, offsets.stable  # records of open transactions come later
         if policy.live_for_ms is not None:
             since_ms = self._clock.before(policy.live_for_ms) + 1
             found = await self.store.offset_for_time(key, since_ms, "append")
@@ -140,7 +142,7 @@ class LiveTail:
         self._is_stopped = False
 
     async def ready(self) -> None:
-        """Return when every partition is known."""
+        """Wait until the offsets of every partition are known; then start reading."""
         while len(self.windows) < self.topic.partitions:
             async with self._lock:
                 await self._begin_windows()
@@ -148,7 +150,7 @@ class LiveTail:
             self.task = asyncio.get_running_loop().create_task(self._run())
 
     def follow(self, topic: Topic) -> None:
-        """Other partitions, or another policy: both are looked into anew."""
+        """Follow an altered topic: its new partitions and its policy."""
         if topic.policy.live_for_ms != self.topic.policy.live_for_ms:
             self._ages = [self._new_ages(topic, window.end) for window in self.windows]
         self.topic = topic
@@ -161,12 +163,12 @@ class LiveTail:
 
     @property
     def lets_age(self) -> bool:
-        """Whether anything is ever too old for a live reading."""
+        """Return whether entries can become too old for a live subscription."""
         policy = self.topic.policy
         return policy.live_for_ms is not None or policy.live_entries is not None
 
     def live_from(self, partition: int) -> int:
-        """Where what is live begins, as far as is known."""
+        """Return the first live offset of a partition, as far as is known."""
         policy, window, ages = self.topic.policy, self.windows[partition], self._ages[partition]
         live_from = 0 if ages is None else ages.advance(self._now_for(ages))
         if policy.live_entries is not None:
@@ -174,7 +176,7 @@ class LiveTail:
         return min(live_from, window.end)
 
     async def look_at_ages(self, partition: int) -> None:
-        """Ask the store how old the entries are that were there before the feed, if it is time."""
+        """Ask the store for the age of entries from before this live tail, if it is time to ask."""
         ages = self._ages[partition]
         if ages is None or (time_ms := ages.asks(self._now_for(ages))) is None:
             return
@@ -186,10 +188,10 @@ class LiveTail:
         ages = self._ages[partition]
         return ages is not None and ages.asks(self._now_for(ages)) is not None
 
-    # --- how it is done -----------------------------------------------------------------------
+    # --- implementation -----------------------------------------------------------------------
 
     def _now_for(self, ages: AppendAgeIndex) -> int:
-        """Return the time by which these marks judge ages."""
+        """Return the time by which this index judges ages."""
         return self._clock.before(ages.age_ms) + ages.age_ms
 
     async def _begin_windows(self) -> None:
@@ -210,7 +212,7 @@ class LiveTail:
             except _Altered:
                 continue
             except (BrokerClosing, NotFound):
-                return  # whoever listens is told by those who know better
+                return  # the subscription service informs the listeners
             except QuackError as error:
                 log.warning("new entries of topic %s wait: %s", self.topic.name, error)
             except Exception:
@@ -236,7 +238,7 @@ class LiveTail:
                 for window, part in zip(self.windows, slices, strict=False):
                     if part.chunks or part.error is not None:
                         is_changed |= await self._take_in(window, part)
-            finally:  # of what other partitions have, where one cannot be read
+            finally:  # notify listeners of the other partitions even if one cannot be read
                 if is_changed:
                     self._tell()
 
@@ -245,7 +247,7 @@ class LiveTail:
             offsets = await self._store.offsets(window.key)
             if offsets.stable <= window.end and offsets.first <= window.end:
                 raise part.error
-            # Whoever wants what lies in between meets what is wrong with it.
+            # A subscription that reads the skipped offsets gets their error.
             window.begin_anew(offsets.first, offsets.stable)
         elif not window.follow(part):
             return False
@@ -261,4 +263,4 @@ class LiveTail:
 
 
 class _Altered(Exception):
-    """A topic was altered while its feed waited."""
+    """The topic was altered while its live tail waited for a read."""

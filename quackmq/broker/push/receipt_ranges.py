@@ -1,21 +1,20 @@
-"""What the receipts of a pushed subscription have yet to say, of one partition. Pure.
+"""The receipts that a push subscription has not written yet, for one partition. Pure.
 
-A subscription that leaves receipts is followed from its last ones on: which offsets were done then,
-and which were acknowledged since. What else is done by now was gone over, for a reason that only
-the counts tell:
+The receipts report which offsets became done since the last receipts, and which of them were
+acknowledged. The other done offsets were skipped, for a reason that only the counts show:
 
     before    done  lent  done  lent  lent  fresh .......
     now       done  done  done  lent  done  done  fresh .
                      |                 |     |
-    receipts       acked             acked  gone over: a marker, an aborted record; or lost
+    receipts       acked             acked  skipped: a marker, an aborted record; or lost
 
-They are written in the same change as the state that they are about
-(`quackmq.broker.push.push_registry`), so an offset is told once, whatever crashes: what was
-acknowledged and not written is lent again, and nobody was told of it.
+Receipts are written in the same append as the state that they report
+(`quackmq.broker.push.push_registry`). Each offset is therefore reported once, even after a crash:
+an acknowledged entry that was not written is leased again, and no receipt reported it.
 
-Not promised: which of the offsets that were gone over at once are the lost ones, but only how many;
-nor, where a live reading skipped some, which those were. Beyond `limits.UNTOLD_RANGES` stretches
-what was gone over between them counts as acknowledged.
+Not promised: receipts say how many of the offsets skipped together are lost, but not which ones. If
+a live subscription skipped offsets, receipts do not say which. Beyond `limits.UNTOLD_RANGES`
+acknowledged ranges, skipped offsets between them count as acknowledged.
 
 Not thread-safe: call from the broker's event loop.
 """
@@ -102,8 +101,8 @@ class _ReceiptBuilder:
         self, done: Sequence[OffsetRange], acked: Sequence[OffsetRange], over: Kind, lost: int
     ) -> None:
         """Add receipts for the ranges in `done`. Those in `acked` were acknowledged, the others
-        skipped: `over` tells whether they get receipts of their own ("passed"), or belong to the
-        acknowledged range behind them."""
+        skipped. With `over` "passed", skipped ranges get receipts of their own; otherwise they
+        belong to the acknowledged range after them."""
         for stretch in done:
             begin = stretch.first_offset
             for first, end in _clipped(acked, stretch):
@@ -115,7 +114,7 @@ class _ReceiptBuilder:
             if begin < stretch.next_offset:
                 first = begin if over == "passed" else stretch.next_offset
                 lost -= self._add(over, begin, first, stretch.next_offset, lost)
-        if lost > 0:  # they are among the records that count as acknowledged
+        if lost > 0:  # the rest is among the records that count as acknowledged
             self.steps[-1] = self.steps[-1]._replace(lost=self.steps[-1].lost + lost)
 
     def _add(self, kind: Kind, come_from: int, first: int, end: int, lost: int = 0) -> int:

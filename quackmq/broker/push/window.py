@@ -1,18 +1,18 @@
-"""The newest entries of a partition, held for all of its pushed subscriptions together.
+"""The newest entries of a partition, shared by all of its push subscriptions.
 
-A `WindowBatch` is a batch, opened when the first subscriber wants it, once for all. A large batch
-has to be prepared before (see `decoded`); then it is replaced by a cell for each of its sections. A
-`Window` is a row of cells up to the end of the partition as readers of committed records see it.
-Subscriptions that want what lies before it have to read (`CatchUpBuffer` is what such a read has
-brought, a cell at a time).
+A `WindowBatch` is a batch that is decoded when the first subscription needs it, once for all. A
+large batch must be prepared before (see `decoded_batches`); then one `WindowBatch` per section
+replaces it. A `Window` is a sequence of them, called cells here, up to the last stable offset of
+the partition. A subscription that needs earlier entries must read; a `CatchUpBuffer` holds the
+result of such a read, one cell at a time.
 
     partition's log      ...........|==========================|
                                     start                      end
-                  to be read        cells, opened when wanted     yet to come
+                  must be read      cells, decoded on demand      not yet appended
 
-Within a window every offset is accounted for: one that no cell has holds nothing for a subscriber.
-A window has two bounds of the same size: for its batches, of which the oldest go, and for what they
-come to when they are opened, which is given up and made again when it is wanted.
+A window covers every offset from `start` to `end`: an offset in no cell holds no entry. A window
+has two bounds of the same size. One limits its batches, and the oldest are dropped. The other
+limits their decoded entries, which are dropped and decoded again on demand.
 
 Not thread-safe: call from the broker's event loop.
 """
@@ -33,13 +33,13 @@ from quackmq.model.topic import PartitionKey, Slice
 from quackmq.records.batch import Batch, Record, batches
 from quackmq.records.codec import Section
 
-#: What a delivery takes in memory beside its record, about.
+#: Approximate memory of a delivery besides its record.
 _DELIVERY_BYTES: Final = 192
 
 
 @dataclass(frozen=True, slots=True)
 class LeasedEntry:
-    """An entry, lent. `deliveries` is 1 the first time; `id` is its message id."""
+    """A leased entry. `deliveries` is 1 at the first delivery; `id` is the message id."""
 
     partition: int
     offset: int
@@ -49,7 +49,8 @@ class LeasedEntry:
 
 
 class WindowBatch:
-    """A batch; without entries if it holds none for a subscriber, poison if it cannot be opened."""
+    """A batch or a section of one. It has no entries if its records are not committed, and is
+    poison if it cannot be decoded."""
 
     __slots__ = (
         "_entries",
@@ -68,18 +69,20 @@ class WindowBatch:
         self.base_offset = batch.base_offset if section is None else section.base_offset
         self.next_offset = batch.next_offset if section is None else section.next_offset
         self.size = batch.size if section is None else section.end - section.start
-        #: What the entries take, once it was opened.
+        #: Memory of the entries, after it was opened.
         self.opened_size = 0
         self.is_open = not committed
         self.is_poison = False
         self.batch = batch
         self._key: PartitionKey | None = None
         self._records: list[Record] = []
-        #: Of each record that was wanted, as it is lent the first time: the same for all.
+        #: The entry of each record at its first delivery, made on demand; the same for all
+        #: channels.
         self._entries: list[LeasedEntry | None] = []
 
     def split(self, decoded: DecodedBatches, key: PartitionKey) -> list[WindowBatch]:
-        """A cell for each section of a large batch that was prepared; otherwise this one."""
+        """Return a cell for each section if the large batch was prepared; otherwise only this
+        cell."""
         is_whole = self.base_offset == self.batch.base_offset
         if self.is_open or not is_whole or self.next_offset != self.batch.next_offset:
             return [self]
@@ -89,7 +92,7 @@ class WindowBatch:
         )
 
     def open(self, decoded: DecodedBatches, key: PartitionKey, topic_name: str) -> bool:
-        """Whether it is open now; if not, its batch has to be prepared first."""
+        """Decode the batch unless it is open. Return False if it must be prepared first."""
         if self.is_open:
             return True
         opened = decoded.open_now(key, self.batch, self.base_offset, topic_name, is_committed=True)
@@ -104,23 +107,24 @@ class WindowBatch:
         return True
 
     def close(self) -> None:
-        """Of one that was opened: its entries go, and are made again when they are wanted."""
+        """Drop the decoded entries; `open` decodes them again on demand."""
         self.is_open = False
         self._records = []
         self._entries = []
 
     def entry_at(self, offset: int) -> LeasedEntry | None:
-        """The same of one offset; None also where looking for it takes more than a step."""
+        """Return the entry at `offset`; None if it is not in this cell, or if the batch has
+        gaps."""
         index = offset - self.base_offset
         if index < 0 or len(self._records) != self.next_offset - self.base_offset:
             return None
         return self._entry(index)
 
     def between(self, first: int, next: int, most: int) -> tuple[list[LeasedEntry], int]:
-        """The entries of one that is open, from an offset up to another, but no more than so many;
-        and up to which offset there are no others."""
+        """Return at most `most` entries of an open cell, from `first` up to, not including, `next`.
+        Also return the offset up to which there are no other entries."""
         records, known_to = self._records, self.next_offset
-        if len(records) == self.next_offset - self.base_offset:  # as batches are made
+        if len(records) == self.next_offset - self.base_offset:  # no gaps, the usual case
             begin = max(0, first - self.base_offset)
             end = min(max(0, next - self.base_offset), len(records))
         else:
@@ -159,7 +163,7 @@ class Window:
 
     def __init__(self, key: PartitionKey, first: int, end: int) -> None:
         self.key = key
-        #: Where the log begins, as far as is known.
+        #: The first offset of the log, as far as is known.
         self.first = first
         self.start = end
         self.end = end
@@ -167,13 +171,13 @@ class Window:
         self._cells: list[WindowBatch] = []
         self._ends: list[int] = []
         self._last: tuple[int, LeasedEntry] | None = None
-        #: Cells that are open, in the order in which they were opened.
+        #: Open cells, in the order in which they were opened.
         self._opened: dict[WindowBatch, None] = {}
         self._opened_size = 0
         self._max_bytes = 0
 
     def follow(self, part: Slice) -> bool:
-        """What was read from the end on. Whether there is anything new."""
+        """Add the batches that were read from `end` on. Return whether there were any."""
         self.first = max(self.first, part.first_offset)
         cells = list(cells_of(part))
         if not cells:
@@ -186,7 +190,7 @@ class Window:
         return True
 
     def begin_anew(self, first: int, end: int) -> None:
-        """What lies in between could not be read."""
+        """Empty the window and move it to `end`, because the offsets before could not be read."""
         self._cells.clear()
         self._ends.clear()
         self._opened.clear()
@@ -194,8 +198,8 @@ class Window:
         self.first, self.start, self.end = first, end, end
 
     def shrink(self, max_bytes: int) -> None:
-        """Let go of the oldest; the newest cell stays however large. The same bound is for what is
-        open from now on."""
+        """Drop the oldest cells until `max_bytes` are left; keep the newest cell, however large.
+        The same bound applies to decoded entries from now on."""
         self._max_bytes = max_bytes
         gone = max(0, len(self._cells) - limits.FEED_BATCHES)
         size = self.size - sum(cell.size for cell in self._cells[:gone])
@@ -212,8 +216,8 @@ class Window:
             del self._ends[:gone]
 
     def entry_at(self, offset: int, decoded: DecodedBatches, topic_name: str) -> LeasedEntry | None:
-        """The entry at an offset within the window; None also where looking for it takes more than
-        a step."""
+        """Return the entry at an offset within the window; None if there is none, or if its batch
+        must be prepared or has gaps."""
         last = self._last
         if last is None or last[0] != offset:
             cell = self.cell_at(offset, decoded, topic_name)
@@ -222,12 +226,12 @@ class Window:
             entry = cell.entry_at(offset)
             if entry is None:
                 return None
-            self._last = last = (offset, entry)  # which all the others want next
+            self._last = last = (offset, entry)  # the other subscriptions want the same entry next
         return last[1]
 
     def cell_at(self, offset: int, decoded: DecodedBatches, topic_name: str) -> WindowBatch | None:
-        """The first cell that ends behind an offset within the window, open unless its batch has
-        to be prepared first; None if there is none up to the end."""
+        """Return the first cell that ends after an offset within the window; None if there is none.
+        The cell is open, unless its batch must be prepared first."""
         index = bisect_right(self._ends, offset)
         if index >= len(self._cells):
             return None
@@ -241,7 +245,7 @@ class Window:
                 return cell
             self._opened[cell] = None
             self._opened_size += cell.opened_size
-            # The one just opened stays, however large: somebody is about to go through it.
+            # Keep the cell just opened, however large: a subscription is about to read it.
             while self._opened_size > self._max_bytes and len(self._opened) > 1:
                 other = next(iter(self._opened))
                 del self._opened[other]
@@ -256,12 +260,12 @@ class Window:
 
 
 class CatchUpBuffer:
-    """What was read of a partition for one subscription, before the window."""
+    """Batches of a partition before the window, read for one subscription."""
 
     __slots__ = ("_cell", "_cells", "offset", "size")
 
     def __init__(self, part: Slice, offset: int) -> None:
-        #: From here on it is known, up to the end of the last cell.
+        #: The buffer covers the offsets from here up to the end of the last cell.
         self.offset = offset
         self.size = part.size
         self._cells = cells_of(part)
@@ -270,8 +274,8 @@ class CatchUpBuffer:
     def cell_at(
         self, offset: int, decoded: DecodedBatches, key: PartitionKey, topic_name: str
     ) -> WindowBatch | None:
-        """The first cell that ends behind an offset, open unless its batch has to be prepared
-        first; None if that offset was not read, or is past."""
+        """Return the first cell that ends after `offset`; None if that offset was not read, or is
+        past. The cell is open, unless its batch must be prepared first."""
         if offset < self.offset:
             return None
         while self._cell is not None:
