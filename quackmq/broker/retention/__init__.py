@@ -1,6 +1,6 @@
-"""Retention: which records a topic keeps, and who may publish to a full one.
+"""Retention: which records a topic keeps, and which publishers may write to a full topic.
 
-Open `service` first: it carries out the policies of topics. `facts` collects what a decision needs,
-`partition` and `marks` remember the age and size of appends, `holds` says which records consumers
-still need (`hold_order`, `hold_leases`, `blockers` are its parts).
+Open `service` first: it carries out the policies of topics. `facts` collects the facts for a
+decision, `partition` and `marks` remember the age and size of appends, `holds` says which records
+consumers still need (`hold_order`, `hold_leases`, `blockers` are its parts).
 """

@@ -1,11 +1,11 @@
-"""Who keeps retention from letting go of entries, of which ones, and since when.
+"""Which cursors keep retention from deleting entries, which entries, and since when.
 
-A subscription that has stopped reading holds what it has not read, and the disk fills. So whenever
-retention stops at somebody's cursor, that is noted here, for health, for the lists of topics and
-for the log.
+A subscription that has stopped reading holds its unread entries, and the disk fills. Therefore each
+cursor at which retention stops is recorded here, for health, for the lists of topics and for the
+log.
 
-Promised: a hold is known from the next cleaning of its partition on, until nothing is held back any
-more. A cursor that has not moved for `limits.HELD_BACK_MS` is named in the log, once.
+Promised: a hold is known from the next cleaning of its partition on, until it holds nothing back
+any more. A cursor that has not moved for `limits.HELD_BACK_MS` is logged once.
 
 Not thread-safe: call from the event loop.
 """
@@ -28,8 +28,9 @@ log = logging.getLogger(__name__)
 
 
 class HeldBack(NamedTuple):
-    """Entries of a partition that only a cursor keeps: from `first` up to, not including, `end`.
-    Its owner `name` has been at `offset` since `since_ms`; `others` hold some of them, too."""
+    """Entries of a partition that only cursors keep: from `first` up to, not including, `end`. The
+    cursor of `name` has been at `offset` since `since_ms`; `others` more cursors hold some of
+    them."""
 
     topic_name: str
     partition: int
@@ -54,15 +55,16 @@ class HeldBackBook:
         self._holds = holds
         #: By topic and partition.
         self._known: dict[UUID, dict[int, HeldBack]] = {}
-        #: Cursors that the log has named: the partition's topic, its number, owner and offset.
+        #: Cursors that were logged: topic, partition, owner and offset.
         self._told: set[tuple[UUID, int, str, int]] = set()
 
     def all(self, topic_id: UUID | None = None) -> list[HeldBack]:
-        """What is held back, of a topic or of all; of the first few partitions."""
+        """Return what is held back, of one topic or of all, for the first SHOWN_HELD_BACK
+        partitions."""
         return list(islice(self._every(topic_id), limits.SHOWN_HELD_BACK))
 
     def look(self, partition: Partition, facts: Facts) -> None:
-        """Note what retention lets go of in a partition but for a hold, if anything."""
+        """Record which entries of a partition only a hold keeps, if any."""
         held = self._held_back(partition, facts)
         topic_id, number = partition.key
         if held is not None:
@@ -73,7 +75,8 @@ class HeldBackBook:
             self.forget(topic_id)
 
     def tell(self, since_ms: int) -> None:
-        """Name those in the log that have not moved since a time; of very many some each time."""
+        """Log the cursors that have not moved since `since_ms`, at most HELD_BACK_LINES per
+        call."""
         lines = 0
         told: set[tuple[UUID, int, str, int]] = set()
         for topic_id, of_topic in self._known.items():
@@ -94,7 +97,7 @@ class HeldBackBook:
         self._told = told
 
     def forget(self, topic_id: UUID) -> None:
-        """A topic is gone, or lets go of nothing any more."""
+        """Forget a topic that was deleted, or whose policy no longer deletes anything."""
         self._known.pop(topic_id, None)
 
     def _held_back(self, partition: Partition, facts: Facts) -> HeldBack | None:

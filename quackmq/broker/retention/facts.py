@@ -1,8 +1,8 @@
-"""What retention decides by, gathered: a partition is told what store and archive know of it.
+"""Collect the facts for retention decisions from the store and the archive.
 
-Nothing archived is ever opened for this: ages come from `Store.offset_for_time`, sizes of archived
-entries from the manifest. Of the log, batches that were there before the broker was opened are
-measured by their index, and walked over where each one matters, a bounded stretch at a time.
+No archived file is opened for this. Ages come from `Store.offset_for_time`, sizes of archived
+entries from the manifest. Batches that were in the log before the broker opened are measured by the
+log's index. Where single batches matter, the log is read, a bounded range at a time.
 
 Not thread-safe: call from the broker's event loop.
 """
@@ -26,8 +26,9 @@ from quackmq.stores.contract import Store
 
 
 class Holders(NamedTuple):
-    """Cursors that hold what lies behind them: the least one, with its owner and since when it has
-    been there, and how many there are (`total`)."""
+    """The cursors before an offset, which hold the entries after them. `offset` is the lowest
+    cursor, `name` its owner, `since_ms` the time since which it has been there. `total` is the
+    number of these cursors."""
 
     name: str
     offset: int
@@ -36,16 +37,16 @@ class Holders(NamedTuple):
 
 
 class Holds(Protocol):
-    """The cursors that hold what lies behind them."""
+    """The cursors that keep retention from deleting the entries after them."""
 
     def lowest_hold(self, key: PartitionKey) -> int | None:
-        """The least of them in a partition; None if there is none."""
+        """Return the lowest such cursor in a partition; None if there is none."""
 
     def behind(self, key: PartitionKey, offset: int) -> Sequence[str]:
-        """The names of those before an offset."""
+        """Return the names of the cursors before `offset`."""
 
     def holders(self, key: PartitionKey, offset: int) -> Holders | None:
-        """Those before an offset; None if there is none."""
+        """Describe the cursors before `offset`; None if there are none."""
 
     def topic_deleted(self, topic_id: uuid.UUID) -> None:
         """Forget a deleted topic."""
@@ -55,15 +56,15 @@ class Manifests(Protocol):
     def manifest(self, key: PartitionKey) -> Manifest | None: ...
 
     def take_changed(self) -> Sequence[PartitionKey]:
-        """The partitions whose manifests have changed since the last call."""
+        """Return the partitions whose manifests have changed since the last call."""
 
 
 class Archive(Protocol):
-    """What has to be known of a store of which a part is archived."""
+    """What retention needs from a store that archives a part of its records."""
 
     @property
     def inner(self) -> Store:
-        """The store of the log."""
+        """The store that holds the log."""
 
     @property
     def partitions(self) -> Manifests: ...
@@ -71,7 +72,7 @@ class Archive(Protocol):
 
 class RetentionFacts:
     def __init__(self, store: Store, archive: Archive | None, holds: Holds, clock: Clock) -> None:
-        """`archive` is the store itself, where it archives."""
+        """`archive` is the store itself if it has an archive."""
         self._store = store
         self._archive = archive
         self._holds = holds
@@ -82,7 +83,7 @@ class RetentionFacts:
         return partition.facts(self._clock, self._holds.lowest_hold(partition.key))
 
     async def begin(self, partition: Partition) -> None:
-        """All that a partition's policy needs to know, from nothing."""
+        """Load all facts that a partition's policy needs, for a partition that knows nothing."""
         offsets = await self._store.offsets(partition.key)
         in_log = offsets
         if self._archive is not None:
@@ -93,7 +94,7 @@ class RetentionFacts:
         await self._measure(partition)
 
     async def look(self, partition: Partition) -> bool:
-        """What is new in a partition. Whether there may be more to find by looking again."""
+        """Update the facts of a partition. Return whether another call may find more."""
         now_ms = self._clock.now_ms()
         partition.follow(await self._store.offsets(partition.key), now_ms)
         self.follow_archive(partition)
@@ -108,14 +109,15 @@ class RetentionFacts:
             partition.follow_archive(manifest)
 
     def is_archived_anew(self, partition: Partition) -> bool:
-        """Whether sizes may be others than they were, without anything having come or gone."""
+        """Return whether the sizes may have changed by archiving alone, without appends or
+        trims."""
         if partition.sizes is None and partition.hold_sizes is None:
             return False
         manifest = self._manifest(partition)
         return manifest is not None and not partition.has_seen(manifest)
 
     def archived_anew(self) -> Sequence[PartitionKey]:
-        """The partitions whose manifests have changed since the last call."""
+        """Return the partitions whose manifests have changed since the last call."""
         return () if self._archive is None else self._archive.partitions.take_changed()
 
     def begins_in_archive(self, partition: Partition) -> bool:
@@ -123,7 +125,7 @@ class RetentionFacts:
         return manifest is not None and partition.first < manifest.next_offset
 
     def only_cuts_a_file(self, partition: Partition, before: int) -> bool:
-        """Whether nothing goes before an offset but a part of the archive's first file."""
+        """Return whether a trim to `before` would only cut the archive's first file."""
         manifest = self._manifest(partition)
         if manifest is None or not manifest.files:
             return False
@@ -147,8 +149,8 @@ class RetentionFacts:
                 self.follow_archive(partition)
 
     async def _walk(self, partition: Partition, sizes: LogSizeIndex) -> bool:
-        """Find out which batches of the history are a surplus, as far as that matters now. Whether
-        there is more to walk over."""
+        """Find out which batches of the history exceed the size limit, if that matters now. Return
+        whether there is more to read."""
         walk = sizes.asks()
         if walk is None or not self._matters(partition, sizes, walk):
             return False
@@ -159,7 +161,8 @@ class RetentionFacts:
         return sizes.asks() is not None
 
     def _matters(self, partition: Partition, sizes: LogSizeIndex, walk: Walk) -> bool:
-        """What is held may be a surplus, but stays; and where nobody holds, no hold has an end."""
+        """Return whether the result of a walk could change a decision. Held entries stay even if
+        they exceed the size limit; and without a hold, the limit on holds has no effect."""
         facts = self.facts(partition)
         if sizes is partition.hold_sizes:
             return facts.held_from is not None
@@ -167,18 +170,18 @@ class RetentionFacts:
 
 
 def _learn(sizes: LogSizeIndex, walk: Walk, part: Slice) -> None:
-    """Tell what was read of a stretch that had to be walked over."""
+    """Pass the batch sizes of a range that was read to the index."""
     if isinstance(part.error, OffsetOutOfRange):
-        return  # it was let go of meanwhile, and the next look begins further on
+        return  # it was trimmed in the meantime; the next look begins further on
     if isinstance(part.error, DamagedData) and (end := part.error.next_offset or 0) > walk.offset:
-        sizes.learn(end, 0)  # what nobody can have does not count
+        sizes.learn(end, 0)  # unreadable records do not count
         return
     if part.error is not None:
         raise part.error
     before, size = walk.offset, 0
     for chunk in part.chunks:
         for span in spans(chunk):
-            # Of one that is cut already, what is left was not counted.
+            # The rest of a batch that is already cut was not counted.
             span_bytes = span.size if span.base_offset >= walk.offset else 0
             if size + span_bytes > walk.max_bytes:
                 sizes.learn(before, size, span_bytes)

@@ -1,13 +1,13 @@
-"""Subscriptions that hold retention for so long after they were last heard of, and no longer.
+"""Subscriptions that hold retention only for a limited time after their last commit.
 
-A program that cannot say when it has gone for good, such as a Spark query whose checkpoint may be
-deleted any day, notes beside its offsets for how long it wants to be waited for (see
-`quackmq.model.offset_notes`). When nobody has committed for so long, its subscription ends, and the
-log says so. A query that comes back later commits again, and subscribes by that.
+Some programs cannot say when they stop for good: for example a Spark query whose checkpoint may be
+deleted at any time. Such a program notes the duration of its lease in the metadata of its offsets
+(see `quackmq.model.offset_notes`). Without a commit for that long, its subscription ends, and the
+log says so. A query that comes back later commits again, and that subscribes it again.
 
-Promised: a subscription with a lease ends within `limits.HOLD_LEASE_INTERVAL_MS` and a cleaning
-after its time is over, unless somebody else has moved one of its cursors meanwhile: then it is
-that one's too, and stays.
+Promised: a subscription ends within `limits.HOLD_LEASE_INTERVAL_MS` and one cleaning after its
+lease expired. It stays if a client without a lease moved one of its cursors in the meantime, since
+that client uses the subscription, too.
 
 Not thread-safe: call from the event loop.
 """
@@ -46,7 +46,7 @@ class HoldLeases:
         self._looked_ms: int | None = None
 
     async def clean(self) -> None:
-        """End the subscriptions whose leases are over."""
+        """End the subscriptions whose leases have expired."""
         now_ms, looked_ms = self._clock.now_ms(), self._looked_ms
         if looked_ms is not None and 0 <= now_ms - looked_ms < limits.HOLD_LEASE_INTERVAL_MS:
             return
@@ -67,7 +67,7 @@ class HoldLeases:
 
     async def _end(self, name: str, topic_id: UUID) -> None:
         topic = self._topics.by_id.get(topic_id)
-        # Others may have committed while the ones before were ended.
+        # Clients may have committed while earlier subscriptions were ended.
         if topic is None or not self._is_over(name, topic_id):
             return
         if not self._subscriptions.is_subscribed(topic, name):
@@ -75,7 +75,7 @@ class HoldLeases:
         try:
             await self._subscriptions.end(name, topic.name)
         except NotFound:
-            return  # it, or its topic, went at the same time
+            return  # the subscription or its topic was deleted at the same time
         log.warning(
             "%s has not committed to topic %s for as long as it asked to be waited for: its "
             "subscription ends, and retention does not wait for it any more",

@@ -1,8 +1,8 @@
-"""The offsets from which names hold a partition, in order: pure.
+"""The offsets from which names hold a partition, in order. Pure.
 
-A question (the least offset, how many lie before one) takes a binary search. A change takes one as
-well, and moves the entries behind it by one place, which is a copy of 8 bytes for each: some
-microseconds for 10,000 names.
+A query (the lowest offset, or how many are before an offset) is one binary search. A change is one
+as well, and shifts the later entries by one place. That copies 8 bytes per entry: some microseconds
+for 10,000 names.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ class HoldOrder:
     __slots__ = ("_offsets", "_order")
 
     def __init__(self, offsets: Mapping[str, int]) -> None:
-        """`offsets` is by name."""
+        """`offsets` maps names to offsets."""
         self._offsets = dict(offsets)
         self._order = sorted((offset, name) for name, offset in offsets.items())
 
@@ -24,18 +24,18 @@ class HoldOrder:
 
     @property
     def least(self) -> tuple[int, str] | None:
-        """The least offset, and the first of the names that have it; None if there is no name."""
+        """The lowest offset and the first of its names; None if there are no names."""
         return self._order[0] if self._order else None
 
     def before(self, offset: int) -> int:
-        """Return how many names hold from before an offset."""
+        """Return how many names have an offset before `offset`."""
         return bisect_left(self._order, (offset, ""))
 
     def names_before(self, offset: int) -> list[str]:
         return [name for _, name in self._order[: self.before(offset)]]
 
     def put(self, name: str, offset: int | None) -> None:
-        """Move a name to another offset; None takes it out."""
+        """Move a name to another offset; remove it if `offset` is None."""
         known = self._offsets.get(name)
         if known == offset:
             return

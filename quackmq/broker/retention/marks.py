@@ -1,15 +1,15 @@
-"""Marks: what a partition remembers of its appends, so that retention can tell age and size. Pure.
+"""Marks: a compact memory of a partition's appends, by which retention judges age and size. Pure.
 
-A mark is an offset and a number: "the entries before this offset were appended at this time or
-before", "the entries before this offset take this many bytes". Marks are fewer than appends: one
-stands for all appends within a grain, a thousandth of what a policy keeps, and beyond
-`limits.LIVE_MARKS` every second one goes. A mark that goes makes the entries before it look younger
-and more worth keeping, never the other way round: what marks say errs towards keeping, by a grain.
+A mark is an offset and a value: "the entries before this offset were appended at this time or
+earlier", or "the entries before this offset take this many bytes". There are fewer marks than
+appends. One mark covers all appends within a grain, about a thousandth of what a policy keeps.
+Beyond `limits.LIVE_MARKS` every second mark is dropped. A dropped mark makes the entries before it
+look younger and more worth keeping, never the opposite: marks err by a grain, towards keeping.
 
-Marks are not durable. What was appended before they began is the partition's history, of which the
-store is asked: its age by `offset_for_time`, its size by `least_bytes_between` and by walking over
-it. Sizes by marks are those of the log; what is in the archive has the size that its manifest says,
-at every moment anew.
+Marks are not durable. The entries that were appended before the marks began are the partition's
+history. The store is asked for their age (`offset_for_time`) and their size (`least_bytes_between`,
+or a walk over the batches). Sizes by marks are those of the log; archived entries have the size
+that the present manifest states.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from quackmq.archive.manifest import Manifest
 from quackmq.broker import limits
 from quackmq.model.topic import OffsetTime
 
-#: Marks within what a policy keeps, as long as appends come evenly.
+#: Marks within the range that a policy keeps, if appends come evenly.
 _GRAINS: Final = limits.LIVE_MARKS // 4
-#: Marks at the front that are gone before their memory is given back.
+#: Dropped marks at the front before their memory is freed.
 _SPARE: Final = 64
 
 
@@ -34,8 +34,8 @@ class Mark(NamedTuple):
 
 
 class _Marks:
-    """Marks in order, both offsets and values growing, 16 bytes each: a broker may have thousands
-    of partitions with some thousand marks."""
+    """Marks in order, with growing offsets and values. Each takes 16 bytes, since a broker may have
+    thousands of partitions with some thousand marks."""
 
     __slots__ = ("_begun", "_grain", "_offsets", "_start", "_values")
 
@@ -65,28 +65,28 @@ class _Marks:
         self._values.append(mark.value)
         self._begun = mark.value
         if len(self) > limits.LIVE_MARKS:
-            # The newest stays: it says up to where anything is known.
+            # Keep the newest mark: it says up to which offset anything is known.
             self._offsets = self._offsets[self._start :][::-2][::-1]
             self._values = self._values[self._start :][::-2][::-1]
             self._start = 0
 
     def last_up_to(self, value: int) -> Mark | None:
-        """The last mark whose number is this or less."""
+        """Return the last mark whose value is at most `value`; None if there is none."""
         at = bisect_right(self._values, value, self._start) - 1
         return self._at(at) if at >= self._start else None
 
     def first_behind(self, offset: int) -> Mark | None:
-        """The first mark that lies behind an offset."""
+        """Return the first mark after `offset`; None if there is none."""
         at = bisect_right(self._offsets, offset, self._start)
         return self._at(at) if at < len(self._offsets) else None
 
     def last_until(self, offset: int) -> Mark | None:
-        """The last mark up to and including an offset."""
+        """Return the last mark at or before `offset`; None if there is none."""
         at = bisect_right(self._offsets, offset, self._start) - 1
         return self._at(at) if at >= self._start else None
 
     def drop_through(self, offset: int) -> None:
-        """Drop the marks up to and including an offset."""
+        """Drop the marks up to and including `offset`."""
         self._start = bisect_right(self._offsets, offset, self._start)
         if self._start > _SPARE and self._start * 2 > len(self._offsets):
             del self._offsets[: self._start]
@@ -102,13 +102,13 @@ class _Marks:
 
 
 class AppendAgeIndex:
-    """Which entries are at least `age_ms` old, by the time of their append."""
+    """Finds the entries whose append is at least `age_ms` ago."""
 
     __slots__ = ("_history_end", "_look_ms", "_marks", "age_ms", "before")
 
     def __init__(self, age_ms: int, history_end: int) -> None:
         self.age_ms = age_ms
-        #: Entries before it are old, as far as the last `advance` or `learn` could tell.
+        #: The entries before this offset are old, by the last `advance` or `learn`.
         self.before = 0
         self._marks = _Marks(age_ms // _GRAINS)
         self._history_end = history_end
@@ -118,25 +118,25 @@ class AppendAgeIndex:
         return len(self._marks)
 
     def add(self, next_offset: int, append_time_ms: int) -> None:
-        """Everything before `next_offset` was appended by then."""
+        """Record that everything before `next_offset` was appended at this time or earlier."""
         last = self._marks.last
         if last is not None and next_offset <= last.offset:
             return
-        # A clock that was set back: what lies before is no younger than what comes now.
+        # After the clock was set back, earlier entries count as no younger than this append.
         while last is not None and last.value > append_time_ms:
             self._marks.drop_last()
             last = self._marks.last
         self._marks.add(Mark(next_offset, append_time_ms))
 
     def cover(self, next_offset: int, now_ms: int) -> None:
-        """Whatever was appended without being added here was appended by now."""
+        """Record that entries which were appended without `add` were appended by now."""
         last = self._marks.last
         known = max(self._history_end, self.before, 0 if last is None else last.offset)
         if next_offset > known:
             self.add(next_offset, now_ms)
 
     def advance(self, now_ms: int) -> int:
-        """`before`, as of now."""
+        """Advance to now; return the first offset that has not expired."""
         old = self._marks.last_up_to(now_ms - self.age_ms)
         if old is not None:
             self.before = max(self.before, old.offset)
@@ -144,14 +144,14 @@ class AppendAgeIndex:
         return self.before
 
     def asks(self, now_ms: int) -> int | None:
-        """The append time from which on history is not old, if it is time to ask the store for the
-        offset of that; to be told to `learn`."""
+        """Return the append time to ask the store for: the earliest at which history is not old.
+        Pass the store's answer to `learn`. Return None if it is not time to ask."""
         if self.before >= self._history_end or now_ms < self._look_ms:
             return None
         return now_ms - self.age_ms + 1
 
     def learn(self, found: OffsetTime | None, now_ms: int) -> None:
-        """The first entry of the time that was asked for, or that there is none."""
+        """Record the first entry at or after the time that was asked for; None if there is none."""
         if found is None or found.offset >= self._history_end:
             self.before = max(self.before, self._history_end)
             return
@@ -160,7 +160,7 @@ class AppendAgeIndex:
         self._look_ms = max(soonest_ms, found.timestamp_ms + self.age_ms)
 
     def due_ms(self, now_ms: int) -> int:
-        """When something will next become old; later if nothing is known of."""
+        """Return when the next entry becomes old; a full `age_ms` from now if no entry is known."""
         if self.before < self._history_end:
             return self._look_ms
         first = self._marks.first
@@ -168,27 +168,28 @@ class AppendAgeIndex:
 
 
 class Walk(NamedTuple):
-    """A stretch of the log to be walked over, batch by batch."""
+    """A range of the log to read batch by batch."""
 
     offset: int
     max_bytes: int
 
 
 class Stretch(NamedTuple):
-    """Offsets of the log from the first up to, not including, the next."""
+    """Offsets of the log from `first` up to, not including, `next`."""
 
     first: int
     next: int
 
 
 class LogSizeIndex:
-    """Which entries could go without the partition's size falling below `keep_bytes`.
+    """Finds the entries that can be deleted without the partition's size falling below
+    `keep_bytes`.
 
-    What is archived comes first, and goes a whole file at a time; its sizes are the manifest's. The
-    log counts from the archive's end on: that a stretch of it was archived is to the marks as if it
-    had been trimmed. A size of the log is a difference of running totals, and never taken to be
-    greater than it is. The history's is asked of the store whenever a part of it went; which of its
-    entries are a surplus has to be found by walking over them.
+    Archived entries are the oldest, and are deleted in whole files; their sizes come from the
+    manifest. The log counts from the archive's end on: archiving a range of the log is like a trim
+    to the marks. A size of the log is a difference of running totals, and is never overestimated.
+    The store is asked for the history's size whenever a part of the history was deleted. Which
+    entries of the history are surplus is found by reading its batches.
     """
 
     __slots__ = (
@@ -212,17 +213,17 @@ class LogSizeIndex:
         self._keep_bytes = keep_bytes
         self._begin = Mark(first, 0)
         self._known_end = next
-        #: None when nothing of the history is left.
+        #: The end of the history; None if no history is left.
         self._history_end = Mark(next, 0) if first < next else None
         self._is_measured = False
-        #: How far the history has been walked over, and the size of the batch behind that.
+        #: How far the history has been read, and the size of the next batch.
         self._walked: Mark | None = None
         self._next_batch_bytes = 0
         self._marks = _Marks(keep_bytes // _GRAINS)
         self._total = 0
         self._archive_version = 0
         self._archive_bytes = 0
-        #: The files before this offset are a surplus; of the first that is none, its size.
+        #: The files before this offset are surplus; the size of the first file that is not.
         self._files_before = 0
         self._first_file_bytes = 0
 
@@ -239,14 +240,14 @@ class LogSizeIndex:
 
     @property
     def is_due(self) -> bool:
-        """Whether there may be something that could go."""
+        """Return whether there may be entries that can be deleted."""
         if self._archive_bytes:
             return self._files_before > 0 or self.surplus_bytes >= self._first_file_bytes
         return self.surplus_before() > self._begin.offset or self.asks() is not None
 
     def add(self, next_offset: int, size: int) -> None:
         if next_offset <= self._known_end:
-            return  # it arrived before these marks began, and is counted with the history
+            return  # it was appended before these marks began, and counts as history
         self._total += size
         last = self._marks.last
         if last is None or next_offset > last.offset:
@@ -256,7 +257,7 @@ class LogSizeIndex:
         return manifest.version == self._archive_version
 
     def follow(self, manifest: Manifest) -> None:
-        """What is archived by now, and how much of it is a surplus."""
+        """Follow a new manifest: the archived size, and which files are surplus."""
         if not self.has_seen(manifest):
             self._archive_version = manifest.version
             self._archive_bytes = manifest.size
@@ -276,7 +277,8 @@ class LogSizeIndex:
             self._files_before = file.next_offset
 
     def surplus_before(self) -> int:
-        """Without what lies before this offset there are still `keep_bytes`."""
+        """Return the offset before which all entries can be deleted: `keep_bytes` remain without
+        them."""
         before = self._files_before if self._archive_bytes else self._begin.offset
         spare = self._total - self._keep_bytes
         for known in (self._walked, self._history_end, self._marks.last_up_to(spare)):
@@ -287,21 +289,21 @@ class LogSizeIndex:
     # --- the history -------------------------------------------------------------------------
 
     def unmeasured(self) -> Stretch | None:
-        """What is left of the history, if it is not known how much it is; to be told to
-        `measured`. Until then it counts as nothing."""
+        """Return the rest of the history if its size is unknown; pass its size to `measured`. Until
+        then the history counts as empty."""
         if self._history_end is None or self._is_measured:
             return None
         return Stretch(self._begin.offset, self._history_end.offset)
 
     def measured(self, stretch: Stretch, size: int) -> None:
-        """There are at least so many bytes."""
+        """Set the measured size of `stretch`, a lower bound."""
         if self.unmeasured() == stretch and self._history_end is not None:
             self._begin = self._begin._replace(value=self._history_end.value - size)
             self._is_measured = True
 
     def asks(self) -> Walk | None:
-        """What has to be walked over to tell which entries the surplus is; to be told to `learn`.
-        None if that is known, or not yet a question, because the archive goes first."""
+        """Return the range of the history to read next to find its surplus; pass the result to
+        `learn`. Return None if the surplus is known, or if archived files must be deleted first."""
         end = self._history_end
         if end is None or self._archive_bytes or self._total - end.value >= self._keep_bytes:
             return None
@@ -312,15 +314,15 @@ class LogSizeIndex:
         return Walk(walked.offset, missing_bytes)
 
     def learn(self, offset: int, size: int, next_batch_bytes: int = 0) -> None:
-        """From where was asked up to an offset there are so many bytes, and the batch behind it is
-        of that size, as far as known."""
+        """Record that the range of `asks`, up to `offset`, has `size` bytes. `next_batch_bytes` is
+        the size of the batch after it; 0 if that is not known."""
         walked = self._walked or self._begin
         if offset > walked.offset:
             self._walked = Mark(offset, walked.value + size)
         self._next_batch_bytes = next_batch_bytes
 
     def trimmed(self, first: int) -> None:
-        """The log begins at `first` now."""
+        """Follow a trim or archiving: the log begins at `first` now."""
         if first <= self._begin.offset:
             return
         walked, end = self._walked, self._history_end

@@ -1,10 +1,9 @@
-"""What retention knows of one partition: its range, what is on its way into it, its marks. Pure but
-for the lock that keeps trims apart.
+"""The facts that retention knows about one partition: its offsets, appends in flight, and marks.
+Pure, except for the lock that serialises trims.
 
-Until it is ready, a partition knows nothing and has to be told by `begin`. After that it follows
-appends and trims as they become durable, so it never claims more than the store holds. That entries
-move from the log into the archive changes neither their offsets nor their age; for what it changes
-in size, `follow_archive` is told.
+A partition knows nothing until `begin` makes it ready. After that it follows appends and trims when
+they are durable, so it never claims more than the store holds. Moving entries from the log into the
+archive changes neither their offsets nor their ages. `follow_archive` updates their sizes.
 """
 
 from __future__ import annotations
@@ -49,26 +48,26 @@ class Partition:
     def __init__(self, topic: Topic, key: PartitionKey, due_times: Agenda[Partition]) -> None:
         self._due_times = due_times
         self._due_ms = math.inf
-        #: Its topic was deleted, or lets go of nothing any more.
+        #: The topic was deleted, or its policy no longer deletes anything.
         self.is_gone = False
         self.topic = topic
         self.key = key
-        #: Held while entries are let go of.
+        #: Held during a trim.
         self.lock = asyncio.Lock()
-        #: The task that makes it ready.
+        #: The task that makes this partition ready.
         self.preparing: asyncio.Task[Any] | None = None
-        #: Entries on their way to the store.
+        #: Entries that are being appended to the store.
         self.in_flight = 0
         self.first = 0
         self.next = 0
-        #: When a file of the archive was last cut.
+        #: The time at which a file of the archive was last cut.
         self.cut_ms: int | None = None
-        #: The cursor whose hold was found to be over, as far as that was logged.
+        #: The cursor that retention overtook, as last logged.
         self.told_held_from: int | None = None
         self.forget()
 
     def forget(self) -> None:
-        """Know nothing, as at the beginning; what is in flight stays in flight."""
+        """Forget all facts, except for appends in flight."""
         self.is_ready = False
         self.live: AppendAgeIndex | None = None
         self.old: AppendAgeIndex | None = None
@@ -79,13 +78,13 @@ class Partition:
         self.due_ms = 0 if self.topic.policy.lets_go else math.inf
 
     def leave(self) -> None:
-        """Its topic was deleted, or lets go of nothing any more."""
+        """Stop the cleaning: the topic was deleted, or its policy no longer deletes anything."""
         self.is_gone = True
         self.due_ms = math.inf
 
     @property
     def due_ms(self) -> float:
-        """The cleaner need not look before this time."""
+        """The cleaner need not look at this partition before this time."""
         return self._due_ms
 
     @due_ms.setter
@@ -98,7 +97,7 @@ class Partition:
                 self._due_times.drop(self)
 
     def begin(self, offsets: Offsets, log: Offsets, now_ms: int) -> None:
-        """`offsets` are those over all tiers, `log` those of the log alone."""
+        """Start the marks. `offsets` cover log and archive, `log` the log alone."""
         policy = self.topic.policy
         self.first, self.next = offsets.first, max(self.next, offsets.next)
         if policy.live_for_ms is not None and policy.live_entries is not None:
@@ -116,7 +115,7 @@ class Partition:
         self.due_ms = 0
 
     def follow(self, offsets: Offsets, now_ms: int) -> None:
-        """What the store says; it may know of appends that did not come this way."""
+        """Follow the store's offsets; they may include appends that bypassed retention."""
         self.trimmed(offsets.first)
         self.next = max(self.next, offsets.next)
         for ages in self.ages:
@@ -127,7 +126,7 @@ class Partition:
             sizes.follow(manifest)
 
     def has_seen(self, manifest: Manifest) -> bool:
-        """Whether sizes are those of this manifest."""
+        """Return whether the sizes are those of this manifest."""
         return all(sizes.has_seen(manifest) for sizes in self.all_sizes)
 
     def appended(self, answer: Appended, size: int) -> None:
@@ -149,16 +148,16 @@ class Partition:
         for sizes in self.all_sizes:
             sizes.trimmed(first)
             if sizes.unmeasured() is not None:
-                self.due_ms = 0  # what is left may be more than it is taken for
+                self.due_ms = 0  # the rest may be larger than it now counts
 
     def least_facts(self) -> Facts:
-        """Facts that cost nothing and claim less than is so."""
+        """Return facts that are cheap to get and may understate what can be deleted."""
         expired_before = 0 if self.live is None else self.live.before
         return Facts(self.first, self.next, expired_before)
 
     def now_for(self, ages: AppendAgeIndex, clock: Clock) -> int:
-        """Return the time by which these marks judge ages. What is live goes on while deletion is
-        paused: otherwise a full topic would take nothing any more."""
+        """Return the time by which this index judges ages. Live entries continue to age while
+        deletion is paused: otherwise a full topic would accept nothing more."""
         age_ms = ages.age_ms
         before_ms = clock.before(age_ms) if ages is self.live else clock.expired_before(age_ms)
         return before_ms + age_ms
@@ -181,19 +180,19 @@ class Partition:
         return 0 if ages is None else ages.advance(self.now_for(ages, clock))
 
     def _gather(self) -> None:
-        """All marks that there are of each kind: every append is told to them."""
+        """Collect the existing indexes of each kind, so that each append reaches all of them."""
         ages = (self.live, self.old, self.unheld)
         self.ages = tuple(each for each in ages if each is not None)
         sizes = (self.sizes, self.hold_sizes)
         self.all_sizes = tuple(each for each in sizes if each is not None)
 
     def schedule(self, now_ms: int, again: bool) -> None:
-        """When the cleaner should look next: at once if there may be more to do. What became due
-        while it was looking stays due."""
+        """Set when the cleaner looks next: at once if there may be more to do. Keep an earlier time
+        that was set while the cleaner was looking."""
         if again:
             self.due_ms = 0
         for ages in self.ages:
             due_ms = ages.due_ms(now_ms)
-            if due_ms <= now_ms:  # it is old, and stays: the clock is paused, or time is missing
+            if due_ms <= now_ms:  # old but not deleted: the clock is paused, or a time is missing
                 due_ms = now_ms + limits.CLOCK_STEP_MS
             self.due_ms = min(self.due_ms, due_ms)

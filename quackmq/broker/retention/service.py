@@ -1,26 +1,26 @@
-"""Topic policies carried out: who may publish now, who waits, and what the cleaner lets go of.
+"""Carry out topic policies: which publishers may publish or must wait, and which entries to delete.
 
-Only topics whose policy counts entries are known here; publishing to any other does not come this
-way. The decisions are `quackmq.model.policy`'s, by facts that `RetentionFacts` gathers, a partition
-at a time. This module does what was decided:
+Only topics whose policy counts entries are known here; other topics bypass this module.
+`quackmq.model.policy` decides, from facts that `RetentionFacts` collects for each partition. This
+module carries the decisions out:
 
-- A publisher to a full topic waits in its partition's queue, first come, first served, and is
-  admitted at the moment that makes room: a trim, a cursor that moves, entries that expire (noticed
-  by the cleaner, at most an interval late). Other partitions and topics do not notice.
-- Entries on their way to the store count as there, so publishers at once do not overfill a topic.
-- A publish to a topic that drops its oldest is answered when they are dropped. If dropping fails,
-  the publish stands, and the cleaner tries again.
+- A publisher to a full topic waits in its partition's queue, first come, first served. It is
+  admitted as soon as there is room: after a trim, after a cursor moved, or when entries expire
+  (noticed by the cleaner, at most an interval late). Other partitions and topics are not affected.
+- Appends in flight count as entries, so concurrent publishers do not overfill a topic.
+- A publish to a topic with `drop_oldest` is answered after the oldest entries are deleted. If the
+  deletion fails, the publish is still valid, and the cleaner tries the deletion again.
 - The cleaner looks at partitions in which something may be due. An error is logged with the topic's
-  name, once until it goes away, and stops neither the other topics nor the cleaner; `failures` are
-  those that have not gone away.
-- Log and archive are one: what is let go of is trimmed from whichever has it. By age a file of the
-  archive is cut where it has to be, by size whole files go. A manifest is not written for each
-  publish and each message consumed: what `drop_oldest` drops from an archive goes with the next
-  cleaning, and one file is cut again after `limits.ARCHIVE_CUT_MS`.
-- A subscription that is further behind than the topic holds is overtaken, and named in the log.
+  name, once until it is resolved, and stops neither other topics nor the cleaner; `failures`
+  returns the unresolved errors.
+- Retention treats log and archive as one, and deletes entries from either. By age, it may cut a
+  file of the archive; by size, it deletes whole files. Manifests are not written for each publish
+  and each consumed message: `drop_oldest` leaves deletions in the archive to the next cleaning, and
+  one file is cut at most once per `limits.ARCHIVE_CUT_MS`.
+- A subscription that is further behind than the topic holds is overtaken, and is logged.
 
-What a partition knows of itself is asked from the store when it is first needed, and kept up from
-what is appended and trimmed through here, and from the archive's manifests.
+A partition loads its facts from the store when they are first needed. Then it follows the appends
+and trims of this module, and the archive's manifests.
 
 Not thread-safe: call from the broker's event loop.
 """
@@ -53,12 +53,12 @@ from quackmq.stores.contract import Store
 log = logging.getLogger(__name__)
 
 _Done = TypeVar("_Done")
-#: Of the subscriptions that are overtaken in a partition, so many are named in the log.
+#: How many overtaken subscriptions of a partition are named in the log.
 _NAMED: Final = 3
 
 
 class Failure(NamedTuple):
-    """What keeps a topic from being cleaned."""
+    """The error that keeps a topic from being cleaned."""
 
     topic_name: str
     partition: int
@@ -85,10 +85,10 @@ class Retention:
         self._holds = holds
         self._full_topic_wait_ms = full_topic_wait_ms
         self._on_trimmed = on_trimmed
-        #: Who keeps anything from being let go of.
+        #: The cursors that keep retention from deleting entries.
         self.held_back = HeldBackBook(holds)
         self._partitions: dict[uuid.UUID, list[Partition]] = {}
-        #: When the cleaner is to look at which partition.
+        #: When the cleaner is to look at each partition.
         self._due_times: Agenda[Partition] = Agenda()
         self._queues: dict[PartitionKey, deque[_Waiter]] = {}
         self._waiting = 0
@@ -137,10 +137,10 @@ class Retention:
         *,
         wait_for_room: bool = True,
     ) -> Awaitable[Appended]:
-        """Append when there is room. Raises, here or when awaited, TopicFull and RecordTooLarge
-        beside what the store raises. The bytes are copied before this returns. If it has to wait,
-        `check` is asked once more when its turn comes, and raises if it came too late. Who does not
-        wait for room gets TopicFull where others would."""
+        """Append a batch when there is room; copy its bytes before this returns. If it must wait,
+        call `check` again at its turn, which raises if the batch is no longer allowed. With
+        `wait_for_room` false, raise TopicFull instead of waiting for room. Raise, here or when
+        awaited, TopicFull, RecordTooLarge and the errors of the store."""
         partition = self._partitions[key.topic_id][key.partition]
         policy = partition.topic.policy
         _check_fits(partition, batch)
@@ -149,7 +149,7 @@ class Retention:
         if not partition.is_ready or key in self._queues:
             return self._wait_for_turn(partition, batch, check, self._append, wait_for_room)
         if self._has_room(partition, batch):
-            # The append happens, whether or not its publisher stays to hear of it.
+            # The append is carried out even if the publisher is cancelled.
             return asyncio.shield(self._append(partition, batch))
         if policy.when_full is WhenFull.REFUSE or not wait_for_room:
             raise _full(partition)
@@ -158,21 +158,21 @@ class Retention:
     def publish_together(
         self, appends: Sequence[Append], cursors: Sequence[Cursor]
     ) -> Awaitable[list[Appended]]:
-        """The same for several batches of a topic, and cursors with them, as one unit. Room is
-        taken in one partition after the other, always in the same order, so that no two wait for
-        each other."""
+        """Append several batches of a topic, and cursors, as one unit when there is room for all.
+        Room is taken in the order of the partitions, so that no two callers wait for each other."""
         partitions = [self._partitions[key.topic_id][key.partition] for key, _, _ in appends]
         return asyncio.shield(self._start(self._publish_together(partitions, appends, cursors)))
 
     def note(self, key: PartitionKey, answer: Appended, size: int) -> None:
-        """Something was appended that did not come this way: a marker, or what was staged."""
+        """Count an append that bypassed `publish`: a marker, or a staged batch."""
         partitions = self._partitions.get(key.topic_id)
         if partitions is not None and partitions[key.partition].is_ready:
             partitions[key.partition].appended(answer, size)
             partitions[key.partition].due_ms = 0
 
     def cursor_moved(self, key: PartitionKey) -> None:
-        """A subscription moved or went: what it held may be let go of."""
+        """Look again at a partition in which a cursor moved or ended: entries may now be
+        deleted."""
         partitions = self._partitions.get(key.topic_id)
         if partitions is not None:
             partitions[key.partition].due_ms = 0
@@ -189,14 +189,15 @@ class Retention:
     # --- the cleaner ------------------------------------------------------------------------
 
     async def clean(self) -> None:
-        """Let go of whatever the policies do not keep, and admit those who wait for it."""
+        """Delete the entries that the policies do not keep, and admit publishers that wait for
+        room."""
         due = self._due()
         failed: set[uuid.UUID] = set()
         for start in range(0, len(due), shared_limits.CHANGES_AT_ONCE):
             some = due[start : start + shared_limits.CHANGES_AT_ONCE]
             results = await asyncio.gather(*map(self._clean, some), return_exceptions=True)
             for partition, result in zip(some, results, strict=True):
-                # A topic that was deleted meanwhile needs no cleaning.
+                # A topic that was deleted in the meantime needs no cleaning.
                 if isinstance(result, Exception) and partition.topic.id in self._partitions:
                     partition.due_ms = 0
                     failed.add(partition.topic.id)
@@ -206,7 +207,8 @@ class Retention:
         self.held_back.tell(self._clock.before(limits.HELD_BACK_MS))
 
     def failures(self) -> list[Failure]:
-        """What keeps topics from being cleaned, one of each topic, of the first few."""
+        """Return the errors that keep topics from being cleaned: one per topic, SHOWN_FAILURES at
+        most."""
         return list(islice(self._failures.values(), limits.SHOWN_FAILURES))
 
     def stop(self) -> None:
@@ -215,10 +217,10 @@ class Retention:
             self._fail_queue(key, closing_error())
 
     def _due(self) -> list[Partition]:
-        """Take the partitions that are to be looked at now."""
+        """Take the partitions that the cleaner is to look at now."""
         due = dict.fromkeys(self._due_times.take(self._now_ms()))
         for partition in due:
-            partition.due_ms = math.inf  # until somebody says so again
+            partition.due_ms = math.inf  # until it is set again
         for topic_id, number in self._survey.archived_anew():
             partitions = self._partitions.get(topic_id, ())
             if number < len(partitions) and self._survey.is_archived_anew(partitions[number]):
@@ -254,7 +256,7 @@ class Retention:
         return True
 
     def _waits_with_cut(self, partition: Partition, before: int, now_ms: int) -> bool:
-        """Whether a file of the archive was cut just now, and would only be cut again."""
+        """Return whether a trim would only cut an archive file that was cut a short while ago."""
         if not self._survey.only_cuts_a_file(partition, before):
             return False
         last_ms = partition.cut_ms
@@ -265,7 +267,7 @@ class Retention:
         return False
 
     def _tell_overtaken(self, partition: Partition, held_from: int, before: int) -> None:
-        """Once for each place at which somebody stays behind."""
+        """Log the overtaken subscriptions, once for each held offset."""
         if partition.told_held_from == held_from:
             return
         partition.told_held_from = held_from
@@ -302,7 +304,7 @@ class Retention:
         return partition.preparing
 
     async def _prepare(self, partition: Partition) -> None:
-        """Ask the store for all that the partition's policy needs to know."""
+        """Load the facts that the partition's policy needs; then admit waiting publishers."""
         try:
             while not partition.is_ready:
                 topic = partition.topic
@@ -336,7 +338,7 @@ class Retention:
         if has_room(policy, facts, entries):
             return True
         facts = self._survey.facts(partition)
-        # A repeat takes no room: the log has it.
+        # A repeated batch takes no room: it is in the log already.
         return has_room(policy, facts, entries) or self._store.is_repeat(
             Append(partition.key, batch)
         )
@@ -368,7 +370,7 @@ class Retention:
         return answers
 
     async def _take_room(self, partition: Partition, batch: Batch) -> None:
-        """Return when there is room, and the batch counts as on its way."""
+        """Wait for room and count the batch as in flight. Raise TopicFull or RecordTooLarge."""
         _check_fits(partition, batch)
         if not partition.is_ready or partition.key in self._queues:
             await self._wait_for_turn(partition, batch, None, self._hold)
@@ -407,7 +409,7 @@ class Retention:
         try:
             if self._leaves_to_cleaner(partition):
                 return
-            # Whoever comes first here trims for all whose appends have arrived.
+            # The first publisher that gets the lock trims for all appends that are durable by then.
             async with partition.lock:
                 before = self._drop_before(partition)
                 if before > partition.first and not self._leaves_to_cleaner(partition):
@@ -417,21 +419,22 @@ class Retention:
             self._report(partition, error)
 
     def _drop_before(self, partition: Partition) -> int:
-        """Where a topic that drops its oldest begins now; where the policy is a new one, the
-        cleaner will look into it."""
+        """Return the offset to trim to. If the policy has just changed, return the present first
+        offset: the cleaner will look at it."""
         if not partition.is_ready:
             return partition.first
         return trim_before(partition.topic.policy, self._survey.facts(partition))
 
     def _leaves_to_cleaner(self, partition: Partition) -> bool:
-        """Who publishes does not wait for a manifest, nor for the cleaner, who may do so."""
+        """Return whether the cleaner must trim, because a publisher does not wait for a
+        manifest."""
         if not self._survey.begins_in_archive(partition):
             return False
         if self._drop_before(partition) > partition.first:
             partition.due_ms = 0
         return True
 
-    # --- who waits --------------------------------------------------------------------------
+    # --- waiting publishers -----------------------------------------------------------------
 
     def _wait_for_turn(
         self,
@@ -470,7 +473,7 @@ class Retention:
             async with asyncio.timeout(self._full_topic_wait_ms / 1000):
                 await waiter.woken
         except TimeoutError:
-            # It may have been admitted at the very moment at which its time was over.
+            # The publisher may have been admitted at the same moment at which its time ran out.
             if waiter.outcome is None:
                 waited = f"waited {self._full_topic_wait_ms} ms for room"
                 raise TopicFull(f"{_full(partition)}; {waited}") from None
@@ -480,17 +483,17 @@ class Retention:
         return await asyncio.shield(waiter.outcome)
 
     def _left(self, waiter: _Waiter) -> None:
-        """A publisher has gone; if nothing came of its waiting, the next has its place."""
+        """Clean up after a publisher. If it left without an outcome, admit the next one."""
         if waiter.outcome is None:
             self._dequeue(waiter)
             self._admit(waiter.partition)
 
     def _admit(self, partition: Partition) -> None:
-        """Append for those in the queue, in order, as far as there is room."""
+        """Admit queued publishers in order, as far as there is room."""
         while (queue := self._queues.get(partition.key)) is not None and partition.is_ready:
             waiter = queue[0]
             if waiter.woken.cancelled():
-                return  # it is about to leave, and then the next is admitted
+                return  # `_left` removes it, and then admits the next one
             try:
                 if waiter.check is not None:
                     waiter.check(waiter.batch)
@@ -515,7 +518,7 @@ class Retention:
                 waiter.woken.set_result(None)
 
     def _admit_after_change(self, partition: Partition) -> None:
-        """The policy is another one: who waits may no longer have to."""
+        """Admit publishers that need not wait under the topic's new policy."""
         if partition.key not in self._queues:
             return
         if partition.topic.policy.counts_entries:
@@ -546,8 +549,8 @@ class Retention:
 
 
 class _Waiter:
-    """A publisher in a queue, with a copy of its batch. The outcome is there when it is woken: its
-    append, which has begun, or why there is none."""
+    """A publisher in a queue, with a copy of its batch. When it is woken, `outcome` is its started
+    append, or the error."""
 
     __slots__ = ("batch", "begin", "check", "outcome", "partition", "wait_for_room", "woken")
 
@@ -569,7 +572,7 @@ class _Waiter:
 
 
 def _mark_retrieved(task: asyncio.Task[Any]) -> None:
-    """Mark the task's error as retrieved. Its publisher gets it, unless it was cancelled."""
+    """Mark the task's error as retrieved. The publisher gets it, unless it was cancelled."""
     if not task.cancelled():
         task.exception()
 
