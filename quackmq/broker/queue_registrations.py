@@ -1,16 +1,16 @@
-"""Producers and consumers of a queue, who are known by an id that they were given (D1, D2).
+"""Producers and consumers of a queue, each with an id from the broker (D1, D2).
 
-A producer may publish to the one topic that it is registered with; a consumer may subscribe to any
-number. Ids are counted, `producer-1`, `consumer-1`, and none is given twice.
+A producer may publish to the one topic that it is registered with. A consumer may subscribe to any
+number of topics. Ids are numbered, `producer-1`, `consumer-1`, and are never reused.
 
-Kept durably are the two counters, and of each producer its topic. A consumer's topics are the
-subscriptions of its name, the same that every door sees: so a name that subscribed through another
-door is a consumer too, and an id is never that of a name already in use. A producer whose topic was
-deleted has none, and may be registered with another. Beyond `limits.REGISTERED_PRODUCERS` the one
-longest unused is left without a topic as well.
+The store has the two counters, and the topic of each producer. A consumer's topics are the
+subscriptions of its name, which every protocol sees. A name that subscribed through another
+protocol is therefore a consumer too, and a new id never equals a name in use. A producer whose
+topic was deleted has no topic, and may be registered with another. Beyond
+`limits.REGISTERED_PRODUCERS` the least recently used producer loses its topic as well.
 
-The rules are those of the queue's document, for each operation in its order. They bind who comes
-with such an id, and nobody else.
+The checks of each operation, and their order, follow the queue's specification. They apply only to
+clients that use these ids.
 
 Not thread-safe: call from the broker's event loop.
 """
@@ -49,9 +49,9 @@ from quackmq.stores.contract import Store
 
 log = logging.getLogger(__name__)
 
-#: Holds the last numbers that were given, as JSON.
+#: State key of the last numbers that were allocated, as JSON.
 COUNTERS_KEY: Final = "registrations"
-#: Keys of producers begin so; their number follows, and the value is the id of their topic.
+#: Prefix of the state keys of producers. Their number follows; the value is the id of their topic.
 PRODUCER_PREFIX: Final = "registered-producer/"
 _PRODUCER_ID: Final = re.compile(r"producer-([1-9][0-9]{0,17})")
 _CONSUMER_ID: Final = re.compile(r"consumer-([1-9][0-9]{0,17})")
@@ -74,7 +74,7 @@ class Registrations:
         self._topics = topics
         self._pull = pull
         self._cursors = cursors
-        #: By number, the longest unused first.
+        #: By number, the least recently used first.
         self._producers: OrderedDict[int, _Registered] = OrderedDict()
         self._counters = _Counters()
         self._counters_version = 0
@@ -106,9 +106,9 @@ class Registrations:
     async def register_producer(
         self, caller: Caller, topic_name: str, producer_id: str | None = None
     ) -> str:
-        """Register a producer with a topic, which may be created by that; return its id. Without
-        `producer_id` the producer is new; with it, that producer must have no topic. UnknownTopic,
-        UnknownProducerId, AlreadyRegistered."""
+        """Register a producer with a topic; return its id. Without `producer_id` the producer is
+        new, and the topic may be created. With `producer_id`, that producer must have no topic.
+        Raise UnknownTopic, UnknownProducerId or AlreadyRegistered."""
         if producer_id is None:
             topic = await self._publishing.ensure_topic(topic_name)
             return await self._lifecycle.run_shielded(self._new_producer(topic))
@@ -135,9 +135,9 @@ class Registrations:
     async def register_consumer(
         self, caller: Caller, topic_name: str, consumer_id: str | None = None
     ) -> str:
-        """Subscribe a consumer to a topic, from its present end on; return its id, which is also
-        the name of the subscription. Without `consumer_id` the consumer is new. UnknownTopic,
-        UnknownConsumerId, AlreadySubscribed."""
+        """Subscribe a consumer to a topic, from its present end on. Return its id, which is also
+        the name of the subscription. Without `consumer_id` the consumer is new. Raise UnknownTopic,
+        UnknownConsumerId or AlreadySubscribed."""
         topic = self._topics.named(topic_name)
         if consumer_id is None:
             consumer_id = await self._lifecycle.run_shielded(self._new_consumer())
@@ -168,7 +168,7 @@ class Registrations:
             for number in numbers:
                 del self._producers[number]
 
-    # --- how it is done ---------------------------------------------------------------------
+    # --- implementation ---------------------------------------------------------------------
 
     async def _new_producer(self, topic: Topic) -> str:
         async with self._lock:
@@ -189,7 +189,7 @@ class Registrations:
     async def _register(self, topic: Topic, number: int, counters: _Counters) -> None:
         await self._store.room()
         self._topics.with_id(topic.id)  # a deletion from now on removes the producer, too
-        # It still has a state while its former topic is being deleted.
+        # The producer still has a stored state while its former topic is being deleted.
         former = self._producers.get(number)
         version = 0 if former is None else former.version
         puts = [StatePut(_producer_key(number), str(topic.id).encode(), version)]
@@ -227,7 +227,7 @@ class Registrations:
     def _removal(self, number: int) -> StatePut:
         return StatePut(_producer_key(number), None, self._producers[number].version)
 
-    # --- who is there -----------------------------------------------------------------------
+    # --- lookup -----------------------------------------------------------------------------
 
     def _producer(self, producer_id: str) -> int:
         number = _number(_PRODUCER_ID, producer_id)

@@ -1,23 +1,23 @@
-"""A topic as the bounded queue of news that it is to the line door: `enqueue`, `getentry`,
-`dequeue`.
+"""A topic as the bounded queue of the line protocol: `enqueue`, `getentry`, `dequeue`.
 
-The queue is what is live of one partition, by the topic's own policy; nothing is kept beside the
+The queue is the live range of one partition, by the topic's own policy. It has no state besides the
 log:
 
     number     1        2         head                       tail
                |________|__________|===========================|
-    offset     0        1        live, `live_entries` of them at the most (MAXENTRIES),
+    offset     0        1        live, at most `live_entries` of them (MAXENTRIES),
                history           none older than `live_for_ms` (δ)
 
-An entry's number is its offset plus one, so numbers begin at 1 and have no gaps within a run of the
-broker. An entry that leaves the queue stays in the history for as long as the topic keeps it.
-Whether the queue may be full is the policy's too: with `when_full=wait` and `refuse` an `enqueue`
-finds no room until old entries have left; otherwise the oldest leave for it.
+The number of an entry is its offset plus one, so numbers begin at 1 and have no gaps within a run
+of the broker. An entry that leaves the queue stays in the history for as long as the topic keeps
+it. The policy also decides whether the queue can be full. With `when_full=wait` and `refuse`, an
+`enqueue` finds no room until old entries have left; otherwise the oldest entries leave.
 
-Entries published by other doors are in the queue like those enqueued here; a batch of them leaves
-as a whole, and one that cannot be read is gone over.
+Entries that were published by other protocols are in the queue, too. A batch of them leaves as a
+whole. Unreadable entries are skipped.
 
-Who may call: the broker's loop. Each call sees all that was enqueued before it, and is one step.
+Not thread-safe: call from the broker's event loop. Each call is one step, and sees all entries that
+were enqueued before it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from quackmq.errors import OffsetOutOfRange, RecordTooLarge
 from quackmq.model.topic import Appended, PartitionKey
 from quackmq.records.batch import Headers, Record
 
-#: The header that names who published an entry.
+#: The header that holds the publisher's id of an entry.
 PUBLISHER_HEADER: Final = "publisher"
 _NOBODY: Final = Caller()
 
@@ -41,13 +41,13 @@ _NOBODY: Final = Caller()
 class QueueEntry(NamedTuple):
     number: int
     timestamp_ms: int
-    #: Empty for an entry that did not come through a queue.
+    #: Empty for an entry that was not published through a queue.
     publisher_id: str
     content: bytes
 
 
 class TopicQueue:
-    """One partition of a topic that is there."""
+    """The queue of one partition of an existing topic."""
 
     def __init__(
         self,
@@ -64,20 +64,21 @@ class TopicQueue:
         self._key = PartitionKey(broker.topic(topic_name).id, partition)
         self._entry_bytes = entry_bytes
         self._caller = caller
-        #: How far entries have left, as far as anybody was told.
+        #: The first live offset that `dequeue` saw last.
         self._head = 0
 
     async def enqueue(self, publisher_id: str, content: bytes) -> int:
-        """Add an entry: its number, when it is durable. RecordTooLarge for more than QUACKSIZE
-        bytes; TopicFull if there is no room, after a while in a topic that waits."""
+        """Add an entry; return its number when it is durable. Raise RecordTooLarge for more than
+        QUACKSIZE bytes; TopicFull if there is no room, after a wait if the topic's policy is to
+        wait."""
         return await self.begin_enqueue(publisher_id, content)
 
     def begin_enqueue(
         self, publisher_id: str, content: bytes, *, wait_for_room: bool = True
     ) -> asyncio.Future[int]:
-        """The same for who goes on meanwhile. Whoever has begun one and has not heard of it yet
-        begins no other: there is one pending entry for each publisher and topic (Q6). Unless it
-        `wait_for_room` is set, TopicFull comes at once, here or by the future."""
+        """Start adding an entry; return a future of its number. A publisher must not start another
+        one before it has the result: each publisher has one pending entry per topic (Q6). Without
+        `wait_for_room`, TopicFull is raised at once, here or by the future."""
         if len(content) > self._entry_bytes:
             raise RecordTooLarge(
                 f"an entry of {len(content)} bytes; {self._entry_bytes} is the most here"
@@ -90,9 +91,9 @@ class TopicQueue:
         )
 
     async def getentry(self, last: int) -> QueueEntry | int:
-        """The entry behind number `last`, which a reader had last (0 at first); if that one has
-        left the queue, the next newer one. If there is none: minus the number of the last entry
-        that was ever enqueued."""
+        """Return the first entry after number `last`, the last one that a reader had (0 at first).
+        If that entry has left the queue, return the next newer one. If there is none, return minus
+        the number of the last entry that was ever enqueued."""
         offset = max(last, await self._first_live())
         while True:
             offsets = await self._broker.offsets(self._caller, self._key)
@@ -109,15 +110,15 @@ class TopicQueue:
                     max_bytes=1,
                 )
             except OffsetOutOfRange:
-                continue  # more has left meanwhile
+                continue  # more entries were deleted in the meantime
             if page.messages:
                 return _entry_of(page.messages[0].record)
             offset = max(offset + 1, page.next_offset)
 
     async def dequeue(self) -> int:
-        """Let entries that are too old leave, beginning at the head: how many have left since the
-        last call. Nothing is read or written for it: age is a matter of the clock, and what has
-        left goes to the archive by itself."""
+        """Return how many entries have left the queue since the last call, because they are too old
+        or too many. Nothing is read or written for this: the clock and the policy decide, and old
+        entries go to the archive independently."""
         head = await self._first_live()
         left = max(0, head - self._head)
         self._head = max(self._head, head)
@@ -140,7 +141,7 @@ class TopicQueue:
         return None if begun is None else _numbered(begun.appended)
 
     async def _put(self, publisher_id: str, content: bytes, wait_for_room: bool) -> int:
-        """The topic has to come to life again first, or too much is on its way to the disk."""
+        """Ensure that the topic exists, and wait until the store has room; then add the entry."""
         while (begun := self._begin(publisher_id, content, wait_for_room)) is None:
             await self._broker.ensure_topic(self._caller, self._topic_name)
             await self._broker.room()
@@ -158,7 +159,7 @@ def _entry_of(record: Record) -> QueueEntry:
 
 
 def _numbered(appended: asyncio.Future[Appended]) -> asyncio.Future[int]:
-    """The number of the entry that is appended, when it is."""
+    """Return a future of the entry's number, from the future of its append."""
     number: asyncio.Future[int] = appended.get_loop().create_future()
     appended.add_done_callback(partial(_number, number))
     return number
@@ -167,7 +168,7 @@ def _numbered(appended: asyncio.Future[Appended]) -> asyncio.Future[int]:
 def _number(number: asyncio.Future[int], appended: asyncio.Future[Appended]) -> None:
     if number.cancelled():
         if not appended.cancelled():
-            appended.exception()  # nobody is left to hear of it
+            appended.exception()  # mark it as retrieved: no caller is left
     elif appended.cancelled():
         number.cancel()
     elif (error := appended.exception()) is not None:

@@ -1,15 +1,15 @@
-"""Where the records of a put go, and where a repeat of a put with an idempotency key finds them.
+"""Find the partitions of a put's records, also for a repeat of a put with an idempotency key.
 
-A `Placement` is the rule by which records were shared out over partitions: how keys were hashed,
-and over how many partitions. A topic's rule changes when the topic gets more partitions or another
-partitioner. The records of a put stay where they are, so a repeat must follow the rule of the first
-time. That rule is kept with the records: an idempotency key becomes a producer id that nobody else
-uses, and the epoch of that producer, which has no other meaning, is the number of the placement:
+A `Placement` is the rule by which records are distributed over partitions: the partitioner and the
+number of partitions. A topic's rule changes when the topic gets more partitions or another
+partitioner. The records of a put stay where they are, so a repeat must use the rule of the first
+put. The rule is stored with the records: each idempotency key has a producer id of its own, and the
+epoch of this producer, which has no other use, is the number of the placement:
 
-    epoch 0         one partition has all records, or a version wrote it that kept no placement
+    epoch 0         one partition has all records, or an older version stored no placement
     epoch 1 + …     position of the partitioner in `_NUMBERED` * 10,000 + partitions - 1
 
-Not thread-safe: call from the broker's loop.
+Not thread-safe: call from the broker's event loop.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from quackmq.model.partitioning import (
 from quackmq.model.producer_state import Producer
 from quackmq.model.topic import Topic
 
-#: The order is durable: append only.
+#: The order is durable: only append to it.
 _NUMBERED: Final = (Partitioner.MURMUR2, Partitioner.CRC32, Partitioner.LEGACY)
-#: Durable too; `shared_limits.PARTITIONS_PER_TOPIC` cannot be greater.
+#: Durable, too; `shared_limits.PARTITIONS_PER_TOPIC` cannot be greater.
 _EPOCHS_PER_PARTITIONER: Final = 10_000
-#: To hash a short key costs as much as so many bytes of a long one.
+#: Hashing any key costs about as much as this many more bytes.
 _KEY_BYTES: Final = 32
-#: The epoch of a put whose records all lie in one partition.
+#: The epoch of a put whose records are all in one partition.
 ONE_PARTITION: Final = 0
 
 
@@ -57,14 +57,15 @@ def placement_of(topic: Topic) -> Placement:
 
 
 def is_short(key: bytes | None) -> bool:
-    """Whether a key can be hashed at once, without delaying other requests."""
+    """Return whether a key can be hashed in one step, without delaying other requests."""
     return key is None or len(key) <= limits.HASHED_KEY_BYTES
 
 
 async def placed(placement: Placement, keys: Iterable[bytes | None], turn: int) -> list[int]:
     """Return the partition of each key; `turn` for records that may go to any partition.
 
-    Long keys, and many keys, are hashed in several steps: other requests have their turn."""
+    Hash long keys, and many keys, in several steps, so that other requests are not delayed.
+    """
     partitioner, partitions = placement
     chosen: list[int] = []
     cost = 0
@@ -84,9 +85,9 @@ async def placed(placement: Placement, keys: Iterable[bytes | None], turn: int) 
 async def held_placement(
     held: Mapping[int, Producer], keys: Sequence[bytes | None], idempotency_key: bytes, topic: Topic
 ) -> tuple[list[int], int] | None:
-    """Return the partition of each record of a repeated put, and the epoch of its first time.
-    `held` are the states of the idempotency key's producer, by partition. None if the records held
-    cannot be those of this put."""
+    """Return the partition of each record of a repeated put, and the epoch of the first put. `held`
+    are the states of the idempotency key's producer, by partition. Return None if the stored
+    records cannot be those of this put."""
     counts = {partition: _records(state) for partition, state in held.items()}
     epochs = {state.epoch for state in held.values()}
     if sum(counts.values()) != len(keys) or len(epochs) > 1:
@@ -104,14 +105,14 @@ async def held_placement(
 
 
 def turn_of(placement: Placement, idempotency_key: bytes) -> int:
-    """Return the partition of those records of a put that may go to any."""
+    """Return the partition for those records of a put that may go to any partition."""
     return partition_of(placement.partitioner, idempotency_key, placement.partitions) or 0
 
 
 def _candidates(epoch: int, topic: Topic) -> Iterator[Placement]:
-    """Yield the rules by which a put of this epoch may have been shared out."""
+    """Yield the rules that may have distributed the records of a put with this epoch."""
     if epoch == ONE_PARTITION:
-        # The version that kept no placement: the topic had as many partitions as now, or fewer.
+        # An older version stored no placement: the topic had as many partitions as now, or fewer.
         for partitions in range(topic.partitions, 0, -1):
             yield Placement(Partitioner.LEGACY, partitions)
         return
@@ -121,7 +122,7 @@ def _candidates(epoch: int, topic: Topic) -> Iterator[Placement]:
 
 
 def _records(state: Producer) -> int:
-    """Return how many records a key's producer has put into a partition."""
+    """Return how many records an idempotency key's producer has put into a partition."""
     return sum(batch.next_offset - batch.base_offset for batch in state.batches)
 
 
