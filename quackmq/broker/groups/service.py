@@ -130,7 +130,7 @@ class Groups:
 
     async def sync(self, caller: Caller, group: str, sync: Sync) -> Synced:
         """Wait for the leader's assignment and return it. Raise RebalanceInProgress,
-        IllegalGeneration, UnknownMember, MemberFenced or LimitReached."""
+        IllegalGeneration, UnknownMember, MemberFenced, OtherGroupProtocol or LimitReached."""
         self.check_name(group)
         return await self._coordinator.sync(group, sync)
 

@@ -59,8 +59,8 @@ async def read_page(
     wait_ms: int,
 ) -> Page:
     """Read as many messages from `offset` on as the limits allow, but at least one if there is one.
-    Wait up to `wait_ms` for the first message. Raise the error of the broker's read, unless the
-    page already has messages."""
+    Wait up to `wait_ms` for the first message. Raise the error of the broker's read. If the page
+    already has messages, damage or a deleted range ends it instead."""
     page = _Gathering(decoded, topic, partition, offset, max_records, max_bytes)
     loop = asyncio.get_running_loop()
     deadline = loop.time() + min(wait_ms, shared_limits.READ_WAIT_MS) / 1000

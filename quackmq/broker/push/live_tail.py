@@ -212,7 +212,7 @@ class LiveTail:
             except _Altered:
                 continue
             except (BrokerClosing, NotFound):
-                return  # the subscription service informs the listeners
+                return  # the push registry informs the channels
             except QuackError as error:
                 log.warning("new entries of topic %s wait: %s", self.topic.name, error)
             except Exception:

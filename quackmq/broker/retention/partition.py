@@ -151,7 +151,7 @@ class Partition:
                 self.due_ms = 0  # the rest may be larger than it now counts
 
     def least_facts(self) -> Facts:
-        """Return facts that are cheap to get and may understate what can be deleted."""
+        """Return facts that are cheap to get; they may understate which entries have expired."""
         expired_before = 0 if self.live is None else self.live.before
         return Facts(self.first, self.next, expired_before)
 
@@ -193,6 +193,6 @@ class Partition:
             self.due_ms = 0
         for ages in self.ages:
             due_ms = ages.due_ms(now_ms)
-            if due_ms <= now_ms:  # old but not deleted: the clock is paused, or a time is missing
+            if due_ms <= now_ms:  # old but not deleted: the clock is paused, or has a gap
                 due_ms = now_ms + limits.CLOCK_STEP_MS
             self.due_ms = min(self.due_ms, due_ms)
