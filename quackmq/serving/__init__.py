@@ -1,5 +1,6 @@
-"""What every protocol's server shares: sockets, admission, memory bounds, slow peers, closing.
+"""The connection layer that all protocols share: listeners, admission, memory budgets, closing.
 
-A protocol is a codec and its handlers; everything about connections that does not depend on what
-they say is here, once. Open `server` first: it listens, admits and closes; then `connection`.
+A protocol adds a codec and its handlers. Code about connections that does not depend on the
+protocol is here, once. Open `server` first: it listens, admits connections and closes them. Then
+open `connection`.
 """

@@ -1,8 +1,9 @@
-"""Memory over all peers that share a budget: for what they send, and for what they do not take.
+"""Memory budgets shared by connections: one for received requests, one for unsent responses.
 
-A request that is large reserves its memory before it is received. Without memory it is refused, or
-it waits in a `WaitingLine`; that is for the protocol to say. What peers have not taken is counted
-when it has been written, so this budget can be exceeded by what was begun before.
+A large request reserves its memory before it is received. If there is not enough memory, the
+protocol decides: it refuses the request, or lets the connection wait in a `WaitingLine`. Unsent
+bytes are counted after they are written. So responses that were already begun can exceed the send
+budget.
 
 Pure. Call it only from the event loop.
 """
@@ -13,7 +14,7 @@ from collections.abc import Callable
 
 
 class ReceiveBudget:
-    """`on_release` is called whenever memory is given back."""
+    """Bound the memory of received requests; call `on_release` whenever memory is released."""
 
     __slots__ = ("_on_release", "most_bytes", "used_bytes")
 
@@ -27,7 +28,7 @@ class ReceiveBudget:
         return self.used_bytes < self.most_bytes
 
     def reserve(self, size: int) -> bool:
-        """Take so much memory, if there is so much; return whether there was."""
+        """Reserve `size` bytes; return False, and reserve nothing, if that exceeds the budget."""
         if self.used_bytes + size > self.most_bytes:
             return False
         self.used_bytes += size
@@ -39,7 +40,9 @@ class ReceiveBudget:
 
 
 class SendBudget:
-    """`on_change` is told when there is no room any more, and when there is room again."""
+    """Bound the unsent bytes; call `on_change(has_room)` when the budget fills up or has room
+    again.
+    """
 
     __slots__ = ("_on_change", "most_bytes", "unsent_bytes")
 
@@ -55,7 +58,7 @@ class SendBudget:
         return self.unsent_bytes < self.most_bytes
 
     def add(self, change_bytes: int) -> None:
-        """Count so many more bytes, or fewer, that peers have not taken."""
+        """Change the count of unsent bytes by `change_bytes`, which may be negative."""
         had_room = self.unsent_bytes < self.most_bytes
         self.unsent_bytes += change_bytes
         has_room = self.unsent_bytes < self.most_bytes

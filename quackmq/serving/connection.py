@@ -1,10 +1,14 @@
-"""One peer's connection, as far as it does not depend on the protocol.
+"""One peer's connection: the part that does not depend on the protocol.
 
-Here is what the connections of all protocols share: who the peer is, when it is read from, what it
-has not taken of what was written, its end if it takes nothing for too long, and the end of a
-conversation: half-close, and let the peer hang up. A protocol adds what bytes mean.
+The connections of all protocols share this code:
 
-Call it only from the event loop.
+- the peer's identity;
+- pausing and resuming reads;
+- counting the bytes that the peer has not read yet;
+- disconnecting a peer that reads nothing for too long;
+- ending a connection: half-close it, then wait for the peer to close.
+
+A protocol adds the meaning of the bytes. Call it only from the event loop.
 """
 
 from __future__ import annotations
@@ -21,21 +25,21 @@ from quackmq.serving.budgets import SendBudget
 
 
 class ConnectionBounds(NamedTuple):
-    """The bounds of one connection. Limits are read each time that they are needed."""
+    """The bounds of one connection. The limits are read again on every use."""
 
-    #: Written and not yet taken by the peer; above it the peer is slow.
+    #: Unsent bytes above which the peer counts as slow.
     write_buffer_bytes: int
-    #: A peer that takes nothing for so long is disconnected; None for as long as it likes.
+    #: Disconnect a peer that reads nothing for this long; None means no bound.
     send_wait_ms: float | None
-    #: After the last answer the peer has so long to hang up.
+    #: How long the peer may take to close the connection after the last response.
     linger_ms: float
 
 
 class Admission(Protocol):
-    """The server, as its connections see it."""
+    """The part of the server that its connections use."""
 
     def opened(self, connection: Any) -> bool:
-        """Count a connection; return whether it may stay."""
+        """Register a connection; return whether it is admitted."""
 
     def closed(self, connection: Any) -> None: ...
 
@@ -44,10 +48,11 @@ class ServedConnection(asyncio.BaseProtocol, ABC):
     def __init__(
         self, server: Admission, send_budget: SendBudget | None = None, channel: str = ""
     ) -> None:
-        """What the peer does not take is counted in `send_budget`. `channel` is the name of a peer
-        without a network address."""
+        """Count the peer's unsent bytes in `send_budget`. `channel` names a peer that has no
+        network address.
+        """
         self._loop = asyncio.get_running_loop()
-        #: Pauses of the loop do not count: a peer may have sent its next word meanwhile.
+        #: Pauses of the loop do not count: during a pause the peer may have sent its next bytes.
         self._time = loop_clock().time
         self._server = server
         self._send_budget = send_budget
@@ -58,15 +63,15 @@ class ServedConnection(asyncio.BaseProtocol, ABC):
         self._reads = True
         self._draining = False
         self._has_ended = False
-        #: When the peer stopped taking what is written; None while it takes it.
+        #: When the peer became slow; None while it keeps up.
         self._slow_since: float | None = None
-        #: What is counted in the budget.
+        #: The unsent bytes of this connection that are counted in the budget.
         self._unsent_bytes = 0
-        #: What the last sweep found unsent, and when a sweep first found it so.
+        #: The unsent bytes at the last sweep, and when a sweep first found this number.
         self._stuck_bytes = 0
         self._stuck_since = 0.0
 
-    # --- what a protocol says -----------------------------------------------------------------
+    # --- implemented by a protocol ------------------------------------------------------------
 
     @property
     @abstractmethod
@@ -74,26 +79,26 @@ class ServedConnection(asyncio.BaseProtocol, ABC):
 
     @abstractmethod
     def _on_opened(self) -> None:
-        """The peer is connected and may stay."""
+        """Start serving the peer, which was admitted."""
 
     def _on_refused(self) -> None:
-        """The peer is connected and may not stay: there are too many, or the server closes."""
+        """Turn the peer away: there are too many connections, or the server is closing."""
         self.disconnect("no more connections are taken")
 
     def _on_writable(self) -> None:
-        """The peer, which was slow, has taken everything."""
+        """Continue after a slow peer has read everything that was written."""
 
     def _on_lost(self) -> None:
-        """The connection is gone."""
+        """Release what the protocol holds for this connection, which is closed."""
 
     def _sweep(self, now: float) -> None:
-        """End what has lasted too long, other than a peer that takes nothing."""
+        """End operations that have exceeded their deadline, except unsent responses."""
 
     def _on_deaf(self, wait_ms: float) -> None:
-        """The peer took nothing for so long."""
+        """Disconnect a peer that read nothing for `wait_ms`."""
         self.disconnect(f"it took no answers for {wait_ms} ms")
 
-    # --- what the transport calls -------------------------------------------------------------
+    # --- called by the transport --------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
@@ -102,10 +107,10 @@ class ServedConnection(asyncio.BaseProtocol, ABC):
             self._caller = Caller(address=self._address_of(host, port))
         own = transport.get_extra_info("socket")
         if own is not None:
-            # TCP finds out that a peer is gone without a word, in its own time.
+            # Let TCP detect a peer that disappeared without closing the connection.
             own.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        # With `low=0` a peer that can be written to again has taken everything, so that none of
-        # its bytes stay counted.
+        # With `low=0`, `resume_writing` means that the peer has read everything. So no bytes stay
+        # counted in the budget.
         self._transport.set_write_buffer_limits(high=self.bounds.write_buffer_bytes, low=0)
         if self._server.opened(self):
             self._on_opened()
@@ -128,17 +133,17 @@ class ServedConnection(asyncio.BaseProtocol, ABC):
         self._on_lost()
         self._server.closed(self)
 
-    # --- what the server calls ----------------------------------------------------------------
+    # --- called by the server -----------------------------------------------------------------
 
     @abstractmethod
     def drain(self) -> None:
-        """Take nothing more, finish what was taken, then close."""
+        """Accept no more requests, finish those that were accepted, then close."""
 
     def cancel(self) -> None:
-        """Give up what is still under way: the deadline for draining has passed."""
+        """Cancel operations that are still running, because the drain deadline has passed."""
 
     def abort(self) -> None:
-        """Close at once, even if the peer takes nothing."""
+        """Close at once and discard unsent bytes."""
         if self._transport is not None:
             self._transport.abort()
 
@@ -149,7 +154,9 @@ class ServedConnection(asyncio.BaseProtocol, ABC):
             self.abort()
 
     def sweep(self, now: float) -> None:
-        """End what has lasted too long; called regularly. `now` is of the loop's clock."""
+        """End operations that have exceeded their deadline. `now` is the loop clock's time. The
+        server calls this regularly.
+        """
         if self._transport is None:
             return
         if self._slow_since is not None:
@@ -161,13 +168,14 @@ class ServedConnection(asyncio.BaseProtocol, ABC):
 
     @property
     def reads(self) -> bool:
-        """Whether more is read from the peer now."""
+        """Whether the connection currently reads from the peer."""
         return self._reads
 
-    # --- what a protocol uses -----------------------------------------------------------------
+    # --- used by a protocol -------------------------------------------------------------------
 
     def _read(self, reads: bool) -> None:
-        """Read on, or stop reading: TCP then holds the peer up."""
+        """Start or stop reading. While reading is stopped, TCP applies back-pressure to the
+        peer."""
         if reads == self._reads or self._transport is None or self._transport.is_closing():
             return
         self._reads = reads
@@ -177,19 +185,21 @@ class ServedConnection(asyncio.BaseProtocol, ABC):
             self._transport.pause_reading()
 
     def _finish(self) -> None:
-        """Say that no more comes, and let the peer hang up, for a while. Who closes with something
-        of the peer's unread resets the connection, and the last answers are lost. What was written
-        is still sent then, as long as the peer takes it."""
+        """Half-close the connection, and wait up to `linger_ms` for the peer to close it.
+
+        Closing at once, with unread bytes from the peer, would reset the connection and lose the
+        last responses. Bytes already written are still sent while the peer reads them.
+        """
         transport = self._transport
         if transport is None or transport.is_closing():
             return
         self._has_ended = True
-        if not transport.can_write_eof():  # as over TLS
+        if not transport.can_write_eof():  # TLS cannot half-close
             transport.close()
             return
         try:
             transport.write_eof()
-        except OSError:  # the peer was faster
+        except OSError:  # the peer has already closed
             transport.abort()
             return
         self._read(True)
@@ -200,14 +210,14 @@ class ServedConnection(asyncio.BaseProtocol, ABC):
         log.warning("%s disconnected: %s", self._caller.address, reason)
 
     def _note_unsent(self) -> None:
-        """Count in the budget what the peer has not taken."""
+        """Update the budget with the bytes that the peer has not read yet."""
         unsent_bytes = 0 if self._transport is None else self._transport.get_write_buffer_size()
         change_bytes = unsent_bytes - self._unsent_bytes
         if change_bytes and self._send_budget is not None:
             self._unsent_bytes = unsent_bytes
             self._send_budget.add(change_bytes)
 
-    # --- inside -------------------------------------------------------------------------------
+    # --- internal -----------------------------------------------------------------------------
 
     def _address_of(self, host: str, port: int) -> str:
         return f"{host}:{port}"
@@ -217,8 +227,10 @@ class ServedConnection(asyncio.BaseProtocol, ABC):
             self._transport.close()
 
     def _is_deaf(self, now: float) -> bool:
-        """End the connection of a peer that takes nothing; return whether it is such a peer. One
-        that takes a little between sweeps may be as slow as it likes."""
+        """Disconnect the peer if it reads nothing for `send_wait_ms`; return whether it did not.
+
+        A peer that reads at least one byte between two sweeps may be slow without limit.
+        """
         unsent_bytes = self._transport.get_write_buffer_size()
         if unsent_bytes != self._stuck_bytes or not unsent_bytes:
             self._stuck_bytes, self._stuck_since = unsent_bytes, now

@@ -30,7 +30,7 @@ from quackmq.serving import limits
 
 log = logging.getLogger(__name__)
 
-#: Whole methods: somebody may type the line protocol in capital letters, as in `PUB ada connect`.
+#: Only whole methods: somebody may type the line protocol in capitals, as in `PUB ada connect`.
 _HTTP: Final = re.compile(
     rb"(GET|HEAD|POST|PUT|DELETE|PATCH|OPTIONS|TRACE|PRI) (/|\*|https?://)|CONNECT \S+[.:]"
     rb"|HTTP/|[Hh][Oo][Ss][Tt]:"
@@ -44,7 +44,7 @@ _KAFKA_LEAST_BYTES: Final = 8
 
 
 class WireProtocol(StrEnum):
-    """The value is the name that people know the protocol by."""
+    """The protocols that can be recognized; each value is the name for log messages."""
 
     KAFKA = "the Kafka protocol"
     HTTP = "HTTP"
@@ -104,7 +104,7 @@ class MistakenPeers:
     def __init__(self, door: str, doors: Mapping[str, tuple[str, int]]) -> None:
         self._door = door
         self._doors = doors
-        #: When each kind of mistake was logged last, and how many came after that.
+        #: The time of the last log line for each kind of mistake, and the number of mistakes since.
         self._logged: dict[str, tuple[float, int]] = {}
 
     def report(self, address: str, protocol: WireProtocol, now: float) -> str:
@@ -116,8 +116,9 @@ class MistakenPeers:
         return self._log(address, f"it speaks {protocol}; {advice}", protocol, now)
 
     def report_socket(self, address: str, reason: str, socket_type: str, now: float) -> str:
-        """Log that this peer's type of ZeroMQ socket is not served here; return the sentence, which
-        is `reason` and the port that serves it."""
+        """Log that this listener does not serve the peer's type of ZeroMQ socket. Return the logged
+        sentence: `reason` and the port that serves this type.
+        """
         names = SOCKETS_SERVED_BY.get(socket_type)
         if names is not None:
             reason = f"{reason}; {where_served(names, self._doors)}"

@@ -1,15 +1,16 @@
-"""Bounds that all protocols share, each with its reason. Sizes are bytes unless the name says
-otherwise."""
+"""Bounds that all protocols share, each with its reason. Sizes are in bytes unless the name says
+otherwise.
+"""
 
 from __future__ import annotations
 
 from typing import Final
 
-#: So many first bytes of a connection tell which protocol it speaks: a greeting of ZMTP needs 10, a
-#: method of HTTP and the space behind it mostly fewer.
+#: First bytes of a connection that are examined to recognize its protocol. A ZMTP greeting needs 10
+#: bytes; an HTTP method with its space usually needs fewer.
 OPENING_BYTES: Final = 32
-#: One line in this time is logged about peers of one kind that came to the wrong door: libzmq
-#: connects again ten times a second, for ever.
+#: Interval between log lines about peers that use the wrong listener. libzmq reconnects ten times
+#: per second without end.
 MISTAKEN_LOG_MS: Final = 60_000
-#: What goes wrong again and again is logged once in this time, with how often it happened.
+#: Interval between log lines about a repeated problem; each line has the number of occurrences.
 REPEATED_LOG_MS: Final = 10_000

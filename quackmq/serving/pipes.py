@@ -1,9 +1,9 @@
-"""A pair of pipes as one transport: what is read from one, what is written to the other.
+"""Present a pair of pipes as one transport: one pipe for reading, the other for writing.
 
-To a connection this looks as a socket's transport does, as far as a connection uses one. It is lost
-when both pipes are: each is closed by the peer, or by us.
+A connection can use it like a socket's transport, for all methods that connections call. The
+transport is lost when both pipes are closed, by the peer or by us.
 
-Who may call: the loop.
+Call it only from the event loop.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Protocol, cast
 
 
 class Receiver(Protocol):
-    """Whoever the pipes are for; what a protocol of asyncio has."""
+    """The asyncio protocol that the pipes serve."""
 
     def connection_made(self, transport: Any) -> None: ...
 
@@ -40,8 +40,9 @@ class Pipes:
         self._has_begun = False
 
     async def connect(self, read_fd: int, write_fd: int) -> None:
-        """Take over both file descriptors, to be closed at the end. ValueError, and they are closed
-        now, for what is no pipe."""
+        """Take ownership of both file descriptors and start reading. If one is not a pipe, close
+        both and raise ValueError.
+        """
         loop = asyncio.get_running_loop()
         read_file, write_file = os.fdopen(read_fd, "rb", 0), os.fdopen(write_fd, "wb", 0)
         try:
@@ -56,7 +57,7 @@ class Pipes:
                 write_file.close()
             raise
 
-    # --- what a connection calls ------------------------------------------------------------
+    # --- called by a connection ---------------------------------------------------------------
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         return default
@@ -76,7 +77,7 @@ class Pipes:
         return True
 
     def write_eof(self) -> None:
-        """The peer reads an end, behind all that was written; what it writes is read on."""
+        """Send EOF to the peer after all written bytes; reading continues."""
         self._wrote_eof = True
         if self._writing is not None and not self._writing.is_closing():
             self._writing.close()
@@ -100,14 +101,14 @@ class Pipes:
     def abort(self) -> None:
         self._is_closing = True
         writing = self._writing
-        # Where all is written the end is on its way, and asyncio would come to it twice.
+        # If everything is written, the close is already under way, and abort() would close twice.
         if writing is not None and (
             not writing.is_closing() or writing.get_write_buffer_size() > 0
         ):
             writing.abort()
         self._close_reading()
 
-    # --- what the two pipes call ------------------------------------------------------------
+    # --- called by the two pipes --------------------------------------------------------------
 
     def writes_by(self, transport: asyncio.WriteTransport) -> None:
         self._writing = transport
@@ -122,11 +123,11 @@ class Pipes:
     def lost_writing(self, error: Exception | None) -> None:
         self._writing = None
         if not self._has_begun:
-            return  # the receiver is told when it has heard of the pipes at all
+            return  # the receiver does not know the pipes yet
         if self._reading is None:
             self.receiver.connection_lost(error)
         elif not self._wrote_eof:
-            self._close_reading()  # nobody will read an answer
+            self._close_reading()  # the peer can read no response
 
     def lost_reading(self, error: Exception | None) -> None:
         self._reading = None
@@ -139,7 +140,7 @@ class Pipes:
 
 
 def _check_is_pipe(fd: int) -> None:
-    """uvloop takes whatever it is given, and aborts the process over a file."""
+    """Raise ValueError unless it is a pipe or a socket: uvloop aborts the process for a file."""
     mode = os.fstat(fd).st_mode
     if not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
         raise ValueError(f"file descriptor {fd} is neither a pipe nor a socket")

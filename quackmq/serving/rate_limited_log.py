@@ -1,4 +1,4 @@
-"""What goes wrong again and again, in the log once in a while, with how often."""
+"""Log a repeated problem at most once per interval, with the number of occurrences."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from quackmq.serving import limits
 
 
 class RateLimitedLog:
-    """Who may call: the loop, whose clock is `time`."""
+    """Count occurrences of one problem. `time` is the loop's clock. Call it only from the loop."""
 
     def __init__(self, log: logging.Logger, what: str, time: Callable[[], float]) -> None:
-        """`what` is a format for how many there were and the last of them."""
+        """`what` is a log format for the number of occurrences and the last of them."""
         self.count = 0
         self._log = log
         self._what = what
@@ -21,7 +21,8 @@ class RateLimitedLog:
         self._told_at: float | None = None
 
     def add(self, last: str, count: int = 1) -> None:
-        """The first is told at once, those that follow soon after it with the next one."""
+        """Count occurrences. Log at once if the interval has passed, otherwise with a later
+        call."""
         self.count += count
         now = self._time()
         if self._told_at is None or (now - self._told_at) * 1000 >= limits.REPEATED_LOG_MS:

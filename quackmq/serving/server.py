@@ -1,12 +1,12 @@
-"""Listen, admit connections, look at all of them regularly, and close them in order.
+"""Listen, admit connections, sweep them regularly, and close them in order.
 
-A protocol's server is a subclass: it says how a connection is made and which bounds hold, and adds
-what its connections share. Peers come over TCP or a Unix socket, or are handed over as a pair of
+A protocol's server is a subclass. It makes the connections, sets the bounds, and holds the state
+that its connections share. Peers connect over TCP or a Unix socket, or are passed in as a pair of
 file descriptors (`attach`).
 
-Closing: stop accepting, ask every connection to finish (`drain`), wait until the deadline, cancel
-what is still under way, and abort the connections that are left. The regular look at connections
-goes on until then, so that the deadlines of slow peers hold while the server closes.
+Closing takes five steps: stop accepting, ask every connection to finish (`drain`), wait until the
+deadline, cancel operations that are still running, and abort the remaining connections. The sweeps
+continue until then, so the deadlines of slow peers hold while the server closes.
 
 Call it only from the loop that started it.
 """
@@ -26,19 +26,19 @@ from quackmq.serving.first_bytes import MistakenPeers
 from quackmq.serving.pipes import Pipes
 from quackmq.serving.unix_socket import SocketFile
 
-#: A host and a port, the path of a Unix socket, or None: descriptors alone.
+#: A host and a port; the path of a Unix socket; or None for a server with only `attach`.
 Address = tuple[str, int] | str | None
 
 
 class Bounds(NamedTuple):
-    """The bounds of one server. Limits are read each time that they are needed."""
+    """The bounds of one server. The limits are read again on every use."""
 
     connections: int
     backlog: int
     sweep_ms: float
-    #: A server that closes waits so long for its connections to finish.
+    #: How long a closing server waits for its connections to finish.
     drain_ms: float
-    #: What is cancelled then has so long to answer its peer.
+    #: How long cancelled operations then have to answer their peers.
     cancel_ms: float = 0
 
 
@@ -46,7 +46,7 @@ ConnectionT = TypeVar("ConnectionT", bound=ServedConnection)
 
 
 class Server(ABC, Generic[ConnectionT]):
-    #: The setting that opens it.
+    #: The name of the setting that enables this server.
     name: str
 
     def __init__(self, broker: Broker, address: Address) -> None:
@@ -57,13 +57,13 @@ class Server(ABC, Generic[ConnectionT]):
         self._address = address
         self._listening: asyncio.Server | None = None
         self._socket_file: SocketFile | None = None
-        #: Peers of a Unix socket have no address of their own: they are numbered.
+        #: Peers of a Unix socket have no address, so they are numbered.
         self._numbers = count(1)
         self._sweep_timer: asyncio.TimerHandle | None = None
         self._is_closing = False
         self._all_closed = asyncio.Event()
 
-    # --- what a protocol says -----------------------------------------------------------------
+    # --- implemented by a protocol ------------------------------------------------------------
 
     @property
     @abstractmethod
@@ -73,11 +73,12 @@ class Server(ABC, Generic[ConnectionT]):
     def make_connection(self, channel: str = "") -> Any:
         """Make the asyncio protocol for a new peer; `channel` names a peer without an address."""
 
-    # --- what its owner calls -----------------------------------------------------------------
+    # --- called by the owner ------------------------------------------------------------------
 
     async def start(self) -> Address:
-        """Listen, and return the address: with the real port, where port 0 was asked for. Raise
-        OSError if it cannot be bound."""
+        """Start listening; return the address. A requested port 0 is replaced by the real port.
+        Raise OSError if the address cannot be bound.
+        """
         loop = asyncio.get_running_loop()
         address = self._address
         backlog = self.bounds.backlog
@@ -98,12 +99,14 @@ class Server(ABC, Generic[ConnectionT]):
         return address
 
     async def attach(self, read_fd: int, write_fd: int, channel: str) -> None:
-        """Serve the peer at the other ends of two pipes, under the name `channel`. The server owns
-        both file descriptors from now on, whatever happens. ValueError if they are no pipes."""
+        """Serve the peer at the other ends of two pipes; `channel` is its name. The server owns
+        both file descriptors from now on, even if this fails. Raise ValueError if they are not
+        pipes.
+        """
         await Pipes(self.make_connection(channel)).connect(read_fd, write_fd)
 
     async def close(self) -> None:
-        """Stop accepting, let connections finish until the deadline, close all of them."""
+        """Stop accepting, let connections finish until the deadline, then close all of them."""
         self._is_closing = True
         if self._listening is not None:
             self._listening.close()
@@ -119,7 +122,9 @@ class Server(ABC, Generic[ConnectionT]):
             self._listening = None
 
     def sweep(self) -> None:
-        """End what has lasted too long, on every connection; a timer calls this regularly."""
+        """End operations that have exceeded their deadline, on every connection. A timer calls
+        this.
+        """
         now = loop_clock().time()
         for connection in list(self.connections):
             connection.sweep(now)
@@ -128,10 +133,10 @@ class Server(ABC, Generic[ConnectionT]):
     def is_closing(self) -> bool:
         return self._is_closing
 
-    # --- what connections call ----------------------------------------------------------------
+    # --- called by connections ----------------------------------------------------------------
 
     def opened(self, connection: ConnectionT) -> bool:
-        """Count a connection; return whether it may stay. One that may not closes itself."""
+        """Register a connection; return whether it is admitted. A refused one closes itself."""
         may_stay = len(self.connections) < self.bounds.connections and not self._is_closing
         self.connections.add(connection)
         return may_stay
@@ -141,7 +146,7 @@ class Server(ABC, Generic[ConnectionT]):
         if not self.connections:
             self._all_closed.set()
 
-    # --- inside -------------------------------------------------------------------------------
+    # --- internal -----------------------------------------------------------------------------
 
     def _sweep_later(self) -> None:
         loop = asyncio.get_running_loop()

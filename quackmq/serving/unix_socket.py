@@ -1,9 +1,9 @@
-"""The file of a Unix socket: made without harm to others, removed when it is over.
+"""The file of a Unix socket: created without harm to other processes, removed at the end.
 
-A file that a killed broker left behind is found out by connecting to it: nobody answers, and it is
-removed. One at which somebody listens, or that is no socket at all, is left alone. At the end the
-file is removed if it is still the one that was made here. Who may connect is the file system's to
-say: the permissions are those that the process gives to new files.
+A killed broker leaves its socket file behind. Connecting to that file fails, so the file is stale
+and is removed. A socket on which a process listens is left alone, and so is a file that is not a
+socket. At the end the file is removed only if it is still the file that was created here. The
+permissions are the process's default for new files; they decide which users may connect.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import stat
 
 class SocketFile:
     def __init__(self, path: str) -> None:
-        """OSError if there is no listening at that path."""
+        """Bind a socket at `path`; raise OSError if that is not possible."""
         self.path = path
         _remove_stale(path)
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -32,7 +32,7 @@ class SocketFile:
             if _identity(os.lstat(self.path)) == self._made:
                 os.unlink(self.path)
         except FileNotFoundError:
-            return  # somebody was faster
+            return  # another process has removed it
 
 
 def _remove_stale(path: str) -> None:
@@ -44,7 +44,7 @@ def _remove_stale(path: str) -> None:
         raise OSError(errno.EEXIST, "there is a file that is no socket", path)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.setblocking(False)
-        # EAGAIN: its queue of connections is full, so somebody listens.
+        # EAGAIN: the listener's backlog is full, so a process listens.
         refused = probe.connect_ex(path)
     if refused != errno.ECONNREFUSED:
         raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE), path)

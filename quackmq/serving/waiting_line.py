@@ -1,7 +1,8 @@
-"""Connections that wait until others give memory back, in the order in which they asked.
+"""A queue of connections that wait for memory, in the order in which they asked.
 
-While somebody waits, the connections that hold memory must keep pace: one whose large request comes
-too slowly to be whole in time is disconnected, and its memory goes to those who wait.
+While a connection waits, the connections that hold memory must keep a minimum pace. A connection
+whose large request arrives too slowly is disconnected, and its memory goes to the waiting
+connections.
 
 Call it only from the event loop.
 """
@@ -16,20 +17,20 @@ from quackmq.loop_clock import loop_clock
 
 
 class Waiting(Protocol):
-    """A connection that may have to wait."""
+    """A connection that may have to wait for memory."""
 
     def pump(self) -> None:
-        """Go on, if there is memory now; otherwise wait again."""
+        """Continue if there is memory now; otherwise wait again."""
 
     def is_behind(self, now: float) -> bool:
-        """Return whether it holds memory for a request that comes too slowly."""
+        """Return whether the connection holds memory for a request that arrives too slowly."""
 
     def disconnect(self, reason: str) -> None: ...
 
 
 class WaitingLine:
     def __init__(self, check_ms: float) -> None:
-        """While somebody waits, the others' pace is checked once in `check_ms`."""
+        """Check the pace of the watched connections every `check_ms` while a connection waits."""
         self._check_ms = check_ms
         self._waiting: dict[Waiting, None] = {}
         self._watched: list[Collection[Waiting]] = []
@@ -40,7 +41,7 @@ class WaitingLine:
         return len(self._waiting)
 
     def watch(self, connections: Collection[Waiting]) -> None:
-        """Check the pace of these connections, which may change later."""
+        """Check the pace of these connections too; the collection may change later."""
         self._watched.append(connections)
 
     def add(self, connection: Waiting) -> None:
@@ -54,7 +55,7 @@ class WaitingLine:
             self._timer = None
 
     def wake_soon(self) -> None:
-        """Let those who wait try again in the loop's next turn."""
+        """Let the waiting connections try again in the loop's next turn."""
         if self._waiting and not self._wake_is_due:
             self._wake_is_due = True
             asyncio.get_running_loop().call_soon(self._wake)
@@ -82,6 +83,7 @@ class WaitingLine:
 
 
 def is_too_slow(share: float, passed_ms: float, pace_ms: float, wait_ms: float) -> bool:
-    """Return whether a request of which `share` (0 to 1) has come in `passed_ms` will not be whole
-    after `wait_ms` at this pace. In its first `pace_ms` it may be slow."""
+    """Return whether a request arrives too slowly to be complete after `wait_ms`. `share` (0 to 1)
+    of it has arrived in `passed_ms`. During the first `pace_ms` every pace is allowed.
+    """
     return passed_ms >= pace_ms and share < passed_ms / wait_ms
