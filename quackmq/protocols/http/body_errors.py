@@ -1,8 +1,8 @@
-"""What msgspec says of a body that it refuses, with what would have been right.
+"""Add hints to msgspec's messages about invalid request bodies.
 
-msgspec names the place of a mistake, as in ``$.policy.when_full``, but not what may stand there.
-That is looked up in the type that was expected: the names of fields, the words of a choice. Pure.
-It is called only for requests that are refused.
+msgspec names the place of a mistake, for example ``$.policy.when_full``, but not the values that
+are allowed there. This module looks them up in the expected type: field names, and the values of an
+enumeration. Pure. It is called only for requests that are refused.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from quackmq.protocols.http import limits
 _PLACE: Final = re.compile(r" - at `\$([^`]*)`$")
 _STEP: Final = re.compile(r"\.([^.\[]+)|\[[^\]]*\]")
 _UNKNOWN_FIELD: Final = re.compile(r"unknown field `([^`]*)`")
-#: In a policy, null stands for no bound.
+#: In a policy, null means no bound.
 _POLICY: Final = "`$.policy."
-#: How much alike a wrong name and the right one have to be, from 0 to 1.
+#: How similar a wrong name and a suggested name must be, from 0 to 1.
 _LIKENESS: Final = 0.6
 
 
 def explained(message: str, expected: Any) -> str:
-    """The message of a ValidationError, with a hint if there is one. `expected` is the type."""
+    """Return the message of a ValidationError, with a hint if there is one. `expected` is the
+    type."""
     if len(message) > limits.HTTP_EXPLAINED_CHARS:
         return message
     place = _PLACE.search(message)
@@ -50,7 +51,7 @@ def _hint(message: str, kinds: list[inspect.Type]) -> str:
 
 
 def _at(kind: inspect.Type, place: str) -> Iterator[inspect.Type]:
-    """The types that a value may have at a place below one of this type."""
+    """Yield the types that a value may have at `place` below a value of type `kind`."""
     if isinstance(kind, inspect.Metadata):
         yield from _at(kind.type, place)
     elif isinstance(kind, inspect.UnionType):

@@ -1,19 +1,21 @@
-"""Keep web pages of other sites away from a door that has no password.
+"""Refuse requests that web pages of other sites make: the HTTP listener has no password.
 
-A page of any site can make its visitor's browser send requests to this door, at a loopback address
-or in the visitor's network. These rules keep such pages out. Programs notice only the first.
+A page of any site can make its visitor's browser send requests to this listener, at a loopback
+address or in the visitor's network. These rules refuse those requests. Programs that are not
+browsers notice only the first rule.
 
-- `Host` has to be a name of this broker (`OwnNames`), at whichever address the request came. A page
-  is of "the same origin" under a name of its own once its name server says that the name is this
-  machine's address (DNS rebinding). The names are those that nobody else can register, and those
-  that the settings name.
-- A request that says that a page of another origin made it is refused (`Origin`, `Sec-Fetch-Site`).
-- A request that changes something and comes from a browser has to show that the user or a page of
-  this broker made it. A browser sends neither `Origin` nor, to an address that it does not trust,
-  `Sec-Fetch-Site` with an image or a link; so here `Referer` counts too, and its absence.
-- No answer has CORS headers, so no other page can read one.
+- `Host` must be a name of this broker (`OwnNames`), on loopback and other addresses. Otherwise an
+  attacker could point a name of its own at this machine's address (DNS rebinding). The browser
+  would then treat the attacker's page as the same origin. Allowed names are those that nobody else
+  can register, and those in the settings.
+- A request is refused if its headers say that a page of another origin made it (`Origin`,
+  `Sec-Fetch-Site`).
+- A request from a browser that changes something must show that the user or a page of this broker
+  made it. For an image or a link a browser sends no `Origin`, and to an address that it does not
+  trust no `Sec-Fetch-Site`. So `Referer`, or its absence, is checked too.
+- No response has CORS headers, so no page of another origin can read a response.
 
-Pure; docs/decisions/http-names.md says why these names.
+Pure. docs/decisions/http-names.md explains the choice of names.
 """
 
 from __future__ import annotations
@@ -22,9 +24,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from ipaddress import ip_address
 from typing import Final
 
-#: Of Sec-Fetch-Site: a page of this door itself, or the user's own doing.
+#: Values of Sec-Fetch-Site for a page of this broker, or for the user's own action.
 _OWN_SITES: Final = frozenset({b"same-origin", b"none"})
-#: A name that stands for all names; and what a name begins with that stands for all below it.
+#: The name that matches all names, and the prefix that matches all names below a domain.
 _ANY: Final = "*"
 _BELOW: Final = "*."
 _LOCALHOST: Final = "localhost"
@@ -32,14 +34,15 @@ _SCHEMES: Final = (b"http://", b"https://")
 
 
 class OwnNames:
-    """The names by which requests may call this door.
+    """The names that the Host header of a request may contain.
 
-    - `localhost` and names below it, and any IP address: they lead to no server of somebody else;
-    - `known`: the machine's own name, the name that the door listens on, the advertised host;
-    - `configured`: the setting http_names. `*.example.com` is every name below example.com, and `*`
-      is every name;
+    - `localhost` and names below it, and any IP address: they cannot lead to another party's
+      server;
+    - `known`: the machine's own name, the name that the server listens on, the advertised host;
+    - `configured`: the setting http_names. `*.example.com` matches every name below example.com,
+      and `*` matches every name;
     - a name without a dot, at addresses that are not loopback. Only a resolver of the local network
-      answers for such names, and that network reaches those addresses anyway.
+      answers for these names, and that network can reach those addresses anyway.
     """
 
     def __init__(self, configured: Iterable[str] = (), known: Iterable[str] = ()) -> None:
@@ -48,10 +51,10 @@ class OwnNames:
         self._known = frozenset(_plain(name) for name in known)
 
     def serves(self, host: bytes, is_loopback: bool) -> bool:
-        """Return whether a request that came to an address of this kind may name this host."""
+        """Return whether a request may name this host, given the kind of address it arrived at."""
         name = host_name(host)
         if not name or _ANY in self._configured:
-            return True  # no browser leaves the name out
+            return True  # a browser always sends the name
         if "." not in name and not is_loopback:
             return True
         return (
@@ -63,8 +66,9 @@ class OwnNames:
         )
 
     def is_own_origin(self, origin: bytes, host: bytes) -> bool:
-        """Return whether a page of this origin is this broker's: the origin is the host that was
-        asked, or a configured name without a port, as a proxy in front of the broker has it."""
+        """Return whether a page of this origin belongs to this broker. That is so if the origin
+        equals the requested host, or is a configured name without a port, as behind a proxy.
+        """
         origin = origin.lower()
         scheme = next((each for each in _SCHEMES if origin.startswith(each)), None)
         if scheme is None:
@@ -85,11 +89,12 @@ def is_foreign_site(sec_fetch_site: bytes) -> bool:
 def is_made_by_another_page(
     headers: Sequence[tuple[bytes, bytes]], host: bytes, names: OwnNames
 ) -> bool:
-    """Return whether a browser sent these headers and nothing in them shows that the user or a page
-    of this broker made the request. `Origin` and a foreign `Sec-Fetch-Site` were checked before."""
+    """Return whether a browser sent these headers without a sign that the user or a page of this
+    broker made the request. The caller has already checked `Origin` and `Sec-Fetch-Site`.
+    """
     found: Mapping[bytes, bytes] = dict(headers)
     if found.get(b"sec-purpose", b"").lower().startswith(b"prefetch"):
-        return True  # the user has not asked for it, and perhaps never will
+        return True  # the user has not made this request, and may never make it
     if b"origin" in found or b"sec-fetch-site" in found:
         return False
     referer = found.get(b"referer")
@@ -99,8 +104,9 @@ def is_made_by_another_page(
 
 
 def is_browser(headers: Mapping[bytes, bytes]) -> bool:
-    """Return whether a browser sent these. Some programs call themselves Mozilla too, but no page
-    can keep its browser from sending the user's languages."""
+    """Return whether a browser sent these headers. Some programs also call themselves Mozilla. But
+    a page cannot stop its browser from sending the user's languages.
+    """
     agent = headers.get(b"user-agent", b"").lower()
     return agent.startswith(b"mozilla/") and b"accept-language" in headers
 
@@ -113,7 +119,7 @@ def is_loopback(address: str) -> bool:
 
 
 def host_name(host: bytes) -> str:
-    """The header Host without its port, and an address without its brackets."""
+    """Return the Host header without its port, and an IPv6 address without its brackets."""
     text = host.decode("latin-1").lower().rstrip(".")
     if text.startswith("["):
         return text[1:].partition("]")[0]
@@ -122,14 +128,15 @@ def host_name(host: bytes) -> str:
 
 
 def machine_names(hostname: str) -> tuple[str, ...]:
-    """The names that a machine of this host name has in its own network: also its first label, and
-    that below `local`, which multicast DNS answers and no other name server may."""
+    """Return the names that a machine with this host name has in its own network. They include its
+    first label, and that label below `local`. Only multicast DNS answers for names below `local`.
+    """
     label = hostname.partition(".")[0]
     return tuple(name for name in (hostname, label, f"{label}.local") if label)
 
 
 def _origin_of(url: bytes) -> bytes:
-    """Scheme, host and port of a URL."""
+    """Return the scheme, host and port of a URL."""
     scheme, _, rest = url.partition(b"://")
     return scheme + b"://" + rest.partition(b"/")[0]
 

@@ -1,9 +1,9 @@
-"""One peer: requests come in, answers go out in the order of the requests, one at a time.
+"""One peer: read requests and answer them in order, one at a time.
 
-Each request goes to its route's handler and is answered in one write, or in pieces as they come.
-Those that a peer sends ahead wait their turn; reading stops while too many do, and while the peer
-does not take its answers. A peer that hangs up has its handler cancelled; what the broker has begun
-it carries through. Who may call: the loop's thread only.
+Each request goes to its route's handler. The response is one write, or a stream of chunks.
+Pipelined requests wait for their turn. Reading stops while too many requests wait, and while the
+peer does not read its responses. If the peer disconnects, its handler is cancelled; writes that the
+broker has begun still complete. Not thread-safe: call it from the event loop.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ _NOTHING: Final = memoryview(b"")
 
 
 class Door(ServerContext, Admission, Protocol):
-    """What connections share, and whom they tell."""
+    """The part of the server that its connections use."""
 
     date: Date
     send_budget: SendBudget
 
     def streaming(self, change: int) -> None:
-        """One more stream is being sent, or one fewer."""
+        """Change the number of streams that are being sent by `change`, 1 or -1."""
 
 
 class Connection(ServedConnection, asyncio.Protocol):
@@ -52,23 +52,23 @@ class Connection(ServedConnection, asyncio.Protocol):
         super().__init__(door, door.send_budget)
         self._door = door
         self._receiver: Receiver | None = None
-        #: Behind the one that is being answered.
+        #: Pipelined requests behind the current one.
         self._waiting: deque[PendingRequest] = deque()
-        #: Received while too many wait, and the memory that is reserved for it.
+        #: Received bytes that are not parsed because too many requests wait, and their reservation.
         self._unparsed = _NOTHING
         self._reserved_bytes = 0
         self._current: PendingRequest | None = None
-        #: What it waits for: a task, or a change.
+        #: The task or pending write of the current request.
         self._under_way: asyncio.Future[Any] | None = None
         self._is_streaming = False
-        #: What a stream waits for while the peer is slow.
+        #: Resolved when a slow peer has read everything; a stream waits for it.
         self._writable: asyncio.Future[None] | None = None
-        # By the loop's clock: when the request that is coming began to; since when nothing is asked
-        # nor answered.
+        # Loop clock times: when the incomplete request began to arrive, and since when the
+        # connection is idle.
         self._begun_at: float | None = None
         self._idle_since: float | None = self._time()
 
-    # --- what the transport calls -----------------------------------------------------------
+    # --- called by the transport -------------------------------------------------------------
 
     @property
     def bounds(self) -> ConnectionBounds:
@@ -122,11 +122,12 @@ class Connection(ServedConnection, asyncio.Protocol):
         self._drop_unparsed()
         self._waiting.clear()
 
-    # --- what the door calls ----------------------------------------------------------------
+    # --- called by the server ----------------------------------------------------------------
 
     def drain(self) -> None:
-        """Take no more requests, answer those that were taken, then close; what waits for something
-        to come is ended."""
+        """Accept no more requests, answer those that were accepted, then close. Cancel a stream,
+        and a handler that waits for new data.
+        """
         if self._receiver is not None:
             self._receiver.takes_requests = False
         self._draining = True
@@ -136,13 +137,13 @@ class Connection(ServedConnection, asyncio.Protocol):
         self._go_on()
 
     def cancel(self) -> None:
-        """What is still under way is answered that the broker closes."""
+        """Cancel the current operation; its response says that the broker is closing."""
         if self._under_way is not None:
             self._under_way.cancel()
 
     def _sweep(self, now: float) -> None:
         assert self._receiver is not None
-        # What peers that are not slow have not taken counts too.
+        # Count unsent bytes of peers that are not slow too.
         self._note_unsent()
         if self._unsent_bytes:
             return
@@ -156,10 +157,10 @@ class Connection(ServedConnection, asyncio.Protocol):
             if now - self._idle_since > limits.HTTP_IDLE_MS / 1000:
                 self._transport.close()
 
-    # --- requests are answered --------------------------------------------------------------
+    # --- answering requests ------------------------------------------------------------------
 
     def _ask(self, asked: PendingRequest) -> None:
-        """A request has come: answer it, or let it wait for those before it."""
+        """Answer a complete request, or queue it behind earlier ones."""
         if self._current is None and not self._waiting and self._slow_since is None:
             self._begin(asked)
             return
@@ -233,11 +234,12 @@ class Connection(ServedConnection, asyncio.Protocol):
         if asked.closes:
             self._end()
         elif self._waiting or self._draining or not self._reads or self._receiver.wants_continue:
-            # Not from here: as many may be answered at once as a peer has sent ahead.
+            # Not by a direct call: a peer may have pipelined many requests, and the stack would
+            # grow.
             self._loop.call_soon(self._go_on)
 
     def _go_on(self) -> None:
-        """Begin the next that waits, if it may."""
+        """Begin the next waiting request, if nothing prevents it."""
         if self._transport is None or self._current is not None or self._slow_since is not None:
             return
         if self._waiting:
@@ -252,10 +254,10 @@ class Connection(ServedConnection, asyncio.Protocol):
     def _is_done(self) -> bool:
         return self._current is None and not self._waiting
 
-    # --- what has come ----------------------------------------------------------------------
+    # --- received bytes ----------------------------------------------------------------------
 
     def _parse_on(self) -> None:
-        """Parse what came with one read little by little: it may hold thousands of requests."""
+        """Parse the bytes of one read in small pieces: one read may hold thousands of requests."""
         receiver = self._receiver
         assert receiver is not None
         while len(self._waiting) < limits.HTTP_REQUESTS_AHEAD and receiver.takes_requests:
@@ -283,8 +285,9 @@ class Connection(ServedConnection, asyncio.Protocol):
     # --- streams ----------------------------------------------------------------------------
 
     async def _send_stream(self, asked: PendingRequest, stream: Stream) -> None:
-        """Pieces as they come, no faster than they are taken. That it breaks off cannot be told by
-        a status any more: then the connection breaks off too."""
+        """Send the chunks as they are produced, no faster than the peer reads them. After the head
+        is sent, a status cannot report a failure. So on a failure the connection is aborted.
+        """
         chunked = not asked.is_old and stream.length is None
         asked.closes = asked.closes or asked.is_old or self._draining
         is_whole = asked.is_head
@@ -311,7 +314,7 @@ class Connection(ServedConnection, asyncio.Protocol):
                 await aclose()
         if chunked and not asked.is_head:
             self._write(LAST_CHUNK)
-        # Where a length was promised, only the end of the connection tells that it is not all.
+        # If a length was declared, only closing the connection shows that the body is incomplete.
         asked.closes = asked.closes or self._draining or not (chunked or is_whole)
         self._done(asked)
 
@@ -330,7 +333,7 @@ class Connection(ServedConnection, asyncio.Protocol):
     # --- the connection ---------------------------------------------------------------------
 
     def _regulate(self) -> None:
-        """Read on, unless the peer sends more than it takes, or than we have answered."""
+        """Read, unless the peer does not read its responses or too many of its requests wait."""
         transport, receiver = self._transport, self._receiver
         if transport is None or receiver is None or transport.is_closing():
             return
@@ -339,7 +342,7 @@ class Connection(ServedConnection, asyncio.Protocol):
             transport.write(CONTINUE)
         reads = self._slow_since is None and not self._unparsed
         reads = reads and len(self._waiting) < limits.HTTP_REQUESTS_AHEAD
-        # What comes after the last request is let go of: what counts is that the peer hangs up.
+        # Bytes after the last request are read and discarded, so that the peer's close is seen.
         reads = reads or not receiver.takes_requests
         if reads == self._reads:
             return
@@ -348,7 +351,8 @@ class Connection(ServedConnection, asyncio.Protocol):
         self._read(reads)
 
     def _end(self) -> None:
-        """Close, since nothing more is answered. A peer that is still sending hangs up first."""
+        """Close after the last response. If a request is still arriving, let the peer close
+        first."""
         transport, receiver = self._transport, self._receiver
         if transport is None or receiver is None or self._has_ended or transport.is_closing():
             return

@@ -1,8 +1,8 @@
-"""Every error of ours as an HTTP status, and the two shapes in which failures are told.
+"""Map every broker error to an HTTP status, and render failures in two formats.
 
-A status in the 400s is the asker's to mend, one in the 500s ours; 503 means that the same request
-may well succeed a little later, and says so with Retry-After. Below `/v1` failures are problem
-details (RFC 9457); elsewhere they have the shape of the distributed queue's answers.
+A status in the 400s means that the client must change something; one in the 500s is the broker's
+fault. 503 means that the same request may succeed later, and adds Retry-After. Below `/v1` a
+failure is a problem document (RFC 9457). Elsewhere it has the format of the distributed queue.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import orjson
 from quackmq import errors
 from quackmq.protocols.http.types import JSON, PROBLEM, Response
 
-#: What lies below this path is told of its failures as problem details.
+#: Failures below this path are problem documents.
 PROBLEMS_BELOW: Final = "/v1"
 _RETRY_SOON: Final = (("retry-after", "1"),)
 
@@ -52,7 +52,7 @@ STATUSES: Final[Mapping[type[errors.QuackError], int]] = {
     errors.UnknownFile: 404,
     errors.Conflict: 409,
     errors.TopicExists: 409,
-    # Who asks is known, and may not: another topic, or a registration, would be right.
+    # The client is known, but not allowed here: it needs another topic or another registration.
     errors.NotRegistered: 403,
     errors.AlreadyRegistered: 409,
     errors.AlreadySubscribed: 409,
@@ -82,7 +82,7 @@ STATUSES: Final[Mapping[type[errors.QuackError], int]] = {
     errors.UnknownLeaderEpoch: 409,
     errors.OffsetOutOfRange: 416,
     errors.EntriesLost: 410,
-    # The topic's policy says no as things stand: somebody has to change them.
+    # The topic's policy refuses the request until somebody changes the topic or its state.
     errors.Refused: 409,
     errors.TopicFull: 409,
     errors.NoSubscriber: 409,
@@ -105,8 +105,9 @@ STATUSES: Final[Mapping[type[errors.QuackError], int]] = {
 
 
 class HttpFailure(Exception):
-    """A request that fails for a reason of HTTP's own, with the status for it. No error of the
-    broker: nobody but this door raises it or sees it."""
+    """A request that fails for a reason of HTTP itself, with its status. This is not a broker
+    error: only the HTTP package raises and handles it.
+    """
 
     def __init__(
         self,
@@ -126,7 +127,7 @@ def status_of(error: errors.QuackError) -> int:
 
 
 def failure_of(error: errors.QuackError | HttpFailure, path: str) -> Response:
-    """The answer to a request for this path that failed so."""
+    """Return the response to a request for `path` that failed with `error`."""
     if isinstance(error, HttpFailure):
         return failure(error.status, error.code, str(error), path, error.headers)
     return failure(status_of(error), error.code, str(error), path)

@@ -1,12 +1,12 @@
-"""Heads of requests that have come before, byte for byte, with what was made of them.
+"""Cache of request heads, byte for byte, with their parsed form.
 
-A client that stays sends the same head again and again, with another length at the most. To parse
-it costs more than all that is done with a small request, and comes to the same each time. So what
-came of a head is kept; one that comes again in one piece with its whole body is not parsed.
+A client sends the same head again and again; at most the length changes. Parsing a head costs more
+than all other work for a small request, and gives the same result each time. So parsed heads are
+cached. A cached head is not parsed again if it arrives in one piece with its whole body.
 
-Only plain ones are kept: by HTTP/1.1, for a route, found to be good, the body's length said or none
-there, the connection to stay. All others go through the parser, and so do those that come in
-pieces or with more behind them. Who may call: the loop.
+Only simple heads are cached: HTTP/1.1, a known route, accepted, a declared length or no body, and a
+connection that stays open. All other heads go through the parser. So do heads that arrive in pieces
+or with further bytes behind the body. Call it only from the event loop.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from quackmq.protocols.http import limits
 from quackmq.protocols.http.router import Route
 from quackmq.protocols.http.types import parse_headers
 
-#: What makes a head mean more than where, how and how much.
+#: Headers that change the meaning of a request beyond its route and its length.
 _SPECIAL: Final = frozenset({b"transfer-encoding", b"upgrade", b"expect"})
 
 
 class KnownHead(NamedTuple):
-    """As `Request` has it, and how long the body is."""
+    """A parsed head: the fields of `Request`, and the length of the body."""
 
     route: Route
     method: str
@@ -35,8 +35,9 @@ class KnownHead(NamedTuple):
 
 
 class RequestHeadCache:
-    """Of one door. Who came to an address of this machine alone is asked by which name, so heads
-    that were good enough for others are not for those."""
+    """Cache parsed heads per server, separately for loopback connections. The allowed Host names
+    differ there, so a head that is accepted elsewhere may be refused on loopback.
+    """
 
     __slots__ = ("_heads",)
 
@@ -44,7 +45,7 @@ class RequestHeadCache:
         self._heads: tuple[dict[bytes, KnownHead], dict[bytes, KnownHead]] = ({}, {})
 
     def of(self, is_loopback: bool) -> Mapping[bytes, KnownHead]:
-        """A view that follows changes."""
+        """Return a live view of the cached heads."""
         return self._heads[is_loopback]
 
     def learn(

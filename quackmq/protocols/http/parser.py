@@ -1,11 +1,13 @@
-"""One peer's bytes become requests, each whole or refused; no socket here.
+"""Turn one peer's bytes into requests, each complete or refused. No I/O.
 
-httptools (llhttp, in C) parses them as they come. Here is what it leaves open: how large a head and
-a body may be, however they are cut into pieces; which route is meant, so that its bound on bodies
-holds before one comes; whether a browser was made to ask (see `guards`).
+httptools (llhttp, in C) parses the bytes as they arrive. This module adds:
 
-Nonsense is answered with a status where HTTP has one for it, and nothing is taken behind it: what
-follows cannot be told from what belongs to it. Who may call: the connection that has made it.
+- bounds on the size of heads and bodies, however they are split into pieces;
+- the choice of the route, so that its bound on bodies holds before the body arrives;
+- the check that no foreign web page made the request (see `browser_guards`).
+
+Invalid input is answered with its HTTP status, and everything after it is ignored: the start of the
+next request cannot be found. Call it only from the connection that made it.
 """
 
 from __future__ import annotations
@@ -39,14 +41,14 @@ log = logging.getLogger(__name__)
 _VERSIONS: Final = ("1.1", "1.0")
 _NO_PARTS: Final[Mapping[str, str]] = {}
 _HEAD_END: Final = b"\r\n\r\n"
-#: Of a header's value, in a message about it.
+#: Bytes of a header's value that an error message shows.
 _SHOWN_BYTES: Final = 100
-#: Framing that a chunked body may bring along for each byte of its own: chunks of one byte have 5.
+#: Bytes of framing allowed for each byte of a chunked body: a chunk of one byte has 5.
 _FRAMING: Final = 6
 
 
 class ServerContext(DoorFacts, Protocol):
-    """What receivers share: the door."""
+    """The part of the server that receivers use."""
 
     broker: Broker
     router: Router
@@ -57,7 +59,7 @@ class ServerContext(DoorFacts, Protocol):
 
 
 class PendingRequest:
-    """A request that has come, for a route; or one that has its answer already, the `refusal`."""
+    """A complete request for a route, or a request that was refused (`refusal`)."""
 
     __slots__ = (
         "closes",
@@ -73,9 +75,9 @@ class PendingRequest:
     def __init__(self, path: str, is_head: bool, is_old: bool, closes: bool) -> None:
         self.path = path
         self.is_head = is_head
-        #: By HTTP/1.0: the peer has to be told if the connection stays.
+        #: HTTP/1.0: the response must say so if the connection stays open.
         self.is_old = is_old
-        #: The connection ends with the answer.
+        #: Whether the connection closes after the response.
         self.closes = closes
         self.request: Request | None = None
         self.route: Route | None = None
@@ -84,7 +86,7 @@ class PendingRequest:
 
 
 class Receiver:
-    """`deliver` is given each request, from within `feed`."""
+    """Parse one peer's bytes; pass each request to `deliver` during `feed`."""
 
     def __init__(
         self,
@@ -98,18 +100,18 @@ class Receiver:
         self._is_loopback = is_loopback
         self._deliver = deliver
         self._known = place.known_heads.of(is_loopback)
-        #: What was made of the last head, if it is one to be known again.
+        #: The parsed form of the last head, if it may be cached.
         self._made: KnownHead | None = None
-        #: Requests whose beginning was seen in what was fed last.
+        #: Requests that began in the bytes of the last `feed`.
         self._begun = 0
         self._parser: httptools.HttpRequestParser | None = httptools.HttpRequestParser(self)
-        #: Whether a request has begun to come and is not whole.
+        #: Whether a request has begun to arrive and is not complete.
         self.is_coming = False
-        #: Whether what comes is looked at: not after a request that is the last.
+        #: Whether further bytes are parsed; False after the last request of a connection.
         self.takes_requests = True
-        #: Whether the peer waits to be told that it may send the body.
+        #: Whether the peer waits for `100 Continue` before it sends the body.
         self.wants_continue = False
-        #: The Host of the request that is coming, and the last one that was found to be good.
+        #: The Host of the arriving request, and the last Host that was accepted.
         self._host = b""
         self._known_host: bytes | None = None
         self._url = b""
@@ -117,7 +119,8 @@ class Receiver:
         self._has_head = False
         self._head_bytes = 0
         self._fed_bytes = 0
-        #: As it came, and gathered as soon as it comes in pieces: they may be many, and tiny.
+        #: One piece as it arrived; a bytearray once there are more, because pieces may be many and
+        #: tiny.
         self._body: bytes | bytearray = b""
         self._body_bytes = 0
         self._body_limit = 0
@@ -136,18 +139,19 @@ class Receiver:
             self._parse(data)
 
     def refuse(self, status: int, code: str, message: str) -> None:
-        """Answer the request that is coming at once, and take no other."""
+        """Refuse the arriving request at once, and accept no further one."""
         path = "/" if self._asked is None else self._asked.path
         self._refuse(failure(status, code, message, path))
 
     def release(self, asked: PendingRequest | None) -> None:
-        """A request is done with: its body's memory is somebody else's."""
+        """Release the memory that is reserved for the body of a finished request."""
         if asked is not None and asked.reserved_bytes:
             self._place.receive_budget.release(asked.reserved_bytes)
             asked.reserved_bytes = 0
 
     def reserve(self, asked: PendingRequest, body_bytes: int) -> bool:
-        """Count so much of a request's body against the memory for bodies, if there is any."""
+        """Reserve memory for `body_bytes` of a request's body; return False if there is not
+        enough."""
         more_bytes = body_bytes - asked.reserved_bytes
         if not self._place.receive_budget.reserve(more_bytes):
             return False
@@ -160,10 +164,10 @@ class Receiver:
         self.release(self._asked)
         self._asked = None
         self._body = b""
-        self._parser = None  # it refers to this, and this to it
+        self._parser = None  # breaks a reference cycle
 
     def _feed_whole(self, data: bytes, head_bytes: int) -> None:
-        """A whole head, and perhaps its body and more."""
+        """Handle bytes that hold a whole head, and perhaps its body and further requests."""
         head = data[:head_bytes]
         known = self._known.get(head)
         if known is not None and len(data) - head_bytes == known.body_bytes:
@@ -180,16 +184,17 @@ class Receiver:
         self._made = None
         self._begun = 0
         self._parse(data)
-        # Of several that came together, what was made is the last one's, and the head the first's.
+        # If several requests arrived together, `_made` belongs to the last one and `head` to the
+        # first.
         if self._begun == 1:
             self._learn(head, len(data) - head_bytes)
 
     def _learn(self, head: bytes, rest_bytes: int) -> None:
-        """Keep what was made of a head, if its body and nothing else came with it."""
+        """Cache a parsed head if exactly its body arrived with it."""
         if self._made is not None and self._made.body_bytes == rest_bytes:
             self._place.known_heads.learn(self._is_loopback, head, self._made, self._headers)
 
-    # --- what the parser calls --------------------------------------------------------------
+    # --- called by httptools -----------------------------------------------------------------
 
     def on_message_begin(self) -> None:
         self.is_coming = True
@@ -209,7 +214,7 @@ class Receiver:
         self._head_bytes += len(name) + len(value)
         if self._head_bytes > limits.HTTP_HEAD_BYTES:
             self._refuse_head()
-        elif not self._has_head:  # else it is a trailer, which says nothing that we want
+        elif not self._has_head:  # otherwise it is a trailer, which we ignore
             self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
@@ -282,15 +287,15 @@ class Receiver:
         self.takes_requests = not asked.closes
         self._deliver(asked)
 
-    # --- inside -----------------------------------------------------------------------------
+    # --- internal ----------------------------------------------------------------------------
 
     def _parse(self, data: bytes | memoryview) -> None:
         assert self._parser is not None
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
-            # The request is whole, and taken as it is: who asks for another protocol may be
-            # answered in this one. This parser is done; what follows is for a new one.
+            # The request is complete. A request for another protocol may be answered in HTTP. This
+            # parser has ended, so a new one parses the following bytes.
             self._parser = httptools.HttpRequestParser(self)
             rest = data[upgrade.args[0] :]
             if len(rest) and self.takes_requests:
@@ -306,7 +311,7 @@ class Receiver:
     def _refuse_nonsense(
         self, data: bytes | memoryview, status: int, code: str, message: str
     ) -> None:
-        """Refuse what the parser refuses, and log which protocol it is if it is another one."""
+        """Refuse bytes that are not HTTP; log the protocol if it is another known one."""
         protocol = protocol_of(bytes(data[: serving_limits.OPENING_BYTES]))
         if protocol is not None and protocol is not WireProtocol.HTTP and self.takes_requests:
             mistaken = self._place.mistaken
@@ -315,14 +320,16 @@ class Receiver:
         self.refuse(status, code, message)
 
     def _count(self, fed_bytes: int) -> None:
-        """The parser keeps what is not whole yet, a header's value say, without telling."""
+        """Bound the incomplete parts, such as a header's value, that the parser buffers without a
+        callback.
+        """
         self._fed_bytes += fed_bytes
         beside_body_bytes = self._fed_bytes - self._body_bytes
         if beside_body_bytes > limits.HTTP_HEAD_BYTES + _FRAMING * self._body_bytes:
             self._refuse_head()
 
     def _target(self) -> bytes:
-        """Path and query of what was asked for; a proxy's client names the host before them."""
+        """Return the path and query of the request; a proxy's client sends a whole URL."""
         url = self._url
         if url.startswith(b"/") or url == b"*":
             return url
@@ -334,8 +341,9 @@ class Receiver:
         return (parsed.path or b"/") + query
 
     def _check_head(self, version: str) -> int:
-        """The length that the body is said to have, 0 where that is not said. HttpFailure for a
-        request that this door does not serve."""
+        """Check the head; return the declared length of the body, or 0 without one. Raise
+        HttpFailure for a request that this server does not accept.
+        """
         if version not in _VERSIONS:
             raise HttpFailure(505, "protocol_error", "HTTP/1.1 and HTTP/1.0 are spoken here")
         host: bytes | None = None
@@ -371,8 +379,9 @@ class Receiver:
         self._known_host = host
 
     def _check_maker(self) -> None:
-        """Raise HttpFailure if a page of somebody else may have made a request that changes
-        something."""
+        """Raise HttpFailure if a page of another origin may have made a request that changes
+        something.
+        """
         if is_made_by_another_page(self._headers, self._host, self._place.names):
             referer = dict(self._headers).get(b"referer")
             shown = "nothing says which" if referer is None else f"Referer is {_shown(referer)}"
@@ -401,7 +410,7 @@ class Receiver:
 
 
 def _without_route(method: str, path: str, found: Found | None) -> Response:
-    """The answer where there is no route. OPTIONS says which there are."""
+    """Return the response for a path or method without a route. OPTIONS lists the methods."""
     if found is not None:
         allow = (("allow", found.allowed),)
         if method == "OPTIONS":
@@ -432,6 +441,6 @@ def _misdirected(host: bytes) -> HttpFailure:
 
 
 def _shown(value: bytes) -> str:
-    """A header's value for people, cut short and without what could mislead them."""
+    """Return a header's value for a message: shortened, without unprintable characters."""
     text = value[:_SHOWN_BYTES].decode("ascii", "backslashreplace")
     return "".join(char if char.isprintable() else "?" for char in text)

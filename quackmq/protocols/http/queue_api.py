@@ -1,17 +1,17 @@
 """The endpoints of the distributed queue (D1), with every error rule that its document lists (D2).
 
-Parameters come in the query string, or in the body as an object of JSON or as a form. An answer is
-an object with `status`: `success` with what was asked for, or `failure` with a `message` for people
-and a `code` for programs, and an HTTP status in the 400s or 500s.
+Parameters come in the query string, or in the body as a JSON object or a form. A response is an
+object with `status`. With `success` it holds the result. With `failure` it holds a `message` for
+people and a `code` for programs, and the HTTP status is in the 400s or 500s.
 
-`consume` takes a message off the consumer's queue: it is gone for that consumer, durably, before it
-is answered, so an answer that is lost is a message that is lost. Who cannot have that names the
-last message received as `last_id`, an empty one before the first: then the same message is answered
-until it is named, and `size`, which takes it too, counts what comes behind it. `produce` takes a
-`sequence`, which grows with each message of a producer: what the broker has already is not added
-again. With a message comes what its consumer has `lost` before it; and where the topic's policy is
-to keep messages until they are consumed, as in the document, how many `subscribers` have yet to
-take it (D3).
+`consume` takes a message off the consumer's queue. The broker commits this durably before it
+responds, so a lost response is a lost message. A consumer that must not lose messages sends
+`last_id`: the id of the last message that it received, or an empty one before the first. Then the
+same message is returned until the consumer names it. `size` also accepts `last_id`, and then counts
+the messages behind it. `produce` accepts a `sequence` that grows with each message of a producer; a
+repeated message is not added again. A message also reports what its consumer has `lost` before it.
+If the topic's policy keeps messages until they are consumed, as in the document, it also reports
+how many `subscribers` have yet to take it (D3).
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from quackmq.protocols.http.types import (
 )
 from quackmq.records.batch import NO_TIMESTAMP, Record
 
-#: Bodies of these endpoints: a message of the largest size, of which JSON may escape every byte.
+#: The largest body of these endpoints: a message of the largest size, with every byte escaped.
 _BODY_BYTES: Final = limits.HTTP_QUEUE_BODY_BYTES
 _FORM: Final = "application/x-www-form-urlencoded"
 
 
 def routes() -> tuple[Route, ...]:
-    """For one door: its consumers take turns with each other, one by one."""
+    """Return the routes for one server; requests of the same consumer run one after another."""
     queue = Queue()
     return (
         Route("GET", "/topics", queue.list_topics),
@@ -53,14 +53,14 @@ def routes() -> tuple[Route, ...]:
         Route("POST", "/producer/register", queue.register_producer),
         Route("POST", "/consumer/register", queue.register_consumer),
         Route("POST", "/producer/produce", queue.produce, _BODY_BYTES),
-        # It changes something, as the document has it: nobody may try it out with HEAD.
+        # It changes something, as the document demands, so HEAD must not run it.
         Route("GET", "/consumer/consume", queue.consume, safe=False, get_changes=True),
-        # With a last_id it moves the consumer on.
+        # A last_id advances the consumer.
         Route("GET", "/size", queue.size, safe=False, get_changes=True),
     )
 
 
-#: What a parameter may be before it is looked at.
+#: A parameter before it is validated.
 _Scalar = str | int | float | bool | None
 
 
@@ -81,10 +81,10 @@ _given: Final = msgspec.json.Decoder(Given)
 
 
 class Queue:
-    """The handlers. Who may call: the door's loop."""
+    """The handlers. Call them only from the server's loop."""
 
     def __init__(self) -> None:
-        # To get a message and to move on are two calls of the broker: nobody comes in between.
+        # Reading a message and committing it are two broker calls; the lock keeps them together.
         self._consuming = NamedLocks()
 
     async def list_topics(self, request: Request) -> Response:
@@ -168,7 +168,7 @@ class Queue:
 
 
 def parameters(request: Request) -> Mapping[str, Any]:
-    """Those of the query and those of the body; InvalidRequest where one comes in both."""
+    """Return the parameters of the query and the body; raise InvalidRequest if one is in both."""
     query = request.query
     if not request.body:
         return query
@@ -182,9 +182,10 @@ def parameters(request: Request) -> Mapping[str, Any]:
 
 
 def _body(request: Request) -> Mapping[str, Any]:
-    """An object of JSON, whatever the content type says, or a form as browsers and curl send it.
-    What a form says of itself is believed only where it cannot be JSON, which `curl -d` sends under
-    the same content type."""
+    """Decode a JSON object, whatever the content type says, or a form as browsers and curl send it.
+    `curl -d` sends JSON with the content type of a form. So that type is trusted only if the body
+    cannot be JSON.
+    """
     if not request.body.startswith(b"{"):
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind == _FORM and not request.body.lstrip().startswith(b"{"):
@@ -217,7 +218,7 @@ def _number_or_none(given: Mapping[str, Any], name: str) -> int | None:
 
 
 def _content(message: Message) -> dict[str, object]:
-    """What a message says, as JSON can say it."""
+    """Return the value of a message as JSON: text, or base64 if it is not UTF-8."""
     value = message.record.value
     if value is None:
         return {"message": None}
@@ -228,8 +229,9 @@ def _content(message: Message) -> dict[str, object]:
 
 
 def _news(message: Message, taken: int) -> dict[str, object]:
-    """What else there is to say: messages that are gone before it; and on a topic that keeps them
-    until they are consumed, how many consumers have yet to take it, as the document counts."""
+    """Return the messages lost before this one. If the topic keeps messages until they are
+    consumed, also return how many consumers have yet to take it, as the document counts them.
+    """
     news: dict[str, object] = {}
     if message.lost:
         news["lost"] = message.lost

@@ -1,7 +1,7 @@
-"""What stands before an answer's body: status line and headers, as bytes.
+"""Render status lines and headers as bytes.
 
-A value that a message brought along (its content type, say) may end up in a header; characters that
-would end the line are taken out here, so nobody can add a header by publishing one.
+A header may contain a value from a published message, for example its content type. Control
+characters are replaced here, so a publisher cannot add a header to a response.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ LAST_CHUNK: Final = b"0\r\n\r\n"
 _CLOSE: Final = b"connection: close\r\n"
 _KEEP_ALIVE: Final = b"connection: keep-alive\r\n"
 _CONTROLS: Final = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
-#: Statuses that have no body, nor a length of one.
+#: Statuses without a body and without a length.
 _WITHOUT_BODY: Final = frozenset({204, 304})
-#: Answers of these types end with a newline.
+#: Responses of these types end with a newline.
 _ENDS_LINE: Final = frozenset({JSON, PROBLEM})
 
 
 class Date:
-    """The header Date, made once a second."""
+    """The Date header, rendered once per second."""
 
     __slots__ = ("_line", "_second")
 
@@ -47,14 +47,14 @@ class Date:
 def response_bytes(
     response: Response, date: bytes, closes: bool, is_old: bool, is_head: bool
 ) -> bytes:
-    """A whole answer. `is_old`: the peer speaks HTTP/1.0, and has to be told if we stay."""
+    """Return a whole response. `is_old` means HTTP/1.0, where keep-alive must be announced."""
     status, body, content_type, headers = response
     connection = _CLOSE if closes else _KEEP_ALIVE if is_old else b""
     more = headers_bytes(headers) if headers else b""
     start = _start(status, content_type)
     if status in _WITHOUT_BODY:
         return b"".join((start, date, connection, more, b"\r\n"))
-    # A terminal's prompt should not stand behind an answer of JSON, in the same line.
+    # The newline keeps a terminal's prompt off the last line of JSON.
     end = b"\n" if content_type in _ENDS_LINE else b""
     length = b"content-length: %d\r\n\r\n" % (len(body) + len(end))
     if is_head:

@@ -1,9 +1,8 @@
-"""Which handler answers what: a table of routes, and finding one by method and path.
+"""Find the handler of a request by its method and path.
 
-A pattern is a path whose segments are literal, or a name in braces that stands for one segment,
-whatever it holds: a slash that is percent-encoded stays inside its segment. A literal segment goes
-before a named one. HEAD is answered where GET is, unless a route says that looking changes
-something.
+A pattern is a path of segments. A segment is literal, or a name in braces that matches any one
+segment. A percent-encoded slash stays inside its segment. A literal segment is preferred to a named
+one. A GET route also answers HEAD, unless the GET changes something.
 """
 
 from __future__ import annotations
@@ -18,10 +17,14 @@ _NO_PARTS: Final[Mapping[str, str]] = {}
 
 
 class Route(NamedTuple):
-    """`body_bytes` is the largest body that is taken. `safe` tells of a GET that HEAD may be asked
-    too; `waits`, that the handler may wait for something to come, and is cancelled where the door
-    closes. A Stream ends then in any case. `get_changes` tells of a GET that it changes something,
-    as the document of the queue has it."""
+    """A handler with its method, its pattern and its options.
+
+    - `body_bytes`: the largest accepted body.
+    - `safe`: HEAD may use this GET route too.
+    - `waits`: the handler may wait for new data, so it is cancelled when the server closes. A
+      Stream is always ended then.
+    - `get_changes`: this GET changes something, as the queue's document demands.
+    """
 
     method: str
     pattern: str
@@ -38,19 +41,19 @@ class Route(NamedTuple):
 
 
 class Found(NamedTuple):
-    """Everything at a path: its routes by method, and the named parts of the path."""
+    """The routes at a path by method, and the values of the path's named segments."""
 
     routes: Mapping[str, Route]
     parts: Mapping[str, str]
 
     @property
     def allowed(self) -> str:
-        """As the header Allow has it."""
+        """The value of the Allow header."""
         return ", ".join(sorted({*self.routes, "OPTIONS"}))
 
 
 class Router:
-    """Made once of all routes."""
+    """A fixed table of routes, built once."""
 
     def __init__(self, routes: Iterable[Route]) -> None:
         self._exact: dict[bytes, Found] = {}
@@ -59,7 +62,7 @@ class Router:
             self._add(route)
 
     def find(self, raw_path: bytes) -> Found | None:
-        """What is at a path, given as it came; InvalidRequest for one that is not UTF-8."""
+        """Return the routes at a raw path, or None; raise InvalidRequest if it is not UTF-8."""
         found = self._exact.get(raw_path)
         if found is not None:
             return found
@@ -103,7 +106,7 @@ class _Node:
 
 
 def _walk(node: _Node, segments: list[str], values: list[str]) -> _Node | None:
-    """The node with routes that these segments lead to; the named ones are added to `values`."""
+    """Return the node with routes at these segments, or None; add named ones to `values`."""
     if not segments:
         return node if node.routes else None
     first, rest = segments[0], segments[1:]

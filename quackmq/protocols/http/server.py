@@ -1,15 +1,16 @@
-"""The HTTP server: what its connections share.
+"""The HTTP server: the state that its connections share, and the bounds over all of them.
 
-It stands on httptools, the parser in C below uvicorn, and on nothing above it. Measured: one small
-POST that is answered with JSON takes 26 to 44 µs of processor time here, 60 with uvicorn and a raw
-ASGI application, 55 to 138 with granian, whose threads hand each request over to our loop, 95 with
-Starlette, 200 with h11, 350 with hypercorn (`benchmarks/http_stacks.py`, in one run). And every
-bound has to hold: on connections, on the bytes of heads, bodies and unsent answers, on the time
-that a request takes to come, an answer to be taken, a connection to be idle. Read, not measured:
-among the settings of uvicorn 0.54 there is none for heads that are slow, none for large ones over
-httptools, and none for peers that take nothing. How it fares under such peers was not tried.
+It uses httptools, the C parser below uvicorn, and no server framework. One small POST that is
+answered with JSON takes 26 to 44 µs of processor time here. It takes 60 µs with uvicorn and a raw
+ASGI application, 55 to 138 with granian (whose threads pass each request to our loop), 95 with
+Starlette, 200 with h11, and 350 with hypercorn (`benchmarks/http_stacks.py`, in one run).
 
-It keeps the bounds over all connections. Call it only from the loop that started it.
+Every bound must hold: on connections; on the bytes of heads, bodies and unsent responses; on the
+time for a request to arrive, for a response to be read, and for an idle connection. According to
+its documentation, which we read but did not test, uvicorn 0.54 has no setting for slow heads, none
+for large heads over httptools, and none for peers that read nothing.
+
+Call it only from the loop that started it.
 """
 
 from __future__ import annotations
@@ -30,9 +31,10 @@ from quackmq.serving.server import Bounds, Server
 
 
 class HttpServer(Server[Connection]):
-    """`names` are further names by which browsers and programs may call this door (see `guards`),
-    and `advertised_host` is the one that Kafka clients are told. `routes` are in the place of all
-    those that there are."""
+    """The HTTP listener. `names` are additional Host names that requests may use (see
+    `browser_guards`). `advertised_host` is the host that Kafka clients get. `routes` replaces all
+    standard routes.
+    """
 
     name = "http"
 
@@ -52,16 +54,17 @@ class HttpServer(Server[Connection]):
         self.router = Router((*queue.routes(), *v1.ROUTES) if routes is None else routes)
         self.known_heads = RequestHeadCache()
         self.date = Date()
-        #: For large bodies, and for those that were sent ahead.
+        #: For large bodies, and for pipelined requests.
         self.receive_budget = ReceiveBudget(limits.HTTP_RECEIVE_BYTES)
         self.send_budget = SendBudget(limits.HTTP_SEND_BYTES)
         self._streams = 0
 
     @property
     def bounds(self) -> Bounds:
-        """Connections are looked at four times in the shortest of the times that they have. Half
-        of the time for draining is for what was asked to be answered, and the rest for what was
-        cancelled then to be answered that the broker closes."""
+        """Return the bounds. Connections are swept four times within their shortest deadline. Half
+        of the drain time is for running requests to finish. The other half is for cancelled
+        requests to be answered with an error.
+        """
         shortest_ms = min(
             limits.HTTP_REQUEST_WAIT_MS, limits.HTTP_IDLE_MS, limits.HTTP_SEND_WAIT_MS
         )
@@ -76,7 +79,7 @@ class HttpServer(Server[Connection]):
     def make_connection(self, channel: str = "") -> Connection:
         return Connection(self)
 
-    # --- what handlers may know -------------------------------------------------------------
+    # --- used by handlers --------------------------------------------------------------------
 
     @property
     def connection_count(self) -> int:
@@ -86,7 +89,7 @@ class HttpServer(Server[Connection]):
     def stream_count(self) -> int:
         return self._streams
 
-    # --- what connections call --------------------------------------------------------------
+    # --- called by connections ---------------------------------------------------------------
 
     def streaming(self, change: int) -> None:
         self._streams += change

@@ -1,7 +1,7 @@
-"""What handlers get and give: a request that has come whole, an answer, a stream of pieces.
+"""The types that handlers receive and return: a complete request, a response, a stream of chunks.
 
-No handler sees a socket, and nothing here knows one. A request's query and headers are taken apart
-when somebody asks for them: most requests need one of them at the most.
+Handlers do not see sockets. A request's query and headers are parsed on first use, because most
+requests need at most one of them.
 """
 
 from __future__ import annotations
@@ -25,19 +25,20 @@ T = TypeVar("T")
 
 
 class DoorFacts(Protocol):
-    """What handlers may know of the door that a request came by."""
+    """The facts about the server that handlers may use."""
 
     @property
     def connection_count(self) -> int: ...
 
     @property
     def stream_count(self) -> int:
-        """Streams that are being sent."""
+        """The number of streams that are being sent."""
 
 
 class Request:
-    """`parts` are those of the path that the route's pattern names, percent-decoded; `headers` have
-    names in lower case, and a header that came several times is joined by commas."""
+    """One complete request. `parts` are the values of the path's named segments, percent-decoded.
+    `headers` have lower-case names; the values of a repeated header are joined by commas.
+    """
 
     __slots__ = (
         "_headers",
@@ -66,7 +67,7 @@ class Request:
         door: DoorFacts,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        """`headers` where they were taken apart before."""
+        """Pass `headers` if they are already parsed."""
         self.broker = broker
         self.caller = caller
         self.method = method
@@ -81,7 +82,9 @@ class Request:
 
     @property
     def query(self) -> Mapping[str, str]:
-        """InvalidRequest where a name comes twice, or what is not UTF-8."""
+        """The query's parameters; raise InvalidRequest if a name is repeated or the query is not
+        UTF-8.
+        """
         if self._query is None:
             self._query = parse_query(self._raw_query)
         return self._query
@@ -101,9 +104,9 @@ class Response(NamedTuple):
 
 
 class Stream(NamedTuple):
-    """An answer in pieces, as they come; of `length` bytes in all, where that is known before. The
-    iterator is closed when the peer goes away, if it was begun, and does not get ahead of what the
-    peer takes."""
+    """A response in chunks, of `length` bytes in total if that is known. The iterator does not run
+    ahead of the peer's reading. When the peer disconnects, a started iterator is closed.
+    """
 
     content_type: str
     chunks: AsyncIterator[bytes]
@@ -113,14 +116,15 @@ class Stream(NamedTuple):
 
 
 class DeferredResponse(NamedTuple):
-    """A change that is on its way, and the answer that is made of what it comes to: for handlers
-    that are asked so often that a task for each would cost more than what it does."""
+    """A pending write and the function that renders its response. It serves frequent requests, for
+    which a task would cost more than the work itself.
+    """
 
     change: asyncio.Future[Any]
     answer: Callable[[Any], Response]
 
 
-#: Most handlers are coroutines. One that is none may raise at once, or say how it goes on.
+#: Most handlers are coroutines. Other handlers may raise at once or return a DeferredResponse.
 Handler = Callable[[Request], Awaitable[Response | Stream] | DeferredResponse]
 
 
@@ -131,9 +135,9 @@ def json_response(
 
 
 def decoded(data: bytes, decoder: msgspec.json.Decoder[T], where: str = "the body") -> T:
-    """A JSON text as what it stands for. InvalidRequest says what is wrong, and where."""
+    """Decode a JSON text; raise InvalidRequest with the mistake and its place."""
     try:
-        data.decode()  # the decoder does not look into every text
+        data.decode()  # the decoder does not validate the UTF-8 of every string
         return decoder.decode(data)
     except UnicodeDecodeError as error:
         raise InvalidRequest(f"{where} is not UTF-8: {error.reason} at {error.start}") from None
@@ -174,7 +178,7 @@ def parse_headers(raw: Sequence[tuple[bytes, bytes]]) -> Mapping[str, str]:
 
 
 def decode(quoted: bytes, where: str) -> str:
-    """Percent-decoded, as UTF-8."""
+    """Return the percent-decoded text; raise InvalidRequest if it is not UTF-8."""
     try:
         if b"%" in quoted:
             quoted = unquote_to_bytes(quoted)

@@ -1,9 +1,8 @@
-"""The archive: which files there are, plans that keep them, their bytes, and putting others in
-their place.
+"""The archive: list its files, keep them with plans, read their bytes, and replace them.
 
-Files are Parquet, and never change: a name stands for the same bytes as long as it is there. Who
-shares a disk with the broker reads them in `directory`, in the directory of their partition; others
-get their bytes here, whole or by range.
+Files are Parquet and never change: a name means the same bytes as long as the file exists. A reader
+that shares a disk with the broker reads them in `directory`, in the directory of their partition.
+Other readers get the bytes here, whole or by range.
 """
 
 from __future__ import annotations
@@ -299,7 +298,7 @@ async def read_file(request: Request) -> Response | Stream:
     first, end = asked or (0, size)
     if asked is not None:
         headers = (*headers, ("content-range", f"bytes {first}-{end - 1}/{size}"))
-    # What cannot be read at all is told by a status.
+    # Read the first chunk now, so that a file that cannot be read gets an error status.
     piece = b"" if request.method == "HEAD" else await _piece(request, place, first, end)
     pieces = _pieces(request, place, piece, first + len(piece), end)
     return Stream(BYTES, pieces, headers, 200 if asked is None else 206, end - first)
@@ -309,8 +308,9 @@ async def read_file(request: Request) -> Response | Stream:
 
 
 def range_of(header: str | None, size: int) -> tuple[int, int] | None:
-    """Where a range begins and ends; None where none is asked for in a way that is known. A failure
-    of status 416 for one that begins behind the end."""
+    """Return the start and the end of a range; None without a range in a supported form. Raise
+    HttpFailure with status 416 if the range starts at or after the end of the file.
+    """
     found = None if header is None else _RANGE.fullmatch(header.strip())
     if found is None or found[0] == "bytes=-":
         return None
@@ -341,7 +341,7 @@ async def _piece(request: Request, place: tuple[str, int, str], first: int, end:
 async def _pieces(
     request: Request, place: tuple[str, int, str], piece: bytes, position: int, end: int
 ) -> AsyncIterator[bytes]:
-    """One that was read, and those from a position on."""
+    """Yield the chunk that was already read, then the chunks from `position` on."""
     yield piece
     if position == end:
         return

@@ -1,8 +1,8 @@
-"""Reading in bulk: record batches as they are, and where many partitions begin and end.
+"""Bulk reading: record batches in their stored form, and the offsets of many partitions.
 
-For readers that open batches themselves and read by ranges of offsets, as Spark's tasks do: nothing
-is decoded for them here, and nothing is kept of them. One tier or another, an offset is served by
-whichever has it.
+These operations are for readers that decode batches themselves and read ranges of offsets, as
+Spark's tasks do. The broker decodes nothing for them and keeps no state about them. An offset is
+served from the log or the archive, whichever has it.
 """
 
 from __future__ import annotations
@@ -161,8 +161,8 @@ async def read_batches(request: Request) -> Response:
     if chunks:
         next_offset = _end_of(chunks[-1])
     else:
-        # What there is begins behind the end that was asked for: up to there lies a hole, as what
-        # was aborted leaves one in the archive.
+        # The next batch begins at or after the requested end. The offsets before it are a hole, as
+        # aborted records leave one in the archive.
         next_offset = end if end is not None and found.chunks else offset
     if APPEND_TIMES.given(request) == "true" and chunks:
         times = await broker.append_times(caller, key, offset, next_offset)
@@ -203,14 +203,15 @@ async def find_offsets(request: Request) -> Response:
 
 
 def check_id(topic: Topic, wanted_id: str | None) -> Topic:
-    """UnknownTopic if it is not the one that was meant."""
+    """Return the topic; raise UnknownTopic if its id is not `wanted_id`."""
     if wanted_id is not None and wanted_id != str(topic.id):
         raise UnknownTopic(f"topic {topic.name} was made anew: there is none with id {wanted_id}")
     return topic
 
 
 def damaged(error: DamagedData) -> HttpFailure:
-    """The same failure, which tells where reading can go on, if anybody knows."""
+    """Return the same failure with a header for the offset at which reading can continue, if
+    known."""
     headers = () if error.next_offset is None else ((NEXT_OFFSET, str(error.next_offset)),)
     return HttpFailure(status_of(error), error.code, str(error), headers)
 
@@ -241,13 +242,14 @@ async def _offsets_of(request: Request, names: Iterable[str]) -> _Found:
         except UnknownTopic:
             continue
         found[name] = topic, partitions
-        await asyncio.sleep(0)  # many topics must not keep others waiting
+        await asyncio.sleep(0)  # let other tasks run between topics
     return found
 
 
 def _waits(found: _Found, beyond: Iterable[Beyond]) -> list[Read]:
-    """What to wait for; nothing where a place is not the end of its partition, so that there is
-    something to tell already."""
+    """Return the reads to wait for. Return none if a place is not the end of its partition, because
+    there is news already.
+    """
     reads = []
     for name, partition, offset in ((each.topic, each.partition, each.offset) for each in beyond):
         topic, partitions = found.get(name, (None, []))
@@ -260,8 +262,9 @@ def _waits(found: _Found, beyond: Iterable[Beyond]) -> list[Read]:
 
 
 def _before(chunks: Sequence[Buffer], end: int) -> Sequence[Buffer]:
-    """Without the batches that begin at an offset or later. A chunk has whole batches, and only the
-    one in which that offset may lie is looked through."""
+    """Remove the batches that begin at or after `end`. A chunk holds whole batches; only the last
+    remaining chunk, which may contain `end`, is scanned.
+    """
     kept: list[Buffer] = []
     for chunk in chunks:
         if _base_of(chunk) >= end:
@@ -294,7 +297,7 @@ def _end_of(chunk: Buffer) -> int:
 
 
 def _times(times: Sequence[OffsetTime]) -> str:
-    """As differences: offsets and times are long, and alike."""
+    """Encode the append times as differences, which are short."""
     told = []
     offset = time_ms = 0
     for each in times:

@@ -1,7 +1,7 @@
-"""The document of the API as a page for people. Pure.
+"""Render the API's document as an HTML page for people. Pure.
 
-It is one file of HTML with nothing from elsewhere, and without a script: it can be read behind any
-firewall, and asks nobody for anything.
+The page is one file without scripts and without external resources, so it works behind any
+firewall.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def _operation(method: str, path: str, operation: Mapping[str, Any]) -> Iterator
 
 
 def _shape(schema: Mapping[str, Any]) -> str:
-    """A schema as links to the shapes that it speaks of."""
+    """Render a schema as links to the shapes that it refers to."""
     if "$ref" in schema:
         name = escape(schema["$ref"].rpartition("/")[2])
         return f'<a href="#{name}">{name}</a>'
@@ -119,7 +119,7 @@ def _bounds(schema: Mapping[str, Any]) -> str:
 
 
 def _prose(text: str) -> str:
-    """Text in which backquotes mark what is code."""
+    """Render text in which backquotes mark code."""
     pieces = escape(text).split("`")
     return "".join(
         f"<code>{piece}</code>" if number % 2 else piece for number, piece in enumerate(pieces)
@@ -131,7 +131,7 @@ def _prose(text: str) -> str:
 
 _TAG: Final = "document"
 _HTML: Final = "text/html; charset=utf-8"
-#: The page has nothing from elsewhere, and a browser is to see to it.
+#: The page loads nothing from elsewhere, and the browser enforces this.
 _HEADERS: Final = (
     ("content-security-policy", "default-src 'none'; style-src 'unsafe-inline'"),
     ("x-content-type-options", "nosniff"),
@@ -139,7 +139,7 @@ _HEADERS: Final = (
 
 
 def operations(offered: Iterable[Operation]) -> tuple[Operation, ...]:
-    """Those that tell of the others, and of themselves."""
+    """Return the operations that serve the documents of all operations, including themselves."""
     documents = _Documents()
     own = (
         Operation(

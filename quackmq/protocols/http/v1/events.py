@@ -1,13 +1,13 @@
-"""Server-Sent Events: a topic's messages as they come, for browsers and for anything that reads
-lines.
+"""Server-Sent Events: a stream of a topic's messages, for browsers and for any reader of lines.
 
-An event's `data` is a message as elsewhere in this API; its `id` is where to go on behind it, which
-a reader that was cut off gives back as `Last-Event-ID`: it misses nothing then, and sees nothing
-twice that it has taken whole. What the topic has dropped meanwhile is told by the next message's
-`lost`. When there is nothing to say for a while, a comment is sent. A stream whose topic is deleted
-ends with an event of the type `end`, which says why; when the broker closes, it just ends.
+The `data` of an event is a message as elsewhere in this API. Its `id` is the position after the
+message. A reader that reconnects sends it back as `Last-Event-ID`. Then it misses no message, and
+sees no message twice that it has received completely. If the topic has dropped messages meanwhile,
+the next message reports them in `lost`. A silent stream sends a comment regularly. If the topic is
+deleted, the stream ends with an event of type `end` that gives the reason. If the broker closes,
+the stream just ends.
 
-A reader that is slow costs what it is being sent and no more: nothing is read ahead of it.
+A slow reader costs only the memory of the messages that are being sent: nothing is read ahead.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ from quackmq.protocols.http.v1.operations import (
     encoded,
 )
 
-#: Browsers come back so soon after a stream has ended; the default is theirs, and longer.
+#: Browsers reconnect after this time; their own default is longer.
 _RETRY: Final = b"retry: 1000\n\n"
 _HEARTBEAT: Final = b":\n\n"
 _HEADERS: Final = (
     ("cache-control", "no-store"),
-    # nginx holds answers back otherwise.
+    # Otherwise nginx buffers the response.
     ("x-accel-buffering", "no"),
 )
 
@@ -102,7 +102,7 @@ async def events(request: Request) -> Stream:
 
 
 class _Following:
-    """A reader's way through a topic: the next offset of each partition that it follows."""
+    """A reader's position in a topic: the next offset of each partition that it follows."""
 
     def __init__(
         self,
@@ -117,9 +117,9 @@ class _Following:
         self._topic = topic
         self._partition = partition
         self._positions = positions
-        #: What was lost in a partition and not told yet.
+        #: Lost messages of each partition that are not reported yet.
         self._losses: dict[int, Losses] = {}
-        #: The partition to look at first, so that a busy one does not keep out the others.
+        #: The partition to read first, so that a busy partition does not starve the others.
         self._turn = 0
 
     async def chunks(self) -> AsyncIterator[bytes]:
@@ -133,7 +133,7 @@ class _Following:
                 elif isinstance(part.error, OffsetOutOfRange):
                     self._go_over(part)
                 else:
-                    self._follow_topic()  # another of this name must not be taken for it
+                    self._follow_topic()  # a new topic of the same name must not be read instead
                     chunk = await self._read(part.key.partition)
                     if chunk:
                         yield chunk
@@ -141,7 +141,7 @@ class _Following:
             yield b"event: end\ndata: " + encoded(Ended(error.code, str(error))) + b"\n\n"
 
     def _follow_topic(self) -> None:
-        """UnknownTopic when it is gone; what it has got in partitions is followed as well."""
+        """Follow partitions that were added; raise UnknownTopic if the topic is deleted."""
         self._topic = self._broker.topic_by_id(self._topic.id)
         if self._partition is None and len(self._positions) < self._topic.partitions:
             _check_partitions(self._topic)
@@ -149,8 +149,9 @@ class _Following:
                 self._positions[new] = 0
 
     async def _next(self) -> Slice | None:
-        """The first partition, from the one whose turn it is, that has something; None if none has
-        for a while."""
+        """Wait for records; return the first partition with records or an error, starting with the
+        one whose turn it is. Return None after `HTTP_HEARTBEAT_MS` without records.
+        """
         order = sorted(self._positions, key=lambda each: (each < self._turn, each))
         reads = [
             Read(PartitionKey(self._topic.id, each), self._positions[each], 1, committed=True)
@@ -165,7 +166,7 @@ class _Following:
         return found
 
     def _go_over(self, part: Slice) -> None:
-        """On from what is there, behind what the topic has dropped."""
+        """Skip records that the topic has dropped, and count them as lost."""
         partition = part.key.partition
         before = self._positions[partition]
         if before < part.first_offset:
@@ -183,7 +184,7 @@ class _Following:
                 max_bytes=limits.HTTP_EVENTS_BYTES,
             )
         except OffsetOutOfRange:
-            return b""  # the topic has dropped it just now: the next look goes over it
+            return b""  # the topic has just dropped it: the next read skips it
         pieces: list[bytes] = []
         for message in page.messages:
             self._positions[partition] = message.record.offset + 1
@@ -202,7 +203,7 @@ class _Following:
 
 
 async def _beginning(request: Request, topic: Topic, partition: int | None) -> dict[int, int]:
-    """The offset to begin at, by partition."""
+    """Return the first offset for each partition."""
     broker, caller = request.broker, request.caller
     start, offset = START.given(request), OFFSET.given(request)
     timestamp_ms = TIMESTAMP_MS.given(request)
@@ -280,7 +281,7 @@ _HEAD: Final = struct.Struct(">B16s")
 _OFFSET_BYTES: Final = 8
 _VERSION: Final = 2
 _MESSAGE_ID_CHARS: Final = 39
-#: Of the longest token.
+#: The length of the longest token.
 _CHARS: Final = (_HEAD.size + _OFFSET_BYTES * limits.HTTP_EVENT_PARTITIONS + 2) * 4 // 3
 
 
@@ -290,14 +291,15 @@ def place_token(topic_id: uuid.UUID, offsets: Sequence[int]) -> str:
 
 
 def next_offsets(token: str, topic: Topic, partition: int | None) -> dict[int, int]:
-    """Where to go on behind an event, by partition; InvalidMessageId for what is no event's id of
-    this topic, or of a stream of other partitions."""
+    """Return the next offset of each partition after an event. Raise InvalidMessageId if the token
+    is not an event id of this topic, or belongs to a stream of other partitions.
+    """
     topic_id, offsets = _parse(token)
     if topic_id != topic.id:
         raise InvalidMessageId(
             f"the event {token[:100]} is of another topic, or of one of this name that was deleted"
         )
-    # A topic that had one partition has told of messages alone.
+    # A stream of a topic with one partition used message ids as event ids.
     wanted = 0 if partition is None else partition
     if wanted not in offsets or max(offsets) >= topic.partitions:
         raise InvalidMessageId(f"the event {token[:100]} is of a stream of other partitions")
@@ -327,5 +329,5 @@ def _parse(token: str) -> tuple[uuid.UUID, dict[int, int]]:
 
 
 def _is_message(token: str) -> bool:
-    """The two kinds differ in length: no number of partitions makes one as long as the other."""
+    """Return whether the token is a message id: no token of offsets has the same length."""
     return len(token) == _MESSAGE_ID_CHARS

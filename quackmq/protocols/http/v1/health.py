@@ -214,7 +214,7 @@ class ConnectionPage(Struct, frozen=True):
     next: str | None
 
 
-#: None of the first three has a space in it.
+#: Door, role and id contain no spaces.
 AFTER: Final = Text(
     name="after", about="It is the `next` of the page before.", pattern="[^ ]+ [^ ]+ [^ ]+ .+"
 )

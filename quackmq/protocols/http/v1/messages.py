@@ -1,15 +1,15 @@
-"""Messages as the API writes them: into records, and out of them. Pure.
+"""Convert messages between JSON and records. Pure.
 
-A key, a value and a header's value are bytes. In JSON they are text where the bytes are UTF-8, and
-base64 under another name where they are not, so that one look tells which:
+A key, a value and a header's value are bytes. In JSON they are text if the bytes are UTF-8, and
+otherwise base64 under another name, so that the two cannot be confused:
 
     {"value": "quack", "key": "pond"}     {"value_base64": "/+8=", "key_base64": "AAE="}
 
-Whoever publishes may use either name; of each pair at most one. A `value` that is no string is kept
-as the JSON text that it came as, byte for byte, without the space around it. `null` is no value at
-all, which is not the same as an empty one. A reader gets text wherever it can be text.
+A publisher may use either name, at most one of each pair. A `value` that is not a string is stored
+as its JSON text, byte for byte, without surrounding space. `null` means no value, which differs
+from an empty value. A reader gets text wherever the bytes are UTF-8.
 
-Headers are a list, since Kafka's may repeat a name; whoever publishes may also send an object.
+Headers are a list, because Kafka allows repeated names; a publisher may also send an object.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Base64 = Annotated[
     str,
     Meta(
         description="Bytes as base64, with padding.",
-        # Only told: decoding checks it, and a regular expression takes its time over megabytes.
+        # For the schema only: decoding validates it, and a pattern is slow over megabytes.
         extra_json_schema={"contentEncoding": "base64", "pattern": f"^{_BASE64}$"},
     ),
 ]
@@ -133,7 +133,7 @@ _text: Final = msgspec.json.Decoder(str)
 
 
 def published(request: Request, partition: Number) -> tuple[list[Record], int | None]:
-    """The records that a body asks to publish, and for which partition, where it says so."""
+    """Return the records that a body publishes, and the partition if the request names one."""
     kind = content_type_of(request, MESSAGES)
     at = partition.given(request)
     key = _bytes_of("the key in the query", KEY.given(request), KEY_BASE64.given(request))
@@ -210,7 +210,7 @@ def _lines(body: bytes) -> Iterator[tuple[str, NewMessage]]:
 
 
 def _given(body: OneMessage) -> list[str]:
-    """The fields that a body has."""
+    """Return the names of the fields that a body has."""
     return [
         name
         for name in body.__struct_fields__
@@ -233,7 +233,7 @@ def _from_base64(where: str, coded: str) -> bytes:
         data = binascii.a2b_base64(coded, strict_mode=True)
     except ValueError:
         raise InvalidRequest(f"{where} is no base64") from None
-    if len(coded) != (len(data) + 2) // 3 * 4:  # padding that is too long is let pass above
+    if len(coded) != (len(data) + 2) // 3 * 4:  # a2b_base64 accepts too much padding
         raise InvalidRequest(f"{where} is no base64: its padding is too long")
     return data
 
@@ -302,7 +302,9 @@ class StoredMessage(Struct, frozen=True):
 
 
 def stored(message: Message, losses: Losses | None = None) -> StoredMessage:
-    """`losses` are known to lie before it, beside what the message says itself."""
+    """Convert a message for JSON; `losses` are lost messages before it that it does not count
+    itself.
+    """
     offset, timestamp_ms, key, value, headers = message.record
     lost, ranges = message.lost, message.lost_ranges
     if losses is not None:

@@ -1,7 +1,7 @@
-"""The document of the API, OpenAPI 3.1, made of the operations themselves.
+"""Build the OpenAPI 3.1 document of the API from the operations themselves.
 
-Types become schemas (msgspec), parameters tell of themselves, and errors are listed by the status
-that the door answers them with, each with its code.
+msgspec turns types into schemas, parameters describe themselves, and errors are listed by their
+HTTP status, each with its code.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from quackmq.protocols.http.types import PROBLEM
 from quackmq.protocols.http.v1.operations import Answer, Body, Operation, Parameter
 
 _REF: Final = "#/components/schemas/{name}"
-#: What any request may be answered with, beside what its operation says.
+#: Errors that any request may get, in addition to those of its operation.
 _COMMON: Final[tuple[type[QuackError], ...]] = (
     InvalidRequest,
     NotAllowed,
@@ -86,7 +86,7 @@ def document(operations: Iterable[Operation]) -> dict[str, Any]:
 
 
 class _Kinds:
-    """The schema of every type that is spoken of."""
+    """The schemas of all types that operations use."""
 
     def __init__(self, operations: Iterable[Operation]) -> None:
         self._kinds = list(dict.fromkeys([Problem, *_spoken_of(operations)]))
@@ -102,12 +102,13 @@ class _Kinds:
         if isinstance(kind, tuple):
             return {"anyOf": [self.schema(each) for each in kind]}
         if kind is bytes:
-            return {}  # anything, as it is
+            return {}  # any bytes
         return self._references[kind]
 
 
 def _rules() -> dict[str, Mapping[str, Any]]:
-    """What types of this package say beside their fields, by their names."""
+    """Return the rules (`MORE`) of this package's types that fields cannot express, by type
+    name."""
     found: dict[str, Mapping[str, Any]] = {}
     waiting: list[type] = [Struct]
     while waiting:
@@ -168,7 +169,7 @@ def _answer(answer: Answer, kinds: _Kinds) -> dict[str, Any]:
 
 
 def _errors(operation: Operation, kinds: _Kinds) -> dict[str, Any]:
-    """By status, the codes that tell one error from another."""
+    """Return the error responses by status, each with its error codes."""
     own = (*operation.errors, *_COMMON)
     if operation.body is not None:
         own += _COMMON_WITH_BODY

@@ -1,8 +1,8 @@
-"""What the API offers, as values: an operation is a route with all that there is to say of it.
+"""The operations of the API as values: an operation is a route with its complete description.
 
-A handler checks its parameters by the very values that the document at /v1/openapi.json shows, so
-neither can lag behind the other: a `Number` knows its bounds, a body is a type. A parameter that an
-operation does not have is refused: a misspelt `ofset` must not read from the beginning.
+Handlers check parameters with the same values that the document at /v1/openapi.json shows, so the
+two always agree: a `Number` knows its bounds, and a body is a type. An unknown parameter is
+refused: a misspelt `ofset` must not read from the beginning.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ NDJSON: Final = "application/x-ndjson"
 BYTES: Final = "application/octet-stream"
 EVENTS: Final = "text/event-stream"
 
-#: More digits than 64 bits hold; int() of many more takes its time.
+#: More digits than 64 bits need; int() is slow for many more.
 _DIGITS: Final = 19
 
 Schema = Mapping[str, Any]
@@ -43,8 +43,9 @@ T = TypeVar("T")
 
 
 def one_of(*names: str) -> Schema:
-    """What a schema says of fields of which exactly one is given. A type with such a rule, which
-    its fields cannot tell, has it as `MORE`; what reads the type checks it."""
+    """Return the schema rule that exactly one of these fields is given. Fields cannot express such
+    a rule, so a type has it as `MORE`, and the code that decodes the type checks it.
+    """
     return {"oneOf": [{"required": [name]} for name in names]}
 
 
@@ -57,7 +58,7 @@ def at_most_one_of(*names: str) -> Schema:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Number:
-    """A whole number of the path or the query."""
+    """A whole number in the path or the query."""
 
     name: str
     about: str
@@ -68,7 +69,7 @@ class Number:
     required: bool = False
 
     def of(self, request: Request) -> int:
-        """InvalidRequest where it is missing and has no default."""
+        """Return the value or the default; raise InvalidRequest if there is neither."""
         value = self.given(request)
         if value is None:
             value = self.default
@@ -77,7 +78,9 @@ class Number:
         return value
 
     def given(self, request: Request) -> int | None:
-        """None where it is not given."""
+        """Return the value, or None if it is not given; raise InvalidRequest if it is out of
+        bounds.
+        """
         text = (request.parts if self.where == "path" else request.query).get(self.name)
         if text is None:
             return None
@@ -99,8 +102,9 @@ class Number:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Text:
-    """A text of the path, the query or a header. What of the path names nothing that there is, or
-    could be, the broker says; and how many bytes a name may have, which no schema can."""
+    """A text in the path, the query or a header. The broker checks whether a name in the path
+    exists or is valid, and its length in bytes, which a schema cannot express.
+    """
 
     name: str
     about: str
@@ -165,7 +169,7 @@ Parameter = Number | Text
 
 
 class Answer(NamedTuple):
-    """What a status means. `kind` is the type of the JSON that comes with it, None for none."""
+    """The meaning of a status. `kind` is the type of the JSON body, or None."""
 
     about: str
     kind: Any = None
@@ -174,7 +178,8 @@ class Answer(NamedTuple):
 
 
 class Body(NamedTuple):
-    """What a request's body may be: a type by content type, or a schema where it is no JSON."""
+    """The accepted bodies of a request: a type for each content type (`bytes` if it is not
+    JSON)."""
 
     about: str
     kinds: Mapping[str, Any]
@@ -184,8 +189,7 @@ class Body(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """A route, and what there is to say of it. `errors` are its own; there are others that any
-    request may meet."""
+    """A route and its description. `errors` are specific to it; any request may get others too."""
 
     name: str
     tag: str
@@ -197,7 +201,7 @@ class Operation:
     body: Body | None = None
     answers: Mapping[int, Answer]
     errors: tuple[type[QuackError], ...] = ()
-    #: As `Route` has them.
+    #: The same as in `Route`.
     safe: bool = True
     waits: bool = False
 
@@ -219,7 +223,7 @@ def _route(operation: Operation) -> Route:
             )
         return handler(request)
 
-    # Where none is wanted, one is not looked at; some clients always send one.
+    # An operation without a body ignores one: some clients always send one.
     body_bytes = limits.HTTP_UNRESERVED_BYTES if operation.body is None else operation.body.bytes
     return Route(
         operation.method, operation.path, handle, body_bytes, operation.safe, operation.waits
@@ -230,8 +234,9 @@ def _route(operation: Operation) -> Route:
 
 
 def content_type_of(request: Request, body: Body) -> str:
-    """What a request's body says that it is; JSON if it says nothing. A failure of
-    status 415 for what is not taken."""
+    """Return the content type of a request's body, JSON by default. Raise HttpFailure with status
+    415 if the operation does not accept it.
+    """
     said = request.headers.get("content-type", JSON)
     kind = said.partition(";")[0].strip().lower()
     if kind not in body.kinds:
@@ -244,7 +249,7 @@ def content_type_of(request: Request, body: Body) -> str:
 
 
 def json_body(request: Request, body: Body, decoder: msgspec.json.Decoder[T]) -> T:
-    """The only body of an operation that takes JSON; where it need not be there, `{}` stands in."""
+    """Decode the JSON body of an operation; a missing optional body counts as `{}`."""
     if not request.body and not body.required:
         return decoder.decode(b"{}")
     content_type_of(request, body)
@@ -262,7 +267,7 @@ def encoded(value: object) -> bytes:
     return _encode(value)
 
 
-#: The answer that has nothing to say.
+#: A response without content.
 NOTHING: Final = Response(204, b"", "")
 
 
@@ -313,7 +318,7 @@ class Position(Struct, frozen=True, forbid_unknown_fields=True):
     timestamp_ms: OffsetField | UnsetType = UNSET
 
 
-#: Where to begin, as JSON has it.
+#: The start position in JSON.
 StartField = Annotated[
     Literal["beginning", "end"] | Position,
     Meta(description="Where to begin: at what is there, at what comes, or at a place."),

@@ -1,7 +1,7 @@
-"""Publishing: one message or many, as JSON, line by line, or as bytes; repeated without harm.
+"""Publish one message or many, as JSON, NDJSON or bytes; repeated requests are recognized.
 
-A request is one unit: its messages are all on disk when it is answered, or none is. A repeat is
-known by its `Idempotency-Key`, or by the number that a publisher with a durable name has given it.
+A request is one unit: when it is answered, all its messages are on disk, or none is. A repeated
+request is recognized by its `Idempotency-Key`, or by the sequence number of a named publisher.
 """
 
 from __future__ import annotations
@@ -139,8 +139,9 @@ async def _publish(
 
 
 async def _others_turn(records: Sequence[Record]) -> None:
-    """To take thousands apart, to encode them and to tell where they lie is a step of its own each,
-    long enough for the loop that all connections share."""
+    """Let other tasks run if there are many records. Decoding thousands of records, encoding them,
+    and listing their offsets each block the loop for long enough.
+    """
     if len(records) > limits.HTTP_PAGE_ITEMS:
         await asyncio.sleep(0)
 

@@ -1,4 +1,4 @@
-"""Reading a partition by offset, a page at a time, waiting for what is not there yet."""
+"""Read a partition by offset, one page at a time; wait if there are no messages yet."""
 
 from __future__ import annotations
 

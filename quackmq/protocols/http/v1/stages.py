@@ -1,14 +1,15 @@
 """Staging: many writers, one commit.
 
-Writers stage batches or messages under a key, each under a name of its own (a part), in calls that
-they number from 0; one commit makes all of it visible at once. A call that was not heard of is made
-again as it was, and so is a commit: neither is taken twice. What a part holds is told by its
-receipt, which the commit may name, so that parts of writers that failed come to nothing.
+Writers stage batches or messages under the key of a stage. Each writer has its own name (a part),
+and numbers its calls from 0. One commit makes all staged records visible at once. A writer repeats
+a call without a response unchanged, and so does the committer; a repeat has no further effect. A
+receipt describes the content of a part. The commit may list receipts, so that the parts of failed
+writers are left out.
 
-What a stream writes is a series of stages, a turn each: of those only the last that was committed
-is remembered, and for long.
+A streaming writer uses a series of stages, one for each turn. Of a series the broker remembers only
+the last committed turn, for a long time.
 
-A body of batches is for one partition, or each batch has its partition before it:
+A body of batches is for one partition, or each batch follows its partition:
 
     | partition, 4 bytes | batch | partition, 4 bytes | batch | …
 """
@@ -310,7 +311,7 @@ async def describe(request: Request) -> Response:
 
 
 def _batches(body: bytes, partition: int | None) -> Iterator[tuple[int, Batch]]:
-    """Batches one after the other, each checked; each behind its partition where that is None."""
+    """Yield the checked batches and their partitions; if `partition` is None, each is prefixed."""
     data = memoryview(body)
     while data:
         target = partition

@@ -1,8 +1,8 @@
 """Subscriptions: durable, by name, one message at a time, exactly once.
 
-`get` names the last message that was received, and is answered with the next; named again, or not
-at all, it is answered with the same. Whoever keeps the last id together with what it made of the
-message has handled each message exactly once, whatever crashes.
+`get` names the last received message and returns the next one. Without that name, or with an older
+one, it returns the same message again. A consumer that stores the last id together with its own
+result handles each message exactly once, even after a crash.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ ONLY_NAME: Final = Text(
 ONLY_TOPIC: Final = Text(
     name="topic", about="Only subscriptions to this topic.", most=limits.TOPIC_NAME_CHARS
 )
-#: Neither a name nor a topic has a space in it.
+#: Neither a name nor a topic contains a space.
 AFTER: Final = Text(
     name="after", about="It is the `next` of the page before.", pattern="[^ ]+ [^ ]+"
 )

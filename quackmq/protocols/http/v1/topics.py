@@ -1,6 +1,6 @@
 """Topics: list, create, use, describe, alter, delete.
 
-Policies have their own names here, as numbers, booleans and words; null stands for no bound.
+Policies have their own names here, with numbers, booleans and words as values; null means no bound.
 """
 
 from __future__ import annotations
@@ -47,11 +47,10 @@ _TAG: Final = "topics"
 
 
 def _policy_fields(*, optional: bool) -> Iterable[Any]:
-    """The fields of a policy with their types; where they are optional, a missing one changes
-    nothing."""
+    """Yield the fields of a policy with their types. A missing optional field changes nothing."""
     for field in dataclasses.fields(Policy):
         kind: Any = type(field.default)
-        if not issubclass(kind, bool | StrEnum):  # a number, or nothing for no bound
+        if not issubclass(kind, bool | StrEnum):  # a number, or None for no bound
             least, most = number_bounds(field.name)
             kind = Annotated[int, Meta(ge=least, le=most)] | None
         kind = Annotated[kind, Meta(description=POLICY_DOCUMENTATION[field.name])]
@@ -245,7 +244,7 @@ async def _description(
 
 
 def _summary(request: Request, topic: Topic) -> tuple[str, str, int, int, list[HeldBackShape]]:
-    # All but the topic's name, which is said once.
+    # Skip the first field, the topic's name, which the summary already has.
     held = [HeldBackShape(*each[1:]) for each in request.broker.held_back.all(topic.id)]
     return topic.name, str(topic.id), topic.partitions, topic.created_ms, held
 
